@@ -1,0 +1,92 @@
+"""Where tensors come from: folders, files, the hub's cache, torch archives, live modules."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo
+from wqk.checkpoints.live import open_live
+from wqk.checkpoints.local import open_local
+from wqk.errors import CheckpointError
+
+__all__ = ["Checkpoint", "Part", "TensorInfo", "open_checkpoint"]
+
+
+def open_checkpoint(
+    ref: Any,
+    revision: str | None = None,
+    *,
+    subfolder: str | None = None,
+    token: str | bool | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    local_files_only: bool = False,
+) -> Checkpoint:
+    """Open a checkpoint without reading any of its weights.
+
+    Parameters
+    ----------
+    ref
+        A folder or file, a hub id such as ``google-bert/bert-base-uncased``, an `nn.Module`, a state
+        dict of arrays, or a `Checkpoint`, which is returned as it is.
+    revision, token, cache_dir, local_files_only
+        As everywhere on the hub; a checkpoint on disk ignores them.
+    subfolder
+        The folder of the repository, or of ``ref``, in which the model lies.
+
+    Raises
+    ------
+    CheckpointError
+        There is no such checkpoint, or its weights cannot be scored.
+    HubError
+        The hub does not give it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> checkpoint = open_checkpoint({"q_proj.weight": np.zeros((4, 4), np.float16)})
+    >>> checkpoint.tensors()["q_proj.weight"]
+    TensorInfo(dtype='F16', shape=(4, 4), nbytes=32)
+    """
+    if isinstance(ref, Checkpoint):
+        return ref
+    if hasattr(ref, "state_dict") or isinstance(ref, Mapping):
+        return open_live(ref)
+    if not isinstance(ref, str | os.PathLike):
+        raise CheckpointError(
+            "a checkpoint is a path, a hub id, an nn.Module or a state dict, "
+            f"got {type(ref).__name__}"
+        )
+    path = Path(ref)
+    if path.exists() or not _is_hub_id(str(ref)):
+        return open_local(path / subfolder if subfolder else path)
+    from wqk.checkpoints.hub import open_hub
+
+    return open_hub(
+        str(ref),
+        revision=revision,
+        subfolder=subfolder,
+        token=token,
+        cache_dir=cache_dir,
+        local_files_only=local_files_only,
+    )
+
+
+def _is_hub_id(ref: str) -> bool:
+    """Whether a string that is no path could name a repository: ``name`` or ``owner/name``."""
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+    try:
+        validate_repo_id(ref)
+    except HFValidationError:
+        return False
+    return not ref.startswith((".", "/", "~")) and Path(ref).suffix not in (
+        ".safetensors",
+        ".bin",
+        ".pt",
+        ".pth",
+        ".ckpt",
+        ".gguf",
+    )

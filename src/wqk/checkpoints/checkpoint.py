@@ -1,0 +1,100 @@
+"""What every source of tensors offers: names, shapes, and rows on request."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from wqk.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import numpy as np
+
+
+class TensorInfo(NamedTuple):
+    """What is known of a tensor before any of its data is read."""
+
+    dtype: str  # in the words of safetensors: F32, BF16, F8_E4M3, ...
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+class Part(NamedTuple):
+    """A tensor, or the rows of it that are wanted: half-open ranges of its first axis."""
+
+    name: str
+    rows: tuple[tuple[int, int], ...] | None = None
+
+    def row_ranges(self, shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+        """The wanted ranges, checked against the tensor's shape."""
+        if self.rows is None:
+            return ((0, shape[0]),) if shape else ((0, 1),)
+        for start, stop in self.rows:
+            if not (shape and 0 <= start < stop <= shape[0]):
+                raise CheckpointError(
+                    f"{self.name}: rows {start}:{stop} were asked of a tensor of shape {shape}"
+                )
+        return self.rows
+
+    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape of the wanted rows, joined, of a tensor of this shape."""
+        if self.rows is None:
+            return shape
+        return (sum(stop - start for start, stop in self.row_ranges(shape)), *shape[1:])
+
+    def nbytes(self, info: TensorInfo) -> int:
+        """Bytes that the wanted rows take in the checkpoint."""
+        whole = math.prod(info.shape)
+        return info.nbytes * math.prod(self.shape(info.shape)) // whole if whole else 0
+
+
+class Checkpoint(ABC):
+    """A transformer's weights, wherever they lie; made by `open_checkpoint`.
+
+    Attributes
+    ----------
+    name
+        What the user calls it: a path, a hub id, a class name.
+    revision, step
+        The hub revision and the training step, where known.
+    config
+        The model's configuration as `transformers` writes it; empty where there is none.
+    """
+
+    name: str
+    revision: str | None = None
+    step: int | None = None
+    config: Mapping[str, Any]
+
+    @abstractmethod
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """Every tensor's type, shape and size by name; reads no tensor data."""
+
+    @abstractmethod
+    def read(self, parts: Sequence[Part]) -> list[np.ndarray]:
+        """The wanted rows of each part, joined: float32, or float64 where stored so.
+
+        Raises
+        ------
+        CheckpointError
+            A tensor is missing, of an unsupported type, or its data is not there.
+        """
+
+    @property
+    def parameters(self) -> int:
+        """Number of values stored."""
+        return sum(math.prod(info.shape) for info in self.tensors().values())
+
+    def info(self, name: str) -> TensorInfo:
+        """One tensor's type, shape and size."""
+        try:
+            return self.tensors()[name]
+        except KeyError:
+            raise CheckpointError(f"{self.name}: no tensor named {name!r}") from None
+
+    def __repr__(self) -> str:
+        revision = f", revision {self.revision}" if self.revision else ""
+        return f"{type(self).__name__}({self.name!r}{revision}: {len(self.tensors())} tensors)"

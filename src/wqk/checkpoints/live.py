@@ -1,0 +1,69 @@
+"""Models in memory: an `nn.Module`, or a state dict of PyTorch or NumPy arrays."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo
+from wqk.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+# Names of the arrays' types in the words of safetensors.
+_TYPE_NAMES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16",
+    "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
+}  # fmt: skip
+
+
+class StateDict(Checkpoint):
+    """Named tensors in memory; read without changing them, whatever device they are on."""
+
+    def __init__(self, tensors: Mapping[str, Any], config: Mapping[str, Any], name: str) -> None:
+        self.name, self.config, self._arrays = name, config, tensors
+        self._tensors = {key: _info(value) for key, value in tensors.items()}
+
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """Every tensor's type, shape and size by name."""
+        return self._tensors
+
+    def read(self, parts: Sequence[Part]) -> list[np.ndarray]:
+        """The wanted rows of each part, joined, on the host."""
+        return [self._read(part) for part in parts]
+
+    def _read(self, part: Part) -> np.ndarray:
+        info = self.info(part.name)
+        if info.dtype not in ("F64", "F32", "F16", "BF16"):
+            raise CheckpointError(f"{part.name}: holds {info.dtype}, not floating-point weights")
+        array = _on_host(self._arrays[part.name])
+        if part.rows is None:
+            return array
+        return np.concatenate([array[start:stop] for start, stop in part.row_ranges(info.shape)])
+
+
+def open_live(model: Any) -> StateDict:
+    """A module by its state dict and configuration, or a state dict by itself."""
+    if hasattr(model, "state_dict"):
+        config = getattr(model, "config", None)
+        as_dict = config.to_dict() if hasattr(config, "to_dict") else {}
+        return StateDict(model.state_dict(), as_dict, type(model).__name__)
+    return StateDict(model, {}, "state dict")
+
+
+def _info(value: Any) -> TensorInfo:
+    name = str(value.dtype).removeprefix("torch.")
+    itemsize = int(getattr(value, "itemsize", 0) or value.dtype.itemsize)
+    shape = tuple(int(n) for n in value.shape)
+    return TensorInfo(_TYPE_NAMES.get(name, name), shape, itemsize * int(np.prod(shape)))
+
+
+def _on_host(value: Any) -> np.ndarray:
+    """A NumPy array in float32, or in float64 where the tensor is."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        value = value.numpy() if str(value.dtype) == "torch.float64" else value.float().numpy()
+    array = np.asarray(value)
+    return array if array.dtype == np.float64 else array.astype(np.float32, copy=False)

@@ -1,0 +1,119 @@
+"""The number types of stored tensors, and how each becomes float32.
+
+Wide types pass through; half precision and 8-bit floats are widened piece by piece, so that the
+stored bytes and the widened values never stand in memory together for a whole tensor.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from wqk.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# Bytes of one stored value, by safetensors' name. Types that are not floating are never scored, but
+# their tensors stand in the same headers.
+ITEM_BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64,
+    "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8,
+    "F16": 16, "BF16": 16, "F32": 32, "F64": 64, "C64": 64,
+}  # fmt: skip
+
+# Values widened at a time: 1 MB of float32.
+PIECE = 2**18
+
+
+def _float8_e4m3_values() -> np.ndarray:
+    """All 256 values: 1 sign, 4 exponent (bias 7), 3 mantissa bits, no infinity, NaN at the top."""
+    codes = np.arange(256)
+    sign = np.where(codes & 0x80, -1.0, 1.0)
+    exponent, mantissa = (codes >> 3) & 0xF, codes & 0x7
+    normal = np.ldexp(1 + mantissa / 8, exponent - 7)
+    values = sign * np.where(exponent == 0, np.ldexp(mantissa / 8, -6), normal)
+    values[(codes & 0x7F) == 0x7F] = np.nan
+    return values.astype(np.float32)
+
+
+_FLOAT8_E4M3 = _float8_e4m3_values()
+
+
+def _from_bfloat16(stored: np.ndarray, out: np.ndarray) -> None:
+    """The upper half of a float32's bits."""
+    np.left_shift(stored, 16, out=out.view(np.uint32), dtype=np.uint32)
+
+
+def _from_float8_e4m3(stored: np.ndarray, out: np.ndarray) -> None:
+    np.take(_FLOAT8_E4M3, stored, out=out)
+
+
+def _from_float8_e5m2(stored: np.ndarray, out: np.ndarray) -> None:
+    """The upper half of a float16's bits."""
+    out[...] = (stored.astype(np.uint16) << 8).view(np.float16)
+
+
+def _copy(stored: np.ndarray, out: np.ndarray) -> None:
+    out[...] = stored
+
+
+# safetensors' name -> stored type, widened type, conversion of one piece.
+_READERS: dict[str, tuple[str, type, Callable[[np.ndarray, np.ndarray], None]]] = {
+    "F64": ("<f8", np.float64, _copy),
+    "F32": ("<f4", np.float32, _copy),
+    "F16": ("<f2", np.float32, _copy),
+    "BF16": ("<u2", np.float32, _from_bfloat16),
+    "F8_E4M3": ("u1", np.float32, _from_float8_e4m3),
+    "F8_E5M2": ("u1", np.float32, _from_float8_e5m2),
+}
+
+
+def is_float(dtype: str) -> bool:
+    """Whether values of this stored type can be widened to float32 or float64."""
+    return dtype in _READERS
+
+
+def is_float8(dtype: str) -> bool:
+    """Whether the type is one of the 8-bit floats, whose values mean nothing without a scale."""
+    return dtype in ("F8_E4M3", "F8_E5M2")
+
+
+def widened_type(dtype: str) -> type:
+    """float64 for stored float64, float32 for every other floating type."""
+    try:
+        return _READERS[dtype][1]
+    except KeyError:
+        raise CheckpointError(
+            f"weights are stored as {dtype}, which is not a floating-point type that wqk reads "
+            f"({', '.join(_READERS)}); a quantised model has to be dequantised first"
+        ) from None
+
+
+def stored_type(dtype: str) -> np.dtype[np.generic]:
+    """The NumPy type with which the stored bytes are viewed."""
+    return np.dtype(_READERS[dtype][0])
+
+
+def widen(dtype: str, read: Callable[[int, memoryview], None], out: np.ndarray) -> None:
+    """Fill ``out`` from a source of stored bytes.
+
+    Parameters
+    ----------
+    dtype
+        Stored type, in safetensors' words.
+    read
+        ``read(offset, buffer)`` fills the buffer from this byte offset of the wanted run.
+    out
+        One-dimensional, contiguous, of `widened_type`.
+    """
+    stored, wide, convert = stored_type(dtype), _READERS[dtype][1], _READERS[dtype][2]
+    if stored == np.dtype(wide):
+        read(0, memoryview(out).cast("B"))
+        return
+    buffer = np.empty(min(PIECE, out.size), stored)
+    for start in range(0, out.size, PIECE):
+        piece = buffer[: min(PIECE, out.size - start)]
+        read(start * stored.itemsize, memoryview(piece).cast("B"))
+        convert(piece, out[start : start + piece.size])

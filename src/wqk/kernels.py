@@ -1,0 +1,270 @@
+"""What the scores need to know of M = A Bᵀ, computed from its factors in any array library.
+
+Two routes to the same quantities. `Identities` works on Gram matrices and never forms an entry of M;
+`Tiles` forms M block by block and forgets each block. With r the rank and d the width, the first
+costs about 8 d r² operations and the second 2 d² r: `measure` takes the cheaper one, and leaves the
+identities wherever subtraction would have eaten the digits.
+
+Axes: ``...`` a stack of forms, D width, R rank. Factors are A = query (..., D, R) and B = key
+(..., D, R); stacks broadcast, so that query heads which share a key head share its Gram matrix.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from array_api_compat import array_namespace
+
+from wqk.errors import FormError, NonFiniteWeights
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from wqk._typing import Array, Float
+
+# Entries of one intermediate block: 2 MB in float32, which stays in a core's cache.
+BLOCK = 2**19
+
+# Squared factor norms within which squares and fourth powers neither over- nor underflow.
+SAFE_SQUARE_NORM = {32: (1e-8, 1e8), 64: (1e-60, 1e60)}
+
+# The relative error that a score may carry, by width of the floating-point type.
+TOLERANCE = {32: 1e-5, 64: 1e-10}
+
+
+class Moments(Protocol):
+    """Sums over the entries of M / scale: what every score is a function of.
+
+    Scores do not depend on the scale; norms are multiplied by it, last.
+    """
+
+    scale: Float[Array, "..."]
+
+    @property
+    def square_norm(self) -> Float[Array, "..."]:
+        """‖M‖²_F."""
+
+    @property
+    def trace_of_square(self) -> Float[Array, "..."]:
+        """tr(M M), for square forms."""
+
+    @property
+    def row_norms(self) -> Float[Array, "... d_query"]:
+        """L2 norm of each row."""
+
+    @property
+    def column_norms(self) -> Float[Array, "... d_key"]:
+        """L2 norm of each column."""
+
+
+def measure(query: Float[Array, "... d_query r"], key: Float[Array, "... d_key r"]) -> Moments:
+    """Set up the cheaper accurate route for these factors.
+
+    Parameters
+    ----------
+    query, key
+        Factors (..., D, R) of a stack of forms, float16 to float64. Half precision is widened.
+
+    Raises
+    ------
+    NonFiniteWeights
+        A factor has NaN or infinite entries.
+    FormError
+        The entries are not real floating-point numbers.
+    """
+    xp = array_namespace(query, key)
+    query, query_scale = balance(widen(query, xp), xp)
+    key, key_scale = balance(widen(key, xp), xp)
+    scale = query_scale * key_scale
+    if 4 * query.shape[-1] > min(query.shape[-2], key.shape[-2]):
+        return Tiles(query, key, scale)
+    moments = Identities(query, key, scale)
+    if moments.cancels:
+        return Tiles(xp.astype(query, xp.float64), xp.astype(key, xp.float64), scale)
+    return moments
+
+
+def widen(array: Array, xp: Any) -> Array:
+    """At least float32: half precision has neither the range nor the digits for sums of squares."""
+    if not xp.isdtype(array.dtype, "real floating"):
+        raise FormError(f"factors must hold real floating-point numbers, got {array.dtype}")
+    return array if bits(array, xp) >= 32 else xp.astype(array, xp.float32)
+
+
+def bits(array: Array, xp: Any) -> int:
+    """Width of an array's floating-point type: 16, 32 or 64."""
+    return int(xp.finfo(array.dtype).bits)
+
+
+def square_sum(array: Array, xp: Any) -> Array:
+    """Sum of squares over the last two axes."""
+    return xp.sum(xp.linalg.vecdot(array, array, axis=-2), axis=-1)
+
+
+def balance(
+    factor: Float[Array, "... d r"], xp: Any
+) -> tuple[Float[Array, "... d r"], Float[Array, "..."]]:
+    """Bring a factor into the safe range by powers of two, which is exact.
+
+    Returns the factor, and the scale (...) by which norms have to be multiplied back. Factors that
+    are safe already, which is nearly always, come back untouched.
+    """
+    low, high = SAFE_SQUARE_NORM[bits(factor, xp)]
+    square = square_sum(factor, xp)
+    one = xp.ones_like(square)
+    if bool(xp.all((square > low) & (square < high))):
+        return factor, one
+    largest = xp.max(xp.abs(factor), axis=(-2, -1))
+    if not bool(xp.all(xp.isfinite(largest))):
+        raise NonFiniteWeights("the factors of a form must be finite, got NaN or infinite entries")
+    exponent = xp.floor(xp.log2(xp.where(largest > 0, largest, one)))
+    # Two steps: the power of a subnormal's exponent would itself overflow.
+    half = xp.floor(exponent / 2)
+    first, second = 2.0**-half, 2.0 ** (half - exponent)
+    return factor * first[..., None, None] * second[..., None, None], 2.0**exponent
+
+
+def gram(factor: Float[Array, "... d r"], xp: Any) -> Float[Array, "... r r"]:
+    """AᵀA for each form of the stack."""
+    return xp.matmul(xp.matrix_transpose(factor), factor)
+
+
+def inner(a: Array, b: Array, xp: Any) -> Array:
+    """Frobenius inner product over the last two axes."""
+    return xp.sum(a * b, axis=(-2, -1))
+
+
+def block_slices(length: int, width: int) -> Iterator[slice]:
+    """Cut ``range(length)`` into slices of about ``width``, at most ``width`` long."""
+    count = max(1, math.ceil(length / width))
+    edges = [round(i * length / count) for i in range(count + 1)]
+    return (slice(start, stop) for start, stop in pairwise(edges))
+
+
+class Identities:
+    """Moments from Gram matrices, each computed when first asked for.
+
+    With A = query, B = key and C = BᵀA: ‖M‖² = Σ AᵀA ∘ BᵀB; tr(MM) = Σ C ∘ Cᵀ; row norms² =
+    rowsum((A BᵀB) ∘ A); column norms² = rowsum((B AᵀA) ∘ B).
+    """
+
+    def __init__(self, query: Array, key: Array, scale: Array) -> None:
+        self._xp = array_namespace(query, key)
+        self._query, self._key, self.scale = query, key, scale
+        self._query_gram = gram(query, self._xp)
+        self._key_gram = gram(key, self._xp)
+
+    @property
+    def cancels(self) -> bool:
+        """Whether some ‖M‖² is so small against the Gram matrices that its digits are lost."""
+        xp = self._xp
+        size = xp.sqrt(square_sum(self._query_gram, xp) * square_sum(self._key_gram, xp))
+        precision = xp.finfo(self._query.dtype).eps / TOLERANCE[bits(self._query, xp)]
+        return bool(xp.any(self.square_norm <= precision * size))
+
+    @cached_property
+    def square_norm(self) -> Float[Array, "..."]:
+        return inner(self._query_gram, self._key_gram, self._xp)
+
+    @cached_property
+    def trace_of_square(self) -> Float[Array, "..."]:
+        cross = self._xp.matmul(self._xp.matrix_transpose(self._key), self._query)
+        return inner(cross, self._xp.matrix_transpose(cross), self._xp)
+
+    @cached_property
+    def row_norms(self) -> Float[Array, "... d_query"]:
+        return self._norms(self._query, self._key, self._key_gram)
+
+    @cached_property
+    def column_norms(self) -> Float[Array, "... d_key"]:
+        return self._norms(self._key, self._query, self._query_gram)
+
+    def _norms(self, factor: Array, other: Array, other_gram: Array) -> Array:
+        """Norms of the rows of ``factor @ other.T``."""
+        xp = self._xp
+        width, rank = factor.shape[-2:]
+        transposed = xp.matrix_transpose(factor)
+        pieces = []
+        for part in block_slices(width, max(128, BLOCK // (rank * math.prod(self.scale.shape)))):
+            rows = transposed[..., part]
+            pieces.append(xp.sum(xp.matmul(other_gram, rows) * rows, axis=-2))
+        squares = xp.concat(pieces, axis=-1)
+        reach = xp.linalg.vecdot(factor, factor) * square_sum(other, xp)[..., None]
+        precision = xp.finfo(factor.dtype).eps / (2 * TOLERANCE[bits(factor, xp)])
+        lost = squares < precision**2 * reach
+        if bool(xp.any(lost)):
+            squares = xp.where(lost, tile_sums(factor, other, xp).rows, squares)
+        return xp.sqrt(squares)
+
+
+class TileSums(NamedTuple):
+    """Sums over the squares of M's entries, and tr(M M) where M is square."""
+
+    rows: Float[Array, "... d_query"]
+    columns: Float[Array, "... d_key"]
+    trace_of_square: Float[Array, "..."] | None
+
+
+def tile_sums(query: Array, key: Array, xp: Any) -> TileSums:
+    """Form M in blocks, take each block's sums and forget it: never the whole of M at once.
+
+    A square form's block (i, j) is met together with block (j, i), whose transpose tr(M M) wants.
+    """
+    is_square = query.shape[-2] == key.shape[-2]
+    stack = math.prod(query.shape[:-2]) or 1
+    side = max(32, math.isqrt(BLOCK // stack))
+    row_parts = list(block_slices(query.shape[-2], side))
+    column_parts = list(block_slices(key.shape[-2], side))
+    rows: list[Any] = [0.0] * len(row_parts)
+    columns: list[Any] = [0.0] * len(column_parts)
+    trace: Any = 0.0
+
+    def tile(i: int, j: int) -> Array:
+        rows_of_key = xp.matrix_transpose(key[..., column_parts[j], :])
+        entries = xp.matmul(query[..., row_parts[i], :], rows_of_key)
+        squares = entries * entries
+        rows[i] = rows[i] + xp.sum(squares, axis=-1)
+        columns[j] = columns[j] + xp.sum(squares, axis=-2)
+        return entries
+
+    for i in range(len(row_parts)):
+        for j in range(i if is_square else 0, len(column_parts)):
+            entries = tile(i, j)
+            if is_square:
+                mirror = entries if i == j else tile(j, i)
+                weight = 1.0 if i == j else 2.0
+                trace = trace + weight * inner(entries, xp.matrix_transpose(mirror), xp)
+    return TileSums(
+        xp.concat(rows, axis=-1), xp.concat(columns, axis=-1), trace if is_square else None
+    )
+
+
+class Tiles:
+    """Moments from one pass over the blocks of M."""
+
+    def __init__(self, query: Array, key: Array, scale: Array) -> None:
+        self._xp = array_namespace(query, key)
+        self._query, self._key, self.scale = query, key, scale
+
+    @cached_property
+    def _sums(self) -> TileSums:
+        return tile_sums(self._query, self._key, self._xp)
+
+    @cached_property
+    def square_norm(self) -> Float[Array, "..."]:
+        return self._xp.sum(self._sums.rows, axis=-1)
+
+    @property
+    def trace_of_square(self) -> Float[Array, "..."]:
+        return self._sums.trace_of_square
+
+    @cached_property
+    def row_norms(self) -> Float[Array, "... d_query"]:
+        return self._xp.sqrt(self._sums.rows)
+
+    @cached_property
+    def column_norms(self) -> Float[Array, "... d_key"]:
+        return self._xp.sqrt(self._sums.columns)

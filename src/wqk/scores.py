@@ -1,0 +1,259 @@
+"""Symmetry and directionality of a form, their null model, and the coupling of heads.
+
+===========================  =========================================  =======================
+paper                        here                                       range
+===========================  =========================================  =======================
+s, Definition 3.1            `symmetry`                                 [-1, 1]
+d, Definition 3.2            `directionality`                           [-1, 1], columns negative
+Proposition S1.17            `symmetry_null`                            [0, 1]
+sum over heads, S20          `head_terms`, `coupling`                   unbounded, [-1, 1]
+===========================  =========================================  =======================
+
+Axes: ``...`` a stack of forms, H query heads, G key heads, D width, R head width.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from array_api_compat import array_namespace
+
+from wqk.errors import FormError
+
+if TYPE_CHECKING:
+    from wqk._typing import Array, Bool, Float
+    from wqk.forms import BilinearForm
+
+Weight = Literal["norm", "excess"]
+
+# Norms that differ by less than this part of their mean have no spread, only rounding.
+NO_SPREAD = 1e-6
+
+
+def symmetry(form: BilinearForm) -> Float[Array, "..."]:
+    """s = tr(M M) / ‖M‖²_F = (‖M_s‖² − ‖M_n‖²) / ‖M‖²_F, shape (...).
+
+    Definition 3.1 with the range of Proposition S1.17: 1 for a symmetric, −1 for a skew-symmetric
+    matrix, 1/d on average for a random one (Equation 15 prints a further factor 2, which neither the
+    proposition nor any published number has). NaN for the zero matrix.
+
+    Raises
+    ------
+    FormError
+        The form is not square.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from wqk import BilinearForm
+    >>> a = np.array([[1.0], [0.0]])
+    >>> b = np.array([[0.0], [1.0]])
+    >>> [float(symmetry(f)) for f in (BilinearForm(a, a), BilinearForm(a, b))]
+    [1.0, 0.0]
+    """
+    _require_square(form, "symmetry")
+    return _ratio(form.moments.trace_of_square, form)
+
+
+def symmetry_null(form: BilinearForm) -> Float[Array, "..."]:
+    """Mean symmetry when the signs of M's rows are drawn at random: Σ_i M_ii² / ‖M‖², shape (...).
+
+    It keeps the row scales, so that a few outlying dimensions do not pass for symmetry: a fairer zero
+    than the 1/d of a matrix with independent entries.
+
+    Raises
+    ------
+    FormError
+        The form is not square.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from wqk import BilinearForm
+    >>> float(symmetry_null(BilinearForm(np.ones((4, 1)), np.ones((4, 1)))))
+    0.25
+    """
+    _require_square(form, "symmetry_null")
+    xp = array_namespace(form.query, form.key)
+    diagonal = form.diagonal / form.moments.scale[..., None]
+    return _ratio(xp.sum(diagonal * diagonal, axis=-1), form)
+
+
+def directionality(
+    form: BilinearForm, gamma: float = 2.0, weight: Weight = "norm"
+) -> Float[Array, "..."]:
+    """d = (R − C) / (R + C), shape (...): negative where few columns dominate, positive for rows.
+
+    R (C) is the sum over the rows (columns) whose L2 norm exceeds mean + gamma · std of the row
+    (column) norms, std with n − 1. 0 where neither side has such outliers, NaN for the zero matrix.
+
+    Parameters
+    ----------
+    form
+        One form or a stack; it need not be square.
+    gamma
+        How many standard deviations above the mean an outlier lies.
+    weight
+        ``"norm"`` sums the outliers' norms: Definition 3.2 as printed. ``"excess"`` sums norm −
+        threshold: the rule behind all published tables and figures, continuous at the threshold.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from wqk import BilinearForm
+    >>> columns = np.ones((16, 1)); columns[3] = 10.0
+    >>> float(directionality(BilinearForm(np.ones((16, 1)), columns)))
+    -1.0
+    """
+    xp = array_namespace(form.query, form.key)
+    moments = form.moments
+    rows = _outlier_sum(moments.row_norms, gamma, weight)
+    columns = _outlier_sum(moments.column_norms, gamma, weight)
+    total = rows + columns
+    empty = total == 0
+    score = (rows - columns) / xp.where(empty, xp.ones_like(total), total)
+    return xp.where(moments.square_norm > 0, score, xp.full_like(score, math.nan))
+
+
+def outliers(norms: Float[Array, "... n"], gamma: float = 2.0) -> Bool[Array, "... n"]:
+    """Which norms exceed mean + gamma · std (n − 1) along the last axis; none without a spread.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> outliers(np.array([1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 9.0]))
+    array([False, False, False, False, False, False,  True])
+    """
+    return _excess(norms, gamma) > 0
+
+
+def _outlier_sum(norms: Array, gamma: float, weight: Weight) -> Array:
+    if weight not in ("norm", "excess"):
+        raise FormError(f"weight must be 'norm' or 'excess', got {weight!r}")
+    xp = array_namespace(norms)
+    excess = _excess(norms, gamma)
+    summand = norms if weight == "norm" else excess
+    return xp.sum(xp.where(excess > 0, summand, xp.zeros_like(norms)), axis=-1)
+
+
+def _excess(norms: Array, gamma: float) -> Array:
+    """Each norm less the threshold mean + gamma · std; all zero where there is no spread."""
+    xp = array_namespace(norms)
+    if norms.shape[-1] < 2:
+        return xp.zeros_like(norms)
+    mean = xp.mean(norms, axis=-1, keepdims=True)
+    spread = xp.std(norms, axis=-1, correction=1, keepdims=True)
+    excess = norms - (mean + gamma * spread)
+    return xp.where(spread > NO_SPREAD * mean, excess, xp.zeros_like(excess))
+
+
+class HeadTerms(NamedTuple):
+    """A layer's symmetry, split into what its heads do alone and what they do together.
+
+    The two terms add up to the layer's symmetry but are not shares of it: where heads cancel each
+    other in the sum, both are large. ``within_random`` is the within term expected if the same rank
+    dimensions had been dealt into heads at random, which the within term has to be compared with.
+    """
+
+    within: Float[Array, ""]
+    between: Float[Array, ""]
+    within_random: Float[Array, ""]
+
+
+def head_terms(heads: BilinearForm, layer: BilinearForm | None = None) -> HeadTerms:
+    """Split the symmetry of Σ_h M_h into Σ_h tr(M_h M_h) and Σ_{a≠b} tr(M_a M_b), over ‖M‖².
+
+    Parameters
+    ----------
+    heads
+        The heads of one layer as a stack (G, H/G): query (G, H/G, D, R), key (G, 1, D, R).
+    layer
+        Their sum, where it is at hand; `BilinearForm.sum` otherwise.
+
+    The control deals the G·R key dimensions into G groups of R at random, and each dimension's H/G
+    queries to the heads of its group. With a_k the summed queries of dimension k, C_kl = b_k · a_l
+    and r = G R, the expected within term is the sum of squares of all H R single terms plus
+    (R − 1)/(r − 1) · G/H · Σ_{k≠l} C_kl C_lk.
+
+    Raises
+    ------
+    FormError
+        The heads are not square, or not stacked as (G, H/G).
+    """
+    _require_square(heads, "head_terms")
+    if len(heads.stack) != 2 or tuple(heads.key.shape[:-2]) != (heads.stack[0], 1):
+        raise FormError(
+            "heads must be stacked as (G, H/G) over keys stacked as (G, 1), "
+            f"got {heads.stack} over {tuple(heads.key.shape[:-2])}"
+        )
+    xp = array_namespace(heads.query, heads.key)
+    layer = heads.sum() if layer is None else layer
+    key_heads, queries_per_key = heads.stack
+    # The stack may carry a scale for each head, the layer has its own: the terms need one scale.
+    scale = (heads.moments.scale / layer.moments.scale) ** 2
+    within = _ratio(xp.sum(heads.moments.trace_of_square * scale), layer)
+    singles = _dots(heads.query, heads.key) / layer.moments.scale
+    diagonal = _dots(layer.query, layer.key) / layer.moments.scale
+    pairs = layer.moments.trace_of_square - xp.sum(diagonal**2)
+    together = (heads.rank - 1) / max(1, key_heads * heads.rank - 1) / queries_per_key
+    return HeadTerms(
+        within=within,
+        between=symmetry(layer) - within,
+        within_random=_ratio(xp.sum(singles**2) + together * pairs, layer),
+    )
+
+
+def coupling(heads: BilinearForm) -> Float[Array, "heads heads"]:
+    """T[a, b] = tr(M_a M_b) / (‖M_a‖ ‖M_b‖), shape (H, H): 1 where head b is head a's transpose.
+
+    The diagonal holds the heads' own symmetries. T is symmetric. Zero heads give NaN.
+
+    Parameters
+    ----------
+    heads
+        A stack of square forms of any stack shape; H is its size, in row-major order.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from wqk import BilinearForm
+    >>> a, b = np.array([[1.0], [0.0]]), np.array([[0.0], [1.0]])
+    >>> coupling(BilinearForm(np.stack([a, b]), np.stack([b, a])))
+    array([[0., 1.],
+           [1., 0.]])
+    """
+    _require_square(heads, "coupling")
+    xp = array_namespace(heads.query, heads.key)
+    count = math.prod(heads.stack)
+    norms = xp.reshape(heads.norm, (count,))
+    query, key = (
+        xp.reshape(xp.broadcast_to(f, (*heads.stack, *f.shape[-2:])), (count, *f.shape[-2:]))
+        for f in (heads.query, heads.key)
+    )
+    # One row of heads at a time: C_ab = B_aᵀ A_b and C_ba for all b.
+    rows = []
+    for a in range(count):
+        forward = xp.matmul(xp.matrix_transpose(key[a, ...]) / norms[a], query)
+        backward = xp.matmul(xp.matrix_transpose(key), query[a, ...])
+        rows.append(xp.sum(forward * xp.matrix_transpose(backward), axis=(-2, -1)) / norms)
+    return xp.stack(rows)
+
+
+def _dots(query: Array, key: Array) -> Array:
+    """b_k · a_k for each rank dimension."""
+    return array_namespace(query, key).linalg.vecdot(query, key, axis=-2)
+
+
+def _ratio(value: Array, form: BilinearForm) -> Array:
+    """``value / ‖M / scale‖²``, NaN for the zero matrix."""
+    xp = array_namespace(form.query, form.key)
+    square_norm = form.moments.square_norm
+    is_zero = square_norm == 0
+    ratio = value / xp.where(is_zero, xp.ones_like(square_norm), square_norm)
+    return xp.where(is_zero, xp.full_like(ratio, math.nan), ratio)
+
+
+def _require_square(form: BilinearForm, what: str) -> None:
+    if not form.is_square:
+        raise FormError(f"{what} needs a square form, got {form.shape[0]} × {form.shape[1]}")
