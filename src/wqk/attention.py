@@ -1,0 +1,230 @@
+"""One block's attention: its heads as bilinear forms, and what its score holds beside them.
+
+Axes: H query heads, G key heads, R head width, D width, N tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wqk.checkpoints import open_checkpoint
+from wqk.errors import CheckpointError, NonFiniteWeights
+from wqk.families import find_family, load_family, plan
+from wqk.forms import BilinearForm
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from wqk._typing import Array, Float
+    from wqk.checkpoints import Checkpoint
+    from wqk.families import AttentionPlan
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Attention:
+    """The queries and keys of one block, as read from a checkpoint.
+
+    Attributes
+    ----------
+    query_weight
+        (H, R, D), as an ``nn.Linear`` stores it: q = W x.
+    key_weight
+        (G, R, D). Query head h meets key head h // (H/G).
+    query_bias, key_bias
+        (H, R) and (G, R), or None.
+    plan
+        Where it came from: stack, kind, layer, scale, rotary positions, status.
+
+    Gains of norms between projection and score are folded into weights and biases.
+    """
+
+    plan: AttentionPlan
+    query_weight: Float[Array, "heads width d_query"]
+    key_weight: Float[Array, "key_heads width d_key"]
+    query_bias: Float[Array, "heads width"] | None = None
+    key_bias: Float[Array, "key_heads width"] | None = None
+
+    @property
+    def layer(self) -> int:
+        """The layer's number within its stack, from 0."""
+        return self.plan.layer
+
+    @property
+    def head_count(self) -> int:
+        """Number of query heads, H."""
+        return int(self.query_weight.shape[0])
+
+    @property
+    def key_head_count(self) -> int:
+        """Number of key heads, G."""
+        return int(self.key_weight.shape[0])
+
+    @cached_property
+    def heads(self) -> BilinearForm:
+        """All heads as a stack (G, H/G): row g holds the query heads that share key head g."""
+        heads, width, d_query = self.query_weight.shape
+        groups = self.key_head_count
+        query = self.query_weight.reshape(groups, heads // groups, width, d_query)
+        return BilinearForm(query.swapaxes(-1, -2), self.key_weight[:, None].swapaxes(-1, -2))
+
+    def head(self, index: int) -> BilinearForm:
+        """One head's form, D × D of rank R.
+
+        Raises
+        ------
+        IndexError
+            There is no such head.
+        """
+        if not -self.head_count <= index < self.head_count:
+            raise IndexError(f"head {index} of {self.head_count}")
+        key_head = index % self.head_count // (self.head_count // self.key_head_count)
+        return BilinearForm(self.query_weight[index].T, self.key_weight[key_head].T)
+
+    @cached_property
+    def form(self) -> BilinearForm:
+        """The layer's form: the sum over its heads, of rank G·R (paper, S20)."""
+        return self.heads.sum()
+
+    def __repr__(self) -> str:
+        rule = self.plan.rule
+        heads = f"{self.head_count} heads"
+        if self.key_head_count != self.head_count:
+            heads += f" over {self.key_head_count} key heads"
+        return (
+            f"Attention({rule.stack} {rule.kind}, layer {self.layer}: "
+            f"{heads}, {self.form.shape[0]} × {self.form.shape[1]})"
+        )
+
+
+def attention_plans(checkpoint: Checkpoint, family: Path | None = None) -> list[AttentionPlan]:
+    """Every attention block of a checkpoint, in order, before anything is read.
+
+    Raises
+    ------
+    UnknownFamily
+        No family knows the model's type, or the given file is not a family.
+    CheckpointError
+        The tensors are not all there or do not fit the configuration.
+    """
+    chosen = load_family(family) if family else find_family(checkpoint.config, checkpoint.name)
+    return plan(checkpoint, chosen)
+
+
+def load_attention(checkpoint: Checkpoint, plan: AttentionPlan) -> Attention:
+    """Read one block's queries and keys, in one request.
+
+    Raises
+    ------
+    NonFiniteWeights
+        A weight or bias has NaN or infinite entries; says which tensor and how many.
+    """
+    parts = plan.parts
+    wanted = list(dict.fromkeys(parts.values()))
+    stored = dict(zip(wanted, checkpoint.read(wanted), strict=True))
+
+    def bias(role: str, heads: int) -> np.ndarray | None:
+        return stored[parts[role]].reshape(heads, -1) if role in parts else None
+
+    query, query_bias = _fold_gain(
+        plan.query.take(stored[plan.query.part]),
+        bias("query_bias", plan.query.heads),
+        stored[plan.query_norm] if plan.query_norm else None,
+        plan.rule.norm_offset,
+    )
+    key, key_bias = _fold_gain(
+        plan.key.take(stored[plan.key.part]),
+        bias("key_bias", plan.key.heads),
+        stored[plan.key_norm] if plan.key_norm else None,
+        plan.rule.norm_offset,
+    )
+    for name, array in (("query", query), ("key", key)):
+        _require_finite(array, f"{checkpoint.name}: {parts[name].name}")
+    return Attention(plan, query, key, query_bias, key_bias)
+
+
+def read_attention(
+    ref: Any,
+    layer: int,
+    *,
+    stack: str | None = None,
+    kind: str = "self",
+    family: Path | None = None,
+    **hub: Any,
+) -> Attention:
+    """The attention of one layer of a checkpoint.
+
+    Parameters
+    ----------
+    ref
+        As for `open_checkpoint`.
+    layer
+        Number within its stack, from 0; negative numbers count from the end.
+    stack, kind
+        Which attention, where a model has several: ``encoder`` or ``decoder``, ``self`` or ``cross``.
+    family
+        A family file to use instead of the model type's own.
+    **hub
+        ``revision``, ``token``, ``cache_dir`` and so on, for `open_checkpoint`.
+
+    Raises
+    ------
+    CheckpointError
+        There is no such layer, or the stack has to be named.
+
+    Examples
+    --------
+    >>> import wqk
+    >>> attention = wqk.read_attention(wqk.demo_model("encoder"), layer=0)
+    >>> attention.head(2)
+    BilinearForm(128 × 128, rank 32)
+    """
+    checkpoint = open_checkpoint(ref, **hub)
+    plans = [
+        p
+        for p in attention_plans(checkpoint, family)
+        if p.rule.kind == kind and stack in (None, p.rule.stack)
+    ]
+    stacks = list(dict.fromkeys(p.rule.stack for p in plans))
+    if len(stacks) > 1:
+        raise CheckpointError(
+            f"{checkpoint.name}: has several stacks, name one of them: stack={stacks[0]!r} or "
+            f"{stacks[1]!r}"
+        )
+    by_layer = {p.layer: p for p in plans}
+    wanted = layer if layer >= 0 else max(by_layer, default=-1) + 1 + layer
+    if wanted not in by_layer:
+        raise CheckpointError(
+            f"{checkpoint.name}: no {kind}-attention in layer {layer}"
+            + (f" of the {stacks[0]}, which has {len(plans)}" if stacks else "")
+        )
+    return load_attention(checkpoint, by_layer[wanted])
+
+
+def _fold_gain(
+    weight: np.ndarray, bias: np.ndarray | None, gain: np.ndarray | None, offset: float
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Multiply a norm's gain, per head or over all of them, onto what it scales."""
+    if gain is None:
+        return weight, bias
+    heads, width = weight.shape[:2]
+    if gain.size not in (width, heads * width):
+        raise CheckpointError(
+            f"a norm of {gain.size} gains fits neither heads of width {width} nor {heads} of them"
+        )
+    gains = (gain + np.float32(offset)).reshape(-1, width)
+    return weight * gains[..., None], None if bias is None else bias * gains
+
+
+def _require_finite(weight: np.ndarray, name: str) -> None:
+    # A sum is finite only where all its summands are, and costs one pass.
+    if np.isfinite(weight.sum()):
+        return
+    count = int(weight.size - np.isfinite(weight).sum())
+    if count:
+        raise NonFiniteWeights(
+            f"{name}: {count} of {weight.size} weights are NaN or infinite; the checkpoint is broken"
+        )

@@ -1,0 +1,200 @@
+"""What a family says: which tensors of a model are its queries and keys, and how they are laid out.
+
+A family is a TOML file. The tables here are its schema; an unknown or missing key is an error, so
+that a misspelt one cannot pass for a default.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import MISSING, dataclass, fields
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from wqk.errors import UnknownFamily
+from wqk.families.layouts import LAYOUTS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from importlib.resources.abc import Traversable
+    from pathlib import Path
+
+
+@dataclass(frozen=True)
+class RotaryRule:
+    """How positions rotate queries and keys.
+
+    Keys of the configuration are tried in order; ``rope_parameters`` and ``rope_scaling`` are looked
+    through without being named.
+    """
+
+    order: str  # "half": dimension k turns with k + P; "interleaved": 2k with 2k + 1
+    fraction: tuple[str, ...] = ("partial_rotary_factor",)  # rotated share of the head width
+    width: tuple[str, ...] = ()  # or the number of rotated dimensions itself
+    base: tuple[str, ...] = ("rope_theta",)
+    local_base: tuple[str, ...] = ()  # base in windowed layers, where it differs
+    default_fraction: float = 1.0
+    default_base: float = 10_000.0
+
+
+@dataclass(frozen=True)
+class AttentionRule:
+    """One attention of a model: where its tensors are in every layer.
+
+    Names leave out ``.weight`` and any prefix, and hold ``{layer}``; where a model has been spelt in
+    several ways, all spellings are listed. Other strings are keys of the configuration.
+    """
+
+    stack: str  # encoder, decoder, vision, audio, text, ...
+    kind: str = "self"  # or "cross"
+    layout: str = "separate"  # see wqk.families.layouts
+    query: tuple[str, ...] = ()
+    key: tuple[str, ...] = ()
+    value: tuple[str, ...] = ()
+    fused: tuple[str, ...] = ()  # the tensor that holds several roles
+    order: str = "qkv"  # order of the roles in it
+    blocks: int = 1  # "sectioned": how often that order repeats
+    output: tuple[str, ...] = ()  # W_o, for the value-output circuit
+    query_bias: tuple[str, ...] = ()  # full names, where it is not the tensor's own ".bias"
+    value_bias: tuple[str, ...] = ()
+    query_norm: tuple[str, ...] = ()  # norm between projection and score
+    key_norm: tuple[str, ...] = ()
+    norm_offset: float = 0.0  # 1 where the gain is stored as its difference from 1
+    config: str = ""  # the nested configuration that the keys below are in
+    layers: tuple[str, ...] = ("num_hidden_layers",)
+    every_layer: bool = True  # false where some layers have no such attention
+    heads: tuple[str, ...] = ("num_attention_heads",)
+    key_heads: tuple[str, ...] = ("num_key_value_heads",)
+    single_key_head_if: str = ""  # configuration flag of multi-query models
+    applied_in_total: str = ""  # applications of shared layers, all together
+    applied_twice_if: str = ""
+    causal: bool = False
+    scale: tuple[str, ...] = ("head_width ** -0.5",)  # factors of the score
+    softcap: str = ""
+    window: tuple[str, ...] = ()  # size of local attention
+    position: str = ""  # what is added to the scores beside the form: alibi, relative, ...
+    rotary: RotaryRule | None = None
+    partial: str = ""  # why one form per head does not hold the whole score
+
+
+@dataclass(frozen=True)
+class Family:
+    """The attentions of the models that share one naming of tensors."""
+
+    name: str
+    model_types: tuple[str, ...]
+    attention: tuple[AttentionRule, ...]
+
+
+def parse_family(text: str, source: str) -> Family:
+    """A family from TOML.
+
+    Raises
+    ------
+    UnknownFamily
+        The text is not TOML, or not of this schema.
+
+    Examples
+    --------
+    >>> family = parse_family('''
+    ... name = "toy"
+    ... model_types = ["toy"]
+    ... [[attention]]
+    ... stack = "encoder"
+    ... query = "layers.{layer}.q"
+    ... key = "layers.{layer}.k"
+    ... ''', "toy.toml")
+    >>> family.attention[0].query
+    ('layers.{layer}.q',)
+    """
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UnknownFamily(f"{source}: not valid TOML ({error})") from None
+    rules = table.pop("attention", [])
+    if not isinstance(rules, list) or not rules:
+        raise UnknownFamily(f"{source}: a family needs at least one [[attention]] table")
+    table["attention"] = tuple(_rule(rule, source) for rule in rules)
+    family: Family = _build(Family, table, source)
+    return family
+
+
+def _rule(table: Mapping[str, Any], source: str) -> AttentionRule:
+    table = dict(table)
+    if isinstance(table.get("rotary"), dict):
+        table["rotary"] = _build(RotaryRule, table["rotary"], source)
+    rule: AttentionRule = _build(AttentionRule, table, source)
+    if rule.layout not in LAYOUTS:
+        raise UnknownFamily(
+            f"{source}: unknown layout {rule.layout!r}; known are {', '.join(LAYOUTS)}"
+        )
+    if len(rule.query) != len(rule.key):
+        raise UnknownFamily(f"{source}: 'query' and 'key' need as many spellings as each other")
+    if not rule.fused and not (rule.query and rule.key):
+        raise UnknownFamily(f"{source}: an attention needs 'query' and 'key', or 'fused'")
+    return rule
+
+
+def _build(kind: type[Any], table: Mapping[str, Any], source: str) -> Any:
+    """A dataclass from a TOML table, lists as tuples and single strings as tuples of one."""
+    known = {field.name: field for field in fields(kind)}
+    for key in table:
+        if key not in known:
+            raise UnknownFamily(f"{source}: unknown key {key!r}; known are {', '.join(known)}")
+    values = {}
+    for name, field in known.items():
+        if name not in table:
+            if field.default is MISSING:
+                raise UnknownFamily(f"{source}: {kind.__name__} lacks the key {name!r}")
+            continue
+        value = table[name]
+        if str(field.type).startswith("tuple"):
+            value = tuple(value) if isinstance(value, list | tuple) else (value,)
+        values[name] = value
+    return kind(**values)
+
+
+@cache
+def families() -> Mapping[str, Family]:
+    """Every family that ships with the package, by name."""
+    folder: Traversable = resources.files("wqk.families") / "data"
+    files = sorted((f for f in folder.iterdir() if f.name.endswith(".toml")), key=lambda f: f.name)
+    loaded = [parse_family(file.read_text(encoding="utf-8"), file.name) for file in files]
+    return {family.name: family for family in loaded}
+
+
+@cache
+def _by_model_type() -> Mapping[str, Family]:
+    return {kind: family for family in families().values() for kind in family.model_types}
+
+
+def load_family(path: Path) -> Family:
+    """A family from the user's own file, in the format of the shipped ones."""
+    try:
+        return parse_family(path.read_text(encoding="utf-8"), str(path))
+    except OSError as error:
+        raise UnknownFamily(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def find_family(config: Mapping[str, Any], name: str) -> Family:
+    """The family of a model by its configuration's ``model_type``.
+
+    Raises
+    ------
+    UnknownFamily
+        The configuration names no type, or one that no family lists.
+    """
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or not model_type:
+        raise UnknownFamily(
+            f"{name}: there is no config.json with a model_type; name the tensors with a family "
+            "file (--family FILE.toml)"
+        )
+    family = _by_model_type().get(model_type)
+    if family is None:
+        raise UnknownFamily(
+            f"{name}: no family knows the model type {model_type!r}; describe it in a family file "
+            "(--family FILE.toml)"
+        )
+    return family

@@ -1,0 +1,187 @@
+"""Rotary positions: which dimensions of a head turn together, and how fast.
+
+With rotary positions the score at relative distance N = i − j is x_i A R(−N) Bᵀ x_jᵀ; the plain form
+is the one at N = 0.
+
+Axes: P rotated pairs, R head width.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wqk.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from wqk._typing import Array, Float
+    from wqk.families.family import RotaryRule
+    from wqk.families.values import Settings
+
+
+@dataclass(frozen=True, eq=False)
+class Rotary:
+    """The rotation of a head's first 2P dimensions.
+
+    Attributes
+    ----------
+    frequencies
+        Radians for each position, (P,).
+    order
+        ``half``: dimension k turns with k + P; ``interleaved``: dimension 2k with 2k + 1.
+    amplitude
+        Factor on rotated queries and keys (YaRN and LongRoPE scale their cosines by it).
+    """
+
+    frequencies: Float[Array, " pairs"]
+    order: str
+    amplitude: float = 1.0
+
+    def rotate(self, vectors: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Turn (..., N, R) queries or keys to their positions (N,)."""
+        pairs = len(self.frequencies)
+        angles = np.asarray(positions, np.float64)[:, None] * self.frequencies
+        cosine, sine = self.amplitude * np.cos(angles), self.amplitude * np.sin(angles)
+        first, second = self._pairs(pairs)
+        turned = np.array(vectors, np.float64)
+        a, b = vectors[..., first], vectors[..., second]
+        turned[..., first] = a * cosine - b * sine
+        turned[..., second] = a * sine + b * cosine
+        return turned
+
+    def _pairs(self, pairs: int) -> tuple[slice, slice]:
+        if self.order == "half":
+            return slice(0, pairs), slice(pairs, 2 * pairs)
+        return slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)
+
+
+def rotary_of(
+    rule: RotaryRule, settings: Settings, head_width: int, layer: int, windowed: bool
+) -> Rotary:
+    """The rotation of one layer, from the configuration.
+
+    Raises
+    ------
+    CheckpointError
+        The configuration asks for a scaling of frequencies that is not known here.
+    """
+    scaling = _parameters(settings, layer, windowed)
+
+    def number(keys: tuple[str, ...], default: float) -> float:
+        own = next((scaling[k] for k in keys if scaling.get(k) is not None), None)
+        value = own if own is not None else settings.optional_number(keys)
+        return default if value is None else float(value)
+
+    width = settings.optional_whole(rule.width) if rule.width else None
+    if width is None:
+        width = int(head_width * number(rule.fraction, rule.default_fraction))
+    local = windowed and rule.local_base
+    base = number(rule.local_base if local else rule.base, rule.default_base)
+    frequencies = base ** -(np.arange(0, width, 2, dtype=np.float64) / width)
+    kind = str(scaling.get("rope_type", scaling.get("type", "default")))
+    if kind in ("default", "mrope") or local:
+        return Rotary(frequencies, rule.order)
+    if kind not in _SCALINGS:
+        raise CheckpointError(
+            f"{settings.name}: unknown rotary scaling {kind!r}; known are {', '.join(_SCALINGS)}"
+        )
+    scaled, amplitude = _SCALINGS[kind](frequencies, base, width, scaling, settings)
+    return Rotary(scaled, rule.order, amplitude)
+
+
+def _parameters(settings: Settings, layer: int, windowed: bool) -> dict[str, Any]:
+    """The rotary parameters of a layer: one dictionary for all, or one for each kind of layer."""
+    found = settings.get("rope_parameters", "rope_scaling")
+    parameters = found if isinstance(found, dict) else {}
+    kind = settings.layer_type(layer) or ("sliding_attention" if windowed else "full_attention")
+    nested = parameters.get(kind)
+    return nested if isinstance(nested, dict) else parameters
+
+
+def _linear(
+    frequencies: np.ndarray, base: float, width: int, scaling: dict[str, Any], settings: Settings
+) -> tuple[np.ndarray, float]:
+    """Positions are divided by a factor."""
+    return frequencies / float(scaling["factor"]), 1.0
+
+
+def _dynamic(
+    frequencies: np.ndarray, base: float, width: int, scaling: dict[str, Any], settings: Settings
+) -> tuple[np.ndarray, float]:
+    """The base grows with texts beyond the trained length; within it, nothing changes."""
+    return frequencies, 1.0
+
+
+def _llama3(
+    frequencies: np.ndarray, base: float, width: int, scaling: dict[str, Any], settings: Settings
+) -> tuple[np.ndarray, float]:
+    """Long wavelengths are stretched, short ones kept, those between blended (Llama 3.1)."""
+    low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
+    trained = float(scaling["original_max_position_embeddings"])
+    turns = trained * frequencies / (2 * math.pi)
+    kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    return frequencies * (kept + (1 - kept) / float(scaling["factor"])), 1.0
+
+
+def _yarn(
+    frequencies: np.ndarray, base: float, width: int, scaling: dict[str, Any], settings: Settings
+) -> tuple[np.ndarray, float]:
+    """Interpolation by parts (Peng et al., 2023)."""
+    factor = float(scaling["factor"])
+    trained = float(
+        scaling.get("original_max_position_embeddings")
+        or settings.whole(("max_position_embeddings",))
+    )
+
+    def pair_turning(times: float) -> float:
+        return width * math.log(trained / (times * 2 * math.pi)) / (2 * math.log(base))
+
+    low = pair_turning(float(scaling.get("beta_fast") or 32))
+    high = pair_turning(float(scaling.get("beta_slow") or 1))
+    if scaling.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, width - 1)
+    ramp = np.clip((np.arange(len(frequencies)) - low) / max(high - low, 1e-3), 0.0, 1.0)
+    amplitude = scaling.get("attention_factor")
+    if amplitude is None:
+        whole, part = scaling.get("mscale"), scaling.get("mscale_all_dim")
+        amplitude = (
+            _yarn_amplitude(factor, whole) / _yarn_amplitude(factor, part)
+            if whole and part
+            else _yarn_amplitude(factor, 1.0)
+        )
+    return frequencies * (ramp / factor + 1 - ramp), float(amplitude)
+
+
+def _yarn_amplitude(factor: float, weight: float) -> float:
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def _longrope(
+    frequencies: np.ndarray, base: float, width: int, scaling: dict[str, Any], settings: Settings
+) -> tuple[np.ndarray, float]:
+    """A factor for each pair; those for texts within the trained length."""
+    trained = scaling.get("original_max_position_embeddings") or settings.get(
+        "original_max_position_embeddings"
+    )
+    longest = settings.whole(("max_position_embeddings",))
+    factor = longest / float(trained) if trained else float(scaling.get("factor", 1.0))
+    amplitude = scaling.get("attention_factor")
+    if amplitude is None:
+        amplitude = (
+            math.sqrt(1 + math.log(factor) / math.log(trained or longest)) if factor > 1 else 1.0
+        )
+    return frequencies / np.asarray(scaling["short_factor"], np.float64), float(amplitude)
+
+
+_SCALINGS = {
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+    "su": _longrope,
+}

@@ -1,0 +1,142 @@
+"""Values of a model's configuration, as the keys of a family name them; checked, never trusted."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING, Any
+
+from wqk.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+# More heads or layers than this are a broken configuration, not a model.
+LARGEST_COUNT = 100_000
+
+
+class Settings:
+    """A configuration, looked at through one attention of its model.
+
+    Parameters
+    ----------
+    config
+        The configuration as `transformers` writes it.
+    nested
+        Key of the part that belongs to this attention (``text_config``); empty for all of it.
+    name
+        The checkpoint's name, for errors.
+    """
+
+    def __init__(self, config: Mapping[str, Any], nested: str, name: str) -> None:
+        self.name = name
+        part = config.get(nested) if nested else config
+        self._config: Mapping[str, Any] = part if isinstance(part, dict) else config
+
+    def get(self, *keys: str) -> Any:
+        """The first of these keys that is there and not null."""
+        return next((self._config[k] for k in keys if self._config.get(k) is not None), None)
+
+    def flag(self, key: str) -> bool:
+        """Whether a switch is on."""
+        return bool(self._config.get(key))
+
+    def whole(self, keys: Sequence[str], layer: int = 0) -> int:
+        """A required count; see `optional_whole`."""
+        value = self.optional_whole(keys, layer)
+        if value is None:
+            raise CheckpointError(f"{self.name}: config.json lacks {' or '.join(keys)}")
+        return value
+
+    def optional_whole(self, keys: Sequence[str], layer: int = 0) -> int | None:
+        """A count, None where no key has it; lists hold one for each layer."""
+        value = self.get(*keys)
+        if isinstance(value, list):
+            value = value[layer] if layer < len(value) else None
+        if value is None:
+            return None
+        if type(value) is not int or not 0 < value <= LARGEST_COUNT:
+            raise CheckpointError(
+                f"{self.name}: config.json: {' or '.join(keys)} must be a positive whole number, "
+                f"got {value!r:.40}"
+            )
+        return value
+
+    def optional_number(self, keys: Sequence[str]) -> float | None:
+        """A finite number, None where no key has it."""
+        value = self.get(*keys)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise CheckpointError(
+                f"{self.name}: config.json: {' or '.join(keys)} must be a number, got {value!r:.40}"
+            )
+        return float(value)
+
+    def product(self, factors: Sequence[str], names: Mapping[str, float]) -> float:
+        """The product of factors such as ``head_width ** -0.5`` or ``attention_multiplier``.
+
+        A factor is a name of ``names``, a key of the configuration, or a number; with a power, and
+        with a condition: ``layer_number ** -1 if scale_attn_by_inverse_layer_idx``.
+
+        Examples
+        --------
+        >>> settings = Settings({"pos_att_type": ["c2p", "p2c"]}, "", "toy")
+        >>> settings.product(["head_width ** -0.5", "score_terms ** -1"], {"head_width": 64})
+        0.041666666666666664
+        """
+        known = {**names, "layer_number": names.get("layer", 0) + 1, "score_terms": self._terms()}
+        result = 1.0
+        for factor in factors:
+            match = re.fullmatch(r"([\w.]+)(?: \*\* (-?[\d.]+))?(?: if (not )?(\w+))?", str(factor))
+            if match is None:
+                raise CheckpointError(f"{self.name}: cannot read the scale {factor!r}")
+            base, power, negated, condition = match.groups()
+            if condition and self.flag(condition) == bool(negated):
+                continue
+            value = known.get(base)
+            if value is None:
+                value = _as_number(base)
+            if value is None:
+                value = self.optional_number((base,))
+            if value is None or value <= 0:
+                raise CheckpointError(f"{self.name}: config.json: the scale needs a positive {base}")
+            result *= value ** float(power or 1)
+        return result
+
+    def _terms(self) -> int:
+        """Number of terms in DeBERTa's score: content to content, and each positional one."""
+        kinds = self.get("pos_att_type") or []
+        if isinstance(kinds, str):
+            kinds = kinds.split("|")
+        return 1 + len([k for k in kinds if k in ("c2p", "p2c")])
+
+    def layer_type(self, layer: int) -> str | None:
+        """The layer's entry in a list of kinds, such as ``sliding_attention``."""
+        kinds = self.get("layer_types", "attention_layers")
+        if isinstance(kinds, list) and layer < len(kinds):
+            return str(kinds[layer])
+        return None
+
+    def window(self, keys: Sequence[str], layer: int) -> str | None:
+        """Size of a layer's attention window; ``local`` where none is told; None for full."""
+        if not keys:
+            return None
+        size = self.optional_whole(keys)
+        told = "local" if size is None else str(size)
+        kind = self.layer_type(layer)
+        if kind is not None:
+            return told if kind.startswith(("sliding", "local", "chunked")) else None
+        period = self.optional_whole(("global_attn_every_n_layers",))
+        if period is not None:
+            return told if layer % period else None
+        if self.get("use_sliding_window") is False:
+            return None
+        return None if size is None else told
+
+
+def _as_number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
