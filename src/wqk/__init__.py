@@ -1,7 +1,9 @@
-"""wqk: read, measure and follow the query-key form of self-attention, W_qk = W_q W_kᵀ."""
+"""wqk: read, measure and follow the query-key form of self-attention, W_qk = W_q W_kᵀ.
 
-from wqk._version import __version__
-from wqk.forms import BilinearForm
-from wqk.scores import coupling, directionality, symmetry, symmetry_null
+The public names are listed in ``__init__.pyi`` and imported when first used, so that the command
+starts at once and nothing heavy is loaded for a small task.
+"""
 
-__all__ = ["BilinearForm", "__version__", "coupling", "directionality", "symmetry", "symmetry_null"]
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

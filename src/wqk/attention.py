@@ -36,10 +36,13 @@ class Attention:
         (G, R, D). Query head h meets key head h // (H/G).
     query_bias, key_bias
         (H, R) and (G, R), or None.
+    query_shift, key_shift
+        What a norm between projection and score adds after it, (H, R) and (G, R), or None.
     plan
         Where it came from: stack, kind, layer, scale, rotary positions, status.
 
-    Gains of norms between projection and score are folded into weights and biases.
+    Norms between projection and score are folded into weights and biases as far as they are linear:
+    gains, and the mean that they take off. A token's own scale is not.
     """
 
     plan: AttentionPlan
@@ -47,6 +50,8 @@ class Attention:
     key_weight: Float[Array, "key_heads width d_key"]
     query_bias: Float[Array, "heads width"] | None = None
     key_bias: Float[Array, "key_heads width"] | None = None
+    query_shift: Float[Array, "heads width"] | None = None
+    key_shift: Float[Array, "key_heads width"] | None = None
 
     @property
     def layer(self) -> int:
@@ -125,25 +130,23 @@ def load_attention(checkpoint: Checkpoint, plan: AttentionPlan) -> Attention:
     parts = plan.parts
     wanted = list(dict.fromkeys(parts.values()))
     stored = dict(zip(wanted, checkpoint.read(wanted), strict=True))
-
-    def bias(role: str, heads: int) -> np.ndarray | None:
-        return stored[parts[role]].reshape(heads, -1) if role in parts else None
-
-    query, query_bias = _fold_gain(
-        plan.query.take(stored[plan.query.part]),
-        bias("query_bias", plan.query.heads),
-        stored[plan.query_norm] if plan.query_norm else None,
-        plan.rule.norm_offset,
-    )
-    key, key_bias = _fold_gain(
-        plan.key.take(stored[plan.key.part]),
-        bias("key_bias", plan.key.heads),
-        stored[plan.key_norm] if plan.key_norm else None,
-        plan.rule.norm_offset,
-    )
-    for name, array in (("query", query), ("key", key)):
-        _require_finite(array, f"{checkpoint.name}: {parts[name].name}")
-    return Attention(plan, query, key, query_bias, key_bias)
+    sides = {}
+    for side, projection in (("query", plan.query), ("key", plan.key)):
+        weight, bias, gain, shift = (
+            stored[parts[role]] if role in parts else None
+            for role in (side, f"{side}_bias", f"{side}_norm", f"{side}_norm_bias")
+        )
+        assert weight is not None
+        weight = projection.take(weight)
+        _require_finite(weight, f"{checkpoint.name}: {parts[side].name}")
+        bias = None if bias is None else bias.reshape(weight.shape[:2])
+        if gain is not None:
+            weight, bias = _fold_norm(weight, bias, gain + gain.dtype.type(plan.rule.norm_offset), plan.rule.norm)
+        if shift is not None:
+            shift = np.broadcast_to(shift.reshape(-1, weight.shape[1]), weight.shape[:2])
+        sides[side] = (weight, bias, shift)
+    (query, query_bias, query_shift), (key, key_bias, key_shift) = sides["query"], sides["key"]
+    return Attention(plan, query, key, query_bias, key_bias, query_shift, key_shift)
 
 
 def read_attention(
@@ -164,7 +167,8 @@ def read_attention(
     layer
         Number within its stack, from 0; negative numbers count from the end.
     stack, kind
-        Which attention, where a model has several: ``encoder`` or ``decoder``, ``self`` or ``cross``.
+        Which attention, where a model has several: ``encoder`` or ``decoder``, ``self`` or
+        ``cross``.
     family
         A family file to use instead of the model type's own.
     **hub

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import tempfile
+import secrets
 from typing import TYPE_CHECKING
 
 from wqk.errors import TableError
@@ -21,26 +20,14 @@ def write_whole(path: Path, content: bytes) -> None:
     TableError
         The folder is missing, read-only or full.
     """
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        descriptor, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise TableError(f"{path}: cannot be written ({error.strerror})") from None
-    try:
-        with os.fdopen(descriptor, "wb") as file:
+        with beside.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(beside, 0o666 & ~_umask())
-        os.replace(beside, path)
+        beside.replace(path)
     except OSError as error:
         raise TableError(f"{path}: cannot be written ({error.strerror})") from None
     finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(beside)
-
-
-def _umask() -> int:
-    """The process's mask for new files, which can only be read by setting it."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+        beside.unlink(missing_ok=True)

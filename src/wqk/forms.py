@@ -1,8 +1,8 @@
 """The bilinear form of self-attention, W_qk = W_q W_kᵀ, kept as its two factors.
 
-A form assigns to a query-side row vector x and a key-side row vector y the number x W_qk yᵀ: the raw
-attention score of the pair (paper, Equation 2). The matrix itself is d × d and of low rank, so it is
-never built unless `BilinearForm.dense` is called.
+A form assigns to a query-side row vector x and a key-side row vector y the number x W_qk yᵀ: the
+raw attention score of the pair (paper, Equation 2). The matrix itself is d × d and of low rank, so
+it is never built unless `BilinearForm.dense` is called.
 
 Axes: ``...`` a stack of forms, D width (``d_query``, ``d_key``), R rank.
 """
@@ -109,9 +109,7 @@ class BilinearForm:
         x, y = (xp.asarray(v, dtype=self.query.dtype) for v in (x, y))
         single = x.ndim == y.ndim == 1
         x, y = (v[None, :] if v.ndim == 1 else v for v in (x, y))
-        scores = xp.matmul(
-            xp.matmul(x, self.query), xp.matrix_transpose(xp.matmul(y, self.key))
-        )
+        scores = xp.matmul(xp.matmul(x, self.query), xp.matrix_transpose(xp.matmul(y, self.key)))
         return scores[..., 0, 0] if single else scores
 
     def dense(self) -> Float[Array, "... d_query d_key"]:
@@ -184,7 +182,7 @@ class BilinearForm:
         return kernels.measure(self.query, self.key)
 
     @property
-    def norm(self) -> Float[Array, "..."]:
+    def norm(self) -> Float[Array, ...]:
         """Frobenius norm ‖M‖_F, shape (...)."""
         xp = array_namespace(self.query, self.key)
         return xp.sqrt(self.moments.square_norm) * self.moments.scale
@@ -203,10 +201,10 @@ class BilinearForm:
     def diagonal(self) -> Float[Array, "... d"]:
         """M's diagonal, shape (..., d), of a square form."""
         self._require_square("a diagonal")
-        return array_namespace(self.query, self.key).linalg.vecdot(self.query, self.key)
+        return kernels.row_dots(self.query, self.key, array_namespace(self.query, self.key))
 
     @property
-    def trace(self) -> Float[Array, "..."]:
+    def trace(self) -> Float[Array, ...]:
         """tr(M), shape (...), of a square form."""
         xp = array_namespace(self.query, self.key)
         return xp.sum(self.diagonal, axis=-1)

@@ -1,7 +1,7 @@
 """What the scores need to know of M = A Bᵀ, computed from its factors in any array library.
 
-Two routes to the same quantities. `Identities` works on Gram matrices and never forms an entry of M;
-`Tiles` forms M block by block and forgets each block. With r the rank and d the width, the first
+Two routes to the same quantities. `Identities` works on Gram matrices and never forms an entry of
+M; `Tiles` forms M block by block and forgets each block. With r the rank and d the width, the first
 costs about 8 d r² operations and the second 2 d² r: `measure` takes the cheaper one, and leaves the
 identities wherever subtraction would have eaten the digits.
 
@@ -41,14 +41,14 @@ class Moments(Protocol):
     Scores do not depend on the scale; norms are multiplied by it, last.
     """
 
-    scale: Float[Array, "..."]
+    scale: Float[Array, ...]
 
     @property
-    def square_norm(self) -> Float[Array, "..."]:
+    def square_norm(self) -> Float[Array, ...]:
         """‖M‖²_F."""
 
     @property
-    def trace_of_square(self) -> Float[Array, "..."]:
+    def trace_of_square(self) -> Float[Array, ...]:
         """tr(M M), for square forms."""
 
     @property
@@ -104,9 +104,26 @@ def square_sum(array: Array, xp: Any) -> Array:
     return xp.sum(xp.linalg.vecdot(array, array, axis=-2), axis=-1)
 
 
+def row_dots(
+    a: Float[Array, "... d r"], b: Float[Array, "... d r"], xp: Any, gram: Array | None = None
+) -> Float[Array, "... d"]:
+    """a_i · b_i for every row i, or a_i G · b_i with a symmetric matrix G (..., R, R).
+
+    Works on blocks of rows that stay in the cache, and along the memory of transposed weights.
+    """
+    a, b = xp.matrix_transpose(a), xp.matrix_transpose(b)
+    rank, width = a.shape[-2:]
+    stack = max(math.prod(a.shape[:-2]), math.prod(b.shape[:-2]))
+    sums = []
+    for part in block_slices(width, max(128, BLOCK // max(1, rank * stack))):
+        left = a[..., part] if gram is None else xp.matmul(gram, a[..., part])
+        sums.append(xp.sum(left * b[..., part], axis=-2))
+    return xp.concat(sums, axis=-1)
+
+
 def balance(
     factor: Float[Array, "... d r"], xp: Any
-) -> tuple[Float[Array, "... d r"], Float[Array, "..."]]:
+) -> tuple[Float[Array, "... d r"], Float[Array, ...]]:
     """Bring a factor into the safe range by powers of two, which is exact.
 
     Returns the factor, and the scale (...) by which norms have to be multiplied back. Factors that
@@ -166,11 +183,11 @@ class Identities:
         return bool(xp.any(self.square_norm <= precision * size))
 
     @cached_property
-    def square_norm(self) -> Float[Array, "..."]:
+    def square_norm(self) -> Float[Array, ...]:
         return inner(self._query_gram, self._key_gram, self._xp)
 
     @cached_property
-    def trace_of_square(self) -> Float[Array, "..."]:
+    def trace_of_square(self) -> Float[Array, ...]:
         cross = self._xp.matmul(self._xp.matrix_transpose(self._key), self._query)
         return inner(cross, self._xp.matrix_transpose(cross), self._xp)
 
@@ -185,14 +202,8 @@ class Identities:
     def _norms(self, factor: Array, other: Array, other_gram: Array) -> Array:
         """Norms of the rows of ``factor @ other.T``."""
         xp = self._xp
-        width, rank = factor.shape[-2:]
-        transposed = xp.matrix_transpose(factor)
-        pieces = []
-        for part in block_slices(width, max(128, BLOCK // (rank * math.prod(self.scale.shape)))):
-            rows = transposed[..., part]
-            pieces.append(xp.sum(xp.matmul(other_gram, rows) * rows, axis=-2))
-        squares = xp.concat(pieces, axis=-1)
-        reach = xp.linalg.vecdot(factor, factor) * square_sum(other, xp)[..., None]
+        squares = row_dots(factor, factor, xp, gram=other_gram)
+        reach = row_dots(factor, factor, xp) * square_sum(other, xp)[..., None]
         precision = xp.finfo(factor.dtype).eps / (2 * TOLERANCE[bits(factor, xp)])
         lost = squares < precision**2 * reach
         if bool(xp.any(lost)):
@@ -205,7 +216,7 @@ class TileSums(NamedTuple):
 
     rows: Float[Array, "... d_query"]
     columns: Float[Array, "... d_key"]
-    trace_of_square: Float[Array, "..."] | None
+    trace_of_square: Float[Array, ...] | None
 
 
 def tile_sums(query: Array, key: Array, xp: Any) -> TileSums:
@@ -254,11 +265,11 @@ class Tiles:
         return tile_sums(self._query, self._key, self._xp)
 
     @cached_property
-    def square_norm(self) -> Float[Array, "..."]:
+    def square_norm(self) -> Float[Array, ...]:
         return self._xp.sum(self._sums.rows, axis=-1)
 
     @property
-    def trace_of_square(self) -> Float[Array, "..."]:
+    def trace_of_square(self) -> Float[Array, ...]:
         return self._sums.trace_of_square
 
     @cached_property

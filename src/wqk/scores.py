@@ -31,12 +31,12 @@ Weight = Literal["norm", "excess"]
 NO_SPREAD = 1e-6
 
 
-def symmetry(form: BilinearForm) -> Float[Array, "..."]:
-    """s = tr(M M) / ‖M‖²_F = (‖M_s‖² − ‖M_n‖²) / ‖M‖²_F, shape (...).
+def symmetry(form: BilinearForm) -> Float[Array, ...]:
+    """S = tr(M M) / ‖M‖²_F = (‖M_s‖² − ‖M_n‖²) / ‖M‖²_F, shape (...).
 
     Definition 3.1 with the range of Proposition S1.17: 1 for a symmetric, −1 for a skew-symmetric
-    matrix, 1/d on average for a random one (Equation 15 prints a further factor 2, which neither the
-    proposition nor any published number has). NaN for the zero matrix.
+    matrix, 1/d on average for a random one (Equation 15 prints a further factor 2, which neither
+    the proposition nor any published number has). NaN for the zero matrix.
 
     Raises
     ------
@@ -56,11 +56,11 @@ def symmetry(form: BilinearForm) -> Float[Array, "..."]:
     return _ratio(form.moments.trace_of_square, form)
 
 
-def symmetry_null(form: BilinearForm) -> Float[Array, "..."]:
+def symmetry_null(form: BilinearForm) -> Float[Array, ...]:
     """Mean symmetry when the signs of M's rows are drawn at random: Σ_i M_ii² / ‖M‖², shape (...).
 
-    It keeps the row scales, so that a few outlying dimensions do not pass for symmetry: a fairer zero
-    than the 1/d of a matrix with independent entries.
+    It keeps the row scales, so that a few outlying dimensions do not pass for symmetry: a fairer
+    zero than the 1/d of a matrix with independent entries.
 
     Raises
     ------
@@ -82,8 +82,8 @@ def symmetry_null(form: BilinearForm) -> Float[Array, "..."]:
 
 def directionality(
     form: BilinearForm, gamma: float = 2.0, weight: Weight = "norm"
-) -> Float[Array, "..."]:
-    """d = (R − C) / (R + C), shape (...): negative where few columns dominate, positive for rows.
+) -> Float[Array, ...]:
+    """D = (R − C) / (R + C), shape (...): negative where few columns dominate, positive for rows.
 
     R (C) is the sum over the rows (columns) whose L2 norm exceeds mean + gamma · std of the row
     (column) norms, std with n − 1. 0 where neither side has such outliers, NaN for the zero matrix.

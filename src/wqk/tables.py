@@ -14,7 +14,7 @@ from wqk.errors import TableError
 from wqk.files import write_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from os import PathLike
 
     import pandas
@@ -122,11 +122,14 @@ class ScoreTable:
         """Median and quartiles of each score, over layers and over heads apart.
 
         One row for each checkpoint, stack, kind of attention, circuit and distance, and ``over``
-        (``layers`` or ``heads``), with ``count``, and for each score ``{score}_median``, ``_q25`` and
-        ``_q75`` (linear interpolation). Degenerate rows do not take part.
+        (``layers`` or ``heads``), with ``count``, and for each score ``{score}_median``, ``_q25``
+        and ``_q75`` (linear interpolation). Degenerate rows do not take part.
         """
         scored = self.frame.with_columns(
-            pl.when(pl.col("head").is_null()).then(pl.lit("layers")).otherwise(pl.lit("heads")).alias("over"),
+            pl.when(pl.col("head").is_null())
+            .then(pl.lit("layers"))
+            .otherwise(pl.lit("heads"))
+            .alias("over"),
             *(pl.col(score).fill_nan(None) for score in SUMMARISED),
         )
         quartiles = {"q25": 0.25, "median": 0.5, "q75": 0.75}
@@ -149,10 +152,6 @@ class ScoreTable:
     def __len__(self) -> int:
         return self.frame.height
 
-    def __add__(self, other: ScoreTable) -> ScoreTable:
-        """Both tables' rows; where the metadata disagrees, the first one's stays."""
-        return ScoreTable(pl.concat([self.frame, other.frame]), {**other.metadata, **self.metadata})
-
     def __repr__(self) -> str:
         return f"ScoreTable({len(self)} rows)\n{self.summary()}"
 
@@ -173,12 +172,8 @@ class ScoreTable:
             The ending names no format, or the file cannot be written.
         """
         path = Path(path)
-        writer = _WRITERS.get(path.suffix)
-        if writer is None:
-            raise TableError(
-                f"{path}: a table is saved as {', '.join(_WRITERS)}; got the ending {path.suffix!r}"
-            )
-        write_whole(path, writer(self))
+        check_ending(path)
+        write_whole(path, _WRITERS[path.suffix](self))
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> ScoreTable:
@@ -202,6 +197,22 @@ class ScoreTable:
         except (pl.exceptions.PolarsError, ValueError) as error:
             reason = str(error).splitlines()[0]
             raise TableError(f"{path}: holds no score table ({reason})") from None
+
+
+def check_ending(path: Path) -> None:
+    """Raise `TableError` where no table can be saved under this name."""
+    if path.suffix not in _WRITERS:
+        raise TableError(
+            f"{path}: a table is saved as {', '.join(_WRITERS)}; got the ending {path.suffix!r}"
+        )
+
+
+def join(tables: Sequence[ScoreTable]) -> ScoreTable:
+    """All rows of several tables in one; where the metadata disagrees, the first one's stays."""
+    metadata: dict[str, Any] = {}
+    for table in reversed(tables):
+        metadata |= table.metadata
+    return ScoreTable(pl.concat([table.frame for table in tables]), metadata)
 
 
 def records(frame: pl.DataFrame) -> list[dict[str, Any]]:

@@ -9,10 +9,10 @@ from typing import Any
 
 from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo
 from wqk.checkpoints.live import open_live
-from wqk.checkpoints.local import open_local
+from wqk.checkpoints.local import has_weights, open_local, step_of
 from wqk.errors import CheckpointError
 
-__all__ = ["Checkpoint", "Part", "TensorInfo", "open_checkpoint"]
+__all__ = ["Checkpoint", "Part", "TensorInfo", "open_checkpoint", "steps_of"]
 
 
 def open_checkpoint(
@@ -29,8 +29,8 @@ def open_checkpoint(
     Parameters
     ----------
     ref
-        A folder or file, a hub id such as ``google-bert/bert-base-uncased``, an `nn.Module`, a state
-        dict of arrays, or a `Checkpoint`, which is returned as it is.
+        A folder or file, a hub id such as ``google-bert/bert-base-uncased``, an `nn.Module`, a
+        state dict of arrays, or a `Checkpoint`, which is returned as it is.
     revision, token, cache_dir, local_files_only
         As everywhere on the hub; a checkpoint on disk ignores them.
     subfolder
@@ -74,9 +74,22 @@ def open_checkpoint(
     )
 
 
+def steps_of(ref: str) -> list[str]:
+    """A training run's ``checkpoint-*`` folders in the order of their steps, or just ``ref``.
+
+    A folder that has weights of its own is a checkpoint, whatever lies in it besides.
+    """
+    folder = Path(ref)
+    steps = {step: path for path in folder.glob("checkpoint-*") if (step := step_of(path)) is not None}
+    if not steps or has_weights(folder):
+        return [ref]
+    return [str(steps[step]) for step in sorted(steps)]
+
+
 def _is_hub_id(ref: str) -> bool:
     """Whether a string that is no path could name a repository: ``name`` or ``owner/name``."""
-    from huggingface_hub.utils import HFValidationError, validate_repo_id
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     try:
         validate_repo_id(ref)

@@ -1,8 +1,8 @@
 """8-bit floating-point weights: their scales found and applied, or the tensor refused.
 
 Two conventions are in use. ``weight_scale_inv`` (DeepSeek) holds one factor for each block of the
-matrix, 128 × 128 by custom; ``weight_scale`` holds one for the tensor, each row, or each block. Both
-are multiplied onto the stored values.
+matrix, 128 × 128 by custom; ``weight_scale`` holds one for the tensor, each row, or each block.
+Both are multiplied onto the stored values.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ def apply_scales(
     grid = scales.reshape(-1, 1) if scales.ndim == 1 else scales
     if grid.ndim != 2 or len(shape) != 2:
         raise CheckpointError(f"{name}: scales of shape {scales.shape} for a tensor of {shape}")
-    height, width = (_block_side(n, blocks, name) for n, blocks in zip(shape, grid.shape, strict=True))
+    height, width = (
+        _block_side(n, blocks, name) for n, blocks in zip(shape, grid.shape, strict=True)
+    )
     wanted = np.concatenate([np.arange(start, stop) for start, stop in rows]) // height
     columns = np.arange(shape[1]) // width
     for block in np.unique(wanted):

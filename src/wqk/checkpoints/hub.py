@@ -51,7 +51,7 @@ def open_hub(
                 revision=revision,
                 allow_patterns=[prefix + pattern for pattern in wanted],
                 token=token,
-                cache_dir=cache_dir,
+                cache_dir=Path(cache_dir) if cache_dir else None,
                 local_files_only=local_files_only,
             )
         except GatedRepoError:

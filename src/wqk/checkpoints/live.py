@@ -47,7 +47,7 @@ class StateDict(Checkpoint):
 def open_live(model: Any) -> StateDict:
     """A module by its state dict and configuration, or a state dict by itself."""
     if hasattr(model, "state_dict"):
-        config = getattr(model, "config", None)
+        config: Any = getattr(model, "config", None)
         as_dict = config.to_dict() if hasattr(config, "to_dict") else {}
         return StateDict(model.state_dict(), as_dict, type(model).__name__)
     return StateDict(model, {}, "state dict")

@@ -28,8 +28,8 @@ LARGEST_JSON = 64 * 2**20
 class LocalFile:
     """A file's bytes by position.
 
-    Positional reads rather than a memory map: a file that shrinks while it is read ends in an error,
-    not in a signal that kills the process.
+    Positional reads rather than a memory map: a file that shrinks while it is read ends in an
+    error, not in a signal that kills the process.
     """
 
     def __init__(self, path: Path) -> None:
@@ -154,6 +154,11 @@ def _open_folder(folder: Path) -> Checkpoint:
     )
 
 
+def has_weights(folder: Path) -> bool:
+    """Whether a folder holds weights of its own, of a kind that can be opened."""
+    return folder.is_dir() and bool(_safetensors_paths(folder) or _archive_paths(folder))
+
+
 def _safetensors_paths(folder: Path) -> list[Path]:
     if (folder / INDEX).exists():
         return _sharded(folder, INDEX)
@@ -217,7 +222,7 @@ def refuse_file(path: Path) -> None:
 
 
 def refuse_quantised(config: Mapping[str, Any], name: str) -> None:
-    """Refuse integer-quantised models by their method's name; float8 is decided tensor by tensor."""
+    """Refuse integer-quantised models by their method's name; float8 is decided by tensor."""
     quantization = config.get("quantization_config")
     if not isinstance(quantization, dict):
         return

@@ -110,10 +110,15 @@ def widen(dtype: str, read: Callable[[int, memoryview], None], out: np.ndarray) 
     """
     stored, wide, convert = stored_type(dtype), _READERS[dtype][1], _READERS[dtype][2]
     if stored == np.dtype(wide):
-        read(0, memoryview(out).cast("B"))
+        read(0, _bytes_of(out))
         return
     buffer = np.empty(min(PIECE, out.size), stored)
     for start in range(0, out.size, PIECE):
         piece = buffer[: min(PIECE, out.size - start)]
-        read(start * stored.itemsize, memoryview(piece).cast("B"))
+        read(start * stored.itemsize, _bytes_of(piece))
         convert(piece, out[start : start + piece.size])
+
+
+def _bytes_of(array: np.ndarray) -> memoryview:
+    """The memory of a contiguous array, to be read into."""
+    return array.view(np.uint8).data

@@ -61,7 +61,9 @@ class SafetensorsFile:
     def read(self, part: Part) -> np.ndarray:
         """The part's rows, joined, widened to float32 (float64 stays)."""
         info = self.tensors[part.name]
-        out = np.empty(math.prod(part.shape(info.shape)), _widened_type(info.dtype, part.name))
+        out: np.ndarray = np.empty(
+            math.prod(part.shape(info.shape)), _widened_type(info.dtype, part.name)
+        )
         row_size = math.prod(info.shape[1:])
         start = self._data_start + self._places[part.name][0]
         filled = 0
@@ -96,8 +98,8 @@ def _read_header(source: ByteSource) -> tuple[dict[str, Any], int]:
     length = int.from_bytes(prefix, "little")
     if length > min(LARGEST_HEADER, source.size - 8):
         raise CheckpointError(
-            f"{source.name}: the header claims {length} bytes, the file has {source.size - 8} after "
-            "its first 8: truncated, or not a safetensors file"
+            f"{source.name}: the header claims {length} bytes, the file has {source.size - 8} "
+            "after its first 8: truncated, or not a safetensors file"
         )
     text = bytearray(length)
     source.read_into(8, memoryview(text))

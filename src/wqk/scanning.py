@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from threadpoolctl import ThreadpoolController
 
 from wqk._version import __version__
 from wqk.attention import Attention, attention_plans, load_attention
@@ -16,12 +19,16 @@ from wqk.scores import directionality, head_terms, symmetry, symmetry_null
 from wqk.tables import ScoreTable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from wqk.checkpoints import Checkpoint
     from wqk.families import AttentionPlan
     from wqk.forms import BilinearForm
+
+
+# Memory, in bytes, that may be spent on scoring several blocks at once.
+SPARE_MEMORY = 512 * 2**20
 
 
 @dataclass(frozen=True)
@@ -84,8 +91,9 @@ def scan(
     plans = attention_plans(checkpoint, family)
     start, bytes_read = time.perf_counter(), 0
     rows: list[dict[str, Any]] = []
-    for done, plan in enumerate(plans, 1):
-        rows += score_attention(load_attention(checkpoint, plan), gamma=gamma, heads=heads)
+    blocks = _score_blocks(checkpoint, plans, gamma, heads)
+    for done, (plan, scored) in enumerate(zip(plans, blocks, strict=True), 1):
+        rows += scored
         bytes_read += plan_bytes(checkpoint, plan)
         if on_progress:
             on_progress(Progress(done, len(plans), bytes_read, time.perf_counter() - start))
@@ -103,6 +111,35 @@ def scan(
 def plan_bytes(checkpoint: Checkpoint, plan: AttentionPlan) -> int:
     """Bytes of the checkpoint that scoring one block reads."""
     return sum(part.nbytes(checkpoint.info(part.name)) for part in set(plan.parts.values()))
+
+
+def _score_blocks(
+    checkpoint: Checkpoint, plans: Sequence[AttentionPlan], gamma: float, heads: bool
+) -> Iterator[list[dict[str, Any]]]:
+    """Read and score blocks side by side, as many at a time as the spare memory holds, in order.
+
+    One block for each core uses the cores better than all cores on one block, whose sums and
+    conversions run on a single one; large blocks are taken one by one, with every core on their
+    matrix products.
+    """
+
+    def score(plan: AttentionPlan) -> list[dict[str, Any]]:
+        return score_attention(load_attention(checkpoint, plan), gamma=gamma, heads=heads)
+
+    largest = max(_working_set(checkpoint, plan) for plan in plans)
+    at_once = max(1, min(os.cpu_count() or 1, SPARE_MEMORY // largest))
+    blas_threads = 1 if at_once > 1 else None
+    with (
+        ThreadpoolController().limit(limits=blas_threads, user_api="blas"),
+        ThreadPoolExecutor(at_once) as pool,
+    ):
+        yield from pool.map(score, plans)
+
+
+def _working_set(checkpoint: Checkpoint, plan: AttentionPlan) -> int:
+    """About the bytes that scoring a block takes: its weights in float32, twice."""
+    shapes = (part.shape(checkpoint.info(part.name).shape) for part in set(plan.parts.values()))
+    return 2 * 4 * sum(map(math.prod, shapes))
 
 
 def score_attention(
@@ -140,7 +177,7 @@ def _scores(form: BilinearForm, gamma: float) -> dict[str, float]:
 
 
 def _score_arrays(form: BilinearForm, gamma: float) -> dict[str, Any]:
-    """Every score of a form, or of a stack of them; symmetry only where both sides are one space."""
+    """Every score of a form or a stack; symmetry only where both sides are one space."""
     square = {"symmetry": symmetry(form), "symmetry_null": symmetry_null(form)}
     return {
         "norm": form.norm,

@@ -1,0 +1,38 @@
+"""``wqk demo``: the paper's contrast on two models that come with the package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from wqk.cli.options import json_output
+
+
+@click.command()
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("wqk-demo.png"),
+    show_default=True,
+    metavar="FILE",
+    help="Where the picture goes (.png, .pdf, .svg); drawn where matplotlib is installed.",
+)
+@json_output
+def demo(out: Path, as_json: bool) -> None:
+    """Scan an encoder and a decoder, trained alike, side by side.
+
+    Needs no network and no PyTorch.
+    """
+    from wqk.cli import display
+    from wqk.demo import demo_picture, demo_table, demo_training, demo_verdict
+
+    table = demo_table()
+    if as_json:
+        display.print_json(table)
+        return
+    display.print_side_by_side(table, demo_training(), demo_verdict(table))
+    if demo_picture(table, out):
+        display.say(f"picture: {out}")
+    else:
+        display.say("for a picture: pip install 'wqk[report]'")

@@ -1,0 +1,32 @@
+"""``wqk explain``: how a checkpoint is understood, before anything of it is read."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from wqk.cli.options import family_file, json_output, revision
+
+
+@click.command()
+@click.argument("ref")
+@revision
+@family_file
+@json_output
+def explain(ref: str, revision: str | None, family: Path | None, as_json: bool) -> None:
+    """Show which tensors are queries and keys, and the bytes a scan will read.
+
+    \b
+    Example:
+      wqk explain google-bert/bert-base-uncased
+    """
+    from wqk.cli import display
+    from wqk.explanation import explain as explain_checkpoint
+
+    explanation = explain_checkpoint(ref, family=family, revision=revision)
+    if as_json:
+        display.print_object(asdict(explanation))
+    else:
+        display.print_explanation(explanation)

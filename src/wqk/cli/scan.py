@@ -1,0 +1,81 @@
+"""``wqk scan``: the scores of one or several checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from wqk.cli.options import family_file, json_output
+
+
+@click.command()
+@click.argument("refs", nargs=-1, required=True, metavar="REF...")
+@click.option("--heads", is_flag=True, help="Score every single head, too.")
+@click.option(
+    "--gamma",
+    type=click.FloatRange(min=0),
+    default=2.0,
+    show_default=True,
+    help="Outliers lie this many standard deviations above the mean norm.",
+)
+@click.option("--revision", "revisions", multiple=True, metavar="R", help="Hub revision; repeatable.")
+@family_file
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Save the table: .parquet, .csv, .jsonl, .tex or .md.",
+)
+@json_output
+def scan(
+    refs: tuple[str, ...],
+    heads: bool,
+    gamma: float,
+    revisions: tuple[str, ...],
+    family: Path | None,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Score the query-key form of every layer.
+
+    REF is a folder, a file, or a hub id such as google-bert/bert-base-uncased. A training run's
+    folder is read as its checkpoint-* steps.
+
+    \b
+    Examples:
+      wqk scan google-bert/bert-base-uncased
+      wqk scan ./my-model --heads --out scores.parquet
+      wqk scan ./run --json | jq '.summary[].symmetry_median'
+    """
+    from wqk.checkpoints import steps_of
+    from wqk.cli import display
+    from wqk.scanning import scan as scan_checkpoint
+    from wqk.tables import check_ending, join
+
+    if out:
+        check_ending(out)
+    tables = []
+    for ref in refs:
+        for path in steps_of(ref):
+            for revision in revisions or (None,):
+                with display.progress(str(path)) as on_progress:
+                    table = scan_checkpoint(
+                        path,
+                        gamma=gamma,
+                        heads=heads,
+                        family=family,
+                        revision=revision,
+                        on_progress=on_progress,
+                    )
+                tables.append(table)
+                if not as_json:
+                    display.print_table(table)
+    whole = join(tables)
+    if as_json:
+        display.print_json(whole)
+    elif len(tables) > 1:
+        display.print_overview(whole)
+    if out:
+        whole.save(out)
+        display.say(f"{out}: {len(whole)} rows")

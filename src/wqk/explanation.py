@@ -1,0 +1,182 @@
+"""What a scan of a checkpoint would read, and what it would leave out, before it reads anything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from wqk.attention import attention_plans
+from wqk.checkpoints import open_checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from wqk.checkpoints import Checkpoint
+    from wqk.families import AttentionPlan
+
+
+@dataclass(frozen=True)
+class TensorUse:
+    """One tensor, or the same one in several layers, and what it is to the form.
+
+    Attributes
+    ----------
+    stack, kind
+        The attention it belongs to.
+    layers
+        Its layers' numbers, such as ``0-11``.
+    role
+        ``query``, ``key``, a bias, or a norm's gain.
+    tensor
+        Its name; ``*`` stands for the layer's number.
+    layout
+        How the role lies in it: see `wqk.families.layouts`.
+    heads
+        Number of heads times their width.
+    dtype, shape
+        As stored, in one layer.
+    bytes
+        Read in all these layers together.
+    """
+
+    stack: str
+    kind: str
+    layers: str
+    role: str
+    tensor: str
+    layout: str
+    heads: str
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """How a checkpoint is understood.
+
+    Attributes
+    ----------
+    checkpoint, model_type, family
+        Names.
+    uses
+        Every tensor that a scan reads.
+    notes
+        What the forms hold and what they leave out, in sentences.
+    bytes_to_read, bytes_stored
+        Of the scan, and of all tensors.
+    """
+
+    checkpoint: str
+    model_type: str | None
+    family: str
+    uses: tuple[TensorUse, ...]
+    notes: tuple[str, ...]
+    bytes_to_read: int
+    bytes_stored: int
+
+
+def explain(ref: Any, *, family: Path | None = None, **hub: Any) -> Explanation:
+    """Say which tensors of a checkpoint are queries and keys, without reading them.
+
+    Parameters
+    ----------
+    ref, family, **hub
+        As for `wqk.scan`.
+
+    Raises
+    ------
+    WqkError
+        The checkpoint cannot be opened, or no family knows it.
+
+    Examples
+    --------
+    >>> import wqk
+    >>> explanation = wqk.explain(wqk.demo_model("encoder"))
+    >>> [(use.role, use.layers, use.heads) for use in explanation.uses][:2]
+    [('query', '0-3', '4×32'), ('key', '0-3', '4×32')]
+    """
+    checkpoint = open_checkpoint(ref, **hub)
+    plans = attention_plans(checkpoint, family)
+    parts = {part for plan in plans for part in plan.parts.values()}
+    model_type = checkpoint.config.get("model_type")
+    return Explanation(
+        checkpoint=checkpoint.name,
+        model_type=model_type if isinstance(model_type, str) else None,
+        family=plans[0].family,
+        uses=tuple(_uses(checkpoint, plans)),
+        notes=tuple(dict.fromkeys(note for plan in plans for note in _notes(plan))),
+        bytes_to_read=sum(part.nbytes(checkpoint.info(part.name)) for part in parts),
+        bytes_stored=sum(info.nbytes for info in checkpoint.tensors().values()),
+    )
+
+
+def _uses(checkpoint: Checkpoint, plans: Sequence[AttentionPlan]) -> Iterator[TensorUse]:
+    """The tensors' uses, those that differ only in the layer gathered into one."""
+    gathered: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
+    for plan in plans:
+        for role, part in plan.parts.items():
+            info = checkpoint.info(part.name)
+            side = plan.query if role.startswith("query") else plan.key
+            alike = (
+                plan.rule.stack,
+                plan.rule.kind,
+                role,
+                _without_numbers(part.name),
+                plan.rule.layout if role in ("query", "key") else "",
+                f"{side.heads}×{side.head_width}",
+                info.dtype,
+                info.shape,
+            )
+            gathered.setdefault(alike, []).append((plan.layer, part.nbytes(info)))
+    for (stack, kind, role, tensor, layout, heads, dtype, shape), places in gathered.items():
+        layers = spans([layer for layer, _ in places])
+        size = sum(nbytes for _, nbytes in places)
+        yield TensorUse(stack, kind, layers, role, tensor, layout, heads, dtype, shape, size)
+
+
+def _without_numbers(name: str) -> str:
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """Write whole numbers as ranges.
+
+    Examples
+    --------
+    >>> spans([0, 1, 2, 5, 7, 8])
+    '0-2, 5, 7-8'
+    """
+    ranges: list[list[int]] = []
+    for number in sorted(numbers):
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)
+
+
+def _notes(plan: AttentionPlan) -> Iterator[str]:
+    """What belongs to the model's score beside the form, in the order in which it is applied."""
+    where = f"{plan.rule.stack} {plan.rule.kind}-attention"
+    if plan.reason:
+        yield f"{where}: partial: {plan.reason}."
+    if plan.rotary is not None:
+        yield (
+            f"{where}: rotary positions; the form is the score at distance 0 "
+            f"({plan.rotary.order} order, {2 * len(plan.rotary.frequencies)} of "
+            f"{plan.query.head_width} dimensions turn)."
+        )
+    if plan.query_bias or plan.key_bias:
+        yield (
+            f"{where}: biases are not part of the form; the key's never reaches the softmax, "
+            "the query's adds a term in the key alone."
+        )
+    if plan.rule.position:
+        yield f"{where}: {plan.rule.position} positions are added to the scores beside the form."
+    if plan.window is not None:
+        yield f"{where}: some layers attend within a window of {plan.window} tokens."
+    if plan.applications > 1:
+        yield f"{where}: each layer's weights are applied {plan.applications} times."
+    yield f"{where}: the model multiplies scores by {plan.scale:.4g}; the form is without it."
