@@ -1,0 +1,79 @@
+"""Score curves of an encoder and a decoder, and the matrices behind them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from wqk.figures.style import BLUE, GREEN, GREY, ORANGE, PURPLE, style
+from wqk.scores import outliers
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from wqk._typing import Array, Float
+    from wqk.tables import ScoreTable
+
+SCORES = {"symmetry": "symmetry", "directionality_excess": "directionality (excess)"}
+
+
+def contrast(
+    table: ScoreTable, matrices: Mapping[str, Float[Array, "d_query d_key"]] | None = None
+) -> Figure:
+    """Symmetry and directionality over the layers of each checkpoint, beside matrices.
+
+    Parameters
+    ----------
+    table
+        Scores of one or several checkpoints; each gets a curve.
+    matrices
+        Forms as dense matrices by title, drawn as images; see `matrix_image`.
+    """
+    from matplotlib.figure import Figure
+
+    matrices = matrices or {}
+    with style():
+        panels = len(SCORES) + len(matrices)
+        figure = Figure(figsize=(2.35 * panels, 2.4))
+        axes = figure.subplots(1, panels, width_ratios=[1.1] * len(SCORES) + [1.0] * len(matrices))
+        for axis, (score, title) in zip(axes, SCORES.items(), strict=False):
+            layer_curves(axis, table, score, title)
+        axes[0].legend(loc="best")
+        for axis, (title, matrix) in zip(axes[len(SCORES) :], matrices.items(), strict=True):
+            matrix_image(axis, matrix, title)
+    return figure
+
+
+def layer_curves(axis: Axes, table: ScoreTable, score: str, title: str) -> None:
+    """One score over the layers, a curve for each checkpoint, zero and the null drawn in."""
+    colours = (BLUE, ORANGE, GREEN, PURPLE)
+    layers = table.layers.frame
+    for index, frame in enumerate(layers.partition_by("checkpoint", maintain_order=True)):
+        colour = colours[index % len(colours)]
+        axis.plot(
+            frame["layer"], frame[score], "o-", color=colour, label=frame["checkpoint"][0], clip_on=False
+        )
+        if score == "symmetry":
+            axis.plot(frame["layer"], frame["symmetry_null"], ":", color=colour, linewidth=0.8)
+    axis.axhline(0, color=GREY, linewidth=0.6, zorder=0)
+    axis.set(title=title, xlabel="layer", ylim=(-1, 1))
+    axis.set_xticks(sorted(layers["layer"].unique()))
+
+
+def matrix_image(axis: Axes, matrix: Float[Array, "d_query d_key"], title: str) -> None:
+    """A form's entries about zero, with its outlying rows and columns marked at the margins."""
+    limit = float(np.quantile(np.abs(matrix), 0.995)) or 1.0
+    axis.imshow(matrix, cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")
+    rows, columns = (np.linalg.norm(matrix, axis=side) for side in (1, 0))
+    height, width = matrix.shape
+    for index in np.flatnonzero(outliers(rows)):
+        axis.plot(width + 1, index, "<", color="black", markersize=3, clip_on=False)
+    for index in np.flatnonzero(outliers(columns)):
+        axis.plot(index, height + 1, "^", color="black", markersize=3, clip_on=False)
+    axis.set(title=title, xlabel="key side", ylabel="query side", xticks=[], yticks=[])
+    axis.set(xlim=(-0.5, width + 2), ylim=(height + 2, -0.5))
+    axis.spines[["left", "bottom"]].set_visible(False)
