@@ -1,4 +1,4 @@
-"""What all tests share: shapes checked at run time, seeded hypothesis, and data that may be absent."""
+"""What all tests share: seeded hypothesis, and real data that may be absent."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from .attention import read_attention as read_attention
 from .checkpoints import Checkpoint as Checkpoint
 from .checkpoints import open_checkpoint as open_checkpoint
 from .demo import demo_model as demo_model
+from .differences import diff as diff
 from .errors import WqkError as WqkError
 from .explanation import explain as explain
 from .forms import BilinearForm as BilinearForm

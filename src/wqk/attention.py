@@ -17,16 +17,20 @@ from wqk.families import find_family, load_family, plan
 from wqk.forms import BilinearForm
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from wqk._typing import Array, Float
-    from wqk.checkpoints import Checkpoint
-    from wqk.families import AttentionPlan
+    from wqk.checkpoints import Checkpoint, Part
+    from wqk.families import AttentionPlan, Projection
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Attention:
     """The queries and keys of one block, as read from a checkpoint.
+
+    Norms between projection and score are folded into weights and biases as far as they are linear:
+    gains, and the mean that they take off. A token's own scale is not.
 
     Attributes
     ----------
@@ -40,9 +44,6 @@ class Attention:
         What a norm between projection and score adds after it, (H, R) and (G, R), or None.
     plan
         Where it came from: stack, kind, layer, scale, rotary positions, status.
-
-    Norms between projection and score are folded into weights and biases as far as they are linear:
-    gains, and the mean that they take off. A token's own scale is not.
     """
 
     plan: AttentionPlan
@@ -67,6 +68,11 @@ class Attention:
     def key_head_count(self) -> int:
         """Number of key heads, G."""
         return int(self.key_weight.shape[0])
+
+    @property
+    def weights(self) -> tuple[np.ndarray, np.ndarray]:
+        """The query's (H, R, D) and the key's (G, R, D)."""
+        return self.query_weight, self.key_weight
 
     @cached_property
     def heads(self) -> BilinearForm:
@@ -130,23 +136,35 @@ def load_attention(checkpoint: Checkpoint, plan: AttentionPlan) -> Attention:
     parts = plan.parts
     wanted = list(dict.fromkeys(parts.values()))
     stored = dict(zip(wanted, checkpoint.read(wanted), strict=True))
-    sides = {}
-    for side, projection in (("query", plan.query), ("key", plan.key)):
-        weight, bias, gain, shift = (
-            stored[parts[role]] if role in parts else None
-            for role in (side, f"{side}_bias", f"{side}_norm", f"{side}_norm_bias")
-        )
-        assert weight is not None
-        weight = projection.take(weight)
-        _require_finite(weight, f"{checkpoint.name}: {parts[side].name}")
-        bias = None if bias is None else bias.reshape(weight.shape[:2])
-        if gain is not None:
-            weight, bias = _fold_norm(weight, bias, gain + gain.dtype.type(plan.rule.norm_offset), plan.rule.norm)
-        if shift is not None:
-            shift = np.broadcast_to(shift.reshape(-1, weight.shape[1]), weight.shape[:2])
-        sides[side] = (weight, bias, shift)
-    (query, query_bias, query_shift), (key, key_bias, key_shift) = sides["query"], sides["key"]
-    return Attention(plan, query, key, query_bias, key_bias, query_shift, key_shift)
+    query = _load_side(stored, plan, "query", plan.query, checkpoint.name)
+    key = _load_side(stored, plan, "key", plan.key, checkpoint.name)
+    return Attention(plan, query[0], key[0], query[1], key[1], query[2], key[2])
+
+
+def _load_side(
+    stored: Mapping[Part, np.ndarray],
+    plan: AttentionPlan,
+    side: str,
+    projection: Projection,
+    name: str,
+) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
+    """Weight (heads, R, D), bias (heads, R) and shift (heads, R) of the queries or the keys."""
+    parts = plan.parts
+    weight = projection.take(stored[parts[side]])
+    bias, gain, shift = (
+        stored[parts[role]] if role in parts else None
+        for role in (f"{side}_bias", f"{side}_norm", f"{side}_norm_bias")
+    )
+    bias = None if bias is None else bias.reshape(weight.shape[:2])
+    if gain is not None:
+        gain = gain + gain.dtype.type(plan.rule.norm_offset)
+        weight, bias = _fold_norm(weight, bias, gain, plan.rule.norm)
+    if shift is not None:
+        shift = np.broadcast_to(shift.reshape(-1, weight.shape[1]), weight.shape[:2])
+    for role, array in ((side, weight), (f"{side}_bias", bias)):
+        if array is not None:
+            _require_finite(array, f"{name}: {parts[role].name}")
+    return weight, bias, shift
 
 
 def read_attention(
@@ -208,18 +226,20 @@ def read_attention(
     return load_attention(checkpoint, by_layer[wanted])
 
 
-def _fold_gain(
-    weight: np.ndarray, bias: np.ndarray | None, gain: np.ndarray | None, offset: float
+def _fold_norm(
+    weight: np.ndarray, bias: np.ndarray | None, gain: np.ndarray, kind: str
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Multiply a norm's gain, per head or over all of them, onto what it scales."""
-    if gain is None:
-        return weight, bias
+    """Fold what is linear in a norm, per head or over all of them, into what it normalises."""
     heads, width = weight.shape[:2]
     if gain.size not in (width, heads * width):
         raise CheckpointError(
             f"a norm of {gain.size} gains fits neither heads of width {width} nor {heads} of them"
         )
-    gains = (gain + np.float32(offset)).reshape(-1, width)
+    gains = gain.reshape(-1, width)
+    if kind == "layer":
+        normalised = 1 if gain.size == width else (0, 1)
+        weight = weight - weight.mean(axis=normalised, keepdims=True)
+        bias = None if bias is None else bias - bias.mean(axis=normalised, keepdims=True)
     return weight * gains[..., None], None if bias is None else bias * gains
 
 
@@ -230,5 +250,6 @@ def _require_finite(weight: np.ndarray, name: str) -> None:
     count = int(weight.size - np.isfinite(weight).sum())
     if count:
         raise NonFiniteWeights(
-            f"{name}: {count} of {weight.size} weights are NaN or infinite; the checkpoint is broken"
+            f"{name}: {count} of {weight.size} weights are NaN or infinite; "
+            "the checkpoint is broken"
         )

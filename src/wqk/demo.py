@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import polars as pl
 
 from wqk.attention import read_attention
+from wqk.images import matrix_image
 from wqk.scanning import scan
 from wqk.tables import ScoreTable, join
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FOLDER = Path(__file__).parent / "demo_models"
-MODELS = ("encoder", "decoder")
+MODELS: tuple[Literal["encoder", "decoder"], ...] = ("encoder", "decoder")
 
 
 def demo_model(name: Literal["encoder", "decoder"]) -> Path:
@@ -50,6 +52,56 @@ def demo_table() -> ScoreTable:
     )
 
 
+def demo_introduction() -> str:
+    """What the two models are, in a sentence."""
+    training = demo_training()
+    encoder, decoder = (training[name] for name in MODELS)
+    return (
+        f"Two models of one shape, {training['architecture']}, trained by wqk on "
+        f"{training['text']} for {training['steps']:,} steps: an encoder that fills in masked "
+        f"characters (held-out loss {encoder['held_out_loss']:.2f} nats) and a decoder that "
+        f"predicts the next one ({decoder['held_out_loss']:.2f}; single letters by their "
+        f"frequency: {training['unigram_entropy']:.2f})."
+    )
+
+
+def demo_verdict(table: ScoreTable) -> str:
+    """What shows of the paper's contrast, layer by layer, and what does not."""
+    layers = table.layers.frame
+    encoder, decoder = (layers.filter(checkpoint=name).sort("layer") for name in MODELS)
+    return "\n".join(
+        (
+            _claim(
+                "bidirectional training makes W_qk symmetric",
+                "symmetry",
+                encoder,
+                decoder,
+                encoder["symmetry"] > decoder["symmetry"],
+            ),
+            _claim(
+                "autoregressive training makes columns dominate",
+                "directionality_excess",
+                encoder,
+                decoder,
+                decoder["directionality_excess"] < encoder["directionality_excess"],
+            ),
+        )
+    )
+
+
+def _claim(
+    claim: str, score: str, encoder: pl.DataFrame, decoder: pl.DataFrame, holds: pl.Series
+) -> str:
+    against = [str(layer) for layer, ok in zip(encoder["layer"], holds, strict=True) if not ok]
+    medians = ", ".join(
+        f"{name} {np.median(frame[score]):.2f}"
+        for name, frame in (("encoder", encoder), ("decoder", decoder))
+    )
+    verdict = f"not in layer {', '.join(against)}" if against else "in every layer"
+    label = score.replace("_excess", " (excess)")
+    return f"The paper: {claim}. Here: {verdict}; median {label} {medians}."
+
+
 def demo_figure(table: ScoreTable) -> Figure:
     """Score curves of both models, and one layer's matrix of each (needs matplotlib)."""
     from wqk.figures import contrast
@@ -59,7 +111,7 @@ def demo_figure(table: ScoreTable) -> Figure:
     encoder = layers.filter(checkpoint="encoder").sort("symmetry")["layer"][-1]
     decoder = layers.filter(checkpoint="decoder").sort("directionality_excess")["layer"][0]
     matrices = {
-        f"encoder, layer {encoder}": read_attention(demo_model("encoder"), encoder).form.dense(),
-        f"decoder, layer {decoder}": read_attention(demo_model("decoder"), decoder).form.dense(),
+        f"{name}, layer {layer}": matrix_image(read_attention(demo_model(name), layer).form)
+        for name, layer in (("encoder", encoder), ("decoder", decoder))
     }
     return contrast(table, matrices)

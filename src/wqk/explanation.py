@@ -169,9 +169,14 @@ def _notes(plan: AttentionPlan) -> Iterator[str]:
             f"{plan.query.head_width} dimensions turn)."
         )
     if plan.query_bias or plan.key_bias:
+        key_bias = (
+            "the key's, turned by the positions, one in the query"
+            if plan.rotary
+            else "the key's is the same for all keys and leaves the softmax as it is"
+        )
         yield (
-            f"{where}: biases are not part of the form; the key's never reaches the softmax, "
-            "the query's adds a term in the key alone."
+            f"{where}: biases are not part of the form; the query's adds a term in the key alone, "
+            f"{key_bias}."
         )
     if plan.rule.position:
         yield f"{where}: {plan.rule.position} positions are added to the scores beside the form."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from typing import TYPE_CHECKING
@@ -30,4 +31,5 @@ def write_whole(path: Path, content: bytes) -> None:
     except OSError as error:
         raise TableError(f"{path}: cannot be written ({error.strerror})") from None
     finally:
-        beside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            beside.unlink()

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 class BilinearForm:
     """M = query · keyᵀ, or a stack of such forms.
 
+    The leading axes stack forms and broadcast: query heads that share a key head need it once.
+    Arrays may come from NumPy, PyTorch (gradients flow) or any other array-API library. Half
+    precision is widened to float32.
+
     Parameters
     ----------
     query
@@ -33,13 +37,11 @@ class BilinearForm:
     key
         W_k, shape (..., d_key, rank). Its rows, and M's columns, belong to the key (context) side.
 
-    The leading axes stack forms and broadcast: query heads that share a key head need it once.
-    Arrays may come from NumPy, PyTorch (gradients flow) or any other array-API library.
-
     Raises
     ------
     FormError
-        The two ranks differ, or the stacks do not broadcast.
+        The two ranks differ, the stacks do not broadcast, a factor is empty, or its entries are not
+        real floating-point numbers.
 
     Examples
     --------
@@ -64,7 +66,11 @@ class BilinearForm:
                 "query and key must be (..., d_query, rank) and (..., d_key, rank) with one rank, "
                 f"got {query} and {key}"
             )
+        if 0 in query + key:
+            raise FormError(f"query and key must not be empty, got {query} and {key}")
         _broadcast(query[:-2], key[:-2])
+        for name, factor in zip(("query", "key"), kernels.widen(self.query, self.key), strict=True):
+            object.__setattr__(self, name, factor)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -144,6 +150,9 @@ class BilinearForm:
     def difference(self, other: BilinearForm) -> BilinearForm:
         """``self - other`` in factored shape, of rank 2r: the update ΔW_qk (paper, Remark S1.6).
 
+        Between forms of one rank it is made of the factors' own differences, A Bᵀ − A₀B₀ᵀ =
+        (A − A₀)Bᵀ + A₀(B − B₀)ᵀ, so that a small step between large forms keeps its digits.
+
         Examples
         --------
         >>> import numpy as np
@@ -151,7 +160,12 @@ class BilinearForm:
         >>> float((one * 3.0).difference(one).norm) == float((one * 2.0).norm)
         True
         """
-        return self + -other
+        if self.query.shape != other.query.shape or self.key.shape != other.key.shape:
+            return self + -other
+        return BilinearForm(
+            _side_by_side(self.query - other.query, other.query),
+            _side_by_side(self.key, self.key - other.key),
+        )
 
     def sum(self) -> BilinearForm:
         """The sum over the stack as one form: the layer's W_qk from its heads' (paper, S20).
@@ -185,17 +199,19 @@ class BilinearForm:
     def norm(self) -> Float[Array, ...]:
         """Frobenius norm ‖M‖_F, shape (...)."""
         xp = array_namespace(self.query, self.key)
-        return xp.sqrt(self.moments.square_norm) * self.moments.scale
+        return kernels.times_power(
+            kernels.root(self.moments.square_norm, xp), self.moments.exponent
+        )
 
     @property
     def row_norms(self) -> Float[Array, "... d_query"]:
         """L2 norms of M's rows, shape (..., d_query)."""
-        return self.moments.row_norms * self.moments.scale[..., None]
+        return kernels.times_power(self.moments.row_norms, self.moments.exponent[..., None])
 
     @property
     def column_norms(self) -> Float[Array, "... d_key"]:
         """L2 norms of M's columns, shape (..., d_key)."""
-        return self.moments.column_norms * self.moments.scale[..., None]
+        return kernels.times_power(self.moments.column_norms, self.moments.exponent[..., None])
 
     @property
     def diagonal(self) -> Float[Array, "... d"]:

@@ -12,9 +12,10 @@ Axes: ``...`` a stack of forms, D width, R rank. Factors are A = query (..., D, 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from array_api_compat import array_namespace
 
@@ -28,34 +29,49 @@ if TYPE_CHECKING:
 # Entries of one intermediate block: 2 MB in float32, which stays in a core's cache.
 BLOCK = 2**19
 
-# Squared factor norms within which squares and fourth powers neither over- nor underflow.
-SAFE_SQUARE_NORM = {32: (1e-8, 1e8), 64: (1e-60, 1e60)}
+# Largest entries of a factor with which sums of fourth powers neither over- nor underflow.
+SAFE_ENTRY = {32: (1e-2, 1e2), 64: (1e-50, 1e50)}
 
 # The relative error that a score may carry, by width of the floating-point type.
 TOLERANCE = {32: 1e-5, 64: 1e-10}
 
 
-class Moments(Protocol):
-    """Sums over the entries of M / scale: what every score is a function of.
+class Moments(ABC):
+    """Sums over the entries of M / 2**exponent = query · keyᵀ: what every score is a function of.
 
-    Scores do not depend on the scale; norms are multiplied by it, last.
+    Scores do not depend on the exponent; norms are multiplied by its power, last.
     """
 
-    scale: Float[Array, ...]
+    query: Float[Array, "... d_query r"]
+    key: Float[Array, "... d_key r"]
+    exponent: Float[Array, ...]
+
+    def __init__(self, query: Array, key: Array, exponent: Array) -> None:
+        self._xp = array_namespace(query, key)
+        self.query, self.key, self.exponent = query, key, exponent
 
     @property
+    @abstractmethod
+    def cancels(self) -> bool:
+        """Whether some M is so small against its factors that this route loses its digits."""
+
+    @property
+    @abstractmethod
     def square_norm(self) -> Float[Array, ...]:
         """‖M‖²_F."""
 
     @property
+    @abstractmethod
     def trace_of_square(self) -> Float[Array, ...]:
         """tr(M M), for square forms."""
 
     @property
+    @abstractmethod
     def row_norms(self) -> Float[Array, "... d_query"]:
         """L2 norm of each row."""
 
     @property
+    @abstractmethod
     def column_norms(self) -> Float[Array, "... d_key"]:
         """L2 norm of each column."""
 
@@ -66,37 +82,66 @@ def measure(query: Float[Array, "... d_query r"], key: Float[Array, "... d_key r
     Parameters
     ----------
     query, key
-        Factors (..., D, R) of a stack of forms, float16 to float64. Half precision is widened.
+        Factors (..., D, R) of a stack of forms, both float32 or both float64.
 
     Raises
     ------
     NonFiniteWeights
         A factor has NaN or infinite entries.
-    FormError
-        The entries are not real floating-point numbers.
     """
     xp = array_namespace(query, key)
-    query, query_scale = balance(widen(query, xp), xp)
-    key, key_scale = balance(widen(key, xp), xp)
-    scale = query_scale * key_scale
-    if 4 * query.shape[-1] > min(query.shape[-2], key.shape[-2]):
-        return Tiles(query, key, scale)
-    moments = Identities(query, key, scale)
+    query, query_exponent = balance(query, xp)
+    key, key_exponent = balance(key, xp)
+    exponent = query_exponent + key_exponent
+    low_rank = 4 * query.shape[-1] <= min(query.shape[-2], key.shape[-2])
+    moments = (Identities if low_rank else Tiles)(query, key, exponent)
     if moments.cancels:
-        return Tiles(xp.astype(query, xp.float64), xp.astype(key, xp.float64), scale)
+        return Tiles(xp.astype(query, xp.float64), xp.astype(key, xp.float64), exponent)
     return moments
 
 
-def widen(array: Array, xp: Any) -> Array:
-    """At least float32: half precision has neither the range nor the digits for sums of squares."""
-    if not xp.isdtype(array.dtype, "real floating"):
-        raise FormError(f"factors must hold real floating-point numbers, got {array.dtype}")
-    return array if bits(array, xp) >= 32 else xp.astype(array, xp.float32)
+def widen(query: Array, key: Array) -> tuple[Array, Array]:
+    """Both factors in one type, at least float32: half precision has no digits for sums of squares.
+
+    Raises
+    ------
+    FormError
+        The entries are not real floating-point numbers of at most 64 bits.
+    """
+    xp = array_namespace(query, key)
+    for array in (query, key):
+        if not xp.isdtype(array.dtype, "real floating") or bits(array, xp) > 64:
+            raise FormError(
+                f"factors must hold real numbers, float16 to float64, got {array.dtype}"
+            )
+    common = xp.result_type(query.dtype, key.dtype, xp.float32)
+    return xp.astype(query, common, copy=False), xp.astype(key, common, copy=False)
 
 
 def bits(array: Array, xp: Any) -> int:
     """Width of an array's floating-point type: 16, 32 or 64."""
     return int(xp.finfo(array.dtype).bits)
+
+
+def precision(array: Array, xp: Any) -> float:
+    """How far a sum may fall short of its summands before its root misses the tolerance."""
+    return float(xp.finfo(array.dtype).eps) / (2 * TOLERANCE[bits(array, xp)])
+
+
+def root(squares: Array, xp: Any) -> Array:
+    """The square root, of which the gradient at 0 is 0 and not infinite."""
+    positive = squares > 0
+    return xp.where(
+        positive,
+        xp.sqrt(xp.where(positive, squares, xp.ones_like(squares))),
+        xp.zeros_like(squares),
+    )
+
+
+def times_power(array: Array, exponent: Array) -> Array:
+    """``array * 2**exponent``, in two steps: the power of a subnormal's exponent is no number."""
+    half = array_namespace(exponent).floor(exponent / 2)
+    return array * 2.0**half * 2.0 ** (exponent - half)
 
 
 def square_sum(array: Array, xp: Any) -> Array:
@@ -126,22 +171,17 @@ def balance(
 ) -> tuple[Float[Array, "... d r"], Float[Array, ...]]:
     """Bring a factor into the safe range by powers of two, which is exact.
 
-    Returns the factor, and the scale (...) by which norms have to be multiplied back. Factors that
-    are safe already, which is nearly always, come back untouched.
+    Returns the factor, and the exponent (...) of the power of two that was taken off it. Factors
+    that are safe already, which is nearly always, come back untouched.
     """
-    low, high = SAFE_SQUARE_NORM[bits(factor, xp)]
-    square = square_sum(factor, xp)
-    one = xp.ones_like(square)
-    if bool(xp.all((square > low) & (square < high))):
-        return factor, one
-    largest = xp.max(xp.abs(factor), axis=(-2, -1))
+    low, high = SAFE_ENTRY[bits(factor, xp)]
+    largest = xp.maximum(xp.max(factor, axis=(-2, -1)), -xp.min(factor, axis=(-2, -1)))
+    if bool(xp.all((largest > low) & (largest < high))):
+        return factor, xp.zeros_like(largest)
     if not bool(xp.all(xp.isfinite(largest))):
         raise NonFiniteWeights("the factors of a form must be finite, got NaN or infinite entries")
-    exponent = xp.floor(xp.log2(xp.where(largest > 0, largest, one)))
-    # Two steps: the power of a subnormal's exponent would itself overflow.
-    half = xp.floor(exponent / 2)
-    first, second = 2.0**-half, 2.0 ** (half - exponent)
-    return factor * first[..., None, None] * second[..., None, None], 2.0**exponent
+    exponent = xp.floor(xp.log2(xp.where(largest > 0, largest, xp.ones_like(largest))))
+    return times_power(factor, -exponent[..., None, None]), exponent
 
 
 def gram(factor: Float[Array, "... d r"], xp: Any) -> Float[Array, "... r r"]:
@@ -161,16 +201,11 @@ def block_slices(length: int, width: int) -> Iterator[slice]:
     return (slice(start, stop) for start, stop in pairwise(edges))
 
 
-class Identities:
-    """Moments from Gram matrices, each computed when first asked for.
+class Identities(Moments):
+    """Moments from Gram matrices, each computed when first asked for: A = query, B = key."""
 
-    With A = query, B = key and C = BᵀA: ‖M‖² = Σ AᵀA ∘ BᵀB; tr(MM) = Σ C ∘ Cᵀ; row norms² =
-    rowsum((A BᵀB) ∘ A); column norms² = rowsum((B AᵀA) ∘ B).
-    """
-
-    def __init__(self, query: Array, key: Array, scale: Array) -> None:
-        self._xp = array_namespace(query, key)
-        self._query, self._key, self.scale = query, key, scale
+    def __init__(self, query: Array, key: Array, exponent: Array) -> None:
+        super().__init__(query, key, exponent)
         self._query_gram = gram(query, self._xp)
         self._key_gram = gram(key, self._xp)
 
@@ -178,37 +213,39 @@ class Identities:
     def cancels(self) -> bool:
         """Whether some ‖M‖² is so small against the Gram matrices that its digits are lost."""
         xp = self._xp
-        size = xp.sqrt(square_sum(self._query_gram, xp) * square_sum(self._key_gram, xp))
-        precision = xp.finfo(self._query.dtype).eps / TOLERANCE[bits(self._query, xp)]
-        return bool(xp.any(self.square_norm <= precision * size))
+        size = xp.sqrt(square_sum(self._query_gram, xp)) * xp.sqrt(square_sum(self._key_gram, xp))
+        return bool(xp.any(self.square_norm < 2 * precision(self.query, xp) * size))
 
     @cached_property
     def square_norm(self) -> Float[Array, ...]:
+        """Sum of AᵀA ∘ BᵀB."""
         return inner(self._query_gram, self._key_gram, self._xp)
 
     @cached_property
     def trace_of_square(self) -> Float[Array, ...]:
-        cross = self._xp.matmul(self._xp.matrix_transpose(self._key), self._query)
+        """Sum of C ∘ Cᵀ, with C = BᵀA."""
+        cross = self._xp.matmul(self._xp.matrix_transpose(self.key), self.query)
         return inner(cross, self._xp.matrix_transpose(cross), self._xp)
 
     @cached_property
     def row_norms(self) -> Float[Array, "... d_query"]:
-        return self._norms(self._query, self._key, self._key_gram)
+        """Roots of the row sums of (A BᵀB) ∘ A."""
+        return self._norms(self.query, self.key, self._key_gram)
 
     @cached_property
     def column_norms(self) -> Float[Array, "... d_key"]:
-        return self._norms(self._key, self._query, self._query_gram)
+        """Roots of the row sums of (B AᵀA) ∘ B."""
+        return self._norms(self.key, self.query, self._query_gram)
 
     def _norms(self, factor: Array, other: Array, other_gram: Array) -> Array:
         """Norms of the rows of ``factor @ other.T``."""
         xp = self._xp
         squares = row_dots(factor, factor, xp, gram=other_gram)
         reach = row_dots(factor, factor, xp) * square_sum(other, xp)[..., None]
-        precision = xp.finfo(factor.dtype).eps / (2 * TOLERANCE[bits(factor, xp)])
-        lost = squares < precision**2 * reach
+        lost = squares < precision(factor, xp) ** 2 * reach
         if bool(xp.any(lost)):
             squares = xp.where(lost, tile_sums(factor, other, xp).rows, squares)
-        return xp.sqrt(squares)
+        return root(squares, xp)
 
 
 class TileSums(NamedTuple):
@@ -253,29 +290,46 @@ def tile_sums(query: Array, key: Array, xp: Any) -> TileSums:
     )
 
 
-class Tiles:
+class Tiles(Moments):
     """Moments from one pass over the blocks of M."""
 
-    def __init__(self, query: Array, key: Array, scale: Array) -> None:
-        self._xp = array_namespace(query, key)
-        self._query, self._key, self.scale = query, key, scale
+    @property
+    def cancels(self) -> bool:
+        """Whether some M is so small against its factors that float64 is needed for its digits."""
+        if bits(self.query, self._xp) == 64:
+            return False
+        small = precision(self.query, self._xp) ** 2
+        return bool(self._xp.any(self.square_norm < small * self._reach))
+
+    @cached_property
+    def _reach(self) -> Array:
+        """‖A‖² ‖B‖²."""
+        return square_sum(self.query, self._xp) * square_sum(self.key, self._xp)
 
     @cached_property
     def _sums(self) -> TileSums:
-        return tile_sums(self._query, self._key, self._xp)
+        return tile_sums(self.query, self.key, self._xp)
 
     @cached_property
     def square_norm(self) -> Float[Array, ...]:
-        return self._xp.sum(self._sums.rows, axis=-1)
+        """‖M‖², and 0 where M is nothing but the rounding of sums that cancel."""
+        xp = self._xp
+        square_norm = xp.sum(self._sums.rows, axis=-1)
+        rounding = float(xp.finfo(self.query.dtype).eps) * self.query.shape[-1]
+        is_zero = square_norm <= rounding**2 * self._reach
+        return xp.where(is_zero, xp.zeros_like(square_norm), square_norm)
 
     @property
     def trace_of_square(self) -> Float[Array, ...]:
+        """Sum of M ∘ Mᵀ; only a square form has it."""
         return self._sums.trace_of_square
 
     @cached_property
     def row_norms(self) -> Float[Array, "... d_query"]:
-        return self._xp.sqrt(self._sums.rows)
+        """Roots of the row sums of M ∘ M."""
+        return root(self._sums.rows, self._xp)
 
     @cached_property
     def column_norms(self) -> Float[Array, "... d_key"]:
-        return self._xp.sqrt(self._sums.columns)
+        """Roots of the column sums of M ∘ M."""
+        return root(self._sums.columns, self._xp)

@@ -15,6 +15,7 @@ from threadpoolctl import ThreadpoolController
 from wqk._version import __version__
 from wqk.attention import Attention, attention_plans, load_attention
 from wqk.checkpoints import open_checkpoint
+from wqk.randomness import looks_random
 from wqk.scores import directionality, head_terms, symmetry, symmetry_null
 from wqk.tables import ScoreTable
 
@@ -167,8 +168,11 @@ def score_attention(
             scores = {name: float(values[head]) for name, values in columns.items()}
             own = {"head": head, "key_head": head // sharing, "rank": stack.rank}
             rows.append({**place, **own, **scores})
+    status = attention.plan.status
+    if layer.is_square and looks_random(attention.weights, row["symmetry"], layer.shape[0]):
+        status = "random-looking"
     for row in rows:
-        row["status"] = "degenerate" if math.isnan(row["directionality"]) else attention.plan.status
+        row["status"] = "degenerate" if math.isnan(row["directionality"]) else status
     return rows
 
 

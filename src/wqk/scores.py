@@ -15,11 +15,12 @@ Axes: ``...`` a stack of forms, H query heads, G key heads, D width, R head widt
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from array_api_compat import array_namespace
 
 from wqk.errors import FormError
+from wqk.kernels import root, row_dots, times_power
 
 if TYPE_CHECKING:
     from wqk._typing import Array, Bool, Float
@@ -32,7 +33,7 @@ NO_SPREAD = 1e-6
 
 
 def symmetry(form: BilinearForm) -> Float[Array, ...]:
-    """S = tr(M M) / ‖M‖²_F = (‖M_s‖² − ‖M_n‖²) / ‖M‖²_F, shape (...).
+    """Symmetry s = tr(M M) / ‖M‖²_F = (‖M_s‖² − ‖M_n‖²) / ‖M‖²_F, shape (...).
 
     Definition 3.1 with the range of Proposition S1.17: 1 for a symmetric, −1 for a skew-symmetric
     matrix, 1/d on average for a random one (Equation 15 prints a further factor 2, which neither
@@ -76,14 +77,14 @@ def symmetry_null(form: BilinearForm) -> Float[Array, ...]:
     """
     _require_square(form, "symmetry_null")
     xp = array_namespace(form.query, form.key)
-    diagonal = form.diagonal / form.moments.scale[..., None]
+    diagonal = row_dots(form.moments.query, form.moments.key, xp)
     return _ratio(xp.sum(diagonal * diagonal, axis=-1), form)
 
 
 def directionality(
     form: BilinearForm, gamma: float = 2.0, weight: Weight = "norm"
 ) -> Float[Array, ...]:
-    """D = (R − C) / (R + C), shape (...): negative where few columns dominate, positive for rows.
+    """Directionality d = (R − C) / (R + C), shape (...): negative where few columns dominate.
 
     R (C) is the sum over the rows (columns) whose L2 norm exceeds mean + gamma · std of the row
     (column) norms, std with n − 1. 0 where neither side has such outliers, NaN for the zero matrix.
@@ -164,17 +165,17 @@ class HeadTerms(NamedTuple):
 def head_terms(heads: BilinearForm, layer: BilinearForm | None = None) -> HeadTerms:
     """Split the symmetry of Σ_h M_h into Σ_h tr(M_h M_h) and Σ_{a≠b} tr(M_a M_b), over ‖M‖².
 
+    The control deals the G·R key dimensions into G groups of R at random, and each dimension's H/G
+    queries to the heads of its group. With a_k the summed queries of dimension k, C_kl = b_k · a_l
+    and r = G R, the expected within term is the sum of squares of all H R single terms plus
+    (R − 1)/(r − 1) · G/H · Σ_{k≠l} C_kl C_lk.
+
     Parameters
     ----------
     heads
         The heads of one layer as a stack (G, H/G): query (G, H/G, D, R), key (G, 1, D, R).
     layer
         Their sum, where it is at hand; `BilinearForm.sum` otherwise.
-
-    The control deals the G·R key dimensions into G groups of R at random, and each dimension's H/G
-    queries to the heads of its group. With a_k the summed queries of dimension k, C_kl = b_k · a_l
-    and r = G R, the expected within term is the sum of squares of all H R single terms plus
-    (R − 1)/(r − 1) · G/H · Σ_{k≠l} C_kl C_lk.
 
     Raises
     ------
@@ -190,11 +191,11 @@ def head_terms(heads: BilinearForm, layer: BilinearForm | None = None) -> HeadTe
     xp = array_namespace(heads.query, heads.key)
     layer = heads.sum() if layer is None else layer
     key_heads, queries_per_key = heads.stack
-    # The stack may carry a scale for each head, the layer has its own: the terms need one scale.
-    scale = (heads.moments.scale / layer.moments.scale) ** 2
-    within = _ratio(xp.sum(heads.moments.trace_of_square * scale), layer)
-    singles = _dots(heads.query, heads.key) / layer.moments.scale
-    diagonal = _dots(layer.query, layer.key) / layer.moments.scale
+    # Each head may carry its own power of two, the layer has its own: the terms need one.
+    power = heads.moments.exponent - layer.moments.exponent
+    within = _ratio(xp.sum(times_power(heads.moments.trace_of_square, 2 * power)), layer)
+    singles = times_power(_dots(heads.moments.query, heads.moments.key), power[..., None])
+    diagonal = _dots(layer.moments.query, layer.moments.key)
     pairs = layer.moments.trace_of_square - xp.sum(diagonal**2)
     together = (heads.rank - 1) / max(1, key_heads * heads.rank - 1) / queries_per_key
     return HeadTerms(
@@ -226,18 +227,19 @@ def coupling(heads: BilinearForm) -> Float[Array, "heads heads"]:
     _require_square(heads, "coupling")
     xp = array_namespace(heads.query, heads.key)
     count = math.prod(heads.stack)
-    norms = xp.reshape(heads.norm, (count,))
+    moments = heads.moments
     query, key = (
         xp.reshape(xp.broadcast_to(f, (*heads.stack, *f.shape[-2:])), (count, *f.shape[-2:]))
-        for f in (heads.query, heads.key)
+        for f in (moments.query, moments.key)
     )
     # One row of heads at a time: C_ab = B_aᵀ A_b and C_ba for all b.
     rows = []
     for a in range(count):
-        forward = xp.matmul(xp.matrix_transpose(key[a, ...]) / norms[a], query)
+        forward = xp.matmul(xp.matrix_transpose(key[a, ...]), query)
         backward = xp.matmul(xp.matrix_transpose(key), query[a, ...])
-        rows.append(xp.sum(forward * xp.matrix_transpose(backward), axis=(-2, -1)) / norms)
-    return xp.stack(rows)
+        rows.append(xp.sum(forward * xp.matrix_transpose(backward), axis=(-2, -1)))
+    norms = root(xp.reshape(moments.square_norm, (count,)), xp)
+    return _quotient(xp.stack(rows), norms[:, None] * norms[None, :], xp)
 
 
 def _dots(query: Array, key: Array) -> Array:
@@ -246,12 +248,15 @@ def _dots(query: Array, key: Array) -> Array:
 
 
 def _ratio(value: Array, form: BilinearForm) -> Array:
-    """``value / ‖M / scale‖²``, NaN for the zero matrix."""
-    xp = array_namespace(form.query, form.key)
-    square_norm = form.moments.square_norm
-    is_zero = square_norm == 0
-    ratio = value / xp.where(is_zero, xp.ones_like(square_norm), square_norm)
-    return xp.where(is_zero, xp.full_like(ratio, math.nan), ratio)
+    """``value / ‖M / 2**exponent‖²``, NaN for the zero matrix."""
+    return _quotient(value, form.moments.square_norm, array_namespace(form.query, form.key))
+
+
+def _quotient(value: Array, size: Array, xp: Any) -> Array:
+    """``value / size``, NaN where the size is 0."""
+    is_zero = size == 0
+    quotient = value / xp.where(is_zero, xp.ones_like(size), size)
+    return xp.where(is_zero, xp.full_like(quotient, math.nan), quotient)
 
 
 def _require_square(form: BilinearForm, what: str) -> None:

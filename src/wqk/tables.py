@@ -134,7 +134,7 @@ class ScoreTable:
         )
         quartiles = {"q25": 0.25, "median": 0.5, "q75": 0.75}
         return scored.group_by([*GROUP, "over"], maintain_order=True).agg(
-            pl.len().alias("count"),
+            pl.col("directionality").count().alias("count"),
             *(
                 pl.col(score).quantile(q, "linear").alias(f"{score}_{name}")
                 for score in SUMMARISED
@@ -191,10 +191,10 @@ class ScoreTable:
                 f"{path}: a table is loaded from {', '.join(_READERS)}; got {path.suffix!r}"
             )
         try:
-            return reader(path)
+            return reader(path.read_bytes())
         except OSError as error:
-            raise TableError(f"{path}: cannot be read ({error.strerror or error})") from None
-        except (pl.exceptions.PolarsError, ValueError) as error:
+            raise TableError(f"{path}: cannot be read ({error.strerror})") from None
+        except _UNREADABLE as error:
             reason = str(error).splitlines()[0]
             raise TableError(f"{path}: holds no score table ({reason})") from None
 
@@ -226,9 +226,9 @@ def _to_parquet(table: ScoreTable) -> bytes:
     return buffer.getvalue()
 
 
-def _from_parquet(path: Path) -> ScoreTable:
-    metadata = json.loads(pl.read_parquet_metadata(path).get("wqk", "{}"))
-    return ScoreTable(pl.read_parquet(path), metadata)
+def _from_parquet(content: bytes) -> ScoreTable:
+    metadata = json.loads(pl.read_parquet_metadata(io.BytesIO(content)).get("wqk", "{}"))
+    return ScoreTable(pl.read_parquet(io.BytesIO(content)), _mapping(metadata))
 
 
 def _to_json_lines(table: ScoreTable) -> bytes:
@@ -236,20 +236,28 @@ def _to_json_lines(table: ScoreTable) -> bytes:
     return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
 
 
-def _from_json_lines(path: Path) -> ScoreTable:
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
-    if not all(isinstance(line, dict) for line in lines):
-        raise ValueError("every line must be a JSON object")
-    metadata = lines.pop(0)["metadata"] if lines and "metadata" in lines[0] else {}
+def _from_json_lines(content: bytes) -> ScoreTable:
+    lines = [_mapping(json.loads(line)) for line in content.decode().split("\n") if line]
+    if not lines:
+        raise ValueError("it is empty")
+    metadata = _mapping(lines.pop(0)["metadata"]) if "metadata" in lines[0] else {}
+    if lines and not lines[0].keys() >= SCHEMA.keys():
+        raise ValueError("its lines lack columns of a score table")
     return ScoreTable.from_rows(lines, metadata)
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError("a JSON object was expected")
+    return value
 
 
 def _to_csv(table: ScoreTable) -> bytes:
     return table.frame.write_csv().encode()
 
 
-def _from_csv(path: Path) -> ScoreTable:
-    return ScoreTable(pl.read_csv(path, schema_overrides=dict(SCHEMA)))
+def _from_csv(content: bytes) -> ScoreTable:
+    return ScoreTable(pl.read_csv(content, schema_overrides=dict(SCHEMA)))
 
 
 # Columns of the tables for people, with their headings in Markdown and LaTeX.
@@ -267,10 +275,7 @@ def _printed_rows(table: ScoreTable) -> tuple[list[str], list[list[str]]]:
     """Names of the columns that tell the rows apart, and all cells, one row for each layer."""
     layers = table.layers.frame
     context = [c for c in GROUP if layers[c].n_unique() > 1]
-    cells = [
-        [*(str(row[c]) for c in context), *(_cell(row[c]) for c in _PRINTED)]
-        for row in layers.iter_rows(named=True)
-    ]
+    cells = [[_cell(row[c]) for c in (*context, *_PRINTED)] for row in layers.iter_rows(named=True)]
     return context, cells
 
 
@@ -284,16 +289,26 @@ def _to_markdown(table: ScoreTable) -> bytes:
     context, cells = _printed_rows(table)
     header = [*context, *(markdown for markdown, _ in _PRINTED.values())]
     rules = [":--"] * len(context) + ["--:"] * len(_PRINTED)
-    lines = ["| " + " | ".join(row) + " |" for row in (header, rules, *cells)]
+    escaped = [[cell.replace("|", r"\|") for cell in row] for row in cells]
+    lines = ["| " + " | ".join(row) + " |" for row in (header, rules, *escaped)]
     return ("\n".join(lines) + "\n").encode()
+
+
+_LATEX_ESCAPES = str.maketrans(
+    {
+        **{character: f"\\{character}" for character in "_%&#${}"},
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "–": "--",
+    }
+)
 
 
 def _to_latex(table: ScoreTable) -> bytes:
     context, cells = _printed_rows(table)
     header = [*context, *(latex for _, latex in _PRINTED.values())]
-    escaped = [
-        [c.replace("_", r"\_").replace("–", "--").replace("%", r"\%") for c in row] for row in cells
-    ]
+    escaped = [[cell.translate(_LATEX_ESCAPES) for cell in row] for row in cells]
     body = "\n".join("  " + " & ".join(row) + r" \\" for row in escaped)
     columns = "l" * len(context) + "r" * len(_PRINTED)
     return (
@@ -309,4 +324,14 @@ _WRITERS = {
     ".tex": _to_latex,
     ".md": _to_markdown,
 }
+
+# What a file that holds no score table ends in.
+_UNREADABLE = (
+    TableError,
+    ValueError,
+    RecursionError,
+    pl.exceptions.PolarsError,
+    pl.exceptions.PanicException,
+)
+
 _READERS = {".parquet": _from_parquet, ".jsonl": _from_json_lines, ".csv": _from_csv}

@@ -60,7 +60,7 @@ def open_checkpoint(
             f"got {type(ref).__name__}"
         )
     path = Path(ref)
-    if path.exists() or not _is_hub_id(str(ref)):
+    if _exists(path) or not _is_hub_id(str(ref)):
         return open_local(path / subfolder if subfolder else path)
     from wqk.checkpoints.hub import open_hub
 
@@ -80,10 +80,20 @@ def steps_of(ref: str) -> list[str]:
     A folder that has weights of its own is a checkpoint, whatever lies in it besides.
     """
     folder = Path(ref)
-    steps = {step: path for path in folder.glob("checkpoint-*") if (step := step_of(path)) is not None}
+    steps = {
+        step: path for path in folder.glob("checkpoint-*") if (step := step_of(path)) is not None
+    }
     if not steps or has_weights(folder):
         return [ref]
     return [str(steps[step]) for step in sorted(steps)]
+
+
+def _exists(path: Path) -> bool:
+    """Whether there is something; a name that the system cannot even look up is nothing."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def _is_hub_id(ref: str) -> bool:

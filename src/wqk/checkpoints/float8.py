@@ -62,7 +62,7 @@ def apply_scales(
     if scales.size == 1:
         values *= scales.reshape(())
         return
-    grid = scales.reshape(-1, 1) if scales.ndim == 1 else scales
+    grid = scales.reshape(-1, 1) if scales.shape == tuple(shape[:1]) else scales
     if grid.ndim != 2 or len(shape) != 2:
         raise CheckpointError(f"{name}: scales of shape {scales.shape} for a tensor of {shape}")
     height, width = (
@@ -75,10 +75,10 @@ def apply_scales(
 
 
 def _block_side(length: int, blocks: int, name: str) -> int:
-    """Length of a block's side; the last block may be shorter, the customary 128 decides."""
-    if blocks == 1:
-        return length
-    side = 128 if math.ceil(length / 128) == blocks else math.ceil(length / blocks)
-    if math.ceil(length / side) != blocks:
+    """Length of a block's side: the customary 128, of which the last may be shorter, or exact."""
+    if math.ceil(length / 128) == blocks:
+        return 128
+    side, rest = divmod(length, blocks) if blocks else (0, length)
+    if rest:
         raise CheckpointError(f"{name}: {blocks} blocks of scales do not divide {length} evenly")
     return side

@@ -23,25 +23,28 @@ class StateDict(Checkpoint):
     """Named tensors in memory; read without changing them, whatever device they are on."""
 
     def __init__(self, tensors: Mapping[str, Any], config: Mapping[str, Any], name: str) -> None:
-        self.name, self.config, self._arrays = name, config, tensors
-        self._tensors = {key: _info(value) for key, value in tensors.items()}
+        self.name, self.config = name, config
+        # A state dict may hold more than arrays: a module's extra state, an epoch's number.
+        self._arrays = {key: value for key, value in tensors.items() if hasattr(value, "dtype")}
+        self._tensors = {key: _info(value) for key, value in self._arrays.items()}
 
     def tensors(self) -> Mapping[str, TensorInfo]:
         """Every tensor's type, shape and size by name."""
         return self._tensors
 
     def read(self, parts: Sequence[Part]) -> list[np.ndarray]:
-        """The wanted rows of each part, joined, on the host."""
+        """The wanted rows of each part, joined, on the host: a copy, as training goes on."""
         return [self._read(part) for part in parts]
 
     def _read(self, part: Part) -> np.ndarray:
         info = self.info(part.name)
         if info.dtype not in ("F64", "F32", "F16", "BF16"):
             raise CheckpointError(f"{part.name}: holds {info.dtype}, not floating-point weights")
-        array = _on_host(self._arrays[part.name])
+        array = self._arrays[part.name]
         if part.rows is None:
-            return array
-        return np.concatenate([array[start:stop] for start, stop in part.row_ranges(info.shape)])
+            return np.array(_on_host(array))
+        ranges = part.row_ranges(info.shape)
+        return np.concatenate([_on_host(array[start:stop]) for start, stop in ranges])
 
 
 def open_live(model: Any) -> StateDict:

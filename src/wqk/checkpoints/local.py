@@ -34,6 +34,7 @@ class LocalFile:
 
     def __init__(self, path: Path) -> None:
         self.name = str(path)
+        require_regular(path)
         try:
             self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
         except OSError as error:
@@ -112,12 +113,20 @@ def open_local(path: Path) -> Checkpoint:
     CheckpointError
         There are no weights, or they are of a kind that cannot be scored; the message says which.
     """
+    try:
+        return _open(path)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be opened ({error.strerror})") from None
+
+
+def _open(path: Path) -> Checkpoint:
     if path.is_dir():
         return _open_folder(path)
     if not path.exists():
         raise CheckpointError(f"{path}: no such file or folder")
     refuse_file(path)
     config = read_config(path.parent)
+    refuse_quantised(config, str(path))
     if path.suffix == ".safetensors":
         return SafetensorsCheckpoint(
             str(path), [SafetensorsFile(LocalFile(path))], config, step=step_of(path.parent)
@@ -133,6 +142,9 @@ def open_local(path: Path) -> Checkpoint:
 
 
 ARCHIVES = (".bin", ".pt", ".pth", ".ckpt")
+
+# What lies beside weights under the same endings: adapters, and the Trainer's own state.
+NOT_WEIGHTS = ("adapter_", "training_args.", "optimizer.", "scheduler.", "scaler.", "rng_state")
 
 
 def _open_folder(folder: Path) -> Checkpoint:
@@ -164,7 +176,7 @@ def _safetensors_paths(folder: Path) -> list[Path]:
         return _sharded(folder, INDEX)
     if (folder / "model.safetensors").exists():
         return [folder / "model.safetensors"]
-    return sorted(p for p in folder.glob("*.safetensors") if not p.name.startswith("adapter_"))
+    return sorted(p for p in folder.glob("*.safetensors") if not p.name.startswith(NOT_WEIGHTS))
 
 
 def _archive_paths(folder: Path) -> list[Path]:
@@ -173,8 +185,7 @@ def _archive_paths(folder: Path) -> list[Path]:
     if (folder / "pytorch_model.bin").exists():
         return [folder / "pytorch_model.bin"]
     found = sorted(p for p in folder.iterdir() if p.suffix in ARCHIVES)
-    # The Trainer's own files: arguments, optimiser, scheduler, scaler.
-    return [p for p in found if p.stem not in ("training_args", "optimizer", "scheduler", "scaler")]
+    return [p for p in found if not p.name.startswith(NOT_WEIGHTS)]
 
 
 def _sharded(folder: Path, index_name: str) -> list[Path]:
@@ -242,6 +253,7 @@ def read_config(folder: Path) -> Mapping[str, Any]:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file."""
+    require_regular(path)
     try:
         if path.stat().st_size > LARGEST_JSON:
             raise CheckpointError(f"{path}: too large for a configuration")
@@ -253,6 +265,12 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: expected a JSON object")
     return value
+
+
+def require_regular(path: Path) -> None:
+    """Refuse a pipe or a device, which may never end, and a folder where a file should be."""
+    if path.exists() and not path.is_file():
+        raise CheckpointError(f"{path}: not a regular file")
 
 
 def step_of(folder: Path) -> int | None:

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 # The reference implementation's own limit.
 LARGEST_HEADER = 100_000_000
 
+# NumPy's own limits: axes of an array, and values that it may seem to have beside an empty axis.
+MOST_AXES = 64
+MOST_VALUES = 2**59
+
 
 class ByteSource(Protocol):
     """Bytes by position: a local file, or one behind HTTP."""
@@ -47,7 +51,9 @@ class SafetensorsFile:
     def __init__(self, source: ByteSource) -> None:
         self._source = source
         header, self._data_start = _read_header(source)
-        self.metadata: Mapping[str, Any] = header.pop("__metadata__", None) or {}
+        self.metadata: Mapping[str, Any] = header.pop("__metadata__", {})
+        if not isinstance(self.metadata, dict):
+            raise CheckpointError(f"{source.name}: the header's metadata must be a JSON object")
         self._places = _check_entries(header, source.size - self._data_start, source.name)
         self.tensors: Mapping[str, TensorInfo] = {
             name: TensorInfo(header[name]["dtype"], tuple(header[name]["shape"]), stop - start)
@@ -149,6 +155,8 @@ def _check_entry(name: str, entry: Any, data_size: int, file: str) -> tuple[int,
     numbers = [*shape, start, stop]
     if not all(type(n) is int and 0 <= n < 2**63 for n in numbers):
         raise CheckpointError(f"{file}: {name!r} has a shape or offset that is not a whole number")
+    if len(shape) > MOST_AXES or math.prod(n for n in shape if n) > MOST_VALUES:
+        raise CheckpointError(f"{file}: {name!r} has a shape that no array can have")
     bits = math.prod(shape) * ITEM_BITS[dtype]
     if (stop - start) * 8 != bits:
         raise CheckpointError(

@@ -6,6 +6,7 @@ import pickle
 from typing import TYPE_CHECKING, Any
 
 from wqk.checkpoints.live import StateDict
+from wqk.checkpoints.local import require_regular
 from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -31,12 +32,16 @@ class TorchArchive(StateDict):
     ) -> None:
         tensors: dict[str, Any] = {}
         for path in paths:
-            tensors |= _load(path)
+            shard = _load(path)
+            if twice := tensors.keys() & shard.keys():
+                raise CheckpointError(f"{name}: tensor {min(twice)!r} occurs in two files")
+            tensors |= shard
         super().__init__(tensors, config, name)
         self.step = step
 
 
 def _load(path: Path) -> dict[str, Any]:
+    require_regular(path)
     try:
         import torch
     except ImportError:
@@ -54,7 +59,7 @@ def _load(path: Path) -> dict[str, Any]:
             f"{path}: holds more than weights, or is no torch archive; loading it could run code, "
             "so it was not loaded; convert it to safetensors where you trust it"
         ) from None
-    except (RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
+    except Exception as error:  # a damaged archive ends in whatever its parser stumbles over
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(f"{path}: not a readable torch archive ({reason})") from None
     return _weights(content, path)

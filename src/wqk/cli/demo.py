@@ -24,15 +24,19 @@ def demo(out: Path, as_json: bool) -> None:
 
     Needs no network and no PyTorch.
     """
+    from importlib.util import find_spec
+
     from wqk.cli import display
-    from wqk.demo import demo_picture, demo_table, demo_training, demo_verdict
+    from wqk.demo import demo_figure, demo_introduction, demo_table, demo_verdict
+    from wqk.figures import save_figure
 
     table = demo_table()
     if as_json:
         display.print_json(table)
         return
-    display.print_side_by_side(table, demo_training(), demo_verdict(table))
-    if demo_picture(table, out):
+    display.print_side_by_side(table, demo_introduction(), demo_verdict(table))
+    if find_spec("matplotlib"):
+        save_figure(demo_figure(table), out)
         display.say(f"picture: {out}")
     else:
         display.say("for a picture: pip install 'wqk[report]'")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from wqk.explanation import Explanation
     from wqk.scanning import Progress as ScanProgress
     from wqk.tables import ScoreTable
+    from wqk.verification import Verification
 
 # Below this width the bars, then the columns in brackets, give way to the numbers.
 ROOM_FOR_BARS = 78
@@ -310,4 +311,54 @@ def print_explanation(explanation: Explanation) -> None:
     console.print(
         f"\nA scan reads {size(explanation.bytes_to_read)} of {size(explanation.bytes_stored)} "
         f"({share:.1%})."
+    )
+
+
+def print_verification(result: Verification) -> None:
+    """One line for each block and application, and the verdict."""
+    console = output()
+    console.print(Text.assemble((result.checkpoint, "bold"), f"\nfamily {result.family}\n"))
+    table = Table(box=None, padding=(0, 1), header_style="dim")
+    for heading in ("attention", "layer", "largest difference", ""):
+        table.add_column(heading, justify="left" if heading in ("attention", "") else "right")
+    for block in result.blocks:
+        layer = str(block.layer) + (f", use {block.application}" if block.application else "")
+        verdict = "" if block.ok else "WRONG"
+        if block.difference <= block.tolerance and not block.ok:
+            verdict = "too uniform to tell"
+        cells = (f"{block.stack} {block.kind}", layer, f"{block.difference:.1e}")
+        table.add_row(*cells, Text(verdict, style="bold red"))
+    console.print(table)
+    console.print(
+        "\nThe forms give the model's own attention: largest difference of a probability "
+        f"{result.difference:.1e}, in float64."
+        if result.ok
+        else "\nThe forms do NOT give the model's own attention; its scores are not to be believed."
+    )
+
+
+def print_difference(frame: pl.DataFrame) -> None:
+    """One line for each layer, or head, that was compared."""
+    console = output()
+    table = Table(box=None, padding=(0, 1), header_style="dim")
+    with_heads = frame["head"].is_not_null().any()
+    columns = ("norm", "moved", "cosine", "symmetry", "directionality", "directionality_excess")
+    for heading in (
+        "attention",
+        "layer",
+        *(["head"] if with_heads else []),
+        *columns[:5],
+        "(excess)",
+    ):
+        table.add_column(heading, justify="left" if heading == "attention" else "right")
+    for row in frame.iter_rows(named=True):
+        head = [] if not with_heads else ["all" if row["head"] is None else str(row["head"])]
+        place = (f"{row['stack']} {row['kind']}", str(row["layer"]), *head)
+        table.add_row(*place, *(number(row[column]) for column in columns))
+    console.print(table)
+    console.print(
+        Text(
+            "moved: norm of the difference over the norm before; scores are the difference's own.",
+            style="dim",
+        )
     )

@@ -16,7 +16,7 @@ from wqk.cli.options import family_file, json_output, revision
 @family_file
 @json_output
 def explain(ref: str, revision: str | None, family: Path | None, as_json: bool) -> None:
-    """Show which tensors are queries and keys, and the bytes a scan will read.
+    r"""Show which tensors are queries and keys, and the bytes a scan will read.
 
     \b
     Example:

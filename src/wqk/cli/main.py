@@ -10,8 +10,11 @@ import click
 
 from wqk._version import __version__
 from wqk.cli.demo import demo
+from wqk.cli.diff import diff
 from wqk.cli.explain import explain
 from wqk.cli.scan import scan
+from wqk.cli.show import show
+from wqk.cli.verify import verify
 from wqk.errors import WqkError
 
 
@@ -38,12 +41,15 @@ def command(debug: bool) -> None:
     """
 
 
-for verb in (scan, explain, demo):
+for verb in (scan, explain, verify, show, diff, demo):
     command.add_command(verb)
 
 
 def main() -> None:
     """Entry point of the ``wqk`` command."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that lacks a character gets a question mark, not a traceback.
+        stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
         command(prog_name="wqk")
     except BrokenPipeError:

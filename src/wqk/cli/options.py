@@ -16,3 +16,11 @@ family_file = click.option(
 )
 
 revision = click.option("--revision", metavar="R", help="Revision of a hub repository.")
+
+gamma = click.option(
+    "--gamma",
+    type=click.FloatRange(min=0),
+    default=2.0,
+    show_default=True,
+    help="Outliers lie this many standard deviations above the mean norm.",
+)

@@ -6,20 +6,16 @@ from pathlib import Path
 
 import click
 
-from wqk.cli.options import family_file, json_output
+from wqk.cli.options import family_file, gamma, json_output
 
 
 @click.command()
 @click.argument("refs", nargs=-1, required=True, metavar="REF...")
 @click.option("--heads", is_flag=True, help="Score every single head, too.")
+@gamma
 @click.option(
-    "--gamma",
-    type=click.FloatRange(min=0),
-    default=2.0,
-    show_default=True,
-    help="Outliers lie this many standard deviations above the mean norm.",
+    "--revision", "revisions", multiple=True, metavar="R", help="Hub revision; repeatable."
 )
-@click.option("--revision", "revisions", multiple=True, metavar="R", help="Hub revision; repeatable.")
 @family_file
 @click.option(
     "--out",
@@ -37,7 +33,7 @@ def scan(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """Score the query-key form of every layer.
+    r"""Score the query-key form of every layer.
 
     REF is a folder, a file, or a hub id such as google-bert/bert-base-uncased. A training run's
     folder is read as its checkpoint-* steps.

@@ -7,13 +7,13 @@ that a misspelt one cannot pass for a default.
 from __future__ import annotations
 
 import tomllib
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from wqk.errors import UnknownFamily
-from wqk.families.layouts import LAYOUTS
+from wqk.families.layouts import LAYOUTS, NORMS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class RotaryRule:
     """How positions rotate queries and keys.
 
-    Keys of the configuration are tried in order; ``rope_parameters`` and ``rope_scaling`` are looked
-    through without being named.
+    Keys of the configuration are tried in order; ``rope_parameters`` and ``rope_scaling`` are
+    looked through without being named.
     """
 
     order: str  # "half": dimension k turns with k + P; "interleaved": 2k with 2k + 1
@@ -42,8 +42,8 @@ class RotaryRule:
 class AttentionRule:
     """One attention of a model: where its tensors are in every layer.
 
-    Names leave out ``.weight`` and any prefix, and hold ``{layer}``; where a model has been spelt in
-    several ways, all spellings are listed. Other strings are keys of the configuration.
+    Names leave out ``.weight`` and any prefix, and hold ``{layer}``; where a model has been spelt
+    in several ways, all spellings are listed. Other strings are keys of the configuration.
     """
 
     stack: str  # encoder, decoder, vision, audio, text, ...
@@ -60,7 +60,9 @@ class AttentionRule:
     value_bias: tuple[str, ...] = ()
     query_norm: tuple[str, ...] = ()  # norm between projection and score
     key_norm: tuple[str, ...] = ()
+    norm: str = "rms"  # its kind; see wqk.families.layouts.NORMS
     norm_offset: float = 0.0  # 1 where the gain is stored as its difference from 1
+    norm_epsilon: tuple[str, ...] = ("rms_norm_eps", "layer_norm_eps", "norm_eps")
     config: str = ""  # the nested configuration that the keys below are in
     layers: tuple[str, ...] = ("num_hidden_layers",)
     every_layer: bool = True  # false where some layers have no such attention
@@ -70,12 +72,14 @@ class AttentionRule:
     applied_in_total: str = ""  # applications of shared layers, all together
     applied_twice_if: str = ""
     causal: bool = False
+    causal_if: str = ""  # configuration flag of models that are either
     scale: tuple[str, ...] = ("head_width ** -0.5",)  # factors of the score
     softcap: str = ""
     window: tuple[str, ...] = ()  # size of local attention
     position: str = ""  # what is added to the scores beside the form: alibi, relative, ...
     rotary: RotaryRule | None = None
     partial: str = ""  # why one form per head does not hold the whole score
+    defaults: Mapping[str, Any] = field(default_factory=dict, hash=False)  # of absent keys
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,7 @@ class Family:
     name: str
     model_types: tuple[str, ...]
     attention: tuple[AttentionRule, ...]
+    runs_as: str = ""  # model type whose code runs these weights, where transformers has no other
 
 
 def parse_family(text: str, source: str) -> Family:
@@ -129,6 +134,10 @@ def _rule(table: Mapping[str, Any], source: str) -> AttentionRule:
         raise UnknownFamily(
             f"{source}: unknown layout {rule.layout!r}; known are {', '.join(LAYOUTS)}"
         )
+    if rule.norm not in NORMS:
+        raise UnknownFamily(f"{source}: unknown norm {rule.norm!r}; known are {', '.join(NORMS)}")
+    if not isinstance(rule.defaults, dict):
+        raise UnknownFamily(f"{source}: 'defaults' must be a table, got {rule.defaults!r}")
     if len(rule.query) != len(rule.key):
         raise UnknownFamily(f"{source}: 'query' and 'key' need as many spellings as each other")
     if not rule.fused and not (rule.query and rule.key):
@@ -138,18 +147,18 @@ def _rule(table: Mapping[str, Any], source: str) -> AttentionRule:
 
 def _build(kind: type[Any], table: Mapping[str, Any], source: str) -> Any:
     """A dataclass from a TOML table, lists as tuples and single strings as tuples of one."""
-    known = {field.name: field for field in fields(kind)}
+    known = {f.name: f for f in fields(kind)}
     for key in table:
         if key not in known:
             raise UnknownFamily(f"{source}: unknown key {key!r}; known are {', '.join(known)}")
     values = {}
-    for name, field in known.items():
+    for name, known_field in known.items():
         if name not in table:
-            if field.default is MISSING:
+            if known_field.default is MISSING and known_field.default_factory is MISSING:
                 raise UnknownFamily(f"{source}: {kind.__name__} lacks the key {name!r}")
             continue
         value = table[name]
-        if str(field.type).startswith("tuple"):
+        if str(known_field.type).startswith("tuple"):
             value = tuple(value) if isinstance(value, list | tuple) else (value,)
         values[name] = value
     return kind(**values)

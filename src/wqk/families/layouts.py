@@ -1,8 +1,8 @@
 """How one or several projections lie in a stored tensor.
 
-Every layout says the same thing: which outputs (rows of an ``nn.Linear`` weight, columns of a Conv1D
-one) belong to the queries, to the keys and to the values, in the order of the heads. That is enough
-to take a projection out of a tensor and to put it back.
+Every layout says the same thing: which outputs (rows of an ``nn.Linear`` weight, columns of a
+Conv1D one) belong to the queries, to the keys and to the values, in the order of the heads. That is
+enough to take a projection out of a tensor and to put it back.
 
 ==============  =====================================================================
 layout          the tensor's outputs
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     import numpy as np
 
 LAYOUTS = ("separate", "sectioned", "conv1d", "grouped")
+
+# Norms between projection and score: root mean square, or with the mean taken off first.
+NORMS = ("rms", "layer")
 
 Ranges = tuple[tuple[int, int], ...]
 
@@ -115,9 +118,7 @@ def sectioned(
     """
     length = shape[-1] if transposed else shape[0]
     head_width = _divide(length, sum(heads[role] for role in order), tensor, "heads in all roles")
-    spans = {
-        role: _divide(heads[role], blocks, tensor, "blocks") * head_width for role in order
-    }
+    spans = {role: _divide(heads[role], blocks, tensor, "blocks") * head_width for role in order}
     outputs: dict[str, list[tuple[int, int]]] = {role: [] for role in order}
     start = 0
     for _ in range(blocks):

@@ -35,8 +35,12 @@ class AttentionPlan:
     key_bias: Part | None
     query_norm: Part | None
     key_norm: Part | None
+    query_norm_bias: Part | None
+    key_norm_bias: Part | None
+    norm_epsilon: float
     scale: float
     softcap: float | None
+    causal: bool
     window: str | None
     applications: int
     rotary: Rotary | None
@@ -51,6 +55,8 @@ class AttentionPlan:
             "key_bias": self.key_bias,
             "query_norm": self.query_norm,
             "key_norm": self.key_norm,
+            "query_norm_bias": self.query_norm_bias,
+            "key_norm_bias": self.key_norm_bias,
         }
         return {role: part for role, part in named.items() if part is not None}
 
@@ -98,14 +104,14 @@ class _Found:
 
 def _plan_rule(checkpoint: Checkpoint, family: str, rule: AttentionRule) -> list[AttentionPlan]:
     tensors = checkpoint.tensors()
-    settings = Settings(checkpoint.config, rule.config, checkpoint.name)
+    settings = Settings(checkpoint.config, rule.config, checkpoint.name, rule.defaults)
     found = _find(tensors, rule, checkpoint.name)
     if not found:
         return []
     layers = _complete(found, settings, rule)
-    applications = _applications(settings, rule, len(layers))
+    groups = 1 + max(names.index[0] for _, names in layers)
     return [
-        _plan_layer(tensors, settings, family, rule, layer, applications, names)
+        _plan_layer(tensors, settings, family, rule, layer, groups, names)
         for layer, names in layers
     ]
 
@@ -116,7 +122,7 @@ def _plan_layer(
     family: str,
     rule: AttentionRule,
     layer: int,
-    applications: int,
+    groups: int,
     found: _Found,
 ) -> AttentionPlan:
     query, key = _projections(tensors, settings, rule, found)
@@ -134,12 +140,16 @@ def _plan_layer(
         key=key,
         query_bias=_bias(tensors, query, found, rule.query_bias),
         key_bias=None if rule.query_bias else _bias(tensors, key, found, ()),
-        query_norm=_norm(tensors, rule.query_norm, found),
-        key_norm=_norm(tensors, rule.key_norm, found),
+        query_norm=_norm(tensors, rule.query_norm, found, "weight"),
+        key_norm=_norm(tensors, rule.key_norm, found, "weight"),
+        query_norm_bias=_norm(tensors, rule.query_norm, found, "bias"),
+        key_norm_bias=_norm(tensors, rule.key_norm, found, "bias"),
+        norm_epsilon=settings.optional_number(rule.norm_epsilon) or 0.0,
         scale=settings.product(rule.scale, {"head_width": query.head_width, "layer": layer}),
         softcap=settings.optional_number((rule.softcap,)) if rule.softcap else None,
+        causal=rule.causal or bool(rule.causal_if and settings.flag(rule.causal_if)),
         window=window,
-        applications=applications,
+        applications=_applications(settings, rule, found.index[0], groups),
         rotary=rotary_of(rule.rotary, settings, query.head_width, layer, window is not None)
         if rule.rotary
         else None,
@@ -258,17 +268,22 @@ def _bias(
 
 
 def _norm(
-    tensors: Mapping[str, TensorInfo], spellings: tuple[str, ...], found: _Found
+    tensors: Mapping[str, TensorInfo], spellings: tuple[str, ...], found: _Found, what: str
 ) -> Part | None:
-    """The gain of a norm between projection and score."""
-    names = (_weight(found.prefix + _fill(spelling, found.index)) for spelling in spellings)
+    """The gain (``weight``) or bias of a norm between projection and score."""
+    stems = (found.prefix + _fill(spelling, found.index) for spelling in spellings)
+    names = (f"{stem.removesuffix('.weight')}.{what}" for stem in stems)
     return next((Part(name) for name in names if name in tensors), None)
 
 
-def _applications(settings: Settings, rule: AttentionRule, layers: int) -> int:
-    """How often a layer's weights are applied in one pass."""
+def _applications(settings: Settings, rule: AttentionRule, group: int, groups: int) -> int:
+    """How often a layer's weights are applied in one pass.
+
+    Shared layers come in groups (the first index), and the passes are dealt to these in order.
+    """
     if rule.applied_in_total:
-        return max(1, settings.whole((rule.applied_in_total,)) // layers)
+        total = settings.whole((rule.applied_in_total,))
+        return [number * groups // total for number in range(total)].count(group)
     return 2 if rule.applied_twice_if and settings.flag(rule.applied_twice_if) else 1
 
 
@@ -277,8 +292,8 @@ def _explain_absence(checkpoint: Checkpoint, family: Family) -> None:
     packed = next((n for n in names if n.endswith((".qweight", ".weight_packed"))), None)
     if packed:
         raise CheckpointError(
-            f"{checkpoint.name}: quantised ({packed}); its weights are codes, not numbers to score; "
-            "use the original checkpoint, or dequantise it first"
+            f"{checkpoint.name}: quantised ({packed}); its weights are codes, not numbers to "
+            "score; use the original checkpoint, or dequantise it first"
         )
     rule = family.attention[0]
     expected = (rule.fused or rule.query)[0].replace("{layer}", "0")

@@ -1,7 +1,7 @@
 """Rotary positions: which dimensions of a head turn together, and how fast.
 
-With rotary positions the score at relative distance N = i − j is x_i A R(−N) Bᵀ x_jᵀ; the plain form
-is the one at N = 0.
+With rotary positions the score at relative distance N = i − j is x_i A R(−N) Bᵀ x_jᵀ; the plain
+form is the one at N = 0.
 
 Axes: P rotated pairs, R head width.
 """
@@ -88,7 +88,12 @@ def rotary_of(
         raise CheckpointError(
             f"{settings.name}: unknown rotary scaling {kind!r}; known are {', '.join(_SCALINGS)}"
         )
-    scaled, amplitude = _SCALINGS[kind](frequencies, base, width, scaling, settings)
+    try:
+        scaled, amplitude = _SCALINGS[kind](frequencies, base, width, scaling, settings)
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+        raise CheckpointError(
+            f"{settings.name}: config.json: rotary scaling {kind!r} lacks or misstates {error}"
+        ) from None
     return Rotary(scaled, rule.order, amplitude)
 
 

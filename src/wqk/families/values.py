@@ -26,16 +26,25 @@ class Settings:
         Key of the part that belongs to this attention (``text_config``); empty for all of it.
     name
         The checkpoint's name, for errors.
+    defaults
+        Values of keys that the configuration leaves out.
     """
 
-    def __init__(self, config: Mapping[str, Any], nested: str, name: str) -> None:
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        nested: str,
+        name: str,
+        defaults: Mapping[str, Any] | None = None,
+    ) -> None:
         self.name = name
         part = config.get(nested) if nested else config
-        self._config: Mapping[str, Any] = part if isinstance(part, dict) else config
+        chosen = part if isinstance(part, dict) else config
+        self._config = {**(defaults or {}), **{k: v for k, v in chosen.items() if v is not None}}
 
     def get(self, *keys: str) -> Any:
         """The first of these keys that is there and not null."""
-        return next((self._config[k] for k in keys if self._config.get(k) is not None), None)
+        return next((self._config[k] for k in keys if k in self._config), None)
 
     def flag(self, key: str) -> bool:
         """Whether a switch is on."""
@@ -67,7 +76,11 @@ class Settings:
         value = self.get(*keys)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not math.isfinite(value)
+        ):
             raise CheckpointError(
                 f"{self.name}: config.json: {' or '.join(keys)} must be a number, got {value!r:.40}"
             )
@@ -100,7 +113,9 @@ class Settings:
             if value is None:
                 value = self.optional_number((base,))
             if value is None or value <= 0:
-                raise CheckpointError(f"{self.name}: config.json: the scale needs a positive {base}")
+                raise CheckpointError(
+                    f"{self.name}: config.json: the scale needs a positive {base}"
+                )
             result *= value ** float(power or 1)
         return result
 
@@ -114,6 +129,8 @@ class Settings:
     def layer_type(self, layer: int) -> str | None:
         """The layer's entry in a list of kinds, such as ``sliding_attention``."""
         kinds = self.get("layer_types", "attention_layers")
+        if kinds is None:
+            kinds = _expanded(self.get("attention_types"))
         if isinstance(kinds, list) and layer < len(kinds):
             return str(kinds[layer])
         return None
@@ -130,9 +147,22 @@ class Settings:
         period = self.optional_whole(("global_attn_every_n_layers",))
         if period is not None:
             return told if layer % period else None
-        if self.get("use_sliding_window") is False:
+        first = self.get("max_window_layers")
+        if self.get("use_sliding_window") is False or (isinstance(first, int) and layer < first):
             return None
         return None if size is None else told
+
+
+def _expanded(runs: Any) -> list[Any] | None:
+    """GPT-Neo's list of runs, ``[[["global", "local"], 6]]``, as a list of layers."""
+    if not isinstance(runs, list):
+        return None
+    kinds: list[Any] = []
+    for run in runs:
+        match run:
+            case [[*names], int(times)] if 0 < times <= LARGEST_COUNT:
+                kinds += names * times
+    return kinds
 
 
 def _as_number(text: str) -> float | None:

@@ -1,6 +1,8 @@
 """Figures from score tables and matrices; they open no checkpoint (extra ``report``)."""
 
-from wqk.figures.contrast import contrast, layer_curves, matrix_image
-from wqk.figures.style import style
+from wqk.figures.contrast import contrast, layer_curves
+from wqk.figures.heads import coupling
+from wqk.figures.matrix import draw_entries, matrix
+from wqk.figures.style import save_figure, style
 
-__all__ = ["contrast", "layer_curves", "matrix_image", "style"]
+__all__ = ["contrast", "coupling", "draw_entries", "layer_curves", "matrix", "save_figure", "style"]

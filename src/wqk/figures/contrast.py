@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from wqk.figures.matrix import draw_entries
 from wqk.figures.style import BLUE, GREEN, GREY, ORANGE, PURPLE, style
-from wqk.scores import outliers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,15 +13,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from wqk._typing import Array, Float
+    from wqk.images import MatrixImage
     from wqk.tables import ScoreTable
 
 SCORES = {"symmetry": "symmetry", "directionality_excess": "directionality (excess)"}
 
 
-def contrast(
-    table: ScoreTable, matrices: Mapping[str, Float[Array, "d_query d_key"]] | None = None
-) -> Figure:
+def contrast(table: ScoreTable, matrices: Mapping[str, MatrixImage] | None = None) -> Figure:
     """Symmetry and directionality over the layers of each checkpoint, beside matrices.
 
     Parameters
@@ -31,7 +27,7 @@ def contrast(
     table
         Scores of one or several checkpoints; each gets a curve.
     matrices
-        Forms as dense matrices by title, drawn as images; see `matrix_image`.
+        Images of forms, by title.
     """
     from matplotlib.figure import Figure
 
@@ -44,7 +40,9 @@ def contrast(
             layer_curves(axis, table, score, title)
         axes[0].legend(loc="best")
         for axis, (title, matrix) in zip(axes[len(SCORES) :], matrices.items(), strict=True):
-            matrix_image(axis, matrix, title)
+            draw_entries(axis, matrix)
+            axis.set(title=title, xlabel="key side", ylabel="query side", xticks=[], yticks=[])
+            axis.set_box_aspect(1)
     return figure
 
 
@@ -55,25 +53,15 @@ def layer_curves(axis: Axes, table: ScoreTable, score: str, title: str) -> None:
     for index, frame in enumerate(layers.partition_by("checkpoint", maintain_order=True)):
         colour = colours[index % len(colours)]
         axis.plot(
-            frame["layer"], frame[score], "o-", color=colour, label=frame["checkpoint"][0], clip_on=False
+            frame["layer"],
+            frame[score],
+            "o-",
+            color=colour,
+            label=frame["checkpoint"][0],
+            clip_on=False,
         )
         if score == "symmetry":
             axis.plot(frame["layer"], frame["symmetry_null"], ":", color=colour, linewidth=0.8)
     axis.axhline(0, color=GREY, linewidth=0.6, zorder=0)
     axis.set(title=title, xlabel="layer", ylim=(-1, 1))
     axis.set_xticks(sorted(layers["layer"].unique()))
-
-
-def matrix_image(axis: Axes, matrix: Float[Array, "d_query d_key"], title: str) -> None:
-    """A form's entries about zero, with its outlying rows and columns marked at the margins."""
-    limit = float(np.quantile(np.abs(matrix), 0.995)) or 1.0
-    axis.imshow(matrix, cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")
-    rows, columns = (np.linalg.norm(matrix, axis=side) for side in (1, 0))
-    height, width = matrix.shape
-    for index in np.flatnonzero(outliers(rows)):
-        axis.plot(width + 1, index, "<", color="black", markersize=3, clip_on=False)
-    for index in np.flatnonzero(outliers(columns)):
-        axis.plot(index, height + 1, "^", color="black", markersize=3, clip_on=False)
-    axis.set(title=title, xlabel="key side", ylabel="query side", xticks=[], yticks=[])
-    axis.set(xlim=(-0.5, width + 2), ylim=(height + 2, -0.5))
-    axis.spines[["left", "bottom"]].set_visible(False)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import io
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from wqk.errors import WqkError
+from wqk.errors import TableError, WqkError
+from wqk.files import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
+
+    from matplotlib.figure import Figure
+
+PICTURES = (".png", ".pdf", ".svg")
 
 # Okabe and Ito's colours; encoders and decoders keep theirs in every figure.
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#767676"
@@ -51,5 +58,22 @@ def style() -> Iterator[None]:
         import matplotlib as mpl
     except ImportError:
         raise WqkError("figures need matplotlib: pip install 'wqk[report]'") from None
-    with mpl.rc_context(RULES):
+    with mpl.rc_context(RULES):  # type: ignore[arg-type]
         yield
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure as .png, .pdf or .svg; whole or not at all.
+
+    Raises
+    ------
+    TableError
+        The ending is none of these, or the file cannot be written.
+    """
+    if path.suffix not in PICTURES:
+        raise TableError(
+            f"{path}: a picture is saved as {', '.join(PICTURES)}; got {path.suffix!r}"
+        )
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=path.suffix[1:])
+    write_whole(path, buffer.getvalue())

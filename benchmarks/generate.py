@@ -1,0 +1,76 @@
+"""Checkpoints of known shapes with random weights, written without PyTorch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The shape of a model's attention."""
+
+    name: str
+    model_type: str
+    layers: int
+    width: int
+    heads: int
+    key_heads: int
+    head_width: int
+    dtype: str  # "F16" or "BF16"
+    query: str
+    key: str
+
+
+BERT_BASE = Shape(
+    "BERT-base", "bert", 12, 768, 12, 12, 64, "F16",
+    "encoder.layer.{}.attention.self.query.weight", "encoder.layer.{}.attention.self.key.weight",
+)  # fmt: skip
+LLAMA_3_8B = Shape(
+    "LLaMA-3-8B", "llama", 4, 4096, 32, 8, 128, "BF16",
+    "model.layers.{}.self_attn.q_proj.weight", "model.layers.{}.self_attn.k_proj.weight",
+)  # fmt: skip
+
+
+def write_checkpoint(folder: Path, shape: Shape, seed: int = 0) -> Path:
+    """A folder with config.json and one safetensors file of queries and keys."""
+    random = np.random.default_rng(seed)
+    header: dict[str, object] = {}
+    blobs, end = [], 0
+    for layer in range(shape.layers):
+        for name, heads in ((shape.query, shape.heads), (shape.key, shape.key_heads)):
+            rows = heads * shape.head_width
+            values = random.standard_normal((rows, shape.width), np.float32) * np.float32(0.02)
+            blob = _encode(values, shape.dtype)
+            header[name.format(layer)] = {
+                "dtype": shape.dtype,
+                "shape": [rows, shape.width],
+                "data_offsets": [end, end + len(blob)],
+            }
+            blobs.append(blob)
+            end += len(blob)
+    text = json.dumps(header).encode()
+    folder.mkdir(parents=True)
+    with (folder / "model.safetensors").open("wb") as file:
+        file.writelines([len(text).to_bytes(8, "little"), text, *blobs])
+    config = {
+        "model_type": shape.model_type,
+        "hidden_size": shape.width,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.key_heads,
+    }
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+def _encode(values: np.ndarray, dtype: str) -> bytes:
+    if dtype == "F16":
+        return values.astype("<f2").tobytes()
+    return (values.view(np.uint32) >> 16).astype("<u2").tobytes()

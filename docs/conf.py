@@ -1,0 +1,46 @@
+"""Configuration of the documentation; it builds without a network."""
+
+from typing import Any
+
+from wqk import __version__
+
+project = "wqk"
+author = "The wqk developers"
+copyright = author
+version = release = __version__
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+]
+exclude_patterns = ["_build"]
+
+# In docstrings, names in single backticks are links where they are documented.
+default_role = "py:obj"
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+autosummary_generate = False
+napoleon_google_docstring = False
+napoleon_use_rtype = False
+napoleon_attr_annotations = False
+
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+
+html_theme = "furo"
+html_title = f"wqk {release}"
+html_copy_source = False
+html_show_sphinx = False
+
+
+def keep_colons(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Keep a colon in a property's first line, which napoleon reads as the end of a type."""
+    if what == "property" and lines and ": " in lines[0]:
+        head, tail = lines[0].split(": ", 1)
+        lines[:1] = [f"{head}:", tail]
+
+
+def setup(app: Any) -> None:
+    app.connect("autodoc-process-docstring", keep_colons, priority=400)

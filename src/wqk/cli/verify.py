@@ -1,0 +1,48 @@
+"""``wqk verify``: the forms as read against the attention of the running model."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from wqk.cli.options import family_file, json_output, revision
+
+
+@click.command()
+@click.argument("ref")
+@click.option("--text", help="What the model reads; random tokens otherwise.")
+@click.option("--seed", default=0, show_default=True, help="Seed of the random tokens.")
+@revision
+@family_file
+@json_output
+@click.pass_context
+def verify(
+    context: click.Context,
+    ref: str,
+    text: str | None,
+    seed: int,
+    revision: str | None,
+    family: Path | None,
+    as_json: bool,
+) -> None:
+    r"""Run the model and compare its attention with the forms'.
+
+    Exits with 1 where they differ: then the scores of this checkpoint are not to be believed. Needs
+    PyTorch and transformers (pip install 'wqk[train]').
+
+    \b
+    Example:
+      wqk verify google-bert/bert-base-uncased
+    """
+    from wqk.cli import display
+    from wqk.verification import verify as verify_checkpoint
+
+    result = verify_checkpoint(ref, family=family, text=text, seed=seed, revision=revision)
+    if as_json:
+        display.print_object({**asdict(result), "ok": result.ok, "difference": result.difference})
+    else:
+        display.print_verification(result)
+    if not result.ok:
+        context.exit(1)

@@ -1,0 +1,94 @@
+"""One form as an image: its entries, and its row and column norms in the margins."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from wqk.figures.style import BLUE, GREY, ORANGE, style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
+
+    from wqk.images import MatrixImage
+
+# Colours reach their end at this quantile of the pixels' magnitudes.
+SATURATION = 0.995
+
+
+def matrix(image: MatrixImage, title: str, subtitle: str = "") -> Figure:
+    """Draw a form as Figure 2's right panels do, with norms at the sides.
+
+    Parameters
+    ----------
+    image
+        From `wqk.images.matrix_image`.
+    title, subtitle
+        What is shown, and its scores.
+    """
+    from matplotlib.figure import Figure
+
+    with style():
+        figure = Figure(figsize=(4.4, 4.4))
+        grid = figure.add_gridspec(
+            2, 3, width_ratios=[4, 1, 0.14], height_ratios=[1, 4], wspace=0.03, hspace=0.03
+        )
+        entries = figure.add_subplot(grid[1, 0])
+        drawn = draw_entries(entries, image)
+        columns = figure.add_subplot(grid[0, 0], sharex=entries)
+        rows = figure.add_subplot(grid[1, 1], sharey=entries)
+        _draw_norms(columns, image.column_norms, image.outlying_columns, sideways=False)
+        _draw_norms(rows, image.row_norms, image.outlying_rows, sideways=True)
+        columns.set_title(title + (f"\n{subtitle}" if subtitle else ""), fontsize=8)
+        bar = figure.colorbar(drawn, cax=figure.add_subplot(grid[1, 2]))
+        bar.outline.set_visible(False)
+        bar.ax.tick_params(labelsize=6)
+        entries.set(xlabel="key side", ylabel="query side")
+        blocks = [n / p for n, p in zip(_shape(image), image.pixels.shape, strict=True)]
+        if max(blocks) > 1:
+            figure.text(
+                0.01, 0.005,
+                f"each pixel: the largest of about {blocks[0]:.1f} × {blocks[1]:.1f} entries",
+                ha="left", va="bottom", fontsize=5.5, color=GREY,
+            )  # fmt: skip
+    return figure
+
+
+def draw_entries(axis: Axes, image: MatrixImage) -> AxesImage:
+    """The entries alone, on a colour scale that is symmetric about zero."""
+    height, width = _shape(image)
+    limit = float(np.quantile(np.abs(image.pixels), SATURATION)) or 1.0
+    return axis.imshow(
+        image.pixels,
+        cmap="RdBu_r",
+        vmin=-limit,
+        vmax=limit,
+        interpolation="nearest",
+        aspect="auto",
+        extent=(-0.5, width - 0.5, height - 0.5, -0.5),
+    )
+
+
+def _shape(image: MatrixImage) -> tuple[int, int]:
+    return len(image.row_norms), len(image.column_norms)
+
+
+def _draw_norms(axis: Axes, norms: np.ndarray, outlying: np.ndarray, sideways: bool) -> None:
+    """Norms as bars along a margin, outliers in another colour."""
+    places = np.arange(len(norms))
+    for chosen, colour in ((~outlying, BLUE), (outlying, ORANGE)):
+        lines = (np.zeros(chosen.sum()), norms[chosen])
+        if sideways:
+            axis.hlines(places[chosen], *lines, color=colour, linewidth=0.7)
+        else:
+            axis.vlines(places[chosen], *lines, color=colour, linewidth=0.7)
+    axis.tick_params(labelbottom=sideways, labelleft=not sideways, labelsize=6)
+    axis.set_xlabel("row norm" if sideways else "", fontsize=7)
+    axis.set_ylabel("" if sideways else "column norm", fontsize=7)
+    if sideways:
+        axis.set_xlim(left=0)
+    else:
+        axis.set_ylim(bottom=0)

@@ -1,0 +1,65 @@
+"""Whether weights look as if they had never been trained.
+
+Freshly drawn entries are independent, centred and of one variance, so the norms of a weight's rows
+and columns hardly differ: the squared norm of n such entries has the relative variance 2/n where
+they are normal, less where they are uniform or truncated. Training leaves some inputs and outputs
+many times larger than others long before anything else is seen.
+
+Axes: H heads, R head width, D model width.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from wqk._typing import Array, Float
+
+# Standard errors by which a statistic may miss its value for independent entries.
+STANDARD_ERRORS = 5.0
+
+
+def looks_random(weights: Sequence[Float[Array, "heads width d"]], symmetry: float, d: int) -> bool:
+    """Whether a layer's weights and its symmetry are those of independent random entries.
+
+    Parameters
+    ----------
+    weights
+        The query's and the key's, each (H, R, D).
+    symmetry
+        Of the layer's form; 1/d ± √2/d where the factors are random (paper, Proposition S1.17, with
+        its constant put right).
+    d
+        Width of the form.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> drawn = rng.standard_normal((2, 4, 16, 64))
+    >>> trained = drawn * np.linspace(0.5, 1.5, 64)
+    >>> looks_random(drawn, 0.02, 64), looks_random(trained, 0.02, 64), looks_random(drawn, 0.9, 64)
+    (True, False, False)
+    """
+    if abs(symmetry - 1 / d) > STANDARD_ERRORS * math.sqrt(2) / d:
+        return False
+    return all(_is_even(weight.reshape(-1, weight.shape[-1])) for weight in weights)
+
+
+def _is_even(weight: Float[Array, "outputs inputs"]) -> bool:
+    """Whether neither the rows' nor the columns' norms spread more than chance makes them."""
+    squares = weight * weight
+    for axis in (0, 1):
+        norms = squares.sum(axis=axis, dtype=np.float64)
+        if len(norms) < 2 or not norms.any():
+            return False
+        spread = norms.var() / norms.mean() ** 2
+        # A variance estimated from n norms has the relative standard error √(2/n).
+        allowed = 1 + STANDARD_ERRORS * math.sqrt(2 / len(norms))
+        if spread > allowed * 2 / weight.shape[axis]:
+            return False
+    return True

@@ -1,0 +1,48 @@
+"""Safetensors files built by hand, right and wrong, and a clock for what must not hang."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import struct
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+
+
+@pytest.fixture(scope="session")
+def raw_file() -> Callable[..., bytes]:
+    """The bytes of a safetensors file from any header: an object, text or bytes."""
+
+    def build(header: Any, data: bytes = b"", length: int | None = None) -> bytes:
+        if not isinstance(header, bytes | str):
+            header = json.dumps(header)
+        text = header.encode("utf-8", "surrogatepass") if isinstance(header, str) else header
+        return struct.pack("<Q", len(text) if length is None else length) + text + data
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def within() -> Callable[[float], AbstractContextManager[None]]:
+    """A context that fails where its body takes longer, even where it waits for ever."""
+
+    @contextlib.contextmanager
+    def limit(seconds: float) -> Iterator[None]:
+        def stop(*_: object) -> None:
+            raise AssertionError(f"took longer than {seconds} s")
+
+        before = signal.signal(signal.SIGALRM, stop)
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+
+    return limit

@@ -1,0 +1,465 @@
+"""Checkpoints on disk: folders, shards, quantised weights, and what is no checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from wqk.checkpoints import Part, open_checkpoint, steps_of
+from wqk.errors import CheckpointError
+
+INDEX = "model.safetensors.index.json"
+
+
+def weights(seed: int, *names: str) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(6, 4, generator=generator) for name in names}
+
+
+def write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value), encoding="utf-8")
+
+
+def write_shards(folder: Path) -> dict[str, torch.Tensor]:
+    shards = {"model-1.safetensors": weights(1, "a", "b"), "model-2.safetensors": weights(2, "c")}
+    for file, tensors in shards.items():
+        save_file(tensors, folder / file)
+    weight_map = {name: file for file, tensors in shards.items() for name in tensors}
+    write_json(folder / INDEX, {"metadata": {}, "weight_map": weight_map})
+    return {name: tensor for tensors in shards.values() for name, tensor in tensors.items()}
+
+
+def write_several(folder: Path) -> dict[str, torch.Tensor]:
+    save_file(weights(1, "a"), folder / "one.safetensors")
+    save_file(weights(2, "b"), folder / "two.safetensors")
+    return weights(1, "a") | weights(2, "b")
+
+
+def write_one(folder: Path) -> dict[str, torch.Tensor]:
+    save_file(weights(3, "a", "b"), folder / "model.safetensors")
+    return weights(3, "a", "b")
+
+
+def write_one_among_others(folder: Path) -> dict[str, torch.Tensor]:
+    save_file(weights(9, "a"), folder / "adapter_model.safetensors")
+    save_file(weights(9, "a"), folder / "old.safetensors")
+    return write_one(folder)
+
+
+def write_one_and_an_adapter(folder: Path) -> dict[str, torch.Tensor]:
+    save_file(weights(9, "a"), folder / "adapter_model.safetensors")
+    save_file(weights(1, "a"), folder / "weights.safetensors")
+    return weights(1, "a")
+
+
+def write_shards_in_a_cache(folder: Path) -> dict[str, torch.Tensor]:
+    # As the hub's cache lays them out: names that point elsewhere.
+    blobs = folder.parent / "blobs"
+    blobs.mkdir()
+    tensors = write_shards(folder)
+    for path in list(folder.glob("*.safetensors")):
+        (blobs / path.name).write_bytes(path.read_bytes())
+        path.unlink()
+        path.symlink_to(Path("..") / "blobs" / path.name)
+    return tensors
+
+
+LAYOUTS = [
+    write_one,
+    write_shards,
+    write_several,
+    write_one_among_others,
+    write_one_and_an_adapter,
+    write_shards_in_a_cache,
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "model"
+    path.mkdir()
+    return path
+
+
+def read(checkpoint: Any, *names: str) -> list[np.ndarray]:
+    return checkpoint.read([Part(name) for name in names])
+
+
+@pytest.mark.parametrize("write", LAYOUTS)
+def test_a_folder_is_read_whatever_its_layout(folder, write):
+    tensors = write(folder)
+    write_json(folder / "config.json", {"model_type": "bert"})
+    checkpoint = open_checkpoint(folder)
+    assert checkpoint.config == {"model_type": "bert"}
+    assert (checkpoint.name, checkpoint.step) == (str(folder), None)
+    assert checkpoint.tensors().keys() == tensors.keys()
+    assert checkpoint.parameters == 24 * len(tensors)
+    # Against the order in the files, and one of them twice.
+    names = [*sorted(tensors, reverse=True), min(tensors)]
+    for name, array in zip(names, read(checkpoint, *names), strict=True):
+        np.testing.assert_array_equal(array, tensors[name].numpy())
+
+
+def test_rows_of_several_tensors_in_one_request(folder):
+    tensors = write_shards(folder)
+    parts = [Part("c", ((4, 6), (0, 1))), Part("a"), Part("b", ((2, 3),)), Part("c", ((1, 2),))]
+    expected = [
+        torch.cat([tensors["c"][4:6], tensors["c"][0:1]]),
+        tensors["a"],
+        tensors["b"][2:3],
+        tensors["c"][1:2],
+    ]
+    for array, tensor in zip(open_checkpoint(folder).read(parts), expected, strict=True):
+        np.testing.assert_array_equal(array, tensor.numpy())
+
+
+def test_a_single_file_takes_the_configuration_beside_it(folder):
+    tensors = write_one(folder)
+    write_json(folder / "config.json", {"model_type": "gpt2"})
+    checkpoint = open_checkpoint(str(folder / "model.safetensors"))
+    assert checkpoint.config == {"model_type": "gpt2"}
+    np.testing.assert_array_equal(read(checkpoint, "b")[0], tensors["b"].numpy())
+
+
+def test_a_subfolder(tmp_path):
+    (tmp_path / "text_encoder").mkdir()
+    write_one(tmp_path / "text_encoder")
+    checkpoint = open_checkpoint(tmp_path, subfolder="text_encoder")
+    assert set(checkpoint.tensors()) == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("name", "step"), [("checkpoint-500", 500), ("checkpoint-500b", None), ("step-500", None)]
+)
+@pytest.mark.parametrize("file", ["", "model.safetensors"])
+def test_the_step_is_in_the_folders_name(tmp_path, name, step, file):
+    (tmp_path / name).mkdir()
+    write_one(tmp_path / name)
+    assert open_checkpoint(tmp_path / name / file).step == step
+
+
+def test_a_runs_steps_are_in_their_order(tmp_path):
+    for name in ("checkpoint-1000", "checkpoint-200", "checkpoint-x"):
+        (tmp_path / name).mkdir()
+    steps = [str(tmp_path / "checkpoint-200"), str(tmp_path / "checkpoint-1000")]
+    assert steps_of(str(tmp_path)) == steps
+    write_one(tmp_path)
+    assert steps_of(str(tmp_path)) == [str(tmp_path)]
+
+
+def test_a_checkpoint_is_returned_as_it_is(folder):
+    write_one(folder)
+    checkpoint = open_checkpoint(folder)
+    assert open_checkpoint(checkpoint) is checkpoint
+
+
+@pytest.mark.parametrize("ref", [5, None, b"bytes", ["list"]])
+def test_what_is_no_reference_is_refused(ref):
+    with pytest.raises(CheckpointError, match="a checkpoint is a path, a hub id"):
+        open_checkpoint(ref)
+
+
+def test_a_missing_tensor_is_named(folder):
+    write_one(folder)
+    with pytest.raises(CheckpointError, match="no tensor named 'query'"):
+        read(open_checkpoint(folder), "query")
+
+
+# 8-bit floats
+
+
+def write_float8(
+    folder: Path, weight: torch.Tensor, scale: torch.Tensor | None, suffix: str = "_scale_inv"
+) -> None:
+    tensors = {"w": weight}
+    if scale is not None:
+        tensors[f"w{suffix}"] = scale
+    save_file(tensors, folder / "model.safetensors")
+
+
+def float8_weight(*shape: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return (100 * torch.randn(shape, generator=generator)).to(torch.float8_e4m3fn)
+
+
+def block_scales(shape: tuple[int, int], side: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.rand([-(-n // side) for n in shape], generator=generator) + 0.5
+
+
+def spread(scales: torch.Tensor, side: int, shape: tuple[int, int]) -> torch.Tensor:
+    """Each block's scale at every entry of the block."""
+    wide = scales.repeat_interleave(side, 0).repeat_interleave(side, 1)
+    return wide[: shape[0], : shape[1]]
+
+
+ROWS = [None, ((0, 300),), ((100, 160),), ((250, 300), (0, 3)), ((127, 129), (127, 128))]
+
+
+@pytest.mark.parametrize("rows", ROWS, ids=str)
+@pytest.mark.parametrize("shape", [(300, 200), (300, 256), (384, 128), (300, 70)], ids=str)
+def test_float8_in_blocks_of_128(folder, shape, rows):
+    weight, scales = float8_weight(*shape), block_scales(shape, 128)
+    write_float8(folder, weight, scales)
+    expected = (weight.float() * spread(scales, 128, shape)).numpy()
+    (result,) = open_checkpoint(folder).read([Part("w", rows)])
+    if rows:
+        expected = np.concatenate([expected[start:stop] for start, stop in rows])
+    assert result.dtype == np.float32
+    np.testing.assert_allclose(result, expected, rtol=1e-6)
+
+
+SCALES = {
+    "one for the tensor": torch.tensor(0.25),
+    "one in a list": torch.tensor([0.25]),
+    "one for each row": torch.linspace(0.5, 2, 300),
+    "one for each row, as a column": torch.linspace(0.5, 2, 300)[:, None],
+    "half precision": torch.linspace(0.5, 2, 300).bfloat16(),
+    "blocks of 50": block_scales((300, 200), 50),
+}
+
+
+@pytest.mark.parametrize("rows", ROWS, ids=str)
+@pytest.mark.parametrize("scale", SCALES.values(), ids=SCALES)
+def test_float8_with_other_scales(folder, scale, rows):
+    weight = float8_weight(300, 200)
+    write_float8(folder, weight, scale, "_scale")
+    by_row = scale.float()[:, None] if scale.shape == (300,) else scale.float()
+    wide = spread(by_row, 50, (300, 200)) if scale.shape == (6, 4) else by_row
+    expected = (weight.float() * wide).numpy()
+    (result,) = open_checkpoint(folder).read([Part("w", rows)])
+    if rows:
+        expected = np.concatenate([expected[start:stop] for start, stop in rows])
+    np.testing.assert_allclose(result, expected, rtol=1e-6)
+
+
+def test_float8_and_its_scales_in_two_files(folder):
+    weight, scales = float8_weight(300, 200), block_scales((300, 200), 128)
+    save_file({"w": weight}, folder / "one.safetensors")
+    save_file({"w_scale_inv": scales}, folder / "two.safetensors")
+    expected = weight.float() * spread(scales, 128, (300, 200))
+    (result,) = read(open_checkpoint(folder), "w")
+    np.testing.assert_allclose(result, expected.numpy(), rtol=1e-6)
+
+
+BAD_SCALES = {
+    "none": (None, "stored as float8 without its scales"),
+    "three for 300 rows": (torch.ones(3), r"scales of shape \(3,\)"),
+    "blocks that do not divide": (torch.ones(7, 2), "7 blocks of scales do not divide 300 evenly"),
+    "no scale": (torch.ones(0, 2), "do not divide"),
+    "three axes": (torch.ones(3, 2, 2), r"scales of shape \(3, 2, 2\)"),
+    "whole numbers": (torch.ones(3, 2, dtype=torch.int32), "stored as I32"),
+}
+
+
+@pytest.mark.parametrize(("scale", "message"), BAD_SCALES.values(), ids=BAD_SCALES)
+def test_float8_that_means_nothing_is_refused(folder, scale, message):
+    write_float8(folder, float8_weight(300, 200), scale)
+    with pytest.raises(CheckpointError, match=message):
+        read(open_checkpoint(folder), "w")
+
+
+# What is refused, and by which name
+
+METHODS = ["gptq", "awq", "bitsandbytes", "AQLM", "hqq", "quanto"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("file", ["", "model.safetensors"])
+def test_quantised_models_are_refused_by_name(folder, method, file):
+    write_one(folder)
+    write_json(folder / "config.json", {"quantization_config": {"quant_method": method}})
+    with pytest.raises(CheckpointError, match=f"quantised with {method.lower()}; ") as caught:
+        open_checkpoint(folder / file)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"quantization_config": {"quant_method": "fp8"}},
+        {"quantization_config": {}},
+        {"quantization_config": None},
+        {"quantization_config": "?"},
+        {},
+    ],
+)
+def test_other_configurations_are_not(folder, config):
+    write_one(folder)
+    write_json(folder / "config.json", config)
+    assert open_checkpoint(folder).config == config
+
+
+FOREIGN = {
+    "model.gguf": "GGUF",
+    "model.onnx": "ONNX",
+    "tf_model.h5": "TensorFlow",
+    "flax_model.msgpack": "Flax",
+    "model.pkl": "bare pickle",
+}
+
+
+@pytest.mark.parametrize(("name", "what"), FOREIGN.items())
+@pytest.mark.parametrize("as_file", [False, True])
+def test_other_formats_are_refused_by_name(folder, name, what, as_file):
+    (folder / name).write_bytes(b"GGUF")
+    with pytest.raises(CheckpointError, match=what) as caught:
+        open_checkpoint(folder / name if as_file else folder)
+    assert name in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("weights_name", ["adapter_model.safetensors", "adapter_model.bin"])
+def test_an_adapter_alone_is_refused(folder, weights_name):
+    write_json(folder / "adapter_config.json", {"peft_type": "LORA"})
+    save_file(weights(0, "lora_A"), folder / weights_name)
+    with pytest.raises(CheckpointError, match="holds only an adapter; merge it"):
+        open_checkpoint(folder)
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "rng_state.pth", "rng_state_0.pth", "notes.txt"])
+def test_a_folder_without_weights(folder, name):
+    (folder / name).write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"no weights here; expected model\.safetensors"):
+        open_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("missing.safetensors", "no such file or folder"),
+        ("missing/folder", "no such file or folder"),
+        ("x" * 300 + ".safetensors", "cannot be opened|no such file"),
+        ("nul\0.safetensors", "no such file or folder"),
+    ],
+)
+def test_a_path_that_is_not_there(tmp_path, name, message):
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(tmp_path / name)
+
+
+def test_a_file_of_another_kind(tmp_path):
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(CheckpointError, match="not a checkpoint file"):
+        open_checkpoint(tmp_path / "notes.txt")
+
+
+def test_one_tensor_in_two_files(folder):
+    save_file(weights(1, "a"), folder / "one.safetensors")
+    save_file(weights(2, "a"), folder / "two.safetensors")
+    with pytest.raises(CheckpointError, match="tensor 'a' occurs in two files"):
+        open_checkpoint(folder)
+
+
+BAD_INDEXES = {
+    "outside": ({"weight_map": {"a": "../model-1.safetensors"}}, "outside its own folder"),
+    "absolute": ({"weight_map": {"a": "/etc/passwd"}}, "outside its own folder"),
+    "parent": ({"weight_map": {"a": ".."}}, "outside its own folder"),
+    "nothing": ({"weight_map": {"a": ""}}, "outside its own folder"),
+    "missing": ({"weight_map": {"a": "model-9.safetensors"}}, "model-9.safetensors is missing"),
+    "long": ({"weight_map": {"a": "x" * 300}}, "File name too long|is missing"),
+    "no name": ({"weight_map": {"a": "nul\0"}}, "is missing"),
+    "a number": ({"weight_map": {"a": 5}}, "shard 5 is missing"),
+    "a list": ({"weight_map": ["a"]}, "lacks the 'weight_map'"),
+    "empty": ({"weight_map": {}}, "lacks the 'weight_map'"),
+    "no map": ({}, "lacks the 'weight_map'"),
+    "no object": ([1], "expected a JSON object"),
+}
+
+
+@pytest.mark.parametrize(("index", "message"), BAD_INDEXES.values(), ids=BAD_INDEXES)
+@pytest.mark.parametrize("name", [INDEX, "pytorch_model.bin.index.json"])
+def test_an_index_that_lies_is_refused(folder, index, message, name):
+    save_file(weights(1, "a"), folder.parent / "model-1.safetensors")
+    write_json(folder / name, index)
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(folder)
+
+
+def sparse(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(2**40)
+
+
+UNREADABLE = {
+    "a folder": (lambda path: path.mkdir(), "not a regular file"),
+    "a pipe": (os.mkfifo, "not a regular file"),
+    "a device": (lambda path: path.symlink_to("/dev/zero"), "not a regular file"),
+    "an empty file": (lambda path: path.touch(), "0 bytes|not valid JSON"),
+    "a link to nothing": (lambda path: path.symlink_to("nothing"), "No such file"),
+    "a link to itself": (lambda path: path.symlink_to(path), "symbolic links|cannot be"),
+    "a terabyte of zeros": (sparse, "not valid JSON|too large"),
+}
+
+
+@pytest.mark.parametrize(("make", "message"), UNREADABLE.values(), ids=UNREADABLE)
+def test_what_is_no_file_of_weights(folder, within, make, message):
+    make(folder / "model.safetensors")
+    with within(2), pytest.raises(CheckpointError, match=message):
+        open_checkpoint(folder)
+
+
+@pytest.mark.parametrize("name", [INDEX, "config.json"])
+@pytest.mark.parametrize("kind", set(UNREADABLE) - {"a link to nothing", "a link to itself"})
+def test_what_is_no_file_of_json(folder, within, name, kind):
+    make, message = UNREADABLE[kind]
+    write_one(folder)
+    make(folder / name)
+    with within(2), pytest.raises(CheckpointError, match=message):
+        open_checkpoint(folder)
+
+
+@pytest.mark.parametrize("text", ["{", "[" * 100_000, "9" * 5000, "\udcff", "null"])
+def test_a_configuration_that_is_no_json(folder, text):
+    write_one(folder)
+    (folder / "config.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(CheckpointError, match=r"config\.json: (not valid JSON|expected a JSON)"):
+        open_checkpoint(folder)
+
+
+def test_a_file_that_shrinks_after_it_was_opened(folder):
+    write_one(folder)
+    checkpoint = open_checkpoint(folder)
+    path = folder / "model.safetensors"
+    os.truncate(path, path.stat().st_size - 40)
+    with pytest.raises(CheckpointError, match=r"ended at byte [0-9]+, while it was read"):
+        read(checkpoint, "a", "b")
+
+
+@pytest.mark.parametrize("function", ["open", "preadv"])
+def test_a_file_that_the_system_refuses(folder, monkeypatch, function):
+    # Root reads everything, so the refusal has to be played.
+    write_one(folder)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, function, refuse)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: cannot be .*\(Permission"):
+        open_checkpoint(folder)
+
+
+def test_files_are_closed_with_their_checkpoint(folder):
+    write_one(folder)
+    handles = Path("/proc/self/fd")
+    if not handles.exists():
+        pytest.skip("counts open files through /proc")
+    before = len(list(handles.iterdir()))
+    for _ in range(20):
+        open_checkpoint(folder)
+    assert len(list(handles.iterdir())) <= before + 1
+
+
+def test_a_wanted_part_knows_its_bytes(folder):
+    write_one(folder)
+    info = open_checkpoint(folder).info("a")
+    assert (info.dtype, info.shape, info.nbytes) == ("F32", (6, 4), 96)
+    assert Part("a").nbytes(info) == 96
+    assert Part("a", ((0, 1), (3, 5))).nbytes(info) == 48

@@ -1,0 +1,66 @@
+"""Every stored number type against the library that defines it, code by code."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from wqk.checkpoints import number_types
+from wqk.errors import CheckpointError
+
+EVERY_BYTE = np.arange(256, dtype=np.uint8)
+EVERY_PAIR = np.arange(2**16, dtype="<u2")
+SOME_BITS = np.random.default_rng(0).integers(0, 2**32, 1000, dtype=np.uint32)
+
+# Stored codes, and PyTorch's name for their type.
+CODES = {
+    "F8_E4M3": (EVERY_BYTE, torch.float8_e4m3fn),
+    "F8_E5M2": (EVERY_BYTE, torch.float8_e5m2),
+    "F16": (EVERY_PAIR, torch.float16),
+    "BF16": (EVERY_PAIR, torch.bfloat16),
+    "F32": (SOME_BITS, torch.float32),
+    "F64": (SOME_BITS, torch.float64),
+}
+
+
+def widen(dtype: str, stored: bytes, count: int) -> np.ndarray:
+    out = np.empty(count, number_types.widened_type(dtype))
+
+    def read(offset: int, buffer: memoryview) -> None:
+        buffer[:] = stored[offset : offset + len(buffer)]
+
+    number_types.widen(dtype, read, out)
+    return out
+
+
+@pytest.mark.parametrize("dtype", CODES)
+def test_every_code_widens_to_its_value(dtype):
+    codes, theirs = CODES[dtype]
+    stored = codes.tobytes()
+    tensor = torch.frombuffer(bytearray(stored), dtype=theirs)
+    expected = tensor.to(torch.float64 if dtype == "F64" else torch.float32).numpy()
+    result = widen(dtype, stored, expected.size)
+    assert result.dtype == expected.dtype
+    np.testing.assert_array_equal(np.isnan(result), np.isnan(expected))
+    real = ~np.isnan(expected)
+    # Bits rather than values, for the sign of zero.
+    np.testing.assert_array_equal(result[real].view(np.uint8), expected[real].view(np.uint8))
+
+
+@pytest.mark.parametrize("dtype", CODES)
+@pytest.mark.parametrize("count", [0, 1, 6, 7, 8, 15])
+def test_pieces_of_any_length_join_up(monkeypatch, dtype, count):
+    codes, _ = CODES[dtype]
+    width = number_types.ITEM_BITS[dtype] // 8
+    stored = codes.tobytes()[2**9 :][: count * width]
+    expected = widen(dtype, stored, len(stored) // width)
+    monkeypatch.setattr(number_types, "PIECE", 7)
+    np.testing.assert_array_equal(widen(dtype, stored, len(stored) // width), expected)
+
+
+@pytest.mark.parametrize("dtype", sorted(set(number_types.ITEM_BITS) - set(CODES)))
+def test_other_types_are_not_weights(dtype):
+    assert not number_types.is_float(dtype)
+    with pytest.raises(CheckpointError, match=f"stored as {dtype}, which is not a floating-point"):
+        number_types.widened_type(dtype)

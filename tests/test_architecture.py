@@ -1,0 +1,139 @@
+"""The house's rules: which part may import which, and that the core starts without PyTorch."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import wqk
+
+SOURCE = Path(wqk.__file__).parent
+
+# Each part of the package and the parts that it may import. Everything may use `leaves`.
+LEAVES = {"errors", "files", "_typing", "_version"}
+# fmt: off
+ARROWS = {
+    "errors": set(),
+    "files": set(),
+    "_typing": set(),
+    "_version": set(),
+    "checkpoints": set(),
+    "families": {"checkpoints"},
+    "kernels": set(),
+    "forms": {"kernels"},
+    "scores": {"forms", "kernels"},
+    "randomness": set(),
+    "attention": {"checkpoints", "families", "forms"},
+    "tables": set(),
+    "scanning": {
+        "attention", "checkpoints", "families", "forms", "randomness", "scores", "tables",
+    },
+    "differences": {"attention", "checkpoints", "forms", "scores"},
+    "explanation": {"attention", "checkpoints", "families"},
+    "verification": {"attention", "checkpoints", "families", "forms"},
+    "images": {"forms", "scores"},
+    "figures": {"images", "scores", "tables"},
+    "views": {"attention", "figures", "images", "scores"},
+    "demo": {"attention", "figures", "images", "scanning", "tables"},
+    "cli": {
+        "attention", "checkpoints", "demo", "differences", "explanation", "figures", "scanning",
+        "tables", "verification", "views",
+    },
+    "__main__": {"cli"},
+}
+# fmt: on
+HEAVY = {"torch", "transformers", "matplotlib", "pandas", "scipy", "sklearn", "safetensors"}
+
+
+def modules() -> list[Path]:
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def imported(path: Path, late: bool) -> set[str]:
+    """Full names of imported modules; only those met on import unless ``late``."""
+    names = set()
+
+    def visit(node: ast.AST) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Import):
+                names.update(alias.name for alias in child.names)
+            elif isinstance(child, ast.ImportFrom):
+                assert child.level == 0, f"{path}: relative import"
+                names.update(f"{child.module}.{alias.name}" for alias in child.names)
+            is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+            is_typing = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
+            if late or not (is_function or is_typing):
+                visit(child)
+
+    visit(ast.parse(path.read_text(encoding="utf-8")))
+    return names
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_arrows_never_point_back(path: Path) -> None:
+    part = part_of(path)
+    if part == "__init__":
+        return
+    for name in imported(path, late=True):
+        if name.startswith("wqk."):
+            target = name.split(".")[1]
+            allowed = ARROWS[part] | LEAVES | {part}
+            assert target in allowed, f"{path.name}: {part} must not import {target}"
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_heavy_libraries_are_imported_late(path: Path) -> None:
+    assert not {name.split(".")[0] for name in imported(path, late=False)} & HEAVY
+
+
+def test_the_core_runs_without_optional_libraries() -> None:
+    # A fresh interpreter in which every optional import fails.
+    blocked = sorted(HEAVY)
+    code = (
+        f"import sys\nfor name in {blocked}: sys.modules[name] = None\n"
+        "import wqk\nfrom click.testing import CliRunner\nfrom wqk.cli.main import command\n"
+        "assert len(wqk.scan(wqk.demo_model('encoder'))) == 20\n"
+        "result = CliRunner().invoke(command, ['demo'])\n"
+        "assert result.exit_code == 0, result.output\n"
+        "assert 'encoder' in result.output and 'wqk[report]' in result.output\n"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+
+
+def test_a_scan_of_a_folder_does_not_load_torch() -> None:
+    code = (
+        "import sys, wqk\nwqk.scan(wqk.demo_model('encoder'))\n"
+        "assert not {'torch', 'transformers', 'matplotlib'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_namespace_is_the_public_list() -> None:
+    public = {name for name in dir(wqk) if not name.startswith("_")} | {"__version__"}
+    assert public == set(wqk.__all__)
+    assert all(getattr(wqk, name) is not None for name in wqk.__all__)
+
+
+def test_the_command_starts_with_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom wqk.cli.main import command\n"
+        "assert not {'numpy', 'polars', 'rich', 'huggingface_hub'} & set(sys.modules), sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_files_stay_small_enough_to_hold_in_the_head() -> None:
+    long = {
+        str(path.relative_to(SOURCE)): lines
+        for path in modules()
+        if (lines := len(path.read_text(encoding="utf-8").splitlines())) > 420
+    }
+    assert not long

@@ -1,0 +1,84 @@
+"""The wheel: everything is in it, and its declared core dependencies are enough to run it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder)]
+    subprocess.run([*command, str(ROOT)], check=True, capture_output=True)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def requirements(name: str) -> set[str]:
+    """Names of what a distribution needs without extras, here and on this Python."""
+    from packaging.requirements import Requirement
+
+    found: set[str] = set()
+    for line in metadata.requires(name) or []:
+        requirement = Requirement(line)
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            found.add(re.sub(r"[-_.]+", "-", requirement.name).lower())
+    return found
+
+
+def closure(names: set[str]) -> set[str]:
+    found: set[str] = set()
+    todo = set(names)
+    while todo:
+        name = todo.pop()
+        found.add(name)
+        todo |= requirements(name) - found
+    return found
+
+
+def test_the_wheel_runs_the_demo_with_its_core_dependencies_alone(
+    wheel: Path, tmp_path: Path
+) -> None:
+    environment = tmp_path / "empty"
+    venv.create(environment)
+    paths = {"base": str(environment), "platbase": str(environment)}
+    site = Path(sysconfig.get_path("purelib", "venv", paths))
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    # What an installer would fetch: each core dependency, and what it needs in turn.
+    for name in closure(requirements("wqk")):
+        distribution = metadata.distribution(name)
+        for top in {file.parts[0] for file in distribution.files or () if file.parts[0] != ".."}:
+            if not (site / top).exists():
+                (site / top).symlink_to(Path(str(distribution.locate_file(top))).resolve())
+    python = environment / "bin" / "python"
+    absent = "import importlib.util as u; print([n for n in ('torch', 'pytest') if u.find_spec(n)])"
+    assert subprocess.check_output([python, "-c", absent], text=True).strip() == "[]"
+    done = subprocess.run(
+        [python, "-m", "wqk", "demo"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert "symmetry" in done.stdout
+    assert "decoder" in done.stdout
+
+
+def test_the_wheel_is_small_and_complete(wheel: Path) -> None:
+    assert wheel.stat().st_size < 2_000_000
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    expected = {
+        str(path.relative_to(ROOT / "src"))
+        for path in (ROOT / "src" / "wqk").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert expected <= names
