@@ -196,7 +196,7 @@ class BilinearForm:
         return kernels.measure(self.query, self.key)
 
     @property
-    def norm(self) -> Float[Array, ...]:
+    def norm(self) -> Float[Array, "*stack"]:
         """Frobenius norm ‖M‖_F, shape (...)."""
         xp = array_namespace(self.query, self.key)
         return kernels.times_power(
@@ -220,7 +220,7 @@ class BilinearForm:
         return kernels.row_dots(self.query, self.key, array_namespace(self.query, self.key))
 
     @property
-    def trace(self) -> Float[Array, ...]:
+    def trace(self) -> Float[Array, "*stack"]:
         """tr(M), shape (...), of a square form."""
         xp = array_namespace(self.query, self.key)
         return xp.sum(self.diagonal, axis=-1)

@@ -44,7 +44,7 @@ class Moments(ABC):
 
     query: Float[Array, "... d_query r"]
     key: Float[Array, "... d_key r"]
-    exponent: Float[Array, ...]
+    exponent: Float[Array, "*stack"]
 
     def __init__(self, query: Array, key: Array, exponent: Array) -> None:
         self._xp = array_namespace(query, key)
@@ -57,12 +57,12 @@ class Moments(ABC):
 
     @property
     @abstractmethod
-    def square_norm(self) -> Float[Array, ...]:
+    def square_norm(self) -> Float[Array, "*stack"]:
         """‖M‖²_F."""
 
     @property
     @abstractmethod
-    def trace_of_square(self) -> Float[Array, ...]:
+    def trace_of_square(self) -> Float[Array, "*stack"]:
         """tr(M M), for square forms."""
 
     @property
@@ -168,7 +168,7 @@ def row_dots(
 
 def balance(
     factor: Float[Array, "... d r"], xp: Any
-) -> tuple[Float[Array, "... d r"], Float[Array, ...]]:
+) -> tuple[Float[Array, "... d r"], Float[Array, "*stack"]]:
     """Bring a factor into the safe range by powers of two, which is exact.
 
     Returns the factor, and the exponent (...) of the power of two that was taken off it. Factors
@@ -217,12 +217,12 @@ class Identities(Moments):
         return bool(xp.any(self.square_norm < 2 * precision(self.query, xp) * size))
 
     @cached_property
-    def square_norm(self) -> Float[Array, ...]:
+    def square_norm(self) -> Float[Array, "*stack"]:
         """Sum of AᵀA ∘ BᵀB."""
         return inner(self._query_gram, self._key_gram, self._xp)
 
     @cached_property
-    def trace_of_square(self) -> Float[Array, ...]:
+    def trace_of_square(self) -> Float[Array, "*stack"]:
         """Sum of C ∘ Cᵀ, with C = BᵀA."""
         cross = self._xp.matmul(self._xp.matrix_transpose(self.key), self.query)
         return inner(cross, self._xp.matrix_transpose(cross), self._xp)
@@ -253,7 +253,7 @@ class TileSums(NamedTuple):
 
     rows: Float[Array, "... d_query"]
     columns: Float[Array, "... d_key"]
-    trace_of_square: Float[Array, ...] | None
+    trace_of_square: Float[Array, "*stack"] | None
 
 
 def tile_sums(query: Array, key: Array, xp: Any) -> TileSums:
@@ -311,7 +311,7 @@ class Tiles(Moments):
         return tile_sums(self.query, self.key, self._xp)
 
     @cached_property
-    def square_norm(self) -> Float[Array, ...]:
+    def square_norm(self) -> Float[Array, "*stack"]:
         """‖M‖², and 0 where M is nothing but the rounding of sums that cancel."""
         xp = self._xp
         square_norm = xp.sum(self._sums.rows, axis=-1)
@@ -320,7 +320,7 @@ class Tiles(Moments):
         return xp.where(is_zero, xp.zeros_like(square_norm), square_norm)
 
     @property
-    def trace_of_square(self) -> Float[Array, ...]:
+    def trace_of_square(self) -> Float[Array, "*stack"]:
         """Sum of M ∘ Mᵀ; only a square form has it."""
         return self._sums.trace_of_square
 

@@ -32,7 +32,7 @@ Weight = Literal["norm", "excess"]
 NO_SPREAD = 1e-6
 
 
-def symmetry(form: BilinearForm) -> Float[Array, ...]:
+def symmetry(form: BilinearForm) -> Float[Array, "*stack"]:
     """Symmetry s = tr(M M) / ‖M‖²_F = (‖M_s‖² − ‖M_n‖²) / ‖M‖²_F, shape (...).
 
     Definition 3.1 with the range of Proposition S1.17: 1 for a symmetric, −1 for a skew-symmetric
@@ -57,7 +57,7 @@ def symmetry(form: BilinearForm) -> Float[Array, ...]:
     return _ratio(form.moments.trace_of_square, form)
 
 
-def symmetry_null(form: BilinearForm) -> Float[Array, ...]:
+def symmetry_null(form: BilinearForm) -> Float[Array, "*stack"]:
     """Mean symmetry when the signs of M's rows are drawn at random: Σ_i M_ii² / ‖M‖², shape (...).
 
     It keeps the row scales, so that a few outlying dimensions do not pass for symmetry: a fairer
@@ -83,7 +83,7 @@ def symmetry_null(form: BilinearForm) -> Float[Array, ...]:
 
 def directionality(
     form: BilinearForm, gamma: float = 2.0, weight: Weight = "norm"
-) -> Float[Array, ...]:
+) -> Float[Array, "*stack"]:
     """Directionality d = (R − C) / (R + C), shape (...): negative where few columns dominate.
 
     R (C) is the sum over the rows (columns) whose L2 norm exceeds mean + gamma · std of the row

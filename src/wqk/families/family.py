@@ -43,7 +43,8 @@ class AttentionRule:
     """One attention of a model: where its tensors are in every layer.
 
     Names leave out ``.weight`` and any prefix, and hold ``{layer}``; where a model has been spelt
-    in several ways, all spellings are listed. Other strings are keys of the configuration.
+    in several ways, all spellings are listed. ``{previous}`` is the layer before, whose last norm
+    feeds this one in post-norm models. Other strings are keys of the configuration.
     """
 
     stack: str  # encoder, decoder, vision, audio, text, ...
@@ -60,7 +61,12 @@ class AttentionRule:
     value_bias: tuple[str, ...] = ()
     query_norm: tuple[str, ...] = ()  # norm between projection and score
     key_norm: tuple[str, ...] = ()
-    norm: str = "rms"  # its kind; see wqk.families.layouts.NORMS
+    input_norm: tuple[str, ...] = ()  # norm that feeds the queries, and the keys of self-attention
+    first_input_norm: tuple[str, ...] = ()  # the same in layer 0, where it is another
+    key_input_norm: tuple[str, ...] = ()  # norm that feeds the keys of cross-attention
+    input_norm_kind: str = "rms"  # or "layer"
+    input_norm_offset: float = 0.0
+    norm: str = "rms"  # kind of query_norm and key_norm; see wqk.families.layouts.NORMS
     norm_offset: float = 0.0  # 1 where the gain is stored as its difference from 1
     norm_epsilon: tuple[str, ...] = ("rms_norm_eps", "layer_norm_eps", "norm_eps")
     config: str = ""  # the nested configuration that the keys below are in
