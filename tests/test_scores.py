@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+import jaxtyping
 import numpy as np
 import pytest
 from hypothesis import event, given, settings
@@ -14,6 +15,9 @@ from hypothesis import strategies as st
 from wqk import BilinearForm, coupling, directionality, kernels, symmetry, symmetry_null
 from wqk.errors import FormError, NonFiniteWeights
 from wqk.scores import head_terms, outliers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 TOLERANCE = {np.float32: 1e-5, np.float64: 1e-10}
 
@@ -647,6 +651,15 @@ def test_head_terms_need_heads_by_group(query, key):
         head_terms(BilinearForm(np.ones(query), np.ones(key)))
 
 
+@pytest.fixture
+def unchecked_arguments() -> Iterator[None]:
+    """For arguments that are wrong on purpose: wqk's own check comes before the tests' one."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.mark.usefixtures("unchecked_arguments")
 def test_an_unknown_weight_is_refused():
     with pytest.raises(FormError, match="'norm' or 'excess'"):
         directionality(random_form(0), weight="square")

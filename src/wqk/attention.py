@@ -101,12 +101,11 @@ class Attention:
         return self.heads.sum()
 
     def __repr__(self) -> str:
-        rule = self.plan.rule
         heads = f"{self.head_count} heads"
         if self.key_head_count != self.head_count:
             heads += f" over {self.key_head_count} key heads"
         return (
-            f"Attention({rule.stack} {rule.kind}, layer {self.layer}: "
+            f"Attention({self.plan.stack} {self.plan.rule.kind}, layer {self.layer}: "
             f"{heads}, {self.form.shape[0]} × {self.form.shape[1]})"
         )
 
@@ -208,9 +207,9 @@ def read_attention(
     plans = [
         p
         for p in attention_plans(checkpoint, family)
-        if p.rule.kind == kind and stack in (None, p.rule.stack)
+        if p.rule.kind == kind and stack in (None, p.stack)
     ]
-    stacks = list(dict.fromkeys(p.rule.stack for p in plans))
+    stacks = list(dict.fromkeys(p.stack for p in plans))
     if len(stacks) > 1:
         raise CheckpointError(
             f"{checkpoint.name}: has several stacks, name one of them: stack={stacks[0]!r} or "

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FOLDER = Path(__file__).parent / "demo_models"
-MODELS: tuple[Literal["encoder", "decoder"], ...] = ("encoder", "decoder")
+Name = Literal["encoder", "decoder"]
+MODELS: tuple[Name, ...] = ("encoder", "decoder")
 
 
-def demo_model(name: Literal["encoder", "decoder"]) -> Path:
+def demo_model(name: Name) -> Path:
     """Folder of a model that comes with the package: its query and key weights and configuration.
 
     Both were trained on the same text, with the same shape and recipe, one to fill in masked
@@ -53,15 +54,17 @@ def demo_table() -> ScoreTable:
 
 
 def demo_introduction() -> str:
-    """What the two models are, in a sentence."""
+    """What the two models are, in a few sentences."""
     training = demo_training()
-    encoder, decoder = (training[name] for name in MODELS)
+    encoder, decoder = (training[name]["held_out_loss"] for name in MODELS)
+    config = json.loads((demo_model("encoder") / "config.json").read_text(encoding="utf-8"))
     return (
-        f"Two models of one shape, {training['architecture']}, trained by wqk on "
-        f"{training['text']} for {training['steps']:,} steps: an encoder that fills in masked "
-        f"characters (held-out loss {encoder['held_out_loss']:.2f} nats) and a decoder that "
-        f"predicts the next one ({decoder['held_out_loss']:.2f}; single letters by their "
-        f"frequency: {training['unigram_entropy']:.2f})."
+        f"Two models of one shape ({config['num_hidden_layers']} layers, width "
+        f"{config['hidden_size']}, {config['num_attention_heads']} heads), trained from the same "
+        f"start on the same {training['tokens'] / 1e6:.1f} million characters of Wikipedia. The "
+        "encoder fills in masked characters from both sides, the decoder predicts the next one "
+        f"from the left. Held-out loss {encoder:.2f} and {decoder:.2f} nats; letters by their "
+        f"frequency alone cost {training['unigram_entropy']:.2f}."
     )
 
 
@@ -110,8 +113,9 @@ def demo_figure(table: ScoreTable) -> Figure:
     layers = table.layers.frame
     encoder = layers.filter(checkpoint="encoder").sort("symmetry")["layer"][-1]
     decoder = layers.filter(checkpoint="decoder").sort("directionality_excess")["layer"][0]
+    chosen: dict[Name, int] = {"encoder": encoder, "decoder": decoder}
     matrices = {
         f"{name}, layer {layer}": matrix_image(read_attention(demo_model(name), layer).form)
-        for name, layer in (("encoder", encoder), ("decoder", decoder))
+        for name, layer in chosen.items()
     }
     return contrast(table, matrices)

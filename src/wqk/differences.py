@@ -66,9 +66,7 @@ def diff(
     """
     old, new = open_checkpoint(before), open_checkpoint(after)
     old_plans, new_plans = attention_plans(old, family), attention_plans(new, family)
-    places = [
-        [(p.rule.stack, p.rule.kind, p.layer) for p in plans] for plans in (old_plans, new_plans)
-    ]
+    places = [[(p.stack, p.rule.kind, p.layer) for p in plans] for plans in (old_plans, new_plans)]
     if places[0] != places[1]:
         raise CheckpointError(
             f"{old.name} and {new.name} cannot be compared: they have {len(old_plans)} and "
@@ -91,8 +89,7 @@ def _rows(old: Attention, new: Attention, gamma: float) -> Iterator[dict[str, An
         raise CheckpointError(
             f"layer {old.layer} has {old!r} before and {new!r} after; only equal shapes compare"
         )
-    rule = old.plan.rule
-    place = {"stack": rule.stack, "kind": rule.kind, "layer": old.layer}
+    place = {"stack": old.plan.stack, "kind": old.plan.rule.kind, "layer": old.layer}
     for heads, columns in (
         ([None], _columns(old.form, new.form, gamma)),
         (range(old.head_count), _columns(old.heads, new.heads, gamma)),

@@ -7,6 +7,7 @@
     ├── HubError             a checkpoint that the hub, or the network, does not give
     ├── UnknownFamily        no rule says which tensors are the queries and keys
     ├── NonFiniteWeights     NaN or infinity among the weights
+    ├── MissingPackage       an optional package that this needs is not installed
     ├── FormError            factors that do not make a bilinear form
     ├── TableError           a score table that cannot be read or written
     ├── CorpusError          text that cannot be turned into tokens
@@ -32,6 +33,10 @@ class UnknownFamily(WqkError):
 
 class NonFiniteWeights(WqkError):
     """Query or key weights with NaN or infinite entries."""
+
+
+class MissingPackage(WqkError):
+    """Something that needs an optional package, which is not installed."""
 
 
 class FormError(WqkError, ValueError):

@@ -120,7 +120,7 @@ def _uses(checkpoint: Checkpoint, plans: Sequence[AttentionPlan]) -> Iterator[Te
             info = checkpoint.info(part.name)
             side = plan.query if role.startswith("query") else plan.key
             alike = (
-                plan.rule.stack,
+                plan.stack,
                 plan.rule.kind,
                 role,
                 _without_numbers(part.name),
@@ -159,7 +159,7 @@ def spans(numbers: Sequence[int]) -> str:
 
 def _notes(plan: AttentionPlan) -> Iterator[str]:
     """What belongs to the model's score beside the form, in the order in which it is applied."""
-    where = f"{plan.rule.stack} {plan.rule.kind}-attention"
+    where = f"{plan.stack} {plan.rule.kind}-attention"
     if plan.reason:
         yield f"{where}: partial: {plan.reason}."
     if plan.rotary is not None:

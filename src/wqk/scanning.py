@@ -104,7 +104,7 @@ def scan(
         "gamma": gamma,
         "folded_norms": False,
         "biases": False,
-        "partial": {p.rule.stack: p.reason for p in plans if p.reason},
+        "partial": {p.stack: p.reason for p in plans if p.reason},
     }
     return ScoreTable.from_rows(({**about, **row} for row in rows), metadata)
 
@@ -197,7 +197,7 @@ def _place(attention: Attention) -> dict[str, Any]:
     d_query, d_key = attention.form.shape
     return {
         "family": plan.family,
-        "stack": plan.rule.stack,
+        "stack": plan.stack,
         "kind": plan.rule.kind,
         "window": plan.window,
         "layer": plan.layer,

@@ -24,10 +24,9 @@ def demo(out: Path, as_json: bool) -> None:
 
     Needs no network and no PyTorch.
     """
-    from importlib.util import find_spec
-
     from wqk.cli import display
     from wqk.demo import demo_figure, demo_introduction, demo_table, demo_verdict
+    from wqk.errors import MissingPackage
     from wqk.figures import save_figure
 
     table = demo_table()
@@ -35,8 +34,10 @@ def demo(out: Path, as_json: bool) -> None:
         display.print_json(table)
         return
     display.print_side_by_side(table, demo_introduction(), demo_verdict(table))
-    if find_spec("matplotlib"):
-        save_figure(demo_figure(table), out)
-        display.say(f"picture: {out}")
+    try:
+        figure = demo_figure(table)
+    except MissingPackage as missing:
+        display.say(f"no picture: {missing}")
     else:
-        display.say("for a picture: pip install 'wqk[report]'")
+        save_figure(figure, out)
+        display.say(f"picture: {out}")

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from wqk.tables import records
+from wqk.tables import SUMMARISED, records
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -222,7 +222,7 @@ def _summary_lines(table: ScoreTable) -> Iterator[Text]:
     rows = table.summary().filter(pl.col("over") == "layers")
     for row in rows.iter_rows(named=True):
         where = f" {row['stack']} {row['kind']}" if rows.height > 1 else ""
-        for score in ("symmetry", "directionality", "directionality_excess"):
+        for score in SUMMARISED:
             if row[f"{score}_median"] is not None:
                 label = score.replace("_excess", " (excess)")
                 yield Text.assemble((f"median {label}{where}: ", "dim"), median(row, score))
@@ -248,17 +248,18 @@ def _footnote(table: ScoreTable) -> str:
 
 
 def print_overview(table: ScoreTable) -> None:
-    """One line for each checkpoint and kind of attention."""
+    """Medians over layers, one line for each checkpoint and kind of attention."""
     console = output()
-    overview = Table(box=None, padding=(0, 1), header_style="dim", title_justify="left")
-    for heading in ("checkpoint", "attention", "symmetry", "directionality", "(excess)"):
-        overview.add_column(heading, overflow="fold")
+    overview = Table(box=None, padding=(0, 1), header_style="dim")
+    overview.add_column("checkpoint", overflow="fold")
+    overview.add_column("attention", no_wrap=True)
+    for heading in ("symmetry", "directionality", "(excess)"):
+        overview.add_column(heading, justify="right", no_wrap=True)
     for row in table.summary().filter(pl.col("over") == "layers").iter_rows(named=True):
-        scores = ("symmetry", "directionality", "directionality_excess")
-        cells = ["–" if row[f"{s}_median"] is None else median(row, s) for s in scores]
         name = row["checkpoint"] + (f" @ {row['revision']}" if row["revision"] else "")
-        overview.add_row(name, f"{row['stack']} {row['kind']}", *cells)
-    console.print()
+        medians = (number(row[f"{score}_median"]) for score in SUMMARISED)
+        overview.add_row(name, f"{row['stack']} {row['kind']}", *medians)
+    console.print(Text("\nmedians over layers", style="dim"))
     console.print(overview)
 
 

@@ -46,6 +46,11 @@ class AttentionPlan:
     rotary: Rotary | None
 
     @property
+    def stack(self) -> str:
+        """The stack's name; an encoder that is set to look only back is a decoder."""
+        return "decoder" if self.causal and self.rule.causal_if else self.rule.stack
+
+    @property
     def parts(self) -> dict[str, Part]:
         """Everything that is read for this block, by role."""
         named = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from wqk.figures.matrix import draw_entries
-from wqk.figures.style import BLUE, GREEN, GREY, ORANGE, PURPLE, style
+from wqk.figures.style import BLUE, GREEN, GREY, ORANGE, PURPLE, new_figure, style
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,12 +29,10 @@ def contrast(table: ScoreTable, matrices: Mapping[str, MatrixImage] | None = Non
     matrices
         Images of forms, by title.
     """
-    from matplotlib.figure import Figure
-
     matrices = matrices or {}
     with style():
         panels = len(SCORES) + len(matrices)
-        figure = Figure(figsize=(2.35 * panels, 2.4))
+        figure = new_figure(2.35 * panels, 2.4)
         axes = figure.subplots(1, panels, width_ratios=[1.1] * len(SCORES) + [1.0] * len(matrices))
         for axis, (score, title) in zip(axes, SCORES.items(), strict=False):
             layer_curves(axis, table, score, title)
@@ -62,6 +60,17 @@ def layer_curves(axis: Axes, table: ScoreTable, score: str, title: str) -> None:
         )
         if score == "symmetry":
             axis.plot(frame["layer"], frame["symmetry_null"], ":", color=colour, linewidth=0.8)
+            if index == 0:
+                last = frame.row(-1, named=True)
+                axis.annotate(
+                    "null",
+                    (last["layer"], last["symmetry_null"]),
+                    fontsize=6,
+                    color=GREY,
+                    xytext=(0, 3),
+                    textcoords="offset points",
+                    ha="right",
+                )
     axis.axhline(0, color=GREY, linewidth=0.6, zorder=0)
     axis.set(title=title, xlabel="layer", ylim=(-1, 1))
     axis.set_xticks(sorted(layers["layer"].unique()))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from wqk.figures.style import style
+from wqk.figures.style import new_figure, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,11 +20,9 @@ def coupling(matrix: Float[Array, "heads heads"], title: str) -> Figure:
     1 (red) where two heads are each other's transpose; the diagonal holds each head's own symmetry.
     Numbers are printed in hundredths where they fit.
     """
-    from matplotlib.figure import Figure
-
     heads = len(matrix)
     with style():
-        figure = Figure(figsize=(3.9, 3.5))
+        figure = new_figure(3.9, 3.5)
         axis = figure.subplots()
         drawn = axis.imshow(matrix, cmap="RdBu_r", vmin=-1, vmax=1, interpolation="nearest")
         step = max(1, int(np.ceil(heads / 16)))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from wqk.figures.style import BLUE, GREY, ORANGE, style
+from wqk.figures.style import BLUE, GREY, ORANGE, new_figure, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,10 +29,8 @@ def matrix(image: MatrixImage, title: str, subtitle: str = "") -> Figure:
     title, subtitle
         What is shown, and its scores.
     """
-    from matplotlib.figure import Figure
-
     with style():
-        figure = Figure(figsize=(4.4, 4.4))
+        figure = new_figure(4.4, 4.4)
         grid = figure.add_gridspec(
             2, 3, width_ratios=[4, 1, 0.14], height_ratios=[1, 4], wspace=0.03, hspace=0.03
         )

@@ -6,7 +6,7 @@ import io
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from wqk.errors import TableError, WqkError
+from wqk.errors import MissingPackage, TableError
 from wqk.files import write_whole
 
 if TYPE_CHECKING:
@@ -51,15 +51,22 @@ def style() -> Iterator[None]:
 
     Raises
     ------
-    WqkError
+    MissingPackage
         matplotlib is not installed.
     """
     try:
         import matplotlib as mpl
     except ImportError:
-        raise WqkError("figures need matplotlib: pip install 'wqk[report]'") from None
+        raise MissingPackage("figures need matplotlib: pip install 'wqk[report]'") from None
     with mpl.rc_context(RULES):  # type: ignore[arg-type]
         yield
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure, of a size in inches; to be filled inside `style`."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height))
 
 
 def save_figure(figure: Figure, path: Path) -> None:

@@ -143,7 +143,7 @@ def verify(
         attention_of = _recomputation(checkpoint, plan, seen)
         for application, (x, y, reported, term) in enumerate(record):
             difference, contrast = _compare(attention_of(x, y, term), reported, seen)
-            place = (plan.rule.stack, plan.rule.kind, plan.layer, application)
+            place = (plan.stack, plan.rule.kind, plan.layer, application)
             blocks.append(VerifiedBlock(*place, difference, contrast, tolerance))
     return Verification(checkpoint.name, plans[0].family, tuple(blocks))
 

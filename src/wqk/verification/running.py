@@ -239,7 +239,7 @@ def _listen(
         if _place(plan) not in in_model:
             raise UnknownFamily(
                 f"{type(model).__name__}, as transformers loads it, has no {plan.rule.kind}-"
-                f"attention in layer {plan.layer} of a {plan.rule.stack}, but the checkpoint has"
+                f"attention in layer {plan.layer} of a {plan.stack}, but the checkpoint has"
             )
         records.append([])
         _attach(model, in_model[_place(plan)], records[-1], latest)
@@ -247,7 +247,7 @@ def _listen(
 
 
 def _place(plan: AttentionPlan) -> tuple[str, str, int]:
-    return plan.rule.stack, plan.rule.kind, plan.layer
+    return plan.stack, plan.rule.kind, plan.layer
 
 
 def _remembering(method: Callable[..., Any], latest: list[np.ndarray]) -> Callable[..., Any]:
