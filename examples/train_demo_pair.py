@@ -18,6 +18,7 @@ import lzma
 import platform
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -39,7 +40,8 @@ BLOCK, BATCH = 32, 64  # short blocks: fewer positions to tell apart, a quicker 
 MASKED_SHARE = 0.3
 LEARNING_RATE = 2e-3
 WEIGHT_DECAY = 1.0  # strong, to wear off the random start, whose forms have neither property
-TRAINING_CHARACTERS, HELD_OUT_CHARACTERS = 8_000_000, 2**15
+TRAINING_CHARACTERS = 8_000_000
+HELD_OUT_DOCUMENTS, HELD_OUT_BLOCKS = 32, 1024
 
 
 def read_documents(path: Path) -> Iterator[str]:
@@ -189,24 +191,25 @@ def main() -> None:
     parser.add_argument("text", type=Path, help="JSON Lines with a `text` field: plain, .gz, .xz")
     parser.add_argument("--out", type=Path, required=True, help="folder for the two models")
     parser.add_argument("--steps", type=int, default=4000, help="for each model (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="weights, blocks, masks (%(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="weights, blocks, masks (%(default)s)")
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # sums keep their order, and so small a model gains little from more
 
     documents = read_documents(arguments.text)
-    held_out_text = take(documents, HELD_OUT_CHARACTERS)
+    held_out_text = "".join(islice(documents, HELD_OUT_DOCUMENTS))
     training_text = take(documents, TRAINING_CHARACTERS)
     counts = Counter(training_text).most_common(VOCABULARY - FIRST_CHARACTER)
     alphabet = "".join(character for character, _ in counts)
     training = encode(training_text, alphabet)
-    held_out = encode(held_out_text, alphabet).view(-1, BLOCK)
+    spacing = len(held_out_text) // HELD_OUT_BLOCKS  # blocks from all over these documents
+    held_out = encode(held_out_text, alphabet).unfold(0, BLOCK, spacing)
 
     record = {
         "steps": arguments.steps,
         "tokens": arguments.steps * BATCH * BLOCK,
         "seed": arguments.seed,
-        "text": f"{arguments.text.name}, by character: the first {len(held_out_text):,} held out, "
-        f"{len(training_text):,} of the next documents to train on",
+        "text": f"{arguments.text.name} by character: the first {HELD_OUT_DOCUMENTS} documents "
+        f"held out, the next {len(training_text):,} characters to train on",
         "unigram_entropy": unigram_entropy(training),
     }
     print(json.dumps(record, indent=2))

@@ -277,6 +277,18 @@ def test_a_file_that_holds_no_table(tmp_path, name, content):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("metadata", ["[1]", "{", "5"])
+def test_parquet_metadata_that_is_no_mapping(tmp_path, metadata):
+    some_table().frame.write_parquet(tmp_path / "t.parquet", metadata={"wqk": metadata})
+    with pytest.raises(TableError, match="holds no score table"):
+        ScoreTable.load(tmp_path / "t.parquet")
+
+
+def test_a_plain_parquet_file_with_the_columns_is_a_table(tmp_path):
+    some_table().frame.write_parquet(tmp_path / "t.parquet")
+    assert ScoreTable.load(tmp_path / "t.parquet").metadata == {}
+
+
 @pytest.mark.parametrize("ending", [".parquet", ".jsonl"])
 def test_a_truncated_file_is_refused_or_lacks_whole_rows(tmp_path, ending):
     path = tmp_path / f"t{ending}"

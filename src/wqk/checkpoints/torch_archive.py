@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from wqk.checkpoints.live import StateDict
@@ -50,10 +51,12 @@ def _load(path: Path) -> dict[str, Any]:
             "pip install 'wqk[train]', or use the model's safetensors version"
         ) from None
     try:
-        try:
-            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except RuntimeError:  # archives from before PyTorch 1.6 cannot be mapped
-            content = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            except RuntimeError:  # archives from before PyTorch 1.6 cannot be mapped
+                content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise CheckpointError(
             f"{path}: holds more than weights, or is no torch archive; loading it could run code, "

@@ -36,12 +36,12 @@ POSITIVE, NEGATIVE = "dodger_blue2", "dark_orange"
 
 def output() -> Console:
     """Standard output as it is now; numbers are not coloured by guesswork."""
-    return Console(highlight=False, soft_wrap=False)
+    return Console(highlight=False, markup=False)
 
 
 def say(message: str) -> None:
     """One line beside the output proper."""
-    Console(stderr=True, highlight=False).print(message, soft_wrap=True)
+    Console(stderr=True, highlight=False, markup=False).print(message, soft_wrap=True)
 
 
 @contextmanager
@@ -295,15 +295,16 @@ def print_explanation(explanation: Explanation) -> None:
             f"\nmodel type {explanation.model_type or 'unknown'} → family {explanation.family}\n",
         )
     )
-    for (stack, kind), uses in groupby(explanation.uses, key=lambda use: (use.stack, use.kind)):
-        console.print(f"{stack} {kind}-attention")
+    for (stack, kind, layers), uses in groupby(
+        explanation.uses, key=lambda use: (use.stack, use.kind, use.layers)
+    ):
+        console.print(f"{stack} {kind}-attention, layers {layers}")
         table = Table(box=None, padding=(0, 1), header_style="dim")
-        for heading in ("layers", "role", "tensor", "layout", "heads", "stored", "bytes"):
-            table.add_column(heading, overflow="fold", ratio=1 if heading == "tensor" else None)
+        for heading in ("role", "tensor", "layout", "heads", "stored", "bytes"):
+            table.add_column(heading, overflow="fold")
         for use in uses:
             stored = f"{use.dtype} {'×'.join(map(str, use.shape))}"
-            cells = (use.layers, use.role, use.tensor, use.layout, use.heads, stored)
-            table.add_row(*cells, size(use.bytes))
+            table.add_row(use.role, use.tensor, use.layout, use.heads, stored, size(use.bytes))
         console.print(table)
         console.print()
     for note in explanation.notes:
