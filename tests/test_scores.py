@@ -572,9 +572,24 @@ def test_the_zero_matrix_has_no_score(factors):
 def test_a_form_less_itself_is_zero_and_not_its_own_rounding(dtype, d, rank):
     query, key = np.random.default_rng(2).standard_normal((2, d, rank)).astype(dtype)
     form = BilinearForm(query, key)
-    nothing = form.difference(form)
-    assert float(nothing.norm) == 0
-    assert np.all(np.isnan(all_scores(nothing)))
+    for nothing in (form.difference(form), form + -form):
+        assert float(nothing.norm) == 0
+        assert np.all(np.isnan(all_scores(nothing)))
+
+
+@DTYPES
+@pytest.mark.parametrize("rank", [3, 20])
+def test_the_difference_of_close_forms_keeps_its_digits(dtype, rank):
+    rng = np.random.default_rng(14)
+    before = [f.astype(dtype) for f in rng.standard_normal((2, 40, rank))]
+    step = [(1e-5 * rng.standard_normal(f.shape)).astype(dtype) for f in before]
+    after = [f + s for f, s in zip(before, step, strict=True)]
+    update = BilinearForm(*after).difference(BilinearForm(*before))
+    dense = Dense.of(*after).entries - Dense.of(*before).entries
+    norm = math.sqrt((dense**2).sum())
+    assert float(update.norm) == pytest.approx(norm, rel=10 * TOLERANCE[dtype])
+    expected = float((dense * dense.T).sum()) / norm**2
+    assert float(symmetry(update)) == pytest.approx(expected, abs=10 * TOLERANCE[dtype])
 
 
 def test_a_zero_head_has_no_score_and_leaves_the_others_alone():

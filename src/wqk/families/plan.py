@@ -23,6 +23,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class InputNorm:
+    """The norm whose output is projected: its tensors and its kind, ``rms`` or ``layer``."""
+
+    gain: Part
+    bias: Part | None
+    kind: str
+    offset: float
+
+
+@dataclass(frozen=True)
 class AttentionPlan:
     """One block's attention: its place in the model, its tensors, and the rest of its score."""
 
@@ -37,6 +47,11 @@ class AttentionPlan:
     key_norm: Part | None
     query_norm_bias: Part | None
     key_norm_bias: Part | None
+    query_input: InputNorm | None
+    key_input: InputNorm | None
+    value: Projection | None
+    value_bias: Part | None
+    output: Projection | None
     norm_epsilon: float
     scale: float
     softcap: float | None
@@ -52,7 +67,7 @@ class AttentionPlan:
 
     @property
     def parts(self) -> dict[str, Part]:
-        """Everything that is read for this block, by role."""
+        """What is read for the block's plain form, by role."""
         named = {
             "query": self.query.part,
             "key": self.key.part,
@@ -130,7 +145,8 @@ def _plan_layer(
     groups: int,
     found: _Found,
 ) -> AttentionPlan:
-    query, key = _projections(tensors, settings, rule, found)
+    roles = _projections(tensors, settings, rule, found)
+    query, key, value = roles["q"], roles["k"], roles.get("v")
     if query.head_width != key.head_width or query.heads % key.heads:
         raise CheckpointError(
             f"{settings.name}: {query.heads} query heads of width {query.head_width} do not fit "
@@ -149,6 +165,16 @@ def _plan_layer(
         key_norm=_norm(tensors, rule.key_norm, found, "weight"),
         query_norm_bias=_norm(tensors, rule.query_norm, found, "bias"),
         key_norm_bias=_norm(tensors, rule.key_norm, found, "bias"),
+        query_input=_input_norm(tensors, rule, _input_spellings(rule, found), found),
+        key_input=_input_norm(
+            tensors,
+            rule,
+            rule.key_input_norm if rule.kind == "cross" else _input_spellings(rule, found),
+            found,
+        ),
+        value=value,
+        value_bias=_bias(tensors, value, found, rule.value_bias) if value else None,
+        output=_output(tensors, rule, found, query.heads),
         norm_epsilon=settings.optional_number(rule.norm_epsilon) or 0.0,
         scale=settings.product(rule.scale, {"head_width": query.head_width, "layer": layer}),
         softcap=settings.optional_number((rule.softcap,)) if rule.softcap else None,
@@ -196,6 +222,7 @@ def _pattern(spelling: str) -> re.Pattern[str]:
 
 def _fill(spelling: str, index: tuple[int, ...]) -> str:
     """The spelling with its ``{layer}`` and further indices filled in, in their order."""
+    spelling = spelling.replace("{previous}", str(index[0] - 1))
     numbers = iter(index)
     return re.sub(r"\{\w+\}", lambda _: str(next(numbers)), spelling)
 
@@ -231,8 +258,8 @@ def _complete(
 
 def _projections(
     tensors: Mapping[str, TensorInfo], settings: Settings, rule: AttentionRule, found: _Found
-) -> tuple[Projection, Projection]:
-    """Where the query's and the key's weights lie."""
+) -> dict[str, Projection]:
+    """Where the weights of ``q`` and ``k`` lie, and of ``v`` where they are named."""
     layer = found.index[0]
     heads = settings.whole(rule.heads, layer)
     key_heads = settings.optional_whole(rule.key_heads, layer) or heads
@@ -245,11 +272,13 @@ def _projections(
                 f"{settings.name}: {tensor} must be a matrix, got shape {tensors[tensor].shape}"
             )
     if rule.layout == "separate":
-        return (
-            separate(query, tensors[query].shape, heads),
-            separate(key, tensors[key].shape, key_heads),
-        )
-    roles = sectioned(
+        value = _named(tensors, rule.value, found)
+        return {
+            "q": separate(query, tensors[query].shape, heads),
+            "k": separate(key, tensors[key].shape, key_heads),
+            **({"v": separate(value, tensors[value].shape, key_heads)} if value else {}),
+        }
+    return sectioned(
         query,
         tensors[query].shape,
         {"q": heads, "k": key_heads, "v": key_heads},
@@ -257,7 +286,28 @@ def _projections(
         blocks=key_heads if rule.layout == "grouped" else rule.blocks,
         transposed=rule.layout == "conv1d",
     )
-    return roles["q"], roles["k"]
+
+
+def _output(
+    tensors: Mapping[str, TensorInfo], rule: AttentionRule, found: _Found, heads: int
+) -> Projection | None:
+    """Where W_o lies; its inputs are the heads' outputs side by side, so its columns are theirs."""
+    name = _named(tensors, rule.output, found)
+    if not name:
+        return None
+    stored_in_out = rule.layout == "conv1d"
+    inputs = tensors[name].shape[0 if stored_in_out else 1]
+    if inputs % heads:
+        raise CheckpointError(f"{name}: {inputs} inputs do not divide into {heads} heads")
+    return Projection(name, None, not stored_in_out, heads, inputs // heads)
+
+
+def _named(
+    tensors: Mapping[str, TensorInfo], spellings: tuple[str, ...], found: _Found
+) -> str | None:
+    """Full name of the first weight of these spellings that is there."""
+    names = (_weight(found.prefix + _fill(spelling, found.index)) for spelling in spellings)
+    return next((name for name in names if name in tensors), None)
 
 
 def _bias(
@@ -277,8 +327,29 @@ def _norm(
 ) -> Part | None:
     """The gain (``weight``) or bias of a norm between projection and score."""
     stems = (found.prefix + _fill(spelling, found.index) for spelling in spellings)
-    names = (f"{stem.removesuffix('.weight')}.{what}" for stem in stems)
+    # Files from the first years call a norm's gain and bias gamma and beta.
+    endings = {"weight": ("weight", "gamma"), "bias": ("bias", "beta")}[what]
+    names = (f"{stem.removesuffix('.weight')}.{ending}" for stem in stems for ending in endings)
     return next((Part(name) for name in names if name in tensors), None)
+
+
+def _input_spellings(rule: AttentionRule, found: _Found) -> tuple[str, ...]:
+    """Spellings of the norm that feeds this layer's queries."""
+    is_first = found.index[0] == 0 and rule.first_input_norm
+    return rule.first_input_norm if is_first else rule.input_norm
+
+
+def _input_norm(
+    tensors: Mapping[str, TensorInfo],
+    rule: AttentionRule,
+    spellings: tuple[str, ...],
+    found: _Found,
+) -> InputNorm | None:
+    gain = _norm(tensors, spellings, found, "weight")
+    if gain is None:
+        return None
+    bias = _norm(tensors, spellings, found, "bias")
+    return InputNorm(gain, bias, rule.input_norm_kind, rule.input_norm_offset)
 
 
 def _applications(settings: Settings, rule: AttentionRule, group: int, groups: int) -> int:
