@@ -1,12 +1,31 @@
-"""What all tests share: seeded hypothesis, and real data that may be absent."""
+"""What all tests share: shapes checked at run time, seeded hypothesis, data that may be absent."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import jaxtyping
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    pass
+
+# Where arrays have shapes worth checking; must stand before anything imports wqk.
+SHAPED = (
+    "attention",
+    "coordinates",
+    "families.rotary",
+    "figures",
+    "forms",
+    "images",
+    "kernels",
+    "randomness",
+    "scores",
+)
+jaxtyping.install_import_hook([f"wqk.{name}" for name in SHAPED], "beartype.beartype")
 
 settings.register_profile(
     "wqk", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
@@ -22,3 +41,11 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip(f"needs real data in {folder} (or WQK_SHARED)")
     return folder
+
+
+@pytest.fixture
+def unchecked_arguments() -> Iterator[None]:
+    """For arguments that are wrong on purpose: wqk's own check comes before the tests' one."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import jaxtyping
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,7 +13,7 @@ from wqk import BilinearForm
 from wqk.errors import FormError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    pass
 
 # Shapes (query, key) of stacks that broadcast: alone, alike, shared keys, shared queries.
 SHAPES = {
@@ -187,14 +186,6 @@ BAD_FACTORS = {
     "complex": (np.ones((4, 1)), np.ones((4, 1), complex), "real numbers.*got complex128"),
     "booleans": (np.ones((4, 1), bool), np.ones((4, 1), bool), "real numbers.*got bool"),
 }
-
-
-@pytest.fixture
-def unchecked_arguments() -> Iterator[None]:
-    """For arguments that are wrong on purpose: wqk's own check comes before the tests' one."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.mark.usefixtures("unchecked_arguments")

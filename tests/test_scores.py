@@ -6,7 +6,6 @@ import itertools
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-import jaxtyping
 import numpy as np
 import pytest
 from hypothesis import event, given, settings
@@ -17,7 +16,7 @@ from wqk.errors import FormError, NonFiniteWeights
 from wqk.scores import head_terms, outliers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    pass
 
 TOLERANCE = {np.float32: 1e-5, np.float64: 1e-10}
 
@@ -664,14 +663,6 @@ def test_symmetry_needs_a_square_form(score):
 def test_head_terms_need_heads_by_group(query, key):
     with pytest.raises(FormError, match=r"stacked as \(G, H/G\)"):
         head_terms(BilinearForm(np.ones(query), np.ones(key)))
-
-
-@pytest.fixture
-def unchecked_arguments() -> Iterator[None]:
-    """For arguments that are wrong on purpose: wqk's own check comes before the tests' one."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.mark.usefixtures("unchecked_arguments")

@@ -11,15 +11,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from array_api_compat import array_namespace
 
 from wqk import kernels
+from wqk._typing import Array, Float
 from wqk.errors import FormError
-
-if TYPE_CHECKING:
-    from wqk._typing import Array, Float
 
 
 @dataclass(frozen=True, eq=False, repr=False)

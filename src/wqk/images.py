@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from wqk._typing import Array, Bool, Float
 from wqk.errors import FormError
 from wqk.scores import outliers
 
 if TYPE_CHECKING:
-    from wqk._typing import Array, Bool, Float
     from wqk.forms import BilinearForm
 
 

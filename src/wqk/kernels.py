@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from array_api_compat import array_namespace
 
+from wqk._typing import Array, Float
 from wqk.errors import FormError, NonFiniteWeights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wqk._typing import Array, Float
 
 # Entries of one intermediate block: 2 MB in float32, which stays in a core's cache.
 BLOCK = 2**19

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from wqk._typing import Array, Float
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from wqk._typing import Array, Float
 
 # Standard errors by which a statistic may miss its value for independent entries.
 STANDARD_ERRORS = 5.0

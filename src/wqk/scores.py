@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from array_api_compat import array_namespace
 
+from wqk._typing import Array, Bool, Float
 from wqk.errors import FormError
 from wqk.kernels import root, row_dots, times_power
 
 if TYPE_CHECKING:
-    from wqk._typing import Array, Bool, Float
     from wqk.forms import BilinearForm
 
 Weight = Literal["norm", "excess"]
@@ -173,7 +173,8 @@ def head_terms(heads: BilinearForm, layer: BilinearForm | None = None) -> HeadTe
     Parameters
     ----------
     heads
-        The heads of one layer as a stack (G, H/G): query (G, H/G, D, R), key (G, 1, D, R).
+        The heads of one layer as a stack (G, H/G): query (G, H/G, D, R), key (G, 1, D, R). In the
+        value-output circuit it is the first factor that is shared.
     layer
         Their sum, where it is at hand; `BilinearForm.sum` otherwise.
 
@@ -183,10 +184,11 @@ def head_terms(heads: BilinearForm, layer: BilinearForm | None = None) -> HeadTe
         The heads are not square, or not stacked as (G, H/G).
     """
     _require_square(heads, "head_terms")
-    if len(heads.stack) != 2 or tuple(heads.key.shape[:-2]) != (heads.stack[0], 1):
+    stacks = [tuple(factor.shape[:-2]) for factor in (heads.query, heads.key)]
+    if len(heads.stack) != 2 or (heads.stack[0], 1) not in stacks:
         raise FormError(
-            "heads must be stacked as (G, H/G) over keys stacked as (G, 1), "
-            f"got {heads.stack} over {tuple(heads.key.shape[:-2])}"
+            "heads must be stacked as (G, H/G) over a factor stacked as (G, 1), "
+            f"got {stacks[0]} and {stacks[1]}"
         )
     xp = array_namespace(heads.query, heads.key)
     layer = heads.sum() if layer is None else layer

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from wqk._typing import Array, Float
 from wqk.figures.style import new_figure, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from wqk._typing import Array, Float
 
 
 def coupling(matrix: Float[Array, "heads heads"], title: str) -> Figure:
