@@ -62,16 +62,19 @@ def take(documents: Iterator[str], characters: int) -> str:
 
 
 def encode(text: str, alphabet: str) -> Tensor:
+    """Characters as tokens; those outside the alphabet become UNKNOWN."""
     numbers = {character: token for token, character in enumerate(alphabet, FIRST_CHARACTER)}
     return torch.tensor([numbers.get(character, UNKNOWN) for character in text])
 
 
 def unigram_entropy(tokens: Tensor) -> float:
     """In nats: the loss of a model that knows how common each character is and nothing more."""
-    return torch.special.entr(tokens.bincount().double() / len(tokens)).sum().item()
+    shares = tokens.bincount().double() / len(tokens)
+    return float(torch.special.entr(shares).sum())
 
 
 def build_model(kind: str, seed: int) -> PreTrainedModel:
+    """A new model; encoder and decoder of one seed start with equal weights."""
     torch.manual_seed(seed)
     config = RobertaPreLayerNormConfig(
         vocab_size=VOCABULARY,
@@ -136,7 +139,7 @@ def score_layers(model: PreTrainedModel) -> list[dict[str, float]]:
 
 def train(
     model: PreTrainedModel, training: Tensor, held_out: Tensor, steps: int, seed: int
-) -> dict:
+) -> dict[str, Any]:
     """Train in place and say now and then how it goes; the last such report."""
     matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
     vectors = [parameter for parameter in model.parameters() if parameter.ndim == 1]
@@ -168,7 +171,8 @@ def train(
     return report
 
 
-def print_progress(step: int, report: dict) -> None:
+def print_progress(step: int, report: dict[str, Any]) -> None:
+    """One line: losses, and the medians of the scores over the layers."""
     medians = (
         f"{score} {median(layer[score] for layer in report['layers']):+.2f}"
         for score in ("symmetry", "directionality", "directionality_excess")
@@ -187,6 +191,7 @@ def save_queries_and_keys(model: PreTrainedModel, folder: Path) -> None:
 
 
 def main() -> None:
+    """Train both models on the same text and record how."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("text", type=Path, help="JSON Lines with a `text` field: plain, .gz, .xz")
     parser.add_argument("--out", type=Path, required=True, help="folder for the two models")

@@ -28,9 +28,11 @@ ARROWS = {
     "scores": {"forms", "kernels"},
     "randomness": set(),
     "attention": {"checkpoints", "families", "forms"},
+    "coordinates": {"attention", "checkpoints", "families", "forms"},
     "tables": set(),
     "scanning": {
-        "attention", "checkpoints", "families", "forms", "randomness", "scores", "tables",
+        "attention", "checkpoints", "coordinates", "families", "forms", "randomness", "scores",
+        "tables",
     },
     "differences": {"attention", "checkpoints", "forms", "scores"},
     "explanation": {"attention", "checkpoints", "families"},

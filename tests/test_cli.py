@@ -91,6 +91,8 @@ class Payload:
 
 def broken_inputs(folder: Path) -> dict[str, tuple[Path, str]]:
     """A bad checkpoint of each kind, and a word of the line that it should give."""
+    from safetensors.numpy import save_file
+
     truncated = folder / "truncated"
     shutil.copytree(ENCODER, truncated)
     file = truncated / "model.safetensors"
@@ -114,7 +116,9 @@ def broken_inputs(folder: Path) -> dict[str, tuple[Path, str]]:
     empty = folder / "empty"
     empty.mkdir()
 
-    unknown = edited_model(folder / "unknown")
+    unknown = folder / "unknown"
+    unknown.mkdir()
+    save_file({"tower.0.mix.weight": np.zeros((4, 4))}, unknown / "model.safetensors")
     (unknown / "config.json").write_text('{"model_type": "perceptron"}')
 
     heads = edited_model(folder / "heads")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from wqk._typing import Array, Float
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import CheckpointError, NonFiniteWeights
 from wqk.families import find_family, load_family, plan
@@ -20,9 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from wqk._typing import Array, Float
     from wqk.checkpoints import Checkpoint, Part
-    from wqk.families import AttentionPlan, Projection
+    from wqk.families import AttentionPlan, AttentionRule, Composed, Projection
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -69,11 +69,6 @@ class Attention:
         """Number of key heads, G."""
         return int(self.key_weight.shape[0])
 
-    @property
-    def weights(self) -> tuple[np.ndarray, np.ndarray]:
-        """The query's (H, R, D) and the key's (G, R, D)."""
-        return self.query_weight, self.key_weight
-
     @cached_property
     def heads(self) -> BilinearForm:
         """All heads as a stack (G, H/G): row g holds the query heads that share key head g."""
@@ -110,17 +105,28 @@ class Attention:
         )
 
 
-def attention_plans(checkpoint: Checkpoint, family: Path | None = None) -> list[AttentionPlan]:
+def attention_plans(
+    checkpoint: Checkpoint, family: Path | None = None, heads_per_layer: int | None = None
+) -> list[AttentionPlan]:
     """Every attention block of a checkpoint, in order, before anything is read.
+
+    Parameters
+    ----------
+    checkpoint
+        Opened with `wqk.open_checkpoint`.
+    family
+        A family file to use instead of the model type's own.
+    heads_per_layer
+        Number of query heads of a model whose family has to be guessed from its tensors' names.
 
     Raises
     ------
     UnknownFamily
-        No family knows the model's type, or the given file is not a family.
+        No family knows the model, and none can be guessed; or the given file is not a family.
     CheckpointError
         The tensors are not all there or do not fit the configuration.
     """
-    chosen = load_family(family) if family else find_family(checkpoint.config, checkpoint.name)
+    chosen = load_family(family) if family else find_family(checkpoint, heads_per_layer)
     return plan(checkpoint, chosen)
 
 
@@ -144,20 +150,26 @@ def _load_side(
     stored: Mapping[Part, np.ndarray],
     plan: AttentionPlan,
     side: str,
-    projection: Projection,
+    projection: Projection | Composed,
     name: str,
 ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
     """Weight (heads, R, D), bias (heads, R) and shift (heads, R) of the queries or the keys."""
     parts = plan.parts
-    weight = projection.take(stored[parts[side]])
-    bias, gain, shift = (
-        stored[parts[role]] if role in parts else None
-        for role in (f"{side}_bias", f"{side}_norm", f"{side}_norm_bias")
+    weight = projection.weight(stored)
+    bias = stored[parts[f"{side}_bias"]] if f"{side}_bias" in parts else None
+    gain, shift = (
+        np.concatenate([stored[part].reshape(-1) for part in norms]) if norms else None
+        for norms in (getattr(plan, f"{side}_norm"), getattr(plan, f"{side}_norm_bias"))
     )
     bias = None if bias is None else bias.reshape(weight.shape[:2])
     if gain is not None:
         gain = gain + gain.dtype.type(plan.rule.norm_offset)
-        weight, bias = _fold_norm(weight, bias, gain, plan.rule.norm)
+        weight, bias = _fold_norm(weight, bias, gain, plan.rule)
+    if f"{side}_temperature" in parts:
+        logarithms = stored[parts[f"{side}_temperature"]].reshape(-1, 1)
+        factors = np.exp(logarithms).clip(max=plan.rule.temperature_limit)
+        weight = weight * factors[..., None]
+        bias = None if bias is None else bias * factors
     if shift is not None:
         shift = np.broadcast_to(shift.reshape(-1, weight.shape[1]), weight.shape[:2])
     for role, array in ((side, weight), (f"{side}_bias", bias)):
@@ -226,7 +238,7 @@ def read_attention(
 
 
 def _fold_norm(
-    weight: np.ndarray, bias: np.ndarray | None, gain: np.ndarray, kind: str
+    weight: np.ndarray, bias: np.ndarray | None, gain: np.ndarray, rule: AttentionRule
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """Fold what is linear in a norm, per head or over all of them, into what it normalises."""
     heads, width = weight.shape[:2]
@@ -235,8 +247,8 @@ def _fold_norm(
             f"a norm of {gain.size} gains fits neither heads of width {width} nor {heads} of them"
         )
     gains = gain.reshape(-1, width)
-    if kind == "layer":
-        normalised = 1 if gain.size == width else (0, 1)
+    if rule.norm == "layer":
+        normalised = 1 if gain.size == width or rule.norm_over == "head" else (0, 1)
         weight = weight - weight.mean(axis=normalised, keepdims=True)
         bias = None if bias is None else bias - bias.mean(axis=normalised, keepdims=True)
     return weight * gains[..., None], None if bias is None else bias * gains

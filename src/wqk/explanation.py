@@ -77,12 +77,14 @@ class Explanation:
     bytes_stored: int
 
 
-def explain(ref: Any, *, family: Path | None = None, **hub: Any) -> Explanation:
+def explain(
+    ref: Any, *, family: Path | None = None, heads_per_layer: int | None = None, **hub: Any
+) -> Explanation:
     """Say which tensors of a checkpoint are queries and keys, without reading them.
 
     Parameters
     ----------
-    ref, family, **hub
+    ref, family, heads_per_layer, **hub
         As for `wqk.scan`.
 
     Raises
@@ -98,7 +100,7 @@ def explain(ref: Any, *, family: Path | None = None, **hub: Any) -> Explanation:
     [('query', '0-3', '4×32'), ('key', '0-3', '4×32')]
     """
     checkpoint = open_checkpoint(ref, **hub)
-    plans = attention_plans(checkpoint, family)
+    plans = attention_plans(checkpoint, family, heads_per_layer)
     parts = {part for plan in plans for part in plan.parts.values()}
     model_type = checkpoint.config.get("model_type")
     return Explanation(
@@ -160,6 +162,8 @@ def spans(numbers: Sequence[int]) -> str:
 def _notes(plan: AttentionPlan) -> Iterator[str]:
     """What belongs to the model's score beside the form, in the order in which it is applied."""
     where = f"{plan.stack} {plan.rule.kind}-attention"
+    if plan.rule.guess:
+        yield f"{where}: {plan.rule.guess}."
     if plan.reason:
         yield f"{where}: partial: {plan.reason}."
     if plan.rotary is not None:

@@ -7,14 +7,15 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from wqk._version import __version__
-from wqk.attention import Attention, attention_plans, load_attention
+from wqk.attention import attention_plans
 from wqk.checkpoints import open_checkpoint
+from wqk.coordinates import Block, Coordinates, read_block
 from wqk.randomness import looks_random
 from wqk.scores import directionality, head_terms, symmetry, symmetry_null
 from wqk.tables import ScoreTable
@@ -47,7 +48,12 @@ def scan(
     *,
     gamma: float = 2.0,
     heads: bool = True,
+    circuit: Literal["qk", "ov"] = "qk",
+    fold_norm: bool = False,
+    bias: bool = False,
+    distances: Sequence[int] = (0,),
     family: Path | None = None,
+    heads_per_layer: int | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     **hub: Any,
 ) -> ScoreTable:
@@ -63,8 +69,12 @@ def scan(
         Threshold of the directionality score, in standard deviations above the mean.
     heads
         Whether single heads get rows, too.
+    circuit, fold_norm, bias, distances
+        Another form than the plain W_q W_kᵀ: see `wqk.coordinates`. Each distance has its own rows.
     family
         A family file to use instead of the model type's own.
+    heads_per_layer
+        Number of query heads, where the tensors have to be guessed and the configuration is silent.
     on_progress
         Called after every block.
     **hub
@@ -89,10 +99,11 @@ def scan(
     [0, 1, 2, 3]
     """
     checkpoint = open_checkpoint(ref, **hub)
-    plans = attention_plans(checkpoint, family)
+    plans = attention_plans(checkpoint, family, heads_per_layer)
     start, bytes_read = time.perf_counter(), 0
     rows: list[dict[str, Any]] = []
-    blocks = _score_blocks(checkpoint, plans, gamma, heads)
+    coordinates = Coordinates(circuit, fold_norm, bias, tuple(distances))
+    blocks = _score_blocks(checkpoint, plans, coordinates, gamma, heads)
     for done, (plan, scored) in enumerate(zip(plans, blocks, strict=True), 1):
         rows += scored
         bytes_read += plan_bytes(checkpoint, plan)
@@ -102,9 +113,10 @@ def scan(
     metadata = {
         "wqk": __version__,
         "gamma": gamma,
-        "folded_norms": False,
-        "biases": False,
+        "folded_norms": fold_norm,
+        "biases": bias,
         "partial": {p.stack: p.reason for p in plans if p.reason},
+        "inferred": list(dict.fromkeys(p.rule.guess for p in plans if p.rule.guess)),
     }
     return ScoreTable.from_rows(({**about, **row} for row in rows), metadata)
 
@@ -115,7 +127,11 @@ def plan_bytes(checkpoint: Checkpoint, plan: AttentionPlan) -> int:
 
 
 def _score_blocks(
-    checkpoint: Checkpoint, plans: Sequence[AttentionPlan], gamma: float, heads: bool
+    checkpoint: Checkpoint,
+    plans: Sequence[AttentionPlan],
+    coordinates: Coordinates,
+    gamma: float,
+    heads: bool,
 ) -> Iterator[list[dict[str, Any]]]:
     """Read and score blocks side by side, as many at a time as the spare memory holds, in order.
 
@@ -125,7 +141,7 @@ def _score_blocks(
     """
 
     def score(plan: AttentionPlan) -> list[dict[str, Any]]:
-        return score_attention(load_attention(checkpoint, plan), gamma=gamma, heads=heads)
+        return _score_block(checkpoint, plan, coordinates, gamma, heads)
 
     largest = max(_working_set(checkpoint, plan) for plan in plans)
     at_once = max(1, min(os.cpu_count() or 1, SPARE_MEMORY // largest))
@@ -143,16 +159,44 @@ def _working_set(checkpoint: Checkpoint, plan: AttentionPlan) -> int:
     return 2 * 4 * sum(map(math.prod, shapes))
 
 
-def score_attention(
-    attention: Attention, *, gamma: float = 2.0, heads: bool = True
+def _score_block(
+    checkpoint: Checkpoint,
+    plan: AttentionPlan,
+    coordinates: Coordinates,
+    gamma: float,
+    heads: bool,
 ) -> list[dict[str, Any]]:
-    """Rows of one block: its layer's and, with ``heads``, its heads'.
+    """Rows of one block, at every distance."""
+    block = read_block(checkpoint, plan, coordinates)
+    rows: list[dict[str, Any]] = []
+    for distance, form in block.forms:
+        place = _place(plan, form) | {"circuit": coordinates.circuit, "distance": distance}
+        rows += ({**place, **row} for row in score_heads(form, gamma=gamma, heads=heads))
+    status = _status(plan, block, rows[0].get("symmetry"))
+    for row in rows:
+        row["status"] = "degenerate" if math.isnan(row["directionality"]) else status
+    return rows
 
-    Columns that belong to the checkpoint as a whole are left out.
+
+def score_heads(
+    stack: BilinearForm, *, gamma: float = 2.0, heads: bool = True
+) -> list[dict[str, Any]]:
+    """Scores of a layer, the sum of the stack, and with ``heads`` of every head after it.
+
+    Parameters
+    ----------
+    stack
+        The layer's heads, stacked as (G, H/G).
+    gamma, heads
+        As for `scan`.
+
+    Returns
+    -------
+    list of dict
+        The columns of a score table that follow from the forms alone.
     """
-    place = _place(attention)
-    layer, stack = attention.form, attention.heads
-    row = {**place, "rank": layer.rank, **_scores(layer, gamma)}
+    layer = stack.sum()
+    row = {"rank": layer.rank, **_scores(layer, gamma)}
     if layer.is_square:
         terms = head_terms(stack, layer)
         row |= {
@@ -160,20 +204,26 @@ def score_attention(
             "symmetry_between_heads": float(terms.between),
             "symmetry_within_random": float(terms.within_random),
         }
-    rows = [row]
-    if heads:
-        columns = {name: np.ravel(values) for name, values in _score_arrays(stack, gamma).items()}
-        sharing = attention.head_count // attention.key_head_count
-        for head in range(attention.head_count):
-            scores = {name: float(values[head]) for name, values in columns.items()}
-            own = {"head": head, "key_head": head // sharing, "rank": stack.rank}
-            rows.append({**place, **own, **scores})
-    status = attention.plan.status
-    if layer.is_square and looks_random(attention.weights, row["symmetry"], layer.shape[0]):
-        status = "random-looking"
-    for row in rows:
-        row["status"] = "degenerate" if math.isnan(row["directionality"]) else status
-    return rows
+    if not heads:
+        return [row]
+    columns = {name: np.ravel(values) for name, values in _score_arrays(stack, gamma).items()}
+    _, sharing = stack.stack
+    return [row] + [
+        {
+            "head": head,
+            "key_head": head // sharing,
+            "rank": stack.rank,
+            **{name: float(values[head]) for name, values in columns.items()},
+        }
+        for head in range(math.prod(stack.stack))
+    ]
+
+
+def _status(plan: AttentionPlan, block: Block, symmetry: float | None) -> str:
+    """``random-looking`` before ``partial``: weights that nobody trained say nothing at all."""
+    if symmetry is not None and looks_random(block.weights, symmetry, block.weights[0].shape[-1]):
+        return "random-looking"
+    return plan.status
 
 
 def _scores(form: BilinearForm, gamma: float) -> dict[str, float]:
@@ -191,23 +241,21 @@ def _score_arrays(form: BilinearForm, gamma: float) -> dict[str, Any]:
     }
 
 
-def _place(attention: Attention) -> dict[str, Any]:
+def _place(plan: AttentionPlan, heads: BilinearForm) -> dict[str, Any]:
     """What a block's rows share."""
-    plan = attention.plan
-    d_query, d_key = attention.form.shape
+    d_query, d_key = heads.shape
+    key_heads, sharing = heads.stack
     return {
         "family": plan.family,
         "stack": plan.stack,
         "kind": plan.rule.kind,
         "window": plan.window,
         "layer": plan.layer,
-        "heads": attention.head_count,
-        "key_heads": attention.key_head_count,
+        "heads": key_heads * sharing,
+        "key_heads": key_heads,
         "d_query": d_query,
         "d_key": d_key,
         "applications": plan.applications,
-        "circuit": "qk",
-        "distance": 0,
     }
 
 

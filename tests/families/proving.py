@@ -15,6 +15,7 @@ import pytest
 from wqk.attention import attention_plans, load_attention
 from wqk.checkpoints import open_checkpoint
 from wqk.verification import verify
+from wqk.verification.inputs import inputs_of
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -22,6 +23,8 @@ safetensors = pytest.importorskip("safetensors.torch")
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from wqk.families import AttentionPlan, InputNorm
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,44 @@ class Architecture:
     hub: dict[str, Any] = field(default_factory=dict)
 
 
+TOKENS = {"vocab_size": 61, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+BERT = TOKENS | {
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 64,
+}
+# 6 query heads over 2 key heads (H/G ≠ G), of width 12 where hidden/heads is 8.
+GROUPED = BERT | {
+    "hidden_size": 48,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+}
+BART = TOKENS | {
+    "d_model": 32,
+    "encoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "encoder_ffn_dim": 24,
+    "decoder_layers": 3,
+    "decoder_attention_heads": 8,
+    "decoder_ffn_dim": 24,
+    "max_position_embeddings": 64,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 100.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.1, 1.3, 1.6],
+    "long_factor": [1.0, 2.0, 3.0, 4.0],
+}
+
+
 def build(architecture: Architecture) -> Any:
     """The random model: attention far from uniform, biases and gains all different."""
     transformers.utils.logging.disable_progress_bar()
@@ -58,7 +99,7 @@ def build(architecture: Architecture) -> Any:
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             if parameter.ndim > 1:
-                parameter.copy_(2 * noise / math.sqrt(parameter.shape[-1]))
+                parameter.copy_(2 * noise / math.sqrt(parameter[0].numel()))
             else:
                 parameter.add_(0.3 * noise)
     return model
@@ -102,13 +143,14 @@ def prove_live(architecture: Architecture, model: Any, folder: Path) -> None:
     pairs = list(zip(attention_plans(stored), attention_plans(live), strict=True))
     assert sum(a.applications for a, _ in pairs) == architecture.blocks
     for a, b in pairs:
-        assert (a.rule, a.layer, a.scale, a.window) == (b.rule, b.layer, b.scale, b.window)
+        one, other = ((p.stack, p.rule.kind, p.layer, p.scale, p.window) for p in (a, b))
+        assert one == other
         assert (a.rotary is None) == (b.rotary is None)
         if a.rotary and b.rotary:
             np.testing.assert_array_equal(a.rotary.frequencies, b.rotary.frequencies)
-        one, other = load_attention(stored, a), load_attention(live, b)
+        read, held = load_attention(stored, a), load_attention(live, b)
         for name in ("query_weight", "key_weight", "query_bias", "key_bias"):
-            np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+            np.testing.assert_array_equal(getattr(read, name), getattr(held, name))
 
 
 def prove_values_and_outputs(model: Any, folder: Path) -> None:
@@ -116,8 +158,60 @@ def prove_values_and_outputs(model: Any, folder: Path) -> None:
     for checkpoint in (open_checkpoint(folder), open_checkpoint(model)):
         rules = [plan.rule for plan in attention_plans(checkpoint)]
         for rule in rules:
-            expected = [f"{name}.weight" for name in (*rule.value, *rule.output)]
-            for name in [*expected, *rule.value_bias]:
-                pattern = re.sub(r"\\\{\w+\\\}", r"\\d+", re.escape(name))
-                found = [t for t in checkpoint.tensors() if re.fullmatch(rf"(.+\.)?{pattern}", t)]
-                assert len(found) == rules.count(rule), name
+            weights = [[f"{name}.weight" for name in names] for names in (rule.value, rule.output)]
+            for spellings in filter(None, [*weights, rule.value_bias]):
+                escaped = (re.sub(r"\\\{\w+\\\}", r"\\d+", re.escape(s)) for s in spellings)
+                pattern = re.compile(rf"(.+\.)?({'|'.join(escaped)})")
+                found = [t for t in checkpoint.tensors() if pattern.fullmatch(t)]
+                assert len(found) == rules.count(rule), spellings
+
+
+def prove_input_norms(model: Any) -> None:
+    """What goes into queries and keys is what the named norms put out, and of the named kind."""
+    plans = attention_plans(open_checkpoint(model))
+    module_of = {
+        name: model.get_submodule(name.rpartition(".")[0])
+        for plan in plans
+        for name in _input_names(plan)
+    }
+    latest: dict[str, tuple[Any, Any]] = {}
+    met: list[tuple[str, str]] = []
+
+    def keep(name: str) -> Callable[[Any, Any, Any], None]:
+        return lambda module, args, output: latest.update({name: (args[0], output)})
+
+    def meet(name: str, norm: InputNorm) -> Callable[[Any, Any], None]:
+        def compare(module: Any, args: Any) -> None:
+            given, output = latest[norm.gain.name]
+            assert torch.equal(args[0], output), f"{norm.gain.name} does not feed {name}"
+            parameters = dict(model.named_parameters())
+            shift = parameters[norm.bias.name] if norm.bias else 0.0
+            normalised = (output - shift) / (parameters[norm.gain.name] + norm.offset)
+            centred = given - given.mean(-1, keepdim=True) if norm.kind == "layer" else given
+            along = torch.cosine_similarity(normalised, centred, dim=-1)
+            assert along.min() > 0.999, f"{norm.gain.name} is no {norm.kind} norm"
+            met.append((name, norm.gain.name))
+
+        return compare
+
+    handles = [module.register_forward_hook(keep(name)) for name, module in module_of.items()]
+    expected = []
+    for plan in plans:
+        later = plan.layer > 0 or not plan.rule.first_input_norm
+        named = plan.rule.input_norm and "{previous}" not in plan.rule.input_norm[0]
+        assert plan.query_input or not (later and named), f"layer {plan.layer} has no norm"
+        for side in ("query", "key"):
+            norm, name = getattr(plan, f"{side}_input"), getattr(plan, side).tensor
+            if norm:
+                module = model.get_submodule(name.rpartition(".")[0])
+                handles.append(module.register_forward_pre_hook(meet(name, norm)))
+                expected.append((name, norm.gain.name))
+    with torch.no_grad():
+        model.eval()(**inputs_of(model, range(5, 17), length=12, seed=0))
+    for handle in handles:
+        handle.remove()
+    assert set(met) == set(expected)
+
+
+def _input_names(plan: AttentionPlan) -> set[str]:
+    return {norm.gain.name for norm in (plan.query_input, plan.key_input) if norm}

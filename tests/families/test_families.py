@@ -11,10 +11,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from tests.families.proving import (
+    BART,
+    BERT,
+    GROUPED,
+    LONGROPE,
+    TOKENS,
+    YARN,
     Architecture,
     edit_config,
     edit_tensors,
     prove_attention,
+    prove_input_norms,
     prove_live,
     prove_values_and_outputs,
     save,
@@ -35,21 +42,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-TOKENS = {"vocab_size": 61, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-BERT = TOKENS | {
-    "hidden_size": 32,
-    "num_attention_heads": 4,
-    "num_hidden_layers": 2,
-    "intermediate_size": 24,
-    "max_position_embeddings": 64,
-}
-# 6 query heads over 2 key heads (H/G ≠ G), of width 12 where hidden/heads is 8.
-GROUPED = BERT | {
-    "hidden_size": 48,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 12,
-}
 DISENTANGLED = BERT | {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]}
 GPT2 = TOKENS | {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 64}
 GPT_NEO = TOKENS | {
@@ -78,16 +70,6 @@ T5 = TOKENS | {
     "relative_attention_num_buckets": 8,
     "relative_attention_max_distance": 12,
 }
-BART = TOKENS | {
-    "d_model": 32,
-    "encoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "encoder_ffn_dim": 24,
-    "decoder_layers": 3,
-    "decoder_attention_heads": 8,
-    "decoder_ffn_dim": 24,
-    "max_position_embeddings": 64,
-}
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500.0,
@@ -96,18 +78,6 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
-YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 100.0,
-    "factor": 4.0,
-    "original_max_position_embeddings": 16,
-}
-LONGROPE = {
-    "rope_type": "longrope",
-    "short_factor": [1.0, 1.1, 1.3, 1.6],
-    "long_factor": [1.0, 2.0, 3.0, 4.0],
-}
-
 ARCHITECTURES = [
     Architecture("bert", "BertForMaskedLM", BERT),
     Architecture("bert-without-prefix", "BertModel", BERT),
@@ -297,6 +267,11 @@ def test_the_live_module_holds_the_same_blocks(saved: Any) -> None:
 def test_values_and_outputs_are_there(saved: Any) -> None:
     _, model, folder = saved
     prove_values_and_outputs(model, folder)
+
+
+def test_the_named_norms_feed_queries_and_keys(saved: Any) -> None:
+    _, model, _ = saved
+    prove_input_norms(model)
 
 
 # --- spellings of older files --------------------------------------------------------------------
@@ -538,7 +513,7 @@ UNFIT = {
 def wrong_family(name: str, edit: Callable[[str], str], folder: Path) -> Path:
     """Save a model, and its family with a mistake."""
     save(named(name), folder)
-    family = find_family(open_checkpoint(folder).config, "")
+    family = find_family(open_checkpoint(folder))
     shipped = resources.files("wqk.families") / "data" / f"{family.name}.toml"
     path = folder / "wrong.toml"
     path.write_text(edit(shipped.read_text(encoding="utf-8")), encoding="utf-8")

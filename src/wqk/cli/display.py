@@ -244,6 +244,8 @@ def _footnote(table: ScoreTable) -> str:
     ]
     reasons: Mapping[str, str] = table.metadata.get("partial") or {}
     lines += [f"partial ({stack}): {reason}." for stack, reason in reasons.items()]
+    guesses = table.metadata.get("inferred") or []
+    lines += [f"Family {guess}; check with wqk verify." for guess in guesses]
     return "\n".join(lines)
 
 

@@ -7,15 +7,22 @@ from pathlib import Path
 
 import click
 
-from wqk.cli.options import family_file, json_output, revision
+from wqk.cli.options import family_file, heads_per_layer, json_output, revision
 
 
 @click.command()
 @click.argument("ref")
 @revision
 @family_file
+@heads_per_layer
 @json_output
-def explain(ref: str, revision: str | None, family: Path | None, as_json: bool) -> None:
+def explain(
+    ref: str,
+    revision: str | None,
+    family: Path | None,
+    heads_per_layer: int | None,
+    as_json: bool,
+) -> None:
     r"""Show which tensors are queries and keys, and the bytes a scan will read.
 
     \b
@@ -25,7 +32,9 @@ def explain(ref: str, revision: str | None, family: Path | None, as_json: bool) 
     from wqk.cli import display
     from wqk.explanation import explain as explain_checkpoint
 
-    explanation = explain_checkpoint(ref, family=family, revision=revision)
+    explanation = explain_checkpoint(
+        ref, family=family, heads_per_layer=heads_per_layer, revision=revision
+    )
     if as_json:
         display.print_object(asdict(explanation))
     else:

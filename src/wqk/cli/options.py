@@ -15,6 +15,13 @@ family_file = click.option(
     help="Say which tensors are queries and keys.",
 )
 
+heads_per_layer = click.option(
+    "--heads-per-layer",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Query heads of a model whose config does not tell.",
+)
+
 revision = click.option("--revision", metavar="R", help="Revision of a hub repository.")
 
 gamma = click.option(
@@ -24,3 +31,35 @@ gamma = click.option(
     show_default=True,
     help="Outliers lie this many standard deviations above the mean norm.",
 )
+
+
+class DistanceRanges(click.ParamType):
+    """Whole numbers and ranges, both ends included: ``0,1,8:64``.
+
+    Examples
+    --------
+    >>> DistanceRanges().convert("0,2:4", None, None)
+    (0, 2, 3, 4)
+    """
+
+    name = "distances"
+
+    def convert(
+        self, value: str | tuple[int, ...], param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        """Parse what was typed."""
+        if isinstance(value, tuple):
+            return value
+        distances: list[int] = []
+        for piece in value.split(","):
+            first, _, last = piece.partition(":")
+            if (
+                not first.isdigit()
+                or not (last or first).isdigit()
+                or int(last or first) < int(first)
+            ):
+                self.fail(
+                    f"expected whole numbers and ranges such as 0,1,8:64, got {piece!r}", param
+                )
+            distances += range(int(first), int(last or first) + 1)
+        return tuple(dict.fromkeys(distances))

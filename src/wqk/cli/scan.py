@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import click
 
-from wqk.cli.options import family_file, gamma, json_output
+from wqk.cli.options import DistanceRanges, family_file, gamma, heads_per_layer, json_output
 
 
 @click.command()
@@ -14,9 +15,27 @@ from wqk.cli.options import family_file, gamma, json_output
 @click.option("--heads", is_flag=True, help="Score every single head, too.")
 @gamma
 @click.option(
+    "--circuit",
+    type=click.Choice(["qk", "ov"]),
+    default="qk",
+    show_default=True,
+    help="Queries with keys, or values with outputs.",
+)
+@click.option("--fold-norm", is_flag=True, help="Fold in the norms that feed both sides.")
+@click.option("--bias", is_flag=True, help="Score the form augmented by the biases.")
+@click.option(
+    "--distance",
+    "distances",
+    type=DistanceRanges(),
+    default="0",
+    metavar="N,N:M",
+    help="Relative distances, such as 0,1,8:64 (rotary models).",
+)
+@click.option(
     "--revision", "revisions", multiple=True, metavar="R", help="Hub revision; repeatable."
 )
 @family_file
+@heads_per_layer
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -28,8 +47,13 @@ def scan(
     refs: tuple[str, ...],
     heads: bool,
     gamma: float,
+    circuit: Literal["qk", "ov"],
+    fold_norm: bool,
+    bias: bool,
+    distances: tuple[int, ...],
     revisions: tuple[str, ...],
     family: Path | None,
+    heads_per_layer: int | None,
     out: Path | None,
     as_json: bool,
 ) -> None:
@@ -60,7 +84,12 @@ def scan(
                         path,
                         gamma=gamma,
                         heads=heads,
+                        circuit=circuit,
+                        fold_norm=fold_norm,
+                        bias=bias,
+                        distances=distances,
                         family=family,
+                        heads_per_layer=heads_per_layer,
                         revision=revision,
                         on_progress=on_progress,
                     )

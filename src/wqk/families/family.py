@@ -34,6 +34,10 @@ class RotaryRule:
     width: tuple[str, ...] = ()  # or the number of rotated dimensions itself
     base: tuple[str, ...] = ("rope_theta",)
     local_base: tuple[str, ...] = ()  # base in windowed layers, where it differs
+    reversed: bool = False  # turns the other way round
+    only_if: str = ""  # switches of models that are rotary or not
+    layers: str = ""  # list that says of each layer whether it is rotary
+    windowed_only: bool = False  # layers that see everything have no positions
     default_fraction: float = 1.0
     default_base: float = 10_000.0
 
@@ -44,7 +48,8 @@ class AttentionRule:
 
     Names leave out ``.weight`` and any prefix, and hold ``{layer}``; where a model has been spelt
     in several ways, all spellings are listed. ``{previous}`` is the layer before, whose last norm
-    feeds this one in post-norm models. Other strings are keys of the configuration.
+    feeds this one in post-norm models, ``{last}`` the last that there is, ``{head}`` each head,
+    where they have tensors of their own. Other strings are keys of the configuration.
     """
 
     stack: str  # encoder, decoder, vision, audio, text, ...
@@ -52,6 +57,12 @@ class AttentionRule:
     layout: str = "separate"  # see wqk.families.layouts
     query: tuple[str, ...] = ()
     key: tuple[str, ...] = ()
+    query_inner: tuple[str, ...] = ()  # "latent": from the input to the latent
+    key_inner: tuple[str, ...] = ()
+    query_inner_norm: tuple[str, ...] = ()  # norm of the latent
+    key_inner_norm: tuple[str, ...] = ()
+    content_width: str = ""  # "latent": width of a head without positions, and with them alone
+    position_width: str = ""
     value: tuple[str, ...] = ()
     fused: tuple[str, ...] = ()  # the tensor that holds several roles
     order: str = "qkv"  # order of the roles in it
@@ -63,28 +74,39 @@ class AttentionRule:
     key_norm: tuple[str, ...] = ()
     input_norm: tuple[str, ...] = ()  # norm that feeds the queries, and the keys of self-attention
     first_input_norm: tuple[str, ...] = ()  # the same in layer 0, where it is another
-    key_input_norm: tuple[str, ...] = ()  # norm that feeds the keys of cross-attention
+    key_input_norm: tuple[str, ...] = ()  # norm that feeds the keys of cross-attention; {last}
     input_norm_kind: str = "rms"  # or "layer"
     input_norm_offset: float = 0.0
     norm: str = "rms"  # kind of query_norm and key_norm; see wqk.families.layouts.NORMS
+    norm_gain: bool = True  # false where they have none, and so no tensors
+    norm_over: str = ""  # "head" where every head is normalised alone with gains of its own
     norm_offset: float = 0.0  # 1 where the gain is stored as its difference from 1
     norm_epsilon: tuple[str, ...] = ("rms_norm_eps", "layer_norm_eps", "norm_eps")
+    only_if: str = ""  # switches of models that have this attention; see Settings.holds
     config: str = ""  # the nested configuration that the keys below are in
     layers: tuple[str, ...] = ("num_hidden_layers",)
     every_layer: bool = True  # false where some layers have no such attention
     heads: tuple[str, ...] = ("num_attention_heads",)
     key_heads: tuple[str, ...] = ("num_key_value_heads",)
-    single_key_head_if: str = ""  # configuration flag of multi-query models
+    single_key_head_if: str = ""  # switches of multi-query models; see Settings.holds
     applied_in_total: str = ""  # applications of shared layers, all together
     applied_twice_if: str = ""
     causal: bool = False
     causal_if: str = ""  # configuration flag of models that are either
     scale: tuple[str, ...] = ("head_width ** -0.5",)  # factors of the score
     softcap: str = ""
+    clip: str = ""  # largest absolute value of queries and keys
+    sinks: tuple[str, ...] = ()  # scores of a key that is not there, one for each head
     window: tuple[str, ...] = ()  # size of local attention
+    window_axes: int = 1  # 2 where windows are squares of a picture
+    temperature: tuple[str, ...] = ()  # logarithm of a learned factor of each head's score
+    temperature_limit: float = 100.0  # largest factor
     position: str = ""  # what is added to the scores beside the form: alibi, relative, ...
+    position_if: str = ""
     rotary: RotaryRule | None = None
+    guess: str = ""  # how the rule was guessed from tensor names, where it was
     partial: str = ""  # why one form per head does not hold the whole score
+    note: str = ""  # what else a reader of the form should know
     defaults: Mapping[str, Any] = field(default_factory=dict, hash=False)  # of absent keys
 
 
@@ -96,6 +118,7 @@ class Family:
     model_types: tuple[str, ...]
     attention: tuple[AttentionRule, ...]
     runs_as: str = ""  # model type whose code runs these weights, where transformers has no other
+    runs_with_head: bool = False  # whether only the model with its head has all of the attention
 
 
 def parse_family(text: str, source: str) -> Family:
@@ -192,24 +215,6 @@ def load_family(path: Path) -> Family:
         raise UnknownFamily(f"{path}: cannot be read ({error.strerror})") from None
 
 
-def find_family(config: Mapping[str, Any], name: str) -> Family:
-    """The family of a model by its configuration's ``model_type``.
-
-    Raises
-    ------
-    UnknownFamily
-        The configuration names no type, or one that no family lists.
-    """
-    model_type = config.get("model_type")
-    if not isinstance(model_type, str) or not model_type:
-        raise UnknownFamily(
-            f"{name}: there is no config.json with a model_type; name the tensors with a family "
-            "file (--family FILE.toml)"
-        )
-    family = _by_model_type().get(model_type)
-    if family is None:
-        raise UnknownFamily(
-            f"{name}: no family knows the model type {model_type!r}; describe it in a family file "
-            "(--family FILE.toml)"
-        )
-    return family
+def family_of_type(model_type: object) -> Family | None:
+    """The family that lists this ``model_type``, where one does."""
+    return _by_model_type().get(model_type) if isinstance(model_type, str) else None

@@ -11,9 +11,10 @@ layout          the tensor's outputs
 ``sectioned``   all of one role, then all of the next; several such blocks in a row
 ``conv1d``      as ``sectioned``, stored (in, out): GPT-2
 ``grouped``     for each key head: its queries, its key, its value
+``latent``      a product of two tensors: down to a latent, and up to the heads (MLA)
 ==============  =====================================================================
 
-Axes: H query heads, G key heads, R head width, D width.
+Axes: H query heads, G key heads, R head width, D width, C latent width.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ from wqk.checkpoints import Part
 from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import numpy as np
 
-LAYOUTS = ("separate", "sectioned", "conv1d", "grouped")
+LAYOUTS = ("separate", "sectioned", "conv1d", "grouped", "latent")
 
 # Norms between projection and score: root mean square, or with the mean taken off first.
 NORMS = ("rms", "layer")
@@ -62,6 +65,15 @@ class Projection:
         """What has to be read for it: whole tensors where outputs are columns."""
         return Part(self.tensor, None if self.transposed else self.outputs)
 
+    @property
+    def parts(self) -> dict[str, Part]:
+        """What has to be read for it, by what its role's name gets appended."""
+        return {"": self.part}
+
+    def weight(self, stored: Mapping[Part, np.ndarray]) -> np.ndarray:
+        """The projection (heads, R, D), from everything that was read."""
+        return self.take(stored[self.part])
+
     def take(self, stored: np.ndarray) -> np.ndarray:
         """The projection (heads, R, D), from what was read for `part`."""
         if self.transposed:
@@ -76,6 +88,54 @@ class Projection:
         return Part(name, self.outputs)
 
 
+@dataclass(frozen=True)
+class Composed:
+    """A projection that goes through a latent: x ↦ outer · diag(gain) · inner · x.
+
+    The latent is normalised in between; its gain is part of the product, a token's own scale is
+    not.
+
+    Attributes
+    ----------
+    outer
+        From the latent to the heads, (heads, R, C).
+    inner
+        From the input to the latent, (1, C, D).
+    gain
+        The norm's gain, (C,).
+    """
+
+    outer: Projection
+    inner: Projection
+    gain: Part
+
+    @property
+    def tensor(self) -> str:
+        """Name of the weight that the input meets first."""
+        return self.inner.tensor
+
+    @property
+    def heads(self) -> int:
+        """Number of heads."""
+        return self.outer.heads
+
+    @property
+    def head_width(self) -> int:
+        """Width of a head."""
+        return self.outer.head_width
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        """What has to be read for it, by what its role's name gets appended."""
+        return {"": self.outer.part, "_inner": self.inner.part, "_inner_norm": self.gain}
+
+    def weight(self, stored: Mapping[Part, np.ndarray]) -> np.ndarray:
+        """The projection (heads, R, D), from everything that was read."""
+        inner = stored[self.gain][:, None] * self.inner.weight(stored)[0]
+        weight: np.ndarray = self.outer.weight(stored) @ inner
+        return weight
+
+
 def _columns(stored: np.ndarray, outputs: Ranges) -> np.ndarray:
     import numpy as np
 
@@ -85,6 +145,26 @@ def _columns(stored: np.ndarray, outputs: Ranges) -> np.ndarray:
 def separate(tensor: str, shape: tuple[int, ...], heads: int) -> Projection:
     """A tensor (H·R, D) of one role."""
     return Projection(tensor, None, False, heads, _divide(shape[0], heads, tensor, "heads"))
+
+
+def within_heads(
+    tensor: str, shape: tuple[int, ...], heads: int, start: int, stop: int
+) -> Projection:
+    """Some of every head's outputs, of a tensor (H·R, D) in which a head holds several things.
+
+    Examples
+    --------
+    >>> within_heads("kv_b_proj", (10, 4), heads=2, start=0, stop=3).outputs
+    ((0, 3), (5, 8))
+    """
+    width = _divide(shape[0], heads, tensor, "heads")
+    if not 0 <= start < stop <= width:
+        raise CheckpointError(
+            f"{tensor}: heads of width {width} have no outputs {start} to {stop}; "
+            "the configuration does not fit the weights"
+        )
+    outputs = tuple((head * width + start, head * width + stop) for head in range(heads))
+    return Projection(tensor, outputs, False, heads, stop - start)
 
 
 def sectioned(

@@ -5,31 +5,40 @@ Nothing is read here: names, shapes and the configuration decide.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from wqk.checkpoints import Part
 from wqk.errors import CheckpointError
-from wqk.families.layouts import Projection, sectioned, separate
-from wqk.families.rotary import Rotary, rotary_of
+from wqk.families.latent import latent
+from wqk.families.layouts import Composed, Projection, sectioned, separate
+from wqk.families.naming import (
+    bias_of,
+    find,
+    input_norm_of,
+    input_spellings,
+    named,
+    norm_of,
+    part_of,
+    weight_name,
+)
+from wqk.families.rotary import Rotary, rotary_of, rotary_stretch
 from wqk.families.values import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from wqk.checkpoints import Checkpoint, TensorInfo
+    from wqk.checkpoints import Checkpoint, Part, TensorInfo
     from wqk.families.family import AttentionRule, Family
+    from wqk.families.naming import Found, InputNorm
 
 
 @dataclass(frozen=True)
-class InputNorm:
-    """The norm whose output is projected: its tensors and its kind, ``rms`` or ``layer``."""
+class Positional:
+    """Queries and keys that hold positions alone; their product is added to that of the form."""
 
-    gain: Part
-    bias: Part | None
-    kind: str
-    offset: float
+    query: Projection | Composed
+    key: Projection | Composed
+    rotary: Rotary
 
 
 @dataclass(frozen=True)
@@ -39,26 +48,31 @@ class AttentionPlan:
     family: str
     rule: AttentionRule
     layer: int
-    query: Projection
-    key: Projection
+    query: Projection | Composed
+    key: Projection | Composed
     query_bias: Part | None
     key_bias: Part | None
-    query_norm: Part | None
-    key_norm: Part | None
-    query_norm_bias: Part | None
-    key_norm_bias: Part | None
+    query_norm: tuple[Part, ...]  # one for all heads, or one for each
+    key_norm: tuple[Part, ...]
+    query_norm_bias: tuple[Part, ...]
+    key_norm_bias: tuple[Part, ...]
     query_input: InputNorm | None
     key_input: InputNorm | None
-    value: Projection | None
+    value: Projection | Composed | None
     value_bias: Part | None
     output: Projection | None
     norm_epsilon: float
     scale: float
     softcap: float | None
+    clip: float | None
+    sinks: Part | None
+    temperature: Part | None
     causal: bool
     window: str | None
     applications: int
+    position: str
     rotary: Rotary | None
+    positional: Positional | None
 
     @property
     def stack(self) -> str:
@@ -68,17 +82,27 @@ class AttentionPlan:
     @property
     def parts(self) -> dict[str, Part]:
         """What is read for the block's plain form, by role."""
-        named = {
-            "query": self.query.part,
-            "key": self.key.part,
-            "query_bias": self.query_bias,
-            "key_bias": self.key_bias,
-            "query_norm": self.query_norm,
-            "key_norm": self.key_norm,
-            "query_norm_bias": self.query_norm_bias,
-            "key_norm_bias": self.key_norm_bias,
+        roles = {
+            f"{side}{suffix}": part
+            for side, projection in (("query", self.query), ("key", self.key))
+            for suffix, part in projection.parts.items()
         }
-        return {role: part for role, part in named.items() if part is not None}
+        roles |= {
+            role: bias
+            for role, bias in (
+                ("query_bias", self.query_bias),
+                ("key_bias", self.key_bias),
+                ("query_temperature", self.temperature),
+            )
+            if bias is not None
+        }
+        for role in ("query_norm", "key_norm", "query_norm_bias", "key_norm_bias"):
+            norms: tuple[Part, ...] = getattr(self, role)
+            roles |= {
+                role if len(norms) == 1 else f"{role} {head}": part
+                for head, part in enumerate(norms)
+            }
+        return roles
 
     @property
     def status(self) -> str:
@@ -88,14 +112,23 @@ class AttentionPlan:
     @property
     def reason(self) -> str:
         """Why the status is ``partial``; empty where it is not."""
-        if self.rule.partial:
-            return self.rule.partial
+        reasons = [self.rule.partial] if self.rule.partial else []
         if self.query_norm or self.key_norm:
-            return (
+            reasons.append(
                 "queries and keys are normalised token by token before they meet; "
                 "the gains are folded into the form, the tokens' own scales are not"
             )
-        return ""
+        elif not self.rule.norm_gain:
+            reasons.append(
+                "queries and keys are normalised token by token before they meet; "
+                "the tokens' own scales are not in the form"
+            )
+        if self.clip is not None:
+            reasons.append(
+                f"queries and keys are cut off at ±{self.clip:g}; the form is the score of those "
+                "that are smaller"
+            )
+        return "; ".join(reasons)
 
 
 def plan(checkpoint: Checkpoint, family: Family) -> list[AttentionPlan]:
@@ -112,24 +145,14 @@ def plan(checkpoint: Checkpoint, family: Family) -> list[AttentionPlan]:
     return plans
 
 
-@dataclass(frozen=True)
-class _Found:
-    """The tensors of one rule in one layer, without the ``.weight`` of their names."""
-
-    index: tuple[int, ...]
-    query: str
-    key: str
-    prefix: str
-
-
 def _plan_rule(checkpoint: Checkpoint, family: str, rule: AttentionRule) -> list[AttentionPlan]:
     tensors = checkpoint.tensors()
     settings = Settings(checkpoint.config, rule.config, checkpoint.name, rule.defaults)
-    found = _find(tensors, rule, checkpoint.name)
+    found = find(tensors, rule, checkpoint.name) if settings.holds(rule.only_if) else []
     if not found:
         return []
     layers = _complete(found, settings, rule)
-    groups = 1 + max(names.index[0] for _, names in layers)
+    groups = 1 + max(names.group for _, names in layers)
     return [
         _plan_layer(tensors, settings, family, rule, layer, groups, names)
         for layer, names in layers
@@ -143,98 +166,77 @@ def _plan_layer(
     rule: AttentionRule,
     layer: int,
     groups: int,
-    found: _Found,
+    found: Found,
 ) -> AttentionPlan:
     roles = _projections(tensors, settings, rule, found)
     query, key, value = roles["q"], roles["k"], roles.get("v")
+    window = settings.window(rule.window, layer, rule.window_axes)
+    rotary = (
+        rotary_of(
+            rule.rotary,
+            settings,
+            roles.get("q_position", query).head_width,
+            layer,
+            window is not None,
+        )
+        if rule.rotary
+        else None
+    )
+    positional = None
+    if rotary and "q_position" in roles:
+        positional = Positional(roles["q_position"], roles["k_position"], rotary)
     if query.head_width != key.head_width or query.heads % key.heads:
         raise CheckpointError(
             f"{settings.name}: {query.heads} query heads of width {query.head_width} do not fit "
             f"{key.heads} key heads of width {key.head_width} in layer {layer} of the {rule.stack}"
         )
-    window = settings.window(rule.window, layer)
     return AttentionPlan(
         family=family,
         rule=rule,
         layer=layer,
         query=query,
         key=key,
-        query_bias=_bias(tensors, query, found, rule.query_bias),
-        key_bias=None if rule.query_bias else _bias(tensors, key, found, ()),
-        query_norm=_norm(tensors, rule.query_norm, found, "weight"),
-        key_norm=_norm(tensors, rule.key_norm, found, "weight"),
-        query_norm_bias=_norm(tensors, rule.query_norm, found, "bias"),
-        key_norm_bias=_norm(tensors, rule.key_norm, found, "bias"),
-        query_input=_input_norm(tensors, rule, _input_spellings(rule, found), found),
-        key_input=_input_norm(
+        query_bias=bias_of(tensors, query, found, rule.query_bias),
+        key_bias=None if rule.query_bias else bias_of(tensors, key, found, ()),
+        query_norm=norm_of(tensors, rule.query_norm, found, "weight", query.heads),
+        key_norm=norm_of(tensors, rule.key_norm, found, "weight", key.heads),
+        query_norm_bias=norm_of(tensors, rule.query_norm, found, "bias", query.heads),
+        key_norm_bias=norm_of(tensors, rule.key_norm, found, "bias", key.heads),
+        query_input=input_norm_of(tensors, rule, input_spellings(rule, found), found),
+        key_input=input_norm_of(
             tensors,
             rule,
-            rule.key_input_norm if rule.kind == "cross" else _input_spellings(rule, found),
+            rule.key_input_norm if rule.kind == "cross" else input_spellings(rule, found),
             found,
         ),
         value=value,
-        value_bias=_bias(tensors, value, found, rule.value_bias) if value else None,
+        value_bias=bias_of(tensors, value, found, rule.value_bias) if value else None,
         output=_output(tensors, rule, found, query.heads),
         norm_epsilon=settings.optional_number(rule.norm_epsilon) or 0.0,
-        scale=settings.product(rule.scale, {"head_width": query.head_width, "layer": layer}),
+        scale=settings.product(
+            rule.scale,
+            {
+                "head_width": query.head_width + (positional.query.head_width if positional else 0),
+                "layer": layer,
+                "rotary_stretch": rotary_stretch(settings),
+            },
+        ),
         softcap=settings.optional_number((rule.softcap,)) if rule.softcap else None,
-        causal=rule.causal or bool(rule.causal_if and settings.flag(rule.causal_if)),
+        clip=settings.optional_number((rule.clip,)) if rule.clip else None,
+        sinks=part_of(tensors, rule.sinks, found),
+        temperature=part_of(tensors, rule.temperature, found),
+        causal=rule.causal or bool(rule.causal_if and settings.holds(rule.causal_if)),
         window=window,
-        applications=_applications(settings, rule, found.index[0], groups),
-        rotary=rotary_of(rule.rotary, settings, query.head_width, layer, window is not None)
-        if rule.rotary
-        else None,
+        applications=_applications(settings, rule, found.group, groups),
+        position=rule.position if settings.holds(rule.position_if) else "",
+        rotary=None if positional else rotary,
+        positional=positional,
     )
 
 
-def _find(tensors: Mapping[str, TensorInfo], rule: AttentionRule, name: str) -> list[_Found]:
-    """The layers whose tensors match the rule's first spelling that matches at all."""
-    spellings = rule.fused or rule.query
-    keys = rule.fused or rule.key
-    for query, key in zip(spellings, keys, strict=True):
-        pattern = _pattern(query)
-        matches = [match for match in map(pattern.fullmatch, tensors) if match]
-        if not matches:
-            continue
-        prefixes = sorted({match["prefix"] for match in matches})
-        if len(prefixes) > 1:
-            raise CheckpointError(
-                f"{name}: two sets of tensors match {query!r}, under "
-                f"{prefixes[0]!r} and {prefixes[1]!r}; name one with a family file"
-            )
-        prefix = prefixes[0]
-        found = []
-        for index in sorted(tuple(int(n) for n in match.groups()[1:]) for match in matches):
-            names = [prefix + _fill(spelling, index) for spelling in (query, key)]
-            for tensor in map(_weight, names):
-                if tensor not in tensors:
-                    raise CheckpointError(f"{name}: incomplete, tensor {tensor!r} is missing")
-            found.append(_Found(index, names[0], names[1], prefix))
-        return found
-    return []
-
-
-def _pattern(spelling: str) -> re.Pattern[str]:
-    """Matches the full names of weights of this spelling, under any prefix."""
-    body = re.sub(r"\\\{\w+\\\}", r"(\\d+)", re.escape(_weight(spelling)))
-    return re.compile(rf"(?P<prefix>(?:.+\.)?){body}")
-
-
-def _fill(spelling: str, index: tuple[int, ...]) -> str:
-    """The spelling with its ``{layer}`` and further indices filled in, in their order."""
-    spelling = spelling.replace("{previous}", str(index[0] - 1))
-    numbers = iter(index)
-    return re.sub(r"\{\w+\}", lambda _: str(next(numbers)), spelling)
-
-
-def _weight(stem: str) -> str:
-    """Full name of the weight; parameters that are no module's own end in ``weight`` already."""
-    return stem if stem.endswith("weight") else f"{stem}.weight"
-
-
 def _complete(
-    found: list[_Found], settings: Settings, rule: AttentionRule
-) -> list[tuple[int, _Found]]:
+    found: list[Found], settings: Settings, rule: AttentionRule
+) -> list[tuple[int, Found]]:
     """The layers with their numbers, after a look that none is missing.
 
     Layers beyond the configured number, such as heads for multi-token prediction, are not the
@@ -257,28 +259,31 @@ def _complete(
 
 
 def _projections(
-    tensors: Mapping[str, TensorInfo], settings: Settings, rule: AttentionRule, found: _Found
-) -> dict[str, Projection]:
+    tensors: Mapping[str, TensorInfo], settings: Settings, rule: AttentionRule, found: Found
+) -> dict[str, Projection | Composed]:
     """Where the weights of ``q`` and ``k`` lie, and of ``v`` where they are named."""
-    layer = found.index[0]
+    layer = found.group
     heads = settings.whole(rule.heads, layer)
     key_heads = settings.optional_whole(rule.key_heads, layer) or heads
-    if rule.single_key_head_if and settings.flag(rule.single_key_head_if):
+    if rule.single_key_head_if and settings.holds(rule.single_key_head_if):
         key_heads = 1
-    query, key = _weight(found.query), _weight(found.key)
+    query, key = weight_name(found.query), weight_name(found.key)
     for tensor in (query, key):
         if len(tensors[tensor].shape) != 2:
             raise CheckpointError(
                 f"{settings.name}: {tensor} must be a matrix, got shape {tensors[tensor].shape}"
             )
+    if rule.layout == "latent":
+        return latent(tensors, settings, rule, found, heads)
     if rule.layout == "separate":
-        value = _named(tensors, rule.value, found)
+        value = named(tensors, rule.value, found)
         return {
             "q": separate(query, tensors[query].shape, heads),
             "k": separate(key, tensors[key].shape, key_heads),
             **({"v": separate(value, tensors[value].shape, key_heads)} if value else {}),
         }
-    return sectioned(
+    fused: dict[str, Projection | Composed] = {}
+    return fused | sectioned(
         query,
         tensors[query].shape,
         {"q": heads, "k": key_heads, "v": key_heads},
@@ -289,10 +294,10 @@ def _projections(
 
 
 def _output(
-    tensors: Mapping[str, TensorInfo], rule: AttentionRule, found: _Found, heads: int
+    tensors: Mapping[str, TensorInfo], rule: AttentionRule, found: Found, heads: int
 ) -> Projection | None:
     """Where W_o lies; its inputs are the heads' outputs side by side, so its columns are theirs."""
-    name = _named(tensors, rule.output, found)
+    name = named(tensors, rule.output, found)
     if not name:
         return None
     stored_in_out = rule.layout == "conv1d"
@@ -300,56 +305,6 @@ def _output(
     if inputs % heads:
         raise CheckpointError(f"{name}: {inputs} inputs do not divide into {heads} heads")
     return Projection(name, None, not stored_in_out, heads, inputs // heads)
-
-
-def _named(
-    tensors: Mapping[str, TensorInfo], spellings: tuple[str, ...], found: _Found
-) -> str | None:
-    """Full name of the first weight of these spellings that is there."""
-    names = (_weight(found.prefix + _fill(spelling, found.index)) for spelling in spellings)
-    return next((name for name in names if name in tensors), None)
-
-
-def _bias(
-    tensors: Mapping[str, TensorInfo], projection: Projection, found: _Found, names: tuple[str, ...]
-) -> Part | None:
-    """The bias that lies as the projection's outputs do, or under a name of its own."""
-    for spelling in names:
-        name = found.prefix + _fill(spelling, found.index)
-        if name in tensors:
-            return Part(name)
-    name = projection.tensor.removesuffix("weight") + "bias"
-    return projection.bias_part(name) if not names and name in tensors else None
-
-
-def _norm(
-    tensors: Mapping[str, TensorInfo], spellings: tuple[str, ...], found: _Found, what: str
-) -> Part | None:
-    """The gain (``weight``) or bias of a norm between projection and score."""
-    stems = (found.prefix + _fill(spelling, found.index) for spelling in spellings)
-    # Files from the first years call a norm's gain and bias gamma and beta.
-    endings = {"weight": ("weight", "gamma"), "bias": ("bias", "beta")}[what]
-    names = (f"{stem.removesuffix('.weight')}.{ending}" for stem in stems for ending in endings)
-    return next((Part(name) for name in names if name in tensors), None)
-
-
-def _input_spellings(rule: AttentionRule, found: _Found) -> tuple[str, ...]:
-    """Spellings of the norm that feeds this layer's queries."""
-    is_first = found.index[0] == 0 and rule.first_input_norm
-    return rule.first_input_norm if is_first else rule.input_norm
-
-
-def _input_norm(
-    tensors: Mapping[str, TensorInfo],
-    rule: AttentionRule,
-    spellings: tuple[str, ...],
-    found: _Found,
-) -> InputNorm | None:
-    gain = _norm(tensors, spellings, found, "weight")
-    if gain is None:
-        return None
-    bias = _norm(tensors, spellings, found, "bias")
-    return InputNorm(gain, bias, rule.input_norm_kind, rule.input_norm_offset)
 
 
 def _applications(settings: Settings, rule: AttentionRule, group: int, groups: int) -> int:
@@ -360,7 +315,7 @@ def _applications(settings: Settings, rule: AttentionRule, group: int, groups: i
     if rule.applied_in_total:
         total = settings.whole((rule.applied_in_total,))
         return [number * groups // total for number in range(total)].count(group)
-    return 2 if rule.applied_twice_if and settings.flag(rule.applied_twice_if) else 1
+    return 2 if rule.applied_twice_if and settings.holds(rule.applied_twice_if) else 1
 
 
 def _explain_absence(checkpoint: Checkpoint, family: Family) -> None:
@@ -375,5 +330,5 @@ def _explain_absence(checkpoint: Checkpoint, family: Family) -> None:
     expected = (rule.fused or rule.query)[0].replace("{layer}", "0")
     raise CheckpointError(
         f"{checkpoint.name}: none of its {len(names)} tensors are the queries and keys of family "
-        f"{family.name}; expected names such as {_weight(expected)!r}"
+        f"{family.name}; expected names such as {weight_name(expected)!r}"
     )

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from wqk._typing import Array, Float
 from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from wqk._typing import Array, Float
     from wqk.families.family import RotaryRule
     from wqk.families.values import Settings
 
@@ -60,14 +60,20 @@ class Rotary:
 
 def rotary_of(
     rule: RotaryRule, settings: Settings, head_width: int, layer: int, windowed: bool
-) -> Rotary:
-    """The rotation of one layer, from the configuration.
+) -> Rotary | None:
+    """The rotation of one layer, from the configuration; None where the layer has none.
 
     Raises
     ------
     CheckpointError
         The configuration asks for a scaling of frequencies that is not known here.
     """
+    kinds = settings.get(rule.layers) if rule.layers else None
+    if isinstance(kinds, list) and layer < len(kinds) and not kinds[layer]:
+        return None
+    unseen = rule.windowed_only and not windowed and settings.get("sliding_window") is not None
+    if unseen or not settings.holds(rule.only_if):
+        return None
     scaling = _parameters(settings, layer, windowed)
 
     def number(keys: tuple[str, ...], default: float) -> float:
@@ -82,6 +88,8 @@ def rotary_of(
     base = number(rule.local_base if local else rule.base, rule.default_base)
     frequencies = base ** -(np.arange(0, width, 2, dtype=np.float64) / width)
     kind = str(scaling.get("rope_type", scaling.get("type", "default")))
+    if rule.reversed:
+        frequencies = -frequencies
     if kind in ("default", "mrope") or local:
         return Rotary(frequencies, rule.order)
     if kind not in _SCALINGS:
@@ -159,6 +167,17 @@ def _yarn(
             else _yarn_amplitude(factor, 1.0)
         )
     return frequencies * (ramp / factor + 1 - ramp), float(amplitude)
+
+
+def rotary_stretch(settings: Settings) -> float:
+    """YaRN's factor on queries and keys in models that put it into the score's scale (DeepSeek)."""
+    scaling = _parameters(settings, 0, False)
+    part = settings.optional_number(("mscale_all_dim",))
+    part = scaling.get("mscale_all_dim") if part is None else part
+    factor = scaling.get("factor")
+    if not isinstance(part, int | float) or not isinstance(factor, int | float):
+        return 1.0
+    return _yarn_amplitude(float(factor), float(part))
 
 
 def _yarn_amplitude(factor: float, weight: float) -> float:

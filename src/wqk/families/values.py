@@ -43,12 +43,39 @@ class Settings:
         self._config = {**(defaults or {}), **{k: v for k, v in chosen.items() if v is not None}}
 
     def get(self, *keys: str) -> Any:
-        """The first of these keys that is there and not null."""
-        return next((self._config[k] for k in keys if k in self._config), None)
+        """The first of these keys that is there and not null; a dot leads into a nested part."""
+        found = (self._lookup(key) for key in keys)
+        return next((value for value in found if value is not None), None)
 
-    def flag(self, key: str) -> bool:
-        """Whether a switch is on."""
-        return bool(self._config.get(key))
+    def _lookup(self, key: str) -> Any:
+        value: Any = self._config
+        for name in key.split("."):
+            value = value.get(name) if isinstance(value, dict) else None
+        return value
+
+    def holds(self, condition: str) -> bool:
+        """Whether switches are on or off, such as ``multi_query and not alibi``; empty: always.
+
+        ``and`` binds closer than ``or``.
+
+        Examples
+        --------
+        >>> settings = Settings({"alibi": False, "attn_config": {"clip": 8.0}}, "", "toy")
+        >>> settings.holds("attn_config.clip and not alibi")
+        True
+        >>> settings.holds("attn_config.clip=8.0")
+        True
+        """
+        return any(
+            all(self._is_on(term) for term in alternative.split(" and ") if term)
+            for alternative in condition.split(" or ")
+        )
+
+    def _is_on(self, term: str) -> bool:
+        key, _, value = term.removeprefix("not ").partition("=")
+        found = self.get(key)
+        is_on = str(found) == value if value else bool(found)
+        return is_on != term.startswith("not ")
 
     def whole(self, keys: Sequence[str], layer: int = 0) -> int:
         """A required count; see `optional_whole`."""
@@ -101,11 +128,11 @@ class Settings:
         known = {**names, "layer_number": names.get("layer", 0) + 1, "score_terms": self._terms()}
         result = 1.0
         for factor in factors:
-            match = re.fullmatch(r"([\w.]+)(?: \*\* (-?[\d.]+))?(?: if (not )?(\w+))?", str(factor))
+            match = re.fullmatch(r"([\w.]+)(?: \*\* (-?[\d.]+))?(?: if (.+))?", str(factor))
             if match is None:
                 raise CheckpointError(f"{self.name}: cannot read the scale {factor!r}")
-            base, power, negated, condition = match.groups()
-            if condition and self.flag(condition) == bool(negated):
+            base, power, condition = match.groups()
+            if not self.holds(condition or ""):
                 continue
             value = known.get(base)
             if value is None:
@@ -135,18 +162,27 @@ class Settings:
             return str(kinds[layer])
         return None
 
-    def window(self, keys: Sequence[str], layer: int) -> str | None:
-        """Size of a layer's attention window; ``local`` where none is told; None for full."""
+    def window(self, keys: Sequence[str], layer: int, axes: int = 1) -> str | None:
+        """Size of a layer's attention window; ``local`` where none is told; None for full.
+
+        Windows of two axes are told as ``7x7``.
+        """
         if not keys:
             return None
-        size = self.optional_whole(keys)
-        told = "local" if size is None else str(size)
+        size = None if self.get(*keys) == 0 else self.optional_whole(keys)  # 0 switches it off
+        told = "local" if size is None else "x".join([str(size)] * axes)
+        full = self.get("global_attn_indexes")
+        if isinstance(full, list) and layer in full:
+            return None
         kind = self.layer_type(layer)
         if kind is not None:
             return told if kind.startswith(("sliding", "local", "chunked")) else None
         period = self.optional_whole(("global_attn_every_n_layers",))
         if period is not None:
             return told if layer % period else None
+        period = self.optional_whole(("sliding_window_pattern",))
+        if period is not None:
+            return told if (layer + 1) % period else None
         first = self.get("max_window_layers")
         if self.get("use_sliding_window") is False or (isinstance(first, int) and layer < first):
             return None

@@ -5,6 +5,8 @@ from weights read from the checkpoint by a family's rules, the attention is comp
 
     softmax(scale · (x_i A_h + a_h) R(i)ᵀ R(j) (y_j B_g + b_g)ᵀ + position, where i may see j)
 
+with norms, clipping, softcap, sinks and a part for positions alone where the model has them.
+
 A wrong tensor, head width, grouping, rotary order or scale gives other numbers than the model's.
 
 Axes: B texts, H query heads, G key heads, N tokens (I queries, J keys), D width, R head width.
@@ -20,6 +22,7 @@ import numpy as np
 
 from wqk.attention import attention_plans, load_attention
 from wqk.checkpoints import Checkpoint, open_checkpoint
+from wqk.families import Composed
 from wqk.verification.running import run
 
 if TYPE_CHECKING:
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
 
     from wqk.attention import Attention
     from wqk.checkpoints import Part, TensorInfo
-    from wqk.families import AttentionPlan
+    from wqk.families import AttentionPlan, Projection
 
 # An attention this much farther from uniform than the tolerance tells right weights from wrong.
 TELLING = 1e3
@@ -141,8 +144,8 @@ def verify(
     blocks = []
     for plan, record in zip(plans, records, strict=True):
         attention_of = _recomputation(checkpoint, plan, seen)
-        for application, (x, y, reported, term) in enumerate(record):
-            difference, contrast = _compare(attention_of(x, y, term), reported, seen)
+        for application, (x, y, reported, term, mask) in enumerate(record):
+            difference, contrast = _compare(attention_of(x, y, term, mask), reported, seen)
             place = (plan.stack, plan.rule.kind, plan.layer, application)
             blocks.append(VerifiedBlock(*place, difference, contrast, tolerance))
     return Verification(checkpoint.name, plans[0].family, tuple(blocks))
@@ -169,19 +172,36 @@ def _recomputation(
     attention = load_attention(checkpoint, plan)
     bare = load_attention(
         checkpoint,
-        replace(plan, query_norm=None, key_norm=None, query_norm_bias=None, key_norm_bias=None),
+        replace(
+            plan,
+            query_norm=(),
+            key_norm=(),
+            query_norm_bias=(),
+            key_norm_bias=(),
+            temperature=None,
+        ),
     )
+    sinks = checkpoint.read([plan.sinks])[0] if plan.sinks else None
 
     def vectors(side: str, x: np.ndarray) -> np.ndarray:
         result = _project(attention, side, x)
-        norm: Part | None = getattr(plan, f"{side}_norm")
-        if norm:
-            gains = math.prod(checkpoint.info(norm.name).shape)
+        norm: tuple[Part, ...] = getattr(plan, f"{side}_norm")
+        if norm or not plan.rule.norm_gain:
+            gains = sum(math.prod(checkpoint.info(part.name).shape) for part in norm)
             result = result * _token_scales(_project(bare, side, x), gains, plan)
         result = _add(result, getattr(attention, f"{side}_shift"))
+        result = result * _latent_scales(checkpoint, getattr(plan, side), x, plan)
+        if plan.clip is not None:
+            result = result.clip(-plan.clip, plan.clip)
+        if plan.positional:
+            added = _positional(checkpoint, plan, side, x)
+            added = np.broadcast_to(added, (*result.shape[:-1], added.shape[-1]))
+            result = np.concatenate([result, added], axis=-1)
         return plan.rotary.rotate(result, np.arange(x.shape[1])) if plan.rotary else result
 
-    def attention_of(x: np.ndarray, y: np.ndarray, term: np.ndarray | None) -> np.ndarray | None:
+    def attention_of(
+        x: np.ndarray, y: np.ndarray, term: np.ndarray | None, mask: np.ndarray | None
+    ) -> np.ndarray | None:
         if (x.shape[-1], y.shape[-1]) != attention.heads.shape:
             return None
         scores = plan.scale * vectors("query", x) @ vectors("key", y).swapaxes(-1, -2)
@@ -189,19 +209,49 @@ def _recomputation(
         if plan.softcap:
             scores = plan.softcap * np.tanh(scores / plan.softcap)
         distance = np.arange(x.shape[1])[:, None] - np.arange(y.shape[1])
-        if plan.rule.position == "alibi":
-            scores = scores + _alibi(scores.shape[1], distance)
-        elif plan.rule.position and term is not None:
-            if term.size not in (scores.size, scores[0].size):
+        if plan.position.endswith("alibi"):
+            biases = _alibi(scores.shape[1], distance)
+            scores = scores + (plan.scale * biases if plan.position == "scaled alibi" else biases)
+            if plan.position == "scaled alibi" and mask is not None:
+                scores = scores + mask  # Falcon, when it reports its attention, adds them twice
+        elif plan.position:
+            if term is not None and term.size not in (scores.size, scores[0].size):
                 return None
-            scores = scores + term.reshape(-1, *scores.shape[1:])
+            if term is not None:
+                scores = scores + term.reshape(-1, *scores.shape[1:])
+            if mask is not None:
+                scores = scores + mask
         allowed = _allowed(plan, distance)
         if y.shape[1] in seen:
             allowed = allowed & seen[y.shape[1]][:, None, None, :]
         # A finite number, as in the models: a padded query may have no key in its window.
-        return _softmax(np.where(allowed, scores, np.finfo(np.float64).min))
+        return _softmax(np.where(allowed, scores, np.finfo(np.float64).min), sinks)
 
     return attention_of
+
+
+def _latent_scales(
+    checkpoint: Checkpoint, projection: Projection | Composed, x: np.ndarray, plan: AttentionPlan
+) -> np.ndarray:
+    """What the norm of a latent multiplies each token of x (B, N, D) by; 1 where there is none."""
+    if not isinstance(projection, Composed):
+        return np.ones(())
+    inner = projection.inner
+    latent = x @ inner.take(*checkpoint.read([inner.part]))[0].T
+    return _token_scales(latent[:, None, None], latent.shape[-1], plan)
+
+
+def _positional(
+    checkpoint: Checkpoint, plan: AttentionPlan, side: str, x: np.ndarray
+) -> np.ndarray:
+    """The dimensions of queries or keys that hold positions alone, (B, heads, 1, N, P), turned."""
+    assert plan.positional is not None
+    projection: Projection | Composed = getattr(plan.positional, side)
+    parts = list(projection.parts.values())
+    weight = projection.weight(dict(zip(parts, checkpoint.read(parts), strict=True)))
+    vectors = x[:, None, None] @ weight[:, None].swapaxes(-1, -2)
+    vectors = vectors * _latent_scales(checkpoint, projection, x, plan)
+    return plan.positional.rotary.rotate(vectors, np.arange(x.shape[1]))
 
 
 def _project(attention: Attention, side: str, x: np.ndarray) -> np.ndarray:
@@ -223,7 +273,8 @@ def _token_scales(vectors: np.ndarray, gains: int, plan: AttentionPlan) -> np.nd
 
     It goes over one head's width, or over all heads where it has as many gains.
     """
-    axes = (-1,) if gains == vectors.shape[-1] else (1, 2, -1)
+    alone = gains in (0, vectors.shape[-1]) or plan.rule.norm_over == "head"
+    axes = (-1,) if alone else (1, 2, -1)
     if plan.rule.norm == "layer":
         vectors = vectors - vectors.mean(axis=axes, keepdims=True)
     squares = (vectors**2).mean(axis=axes, keepdims=True)
@@ -248,9 +299,13 @@ def _allowed(plan: AttentionPlan, distance: np.ndarray) -> np.ndarray:
     return allowed
 
 
-def _softmax(scores: np.ndarray) -> np.ndarray:
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
+def _softmax(scores: np.ndarray, sinks: np.ndarray | None) -> np.ndarray:
+    """Probabilities of scores (B, H, I, J); sinks (H,) take their share and are left out."""
+    if sinks is None:
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
+    column = np.broadcast_to(sinks[:, None, None], (*scores.shape[:-1], 1))
+    return _softmax(np.concatenate([scores, column], axis=-1), None)[..., :-1]
 
 
 def _compare(
@@ -260,7 +315,8 @@ def _compare(
     batch, heads, queries, _ = reported.shape
     rows = seen.get(queries, np.full((batch, queries), True))
     model = reported.swapaxes(1, 2)[rows]
-    uniform = 1 / (model > 0).sum(axis=-1, keepdims=True)
+    # Of what is given to the keys: a sink takes a share of its own.
+    uniform = model.sum(axis=-1, keepdims=True) / (model > 0).sum(axis=-1, keepdims=True)
     contrast = float(np.where(model > 0, np.abs(model - uniform), 0).max())
     if expected is None or expected.shape[1] != heads:
         return math.inf, contrast

@@ -1,0 +1,165 @@
+"""The other forms of a block: with its norms and biases, at a distance, or of values and outputs.
+
+The plain form is W_q W_kᵀ. Each coordinate changes one thing about it, and all of them combine:
+
+- ``fold_norm``: the gain of the norm that feeds each side is folded in, with LayerNorm's centring;
+  the form then acts on normalised residual vectors.
+- ``bias``: the augmented form of [x, 1], with the biases as one more row and column. The key's
+  enters only with rotary positions; without, it is the same for all keys, and the softmax drops it.
+- ``distances``: A R(−N) Bᵀ for relative distances N = i − j, in rotary models.
+- ``circuit``: ``ov`` for W_v W_o instead of W_q W_kᵀ.
+
+Axes: H query heads, G key heads, R head width, D model width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+
+from wqk._typing import Array, Float
+from wqk.attention import load_attention
+from wqk.errors import CheckpointError
+from wqk.forms import BilinearForm
+
+if TYPE_CHECKING:
+    from wqk.checkpoints import Checkpoint, Part
+    from wqk.families import AttentionPlan, InputNorm
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """Which form of each block is looked at; the defaults are the plain W_q W_kᵀ."""
+
+    circuit: Literal["qk", "ov"] = "qk"
+    fold_norm: bool = False
+    bias: bool = False
+    distances: tuple[int, ...] = (0,)
+
+
+class Side(NamedTuple):
+    """One factor of a circuit before it becomes a form."""
+
+    weight: Float[Array, "heads width d"]
+    bias: Float[Array, "heads width"] | None
+    norm: InputNorm | None
+    is_fed: bool = True  # by a norm; what W_o puts out goes into the residual stream
+
+
+class Block(NamedTuple):
+    """A block's two factors as stored, and its forms at each distance."""
+
+    weights: tuple[np.ndarray, np.ndarray]
+    forms: tuple[tuple[int, BilinearForm], ...]
+
+
+def read_block(checkpoint: Checkpoint, plan: AttentionPlan, coordinates: Coordinates) -> Block:
+    """Read what the coordinates need of a block, and make its forms.
+
+    Returns
+    -------
+    Block
+        ``forms`` holds, for each distance, the heads as a stack (G, H/G).
+
+    Raises
+    ------
+    CheckpointError
+        The block has no such coordinate: no rotary positions, no norm that its family names, no
+        values and outputs.
+    """
+    left, right = _circuit(checkpoint, plan, coordinates.circuit)
+    weights = left.weight, right.weight
+    if coordinates.fold_norm:
+        left, right = _folded(checkpoint, plan, left), _folded(checkpoint, plan, right)
+    if coordinates.bias:
+        keeps_right_bias = plan.rotary is not None and coordinates.circuit == "qk"
+        left = left._replace(weight=_augmented(left.weight, left.bias))
+        right_bias = right.bias if keeps_right_bias else None
+        right = right._replace(weight=_augmented(right.weight, right_bias))
+    groups = min(len(left.weight), len(right.weight))
+    query, key = (
+        side.weight.reshape(groups, -1, *side.weight.shape[1:]).swapaxes(-1, -2)
+        for side in (left, right)
+    )
+    plain = BilinearForm(query, key)
+    forms = ((n, at_distance(plain, plan, n)) for n in coordinates.distances)
+    return Block(weights, tuple(forms))
+
+
+def at_distance(form: BilinearForm, plan: AttentionPlan, distance: int) -> BilinearForm:
+    """A R(−N) Bᵀ: the form between a query and a key that lies N tokens before it.
+
+    Raises
+    ------
+    CheckpointError
+        The block's positions are not rotary, so that its form knows no distance.
+    """
+    if distance == 0:
+        return form
+    if plan.rotary is None:
+        raise CheckpointError(
+            f"layer {plan.layer} of the {plan.stack} has no rotary positions; its form is the same "
+            "at every distance, leave out the distance"
+        )
+    positions = np.full(form.shape[0], distance)
+    turned = plan.rotary.rotate(form.query, positions).astype(form.query.dtype)
+    return BilinearForm(turned, form.key)
+
+
+def _circuit(checkpoint: Checkpoint, plan: AttentionPlan, circuit: str) -> tuple[Side, Side]:
+    """The two factors of W_q W_kᵀ or of W_v W_o."""
+    if circuit == "qk":
+        attention = load_attention(checkpoint, plan)
+        return (
+            Side(attention.query_weight, attention.query_bias, plan.query_input),
+            Side(attention.key_weight, attention.key_bias, plan.key_input),
+        )
+    if circuit != "ov":
+        raise CheckpointError(f"a circuit is 'qk' or 'ov', got {circuit!r}")
+    if plan.value is None or plan.output is None:
+        raise CheckpointError(
+            f"layer {plan.layer} of the {plan.stack}: family {plan.family} names no values and "
+            "outputs, or the checkpoint lacks them"
+        )
+    wanted = [*plan.value.parts.values(), *plan.output.parts.values()]
+    stored = dict(zip(wanted, checkpoint.read(wanted), strict=True))
+    value = plan.value.weight(stored)
+    bias = _vector(checkpoint, plan.value_bias)
+    return (
+        Side(value, None if bias is None else bias.reshape(value.shape[:2]), plan.key_input),
+        Side(plan.output.weight(stored), None, None, is_fed=False),
+    )
+
+
+def _folded(checkpoint: Checkpoint, plan: AttentionPlan, side: Side) -> Side:
+    """The factor on vectors as the norm has them before its gain and bias."""
+    if not side.is_fed:
+        return side
+    norm = side.norm
+    if norm is None:
+        raise CheckpointError(
+            f"layer {plan.layer} of the {plan.stack}: family {plan.family} names no norm that "
+            "feeds this attention, or the checkpoint lacks it; scan without folding norms"
+        )
+    gain, shift = _vector(checkpoint, norm.gain), _vector(checkpoint, norm.bias)
+    assert gain is not None
+    weight = side.weight * (gain + gain.dtype.type(norm.offset))
+    if norm.kind == "layer":
+        weight = weight - weight.mean(axis=-1, keepdims=True)
+    bias = side.bias
+    if shift is not None:
+        moved = side.weight @ shift
+        bias = moved if bias is None else bias + moved
+    return side._replace(weight=weight, bias=bias)
+
+
+def _augmented(weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+    """(heads, R, D + 1): the bias as the weight of a constant 1, or nothing there."""
+    column = np.zeros(weight.shape[:2], weight.dtype) if bias is None else bias
+    return np.concatenate([weight, column[..., None]], axis=-1)
+
+
+def _vector(checkpoint: Checkpoint, part: Part | None) -> np.ndarray | None:
+    return None if part is None else checkpoint.read([part])[0]

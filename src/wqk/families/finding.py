@@ -1,0 +1,41 @@
+"""The family of a checkpoint: by its model type, or by a guess from its tensors' names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from wqk.errors import UnknownFamily
+from wqk.families.family import Family, family_of_type
+from wqk.families.inference import infer_family
+from wqk.families.naming import find
+
+if TYPE_CHECKING:
+    from wqk.checkpoints import Checkpoint
+
+
+def find_family(checkpoint: Checkpoint, heads_per_layer: int | None = None) -> Family:
+    """The family that knows the model type and its tensors' names, or a guessed one.
+
+    Parameters
+    ----------
+    checkpoint
+        Its configuration and the names and shapes of its tensors are looked at.
+    heads_per_layer
+        Number of query heads, for a guess; a known family takes it from the configuration.
+
+    Raises
+    ------
+    UnknownFamily
+        No family fits, and the names suggest none.
+    """
+    family = family_of_type(checkpoint.config.get("model_type"))
+    tensors = checkpoint.tensors()
+    if family and any(find(tensors, rule, checkpoint.name) for rule in family.attention):
+        return family
+    try:
+        return infer_family(checkpoint, heads_per_layer)
+    except UnknownFamily:
+        # The known family says best what its tensors should have been called.
+        if family:
+            return family
+        raise

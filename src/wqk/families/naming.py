@@ -1,0 +1,170 @@
+"""The names of a family, looked up among a checkpoint's tensors."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from wqk.checkpoints import Part
+from wqk.errors import CheckpointError
+from wqk.families.layouts import Composed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from wqk.checkpoints import TensorInfo
+    from wqk.families.family import AttentionRule
+    from wqk.families.layouts import Projection
+
+
+@dataclass(frozen=True)
+class InputNorm:
+    """The norm whose output is projected: its tensors and its kind, ``rms`` or ``layer``."""
+
+    gain: Part
+    bias: Part | None
+    kind: str
+    offset: float
+
+
+@dataclass(frozen=True)
+class Found:
+    """The tensors of one rule in one layer, without the ``.weight`` of their names."""
+
+    index: tuple[int, ...]
+    query: str
+    key: str
+    prefix: str
+
+    @property
+    def group(self) -> int:
+        """The first index; 0 for attention that there is only once."""
+        return self.index[0] if self.index else 0
+
+
+def find(tensors: Mapping[str, TensorInfo], rule: AttentionRule, name: str) -> list[Found]:
+    """The layers whose tensors match the rule's first spelling that matches at all."""
+    spellings = rule.fused or rule.query
+    keys = rule.fused or rule.key
+    for query, key in zip(spellings, keys, strict=True):
+        pattern = _pattern(query)
+        matches = [match for match in map(pattern.fullmatch, tensors) if match]
+        if not matches:
+            continue
+        prefixes = sorted({match["prefix"] for match in matches})
+        if len(prefixes) > 1:
+            raise CheckpointError(
+                f"{name}: two sets of tensors match {query!r}, under "
+                f"{prefixes[0]!r} and {prefixes[1]!r}; name one with a family file"
+            )
+        prefix = prefixes[0]
+        found = []
+        for index in sorted(tuple(int(n) for n in match.groups()[1:]) for match in matches):
+            names = [prefix + _fill(spelling, index) for spelling in (query, key)]
+            for tensor in map(weight_name, names):
+                if tensor not in tensors:
+                    raise CheckpointError(f"{name}: incomplete, tensor {tensor!r} is missing")
+            found.append(Found(index, names[0], names[1], prefix))
+        return found
+    return []
+
+
+def _pattern(spelling: str) -> re.Pattern[str]:
+    """Matches the full names of weights of this spelling, under any prefix."""
+    body = re.sub(r"\\\{\w+\\\}", r"(\\d+)", re.escape(weight_name(spelling)))
+    return re.compile(rf"(?P<prefix>(?:.+\.)?){body}")
+
+
+def _fill(spelling: str, index: tuple[int, ...]) -> str:
+    """The spelling with its ``{layer}`` and further indices filled in, in their order."""
+    spelling = spelling.replace("{previous}", str(index[0] - 1 if index else 0))
+    numbers = iter(index)
+    return re.sub(r"\{\w+\}", lambda _: str(next(numbers)), spelling)
+
+
+def weight_name(stem: str) -> str:
+    """Full name of the weight; parameters that are no module's own end in ``weight`` already."""
+    return stem if stem.endswith("weight") else f"{stem}.weight"
+
+
+def named(
+    tensors: Mapping[str, TensorInfo], spellings: tuple[str, ...], found: Found
+) -> str | None:
+    """Full name of the first weight of these spellings that is there."""
+    names = (weight_name(found.prefix + _fill(spelling, found.index)) for spelling in spellings)
+    return next((name for name in names if name in tensors), None)
+
+
+def bias_of(
+    tensors: Mapping[str, TensorInfo],
+    projection: Projection | Composed,
+    found: Found,
+    names: tuple[str, ...],
+) -> Part | None:
+    """The bias that lies as the projection's outputs do, or under a name of its own."""
+    own = part_of(tensors, names, found)
+    if own is not None or isinstance(projection, Composed):
+        return own
+    name = projection.tensor.removesuffix("weight") + "bias"
+    return projection.bias_part(name) if not names and name in tensors else None
+
+
+def part_of(
+    tensors: Mapping[str, TensorInfo], spellings: tuple[str, ...], found: Found
+) -> Part | None:
+    """The first tensor of these full names that is there."""
+    names = (found.prefix + _fill(_last(tensors, s, found), found.index) for s in spellings)
+    return next((Part(name) for name in names if name in tensors), None)
+
+
+def _last(tensors: Mapping[str, TensorInfo], spelling: str, found: Found) -> str:
+    """The spelling with ``{last}`` filled in: the greatest number under which there is a tensor."""
+    before, mark, after = spelling.partition("{last}")
+    if not mark:
+        return spelling
+    pattern = re.compile(rf"{re.escape(found.prefix + before)}(\d+){re.escape(after)}")
+    numbers = [int(match[1]) for match in map(pattern.fullmatch, tensors) if match]
+    return f"{before}{max(numbers, default=0)}{after}"
+
+
+def norm_of(
+    tensors: Mapping[str, TensorInfo],
+    spellings: tuple[str, ...],
+    found: Found,
+    what: str,
+    heads: int,
+) -> tuple[Part, ...]:
+    """The gain (``weight``) or bias of a norm; one for each head where its name has ``{head}``."""
+    # Files from the first years call a norm's gain and bias gamma and beta.
+    endings = {"weight": ("weight", "gamma"), "bias": ("bias", "beta")}[what]
+    for spelling in spellings:
+        numbers = range(heads if "{head}" in spelling else 1)
+        stems = [spelling.replace("{head}", str(n)).removesuffix(".weight") for n in numbers]
+        for ending in endings:
+            parts = [part_of(tensors, (f"{stem}.{ending}",), found) for stem in stems]
+            if all(parts):
+                return tuple(part for part in parts if part is not None)
+    return ()
+
+
+def input_spellings(rule: AttentionRule, found: Found) -> tuple[str, ...]:
+    """Spellings of the norm that feeds this layer's queries."""
+    is_first = found.group == 0 and rule.first_input_norm
+    return rule.first_input_norm if is_first else rule.input_norm
+
+
+def input_norm_of(
+    tensors: Mapping[str, TensorInfo],
+    rule: AttentionRule,
+    spellings: tuple[str, ...],
+    found: Found,
+) -> InputNorm | None:
+    """The norm of these spellings, with its kind."""
+    gain = norm_of(tensors, spellings, found, "weight", heads=1)
+    bias = norm_of(tensors, spellings, found, "bias", heads=1)
+    if not gain:
+        return None
+    return InputNorm(
+        gain[0], bias[0] if bias else None, rule.input_norm_kind, rule.input_norm_offset
+    )

@@ -1,0 +1,205 @@
+"""What a model is given to read when it is run: random tokens, pictures and sounds of its own size.
+
+Axes: B examples, N tokens, C channels, S side of a picture, T tiles of a picture.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wqk.errors import UnknownFamily
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    Inputs = dict[str, np.ndarray]
+
+EXAMPLES = 2
+
+# Side of a picture for models that take pictures of any size.
+SIDE = 64
+
+
+def inputs_of(model: Any, tokens: Sequence[int] | None, length: int, seed: int) -> dict[str, Any]:
+    """What the model is given: its main input, and a text to go on with for one with a decoder.
+
+    Raises
+    ------
+    UnknownFamily
+        No rule makes the model's input.
+    """
+    import torch
+
+    name, kind = model.main_input_name, model.config.model_type
+    make = MODEL_INPUTS.get(kind) or MAIN_INPUTS.get(name)
+    if make is None:
+        raise UnknownFamily(
+            f"{type(model).__name__}: no rule makes an input {name!r}; "
+            f"known are {', '.join(MAIN_INPUTS)}"
+        )
+    random = np.random.default_rng(seed)
+    inputs = make(model.config, tokens, length, random)
+    accepted = inspect.signature(model.forward).parameters
+    name = "decoder_input_ids"
+    if getattr(model.config, "is_encoder_decoder", False) and name in accepted and name not in inputs:
+        # Two tokens more, so that rows and columns of cross-attention cannot be mistaken.
+        written = None if tokens is None else [*tokens, *tokens[:2]]
+        decoder = token_input(model.config, written, length + 2, random)
+        inputs |= {f"decoder_{name}": value for name, value in decoder.items()}
+    given = {name: torch.from_numpy(v) for name, v in inputs.items() if name in accepted}
+    return given | ({"use_cache": False} if "use_cache" in accepted else {})
+
+
+def token_input(
+    config: Any, tokens: Sequence[int] | None, length: int, random: np.random.Generator
+) -> Inputs:
+    """The given text; or two random ones, the second of which is shorter and padded."""
+    if tokens is not None:
+        numbers = np.asarray([tokens], np.int64)
+        return {"input_ids": numbers, "attention_mask": np.ones_like(numbers)}
+    padding = getattr(config, "pad_token_id", None) or 0
+    numbers = random.integers(0, config.get_text_config().vocab_size - 1, (EXAMPLES, length))
+    numbers += numbers >= padding
+    mask = np.ones_like(numbers)
+    mask[1, -(length // 4) :] = 0
+    return {"input_ids": np.where(mask, numbers, padding), "attention_mask": mask}
+
+
+def image_input(
+    config: Any, tokens: Sequence[int] | None, length: int, random: np.random.Generator
+) -> Inputs:
+    """Random pictures (B, C, S, S), as many as there are texts."""
+    part = getattr(config, "vision_config", config)
+    size = getattr(part, "image_size", None) or SIDE
+    sides = tuple(size) if isinstance(size, list | tuple) else (size, size)
+    shape = (_examples(tokens), getattr(part, "num_channels", 3), *sides)
+    return {"pixel_values": random.standard_normal(shape)}
+
+
+def text_and_image_input(
+    config: Any, tokens: Sequence[int] | None, length: int, random: np.random.Generator
+) -> Inputs:
+    """A text and a picture for each."""
+    return token_input(config, tokens, length, random) | image_input(config, tokens, length, random)
+
+
+def tiled_image_input(
+    config: Any, tokens: Sequence[int] | None, length: int, random: np.random.Generator
+) -> Inputs:
+    """A text and a picture (B, 1, T, C, S, S) for each, of which the last has one tile only."""
+    text = token_input(config, tokens, length, random)
+    vision = config.vision_config
+    tiles, examples = vision.max_num_tiles, _examples(tokens)
+    shapes = [width * height for width, height in vision.supported_aspect_ratios]
+    side = vision.image_size
+    used = np.ones((examples, 1, tiles), np.int64)
+    used[-1, :, 1:] = 0
+    # The number of a picture's shape, from 1; 0 stands for no picture.
+    kinds = np.full((examples, 1), 1 + shapes.index(max(shapes)), np.int64)
+    kinds[-1] = 1 + shapes.index(1)
+    pixels = random.standard_normal((examples, 1, tiles, vision.num_channels, side, side))
+    seen = np.repeat(used[:, None], text["input_ids"].shape[1], axis=1)
+    return text | {
+        "pixel_values": pixels,
+        "aspect_ratio_ids": kinds,
+        "aspect_ratio_mask": used,
+        "cross_attention_mask": seen,
+    }
+
+
+def prompted_image_input(
+    config: Any, tokens: Sequence[int] | None, length: int, random: np.random.Generator
+) -> Inputs:
+    """A picture and a prompt with its mask, which are stacked to one of the model's size."""
+    height, width = config.image_size
+    shape = (EXAMPLES, config.num_channels, height // 2, width)
+    names = ("pixel_values", "prompt_pixel_values", "prompt_masks")
+    return {name: random.standard_normal(shape) for name in names}
+
+
+def pointed_image_input(
+    config: Any, tokens: Sequence[int] | None, length: int, random: np.random.Generator
+) -> Inputs:
+    """A picture and two sets of three points in it, all of which are on the object."""
+    picture = image_input(config, tokens, length, random)
+    points = random.uniform(0, picture["pixel_values"].shape[-1], (EXAMPLES, 2, 3, 2))
+    return picture | {"input_points": points, "input_labels": np.ones((EXAMPLES, 2, 3), np.int64)}
+
+
+def sound_input(
+    config: Any, tokens: Sequence[int] | None, length: int, random: np.random.Generator
+) -> Inputs:
+    """Random sounds, just long enough for ``length`` frames after the model's convolutions."""
+    samples = length
+    for width, stride in zip(config.conv_kernel[::-1], config.conv_stride[::-1], strict=True):
+        samples = (samples - 1) * stride + width
+    return {"input_values": random.standard_normal((_examples(tokens), samples))}
+
+
+def spectrum_input(
+    config: Any, tokens: Sequence[int] | None, length: int, random: np.random.Generator
+) -> Inputs:
+    """Random spectra: all that Whisper hears at once, or four frames for each of ``length``."""
+    bins = getattr(config, "num_mel_bins", None)
+    shape = (
+        (bins, 2 * config.max_source_positions)
+        if bins
+        else (4 * length, config.input_feat_per_channel)
+    )
+    return {"input_features": random.standard_normal((_examples(tokens), *shape))}
+
+
+def spectrogram_input(
+    config: Any, tokens: Sequence[int] | None, length: int, random: np.random.Generator
+) -> Inputs:
+    """Random spectrograms of the one size that the model sees as a picture."""
+    shape = (_examples(tokens), config.max_length, config.num_mel_bins)
+    return {"input_values": random.standard_normal(shape)}
+
+
+def codebook_input(
+    config: Any, tokens: Sequence[int] | None, length: int, random: np.random.Generator
+) -> Inputs:
+    """Sound: the codes of each example's codebooks in a row; what it follows is a text, or vectors."""
+    decoder, examples = getattr(config, "decoder", config), _examples(tokens)
+    shape = (examples * decoder.num_codebooks, length + 2)
+    codes = random.integers(0, decoder.vocab_size, shape)
+    if decoder is config:
+        heard = random.standard_normal((examples, length - 2, config.hidden_size))
+        return {"input_ids": codes, "encoder_hidden_states": heard}
+    text = token_input(config.text_encoder, tokens, length, random)
+    return text | {
+        "decoder_input_ids": codes,
+        "decoder_attention_mask": np.ones((examples, length + 2), np.int64),
+    }
+
+
+def _examples(tokens: Sequence[int] | None) -> int:
+    return EXAMPLES if tokens is None else 1
+
+
+# How a model's main input is made, by the name that `transformers` gives it.
+MAIN_INPUTS: dict[str, Callable[..., Inputs]] = {
+    "input_ids": token_input,
+    "pixel_values": image_input,
+    "input_values": sound_input,
+    "input_features": spectrum_input,
+}
+
+# Models that need more than their main input, by their model type.
+MODEL_INPUTS: dict[str, Callable[..., Inputs]] = {
+    "clip": text_and_image_input,
+    "siglip": text_and_image_input,
+    "git": text_and_image_input,
+    "mllama": tiled_image_input,
+    "seggpt": prompted_image_input,
+    "sam": pointed_image_input,
+    "audio-spectrogram-transformer": spectrogram_input,
+    "musicgen": codebook_input,
+    "musicgen_melody": codebook_input,
+    "musicgen_decoder": codebook_input,
+    "musicgen_melody_decoder": codebook_input,
+}

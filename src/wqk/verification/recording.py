@@ -1,0 +1,289 @@
+"""What goes into a running model's attention, and what comes out.
+
+Axes: B examples, H query heads, N tokens (I queries, J keys), D width, R head width.
+"""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import contextmanager
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from wqk.errors import UnknownFamily
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from wqk.families import AttentionPlan
+
+
+class Application(NamedTuple):
+    """One use of one block's attention; windows of a picture count as examples."""
+
+    query_input: np.ndarray  # (B, I, D)
+    key_input: np.ndarray  # (B, J, D)
+    attention: np.ndarray  # probabilities (B, H, I, J)
+    term: np.ndarray | None  # the learned term that was computed last
+    mask: np.ndarray | None = None  # what the module was told to add, (B or 1, H or 1, I, J)
+
+
+def _result(result: Any, args: Sequence[Any]) -> Any:
+    return result
+
+
+def _added(result: Any, args: Sequence[Any]) -> Any:
+    return result - args[0]
+
+
+# Methods of attention modules that compute a learned term of the score beside the form, and how
+# it follows from their result and arguments. One layer's may serve the layers after it.
+LEARNED_TERMS: Mapping[str, Callable[[Any, Sequence[Any]], Any]] = {
+    "compute_bias": _result,
+    "compute_position_bias": _result,
+    "disentangled_att_bias": _result,
+    "disentangled_attention_bias": _result,
+    "get_decomposed_rel_pos": _result,
+    "add_decomposed_rel_pos": _added,
+}
+
+# Modules within an attention module whose output is such a term.
+TERM_MODULES = ("relative_position_bias",)
+
+
+def _continuous_bias(module: Any) -> Any:
+    """The bias that Swin v2 computes from distances, (H, I, J)."""
+    table = module.continuous_position_bias_mlp(module.relative_coords_table).flatten(0, -2)
+    tokens = int(module.relative_position_index.numel() ** 0.5)
+    bias = table[module.relative_position_index.flatten()].view(tokens, tokens, -1)
+    return 16 * bias.permute(2, 0, 1).sigmoid()
+
+
+# Terms that an attention module computes in its own code, by an attribute that tells it.
+COMPUTED_TERMS: Mapping[str, Callable[[Any], Any]] = {
+    "continuous_position_bias_mlp": _continuous_bias,
+}
+
+
+def listen(
+    model: Any, plans: Sequence[AttentionPlan], live: Sequence[AttentionPlan]
+) -> list[list[Application]]:
+    """Empty records of the plans' blocks, which fill when the model is run in `heads_apart`.
+
+    Raises
+    ------
+    UnknownFamily
+        The model lacks a block that the checkpoint has.
+    """
+    latest: list[np.ndarray] = []
+    for module in model.modules():
+        for method in LEARNED_TERMS:
+            if hasattr(module, method):
+                term = LEARNED_TERMS[method]
+                setattr(module, method, _remembering(getattr(module, method), term, latest))
+    in_model = {_place(plan): plan for plan in live}
+    records: list[list[Application]] = []
+    for plan in plans:
+        if _place(plan) not in in_model:
+            raise UnknownFamily(
+                f"{type(model).__name__}, as transformers loads it, has no {plan.rule.kind}-"
+                f"attention in layer {plan.layer} of a {plan.rule.stack}, but the checkpoint has"
+            )
+        records.append([])
+        _attach(model, in_model[_place(plan)], records[-1], latest)
+    return records
+
+
+def require_records(
+    model: Any, plans: Sequence[AttentionPlan], records: Sequence[Sequence[Application]]
+) -> None:
+    """See that every block was heard.
+
+    Raises
+    ------
+    UnknownFamily
+        A block's attention was not run, or not reported.
+    """
+    silent = [plan for plan, record in zip(plans, records, strict=True) if not record]
+    if silent:
+        raise UnknownFamily(
+            f"{type(model).__name__}: the module of {silent[0].query.tensor} does not project "
+            "queries and keys and report their attention"
+        )
+
+
+def _place(plan: AttentionPlan) -> tuple[str, str, int]:
+    return plan.rule.stack, plan.rule.kind, plan.layer
+
+
+def _remembering(
+    method: Callable[..., Any], term: Callable[..., Any], latest: list[np.ndarray]
+) -> Callable[..., Any]:
+    """The same method, which leaves the term that it computed in a list."""
+
+    def remembered(*args: Any, **kwargs: Any) -> Any:
+        result = method(*args, **kwargs)
+        latest[:] = [term(result, args).numpy()]
+        return result
+
+    return remembered
+
+
+def _keeping_output(latest: list[np.ndarray]) -> Callable[[Any, Any, Any], None]:
+    def keep(module: Any, args: Any, output: Any) -> None:
+        latest[:] = [output.numpy()]
+
+    return keep
+
+
+def _attach(
+    model: Any, plan: AttentionPlan, record: list[Application], latest: list[np.ndarray]
+) -> None:
+    """Record what the modules of the query and the key are given, and what their parent gives."""
+    query, key = (part.tensor.rpartition(".")[0] for part in (plan.query, plan.key))
+    shared = shared_path(query, key)
+    given: dict[str, np.ndarray] = {}
+
+    def keeping(side: str) -> Callable[[Any, Any], None]:
+        def keep(module: Any, args: Any) -> None:
+            # The first input of a pass: relative positions may go through the same projection.
+            if args:
+                given.setdefault(side, args[0].numpy())
+
+        return keep
+
+    def projected(module: Any, args: Any, output: Any) -> None:
+        if hasattr(output, "numpy"):
+            given.setdefault("queries", output.numpy())
+
+    def attended(module: Any, args: Any, kwargs: Any, output: Any) -> None:
+        outputs = output if isinstance(output, tuple | list) else ()
+        found = [value.numpy() for value in outputs if _is_attention(value, plan)]
+        if found and "query" in given and "key" in given:
+            attention = found[-1]
+            if attention.ndim == 3:
+                attention = attention.reshape(-1, plan.query.heads, *attention.shape[-2:])
+            named = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+            term = _term_of(module, plan, named, given.get("queries"), latest)
+            told = named.get("attention_mask")
+            mask = _expanded(told.numpy(), attention.shape) if _is_mask(told) else None
+            queries, keys = attention.shape[-2:]
+            record.append(
+                Application(
+                    given["query"].reshape(-1, queries, given["query"].shape[-1]),
+                    given["key"].reshape(-1, keys, given["key"].shape[-1]),
+                    attention,
+                    term,
+                    mask,
+                )
+            )
+        given.clear()
+
+    model.get_submodule(query).register_forward_pre_hook(keeping("query"))
+    model.get_submodule(query).register_forward_hook(projected)
+    model.get_submodule(key).register_forward_pre_hook(keeping("key"))
+    parent = model.get_submodule(shared)
+    parent.register_forward_hook(attended, with_kwargs=True)
+    for name in TERM_MODULES:
+        if hasattr(parent, name):
+            getattr(parent, name).register_forward_hook(_keeping_output(latest))
+    # PyTorch's own attention takes the weight itself, and leaves its module aside.
+    weight = model.get_parameter(plan.query.tensor)
+    weight.attended = record
+
+
+@contextmanager
+def heads_apart() -> Iterator[None]:
+    """PyTorch's own attention, which gives the mean over heads, is recorded head by head."""
+    from torch.nn import functional
+
+    whole = functional.multi_head_attention_forward
+    running: list[bool] = []
+
+    def recorded(query: Any, key: Any, *args: Any, **kwargs: Any) -> Any:
+        if running:  # the function hands itself over to what overrides PyTorch's functions
+            return whole(query, key, *args, **kwargs)
+        running.append(True)
+        try:
+            return heard(query, key, *args, **kwargs)
+        finally:
+            running.clear()
+
+    def heard(query: Any, key: Any, *args: Any, **kwargs: Any) -> Any:
+        output, attention = whole(query, key, *args, **{**kwargs, "average_attn_weights": False})
+        weight = kwargs["q_proj_weight"] if kwargs.get("use_separate_proj_weight") else args[3]
+        record: list[Application] | None = getattr(weight, "attended", None)
+        if record is not None:
+            x, y = (side.transpose(0, 1).numpy() for side in (query, key))
+            mask = kwargs.get("attn_mask")
+            told = None if mask is None else _expanded(mask.numpy(), attention.shape)
+            record.append(Application(x, y, attention.numpy(), None, told))
+        return output, attention.mean(dim=1)
+
+    functional.multi_head_attention_forward = recorded
+    try:
+        yield
+    finally:
+        functional.multi_head_attention_forward = whole
+
+
+def _term_of(
+    module: Any,
+    plan: AttentionPlan,
+    given: Mapping[str, Any],
+    queries: np.ndarray | None,
+    latest: Sequence[np.ndarray],
+) -> np.ndarray | None:
+    """The learned term of an application that has just been made."""
+    for name, compute in COMPUTED_TERMS.items():
+        if hasattr(module, name):
+            return np.asarray(compute(module).numpy())
+    vectors = given.get("position_bias")
+    is_relative = not plan.position.endswith("alibi") and getattr(vectors, "ndim", 0) == 3
+    if queries is not None and is_relative:
+        # Vectors (I, J, R) of relative positions, each of which meets the query (Shaw et al.).
+        heads = plan.scale * queries.reshape(*queries.shape[:2], plan.query.heads, -1)
+        return np.einsum("bihr,ijr->bhij", heads, vectors.numpy())
+    return latest[0] if latest else None
+
+
+def shared_path(query: str, key: str) -> str:
+    """The module that holds both projections, or the one that holds the fused one."""
+    if query == key:
+        return query.rpartition(".")[0]
+    names = zip(query.split("."), key.split("."), strict=False)
+    return ".".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], names))
+
+
+def _is_attention(value: Any, plan: AttentionPlan) -> bool:
+    """Whether something is a tensor of probabilities (B, H, I, J) or (B · H, I, J).
+
+    With sinks, they lack some.
+    """
+    if getattr(value, "ndim", 0) not in (3, 4):
+        return False
+    total = value.sum(-1).numpy()
+    if plan.sinks:
+        return bool(value.min() >= 0 and total.max() <= 1)
+    return bool(np.allclose(total, 1.0))
+
+
+def _is_mask(value: Any) -> bool:
+    """Whether something is a tensor that is added to scores."""
+    return getattr(value, "ndim", 0) in (3, 4) and value.is_floating_point()
+
+
+def _expanded(mask: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """A mask in four axes: of all examples and heads, or of a picture's windows, in turn.
+
+    Truth values stand for what is hidden.
+    """
+    if mask.dtype == bool:
+        mask = np.where(mask, np.finfo(np.float64).min, 0.0)
+    if mask.ndim == 4:
+        return mask
+    if mask.ndim == 3 and len(mask) == shape[0] * shape[1]:
+        return mask.reshape(shape)
+    return np.tile(mask, (shape[0] // len(mask), 1, 1))[:, None]
