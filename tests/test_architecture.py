@@ -39,7 +39,10 @@ ARROWS = {
     "verification": {"attention", "checkpoints", "families", "forms"},
     "images": {"forms", "scores"},
     "figures": {"images", "scores", "tables"},
-    "views": {"attention", "figures", "images", "scores"},
+    "views": {
+        "attention", "checkpoints", "coordinates", "families", "figures", "images", "scanning",
+        "scores", "tables",
+    },
     "demo": {"attention", "figures", "images", "scanning", "tables"},
     "cli": {
         "attention", "checkpoints", "demo", "differences", "explanation", "figures", "scanning",

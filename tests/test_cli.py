@@ -50,7 +50,7 @@ def test_scan_prints_a_table_that_fits_the_terminal() -> None:
 
 
 def test_scan_shows_every_head() -> None:
-    assert "symmetry of heads" in run("scan", ENCODER, "--heads").output
+    assert "symmetry × 100 by head" in run("scan", ENCODER, "--heads").output
 
 
 def test_json_is_the_whole_table() -> None:

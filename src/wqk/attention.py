@@ -216,6 +216,17 @@ def read_attention(
     BilinearForm(128 × 128, rank 32)
     """
     checkpoint = open_checkpoint(ref, **hub)
+    return load_attention(checkpoint, attention_plan(checkpoint, layer, stack, kind, family))
+
+
+def attention_plan(
+    checkpoint: Checkpoint,
+    layer: int,
+    stack: str | None = None,
+    kind: str = "self",
+    family: Path | None = None,
+) -> AttentionPlan:
+    """The plan of one layer; arguments and errors as for `read_attention`."""
     plans = [
         p
         for p in attention_plans(checkpoint, family)
@@ -230,11 +241,9 @@ def read_attention(
     by_layer = {p.layer: p for p in plans}
     wanted = layer if layer >= 0 else max(by_layer, default=-1) + 1 + layer
     if wanted not in by_layer:
-        raise CheckpointError(
-            f"{checkpoint.name}: no {kind}-attention in layer {layer}"
-            + (f" of the {stacks[0]}, which has {len(plans)}" if stacks else "")
-        )
-    return load_attention(checkpoint, by_layer[wanted])
+        has = f" of the {stacks[0]}, which has {len(plans)}" if stacks else ""
+        raise CheckpointError(f"{checkpoint.name}: no {kind}-attention in layer {layer}{has}")
+    return by_layer[wanted]
 
 
 def _fold_norm(

@@ -66,7 +66,9 @@ def diff(
     """
     old, new = open_checkpoint(before), open_checkpoint(after)
     old_plans, new_plans = attention_plans(old, family), attention_plans(new, family)
-    places = [[(p.stack, p.rule.kind, p.layer) for p in plans] for plans in (old_plans, new_plans)]
+    places = [
+        [(p.rule.stack, p.rule.kind, p.layer) for p in plans] for plans in (old_plans, new_plans)
+    ]
     if places[0] != places[1]:
         raise CheckpointError(
             f"{old.name} and {new.name} cannot be compared: they have {len(old_plans)} and "

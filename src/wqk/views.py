@@ -7,18 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from wqk.coordinates import Coordinates, read_block
 from wqk.errors import FormError
 from wqk.figures import save_figure
 from wqk.images import matrix_image
+from wqk.scanning import score_heads
 from wqk.scores import coupling, directionality, symmetry
+from wqk.tables import SUMMARISED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from matplotlib.figure import Figure
 
     from wqk.attention import Attention
+    from wqk.checkpoints import Checkpoint
+    from wqk.families import AttentionPlan
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,36 @@ def form_view(attention: Attention, name: str, head: int | None = None, gamma: f
         "row_norms": image.row_norms.tolist(),
         "column_norms": image.column_norms.tolist(),
     }
+    return View(title, subtitle, values, figure)
+
+
+def distance_view(
+    checkpoint: Checkpoint,
+    plan: AttentionPlan,
+    name: str,
+    distances: Sequence[int],
+    gamma: float = 2.0,
+) -> View:
+    """A layer's scores, and its heads', as functions of the relative distance (rotary models)."""
+    block = read_block(checkpoint, plan, Coordinates(distances=tuple(distances)))
+    scored = [score_heads(form, gamma=gamma) for _, form in block.forms]
+    values: dict[str, Any] = {
+        "layer": plan.layer,
+        "distance": list(distances),
+        **{score: [rows[0][score] for rows in scored] for score in SUMMARISED},
+        "heads": {
+            score: [[row[score] for row in rows[1:]] for rows in scored] for score in SUMMARISED
+        },
+    }
+    first, last = (scored[end][0]["symmetry"] for end in (0, -1))
+    title = f"{name}, by distance"
+    subtitle = f"symmetry {first:.2f} at distance {distances[0]}, {last:.2f} at {distances[-1]}"
+
+    def figure() -> Figure:
+        from wqk.figures import distance_curves
+
+        return distance_curves(values, title)
+
     return View(title, subtitle, values, figure)
 
 

@@ -104,13 +104,17 @@ def print_table(table: ScoreTable) -> None:
     console = output()
     for frame in table.frame.partition_by("stack", "kind", maintain_order=True):
         layers = frame.filter(pl.col("head").is_null())
-        first = layers.row(0, named=True)
-        console.print(_title(first, layers.height))
-        console.print(_layer_table(layers, console.width))
-        heads = frame.filter(pl.col("head").is_not_null())
-        if heads.height:
-            for score in ("symmetry", "directionality"):
-                _print_heads(console, heads, score)
+        nearest = layers.filter(pl.col("distance") == layers["distance"][0])
+        console.print(_title(nearest.row(0, named=True), nearest.height))
+        console.print(_layer_table(nearest, console.width))
+        heads = frame.filter(
+            pl.col("head").is_not_null(), pl.col("distance") == layers["distance"][0]
+        )
+        for score in ("symmetry", "directionality"):
+            if heads.height:
+                _print_across(console, heads, score, "head")
+            if nearest.height < layers.height:
+                _print_across(console, layers, score, "distance")
     for line in _summary_lines(table):
         console.print(line)
     console.print(Text(_footnote(table), style="dim"))
@@ -189,24 +193,22 @@ def bar(value: float | None) -> Text:
     return Text.assemble((left, NEGATIVE), ("│", "dim"), " " * HALF_BAR)
 
 
-def _print_heads(console: Console, heads: pl.DataFrame, score: str) -> None:
-    """Layers down, heads across, in hundredths; as many heads in a block as the width holds."""
-    if heads[score].is_null().all():
+def _print_across(console: Console, frame: pl.DataFrame, score: str, column: str) -> None:
+    """Layers down, heads or distances across, in hundredths; in blocks that fit the width."""
+    if frame[score].is_null().all():
         return
-    count = heads["head"].max()
-    assert isinstance(count, int)
-    across = max(1, (console.width - 6) // 5)
-    for start in range(0, count + 1, across):
+    labels = frame[column].unique(maintain_order=True).to_list()
+    room = max(1, (console.width - 6) // 5)
+    for start in range(0, len(labels), room):
         block = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
         block.add_column("layer", justify="right", style="dim")
-        shown = range(start, min(start + across, count + 1))
-        for head in shown:
-            block.add_column(str(head), justify="right", min_width=3, no_wrap=True)
-        for layer in heads.partition_by("layer", maintain_order=True):
-            values = dict(zip(layer["head"], layer[score], strict=True))
-            cells = [_hundredths(values.get(head)) for head in shown]
-            block.add_row(str(layer["layer"][0]), *cells)
-        console.print(Text(f"{score} of heads × 100", style="dim"))
+        shown = labels[start : start + room]
+        for label in shown:
+            block.add_column(str(label), justify="right", min_width=3, no_wrap=True)
+        for layer in frame.partition_by("layer", maintain_order=True):
+            values = dict(zip(layer[column], layer[score], strict=True))
+            block.add_row(str(layer["layer"][0]), *(_hundredths(values.get(x)) for x in shown))
+        console.print(Text(f"{score} × 100 by {column}", style="dim"))
         console.print(block)
 
 
@@ -219,7 +221,9 @@ def _hundredths(value: float | None) -> Text:
 
 def _summary_lines(table: ScoreTable) -> Iterator[Text]:
     """Medians and quartiles over layers as the paper prints them."""
-    rows = table.summary().filter(pl.col("over") == "layers")
+    rows = table.summary().filter(
+        pl.col("over") == "layers", pl.col("distance") == table.frame["distance"][0]
+    )
     for row in rows.iter_rows(named=True):
         where = f" {row['stack']} {row['kind']}" if rows.height > 1 else ""
         for score in SUMMARISED:
@@ -266,12 +270,15 @@ def print_overview(table: ScoreTable) -> None:
 
 
 def print_side_by_side(table: ScoreTable, introduction: str, verdict: str) -> None:
-    """Layers down, checkpoints across: symmetry, then directionality."""
+    """Layers down, checkpoints across: symmetry, then directionality as published."""
     console = output()
     console.print(introduction)
     names = table.frame["checkpoint"].unique(maintain_order=True).to_list()
     layers = table.layers.frame
-    for score in ("symmetry", "directionality"):
+    for score, title in (
+        ("symmetry", "symmetry"),
+        ("directionality_excess", "directionality (excess)"),
+    ):
         side = Table(box=None, padding=(0, 1), header_style="dim")
         side.add_column("layer", justify="right")
         for name in names:
@@ -282,7 +289,7 @@ def print_side_by_side(table: ScoreTable, introduction: str, verdict: str) -> No
             cells = (cell(values.get(name)) for name in names for cell in (number, bar))
             side.add_row(str(layer["layer"][0]), *cells)
         console.print()
-        console.print(Text(score, style="bold"))
+        console.print(Text(title, style="bold"))
         console.print(side)
     console.print()
     console.print(verdict)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from wqk.cli.options import family_file, gamma, json_output, revision
+from wqk.cli.options import DistanceRanges, family_file, gamma, json_output, revision
 
 
 @click.command()
@@ -14,6 +14,13 @@ from wqk.cli.options import family_file, gamma, json_output, revision
 @click.option("--layer", type=int, required=True, metavar="L", help="Negative: from the end.")
 @click.option("--head", type=int, metavar="H", help="One head instead of the layer.")
 @click.option("--coupling", is_flag=True, help="Show how the layer's heads transpose each other.")
+@click.option(
+    "--distance",
+    "distances",
+    type=DistanceRanges(),
+    metavar="N,N:M",
+    help="Show scores over relative distances, such as 0:64 (rotary models).",
+)
 @click.option("--stack", metavar="NAME", help="encoder or decoder, where a model has both.")
 @click.option("--cross", is_flag=True, help="Cross-attention instead of self-attention.")
 @click.option(
@@ -31,6 +38,7 @@ def show(
     layer: int,
     head: int | None,
     coupling: bool,
+    distances: tuple[int, ...] | None,
     stack: str | None,
     cross: bool,
     out: Path | None,
@@ -45,17 +53,26 @@ def show(
     Examples:
       wqk show google-bert/bert-base-uncased --layer 3
       wqk show google-bert/bert-base-uncased --layer 3 --coupling --out coupling.pdf
+      wqk show meta-llama/Llama-3.2-1B --layer 0 --distance 0:64
     """
-    from wqk.attention import read_attention
+    from wqk.attention import attention_plan, load_attention
+    from wqk.checkpoints import open_checkpoint
     from wqk.cli import display
-    from wqk.views import coupling_view, form_view
+    from wqk.views import coupling_view, distance_view, form_view
 
-    if coupling and head is not None:
-        raise click.UsageError("--coupling shows all heads of a layer; leave out --head")
-    kind = "cross" if cross else "self"
-    attention = read_attention(ref, layer, stack=stack, kind=kind, family=family, revision=revision)
-    name = f"{Path(ref).name}, layer {attention.layer}"
-    view = coupling_view(attention, name) if coupling else form_view(attention, name, head, gamma)
+    if sum((coupling, head is not None, distances is not None)) > 1:
+        raise click.UsageError(
+            "--head, --coupling and --distance each show something else; give one"
+        )
+    checkpoint = open_checkpoint(ref, revision)
+    plan = attention_plan(checkpoint, layer, stack, "cross" if cross else "self", family)
+    name = f"{Path(ref).name}, layer {plan.layer}"
+    if distances is not None:
+        view = distance_view(checkpoint, plan, name, distances, gamma)
+    elif coupling:
+        view = coupling_view(load_attention(checkpoint, plan), name)
+    else:
+        view = form_view(load_attention(checkpoint, plan), name, head, gamma)
     if as_json:
         display.print_object(view.values)
         return

@@ -61,15 +61,10 @@ def layer_curves(axis: Axes, table: ScoreTable, score: str, title: str) -> None:
         if score == "symmetry":
             axis.plot(frame["layer"], frame["symmetry_null"], ":", color=colour, linewidth=0.8)
             if index == 0:
-                last = frame.row(-1, named=True)
+                first = frame.row(0, named=True)
+                place = (first["layer"], first["symmetry_null"])
                 axis.annotate(
-                    "null",
-                    (last["layer"], last["symmetry_null"]),
-                    fontsize=6,
-                    color=GREY,
-                    xytext=(0, 3),
-                    textcoords="offset points",
-                    ha="right",
+                    "null", place, xytext=(6, 3), textcoords="offset points", fontsize=6, color=GREY
                 )
     axis.axhline(0, color=GREY, linewidth=0.6, zorder=0)
     axis.set(title=title, xlabel="layer", ylim=(-1, 1))
