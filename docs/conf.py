@@ -1,5 +1,7 @@
 """Configuration of the documentation; it builds without a network."""
 
+import sys
+from pathlib import Path
 from typing import Any
 
 from wqk import __version__
@@ -42,5 +44,17 @@ def keep_colons(app: Any, what: str, name: str, obj: Any, options: Any, lines: l
         lines[:1] = [f"{head}:", tail]
 
 
+def write_coverage(app: Any) -> None:
+    """Write the page of covered models before pages are looked for."""
+    folder = Path(app.confdir)
+    sys.path.insert(0, str(folder))
+    try:
+        from generate_coverage import write
+    finally:
+        sys.path.pop(0)
+    write(folder / "coverage.md")
+
+
 def setup(app: Any) -> None:
+    app.connect("builder-inited", write_coverage)
     app.connect("autodoc-process-docstring", keep_colons, priority=400)
