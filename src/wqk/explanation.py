@@ -118,7 +118,8 @@ def _uses(checkpoint: Checkpoint, plans: Sequence[AttentionPlan]) -> Iterator[Te
     """The tensors' uses, those that differ only in the layer gathered into one."""
     gathered: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
     for plan in plans:
-        for role, part in plan.parts.items():
+        for numbered, part in plan.parts.items():
+            role = numbered.partition(" ")[0]  # a norm for each head has its number
             info = checkpoint.info(part.name)
             side = plan.query if role.startswith("query") else plan.key
             alike = (
@@ -133,7 +134,7 @@ def _uses(checkpoint: Checkpoint, plans: Sequence[AttentionPlan]) -> Iterator[Te
             )
             gathered.setdefault(alike, []).append((plan.layer, part.nbytes(info)))
     for (stack, kind, role, tensor, layout, heads, dtype, shape), places in gathered.items():
-        layers = spans([layer for layer, _ in places])
+        layers = spans(sorted({layer for layer, _ in places}))
         size = sum(nbytes for _, nbytes in places)
         yield TensorUse(stack, kind, layers, role, tensor, layout, heads, dtype, shape, size)
 
@@ -182,8 +183,10 @@ def _notes(plan: AttentionPlan) -> Iterator[str]:
             f"{where}: biases are not part of the form; the query's adds a term in the key alone, "
             f"{key_bias}."
         )
-    if plan.rule.position:
-        yield f"{where}: {plan.rule.position} positions are added to the scores beside the form."
+    if plan.position:
+        yield f"{where}: {plan.position} positions are added to the scores beside the form."
+    if plan.sinks:
+        yield f"{where}: a sink, a score of its own in every head, takes part of the attention."
     if plan.window is not None:
         yield f"{where}: some layers attend within a window of {plan.window} tokens."
     if plan.applications > 1:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
-from tests.families.proving import TOKENS, Proof, prove
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from tests.families.proving import (
+    TOKENS,
+    Architecture,
+    prove_attention,
+    prove_live,
+    save,
+)
+from tests.families.towers import prove_norms, prove_variety
 
 WAVES = {
     "vocab_size": 20,
@@ -40,6 +44,12 @@ SPEECHT5 = {
     "max_speech_positions": 64,
     "max_text_positions": 64,
     "encoder_max_relative_position": 6,
+    # After more layers, all tokens are alike and attention is uniform.
+    "decoder_layers": 2,
+    "num_mel_bins": 8,
+    "speech_decoder_prenet_units": 16,
+    "speech_decoder_postnet_units": 16,
+    "reduction_factor": 2,
 }
 SOUND = {
     "vocab_size": 16,
@@ -77,19 +87,22 @@ MUSICGEN = {
 }
 
 SELF, DECODER, CROSS = ("encoder", "self"), ("decoder", "self"), ("decoder", "cross")
-PROOFS = [
-    Proof("wav2vec2", "Wav2Vec2ForCTC", WAVES, {SELF: 2}),
-    Proof("wav2vec2-large", "Wav2Vec2Model", STABLE, {SELF: 2}),
-    Proof("mms", "Wav2Vec2ForCTC", STABLE | {"adapter_attn_dim": 8}, {SELF: 2}),
-    Proof("hubert", "HubertModel", WAVES, {SELF: 2}),
-    Proof("hubert-large", "HubertForCTC", STABLE, {SELF: 2}),
-    Proof("wavlm", "WavLMModel", WAVES | BIASED, {SELF: 2}),
-    Proof("wavlm-large", "WavLMForCTC", STABLE | BIASED, {SELF: 2}),
-    Proof("unispeech", "UniSpeechModel", STABLE, {SELF: 2}),
-    Proof("unispeech-sat", "UniSpeechSatModel", WAVES, {SELF: 2}),
-    Proof("unispeech-sat-large", "UniSpeechSatForCTC", STABLE, {SELF: 2}),
-    Proof("data2vec-audio", "Data2VecAudioModel", WAVES, {SELF: 2}),
-    Proof(
+# Models whose attention is fed by no norm: positions are added first, or norms come after it.
+WITHOUT_NORMS = ()
+
+ARCHITECTURES = [
+    Architecture("wav2vec2", "Wav2Vec2ForCTC", WAVES, {SELF: 2}),
+    Architecture("wav2vec2-large", "Wav2Vec2Model", STABLE, {SELF: 2}),
+    Architecture("mms", "Wav2Vec2ForCTC", STABLE | {"adapter_attn_dim": 8}, {SELF: 2}),
+    Architecture("hubert", "HubertModel", WAVES, {SELF: 2}),
+    Architecture("hubert-large", "HubertForCTC", STABLE, {SELF: 2}),
+    Architecture("wavlm", "WavLMModel", WAVES | BIASED, {SELF: 2}),
+    Architecture("wavlm-large", "WavLMForCTC", STABLE | BIASED, {SELF: 2}),
+    Architecture("unispeech", "UniSpeechModel", STABLE, {SELF: 2}),
+    Architecture("unispeech-sat", "UniSpeechSatModel", WAVES, {SELF: 2}),
+    Architecture("unispeech-sat-large", "UniSpeechSatForCTC", STABLE, {SELF: 2}),
+    Architecture("data2vec-audio", "Data2VecAudioModel", WAVES, {SELF: 2}),
+    Architecture(
         "audio-spectrogram-transformer",
         "ASTForAudioClassification",
         {
@@ -105,13 +118,13 @@ PROOFS = [
         },
         {SELF: 2},
     ),
-    Proof(
+    Architecture(
         "speech-to-text",
         "Speech2TextForConditionalGeneration",
         SEQ2SEQ | {"d_model": 32, "input_feat_per_channel": 10, "conv_channels": 16},
         {SELF: 2, DECODER: 3, CROSS: 3},
     ),
-    Proof(
+    Architecture(
         "whisper",
         "WhisperForConditionalGeneration",
         SEQ2SEQ
@@ -123,19 +136,49 @@ PROOFS = [
         },
         {SELF: 2, DECODER: 3, CROSS: 3},
     ),
-    Proof("speecht5", "SpeechT5ForSpeechToText", SPEECHT5, {SELF: 2, DECODER: 3, CROSS: 3}),
-    Proof(
+    Architecture("speecht5", "SpeechT5ForSpeechToText", SPEECHT5, {SELF: 2, DECODER: 2, CROSS: 2}),
+    Architecture(
+        "speecht5-speech", "SpeechT5ForTextToSpeech", SPEECHT5, {SELF: 2, DECODER: 2, CROSS: 2}
+    ),
+    Architecture(
         "musicgen",
         "MusicgenForConditionalGeneration",
         MUSICGEN,
         {("text-encoder", "self"): 2, DECODER: 3, CROSS: 3},
     ),
-    Proof(
+    Architecture(
         "musicgen-melody",
         "MusicgenMelodyForConditionalGeneration",
         MUSICGEN,
         {("text-encoder", "self"): 2, DECODER: 3},
     ),
-    Proof("musicgen-decoder", "MusicgenForCausalLM", SOUND, {DECODER: 3, CROSS: 3}),
-    Proof("musicgen-melody-decoder", "MusicgenMelodyForCausalLM", SOUND, {DECODER: 3}),
+    Architecture("musicgen-decoder", "MusicgenForCausalLM", SOUND, {DECODER: 3, CROSS: 3}),
+    Architecture("musicgen-melody-decoder", "MusicgenMelodyForCausalLM", SOUND, {DECODER: 3}),
 ]
+
+
+@pytest.fixture(params=ARCHITECTURES, ids=lambda a: a.name, scope="module")
+def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """An architecture, its model, and the folder that the model is saved in."""
+    folder = tmp_path_factory.mktemp(request.param.name)
+    return request.param, save(request.param, folder), folder
+
+
+def test_the_model_attends_with_the_forms_that_are_read(saved: Any) -> None:
+    architecture, _, folder = saved
+    prove_attention(architecture, folder)
+
+
+def test_the_live_module_holds_the_same_blocks(saved: Any) -> None:
+    architecture, model, folder = saved
+    prove_live(architecture, model, folder)
+
+
+def test_every_head_is_another_and_values_are_there(saved: Any) -> None:
+    _, _, folder = saved
+    prove_variety(folder)
+
+
+def test_norms_feed_what_is_projected(saved: Any) -> None:
+    architecture, _, folder = saved
+    assert (prove_norms(folder) > 0) == (architecture.name not in WITHOUT_NORMS)

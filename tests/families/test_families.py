@@ -109,6 +109,11 @@ ARCHITECTURES = [
     ),
     Architecture("deberta-v2", "DebertaV2ForMaskedLM", DISENTANGLED),
     Architecture(
+        "deberta-v2-convolution",
+        "DebertaV2Model",
+        DISENTANGLED | {"conv_kernel_size": 3, "conv_act": "gelu"},
+    ),
+    Architecture(
         "deberta-v3",
         "DebertaV2Model",
         DISENTANGLED | {"share_att_key": True, "position_buckets": 4, "norm_rel_ebd": "layer_norm"},

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from importlib import resources
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
-
 from tests.families.proving import (
     BART,
     BERT,
@@ -14,12 +16,24 @@ from tests.families.proving import (
     TOKENS,
     YARN,
     Architecture,
+    edit_config,
+    edit_tensors,
     prove_attention,
     prove_input_norms,
     prove_live,
     prove_values_and_outputs,
     save,
 )
+
+from wqk.attention import attention_plans, read_attention
+from wqk.checkpoints import open_checkpoint
+from wqk.errors import CheckpointError, UnknownFamily
+from wqk.families import find_family
+from wqk.verification import verify
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
 # As GROUPED, for models whose heads' width is hidden/heads.
 NARROW = GROUPED | {"head_dim": 8}
@@ -65,7 +79,6 @@ VISION = {
     "image_size": 28,
     "patch_size": 14,
 }
-BLENDERBOT = BART | {"encoder_layers": 2, "decoder_layers": 3}
 
 ARCHITECTURES = [
     Architecture("opt", "OPTForCausalLM", OPT),
@@ -149,10 +162,54 @@ ARCHITECTURES = [
         {"text_config": GEMMA, "vision_config": VISION, "mm_tokens_per_image": 4},
         blocks=4,
     ),
+    # As on the hub: what is as in the smallest model is left out.
+    Architecture(
+        "gemma3-hub",
+        "Gemma3Model",
+        {
+            "text_config": {
+                "vocab_size": 61,
+                "hidden_size": 48,
+                "intermediate_size": 24,
+                "num_hidden_layers": 7,
+                "sliding_window": 5,
+            },
+            "vision_config": VISION,
+            "mm_tokens_per_image": 4,
+        },
+        blocks=7,
+        hub={
+            "text_config": {
+                "model_type": "gemma3_text",
+                "vocab_size": 61,
+                "hidden_size": 48,
+                "intermediate_size": 24,
+                "num_hidden_layers": 7,
+                "sliding_window": 5,
+                "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+            }
+        },
+    ),
     Architecture(
         "phimoe",
         "PhimoeForCausalLM",
         NARROW | {"attention_bias": True, "num_local_experts": 4, "sliding_window": 5},
+    ),
+    Architecture(
+        "phimoe-long",
+        "PhimoeModel",
+        NARROW
+        | {
+            "head_dim": 8,
+            "num_local_experts": 4,
+            "rope_parameters": LONGROPE
+            | {
+                "rope_theta": 100.0,
+                "short_mscale": 1.2,
+                "long_mscale": 1.3,
+                "original_max_position_embeddings": 32,
+            },
+        },
     ),
     Architecture("deepseek-v2", "DeepseekV2ForCausalLM", LATENT),
     Architecture("deepseek-v2-lite", "DeepseekV2Model", LATENT | {"q_lora_rank": None}),
@@ -312,6 +369,10 @@ ARCHITECTURES = [
 ]
 
 
+def named(name: str) -> Architecture:
+    return next(a for a in ARCHITECTURES if a.name == name)
+
+
 @pytest.fixture(params=ARCHITECTURES, ids=lambda a: a.name, scope="module")
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """An architecture, its model, and the folder that the model is saved in."""
@@ -336,3 +397,161 @@ def test_values_and_outputs_are_there(saved: Any) -> None:
 def test_the_named_norms_feed_queries_and_keys(saved: Any) -> None:
     _, model, _ = saved
     prove_input_norms(model)
+
+
+# --- spellings of older files --------------------------------------------------------------------
+
+
+def without_frequencies(tensors: dict[str, Any]) -> dict[str, Any]:
+    """As ESM without its rotary frequencies, which it would load in single precision."""
+    return {name: value for name, value in tensors.items() if not name.endswith("inv_freq")}
+
+
+def language_model_first(tensors: dict[str, Any]) -> dict[str, Any]:
+    """As the first files of composite models."""
+    return {
+        name.replace("model.language_model.", "language_model.model."): value
+        for name, value in tensors.items()
+    }
+
+
+def with_a_draft_layer(tensors: dict[str, Any]) -> dict[str, Any]:
+    """As DeepSeek-V3, with a layer for multi-token prediction after its own."""
+    extra = {
+        name.replace("layers.1.", "layers.2."): value.clone()
+        for name, value in tensors.items()
+        if "layers.1.self_attn." in name
+    }
+    return tensors | extra
+
+
+ESM = Architecture(
+    "esm",
+    "EsmForMaskedLM",
+    BERT | {"position_embedding_type": "rotary", "mask_token_id": 3},
+)
+OLDER = [
+    (ESM, without_frequencies),
+    (replace(ESM, config=ESM.config | {"position_embedding_type": "absolute"}), dict),
+    (named("gemma3"), language_model_first),
+    (named("deepseek-v3"), with_a_draft_layer),
+]
+
+
+@pytest.mark.parametrize(("architecture", "edit"), OLDER)
+def test_older_files(
+    architecture: Architecture, edit: Callable[[dict[str, Any]], dict[str, Any]], tmp_path: Path
+) -> None:
+    model = save(architecture, tmp_path)
+    edit_tensors(tmp_path, edit)
+    prove_attention(architecture, tmp_path)
+    prove_live(architecture, model, tmp_path)
+    prove_input_norms(model)
+
+
+# --- what must fail ------------------------------------------------------------------------------
+
+# A line of a family's file, as it is and as it would be wrong.
+WRONG = {
+    "no clipping": ("mpt-clipped", 'clip = "attn_config.clip_qkv"', ""),
+    "no linear biases": ("bloom", 'position = "alibi"', ""),
+    "linear biases without their scale": ("falcon-alibi", '"scaled alibi"', '"alibi"'),
+    "linear biases in all models": ("falcon-grouped", 'position_if = "alibi"', ""),
+    "rotary positions beside linear biases": ("falcon-alibi", 'only_if = "not alibi"', ""),
+    "multi-query where there are groups": (
+        "falcon-grouped",
+        "multi_query and not new_decoder_architecture",
+        "multi_query",
+    ),
+    "order of roles": ("codegen", '"qvk"', '"qkv"'),
+    "number of blocks": ("codegen", "blocks = 4", "blocks = 2"),
+    "norm over all heads": ("stablelm-norms", 'norm_over = "head"', ""),
+    "norms of one head": ("stablelm-norms", ".norms.{head}", ".norms.0"),
+    "norm over all heads of Cohere": ("cohere-norms", 'norm_over = "head"', ""),
+    "no norm without gain": ("nanochat", "norm_gain = false", ""),
+    "turning the usual way": ("nanochat", "reversed = true", ""),
+    "positions without windows": ("cohere2", "windowed_only = true", ""),
+    "positions in all layers": ("smollm3", 'layers = "no_rope_layers"', ""),
+    "gain as it is stored": ("gemma3-text", "\nnorm_offset = 1.0", ""),
+    "global base in windows": ("gemma3-text-hub", "local_base", "base"),
+    "no scale of its own": ("granite", 'scale = "attention_multiplier"', ""),
+    "no stretch in the scale": ("deepseek-v3-yarn", '"rotary_stretch ** 2"', "1"),
+    "half-split positions": ("deepseek-v2", '"interleaved"', '"half"'),
+    "another epsilon": ("deepseek-v3", "latent_norm_epsilon = 1e-6", "latent_norm_epsilon = 1e-1"),
+}
+
+
+@pytest.mark.parametrize(("name", "right", "wrong"), WRONG.values(), ids=WRONG.keys())
+def test_a_wrong_family_fails(name: str, right: str, wrong: str, tmp_path: Path) -> None:
+    save(named(name), tmp_path)
+    family = find_family(open_checkpoint(tmp_path))
+    shipped = resources.files("wqk.families") / "data" / f"{family.name}.toml"
+    text = shipped.read_text(encoding="utf-8")
+    assert right in text
+    path = tmp_path / "wrong.toml"
+    path.write_text(text.replace(right, wrong), encoding="utf-8")
+    verification = verify(tmp_path, family=path)
+    assert not verification.ok
+    assert verification.difference > 1e-3
+
+
+def test_sinks_are_needed_where_the_model_has_them(tmp_path: Path) -> None:
+    save(named("gpt-oss"), tmp_path)
+    shipped = resources.files("wqk.families") / "data" / "gpt-oss.toml"
+    text = shipped.read_text(encoding="utf-8")
+    path = tmp_path / "wrong.toml"
+    path.write_text(text.replace("self_attn.sinks", "self_attn.none"), encoding="utf-8")
+    with pytest.raises(UnknownFamily, match="report their attention"):
+        verify(tmp_path, family=path)
+
+
+# --- latent attention ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["deepseek-v2", "deepseek-v2-lite"])
+def test_the_latent_form_is_the_product_of_its_factors(name: str, tmp_path: Path) -> None:
+    model = save(named(name), tmp_path)
+    attention = read_attention(tmp_path, layer=1)
+    block = model.get_submodule("layers.1" if name.endswith("lite") else "model.layers.1")
+    weights = {key: value.detach().numpy() for key, value in block.self_attn.named_parameters()}
+    content, position, rank = 10, 8, 16
+    key = weights["kv_b_proj.weight"].reshape(6, -1, rank)[:, :content]
+    key = key * weights["kv_a_layernorm.weight"] @ weights["kv_a_proj_with_mqa.weight"][:rank]
+    query = weights["q_proj.weight"] if name.endswith("lite") else weights["q_b_proj.weight"]
+    query = query.reshape(6, content + position, -1)[:, :content]
+    if not name.endswith("lite"):
+        query = query * weights["q_a_layernorm.weight"] @ weights["q_a_proj.weight"]
+    assert attention.head(0).rank == content
+    for head in range(6):
+        expected = query[head].T @ key[head]
+        np.testing.assert_allclose(attention.head(head).dense(), expected, atol=1e-4)
+    assert attention.plan.status == "partial"
+
+
+def test_latent_attention_with_biases_is_refused(tmp_path: Path) -> None:
+    save(replace(named("deepseek-v2"), config=LATENT | {"attention_bias": True}), tmp_path)
+    with pytest.raises(CheckpointError, match="without biases"):
+        attention_plans(open_checkpoint(tmp_path))
+
+
+def test_latent_widths_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    save(named("deepseek-v2"), tmp_path)
+    edit_config(tmp_path, {"qk_rope_head_dim": 6})
+    with pytest.raises(CheckpointError, match="16 outputs for the latent and 6"):
+        attention_plans(open_checkpoint(tmp_path))
+    edit_config(tmp_path, {"qk_rope_head_dim": 8, "qk_nope_head_dim": 30})
+    with pytest.raises(CheckpointError, match="have no outputs 0 to 30"):
+        attention_plans(open_checkpoint(tmp_path))
+
+
+# --- what is no form -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [("DiffLlamaModel", "subtracts one softmax"), ("HunYuanDenseV1Model", "do not commute")],
+)
+def test_attention_that_is_no_form_is_refused(model: str, reason: str, tmp_path: Path) -> None:
+    save(Architecture("refused", model, GROUPED), tmp_path)
+    with pytest.raises(UnknownFamily, match=reason):
+        attention_plans(open_checkpoint(tmp_path))

@@ -116,7 +116,8 @@ class Family:
 
     name: str
     model_types: tuple[str, ...]
-    attention: tuple[AttentionRule, ...]
+    attention: tuple[AttentionRule, ...] = ()
+    refusal: str = ""  # why the attention of these models is not one form per head
     runs_as: str = ""  # model type whose code runs these weights, where transformers has no other
     runs_with_head: bool = False  # whether only the model with its head has all of the attention
 
@@ -147,7 +148,7 @@ def parse_family(text: str, source: str) -> Family:
     except tomllib.TOMLDecodeError as error:
         raise UnknownFamily(f"{source}: not valid TOML ({error})") from None
     rules = table.pop("attention", [])
-    if not isinstance(rules, list) or not rules:
+    if not isinstance(rules, list) or not (rules or table.get("refusal")):
         raise UnknownFamily(f"{source}: a family needs at least one [[attention]] table")
     table["attention"] = tuple(_rule(rule, source) for rule in rules)
     family: Family = _build(Family, table, source)

@@ -26,9 +26,11 @@ def find_family(checkpoint: Checkpoint, heads_per_layer: int | None = None) -> F
     Raises
     ------
     UnknownFamily
-        No family fits, and the names suggest none.
+        No family fits, and the names suggest none; or the model's attention has no such form.
     """
     family = family_of_type(checkpoint.config.get("model_type"))
+    if family and family.refusal:
+        raise UnknownFamily(f"{checkpoint.name}: {family.name}: {family.refusal}")
     tensors = checkpoint.tensors()
     if family and any(find(tensors, rule, checkpoint.name) for rule in family.attention):
         return family

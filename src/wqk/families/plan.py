@@ -244,6 +244,10 @@ def _complete(
     """
     single = len(found[0].index) == 1
     numbered = [(f.index[0] if single else i, f) for i, f in enumerate(found)]
+    depths = settings.get(*rule.layers)
+    if isinstance(depths, list):
+        _require_stages(found, settings, rule, len(depths))
+        return numbered
     count = settings.optional_whole(rule.layers)
     if not rule.every_layer or not single:
         return numbered
@@ -256,6 +260,21 @@ def _complete(
             f"{missing[0]} has no query weights"
         )
     return numbered
+
+
+def _require_stages(
+    found: list[Found], settings: Settings, rule: AttentionRule, stages: int
+) -> None:
+    """See that no layer of any stage is missing; the configuration lists the stages' depths."""
+    there = {names.index for names in found}
+    for stage in range(stages):
+        for block in range(settings.whole(rule.layers, stage)):
+            if (stage, block) not in there:
+                raise CheckpointError(
+                    f"{settings.name}: incomplete, stage {stage} of the {rule.stack} has "
+                    f"{settings.whole(rule.layers, stage)} layers and layer {block} has no query "
+                    "weights"
+                )
 
 
 def _projections(

@@ -193,7 +193,7 @@ def _longrope(
     )
     longest = settings.whole(("max_position_embeddings",))
     factor = longest / float(trained) if trained else float(scaling.get("factor", 1.0))
-    amplitude = scaling.get("attention_factor")
+    amplitude = scaling.get("short_mscale", scaling.get("attention_factor"))
     if amplitude is None:
         amplitude = (
             math.sqrt(1 + math.log(factor) / math.log(trained or longest)) if factor > 1 else 1.0

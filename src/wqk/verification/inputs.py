@@ -44,11 +44,18 @@ def inputs_of(model: Any, tokens: Sequence[int] | None, length: int, seed: int) 
     inputs = make(model.config, tokens, length, random)
     accepted = inspect.signature(model.forward).parameters
     name = "decoder_input_ids"
-    if getattr(model.config, "is_encoder_decoder", False) and name in accepted and name not in inputs:
+    if (
+        getattr(model.config, "is_encoder_decoder", False)
+        and name in accepted
+        and name not in inputs
+    ):
         # Two tokens more, so that rows and columns of cross-attention cannot be mistaken.
         written = None if tokens is None else [*tokens, *tokens[:2]]
         decoder = token_input(model.config, written, length + 2, random)
         inputs |= {f"decoder_{name}": value for name, value in decoder.items()}
+    if "decoder_input_values" in accepted:
+        spoken = (_examples(tokens), length + 2, model.config.num_mel_bins)
+        inputs["decoder_input_values"] = random.standard_normal(spoken)
     given = {name: torch.from_numpy(v) for name, v in inputs.items() if name in accepted}
     return given | ({"use_cache": False} if "use_cache" in accepted else {})
 
@@ -163,7 +170,7 @@ def spectrogram_input(
 def codebook_input(
     config: Any, tokens: Sequence[int] | None, length: int, random: np.random.Generator
 ) -> Inputs:
-    """Sound: the codes of each example's codebooks in a row; what it follows is a text, or vectors."""
+    """Sound, the codes of each example's codebooks in a row, that follows a text or vectors."""
     decoder, examples = getattr(config, "decoder", config), _examples(tokens)
     shape = (examples * decoder.num_codebooks, length + 2)
     codes = random.integers(0, decoder.vocab_size, shape)

