@@ -45,7 +45,6 @@ class Side(NamedTuple):
     weight: Float[Array, "heads width d"]
     bias: Float[Array, "heads width"] | None
     norm: InputNorm | None
-    is_fed: bool = True  # by a norm; what W_o puts out goes into the residual stream
 
 
 class Block(NamedTuple):
@@ -66,13 +65,12 @@ def read_block(checkpoint: Checkpoint, plan: AttentionPlan, coordinates: Coordin
     Raises
     ------
     CheckpointError
-        The block has no such coordinate: no rotary positions, no norm that its family names, no
-        values and outputs.
+        The block has no rotary positions, or no values and outputs.
     """
     left, right = _circuit(checkpoint, plan, coordinates.circuit)
     weights = left.weight, right.weight
-    if coordinates.fold_norm:
-        left, right = _folded(checkpoint, plan, left), _folded(checkpoint, plan, right)
+    if coordinates.fold_norm and not lacks_norm(plan, coordinates):
+        left, right = _folded(checkpoint, left), _folded(checkpoint, right)
     if coordinates.bias:
         keeps_right_bias = plan.rotary is not None and coordinates.circuit == "qk"
         left = left._replace(weight=_augmented(left.weight, left.bias))
@@ -129,20 +127,25 @@ def _circuit(checkpoint: Checkpoint, plan: AttentionPlan, circuit: str) -> tuple
     bias = _vector(checkpoint, plan.value_bias)
     return (
         Side(value, None if bias is None else bias.reshape(value.shape[:2]), plan.key_input),
-        Side(plan.output.weight(stored), None, None, is_fed=False),
+        Side(plan.output.weight(stored), None, None),
     )
 
 
-def _folded(checkpoint: Checkpoint, plan: AttentionPlan, side: Side) -> Side:
+def lacks_norm(plan: AttentionPlan, coordinates: Coordinates) -> bool:
+    """Whether norms should be folded into a block of which none is known that feeds it.
+
+    Its residual stream is projected as it is, or something stands between the norm and the
+    projections. Nothing is folded then.
+    """
+    fed = [plan.key_input] if coordinates.circuit == "ov" else [plan.query_input, plan.key_input]
+    return coordinates.fold_norm and None in fed
+
+
+def _folded(checkpoint: Checkpoint, side: Side) -> Side:
     """The factor on vectors as the norm has them before its gain and bias."""
-    if not side.is_fed:
-        return side
     norm = side.norm
-    if norm is None:
-        raise CheckpointError(
-            f"layer {plan.layer} of the {plan.stack}: family {plan.family} names no norm that "
-            "feeds this attention, or the checkpoint lacks it; scan without folding norms"
-        )
+    if norm is None:  # what W_o puts out goes back to the residual stream, past no norm
+        return side
     gain, shift = _vector(checkpoint, norm.gain), _vector(checkpoint, norm.bias)
     assert gain is not None
     weight = side.weight * (gain + gain.dtype.type(norm.offset))

@@ -165,6 +165,8 @@ def _notes(plan: AttentionPlan) -> Iterator[str]:
     where = f"{plan.stack} {plan.rule.kind}-attention"
     if plan.rule.guess:
         yield f"{where}: {plan.rule.guess}."
+    if plan.rule.note:
+        yield f"{where}: {plan.rule.note}."
     if plan.reason:
         yield f"{where}: partial: {plan.reason}."
     if plan.rotary is not None:

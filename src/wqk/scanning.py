@@ -15,7 +15,8 @@ from threadpoolctl import ThreadpoolController
 from wqk._version import __version__
 from wqk.attention import attention_plans
 from wqk.checkpoints import open_checkpoint
-from wqk.coordinates import Block, Coordinates, read_block
+from wqk.coordinates import Block, Coordinates, lacks_norm, read_block
+from wqk.errors import CheckpointError
 from wqk.randomness import looks_random
 from wqk.scores import directionality, head_terms, symmetry, symmetry_null
 from wqk.tables import ScoreTable
@@ -103,6 +104,7 @@ def scan(
     start, bytes_read = time.perf_counter(), 0
     rows: list[dict[str, Any]] = []
     coordinates = Coordinates(circuit, fold_norm, bias, tuple(distances))
+    reasons = _reasons(plans, coordinates)
     blocks = _score_blocks(checkpoint, plans, coordinates, gamma, heads)
     for done, (plan, scored) in enumerate(zip(plans, blocks, strict=True), 1):
         rows += scored
@@ -115,7 +117,7 @@ def scan(
         "gamma": gamma,
         "folded_norms": fold_norm,
         "biases": bias,
-        "partial": {p.stack: p.reason for p in plans if p.reason},
+        "partial": reasons,
         "inferred": list(dict.fromkeys(p.rule.guess for p in plans if p.rule.guess)),
     }
     return ScoreTable.from_rows(({**about, **row} for row in rows), metadata)
@@ -172,7 +174,7 @@ def _score_block(
     for distance, form in block.forms:
         place = _place(plan, form) | {"circuit": coordinates.circuit, "distance": distance}
         rows += ({**place, **row} for row in score_heads(form, gamma=gamma, heads=heads))
-    status = _status(plan, block, rows[0].get("symmetry"))
+    status = _status(plan, coordinates, block, rows[0].get("symmetry"))
     for row in rows:
         row["status"] = "degenerate" if math.isnan(row["directionality"]) else status
     return rows
@@ -219,11 +221,28 @@ def score_heads(
     ]
 
 
-def _status(plan: AttentionPlan, block: Block, symmetry: float | None) -> str:
+def _reasons(plans: Sequence[AttentionPlan], coordinates: Coordinates) -> dict[str, str]:
+    """Why rows are ``partial``, by stack."""
+    unfolded = {
+        plan.stack: "of some layers no norm is known that feeds them, and none was folded in"
+        for plan in plans
+        if lacks_norm(plan, coordinates)
+    }
+    if len(plans) == sum(lacks_norm(plan, coordinates) for plan in plans):
+        raise CheckpointError(
+            f"family {plans[0].family} names no norm that feeds its attention, or the checkpoint "
+            "lacks it; scan without folding norms"
+        )
+    return unfolded | {plan.stack: plan.reason for plan in plans if plan.reason}
+
+
+def _status(
+    plan: AttentionPlan, coordinates: Coordinates, block: Block, symmetry: float | None
+) -> str:
     """``random-looking`` before ``partial``: weights that nobody trained say nothing at all."""
     if symmetry is not None and looks_random(block.weights, symmetry, block.weights[0].shape[-1]):
         return "random-looking"
-    return plan.status
+    return "partial" if lacks_norm(plan, coordinates) else plan.status
 
 
 def _scores(form: BilinearForm, gamma: float) -> dict[str, float]:

@@ -62,12 +62,19 @@ class Checkpoint(ABC):
         The hub revision and the training step, where known.
     config
         The model's configuration as `transformers` writes it; empty where there is none.
+    bytes_fetched
+        Bytes that came over the network so far; None where nothing is remote.
     """
 
     name: str
     revision: str | None = None
     step: int | None = None
     config: Mapping[str, Any]
+
+    @property
+    def bytes_fetched(self) -> int | None:
+        """Bytes that came over the network so far; None where nothing is remote."""
+        return None
 
     @abstractmethod
     def tensors(self) -> Mapping[str, TensorInfo]:
@@ -82,6 +89,9 @@ class Checkpoint(ABC):
         CheckpointError
             A tensor is missing, of an unsupported type, or its data is not there.
         """
+
+    def prefetch(self, parts: Sequence[Part]) -> None:  # noqa: B027 - most sources have no delay
+        """Say that these parts will be read soon; a remote checkpoint begins to fetch them."""
 
     @property
     def parameters(self) -> int:

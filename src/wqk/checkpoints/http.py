@@ -128,6 +128,7 @@ class RemoteFile:
         self.tag: str | None = None
         self._headers, self._traffic = dict(headers), traffic
         self._location: str | None = None
+        self._answered = False
         self._lock = threading.Lock()
         self._tags: dict[str, str] = {}
 
@@ -159,7 +160,7 @@ class RemoteFile:
                 filled += interrupted.received
                 failures = 1 if interrupted.received >= PROGRESS else failures + 1
                 patience = PATIENCE
-                most = patience.attempts if self._tags else patience.attempts_to_connect
+                most = patience.attempts if self._answered else patience.attempts_to_connect
                 if failures >= most:
                     raise HubError(
                         f"{self.name}: {interrupted}, {failures} times in a row; try again later, "
@@ -202,8 +203,10 @@ class RemoteFile:
         if response.status_code in REDIRECTS or (
             location != self.url and response.status_code in EXPIRED
         ):
-            response.close()
-            self._location = None
+            _discard(response)
+            with self._lock:
+                if self._location == location:
+                    self._location = None
             raise Interrupted("the address that the server redirects to expired", wait=0)
         return self._accept(response, location)
 
@@ -219,7 +222,7 @@ class RemoteFile:
                 response = self._accept(response, url)
                 self._location = url
                 return response
-            response.close()
+            _discard(response)
             target = urljoin(url, response.headers.get("location", ""))
             schemes = urlsplit(url).scheme, urlsplit(target).scheme
             if schemes not in (("https", "https"), ("http", "http"), ("http", "https")):
@@ -244,7 +247,9 @@ class RemoteFile:
         except Exception:  # whatever the client's parser of addresses stumbles over
             raise CheckpointError(f"{self.name}: {public(url)} is no address") from None
         self._traffic.add(requests=1)
-        return client.send(request, stream=True, follow_redirects=False)
+        response = client.send(request, stream=True, follow_redirects=False)
+        self._answered = True
+        return response
 
     def _accept(self, response: Any, url: str) -> Any:
         """The answer, where it is one with content."""
@@ -252,7 +257,7 @@ class RemoteFile:
         if status in (200, 206):
             self._keep_tag(url, response.headers.get("etag"))
             return response
-        response.close()
+        _discard(response)
         if status in PASSING:
             raise Interrupted(f"the server answers {status}", wait=_asked_wait(response.headers))
         if status == 416:
@@ -274,7 +279,9 @@ class RemoteFile:
         """How many bytes the answer has, after all its claims were compared with the request."""
         headers = response.headers
         if headers.get("content-encoding", "identity") != "identity":
-            raise CheckpointError(f"{self.name}: the server compresses ranges, which misplaces them")
+            raise CheckpointError(
+                f"{self.name}: the server compresses ranges, which misplaces them"
+            )
         length = _whole_number(headers.get("content-length"))
         if response.status_code == 200:
             if offset == 0 and length is not None and length <= wanted:
@@ -339,6 +346,17 @@ def public(url: str) -> str:
     """
     parts = urlsplit(url)
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+def _discard(response: Any) -> None:
+    """Read the rest of a short answer, so that its connection serves again; hang up on a long one."""
+    length = _whole_number(response.headers.get("content-length"))
+    try:
+        if length is not None and length < 2**16:
+            for _ in response.iter_raw():
+                pass
+    finally:
+        response.close()
 
 
 def _origin(url: str) -> tuple[str, str]:

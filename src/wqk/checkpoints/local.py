@@ -190,14 +190,9 @@ def _archive_paths(folder: Path) -> list[Path]:
 
 def _sharded(folder: Path, index_name: str) -> list[Path]:
     """The shard files that an index names, all of them in this folder and present."""
-    weight_map = read_json(folder / index_name).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{folder / index_name}: lacks the 'weight_map' of a sharded model")
     paths = []
-    for shard in sorted({str(value) for value in weight_map.values()}):
+    for shard in shard_names(read_json(folder / index_name), str(folder / index_name)):
         path = folder / shard
-        if Path(shard).name != shard or shard in ("", ".", ".."):
-            raise CheckpointError(f"{folder / index_name}: names {shard!r}, outside its own folder")
         if not path.exists():
             raise CheckpointError(
                 f"{folder}: shard {shard} is missing, though {index_name} names it; "
@@ -205,6 +200,18 @@ def _sharded(folder: Path, index_name: str) -> list[Path]:
             )
         paths.append(path)
     return paths
+
+
+def shard_names(index: Mapping[str, Any], name: str) -> list[str]:
+    """The files that a sharded model's index names, all of them in its own folder."""
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{name}: lacks the 'weight_map' of a sharded model")
+    shards = sorted({str(value) for value in weight_map.values()})
+    for shard in shards:
+        if Path(shard).name != shard or shard in ("", ".", ".."):
+            raise CheckpointError(f"{name}: names {shard!r}, outside its own folder")
+    return shards
 
 
 def _explain_absence(folder: Path) -> None:
@@ -257,13 +264,19 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > LARGEST_JSON:
             raise CheckpointError(f"{path}: too large for a configuration")
-        value = json.loads(path.read_text(encoding="utf-8"))
+        return parse_object(path.read_bytes(), str(path))
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def parse_object(text: bytes, name: str) -> dict[str, Any]:
+    """A JSON object from a file's bytes."""
+    try:
+        value = json.loads(text.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: not valid JSON ({error})") from None
+        raise CheckpointError(f"{name}: not valid JSON ({error})") from None
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: expected a JSON object")
+        raise CheckpointError(f"{name}: expected a JSON object")
     return value
 
 

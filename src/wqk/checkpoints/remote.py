@@ -119,6 +119,7 @@ class RangedFile:
         self.name, self.size = remote.name, remote.size
         self._remote, self._identity, self._cache = remote, identity, cache
         self._workers, self._offline = workers, offline
+        self._saves = identity is not None
         self._lock = threading.Lock()
         # Starts and stops both ascend, so that the last span that starts before a byte holds it,
         # if any does.
@@ -131,7 +132,10 @@ class RangedFile:
         """Begin to fetch what of these half-open ranges is neither here nor on its way."""
         with self._lock:
             missing = [gap for start, stop in ranges for gap in self._missing(start, stop)]
-            for start, stop in split(coalesce(missing)):
+            joined = coalesce(missing)
+            for start, stop in joined:  # what lies in a gap comes along, so that spans stay apart
+                self._spans = [s for s in self._spans if s.start < start or s.stop > stop]
+            for start, stop in split(joined):
                 job = self._job(start, stop)
                 self._spans.insert(
                     self._place(start) + 1, Span(start, stop, self._workers.submit(job))
@@ -154,6 +158,7 @@ class RangedFile:
             content = self._content(span)
             if content is None:  # another process made room, or the disk lost it
                 self._drop(span)
+                self._saves = self._saves and span.coming is None  # or it might be lost for ever
                 continue
             count = min(len(buffer), span.stop - offset)
             begin = offset - span.start
@@ -171,7 +176,8 @@ class RangedFile:
                 ]
 
     def _job(self, start: int, stop: int) -> Callable[[], bytearray | None]:
-        remote, identity, cache, offline = self._remote, self._identity, self._cache, self._offline
+        remote, cache, offline = self._remote, self._cache, self._offline
+        identity = self._identity if self._saves else None
 
         def fetch() -> bytearray | None:
             if offline:

@@ -49,7 +49,7 @@ class SafetensorsFile:
     """
 
     def __init__(self, source: ByteSource) -> None:
-        self._source = source
+        self.source = source
         header, self._data_start = _read_header(source)
         self.metadata: Mapping[str, Any] = header.pop("__metadata__", {})
         if not isinstance(self.metadata, dict):
@@ -64,21 +64,28 @@ class SafetensorsFile:
         """Where the tensor's data begins, for reading in file order."""
         return self._places[name][0]
 
+    def byte_ranges(self, part: Part) -> list[tuple[int, int]]:
+        """Where the part's rows lie in the file: half-open ranges of bytes, in the part's order."""
+        info = self.tensors[part.name]
+        row_bits = math.prod(info.shape[1:]) * ITEM_BITS[info.dtype]
+        start = self._data_start + self._places[part.name][0]
+        return [
+            (start + first * row_bits // 8, start + last * row_bits // 8)
+            for first, last in part.row_ranges(info.shape)
+        ]
+
     def read(self, part: Part) -> np.ndarray:
         """The part's rows, joined, widened to float32 (float64 stays)."""
         info = self.tensors[part.name]
         out: np.ndarray = np.empty(
             math.prod(part.shape(info.shape)), _widened_type(info.dtype, part.name)
         )
-        row_size = math.prod(info.shape[1:])
-        start = self._data_start + self._places[part.name][0]
         filled = 0
-        for first, last in part.row_ranges(info.shape):
-            count = (last - first) * row_size
-            begin = start + first * row_size * ITEM_BITS[info.dtype] // 8
+        for begin, end in self.byte_ranges(part):
+            count = (end - begin) * 8 // ITEM_BITS[info.dtype]
 
             def read(offset: int, buffer: memoryview, begin: int = begin) -> None:
-                self._source.read_into(begin + offset, buffer)
+                self.source.read_into(begin + offset, buffer)
 
             widen(info.dtype, read, out[filled : filled + count])
             filled += count

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -33,7 +35,7 @@ gamma = click.option(
 )
 
 
-class DistanceRanges(click.ParamType):
+class DistanceRanges(click.ParamType):  # type: ignore[type-arg]
     """Whole numbers and ranges, both ends included: ``0,1,8:64``.
 
     Examples
@@ -45,21 +47,18 @@ class DistanceRanges(click.ParamType):
     name = "distances"
 
     def convert(
-        self, value: str | tuple[int, ...], param: click.Parameter | None, ctx: click.Context | None
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[int, ...]:
         """Parse what was typed."""
         if isinstance(value, tuple):
             return value
         distances: list[int] = []
-        for piece in value.split(","):
-            first, _, last = piece.partition(":")
-            if (
-                not first.isdigit()
-                or not (last or first).isdigit()
-                or int(last or first) < int(first)
-            ):
+        for piece in str(value).split(","):
+            match = re.fullmatch(r"(\d+)(?::(\d+))?", piece)
+            first, last = (int(n) for n in (match[1], match[2] or match[1])) if match else (1, 0)
+            if last < first:
                 self.fail(
                     f"expected whole numbers and ranges such as 0,1,8:64, got {piece!r}", param
                 )
-            distances += range(int(first), int(last or first) + 1)
+            distances += range(first, last + 1)
         return tuple(dict.fromkeys(distances))
