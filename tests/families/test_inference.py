@@ -1,4 +1,4 @@
-"""Families guessed from tensor names: right where names tell, said, and refused where they do not."""
+"""Families guessed from tensor names: right where names tell, said so, refused elsewhere."""
 
 from __future__ import annotations
 

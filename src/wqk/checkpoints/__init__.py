@@ -1,4 +1,4 @@
-"""Where tensors come from: folders, files, the hub's cache, torch archives, live modules."""
+"""Where tensors come from: folders, files, the hub, URLs, torch archives, live modules."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo
+from wqk.checkpoints.hub import open_hub
 from wqk.checkpoints.live import open_live
 from wqk.checkpoints.local import has_weights, open_local, step_of
+from wqk.checkpoints.web import hub_page, is_url, open_url
 from wqk.errors import CheckpointError
 
 __all__ = ["Checkpoint", "Part", "TensorInfo", "open_checkpoint", "steps_of"]
@@ -29,8 +31,9 @@ def open_checkpoint(
     Parameters
     ----------
     ref
-        A folder or file, a hub id such as ``google-bert/bert-base-uncased``, an `nn.Module`, a
-        state dict of arrays, or a `Checkpoint`, which is returned as it is.
+        A folder or file, a hub id such as ``google-bert/bert-base-uncased``, the ``https://``
+        address of a safetensors file or of a folder that holds one, an `nn.Module`, a state dict
+        of arrays, or a `Checkpoint`, which is returned as it is.
     revision, token, cache_dir, local_files_only
         As everywhere on the hub; a checkpoint on disk ignores them.
     subfolder
@@ -41,7 +44,7 @@ def open_checkpoint(
     CheckpointError
         There is no such checkpoint, or its weights cannot be scored.
     HubError
-        The hub does not give it.
+        The hub, or another server, does not give it.
 
     Examples
     --------
@@ -59,13 +62,23 @@ def open_checkpoint(
             "a checkpoint is a path, a hub id, an nn.Module or a state dict, "
             f"got {type(ref).__name__}"
         )
-    path = Path(ref)
-    if _exists(path) or not _is_hub_id(str(ref)):
+    path, name = Path(ref), str(ref)
+    if is_url(name):
+        page = hub_page(name)
+        if page is None:
+            return open_url(
+                name,
+                subfolder=subfolder,
+                token=token,
+                cache_dir=cache_dir,
+                local_files_only=local_files_only,
+            )
+        name, revision = page.repository, revision or page.revision
+        subfolder = subfolder or page.subfolder
+    elif _exists(path) or not _is_hub_id(name):
         return open_local(path / subfolder if subfolder else path)
-    from wqk.checkpoints.hub import open_hub
-
     return open_hub(
-        str(ref),
+        name,
         revision=revision,
         subfolder=subfolder,
         token=token,

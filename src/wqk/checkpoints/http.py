@@ -183,7 +183,7 @@ class RemoteFile:
                 buffer[received : received + len(chunk)] = chunk
                 received += len(chunk)
                 self._traffic.add(len(chunk))
-        except _transport_errors() as error:
+        except transport_errors() as error:
             raise Interrupted(_reason(error), received) from None
         finally:
             response.close()
@@ -259,7 +259,7 @@ class RemoteFile:
             return response
         _discard(response)
         if status in PASSING:
-            raise Interrupted(f"the server answers {status}", wait=_asked_wait(response.headers))
+            raise Interrupted(f"the server answers {status}", wait=asked_wait(response.headers))
         if status == 416:
             raise CheckpointError(
                 f"{self.name}: ends before the bytes that were asked of it; "
@@ -364,7 +364,7 @@ def _origin(url: str) -> tuple[str, str]:
     return parts.scheme, parts.netloc.lower()
 
 
-def _transport_errors() -> tuple[type[Exception], ...]:
+def transport_errors() -> tuple[type[Exception], ...]:
     """What the hub client's HTTP library raises; which library that is depends on its version."""
     from huggingface_hub import errors
 
@@ -380,7 +380,7 @@ def _interruptions(name: str) -> Iterator[None]:
         yield
     except OfflineModeIsEnabled:
         raise HubError(f"{name}: offline mode is on (HF_HUB_OFFLINE), and it is not here") from None
-    except _transport_errors() as error:
+    except transport_errors() as error:
         raise Interrupted(_reason(error)) from None
 
 
@@ -412,7 +412,7 @@ def _whole_number(text: str | None) -> int | None:
     return int(text) if text and text.isdecimal() else None
 
 
-def _asked_wait(headers: Mapping[str, str]) -> float | None:
+def asked_wait(headers: Mapping[str, str]) -> float | None:
     """Seconds that the server asks to wait: Retry-After in either form, or its rate limit's end."""
     asked = headers.get("retry-after", "").strip()
     if asked.isdecimal():

@@ -11,8 +11,8 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wqk._version import __version__
-from wqk.checkpoints.http import PATIENCE, PASSING, RemoteFile, Traffic, asked_wait, unreachable
-from wqk.checkpoints.local import INDEX, NOT_WEIGHTS, LocalFile, open_local, refuse_file
+from wqk.checkpoints import http
+from wqk.checkpoints.local import NOT_WEIGHTS, LocalFile, open_local, refuse_file
 from wqk.checkpoints.range_cache import open_cache
 from wqk.checkpoints.ranged import RangedFile, Workers
 from wqk.checkpoints.remote import Folder, RemoteCheckpoint, open_folder
@@ -20,20 +20,28 @@ from wqk.errors import CheckpointError, HubError
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Callable
 
     from wqk.checkpoints.checkpoint import Checkpoint
     from wqk.checkpoints.range_cache import RangeCache
     from wqk.checkpoints.safetensors import ByteSource
 
-# A configuration, an index and the weights: what `open_local` looks for.
-WANTED = ("config.json", "*.safetensors", "*.safetensors.index.json")
-WANTED_ARCHIVES = ("config.json", "pytorch_model*.bin", "pytorch_model.bin.index.json")
+# A configuration, an index and torch archives, for the repositories that hold nothing else.
+ARCHIVES = ("config.json", "pytorch_model*.bin", "pytorch_model.bin.index.json")
 
 # Where the hub keeps safetensors that it made itself, and who proposes the others.
 CONVERTED = "refs/convert/safetensors"
 CONVERTER = "SFconvertbot"
 
 TIMEOUT = 10
+
+
+class _NoRevision(HubError):
+    """The repository has no such revision."""
+
+
+class _Unreachable(HubError):
+    """Nobody answers."""
 
 
 class Listing(NamedTuple):
@@ -86,7 +94,7 @@ def open_hub(
     login = Login(repository, token, Path(cache_dir) if cache_dir else None)
     cache, folder = open_cache(cache_dir), (subfolder or "").strip("/")
     if local_files_only or constants.HF_HUB_OFFLINE:
-        return _open_offline(login, revision, folder, cache, "offline")
+        return _open_offline(login, revision, folder, cache, "fetching is switched off")
     try:
         listing = _list(login, revision, cache)
     except _Unreachable:
@@ -95,10 +103,10 @@ def open_hub(
         if listing.holds(folder, ".bin"):
             converted = _conversion(login, listing, revision, folder, cache)
             if converted is None:
-                return _download(login, revision, folder, WANTED_ARCHIVES, listing.commit)
+                return _download(login, listing, revision, folder)
             listing = converted
         else:
-            _explain_absence(repository, listing)
+            _explain_absence(login, listing, folder)
     return _open(login, listing, revision, folder, cache, offline=False)
 
 
@@ -128,7 +136,7 @@ def _open(
     from huggingface_hub.utils import build_hf_headers
 
     headers = build_hf_headers(token=login.token, library_name="wqk", library_version=__version__)
-    traffic, workers = Traffic(), Workers()
+    traffic, workers = http.Traffic(), Workers()
 
     def source(file: str) -> ByteSource | None:
         path = f"{folder}/{file}" if folder else file
@@ -140,7 +148,7 @@ def _open(
         )
         if isinstance(here, str) and size in (None, Path(here).stat().st_size):
             return LocalFile(Path(here))
-        remote = RemoteFile(
+        remote = http.RemoteFile(
             hf_hub_url(
                 login.repository, path, revision=listing.commit, endpoint=constants.ENDPOINT
             ),
@@ -187,3 +195,169 @@ def _list(login: Login, revision: str | None, cache: RangeCache) -> Listing:
     listing = Listing(info.sha or revision or "main", files)
     cache.write_note(_note_name(login.repository, revision), listing._asdict())
     return listing
+
+
+def _asking(repository: str, revision: str | None, ask: Callable[[], Any]) -> Any:
+    """Ask the hub, again where that may help; its errors in one line each."""
+    from huggingface_hub import errors
+
+    failures = 0
+    while True:
+        wait = None
+        try:
+            return ask()
+        except errors.GatedRepoError:
+            reason = "is gated; accept its terms on the hub and log in (hf auth login)"
+            raise HubError(f"{repository}: {reason}") from None
+        except errors.RepositoryNotFoundError:
+            reason = "is neither a path here nor a repository that this login can see"
+            raise HubError(f"{repository}: {reason}") from None
+        except errors.RevisionNotFoundError:
+            raise _NoRevision(f"{repository}: has no revision {revision!r}") from None
+        except errors.LocalTokenNotFoundError:
+            raise HubError(f"{repository}: nobody is logged in here (hf auth login)") from None
+        except errors.OfflineModeIsEnabled:
+            raise _Unreachable(f"{repository}: offline mode is on (HF_HUB_OFFLINE)") from None
+        except errors.HfHubHTTPError as error:
+            status, wait = error.response.status_code, http.asked_wait(error.response.headers)
+            failures += 1
+            if status not in http.PASSING or failures >= http.PATIENCE.attempts:
+                raise HubError(f"{repository}: the hub answers {status}") from None
+        except http.transport_errors():
+            failures += 1
+            if failures >= http.PATIENCE.attempts_to_connect:
+                raise _Unreachable(f"{repository}: the hub cannot be reached") from None
+        except ValueError as error:
+            reason = f"the endpoint does not answer as a hub does ({error})"
+            raise HubError(f"{repository}: {reason}; check HF_ENDPOINT") from None
+        http.PATIENCE.wait(failures, wait, repository)
+
+
+def _conversion(
+    login: Login, archives: Listing, revision: str | None, folder: str, cache: RangeCache
+) -> Listing | None:
+    """The hub's own safetensors of a repository's torch archives, where it has made them.
+
+    They are made of the main revision alone, and perhaps of an older one: they stand in for the
+    archives only where these lie unchanged beside them.
+    """
+    if revision not in (None, "main"):
+        return None
+    for candidate in (CONVERTED, *_proposals(login)):
+        try:
+            listing = _list(login, candidate, cache)
+        except _NoRevision:
+            continue
+        unchanged = all(
+            listing.files.get(path, about) == about
+            for path, about in archives.files.items()
+            if path.endswith(".bin") and _folder_of(path) == folder
+        )
+        if unchanged and listing.holds(folder, ".safetensors"):
+            cache.write_note(_note_name(login.repository, revision), listing._asdict())
+            return listing
+    return None
+
+
+def _proposals(login: Login) -> list[str]:
+    """Revisions that the hub's converter proposed and nobody has merged or closed."""
+    from huggingface_hub import HfApi
+
+    api = HfApi(token=login.token, library_name="wqk", library_version=__version__)
+    try:
+        found = _asking(
+            login.repository,
+            None,
+            lambda: list(
+                api.get_repo_discussions(
+                    login.repository, author=CONVERTER, discussion_type="pull_request"
+                )
+            ),
+        )
+    except HubError:  # discussions may be switched off; the archives are still there
+        return []
+    return [
+        f"refs/pr/{proposal.num}"
+        for proposal in found
+        if proposal.author == CONVERTER and proposal.status in ("open", "draft")
+    ]
+
+
+def _download(login: Login, listing: Listing, revision: str | None, folder: str) -> Checkpoint:
+    """Torch archives, whole, into the hub's cache: their tensors cannot be fetched one by one."""
+    from huggingface_hub import snapshot_download
+
+    prefix = f"{folder}/" if folder else ""
+    path = _asking(
+        login.repository,
+        revision,
+        lambda: snapshot_download(
+            login.repository,
+            revision=revision or listing.commit,
+            allow_patterns=[prefix + pattern for pattern in ARCHIVES],
+            token=login.token,
+            cache_dir=login.cache_dir,
+        ),
+    )
+    return _in_cache(login, Path(path, folder), revision)
+
+
+def _in_cache(login: Login, path: Path, revision: str | None) -> Checkpoint:
+    checkpoint = open_local(path)
+    checkpoint.name, checkpoint.revision = login.repository, revision
+    checkpoint.step = step_of_revision(revision)
+    return checkpoint
+
+
+def _open_offline(
+    login: Login, revision: str | None, folder: str, cache: RangeCache, why: str
+) -> Checkpoint:
+    """What was downloaded whole, or else what earlier scans have left of a listed revision."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    incomplete: CheckpointError | None = None
+    try:
+        path = snapshot_download(
+            login.repository,
+            revision=revision,
+            cache_dir=login.cache_dir,
+            local_files_only=True,
+        )
+        return _in_cache(login, Path(path, folder), revision)
+    except LocalEntryNotFoundError:
+        pass
+    except CheckpointError as error:
+        incomplete = error
+    note = cache.note(_note_name(login.repository, revision))
+    if isinstance(note, dict) and note.keys() == set(Listing._fields):
+        files = {path: (about[0], about[1]) for path, about in note["files"].items()}
+        return _open(login, Listing(note["commit"], files), revision, folder, cache, offline=True)
+    if incomplete:
+        raise incomplete
+    where = f" at revision {revision!r}" if revision else ""
+    raise HubError(f"{login.repository}: is no path here, not in the cache{where}, and {why}")
+
+
+def _note_name(repository: str, revision: str | None) -> str:
+    from huggingface_hub import constants
+
+    return f"{constants.ENDPOINT} {repository} {revision or 'main'}"
+
+
+def _explain_absence(login: Login, listing: Listing, folder: str) -> None:
+    """Say what a repository without weights of a known kind holds instead."""
+    names = [path for path in listing.files if _folder_of(path) == folder]
+    where = f"{login.repository}/{folder}" if folder else login.repository
+    if any(name.endswith("adapter_config.json") for name in names):
+        raise CheckpointError(
+            f"{where}: holds only an adapter; merge it into its base model first "
+            "(peft: model.merge_and_unload().save_pretrained(...))"
+        )
+    for name in sorted(names):
+        refuse_file(Path(login.repository, name))
+    inside = sorted(
+        {_folder_of(path) for path in listing.files if path.endswith((".safetensors", ".bin"))}
+    )
+    hint = f"; weights lie in {', '.join(inside)}: name one as subfolder" if inside else ""
+    raise HubError(f"{where}: holds neither safetensors nor torch weights{hint}")

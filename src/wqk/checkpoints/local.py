@@ -269,7 +269,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
 
 
-def parse_object(text: bytes, name: str) -> dict[str, Any]:
+def parse_object(text: bytes | bytearray, name: str) -> dict[str, Any]:
     """A JSON object from a file's bytes."""
     try:
         value = json.loads(text.decode("utf-8"))

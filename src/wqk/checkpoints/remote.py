@@ -1,235 +1,51 @@
-"""Checkpoints whose files lie behind HTTP: only the ranges that are asked for come over.
-
-The ranges of a block that lie near each other become one request, large ones several; a few threads
-fetch them, into the cache on disk where that has room, into memory until they are read where not.
-A range is asked for once, however many blocks want it.
-"""
+"""Checkpoints whose safetensors files are remote, all or in part: on the hub, or under a URL."""
 
 from __future__ import annotations
 
-import threading
-from bisect import bisect_right
-from concurrent.futures import Future
-from queue import SimpleQueue
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
-from weakref import finalize
 
 from wqk.checkpoints.checkpoint import Part
 from wqk.checkpoints.float8 import scale_name
-from wqk.checkpoints.local import SafetensorsCheckpoint
+from wqk.checkpoints.local import (
+    INDEX,
+    LARGEST_JSON,
+    NOT_WEIGHTS,
+    SafetensorsCheckpoint,
+    parse_object,
+    refuse_quantised,
+    shard_names,
+)
 from wqk.checkpoints.number_types import is_float8
-from wqk.errors import HubError
+from wqk.checkpoints.ranged import CONNECTIONS, RangedFile
+from wqk.checkpoints.safetensors import SafetensorsFile
+from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import numpy as np
 
-    from wqk.checkpoints.http import RemoteFile, Traffic
-    from wqk.checkpoints.range_cache import RangeCache
-    from wqk.checkpoints.safetensors import SafetensorsFile
-
-# Connections at once, as browsers and the hub's own client have.
-CONNECTIONS = 8
-
-# Bytes of one request at most. With 8 of them in flight a fetch takes 128 MB of memory; much
-# smaller ones would spend their time on round trips.
-LARGEST_REQUEST = 2**24
-
-# Unwanted bytes between two ranges that are fetched with them to save a request: few, as a round
-# trip is worth a few 10 kB, and a small share, so that what is fetched stays within 2 % of what is
-# wanted.
-LARGEST_GAP = 2**16
-GAP_SHARE = 1 / 64
+    from wqk.checkpoints.http import Traffic
+    from wqk.checkpoints.safetensors import ByteSource
 
 
-class Workers:
-    """Threads that do small jobs in order.
+class Folder(NamedTuple):
+    """A folder that is not on this disk.
 
-    Unlike those of an executor they die with the process: an interrupted command need not wait for
-    the downloads that it has no use for any more.
-    """
-
-    def __init__(self, count: int = CONNECTIONS) -> None:
-        self._jobs: SimpleQueue[Any] = SimpleQueue()
-        for _ in range(count):
-            threading.Thread(target=_work, args=(self._jobs,), daemon=True).start()
-        finalize(self, _dismiss, self._jobs, count)
-
-    def submit(self, job: Callable[[], bytearray | None]) -> Future[bytearray | None]:
-        """Do the job when its turn comes."""
-        future: Future[bytearray | None] = Future()
-        self._jobs.put((future, job))
-        return future
-
-
-def _work(jobs: SimpleQueue[Any]) -> None:
-    while (item := jobs.get()) is not None:
-        future, job = item
-        try:
-            future.set_result(job())
-        except BaseException as error:
-            future.set_exception(error)
-        del item, future, job
-
-
-def _dismiss(jobs: SimpleQueue[Any], count: int) -> None:
-    """End the threads, and drop what they have not begun."""
-    while not jobs.empty():
-        jobs.get_nowait()
-    for _ in range(count):
-        jobs.put(None)
-
-
-class Span(NamedTuple):
-    """A range of a file that is here or on its way.
-
-    ``coming`` is None for what the cache holds; its result is the bytes, or None once the cache
-    holds them.
-    """
-
-    start: int
-    stop: int
-    coming: Future[bytearray | None] | None
-
-
-class RangedFile:
-    """A remote file as a source of bytes, with what was read before.
-
-    Parameters
+    Attributes
     ----------
-    remote
-        The file; its size is known.
-    identity
-        A hash of its content, or None where nothing vouches for it: then it is not cached.
-    cache, workers
-        Shared by a checkpoint's files.
-    offline
-        Nothing may be fetched.
+    name
+        What the user calls it.
+    source
+        The bytes of one of its files; None where there is no such file.
+    names
+        Its files, where it can be listed.
     """
 
-    def __init__(
-        self,
-        remote: RemoteFile,
-        identity: str | None,
-        cache: RangeCache,
-        workers: Workers,
-        offline: bool = False,
-    ) -> None:
-        self.name, self.size = remote.name, remote.size
-        self._remote, self._identity, self._cache = remote, identity, cache
-        self._workers, self._offline = workers, offline
-        self._saves = identity is not None
-        self._lock = threading.Lock()
-        # Starts and stops both ascend, so that the last span that starts before a byte holds it,
-        # if any does.
-        self._spans: list[Span] = []
-        for start, stop in cache.ranges(identity) if identity else ():
-            if stop > (self._spans[-1].stop if self._spans else 0):
-                self._spans.append(Span(start, stop, None))
-
-    def want(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Begin to fetch what of these half-open ranges is neither here nor on its way."""
-        with self._lock:
-            missing = [gap for start, stop in ranges for gap in self._missing(start, stop)]
-            joined = coalesce(missing)
-            for start, stop in joined:  # what lies in a gap comes along, so that spans stay apart
-                self._spans = [s for s in self._spans if s.start < start or s.stop > stop]
-            for start, stop in split(joined):
-                job = self._job(start, stop)
-                self._spans.insert(
-                    self._place(start) + 1, Span(start, stop, self._workers.submit(job))
-                )
-
-    def keep(self, content: bytes) -> None:
-        """Take over the file's first bytes, which are known already."""
-        if content and not self._missing(0, len(content)) == []:
-            done: Future[bytearray | None] = Future()
-            done.set_result(bytearray(content))
-            self._spans.insert(0, Span(0, len(content), done))
-
-    def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill the buffer from this offset, waiting for what is on its way."""
-        while buffer:
-            span = self._span(offset)
-            if span is None:
-                self.want([(offset, offset + len(buffer))])
-                continue
-            content = self._content(span)
-            if content is None:  # another process made room, or the disk lost it
-                self._drop(span)
-                self._saves = self._saves and span.coming is None  # or it might be lost for ever
-                continue
-            count = min(len(buffer), span.stop - offset)
-            begin = offset - span.start
-            buffer[:count] = memoryview(content)[begin : begin + count]
-            buffer, offset = buffer[count:], offset + count
-
-    def forget(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Let go of the bytes of these ranges that are held in memory."""
-        with self._lock:
-            for start, stop in ranges:
-                self._spans = [
-                    span
-                    for span in self._spans
-                    if span.stop <= start or span.start >= stop or not _is_held(span)
-                ]
-
-    def _job(self, start: int, stop: int) -> Callable[[], bytearray | None]:
-        remote, cache, offline = self._remote, self._cache, self._offline
-        identity = self._identity if self._saves else None
-
-        def fetch() -> bytearray | None:
-            if offline:
-                raise HubError(
-                    f"{remote.name}: offline, and bytes {start}-{stop - 1} are not in the cache; "
-                    "scan it once with a network"
-                )
-            content = bytearray(stop - start)
-            remote.read_into(start, memoryview(content))
-            return None if identity and cache.save(identity, start, content) else content
-
-        return fetch
-
-    def _content(self, span: Span) -> bytes | bytearray | memoryview | None:
-        if span.coming is not None:
-            try:
-                held = span.coming.result()
-            except BaseException:
-                self._drop(span)
-                raise
-            if held is not None:
-                return held
-        assert self._identity is not None
-        return self._cache.load(self._identity, span.start, span.stop)
-
-    def _drop(self, span: Span) -> None:
-        with self._lock:
-            self._spans = [other for other in self._spans if other is not span]
-
-    def _place(self, offset: int) -> int:
-        """Index of the last span that starts at or before a byte; -1 where none does."""
-        return bisect_right(self._spans, offset, key=lambda span: span.start) - 1
-
-    def _span(self, offset: int) -> Span | None:
-        with self._lock:
-            place = self._place(offset)
-            found = self._spans[place] if place >= 0 else None
-        return found if found is not None and offset < found.stop else None
-
-    def _missing(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """What of a range no span holds."""
-        gaps = []
-        place = self._place(start)
-        if place >= 0:
-            start = max(start, self._spans[place].stop)
-        for span in self._spans[place + 1 :]:
-            if span.start >= stop:
-                break
-            if start < span.start:
-                gaps.append((start, span.start))
-            start = max(start, span.stop)
-        return [*gaps, (start, stop)] if start < stop else gaps
+    name: str
+    source: Callable[[str], ByteSource | None]
+    names: Sequence[str] = ()
 
 
 class RemoteCheckpoint(SafetensorsCheckpoint):
@@ -279,46 +95,71 @@ class RemoteCheckpoint(SafetensorsCheckpoint):
         return list(wanted.items())
 
 
-def coalesce(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Join ranges that overlap, touch, or lie so near that one request is cheaper than two.
+def open_folder(
+    folder: Folder, traffic: Traffic, revision: str | None = None, step: int | None = None
+) -> RemoteCheckpoint:
+    """The checkpoint in a remote folder; reads its configuration, its index and every header.
 
-    Examples
-    --------
-    >>> coalesce([(1_000_000, 2_000_000), (0, 990_000), (2_100_000, 2_200_000)])
-    [(0, 2000000), (2100000, 2200000)]
+    Raises
+    ------
+    CheckpointError
+        It holds no safetensors, or not all of them.
     """
-    joined: list[tuple[int, int]] = []
-    for start, stop in sorted(ranges):
-        gap = start - joined[-1][1] if joined else LARGEST_GAP + 1
-        if gap <= min(LARGEST_GAP, (stop - start) * GAP_SHARE):
-            joined[-1] = (joined[-1][0], max(joined[-1][1], stop))
-        else:
-            joined.append((start, stop))
-    return joined
+    config = read_object(folder.source("config.json"))
+    refuse_quantised(config, folder.name)
+    names = _weights(folder)
+    if not names:
+        raise CheckpointError(
+            f"{folder.name}: no weights here; expected model.safetensors or {INDEX}"
+        )
+    return open_files(folder, names, config, traffic, revision, step)
 
 
-def split(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Cut ranges that are too large for one request into equal pieces.
+def open_files(
+    folder: Folder,
+    names: Sequence[str],
+    config: Mapping[str, Any],
+    traffic: Traffic,
+    revision: str | None = None,
+    step: int | None = None,
+) -> RemoteCheckpoint:
+    """The checkpoint in these files of a folder, whose headers are read side by side."""
 
-    Examples
-    --------
-    >>> split([(0, 40_000_000)])
-    [(0, 13333334), (13333334, 26666668), (26666668, 40000000)]
-    """
-    pieces = []
-    for start, stop in ranges:
-        count = -(-(stop - start) // LARGEST_REQUEST)
-        size = -(-(stop - start) // count)
-        pieces += [(a, min(a + size, stop)) for a in range(start, stop, size)]
-    return pieces
+    def open_file(name: str) -> SafetensorsFile:
+        source = folder.source(name)
+        if source is None:
+            raise CheckpointError(
+                f"{folder.name}: shard {name} is missing, though {INDEX} names it"
+            )
+        return SafetensorsFile(source)
+
+    # Not the threads that fetch: these wait for those.
+    pool = ThreadPoolExecutor(min(CONNECTIONS, len(names)))
+    try:
+        files = list(pool.map(open_file, names))
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return RemoteCheckpoint(folder.name, files, config, traffic, revision, step)
 
 
-def _is_held(span: Span) -> bool:
-    """Whether a span's bytes are in memory alone."""
-    coming = span.coming
-    return (
-        coming is not None
-        and coming.done()
-        and coming.exception() is None
-        and coming.result() is not None
-    )
+def read_object(source: ByteSource | None) -> dict[str, Any]:
+    """The JSON object in a file; empty where there is no file."""
+    if source is None:
+        return {}
+    if source.size > LARGEST_JSON:
+        raise CheckpointError(f"{source.name}: too large for a configuration")
+    content = bytearray(source.size)
+    source.read_into(0, memoryview(content))
+    return parse_object(content, source.name)
+
+
+def _weights(folder: Folder) -> list[str]:
+    """The names of a folder's safetensors files, as `open_local` chooses among them."""
+    if not folder.names or INDEX in folder.names:
+        index = folder.source(INDEX)
+        if index is not None:
+            return shard_names(read_object(index), index.name)
+    if not folder.names or "model.safetensors" in folder.names:
+        return ["model.safetensors"]
+    found = (name for name in folder.names if name.endswith(".safetensors"))
+    return sorted(name for name in found if not name.startswith(NOT_WEIGHTS))

@@ -19,14 +19,16 @@ from wqk.tables import SUMMARISED, records
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from wqk.checkpoints import Checkpoint
     from wqk.explanation import Explanation
     from wqk.scanning import Progress as ScanProgress
     from wqk.tables import ScoreTable
     from wqk.verification import Verification
 
-# Below this width the bars, then the columns in brackets, give way to the numbers.
+# Below these widths columns give way: the heads' terms first, then the bars, then the null.
 ROOM_FOR_BARS = 78
 ROOM_FOR_TERMS = 100
+ROOM_FOR_NULL = 56
 
 # Half a bar, in cells; a score of ±1 fills it.
 HALF_BAR = 6
@@ -42,6 +44,15 @@ def output() -> Console:
 def say(message: str) -> None:
     """One line beside the output proper."""
     Console(stderr=True, highlight=False, markup=False).print(message, soft_wrap=True)
+
+
+def say_traffic(checkpoint: Checkpoint) -> None:
+    """How much of a remote checkpoint came over the network; nothing about others."""
+    fetched = checkpoint.bytes_fetched
+    if fetched is not None:
+        stored = sum(info.nbytes for info in checkpoint.tensors().values())
+        rest = "" if fetched else "; all that was read was in the cache"
+        say(f"{checkpoint.name}: fetched {size(fetched)} of {size(stored)}{rest}")
 
 
 @contextmanager
@@ -149,7 +160,8 @@ def _layer_table(layers: pl.DataFrame, width: int) -> Table:
         columns.append(("symmetry", lambda row: number(row["symmetry"])))
         if bars:
             columns.append(("", lambda row: bar(row["symmetry"])))
-        columns.append(("null", lambda row: number(row["symmetry_null"])))
+        if width >= ROOM_FOR_NULL:
+            columns.append(("null", lambda row: number(row["symmetry_null"])))
         if terms:
             columns.append(("in heads", lambda row: number(row["symmetry_within_heads"])))
             columns.append(("(dealt)", lambda row: number(row["symmetry_within_random"])))

@@ -59,8 +59,8 @@ def scan(
 ) -> None:
     r"""Score the query-key form of every layer.
 
-    REF is a folder, a file, or a hub id such as google-bert/bert-base-uncased. A training run's
-    folder is read as its checkpoint-* steps.
+    REF is a folder, a file, an https:// address, or a hub id such as
+    google-bert/bert-base-uncased. A training run's folder is read as its checkpoint-* steps.
 
     \b
     Examples:
@@ -68,7 +68,7 @@ def scan(
       wqk scan ./my-model --heads --out scores.parquet
       wqk scan ./run --json | jq '.summary[].symmetry_median'
     """
-    from wqk.checkpoints import steps_of
+    from wqk.checkpoints import open_checkpoint, steps_of
     from wqk.cli import display
     from wqk.scanning import scan as scan_checkpoint
     from wqk.tables import check_ending, join
@@ -80,8 +80,9 @@ def scan(
         for path in steps_of(ref):
             for revision in revisions or (None,):
                 with display.progress(str(path)) as on_progress:
+                    checkpoint = open_checkpoint(path, revision=revision)
                     table = scan_checkpoint(
-                        path,
+                        checkpoint,
                         gamma=gamma,
                         heads=heads,
                         circuit=circuit,
@@ -90,12 +91,12 @@ def scan(
                         distances=distances,
                         family=family,
                         heads_per_layer=heads_per_layer,
-                        revision=revision,
                         on_progress=on_progress,
                     )
                 tables.append(table)
                 if not as_json:
                     display.print_table(table)
+                display.say_traffic(checkpoint)
     whole = join(tables)
     if as_json:
         display.print_json(whole)

@@ -1,0 +1,139 @@
+"""Checkpoints under a URL: a safetensors file, or a folder with one and its configuration."""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
+
+from wqk._version import __version__
+from wqk.checkpoints import http
+from wqk.checkpoints.local import ARCHIVES, refuse_file, refuse_quantised
+from wqk.checkpoints.range_cache import open_cache
+from wqk.checkpoints.ranged import RangedFile, Workers
+from wqk.checkpoints.remote import Folder, open_files, open_folder, read_object
+from wqk.errors import CheckpointError, HubError
+
+if TYPE_CHECKING:
+    import os
+
+    from wqk.checkpoints.remote import RemoteCheckpoint
+
+
+class Page(NamedTuple):
+    """What a page of the hub shows: a repository, perhaps at a revision, perhaps a folder of it."""
+
+    repository: str
+    revision: str | None
+    subfolder: str | None
+
+
+def is_url(ref: str) -> bool:
+    """Whether a reference is fetched over HTTP.
+
+    Examples
+    --------
+    >>> is_url("https://example.org/model.safetensors"), is_url("owner/model")
+    (True, False)
+    """
+    return ref.lower().startswith(("https://", "http://"))
+
+
+def hub_page(url: str) -> Page | None:
+    """The repository that an address of the hub's pages shows; None for any other address.
+
+    Examples
+    --------
+    >>> hub_page("https://huggingface.co/EleutherAI/pythia-70m/tree/step1000")
+    Page(repository='EleutherAI/pythia-70m', revision='step1000', subfolder=None)
+    >>> hub_page("https://huggingface.co/owner/name/resolve/main/model.safetensors")
+    """
+    from huggingface_hub import constants
+
+    path = url.split("?")[0].rstrip("/").removeprefix(constants.ENDPOINT + "/")
+    match = re.fullmatch(r"([\w.-]+/[\w.-]+)(?:/tree/([^/]+)(?:/(.+))?)?", path)
+    if path == url or not match or match[1].split("/")[0] in ("api", "datasets", "spaces"):
+        return None
+    return Page(match[1], unquote(match[2]) if match[2] else None, match[3])
+
+
+def open_url(
+    url: str,
+    *,
+    subfolder: str | None = None,
+    token: str | bool | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    local_files_only: bool = False,
+) -> RemoteCheckpoint:
+    """The checkpoint under an address, of which only headers are fetched before something is read.
+
+    A login is sent to the hub's own addresses alone.
+
+    Raises
+    ------
+    HubError
+        The server does not give it.
+    CheckpointError
+        What it gives is no checkpoint, or the server cannot serve parts of files.
+    """
+    from huggingface_hub import constants
+    from huggingface_hub.utils import build_hf_headers
+
+    offline = local_files_only or constants.HF_HUB_OFFLINE
+    on_hub = url.startswith(constants.ENDPOINT + "/") and not offline
+    headers = build_hf_headers(
+        token=token if on_hub else False, library_name="wqk", library_version=__version__
+    )
+    cache, traffic, workers = open_cache(cache_dir), http.Traffic(), Workers()
+    path = PurePosixPath(unquote(urlsplit(url).path))
+    is_file = path.suffix in (".safetensors", ".gguf", ".onnx", ".h5", ".msgpack", *ARCHIVES)
+    refuse_file(path)
+    if path.suffix in ARCHIVES:
+        raise CheckpointError(
+            f"{http.public(url)}: a torch archive cannot be read in parts; download it, or use the "
+            "model's safetensors version"
+        )
+    base = _parent(url) if is_file else _child(url, subfolder) if subfolder else url
+
+    def source(file: str) -> RangedFile | None:
+        address = _child(base, file)
+        remote = http.RemoteFile(
+            address, name=http.public(address), headers=headers, traffic=traffic
+        )
+        if offline:
+            note = cache.note(address)
+            if not note:
+                return None
+            remote.size, tag = note
+            start = b""
+        else:
+            try:
+                start = remote.describe()
+            except http.Absent:
+                return None
+            tag = remote.tag
+            if tag:
+                cache.write_note(address, [remote.size, tag])
+        identity = f"{address} {tag} {remote.size}" if tag else None
+        ranged = RangedFile(remote, identity, cache, workers, offline)
+        ranged.keep(start)
+        return ranged
+
+    name = http.public(url)
+    if not is_file:
+        return open_folder(Folder(name, source), traffic)
+    config = read_object(source("config.json"))
+    refuse_quantised(config, name)
+    return open_files(Folder(name, source), [path.name], config, traffic)
+
+
+def _child(url: str, name: str) -> str:
+    """The address of a file in a folder's; what follows the path stays, as it may be a key."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(path=parts.path.rstrip("/") + "/" + quote(name)))
+
+
+def _parent(url: str) -> str:
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(path=parts.path.rpartition("/")[0]))
