@@ -8,6 +8,7 @@ Axes: H query heads, G key heads, R head width, D width.
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import statistics
@@ -15,13 +16,20 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from benchmarks.dense import head_batch, head_loop, layer_product
-from benchmarks.generate import BERT_BASE, LLAMA_3_8B, Shape, write_checkpoint
+from benchmarks.generate import (
+    BERT_BASE,
+    LLAMA_3_8B,
+    Shape,
+    query_key_bytes,
+    write_checkpoint,
+)
 from wqk.attention import attention_plans, load_attention
 from wqk.checkpoints import open_checkpoint
 from wqk.checkpoints.live import StateDict
@@ -57,28 +65,29 @@ def matrix_product_rate() -> float:
     return 2 * side**3 / timed(lambda: a @ b).median
 
 
-def read_bandwidth(path: Path) -> float:
-    """Bytes each second out of the page cache, into one buffer."""
+def read_bandwidth(path: Path, count: int) -> float:
+    """Bytes each second of the file's first ``count``, out of the page cache into one buffer."""
     buffer = bytearray(2**22)
 
     def read() -> None:
         with path.open("rb", buffering=0) as file:
-            while file.readinto(buffer):
-                pass
+            for _ in range(0, count, len(buffer)):
+                file.readinto(buffer)
 
-    return path.stat().st_size / timed(read).median
+    return count / timed(read).median
 
 
 def operations(shape: Shape, heads: bool) -> float:
     """Fewest floating-point operations known for a layer's, and its heads', scores.
 
-    A head: two symmetric Gram matrices (the key's shared in its group) at D R² each, BᵀA, and the
-    row and column norms at 2 D R² each. A layer of rank r = G R: the same, or all of M at 2 D² r.
+    A layer of rank r = G R: two symmetric Gram matrices at D r² each, BᵀA, and the row and column
+    norms at 2 D r² each; or all of M at 2 D² r. Its within-heads term: BᵀA of every head. A head:
+    the same Gram matrices (the key's shared in its group) and norms with R for r.
     """
     width, rank = shape.width, shape.key_heads * shape.head_width
-    layer = min(8 * width * rank**2, 2 * width**2 * rank)
     each = width * shape.head_width**2
-    return layer + (shape.heads * 7 * each + shape.key_heads * each if heads else 0)
+    layer = min(8 * width * rank**2, 2 * width**2 * rank) + shape.heads * 2 * each
+    return layer + (shape.heads * 5 * each + shape.key_heads * each if heads else 0)
 
 
 def peak_memory(folder: Path) -> tuple[float, float]:
@@ -100,7 +109,8 @@ def peak_memory(folder: Path) -> tuple[float, float]:
 def measure_shape(folder: Path, shape: Shape, rate: float) -> None:
     """Print one shape's tables."""
     file = folder / "model.safetensors"
-    bandwidth = read_bandwidth(file)
+    wanted = query_key_bytes(shape)
+    bandwidth = read_bandwidth(file, wanted)
     checkpoint = open_checkpoint(folder)
     plans = attention_plans(checkpoint)
     in_memory = StateDict(
@@ -120,12 +130,12 @@ def measure_shape(folder: Path, shape: Shape, rate: float) -> None:
     print(
         f"\n## {shape.name}: {shape.layers} layers, d {shape.width}, {shape.heads} heads over "
         f"{shape.key_heads} key heads of width {shape.head_width}, {shape.dtype}, "
-        f"{file.stat().st_size / 1e6:.0f} MB\n"
+        f"{wanted / 1e6:.0f} of {file.stat().st_size / 1e6:.0f} MB\n"
     )
     print("| from disk to table | time | spread | limit | time / limit |\n|:--|--:|--:|--:|--:|")
     for heads, name in ((False, "layers"), (True, "layers and all heads")):
         took = timed(lambda heads=heads: scan(folder, heads=heads))
-        limit = shape.layers * operations(shape, heads) / rate + file.stat().st_size / bandwidth
+        limit = shape.layers * operations(shape, heads) / rate + wanted / bandwidth
         print(
             f"| {name} | {took.median * 1e3:.0f} ms | {took.spread:.0%} | {limit * 1e3:.0f} ms | "
             f"{took.median / limit:.2f} |"
@@ -161,7 +171,10 @@ def help_time() -> Timing:
 
 
 def main() -> None:
-    """Print all measurements."""
+    """Print all measurements; ``--layers 32`` takes all of LLaMA-3-8B's instead of 4."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--layers", type=int, default=LLAMA_3_8B.layers)
+    llama = replace(LLAMA_3_8B, layers=parser.parse_args().layers)
     rate = matrix_product_rate()
     print(
         f"{platform.machine()}, {os.cpu_count()} cores, NumPy {np.__version__}, "
@@ -170,7 +183,7 @@ def main() -> None:
     took = help_time()
     print(f"`wqk --help`: {took.median * 1e3:.0f} ms (spread {took.spread:.0%})")
     with tempfile.TemporaryDirectory() as folder:
-        for shape in (BERT_BASE, LLAMA_3_8B):
+        for shape in (BERT_BASE, llama):
             measure_shape(write_checkpoint(Path(folder) / shape.name, shape), shape, rate)
 
 

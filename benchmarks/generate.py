@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Shape:
-    """The shape of a model's attention."""
+    """The shape of a model's attention, and the bytes of everything else in its file."""
 
     name: str
     model_type: str
@@ -26,39 +26,51 @@ class Shape:
     dtype: str  # "F16" or "BF16"
     query: str
     key: str
+    rest: int = 0
 
 
 BERT_BASE = Shape(
     "BERT-base", "bert", 12, 768, 12, 12, 64, "F16",
     "encoder.layer.{}.attention.self.query.weight", "encoder.layer.{}.attention.self.key.weight",
+    rest=191_000_000,
 )  # fmt: skip
 LLAMA_3_8B = Shape(
     "LLaMA-3-8B", "llama", 4, 4096, 32, 8, 128, "BF16",
     "model.layers.{}.self_attn.q_proj.weight", "model.layers.{}.self_attn.k_proj.weight",
+    rest=14_700_000_000,
 )  # fmt: skip
 
 
 def write_checkpoint(folder: Path, shape: Shape, seed: int = 0) -> Path:
-    """A folder with config.json and one safetensors file of queries and keys."""
+    """A folder with config.json and one safetensors file.
+
+    Queries and keys are random, layer by layer; the rest is a hole in the file, which takes no room
+    on disk and is never read.
+    """
     random = np.random.default_rng(seed)
+    sizes = [
+        (name.format(layer), heads * shape.head_width)
+        for layer in range(shape.layers)
+        for name, heads in ((shape.query, shape.heads), (shape.key, shape.key_heads))
+    ]
     header: dict[str, object] = {}
-    blobs, end = [], 0
-    for layer in range(shape.layers):
-        for name, heads in ((shape.query, shape.heads), (shape.key, shape.key_heads)):
-            rows = heads * shape.head_width
-            values = random.standard_normal((rows, shape.width), np.float32) * np.float32(0.02)
-            blob = _encode(values, shape.dtype)
-            header[name.format(layer)] = {
-                "dtype": shape.dtype,
-                "shape": [rows, shape.width],
-                "data_offsets": [end, end + len(blob)],
-            }
-            blobs.append(blob)
-            end += len(blob)
+    end = 0
+    for name, rows in sizes:
+        start, end = end, end + 2 * rows * shape.width
+        header[name] = {
+            "dtype": shape.dtype,
+            "shape": [rows, shape.width],
+            "data_offsets": [start, end],
+        }
+    header["rest"] = {"dtype": "U8", "shape": [shape.rest], "data_offsets": [end, end + shape.rest]}
     text = json.dumps(header).encode()
     folder.mkdir(parents=True)
     with (folder / "model.safetensors").open("wb") as file:
-        file.writelines([len(text).to_bytes(8, "little"), text, *blobs])
+        file.writelines([len(text).to_bytes(8, "little"), text])
+        for _, rows in sizes:
+            values = random.standard_normal((rows, shape.width), np.float32) * np.float32(0.02)
+            file.write(_encode(values, shape.dtype))
+        file.truncate(file.tell() + shape.rest)
     config = {
         "model_type": shape.model_type,
         "hidden_size": shape.width,
@@ -68,6 +80,12 @@ def write_checkpoint(folder: Path, shape: Shape, seed: int = 0) -> Path:
     }
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
+
+
+def query_key_bytes(shape: Shape) -> int:
+    """What a scan of it has to read."""
+    rows = (shape.heads + shape.key_heads) * shape.head_width
+    return 2 * shape.layers * rows * shape.width
 
 
 def _encode(values: np.ndarray, dtype: str) -> bytes:
