@@ -34,6 +34,8 @@ ARROWS = {
         "attention", "checkpoints", "coordinates", "families", "forms", "randomness", "scores",
         "tables",
     },
+    "model_sets": set(),
+    "surveying": {"attention", "checkpoints", "model_sets", "scanning", "tables"},
     "differences": {"attention", "checkpoints", "forms", "scores"},
     "explanation": {"attention", "checkpoints", "families"},
     "verification": {"attention", "checkpoints", "families", "forms"},
@@ -46,7 +48,7 @@ ARROWS = {
     "demo": {"attention", "figures", "images", "scanning", "tables"},
     "cli": {
         "attention", "checkpoints", "demo", "differences", "explanation", "figures", "scanning",
-        "tables", "verification", "views",
+        "surveying", "tables", "verification", "views",
     },
     "__main__": {"cli"},
 }

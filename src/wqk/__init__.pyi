@@ -16,4 +16,5 @@ from .scores import head_terms as head_terms
 from .scores import outliers as outliers
 from .scores import symmetry as symmetry
 from .scores import symmetry_null as symmetry_null
+from .surveying import survey as survey
 from .tables import ScoreTable as ScoreTable

@@ -7,6 +7,7 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from wqk.checkpoints import Checkpoint
+    from wqk.checkpoints import Checkpoint, Part
     from wqk.families import AttentionPlan
     from wqk.forms import BilinearForm
 
@@ -140,19 +141,41 @@ def _score_blocks(
     One block for each core uses the cores better than all cores on one block, whose sums and
     conversions run on a single one; large blocks are taken one by one, with every core on their
     matrix products.
+
+    A remote checkpoint is told of the blocks to come, so that it fetches while others are scored.
     """
+    upcoming = iter(plans)
+
+    def prefetch(count: int) -> None:
+        for plan in islice(upcoming, count):
+            checkpoint.prefetch(_wanted(plan, coordinates))
 
     def score(plan: AttentionPlan) -> list[dict[str, Any]]:
+        prefetch(1)
         return _score_block(checkpoint, plan, coordinates, gamma, heads)
 
     largest = max(_working_set(checkpoint, plan) for plan in plans)
-    at_once = max(1, min(os.cpu_count() or 1, SPARE_MEMORY // largest))
+    fitting = max(1, SPARE_MEMORY // largest)
+    at_once = min(os.cpu_count() or 1, fitting)
     blas_threads = 1 if at_once > 1 else None
     with (
         ThreadpoolController().limit(limits=blas_threads, user_api="blas"),
         ThreadPoolExecutor(at_once) as pool,
     ):
-        yield from pool.map(score, plans)
+        prefetch(fitting)
+        try:
+            yield from pool.map(score, plans)
+        except BaseException:
+            checkpoint.abandon()  # else an interrupted scan would wait for its downloads
+            raise
+
+
+def _wanted(plan: AttentionPlan, coordinates: Coordinates) -> list[Part]:
+    """The parts of a block that take long to fetch."""
+    if coordinates.circuit == "qk":
+        return list(plan.parts.values())
+    sides = (plan.value, plan.output)
+    return [part for side in sides if side is not None for part in side.parts.values()]
 
 
 def _working_set(checkpoint: Checkpoint, plan: AttentionPlan) -> int:

@@ -1,11 +1,12 @@
-"""Tiny random models, and the proof that they attend with the forms read from their files."""
+"""Tiny random models, and the proofs that their families are read rightly from their files."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from dataclasses import dataclass, field
+from functools import partial
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,85 +15,23 @@ import pytest
 
 from wqk.attention import attention_plans, load_attention
 from wqk.checkpoints import open_checkpoint
+from wqk.families import find_family
 from wqk.verification import verify
 from wqk.verification.inputs import inputs_of
+from wqk.verification.recording import heads_apart, listen, require_records
+from wqk.verification.running import PADDING_MASKS, _double_precision, _load_model
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors.torch")
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from tests.families.architectures import Architecture
+
+    from wqk.attention import Attention
     from wqk.families import AttentionPlan, InputNorm
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """A tiny random model of one kind.
-
-    Attributes
-    ----------
-    name, model
-        The test's, and the class in `transformers`.
-    config
-        Arguments of its configuration.
-    blocks
-        Number of applications of attention blocks that have to agree; or of each stack and kind.
-    hub
-        Keys of config.json as older files on the hub have them; None takes a key out.
-    spelling
-        Patterns and replacements that turn the saved names of tensors into those of older files.
-    """
-
-    name: str
-    model: str
-    config: dict[str, Any]
-    blocks: int | dict[tuple[str, str], int] = 2
-    hub: dict[str, Any] = field(default_factory=dict)
-    spelling: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def block_count(self) -> int:
-        return self.blocks if isinstance(self.blocks, int) else sum(self.blocks.values())
-
-
-TOKENS = {"vocab_size": 61, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-BERT = TOKENS | {
-    "hidden_size": 32,
-    "num_attention_heads": 4,
-    "num_hidden_layers": 2,
-    "intermediate_size": 24,
-    "max_position_embeddings": 64,
-}
-# 6 query heads over 2 key heads (H/G ≠ G), of width 12 where hidden/heads is 8.
-GROUPED = BERT | {
-    "hidden_size": 48,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 12,
-}
-BART = TOKENS | {
-    "d_model": 32,
-    "encoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "encoder_ffn_dim": 24,
-    "decoder_layers": 3,
-    "decoder_attention_heads": 8,
-    "decoder_ffn_dim": 24,
-    "max_position_embeddings": 64,
-}
-YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 100.0,
-    "factor": 4.0,
-    "original_max_position_embeddings": 16,
-}
-LONGROPE = {
-    "rope_type": "longrope",
-    "short_factor": [1.0, 1.1, 1.3, 1.6],
-    "long_factor": [1.0, 2.0, 3.0, 4.0],
-}
 
 
 def build(architecture: Architecture) -> Any:
@@ -179,7 +118,8 @@ def prove_live(architecture: Architecture, model: Any, folder: Path) -> None:
 def prove_values_and_outputs(model: Any, folder: Path) -> None:
     """The value's and the output's tensors are there, one for each block."""
     for checkpoint in (open_checkpoint(folder), open_checkpoint(model)):
-        rules = [plan.rule for plan in attention_plans(checkpoint)]
+        plans = attention_plans(checkpoint)
+        rules = [plan.rule for plan in plans]
         for rule in rules:
             weights = [[f"{name}.weight" for name in names] for names in (rule.value, rule.output)]
             for spellings in filter(None, [*weights, rule.value_bias]):
@@ -187,56 +127,88 @@ def prove_values_and_outputs(model: Any, folder: Path) -> None:
                 pattern = re.compile(rf"(.+\.)?({'|'.join(escaped)})")
                 found = [t for t in checkpoint.tensors() if pattern.fullmatch(t)]
                 assert len(found) == rules.count(rule), spellings
+        for plan in plans:
+            assert plan.value is not None, plan.rule.stack
+            assert plan.output is not None, plan.rule.stack
 
 
-def prove_input_norms(model: Any) -> None:
-    """What goes into queries and keys is what the named norms put out, and of the named kind."""
-    plans = attention_plans(open_checkpoint(model))
-    module_of = {
-        name: model.get_submodule(name.rpartition(".")[0])
-        for plan in plans
-        for name in _input_names(plan)
-    }
-    latest: dict[str, tuple[Any, Any]] = {}
-    met: list[tuple[str, str]] = []
+def prove_variety(folder: Path) -> None:
+    """No two heads are alike, and biases are not zero: mistaking one for another is noticed."""
+    checkpoint = open_checkpoint(folder)
+    for plan in attention_plans(checkpoint):
+        attention = load_attention(checkpoint, plan)
+        for weight in (attention.query_weight, attention.key_weight):
+            assert len({head.tobytes() for head in weight}) == len(weight)
+        for bias in (attention.query_bias, attention.key_bias):
+            assert bias is None or np.abs(bias).max() > 0.01
 
-    def keep(name: str) -> Callable[[Any, Any, Any], None]:
-        return lambda module, args, output: latest.update({name: (args[0], output)})
 
-    def meet(name: str, norm: InputNorm) -> Callable[[Any, Any], None]:
-        def compare(module: Any, args: Any) -> None:
-            if (name, norm.gain.name) in met:  # relative positions may go through it after that
-                return
-            given, output = latest[norm.gain.name]
-            assert torch.equal(args[0], output), f"{norm.gain.name} does not feed {name}"
-            parameters = dict(model.named_parameters())
-            shift = parameters[norm.bias.name] if norm.bias else 0.0
-            normalised = (output - shift) / (parameters[norm.gain.name] + norm.offset)
-            centred = given - given.mean(-1, keepdim=True) if norm.kind == "layer" else given
-            along = torch.cosine_similarity(normalised, centred, dim=-1)
-            assert along.min() > 0.999, f"{norm.gain.name} is no {norm.kind} norm"
-            met.append((name, norm.gain.name))
+def prove_norms(architecture: Architecture, folder: Path) -> None:
+    """What goes into queries and keys is what the named norms put out, and of the named kind.
 
-        return compare
-
-    handles = [module.register_forward_hook(keep(name)) for name, module in module_of.items()]
-    expected = []
-    for plan in plans:
+    Inputs are taken from the record of the run, in which PyTorch's own attention is heard too.
+    """
+    checkpoint = open_checkpoint(folder)
+    outputs: dict[str, list[np.ndarray]] = {}
+    with _double_precision(), torch.no_grad(), heads_apart():
+        model = _load_model(folder, checkpoint, find_family(checkpoint), {})
+        plans = attention_plans(open_checkpoint(model))
+        records = listen(model, plans, plans)
+        for norm in {norm for plan in plans for norm in _norms(plan).values()}:
+            module = model.get_submodule(_module_of(norm))
+            module.register_forward_hook(partial(_normalised, norm=norm, outputs=outputs))
+        inputs = inputs_of(model, None, length=24, seed=0)
+        # Texts without padding, which some models set to zero after the norm.
+        masks = {name: inputs[name] for name in PADDING_MASKS if name in inputs}
+        inputs |= {name: torch.ones_like(mask) for name, mask in masks.items()}
+        model(**inputs, output_attentions=True)
+    require_records(model, plans, records)
+    for plan, applications in zip(plans, records, strict=True):
         later = plan.layer > 0 or not plan.rule.first_input_norm
         named = plan.rule.input_norm and "{previous}" not in plan.rule.input_norm[0]
         assert plan.query_input or not (later and named), f"layer {plan.layer} has no norm"
-        for side in ("query", "key"):
-            norm, name = getattr(plan, f"{side}_input"), getattr(plan, side).tensor
-            if norm:
-                module = model.get_submodule(name.rpartition(".")[0])
-                handles.append(module.register_forward_pre_hook(meet(name, norm)))
-                expected.append((name, norm.gain.name))
-    with torch.no_grad():
-        model.eval()(**inputs_of(model, range(5, 17), length=12, seed=0))
-    for handle in handles:
-        handle.remove()
-    assert set(met) == set(expected)
+        for side, norm in _norms(plan).items():
+            given = [getattr(application, side) for application in applications]
+            feeds = _feeds_windows if plan.rule.window_axes == 2 else _feeds
+            assert all(feeds(outputs[norm.gain.name], tokens) for tokens in given), (
+                f"{norm.gain.name} does not feed the {side} of layer {plan.layer}"
+            )
+    assert bool(outputs) == architecture.fed_by_norms
 
 
-def _input_names(plan: AttentionPlan) -> set[str]:
-    return {norm.gain.name for norm in (plan.query_input, plan.key_input) if norm}
+def _norms(plan: AttentionPlan) -> dict[str, InputNorm]:
+    """The norms that are named, by what they feed in an application of the attention."""
+    sides = {"query_input": plan.query_input, "key_input": plan.key_input}
+    return {side: norm for side, norm in sides.items() if norm is not None}
+
+
+def _module_of(norm: InputNorm) -> str:
+    return norm.gain.name.rpartition(".")[0]
+
+
+def _normalised(
+    module: Any, args: Any, output: Any, norm: InputNorm, outputs: dict[str, list[np.ndarray]]
+) -> None:
+    """Keep a norm's output, once what the norm is said to be has been seen to lead to it."""
+    parameters = {name.rpartition(".")[2]: value for name, value in module.named_parameters()}
+    gain = parameters[norm.gain.name.rpartition(".")[2]] + norm.offset
+    shift = parameters[norm.bias.name.rpartition(".")[2]] if norm.bias else 0.0
+    (given,) = args
+    centred = given - given.mean(-1, keepdim=True) if norm.kind == "layer" else given
+    along = torch.cosine_similarity((output - shift) / gain, centred, dim=-1)
+    # A picture's tiles that are not used are zero.
+    assert along[given.abs().amax(-1) > 0].min() > 0.999, f"{norm.gain.name} is no {norm.kind} norm"
+    outputs.setdefault(norm.gain.name, []).append(output.numpy())
+
+
+def _feeds(outputs: Sequence[np.ndarray], tokens: np.ndarray) -> bool:
+    """Whether the tokens are one of the outputs, all of it."""
+    return any(np.array_equal(tokens.ravel(), output.ravel()) for output in outputs)
+
+
+def _feeds_windows(outputs: Sequence[np.ndarray], tokens: np.ndarray) -> bool:
+    """Whether every token is one that was put out; what fills up windows at an edge is zero."""
+    known = np.concatenate([output.reshape(-1, output.shape[-1]) for output in outputs])
+    tokens = tokens.reshape(-1, tokens.shape[-1])
+    tokens = tokens[np.abs(tokens).max(axis=-1) > 0]
+    return bool(np.abs(tokens[:, None] - known).max(axis=-1).min(axis=-1).max() < 1e-9)

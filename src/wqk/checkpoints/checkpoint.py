@@ -93,6 +93,9 @@ class Checkpoint(ABC):
     def prefetch(self, parts: Sequence[Part]) -> None:  # noqa: B027 - most sources have no delay
         """Say that these parts will be read soon; a remote checkpoint begins to fetch them."""
 
+    def abandon(self) -> None:  # noqa: B027
+        """Say that nobody wants what was asked for any more; a remote checkpoint stops fetching."""
+
     @property
     def parameters(self) -> int:
         """Number of values stored."""

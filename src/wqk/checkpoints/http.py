@@ -8,68 +8,25 @@ refused.
 
 from __future__ import annotations
 
-import random
 import re
 import threading
-import time
-from contextlib import contextmanager
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin, urlsplit, urlunsplit
 
+from wqk.checkpoints import retries
 from wqk.errors import CheckpointError, HubError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Mapping
 
 REDIRECTS = (301, 302, 303, 307, 308)
 MOST_REDIRECTS = 5
 
-# Worth another attempt; and what an expired signature looks like, which is worth a new one.
-PASSING = (408, 425, 429, 500, 502, 503, 504)
+# What an expired signature looks like, which is worth a new one.
 EXPIRED = (400, 401, 403, 404, 410)
 
 # An attempt that brought this much is no failure, however it ended.
 PROGRESS = 2**18
-
-
-class Patience(NamedTuple):
-    """How long to bear with a server.
-
-    Attributes
-    ----------
-    attempts, attempts_to_connect
-        Failures in a row before giving up; fewer where the server has never answered.
-    first, longest
-        Seconds to wait after the first failure, doubling from there, and at most.
-    longest_asked
-        A server that asks for more seconds than this is not waited for.
-    timeout
-        Seconds without a byte that end an attempt; None for the hub's HF_HUB_DOWNLOAD_TIMEOUT.
-    sleep
-        What waits.
-    """
-
-    attempts: int = 6
-    attempts_to_connect: int = 3
-    first: float = 0.5
-    longest: float = 30.0
-    longest_asked: float = 300.0
-    timeout: float | None = None
-    sleep: Callable[[float], None] = time.sleep
-
-    def wait(self, failures: int, asked: float | None, name: str) -> None:
-        """Wait after so many failures, at least as long as the server asked for."""
-        if asked is not None and asked > self.longest_asked:
-            raise HubError(f"{name}: the server asks to wait {asked:.0f} s; try again later")
-        # Scattered, so that parallel requests do not come back all at once.
-        backoff = min(self.longest, self.first * 2 ** (failures - 1)) * random.uniform(0.5, 1)
-        self.sleep(backoff if asked is None else asked)
-
-
-# What every file uses; the tests put a less patient one in its place.
-PATIENCE = Patience()
 
 
 class Traffic:
@@ -84,14 +41,6 @@ class Traffic:
         with self._lock:
             self.bytes += count
             self.requests += requests
-
-
-class Interrupted(Exception):
-    """An attempt that may succeed when made again, from the byte it reached."""
-
-    def __init__(self, reason: str, received: int = 0, wait: float | None = None) -> None:
-        super().__init__(reason)
-        self.received, self.wait = received, wait
 
 
 class Absent(HubError):
@@ -152,14 +101,14 @@ class RemoteFile:
         filled = failures = 0
         while filled < len(buffer):
             try:
-                with _interruptions(self.name):
+                with retries.interruptions(self.name):
                     filled += self._attempt(offset + filled, buffer[filled:])
                 if short:
                     break
-            except Interrupted as interrupted:
+            except retries.Interrupted as interrupted:
                 filled += interrupted.received
                 failures = 1 if interrupted.received >= PROGRESS else failures + 1
-                patience = PATIENCE
+                patience = retries.PATIENCE
                 most = patience.attempts if self._answered else patience.attempts_to_connect
                 if failures >= most:
                     raise HubError(
@@ -183,12 +132,12 @@ class RemoteFile:
                 buffer[received : received + len(chunk)] = chunk
                 received += len(chunk)
                 self._traffic.add(len(chunk))
-        except transport_errors() as error:
-            raise Interrupted(_reason(error), received) from None
+        except retries.transport_errors() as error:
+            raise retries.Interrupted(retries.reason(error), received) from None
         finally:
             response.close()
         if received < length:
-            raise Interrupted(f"the server sent {received} of {length} bytes", received)
+            raise retries.Interrupted(f"the server sent {received} of {length} bytes", received)
         return received
 
     def _respond(self, asked: str) -> Any:
@@ -207,7 +156,7 @@ class RemoteFile:
             with self._lock:
                 if self._location == location:
                     self._location = None
-            raise Interrupted("the address that the server redirects to expired", wait=0)
+            raise retries.Interrupted("the address that the server redirects to expired", wait=0)
         return self._accept(response, location)
 
     def _resolve(self, asked: str) -> Any:
@@ -235,12 +184,12 @@ class RemoteFile:
 
     def _send(self, url: str, asked: str) -> Any:
         from huggingface_hub import constants
-        from huggingface_hub.utils import get_session
+        from huggingface_hub.utils import get_session  # type: ignore[attr-defined]
 
         headers = {"Range": asked, "Accept-Encoding": "identity"}
         if _origin(url) == _origin(self.url):
             headers |= self._headers
-        timeout = PATIENCE.timeout or constants.HF_HUB_DOWNLOAD_TIMEOUT
+        timeout = retries.PATIENCE.timeout or constants.HF_HUB_DOWNLOAD_TIMEOUT
         client = get_session()
         try:
             request = client.build_request("GET", url, headers=headers, timeout=timeout)
@@ -255,11 +204,16 @@ class RemoteFile:
         """The answer, where it is one with content."""
         status = response.status_code
         if status in (200, 206):
-            self._keep_tag(url, response.headers.get("etag"))
+            if public(self.url) not in self._tags or url == self.url:
+                # Else the hub has told a hash of the content; what storage calls it may differ
+                # from one place to the next.
+                self._keep_tag(url, response.headers.get("etag"))
             return response
         _discard(response)
-        if status in PASSING:
-            raise Interrupted(f"the server answers {status}", wait=asked_wait(response.headers))
+        if status in retries.PASSING:
+            raise retries.Interrupted(
+                f"the server answers {status}", wait=retries.asked_wait(response.headers)
+            )
         if status == 416:
             raise CheckpointError(
                 f"{self.name}: ends before the bytes that were asked of it; "
@@ -349,7 +303,7 @@ def public(url: str) -> str:
 
 
 def _discard(response: Any) -> None:
-    """Read the rest of a short answer, so that its connection serves again; hang up on a long one."""
+    """Read what is left of a short answer, whose connection then serves again; drop a long one."""
     length = _whole_number(response.headers.get("content-length"))
     try:
         if length is not None and length < 2**16:
@@ -362,34 +316,6 @@ def _discard(response: Any) -> None:
 def _origin(url: str) -> tuple[str, str]:
     parts = urlsplit(url)
     return parts.scheme, parts.netloc.lower()
-
-
-def transport_errors() -> tuple[type[Exception], ...]:
-    """What the hub client's HTTP library raises; which library that is depends on its version."""
-    from huggingface_hub import errors
-
-    return (errors.HTTPError,)  # type: ignore[attr-defined]
-
-
-@contextmanager
-def _interruptions(name: str) -> Iterator[None]:
-    """Errors of the connection as `Interrupted`, and the client's refusal to go online."""
-    from huggingface_hub.errors import OfflineModeIsEnabled
-
-    try:
-        yield
-    except OfflineModeIsEnabled:
-        raise HubError(f"{name}: offline mode is on (HF_HUB_OFFLINE), and it is not here") from None
-    except transport_errors() as error:
-        raise Interrupted(_reason(error)) from None
-
-
-def _reason(error: Exception) -> str:
-    """What happened to the connection, in words."""
-    name = type(error).__name__
-    if "Timeout" in name:
-        return "the server does not answer"
-    return "the server cannot be reached" if name == "ConnectError" else "the connection broke"
 
 
 def _refusal(name: str, status: int, headers: Mapping[str, str]) -> Exception:
@@ -410,18 +336,3 @@ def _refusal(name: str, status: int, headers: Mapping[str, str]) -> Exception:
 
 def _whole_number(text: str | None) -> int | None:
     return int(text) if text and text.isdecimal() else None
-
-
-def asked_wait(headers: Mapping[str, str]) -> float | None:
-    """Seconds that the server asks to wait: Retry-After in either form, or its rate limit's end."""
-    asked = headers.get("retry-after", "").strip()
-    if asked.isdecimal():
-        return float(asked)
-    if asked:
-        try:
-            until = parsedate_to_datetime(asked)
-            return max(0.0, (until - datetime.now(UTC)).total_seconds())
-        except (ValueError, TypeError):
-            return None
-    limit = re.search(r";\s*r=0;\s*t=(\d+)", headers.get("ratelimit", ""))
-    return float(limit[1]) if limit else None

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wqk._version import __version__
-from wqk.checkpoints import http
+from wqk.checkpoints import http, retries
 from wqk.checkpoints.local import NOT_WEIGHTS, LocalFile, open_local, refuse_file
 from wqk.checkpoints.range_cache import open_cache
 from wqk.checkpoints.ranged import RangedFile, Workers
@@ -103,7 +103,7 @@ def open_hub(
         if listing.holds(folder, ".bin"):
             converted = _conversion(login, listing, revision, folder, cache)
             if converted is None:
-                return _download(login, listing, revision, folder)
+                return _download(login, revision, folder)
             listing = converted
         else:
             _explain_absence(login, listing, folder)
@@ -133,10 +133,10 @@ def _open(
 ) -> RemoteCheckpoint:
     """The checkpoint in one folder of a listed revision."""
     from huggingface_hub import constants, hf_hub_url, try_to_load_from_cache
-    from huggingface_hub.utils import build_hf_headers
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
     headers = build_hf_headers(token=login.token, library_name="wqk", library_version=__version__)
-    traffic, workers = http.Traffic(), Workers()
+    workers = Workers()
 
     def source(file: str) -> ByteSource | None:
         path = f"{folder}/{file}" if folder else file
@@ -154,7 +154,7 @@ def _open(
             ),
             name=f"{login.repository}/{path}",
             headers=headers,
-            traffic=traffic,
+            traffic=workers.traffic,
             size=size,
         )
         start = remote.describe() if size is None else b""
@@ -166,7 +166,7 @@ def _open(
 
     names = [Path(path).name for path in listing.files if _folder_of(path) == folder]
     place = Folder(login.repository, source, names)
-    return open_folder(place, traffic, revision, step_of_revision(revision))
+    return open_folder(place, workers, revision, step_of_revision(revision))
 
 
 def _folder_of(path: str) -> str:
@@ -219,18 +219,18 @@ def _asking(repository: str, revision: str | None, ask: Callable[[], Any]) -> An
         except errors.OfflineModeIsEnabled:
             raise _Unreachable(f"{repository}: offline mode is on (HF_HUB_OFFLINE)") from None
         except errors.HfHubHTTPError as error:
-            status, wait = error.response.status_code, http.asked_wait(error.response.headers)
+            status, wait = error.response.status_code, retries.asked_wait(error.response.headers)
             failures += 1
-            if status not in http.PASSING or failures >= http.PATIENCE.attempts:
+            if status not in retries.PASSING or failures >= retries.PATIENCE.attempts:
                 raise HubError(f"{repository}: the hub answers {status}") from None
-        except http.transport_errors():
+        except retries.transport_errors():
             failures += 1
-            if failures >= http.PATIENCE.attempts_to_connect:
+            if failures >= retries.PATIENCE.attempts_to_connect:
                 raise _Unreachable(f"{repository}: the hub cannot be reached") from None
         except ValueError as error:
             reason = f"the endpoint does not answer as a hub does ({error})"
             raise HubError(f"{repository}: {reason}; check HF_ENDPOINT") from None
-        http.PATIENCE.wait(failures, wait, repository)
+        retries.PATIENCE.wait(failures, wait, repository)
 
 
 def _conversion(
@@ -283,7 +283,7 @@ def _proposals(login: Login) -> list[str]:
     ]
 
 
-def _download(login: Login, listing: Listing, revision: str | None, folder: str) -> Checkpoint:
+def _download(login: Login, revision: str | None, folder: str) -> Checkpoint:
     """Torch archives, whole, into the hub's cache: their tensors cannot be fetched one by one."""
     from huggingface_hub import snapshot_download
 
@@ -293,7 +293,7 @@ def _download(login: Login, listing: Listing, revision: str | None, folder: str)
         revision,
         lambda: snapshot_download(
             login.repository,
-            revision=revision or listing.commit,
+            revision=revision,
             allow_patterns=[prefix + pattern for pattern in ARCHIVES],
             token=login.token,
             cache_dir=login.cache_dir,
@@ -332,7 +332,9 @@ def _open_offline(
     note = cache.note(_note_name(login.repository, revision))
     if isinstance(note, dict) and note.keys() == set(Listing._fields):
         files = {path: (about[0], about[1]) for path, about in note["files"].items()}
-        return _open(login, Listing(note["commit"], files), revision, folder, cache, offline=True)
+        listing = Listing(note["commit"], files)
+        if listing.holds(folder, ".safetensors"):
+            return _open(login, listing, revision, folder, cache, offline=True)
     if incomplete:
         raise incomplete
     where = f" at revision {revision!r}" if revision else ""

@@ -51,12 +51,13 @@ class RangeCache:
         self._start = time.time()
         self._lock = threading.Lock()
         self._taken: int | None = None
+        self._refused = limit + 1
         self._last = threading.local()
 
     def ranges(self, identity: str) -> list[tuple[int, int]]:
         """The ranges of a file that are here, sorted."""
         try:
-            names = os.listdir(self._file_folder(identity))
+            names = [path.name for path in self._file_folder(identity).iterdir()]
         except OSError:
             return []
         found = (re.fullmatch(r"(\d+)-(\d+)", name) for name in names)
@@ -116,9 +117,12 @@ class RangeCache:
     def _make_room(self, size: int) -> bool:
         """Take ``size`` of the limit; other processes' writing is seen when it seems full."""
         with self._lock:
+            if size >= self._refused:  # what was refused once would be again
+                return False
             if self._taken is None or self._taken + size > self.limit:
                 self._taken = self._remove_oldest(size)
             if self._taken + size > self.limit:
+                self._refused = size
                 return False
             self._taken += size
             return True

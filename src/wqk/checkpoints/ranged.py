@@ -7,13 +7,15 @@ asked for once, however many readers want it.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from bisect import bisect_right
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
-from weakref import finalize
+from weakref import WeakSet, finalize
 
+from wqk.checkpoints.http import Traffic
 from wqk.errors import HubError
 
 if TYPE_CHECKING:
@@ -41,10 +43,17 @@ class Workers:
 
     Unlike those of an executor they die with the process: an interrupted command need not wait for
     the downloads that it has no use for any more.
+
+    Attributes
+    ----------
+    traffic
+        What they and the others who share it fetched.
     """
 
     def __init__(self, count: int = CONNECTIONS) -> None:
+        self.traffic = Traffic()
         self._jobs: SimpleQueue[Any] = SimpleQueue()
+        self._promised: WeakSet[Future[bytearray | None]] = WeakSet()
         for _ in range(count):
             threading.Thread(target=_work, args=(self._jobs,), daemon=True).start()
         finalize(self, _dismiss, self._jobs, count)
@@ -52,18 +61,38 @@ class Workers:
     def submit(self, job: Callable[[], bytearray | None]) -> Future[bytearray | None]:
         """Do the job when its turn comes."""
         future: Future[bytearray | None] = Future()
+        self._promised.add(future)
         self._jobs.put((future, job))
         return future
+
+    def abandon(self) -> None:
+        """Let everybody who waits go away empty-handed."""
+        for future in list(self._promised):
+            _settle(future, error=HubError("interrupted"))
 
 
 def _work(jobs: SimpleQueue[Any]) -> None:
     while (item := jobs.get()) is not None:
         future, job = item
-        try:
-            future.set_result(job())
-        except BaseException as error:
-            future.set_exception(error)
+        if not future.done():
+            try:
+                _settle(future, job())
+            except BaseException as error:
+                _settle(future, error=error)
         del item, future, job
+
+
+def _settle(
+    future: Future[bytearray | None],
+    result: bytearray | None = None,
+    error: BaseException | None = None,
+) -> None:
+    """Give a future its end, unless it has one."""
+    with contextlib.suppress(InvalidStateError):
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
 
 
 def _dismiss(jobs: SimpleQueue[Any], count: int) -> None:
@@ -136,9 +165,10 @@ class RangedFile:
 
     def keep(self, content: bytes) -> None:
         """Take over the file's first bytes, which are known already."""
-        if content and not self._missing(0, len(content)) == []:
+        if self._missing(0, len(content)):
+            kept = self._identity is not None and self._cache.save(self._identity, 0, content)
             done: Future[bytearray | None] = Future()
-            done.set_result(bytearray(content))
+            done.set_result(None if kept else bytearray(content))
             self._spans.insert(0, Span(0, len(content), done))
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
@@ -167,6 +197,11 @@ class RangedFile:
                     for span in self._spans
                     if span.stop <= start or span.start >= stop or not _is_held(span)
                 ]
+
+    def clean(self) -> None:
+        """Let go of what did not come, so that it is fetched anew."""
+        with self._lock:
+            self._spans = [span for span in self._spans if not _is_lost(span)]
 
     def _job(self, start: int, stop: int) -> Callable[[], bytearray | None]:
         remote, cache, offline = self._remote, self._cache, self._offline
@@ -257,6 +292,11 @@ def split(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
         size = -(-(stop - start) // count)
         pieces += [(a, min(a + size, stop)) for a in range(start, stop, size)]
     return pieces
+
+
+def _is_lost(span: Span) -> bool:
+    coming = span.coming
+    return coming is not None and coming.done() and coming.exception() is not None
 
 
 def _is_held(span: Span) -> bool:

@@ -17,7 +17,7 @@ from wqk.checkpoints.local import (
     shard_names,
 )
 from wqk.checkpoints.number_types import is_float8
-from wqk.checkpoints.ranged import CONNECTIONS, RangedFile
+from wqk.checkpoints.ranged import CONNECTIONS, RangedFile, Workers
 from wqk.checkpoints.safetensors import SafetensorsFile
 from wqk.errors import CheckpointError
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from wqk.checkpoints.http import Traffic
     from wqk.checkpoints.safetensors import ByteSource
 
 
@@ -56,17 +55,17 @@ class RemoteCheckpoint(SafetensorsCheckpoint):
         name: str,
         files: Sequence[SafetensorsFile],
         config: Mapping[str, Any],
-        traffic: Traffic,
+        workers: Workers,
         revision: str | None = None,
         step: int | None = None,
     ) -> None:
         super().__init__(name, files, config, revision, step)
-        self._traffic = traffic
+        self._workers = workers
 
     @property
     def bytes_fetched(self) -> int:
         """Bytes that came over the network since it was opened, headers and configuration too."""
-        return self._traffic.bytes
+        return self._workers.traffic.bytes
 
     def prefetch(self, parts: Sequence[Part]) -> None:
         """Begin to fetch what `read` will want."""
@@ -80,6 +79,13 @@ class RemoteCheckpoint(SafetensorsCheckpoint):
         for source, ranges in self._ranges(parts):
             source.forget(ranges)
         return arrays
+
+    def abandon(self) -> None:
+        """Stop waiting for what is on its way: reads in other threads end with an error."""
+        self._workers.abandon()
+        for file in self._file_of.values():
+            if isinstance(file.source, RangedFile):
+                file.source.clean()
 
     def _ranges(self, parts: Sequence[Part]) -> list[tuple[RangedFile, list[tuple[int, int]]]]:
         """Where parts, and the scales of float8 ones, lie in the remote files."""
@@ -96,7 +102,7 @@ class RemoteCheckpoint(SafetensorsCheckpoint):
 
 
 def open_folder(
-    folder: Folder, traffic: Traffic, revision: str | None = None, step: int | None = None
+    folder: Folder, workers: Workers, revision: str | None = None, step: int | None = None
 ) -> RemoteCheckpoint:
     """The checkpoint in a remote folder; reads its configuration, its index and every header.
 
@@ -112,14 +118,14 @@ def open_folder(
         raise CheckpointError(
             f"{folder.name}: no weights here; expected model.safetensors or {INDEX}"
         )
-    return open_files(folder, names, config, traffic, revision, step)
+    return open_files(folder, names, config, workers, revision, step)
 
 
 def open_files(
     folder: Folder,
     names: Sequence[str],
     config: Mapping[str, Any],
-    traffic: Traffic,
+    workers: Workers,
     revision: str | None = None,
     step: int | None = None,
 ) -> RemoteCheckpoint:
@@ -137,9 +143,12 @@ def open_files(
     pool = ThreadPoolExecutor(min(CONNECTIONS, len(names)))
     try:
         files = list(pool.map(open_file, names))
+    except BaseException:
+        workers.abandon()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
-    return RemoteCheckpoint(folder.name, files, config, traffic, revision, step)
+    return RemoteCheckpoint(folder.name, files, config, workers, revision, step)
 
 
 def read_object(source: ByteSource | None) -> dict[str, Any]:

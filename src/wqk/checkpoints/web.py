@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from pathlib import PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from wqk._version import __version__
 from wqk.checkpoints import http
-from wqk.checkpoints.local import ARCHIVES, refuse_file, refuse_quantised
+from wqk.checkpoints.local import ARCHIVES, INDEX, refuse_file, refuse_quantised
 from wqk.checkpoints.range_cache import open_cache
 from wqk.checkpoints.ranged import RangedFile, Workers
 from wqk.checkpoints.remote import Folder, open_files, open_folder, read_object
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     import os
 
     from wqk.checkpoints.remote import RemoteCheckpoint
+
+
+# What a checkpoint may do without: a server that refuses these may yet give the weights.
+OPTIONAL = ("config.json", INDEX)
 
 
 class Page(NamedTuple):
@@ -78,15 +82,15 @@ def open_url(
         What it gives is no checkpoint, or the server cannot serve parts of files.
     """
     from huggingface_hub import constants
-    from huggingface_hub.utils import build_hf_headers
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
     offline = local_files_only or constants.HF_HUB_OFFLINE
     on_hub = url.startswith(constants.ENDPOINT + "/") and not offline
     headers = build_hf_headers(
         token=token if on_hub else False, library_name="wqk", library_version=__version__
     )
-    cache, traffic, workers = open_cache(cache_dir), http.Traffic(), Workers()
-    path = PurePosixPath(unquote(urlsplit(url).path))
+    cache, workers = open_cache(cache_dir), Workers()
+    path = Path(unquote(urlsplit(url).path))
     is_file = path.suffix in (".safetensors", ".gguf", ".onnx", ".h5", ".msgpack", *ARCHIVES)
     refuse_file(path)
     if path.suffix in ARCHIVES:
@@ -99,19 +103,23 @@ def open_url(
     def source(file: str) -> RangedFile | None:
         address = _child(base, file)
         remote = http.RemoteFile(
-            address, name=http.public(address), headers=headers, traffic=traffic
+            address, name=http.public(address), headers=headers, traffic=workers.traffic
         )
         if offline:
             note = cache.note(address)
             if not note:
-                return None
+                if file in OPTIONAL:
+                    return None
+                raise HubError(f"{remote.name}: is not in the cache, and fetching is switched off")
             remote.size, tag = note
             start = b""
         else:
             try:
                 start = remote.describe()
             except http.Absent:
-                return None
+                if file in OPTIONAL:
+                    return None
+                raise
             tag = remote.tag
             if tag:
                 cache.write_note(address, [remote.size, tag])
@@ -122,10 +130,10 @@ def open_url(
 
     name = http.public(url)
     if not is_file:
-        return open_folder(Folder(name, source), traffic)
+        return open_folder(Folder(name, source), workers)
     config = read_object(source("config.json"))
     refuse_quantised(config, name)
-    return open_files(Folder(name, source), [path.name], config, traffic)
+    return open_files(Folder(name, source), [path.name], config, workers)
 
 
 def _child(url: str, name: str) -> str:

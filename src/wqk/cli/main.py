@@ -14,6 +14,7 @@ from wqk.cli.diff import diff
 from wqk.cli.explain import explain
 from wqk.cli.scan import scan
 from wqk.cli.show import show
+from wqk.cli.survey import survey
 from wqk.cli.verify import verify
 from wqk.errors import WqkError
 
@@ -41,7 +42,7 @@ def command(debug: bool) -> None:
     """
 
 
-for verb in (scan, explain, verify, show, diff, demo):
+for verb in (scan, explain, verify, show, diff, survey, demo):
     command.add_command(verb)
 
 

@@ -1,0 +1,89 @@
+"""``wqk survey``: many checkpoints, resumable, on processes or a cluster."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+
+import click
+
+from wqk.cli.options import gamma, json_output
+
+
+@click.command()
+@click.argument("refs", nargs=-1, required=True, metavar="SET|REF...")
+@click.option(
+    "--revision",
+    "revisions",
+    multiple=True,
+    metavar="R",
+    help="Hub revision, or a pattern of revisions or steps such as 'step*'; repeatable.",
+)
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Processes; as many as there are cores, at most 8.",
+)
+@click.option("--dask", metavar="ADDRESS", help="Scheduler of a Dask cluster: tcp://host:8786.")
+@click.option("--retry", is_flag=True, help="Try again what has failed before.")
+@click.option("--heads", is_flag=True, help="Score every single head, too.")
+@gamma
+@json_output
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="DIR",
+    help="Folder of the survey; one that was interrupted goes on.",
+)
+@click.pass_context
+def survey(
+    context: click.Context,
+    refs: tuple[str, ...],
+    revisions: tuple[str, ...],
+    jobs: int | None,
+    dask: str | None,
+    retry: bool,
+    heads: bool,
+    gamma: float,
+    as_json: bool,
+    out: Path,
+) -> None:
+    r"""Score many checkpoints into one table, DIR/scores.parquet.
+
+    REF is a folder, a file, a hub id, a training run's folder, @FILE for a list with one REF per
+    line, or a named set: paper:language, paper:vision, paper:audio, paper:encoder-decoder. The same
+    command goes on where it was interrupted. Exit status 1: some checkpoints failed.
+
+    \b
+    Examples:
+      wqk survey paper:language --out survey
+      wqk survey EleutherAI/pythia-160m --revision 'step*' --out pythia
+      wqk survey ./run --revision 'checkpoint-*000' --out run-scores
+    """
+    from wqk.cli import survey_display
+    from wqk.surveying import dask_executor
+    from wqk.surveying import survey as survey_checkpoints
+
+    if jobs and dask:
+        raise click.UsageError("--jobs counts processes here; a Dask cluster has its own workers")
+    with survey_display.progress() as on_progress:
+        try:
+            with dask_executor(dask) if dask else nullcontext() as executor:
+                table = survey_checkpoints(
+                    refs,
+                    out=out,
+                    revisions=revisions,
+                    gamma=gamma,
+                    heads=heads,
+                    executor=executor,
+                    jobs=jobs,
+                    retry=retry,
+                    on_progress=on_progress,
+                )
+        except KeyboardInterrupt:
+            click.echo(f"wqk: interrupted; the same command goes on in {out}", err=True)
+            context.exit(130)
+    failed = survey_display.print_survey(table, out, as_json)
+    context.exit(1 if failed else 0)

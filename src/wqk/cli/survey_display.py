@@ -1,0 +1,94 @@
+"""What a survey shows: its progress, and in the end what came out, what failed, what is double."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from wqk.cli import display
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from wqk.surveying import SurveyProgress
+    from wqk.tables import ScoreTable
+
+# Failures and groups of duplicates that are printed; the manifest has all of them.
+MOST_LINES = 20
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[SurveyProgress], None] | None]:
+    """A bar with rate and remaining time on a terminal, nothing in a pipe."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    bar = Progress(
+        TextColumn("{task.completed}/{task.total} checkpoints"),
+        BarColumn(),
+        TextColumn("{task.fields[rate]}"),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task("survey", total=None, rate="")
+
+        def update(done: SurveyProgress) -> None:
+            over = done.done + done.failed
+            bar.update(task, total=done.jobs, completed=over, rate=rate(done))
+
+        yield update
+
+
+def rate(done: SurveyProgress) -> str:
+    """Rates, failures and the time that is left, in a line.
+
+    Examples
+    --------
+    >>> from wqk.surveying import SurveyProgress
+    >>> rate(SurveyProgress(jobs=20, done=9, failed=1, now=4, bytes_read=8_000_000, seconds=2.0))
+    '2/s, 4 MB/s, 1 failed, 0:00:05 left'
+    """
+    failed = f", {done.failed} failed" if done.failed else ""
+    if done.remaining is None:
+        return failed.removeprefix(", ")
+    seconds = max(done.seconds, 1e-9)
+    hours, rest = divmod(round(done.remaining), 3600)
+    left = f"{hours}:{rest // 60:02}:{rest % 60:02} left"
+    speed = f"{done.now / seconds:.3g}/s, {display.size(done.bytes_read / seconds)}/s"
+    return f"{speed}{failed}, {left}"
+
+
+def print_survey(table: ScoreTable, out: Path, as_json: bool) -> int:
+    """The survey's result; returns the number of checkpoints that failed."""
+    failed, duplicates = table.metadata["failed"], table.metadata["duplicates"]
+    if as_json:
+        display.print_json(table)
+    elif len(table):
+        display.print_overview(table)
+    lines = [f"same queries and keys: {' = '.join(group)}" for group in duplicates]
+    _say_some(lines, "groups of duplicates")
+    lines = []
+    for line in failed:
+        title = line["checkpoint"] + (f" @ {line['revision']}" if line["revision"] else "")
+        # Most reasons begin with the checkpoint's name.
+        lines.append(f"failed: {title}: {line['reason'].removeprefix(line['checkpoint'] + ': ')}")
+    _say_some(lines, "failures")
+    done = table.frame.select("checkpoint", "revision").unique().height
+    display.say(
+        f"{out / 'scores.parquet'}: {len(table)} rows of {done} checkpoints"
+        + (f"; {len(failed)} failed, --retry tries them again" if failed else "")
+    )
+    return len(failed)
+
+
+def _say_some(lines: list[str], what: str) -> None:
+    for line in lines[:MOST_LINES]:
+        display.say(line)
+    if len(lines) > MOST_LINES:
+        display.say(f"and {len(lines) - MOST_LINES} more {what}, in manifest.jsonl")

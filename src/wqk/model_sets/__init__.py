@@ -1,0 +1,65 @@
+"""Named sets of models: lists of hub ids that come with the package, one text file each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from wqk.errors import CheckpointError
+
+DATA = Path(__file__).parent / "data"
+PREFIX = "paper:"
+
+
+def model_sets() -> list[str]:
+    """Names of all sets.
+
+    Examples
+    --------
+    >>> model_sets()
+    ['paper:audio', 'paper:encoder-decoder', 'paper:language', 'paper:vision']
+    """
+    return [PREFIX + path.stem for path in sorted(DATA.glob("*.txt"))]
+
+
+def is_model_set(name: str) -> bool:
+    """Whether a word is meant as the name of a set."""
+    return name.startswith(PREFIX)
+
+
+def model_set(name: str) -> list[str]:
+    """Hub ids of the models in a set.
+
+    Raises
+    ------
+    CheckpointError
+        There is no such set.
+
+    Examples
+    --------
+    >>> model_set("paper:language")[0]
+    'google-bert/bert-base-uncased'
+    """
+    if name not in model_sets():
+        raise CheckpointError(f"{name}: no such set of models; there are {', '.join(model_sets())}")
+    return read_list(DATA / f"{name.removeprefix(PREFIX)}.txt")
+
+
+def read_list(path: Path) -> list[str]:
+    """The lines of a text file that are neither empty nor comments (#).
+
+    Raises
+    ------
+    CheckpointError
+        The file cannot be read, or names nothing.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise CheckpointError(f"{path}: expected a text file with one ref per line") from None
+    lines = [line.split(" #")[0].strip() for line in text.splitlines()]
+    found = [line for line in lines if line and not line.startswith("#")]
+    if not found:
+        raise CheckpointError(f"{path}: names no checkpoint; expected one ref per line")
+    return found

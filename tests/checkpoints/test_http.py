@@ -1,0 +1,512 @@
+"""Files behind HTTP: what is fetched, what is tried again, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from email.utils import formatdate
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from huggingface_hub import close_session, constants
+from safetensors.numpy import load, save
+from tests.checkpoints.serving import (
+    bert_folder,
+    bert_weights,
+    part,
+    query_key_bytes,
+    serving,
+    sharded_folder,
+    silence,
+    status,
+)
+
+import wqk
+from wqk.checkpoints import Part, open_checkpoint, ranged, retries
+from wqk.checkpoints.http import RemoteFile, Traffic
+from wqk.checkpoints.range_cache import RangeCache
+from wqk.checkpoints.ranged import coalesce, split
+from wqk.errors import CheckpointError, HubError
+
+WEIGHTS = "/m/model.safetensors"
+
+
+@pytest.fixture(autouse=True)
+def surroundings(tmp_path, monkeypatch):
+    """A cache of its own, online, and no waiting."""
+    monkeypatch.setenv("WQK_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    yield
+    close_session()
+
+
+@pytest.fixture
+def waits(monkeypatch):
+    """The seconds that would have been waited."""
+    seconds: list[float] = []
+    patience = retries.Patience(first=0.01, timeout=0.3, sleep=seconds.append)
+    monkeypatch.setattr(retries, "PATIENCE", patience)
+    return seconds
+
+
+@pytest.fixture
+def site(waits):
+    with serving() as server:
+        server.files |= {f"/m/{name}": content for name, content in bert_folder().items()}
+        yield server
+
+
+def query(layer: int) -> str:
+    return f"encoder.layer.{layer}.attention.self.query.weight"
+
+
+def assert_right(checkpoint: Any, *names: str, seed: int = 0) -> None:
+    expected = bert_weights(seed)
+    arrays = checkpoint.read([Part(name) for name in names])
+    for name, array in zip(names, arrays, strict=True):
+        np.testing.assert_array_equal(array, expected[name])
+
+
+def test_a_file_is_opened_with_two_small_requests_and_its_ranges_alone_are_fetched(site):
+    checkpoint = open_checkpoint(f"{site.url}{WEIGHTS}")
+    header = int.from_bytes(site.files[WEIGHTS][:8], "little")
+    asked = [(r.range, r.body) for r in site.log if r.path == WEIGHTS]
+    assert asked == [("bytes=0-7", 8), (f"bytes=8-{header + 7}", header)]
+    site.log.clear()
+    assert_right(checkpoint, query(1), query(0))
+    assert [r.body for r in site.log] == [128 * 128 * 4] * 2
+    assert_right(checkpoint, query(1))
+    assert len(site.log) == 2
+
+
+@pytest.mark.parametrize("address", ["/m/model.safetensors", "/m", "/m/"])
+def test_a_scan_fetches_the_queries_and_keys_and_a_second_one_nothing(site, address):
+    tensors = bert_weights()
+    table = wqk.scan(f"{site.url}{address}")
+    first = site.bytes_sent
+    header = 8 + int.from_bytes(site.files[WEIGHTS][:8], "little")
+    small = header + len(site.files["/m/config.json"])
+    assert first <= 1.02 * query_key_bytes(tensors) + small
+    assert table.frame["model_type"][0] == "bert"
+    site.log.clear()
+    again = wqk.scan(f"{site.url}{address}")
+    assert all(r.range == "bytes=0-7" for r in site.log if r.status == 206)
+    assert site.bytes_sent == 16
+    assert again.frame.equals(table.frame)
+
+
+def test_a_scan_is_the_same_as_of_the_folder(site, tmp_path):
+    folder = tmp_path / "m"
+    folder.mkdir()
+    for path, content in site.files.items():
+        (folder / Path(path).name).write_bytes(content)
+    local, remote = wqk.scan(folder).frame, wqk.scan(f"{site.url}/m").frame
+    assert local.drop("checkpoint").equals(remote.drop("checkpoint"))
+
+
+def test_shards_under_an_address(site):
+    site.files = {f"/s/{name}": content for name, content in sharded_folder().items()}
+    checkpoint = open_checkpoint(f"{site.url}/s")
+    assert checkpoint.tensors().keys() == bert_weights().keys()
+    assert_right(checkpoint, *bert_weights())
+    assert checkpoint.bytes_fetched == site.bytes_sent
+
+
+def test_a_subfolder_and_a_key_in_the_address(site):
+    checkpoint = open_checkpoint(f"{site.url}/?key=secret", subfolder="m")
+    assert_right(checkpoint, query(0))
+    assert all(r.path.endswith("?key=secret") for r in site.log)
+    assert "secret" not in checkpoint.name
+    with pytest.raises(HubError, match="no such file") as caught:
+        open_checkpoint(f"{site.url}/nothing?key=secret")
+    assert "secret" not in str(caught.value)
+
+
+def test_a_server_without_tags_is_read_but_not_cached(site):
+    site.tags = dict.fromkeys(site.files)
+    wqk.scan(f"{site.url}{WEIGHTS}")
+    first = site.bytes_sent
+    wqk.scan(f"{site.url}{WEIGHTS}")
+    assert site.bytes_sent == 2 * first
+
+
+# What happens by chance is tried again.
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        [part(sent=1000)],
+        [part(sent=0)],
+        [part(sent=10), part(sent=20), part(sent=30)],
+        [status(500), status(502), status(503), status(504)],
+        [silence],
+        [part(sent=64), silence, status(429)],
+    ],
+)
+def test_broken_and_failing_connections_are_resumed(site, waits, faults):
+    checkpoint = open_checkpoint(f"{site.url}{WEIGHTS}")
+    site.log.clear()
+    site.faults.extend(faults)
+    assert_right(checkpoint, query(2))
+    assert len(waits) == len(faults)
+    # Nothing is fetched twice: each attempt begins where the one before ended.
+    assert site.bytes_sent == 128 * 128 * 4
+
+
+def test_faults_may_come_from_the_first_request_on(site):
+    site.faults.extend([status(503), part(sent=3), status(503), part(sent=5)])
+    assert_right(open_checkpoint(f"{site.url}{WEIGHTS}"), query(0))
+
+
+def test_the_server_says_how_long_to_wait(site, waits):
+    checkpoint = open_checkpoint(f"{site.url}{WEIGHTS}")
+    site.faults.append(status(429, Retry_After="7"))
+    assert_right(checkpoint, query(0))
+    assert waits == [7]
+    site.faults.append(status(503, Retry_After=formatdate(time.time() + 60, usegmt=True)))
+    assert_right(checkpoint, query(1))
+    assert 50 < waits[1] <= 60
+    site.faults.append(status(429, RateLimit='"resolvers";r=0;t=42'))
+    assert_right(checkpoint, query(2))
+    assert waits[2] == 42
+    site.faults.append(status(429, Retry_After="4000"))
+    with pytest.raises(HubError, match="asks to wait 4000 s; try again later"):
+        checkpoint.read([Part(query(3))])
+    assert_right(checkpoint, query(3))
+
+
+def test_waits_grow_and_end(site, waits):
+    checkpoint = open_checkpoint(f"{site.url}{WEIGHTS}")
+    site.faults.extend([status(503)] * 6)
+    with pytest.raises(HubError, match="answers 503, 6 times in a row"):
+        checkpoint.read([Part(query(0))])
+    assert len(waits) == 5
+    assert all(0.005 * 2**n <= wait <= 0.01 * 2**n for n, wait in enumerate(waits))
+    assert_right(checkpoint, query(0))
+
+
+def test_nobody_listens(waits):
+    with serving() as server:
+        address = server.url
+    with pytest.raises(HubError, match="cannot be reached, 3 times in a row"):
+        open_checkpoint(f"{address}{WEIGHTS}")
+
+
+def test_a_server_that_never_answers(site, within):
+    site.faults.extend([silence] * 10)
+    with within(5), pytest.raises(HubError, match="does not answer"):
+        open_checkpoint(f"{site.url}{WEIGHTS}")
+
+
+# What cannot happen by chance is refused.
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (part(code=200), "does not serve ranges of bytes"),
+        (part(shift=1), "bytes 8-.* were asked for, the server sends 9-"),
+        (part(Content_Range="bytes 8-7/9"), "were asked for"),
+        (part(Content_Range=""), "does not say which range"),
+        (part(Content_Range="bytes 8-20/x"), "does not say which range"),
+        (part(total=17), "has 17 bytes instead of"),
+        (part(Content_Length="99"), "announces 99 bytes for the range"),
+        (part(ETag='"other"'), "was replaced while it was read"),
+        (part(ETag=""), "was replaced while it was read"),
+        (part(Content_Encoding="gzip"), "compresses ranges"),
+        (status(416), "ends before the bytes"),
+        (status(401), "may not read it"),
+        (status(418), "answers 418"),
+        (status(404), "no such file"),
+    ],
+)
+def test_a_server_that_lies_is_refused(site, within, fault, message):
+    site.faults.extend([None, fault])  # the second request is for the header
+    name = f"{site.url}{WEIGHTS}"
+    # config.json comes first: two requests of its own, one for what the first left.
+    site.faults.extendleft([None, None])
+    with within(5), pytest.raises((CheckpointError, HubError), match=message) as caught:
+        open_checkpoint(name)
+    assert str(caught.value).startswith(name)
+    assert "\n" not in str(caught.value)
+
+
+def test_ranges_may_come_in_pieces(site):
+    checkpoint = open_checkpoint(f"{site.url}{WEIGHTS}")
+
+    def half(handler):
+        path, start, stop = handler.asked_range()
+        middle = (start + stop) // 2
+        handler.headers.replace_header("Range", f"bytes={start}-{middle - 1}")
+        site.serve(handler, path)
+        return True
+
+    site.faults.append(half)
+    assert_right(checkpoint, query(0))
+
+
+def test_an_empty_file_and_one_of_a_few_bytes(site):
+    for content, message in ((b"", "it is empty"), (b"abc", "this file has 3 bytes")):
+        site.files["/m/x.safetensors"] = content
+        with pytest.raises(CheckpointError, match=message):
+            open_checkpoint(f"{site.url}/m/x.safetensors")
+
+
+def test_a_header_that_claims_too_much_is_refused_before_it_is_fetched(site):
+    site.files["/m/x.safetensors"] = (10**12).to_bytes(8, "little") + bytes(100)
+    with pytest.raises(CheckpointError, match="claims 1000000000000 bytes"):
+        open_checkpoint(f"{site.url}/m/x.safetensors")
+
+
+@pytest.mark.parametrize("name", ["model.bin", "model.gguf", "model.pt", "model.pkl"])
+def test_other_files_under_an_address_are_refused(site, name):
+    with pytest.raises(CheckpointError, match=r"torch archive|GGUF|bare pickle"):
+        open_checkpoint(f"{site.url}/m/{name}")
+
+
+# Redirects.
+
+
+def redirect(target: str, code: int = 302):
+    return status(code, Location=target)
+
+
+def test_redirects_are_followed_and_remembered(site):
+    site.files["/far/model.safetensors"] = site.files.pop(WEIGHTS)
+    site.faults.extend([None, None, redirect("/far/model.safetensors", 307)])
+    checkpoint = open_checkpoint(f"{site.url}{WEIGHTS}")
+    assert_right(checkpoint, query(0), query(1))
+    assert sum(r.path == WEIGHTS for r in site.log) == 1
+
+
+@pytest.mark.parametrize("target", ["file:///etc/passwd", "ftp://127.0.0.1/x", ""])
+def test_redirects_out_of_http_are_refused(site, target):
+    site.faults.extend([None, None, *[redirect(target)] * 9])
+    with pytest.raises(CheckpointError, match=r"not followed|redirected more than"):
+        open_checkpoint(f"{site.url}{WEIGHTS}")
+
+
+def test_redirects_in_a_circle_are_refused(site):
+    site.faults.extend([None, None, *[redirect(WEIGHTS)] * 9])
+    with pytest.raises(CheckpointError, match="redirected more than 5 times"):
+        open_checkpoint(f"{site.url}{WEIGHTS}")
+
+
+# What is cached.
+
+
+def test_a_replaced_file_is_not_taken_for_the_old_one(site):
+    address = f"{site.url}{WEIGHTS}"
+    checkpoint = open_checkpoint(address)
+    assert_right(checkpoint, query(0))
+    site.files[WEIGHTS] = save(bert_weights(seed=1))
+    with pytest.raises(CheckpointError, match="was replaced while"):
+        checkpoint.read([Part(query(1))])
+    assert_right(open_checkpoint(address), query(0), query(1), seed=1)
+
+
+def test_offline_everything_comes_from_the_cache_or_is_missed_by_name(site, monkeypatch):
+    address = f"{site.url}/m"
+    table = wqk.scan(address)
+    site.log.clear()
+    for arguments in ({"local_files_only": True}, {}):
+        if not arguments:
+            monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+        assert wqk.scan(address, **arguments).frame.equals(table.frame)
+        checkpoint = open_checkpoint(address, **arguments)
+        with pytest.raises(HubError, match=r"offline, and bytes .* are not in the cache"):
+            checkpoint.read([Part("embeddings.word_embeddings.weight")])
+        with pytest.raises(HubError, match="fetching is switched off"):
+            open_checkpoint(f"{site.url}/other", **arguments)
+    assert site.log == []
+
+
+def cached_ranges(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("ranges/*/*"))
+
+
+def test_a_damaged_cache_heals(site, tmp_path):
+    address = f"{site.url}{WEIGHTS}"
+    table = wqk.scan(address)
+    for number, path in enumerate(cached_ranges(tmp_path / "cache")):
+        content = bytearray(path.read_bytes())
+        if number % 3 == 0:
+            content[len(content) // 2] ^= 1
+        elif number % 3 == 1:
+            content = content[:-1]
+        else:
+            path.unlink()
+            continue
+        path.write_bytes(content)
+    assert wqk.scan(address).frame.equals(table.frame)
+    site.log.clear()
+    assert wqk.scan(address).frame.equals(table.frame)
+    assert site.bytes_sent == 16
+
+
+def test_a_cache_that_vanishes_or_cannot_be_written(site, tmp_path, monkeypatch):
+    table = wqk.scan(f"{site.url}{WEIGHTS}")
+    checkpoint = open_checkpoint(f"{site.url}{WEIGHTS}")
+    shutil.rmtree(tmp_path / "cache")
+    (tmp_path / "cache").write_text("a file where a folder should be")
+    assert wqk.scan(checkpoint).frame.equals(table.frame)
+    monkeypatch.setenv("WQK_CACHE_LIMIT", "0")
+    monkeypatch.setenv("WQK_CACHE", str(tmp_path / "none"))
+    assert wqk.scan(f"{site.url}{WEIGHTS}").frame.equals(table.frame)
+    assert not (tmp_path / "none").exists()
+
+
+def test_without_a_cache_nothing_stays_in_memory(site, monkeypatch):
+    monkeypatch.setenv("WQK_CACHE_LIMIT", "0")
+    checkpoint = open_checkpoint(f"{site.url}{WEIGHTS}")
+    source = next(iter(checkpoint._file_of.values())).source
+    before = len(source._spans)
+    checkpoint.prefetch([Part(query(0)), Part(query(1))])
+    assert len(source._spans) == before + 2
+    assert_right(checkpoint, query(0), query(1))
+    assert len(source._spans) == before
+
+
+def test_the_cache_keeps_its_limit(tmp_path):
+    cache = RangeCache(tmp_path, limit=10_000)
+    assert all(cache.save(f"file {n}", 0, bytes(1000)) for n in range(9))
+    assert not cache.save("more", 0, bytes(1000))  # of this process's own it gives up none
+    (tmp_path / "ranges" / "x").mkdir()
+    left = tmp_path / "ranges" / "x" / ".0-8.abcd"
+    left.write_bytes(bytes(10))
+    os.utime(left, (0, 0))
+    for path in sorted(tmp_path.glob("ranges/*/0-1000"))[:4]:
+        os.utime(path, (1, 1))
+    later = RangeCache(tmp_path, limit=10_000)
+    assert all(later.save(f"new {n}", 0, bytes(1000)) for n in range(4))
+    assert sum(path.stat().st_size for path in tmp_path.glob("ranges/*/*")) <= 10_000
+    assert not left.exists()
+
+
+def test_ranges_of_another_file_or_place_are_not_believed(tmp_path):
+    cache = RangeCache(tmp_path)
+    cache.save("one", 0, b"0123456789")
+    assert bytes(cache.load("one", 0, 10)) == b"0123456789"
+    (path,) = cached_ranges(tmp_path)
+    path.rename(path.with_name("5-15"))
+    assert cache.ranges("one") == [(5, 15)]
+    assert cache.load("one", 5, 15) is None
+    assert cache.ranges("one") == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_spans_give_the_bytes_whatever_is_asked_in_whatever_order(site, seed, monkeypatch):
+    """Random ranges, small requests, a cache with ranges that overlap, several readers."""
+    monkeypatch.setattr(ranged, "LARGEST_REQUEST", 3000)
+    dice = np.random.default_rng(seed)
+    content = dice.bytes(50_000)
+    path = "/m/r.safetensors"
+    site.files[path] = content
+    remote = RemoteFile(site.url + path, name="r", headers={}, traffic=Traffic(), size=50_000)
+    cache = (
+        RangeCache(Path.cwd() / "nowhere", limit=0)
+        if seed % 2
+        else RangeCache(Path(os.environ["WQK_CACHE"]))
+    )
+    for _ in range(5):
+        start = int(dice.integers(0, 40_000))
+        cache.save("r", start, content[start : start + int(dice.integers(1, 5000))])
+    file = ranged.RangedFile(remote, "r", cache, ranged.Workers(3))
+    for _ in range(30):
+        start, stop = sorted(int(n) for n in dice.integers(0, 50_000, 2))
+        if dice.random() < 0.5:
+            file.want([(start, stop + 1), (stop // 2, stop // 2 + 10)])
+        if dice.random() < 0.2:
+            file.forget([(start, stop)])
+        buffer = bytearray(stop - start)
+        file.read_into(start, memoryview(buffer))
+        assert buffer == content[start:stop]
+    spans = file._spans
+    assert all(a.start < b.start and a.stop < b.stop for a, b in pairwise(spans))
+
+
+def test_coalescing_wastes_little():
+    dice = np.random.default_rng(0)
+    for _ in range(200):
+        edges = np.cumsum(dice.integers(1, 100_000, 40))
+        wanted = [(int(a), int(b)) for a, b in edges.reshape(-1, 2)]
+        joined = coalesce(wanted)
+        total = sum(b - a for a, b in wanted)
+        assert total <= sum(b - a for a, b in joined) <= 1.02 * total
+        pieces = split(joined)
+        assert sum(b - a for a, b in pieces) == sum(b - a for a, b in joined)
+    assert coalesce([(0, 10), (10, 20), (5, 30)]) == [(0, 30)]
+
+
+# A server that others wrote.
+
+
+@pytest.fixture
+def nginx(tmp_path):
+    program = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
+    if not program:
+        pytest.skip("needs nginx (Debian: apt-get install nginx-light)")
+    root = tmp_path / "www"
+    root.mkdir()
+    with serving() as taken:
+        port = int(taken.url.rpartition(":")[2])
+    configuration = tmp_path / "nginx.conf"
+    configuration.write_text(
+        f"daemon off; pid {tmp_path}/pid; error_log {tmp_path}/error.log;\n"
+        + "events {}\n"
+        + "http { gzip on; gzip_types *; access_log "
+        + f"{tmp_path}/access.log;\n"
+        + "".join(
+            f"{kind}_temp_path {tmp_path}/{kind};\n"
+            for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+        )
+        + f"server {{ listen 127.0.0.1:{port}; root {root}; }} }}\n"
+    )
+    process = subprocess.Popen(
+        [program, "-c", str(configuration), "-e", f"{tmp_path}/error.log"],
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        for _ in range(200):
+            try:
+                socket.create_connection(("127.0.0.1", port), 0.1).close()
+                break
+            except OSError:
+                time.sleep(0.02)
+        yield f"http://127.0.0.1:{port}", root, tmp_path / "access.log"
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def test_nginx(nginx, waits):
+    url, root, log = nginx
+    root.chmod(0o755)
+    for parent in root.parents:
+        if str(parent).startswith("/tmp/"):
+            parent.chmod(0o755)
+    for name, content in sharded_folder().items():
+        (root / name).write_bytes(content)
+    checkpoint = open_checkpoint(url)
+    table = wqk.scan(checkpoint)
+    sizes = query_key_bytes(bert_weights())
+    headers = sum(
+        8 + int.from_bytes(path.read_bytes()[:8], "little") for path in root.glob("*.safetensors")
+    )
+    small = sum(path.stat().st_size for path in root.glob("*.json"))
+    assert sizes < checkpoint.bytes_fetched <= 1.02 * sizes + headers + small
+    second = open_checkpoint(url)
+    assert wqk.scan(second).frame.equals(table.frame)
+    assert second.bytes_fetched == 8 * 5
+    everything = {k: v for p in root.glob("*.safetensors") for k, v in load(p.read_bytes()).items()}
+    for name, array in zip(everything, second.read([Part(n) for n in everything]), strict=True):
+        np.testing.assert_array_equal(array, everything[name])
+    assert log.exists()

@@ -1,0 +1,639 @@
+"""Checkpoints on a hub: found by revision, fetched in parts, cached; or said why not."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from huggingface_hub import close_session, constants, hf_hub_download
+from safetensors.numpy import save
+from tests.checkpoints.serving import (
+    BERT,
+    Hub,
+    bert_folder,
+    bert_weights,
+    query_key_bytes,
+    serving,
+    sharded_folder,
+    silence,
+    status,
+    wait_until,
+)
+
+import wqk
+from wqk import scanning
+from wqk.checkpoints import Part, open_checkpoint, ranged, retries
+from wqk.checkpoints.hub import CONVERTED, CONVERTER
+from wqk.errors import CheckpointError, HubError
+
+NAME = "owner/bert"
+TENSORS = query_key_bytes(bert_weights())
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A hub of our own, with an empty cache and no login."""
+    with serving(Hub) as server:
+        template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
+        for name, value in {
+            "ENDPOINT": server.url,
+            "HUGGINGFACE_CO_URL_TEMPLATE": template,
+            "HF_HUB_OFFLINE": False,
+            "HF_HUB_CACHE": str(tmp_path / "hub"),
+            "HF_ASSETS_CACHE": str(tmp_path / "assets"),
+            "HF_TOKEN_PATH": str(tmp_path / "token"),
+            "HF_HUB_DISABLE_XET": True,
+        }.items():
+            monkeypatch.setattr(constants, name, value)
+        for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WQK_CACHE", "WQK_CACHE_LIMIT"):
+            monkeypatch.delenv(name, raising=False)
+        patience = retries.Patience(first=0.01, timeout=2, sleep=lambda _: None)
+        monkeypatch.setattr(retries, "PATIENCE", patience)
+        server.repositories[NAME] = {"main": bert_folder(), "step1000": bert_folder(seed=1)}
+        yield server
+    close_session()
+
+
+def offline(monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+
+def header_bytes(files: dict[str, Any]) -> int:
+    return sum(
+        8 + int.from_bytes(content[:8], "little")
+        for name, content in files.items()
+        if name.endswith(".safetensors")
+    )
+
+
+def small_bytes(files: dict[str, Any]) -> int:
+    return sum(len(content) for name, content in files.items() if name.endswith(".json"))
+
+
+def forget(hub: Hub) -> None:
+    hub.log.clear()
+    hub.cdn.log.clear()
+    hub.resolved = 0
+
+
+def query(layer: int) -> str:
+    return f"encoder.layer.{layer}.attention.self.query.weight"
+
+
+def assert_holds(checkpoint: Any, tensors: dict[str, np.ndarray]) -> None:
+    arrays = checkpoint.read([Part(name) for name in tensors])
+    for array, tensor in zip(arrays, tensors.values(), strict=True):
+        np.testing.assert_array_equal(array, tensor)
+
+
+# What a scan costs.
+
+
+def test_a_scan_resolves_once_and_fetches_headers_queries_and_keys(hub):
+    files = hub.repositories[NAME]["main"]
+    table = wqk.scan(NAME)
+    # The hub: a listing, the configuration, one resolution. The CDN: two requests for the header,
+    # and one for each block, in which queries and keys lie side by side.
+    assert [r.path.split("?")[0].split("/")[1] for r in hub.log] == ["api", "owner", "owner"]
+    assert hub.resolved == 1
+    lengths = sorted(r.body for r in hub.cdn.log)
+    assert lengths == [8, header_bytes(files) - 8, *[TENSORS // 4] * 4]
+    assert hub.cdn.bytes_sent == TENSORS + header_bytes(files)
+    assert set(table.frame["checkpoint"]) == {NAME}
+
+
+def test_a_second_scan_asks_for_the_listing_alone(hub):
+    table = wqk.scan(NAME)
+    forget(hub)
+    checkpoint = open_checkpoint(NAME)
+    assert wqk.scan(checkpoint).frame.equals(table.frame)
+    assert checkpoint.bytes_fetched == 0
+    assert (len(hub.log), len(hub.cdn.log)) == (1, 0)
+    # What another scan wants beside is all that it fetches.
+    assert_holds(
+        checkpoint,
+        {"embeddings.word_embeddings.weight": bert_weights()["embeddings.word_embeddings.weight"]},
+    )
+    assert checkpoint.bytes_fetched == 2000 * 128 * 4
+
+
+@pytest.mark.parametrize("switch", ["local_files_only", "HF_HUB_OFFLINE", "unreachable"])
+def test_without_a_network_the_same_is_found_in_the_cache(hub, monkeypatch, switch):
+    table = wqk.scan(NAME, revision="main")
+    forget(hub)
+    arguments = {"revision": "main"}
+    if switch == "local_files_only":
+        arguments["local_files_only"] = True
+    elif switch == "HF_HUB_OFFLINE":
+        offline(monkeypatch)
+    else:
+        hub.faults.extend([lambda handler: setattr(handler, "close_connection", True) or True] * 9)
+    assert wqk.scan(NAME, **arguments).frame.equals(table.frame)
+    assert not hub.cdn.log
+    if switch != "unreachable":
+        assert not hub.log
+        with pytest.raises(HubError, match=r"offline, and bytes .* not in the cache"):
+            open_checkpoint(NAME, **arguments).read([Part("embeddings.word_embeddings.weight")])
+        with pytest.raises(HubError, match="is no path here, not in the cache at revision 'step9'"):
+            open_checkpoint(NAME, **{**arguments, "revision": "step9"})
+
+
+def test_shards_are_resolved_once_each(hub):
+    hub.repositories[NAME]["main"] = files = sharded_folder(shards=5)
+    checkpoint = open_checkpoint(NAME)
+    table = wqk.scan(checkpoint)
+    assert hub.resolved == 5
+    expected = TENSORS + header_bytes(files) + small_bytes(files)
+    assert expected <= checkpoint.bytes_fetched <= expected + 0.02 * TENSORS
+    assert (
+        checkpoint.bytes_fetched
+        == hub.bytes_sent - hub.log[0].body - 5 * len(b"redirecting") + hub.cdn.bytes_sent
+    )
+    assert_holds(checkpoint, bert_weights())
+    assert wqk.scan(NAME).frame.equals(table.frame)
+
+
+def test_revisions_and_their_steps(hub):
+    for revision, seed, step in ((None, 0, None), ("step1000", 1, 1000)):
+        checkpoint = open_checkpoint(NAME, revision)
+        assert (checkpoint.name, checkpoint.revision, checkpoint.step) == (NAME, revision, step)
+        assert_holds(checkpoint, {query(0): bert_weights(seed)[query(0)]})
+    with pytest.raises(HubError, match=f"{NAME}: has no revision 'step7'"):
+        open_checkpoint(NAME, "step7")
+
+
+def test_weights_that_two_repositories_share_are_fetched_once(hub):
+    wqk.scan(NAME)
+    hub.repositories["other/copy"] = {"main": bert_folder()}
+    checkpoint = open_checkpoint("other/copy")
+    wqk.scan(checkpoint)
+    assert checkpoint.bytes_fetched == 0
+
+
+def test_a_branch_that_moves_is_seen(hub):
+    wqk.scan(NAME)
+    hub.repositories[NAME]["main"] = bert_folder(seed=3)
+    assert_holds(open_checkpoint(NAME), bert_weights(3))
+
+
+def test_files_in_the_hubs_own_cache_are_used(hub):
+    commit = hub.commit(NAME, "main")
+    for file in ("config.json", "model.safetensors"):
+        hf_hub_download(NAME, file, revision=commit)
+    forget(hub)
+    checkpoint = open_checkpoint(NAME)
+    assert_holds(checkpoint, bert_weights())
+    assert checkpoint.bytes_fetched == 0
+    assert (len(hub.log), len(hub.cdn.log)) == (1, 0)
+
+
+def test_a_snapshot_in_the_hubs_own_cache_is_found_offline(hub, monkeypatch):
+    for file in ("config.json", "model.safetensors"):
+        hf_hub_download(NAME, file)
+    offline(monkeypatch)
+    checkpoint = open_checkpoint(NAME)
+    assert (checkpoint.name, checkpoint.bytes_fetched) == (NAME, None)
+    assert_holds(checkpoint, bert_weights())
+
+
+def test_a_hub_that_tells_no_sizes(hub, monkeypatch):
+    info = hub._info
+    monkeypatch.setattr(hub, "_info", lambda *arguments: info(*arguments[:-1], False))
+    table = wqk.scan(NAME)
+    forget(hub)
+    assert wqk.scan(NAME).frame.equals(table.frame)
+    assert hub.cdn.bytes_sent == 8
+
+
+def test_the_cache_lies_where_it_is_told_to(hub, tmp_path, monkeypatch):
+    wqk.scan(NAME)
+    assert (tmp_path / "assets/wqk/ranges").is_dir()
+    wqk.scan(NAME, cache_dir=tmp_path / "mine")
+    assert (tmp_path / "mine/wqk/ranges").is_dir()
+    monkeypatch.setenv("WQK_CACHE", str(tmp_path / "chosen"))
+    wqk.scan(NAME)
+    assert (tmp_path / "chosen/ranges").is_dir()
+
+
+# Signed addresses.
+
+
+@pytest.mark.parametrize("good_for", [1, 2, 3])
+def test_signed_addresses_expire_and_are_resolved_again(hub, good_for):
+    hub.cdn.good_for = good_for
+    checkpoint = open_checkpoint(NAME)
+    for layer in range(4):
+        assert_holds(checkpoint, {query(layer): bert_weights()[query(layer)]})
+    assert hub.resolved == -(-6 // good_for)
+    kept = b"".join(p.read_bytes() for p in Path(constants.HF_ASSETS_CACHE).rglob("*.json"))
+    assert kept
+    assert b"signature" not in kept
+
+
+# Logins.
+
+
+def test_a_private_repository_needs_a_login(hub, monkeypatch):
+    hub.private[NAME] = "hf_right"
+    for token in (None, False, "hf_wrong"):
+        with pytest.raises(HubError, match="nor a repository that this login can see"):
+            open_checkpoint(NAME, token=token)
+    with pytest.raises(HubError, match="nobody is logged in here"):
+        open_checkpoint(NAME, token=True)
+    assert_holds(open_checkpoint(NAME, token="hf_right"), bert_weights())
+    monkeypatch.setenv("HF_TOKEN", "hf_right")
+    assert_holds(open_checkpoint(NAME), bert_weights())
+    monkeypatch.delenv("HF_TOKEN")
+    Path(constants.HF_TOKEN_PATH).write_text("hf_right")
+    assert_holds(open_checkpoint(NAME, token=True), bert_weights())
+
+
+def test_a_gated_repository_says_what_to_do(hub):
+    hub.gated[NAME] = "hf_right"
+    with pytest.raises(HubError, match="is gated; accept its terms on the hub"):
+        open_checkpoint(NAME)
+    assert_holds(open_checkpoint(NAME, token="hf_right"), bert_weights())
+
+
+def test_a_missing_repository(hub):
+    with pytest.raises(HubError, match="nobody/nothing: is neither a path here nor a repository"):
+        open_checkpoint("nobody/nothing")
+
+
+# A hub that has a bad day.
+
+
+def test_a_busy_hub_is_asked_again(hub):
+    hub.faults.extend([status(503), status(429, Retry_After="1"), status(500)])
+    assert_holds(open_checkpoint(NAME), bert_weights())
+    hub.faults.extend([status(503)] * 6)
+    with pytest.raises(HubError, match=f"{NAME}: the hub answers 503"):
+        open_checkpoint(NAME)
+
+
+def test_an_endpoint_that_is_no_hub(hub):
+    def page(handler):
+        handler.answer(200, {"Content-Type": "text/html"}, b"<html>Welcome</html>")
+        return True
+
+    hub.faults.append(page)
+    with pytest.raises(HubError, match="does not answer as a hub does"):
+        open_checkpoint(NAME)
+
+
+def test_no_network_and_nothing_cached(hub):
+    drop = [lambda handler: setattr(handler, "close_connection", True) or True] * 9
+    hub.faults.extend(drop)
+    with pytest.raises(HubError, match="is no path here, not in the cache, and the hub cannot be"):
+        open_checkpoint(NAME)
+
+
+# Torch archives.
+
+
+def archives(seed: int = 0) -> dict[str, bytes]:
+    buffer = io.BytesIO()
+    torch.save({name: torch.tensor(value) for name, value in bert_weights(seed).items()}, buffer)
+    return {"config.json": json.dumps(BERT).encode(), "pytorch_model.bin": buffer.getvalue()}
+
+
+def test_archives_alone_are_downloaded(hub, monkeypatch):
+    hub.repositories["owner/old"] = {"main": archives(), "step1": archives(1)}
+    for revision, seed in ((None, 0), ("step1", 1)):
+        checkpoint = open_checkpoint("owner/old", revision)
+        assert (checkpoint.name, checkpoint.revision) == ("owner/old", revision)
+        assert_holds(checkpoint, bert_weights(seed))
+    forget(hub)
+    offline(monkeypatch)
+    assert_holds(open_checkpoint("owner/old"), bert_weights())
+    assert_holds(open_checkpoint("owner/old", "step1"), bert_weights(1))
+    assert not hub.log
+
+
+@pytest.mark.parametrize("place", ["branch", "proposal"])
+def test_the_hubs_conversion_stands_in_for_archives(hub, place, monkeypatch):
+    old = archives()
+    converted = {**old, "model.safetensors": save(bert_weights())}
+    name = CONVERTED if place == "branch" else "refs/pr/5"
+    hub.repositories["owner/old"] = {"main": old, name: converted}
+    if place == "proposal":
+        hub.proposals["owner/old"] = [
+            (3, "somebody", "open"),
+            (4, CONVERTER, "closed"),
+            (5, CONVERTER, "open"),
+        ]
+    checkpoint = open_checkpoint("owner/old")
+    table = wqk.scan(checkpoint)
+    assert checkpoint.bytes_fetched < 1.02 * TENSORS + header_bytes(converted) + 1000
+    assert checkpoint.revision is None
+    offline(monkeypatch)
+    assert wqk.scan("owner/old").frame.equals(table.frame)
+
+
+@pytest.mark.parametrize("wrong", ["stale", "stranger", "revision"])
+def test_a_conversion_of_other_weights_is_not_used(hub, wrong):
+    converted = {**archives(2), "model.safetensors": save(bert_weights(2))}
+    name = "refs/pr/3" if wrong == "stranger" else CONVERTED
+    hub.repositories["owner/old"] = {"main": archives(), "step1": archives(1), name: converted}
+    if wrong == "stranger":
+        converted |= archives()
+        hub.proposals["owner/old"] = [(3, "somebody", "open")]
+    revision, seed = ("step1", 1) if wrong == "revision" else (None, 0)
+    assert_holds(open_checkpoint("owner/old", revision), bert_weights(seed))
+
+
+# What repositories hold besides.
+
+
+def test_subfolders(hub):
+    nested = {f"inner/{name}": content for name, content in bert_folder().items()}
+    hub.repositories["owner/nested"] = {"main": nested}
+    assert_holds(open_checkpoint("owner/nested", subfolder="inner"), bert_weights())
+    with pytest.raises(HubError, match="weights lie in inner: name one as subfolder"):
+        open_checkpoint("owner/nested")
+    page = f"{constants.ENDPOINT}/owner/nested/tree/main/inner"
+    checkpoint = open_checkpoint(page)
+    assert (checkpoint.name, checkpoint.revision) == ("owner/nested", "main")
+
+
+@pytest.mark.parametrize(
+    ("files", "error", "message"),
+    [
+        ({"adapter_config.json": b"{}", "adapter_model.safetensors": b""}, CheckpointError, "adap"),
+        ({"model.gguf": b"GGUF"}, CheckpointError, "GGUF"),
+        ({"README.md": b"hello"}, HubError, "holds neither safetensors nor torch weights"),
+        ({"model.safetensors": b"abc"}, CheckpointError, "this file has 3 bytes"),
+        (
+            {"model.safetensors": save(bert_weights()), "config.json": b"[1]"},
+            CheckpointError,
+            "expected a JSON object",
+        ),
+        (
+            {"model.safetensors.index.json": b'{"weight_map": {"a": "gone.safetensors"}}',
+             "other.safetensors": b""},
+            CheckpointError,
+            "shard gone.safetensors is missing",
+        ),
+        (
+            {"model.safetensors.index.json": b'{"weight_map": {"a": "../x.safetensors"}}',
+             "other.safetensors": b""},
+            CheckpointError,
+            "outside its own folder",
+        ),
+        (
+            {
+                "model.safetensors": b"",
+                "config.json": b'{"quantization_config": {"quant_method": "awq"}}',
+            },
+            CheckpointError,
+            "quantised with awq",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_scored(hub, files, error, message):
+    hub.repositories["owner/odd"] = {"main": files}
+    with pytest.raises(error, match=message) as caught:
+        open_checkpoint("owner/odd")
+    assert str(caught.value).startswith("owner/odd")
+
+
+# Reading while scoring.
+
+
+@pytest.mark.parametrize("limit", ["0", "1000000000"])
+def test_the_next_block_is_fetched_while_one_is_scored(hub, monkeypatch, limit):
+    monkeypatch.setenv("WQK_CACHE_LIMIT", limit)
+    monkeypatch.setattr(scanning, "SPARE_MEMORY", 1)  # one block at a time
+    real, requests = scanning.score_heads, []
+
+    def fetched() -> int:
+        return sum(r.body == TENSORS // 4 for r in hub.cdn.log)
+
+    def score_heads(*arguments, **options):
+        done = len(requests)
+        wait_until(lambda: fetched() == min(done + 2, 4))
+        time.sleep(0.05)
+        requests.append(fetched())
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(scanning, "score_heads", score_heads)
+    wqk.scan(NAME)
+    assert requests == [2, 3, 4, 4]  # the next block, and no more: memory is bounded
+
+
+def test_a_large_tensor_comes_over_several_connections(hub, monkeypatch):
+    monkeypatch.setattr(ranged, "LARGEST_REQUEST", 100_000)
+    together = []
+    gate = threading.Barrier(8, timeout=5)
+
+    def meet(handler):
+        gate.wait()
+        together.append(1)
+        return False
+
+    checkpoint = open_checkpoint(NAME)
+    hub.cdn.faults.extend([meet] * 8)
+    name = "embeddings.word_embeddings.weight"
+    assert_holds(checkpoint, {name: bert_weights()[name]})
+    assert len(together) == 8
+
+
+# The command.
+
+
+def command(hub: Hub, tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
+    surroundings = {name: value for name, value in os.environ.items() if name != "HF_TOKEN"}
+    surroundings |= {
+        "HF_ENDPOINT": hub.url,
+        "HF_HUB_OFFLINE": "0",
+        "HF_HOME": str(tmp_path / "home"),
+        "OMP_NUM_THREADS": "1",
+        "COLUMNS": "200",
+    }
+    return subprocess.Popen(
+        [sys.executable, "-m", "wqk", *arguments],
+        env=surroundings,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_the_command_says_what_it_will_fetch_and_what_it_fetched(hub, tmp_path):
+    explain = command(hub, tmp_path, "explain", NAME)
+    said, _ = explain.communicate(timeout=60)
+    assert "A scan reads 528 kB of" in said
+    first = command(hub, tmp_path, "scan", NAME, "--revision", "step1000")
+    scores, line = first.communicate(timeout=60)
+    assert first.returncode == 0
+    assert f"{NAME} @ step1000" in scores
+    assert line.startswith(f"{NAME}: fetched 53")
+    assert " kB of 4." in line
+    second = command(hub, tmp_path, "scan", NAME, "--revision", "step1000")
+    again, line = second.communicate(timeout=60)
+    assert again == scores
+    assert ": fetched 0 B of 4." in line
+    assert "all that was read was in the cache" in line
+    missing = command(hub, tmp_path, "scan", "nobody/nothing")
+    assert missing.communicate(timeout=60)[1].startswith("wqk: nobody/nothing: is neither a path")
+    assert missing.returncode == 2
+
+
+def test_a_killed_scan_leaves_a_cache_that_goes_on(hub, tmp_path):
+    hub.repositories[NAME]["main"] = sharded_folder(shards=5)
+    hub.cdn.faults.extend([None] * 14 + [silence] * 20)
+    process = command(hub, tmp_path, "scan", NAME, "--json")
+    wait_until(lambda: sum(r.status == 0 for r in hub.cdn.log) > 0, 30)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=10)
+    kept = list((tmp_path / "home/assets/wqk/ranges").glob("*/[0-9]*"))
+    assert len(kept) >= 10
+    hub.cdn.faults.clear()
+    hub.cdn.released.set()
+    forget(hub)
+    two = [command(hub, tmp_path, "scan", NAME, "--json") for _ in range(2)]
+    outputs = [process.communicate(timeout=60)[0] for process in two]
+    assert [process.returncode for process in two] == [0, 0]
+    assert outputs[0] == outputs[1]
+    expected = wqk.scan(NAME, cache_dir=tmp_path / "fresh", heads=False)
+    rows = json.loads(outputs[0])["rows"]
+    assert [row["symmetry"] for row in rows] == pytest.approx(expected.frame["symmetry"].to_list())
+
+
+@pytest.mark.parametrize("requests", [1, 4])
+def test_an_interrupted_scan_ends_at_once(hub, tmp_path, requests):
+    hub.cdn.faults.extend([None] * requests + [silence] * 30)
+    process = command(hub, tmp_path, "scan", NAME)
+    wait_until(lambda: sum(r.status == 0 for r in hub.cdn.log) > 0, 30)
+    time.sleep(0.2)
+    start = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=10)
+    assert time.monotonic() - start < 2
+    assert process.returncode != 0
+
+
+def test_a_scan_that_failed_can_be_made_again_with_the_same_checkpoint(hub):
+    hub.cdn.faults.extend([None, None, *[status(404)] * 40])
+    checkpoint = open_checkpoint(NAME)
+    with pytest.raises(HubError):
+        wqk.scan(checkpoint)
+    hub.cdn.faults.clear()
+    assert len(wqk.scan(checkpoint, heads=False)) == 4
+
+
+# A checkpoint of 811 GB.
+
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 16384,
+    "intermediate_size": 53248,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 8,
+    "num_hidden_layers": 126,
+    "vocab_size": 128256,
+    "rope_theta": 500000.0,
+}
+
+
+def llama_tensors() -> dict[str, tuple[int, ...]]:
+    """Llama-3.1-405B's tensors in the order of its shards."""
+    width, inner, keys = 16384, 53248, 1024
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (128256, width)}
+    for layer in range(126):
+        at = f"model.layers.{layer}"
+        shapes |= {
+            f"{at}.input_layernorm.weight": (width,),
+            f"{at}.mlp.down_proj.weight": (width, inner),
+            f"{at}.mlp.gate_proj.weight": (inner, width),
+            f"{at}.mlp.up_proj.weight": (inner, width),
+            f"{at}.post_attention_layernorm.weight": (width,),
+            f"{at}.self_attn.k_proj.weight": (keys, width),
+            f"{at}.self_attn.o_proj.weight": (width, width),
+            f"{at}.self_attn.q_proj.weight": (width, width),
+            f"{at}.self_attn.v_proj.weight": (keys, width),
+        }
+    return shapes | {"model.norm.weight": (width,), "lm_head.weight": (128256, width)}
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory) -> Path:
+    """Its folder: real headers, and sparse files that take no room."""
+    folder = tmp_path_factory.mktemp("llama")
+    shards: list[dict[str, Any]] = [{}]
+    filled = 0
+    for name, shape in llama_tensors().items():
+        size = 2 * int(np.prod(shape))
+        if filled and filled + size > 4.7e9:
+            shards.append({})
+            filled = 0
+        offsets = [filled, filled + size]
+        shards[-1][name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": offsets}
+        filled += size
+    weight_map = {}
+    for number, header in enumerate(shards, 1):
+        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        text = json.dumps(header).encode()
+        with (folder / file).open("wb") as stream:
+            stream.write(len(text).to_bytes(8, "little") + text)
+            stream.truncate(8 + len(text) + max(t["data_offsets"][1] for t in header.values()))
+        weight_map |= dict.fromkeys(header, file)
+    (folder / "config.json").write_text(json.dumps(LLAMA))
+    index = {"metadata": {}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    yield folder
+    for path in folder.iterdir():
+        path.unlink()
+
+
+QUERIES, KEYS = 126 * 16384 * 16384 * 2, 126 * 1024 * 16384 * 2
+
+
+def assert_planned(explanation: Any) -> None:
+    assert explanation.bytes_to_read == QUERIES + KEYS == 71_873_593_344
+    assert explanation.bytes_stored == 2 * 405_853_388_800  # as its authors count parameters
+
+
+def test_a_405b_folder_is_planned_without_reading_it(llama, within):
+    with within(5):
+        assert_planned(wqk.explain(llama))
+
+
+def test_a_405b_repository_is_planned_from_its_headers(llama, hub, within):
+    hub.repositories["meta/llama"] = {"main": {path.name: path for path in llama.iterdir()}}
+    small = {
+        name: (llama / name).read_bytes()
+        for name in ("config.json", "model.safetensors.index.json")
+    }
+    hub.repositories["meta/llama"]["main"] |= small
+    shards = len(list(llama.glob("*.safetensors")))
+    with within(20):
+        start = time.perf_counter()
+        assert_planned(wqk.explain("meta/llama"))
+        first = time.perf_counter() - start
+        assert Counter(r.status for r in hub.cdn.log) == {206: 2 * shards}
+        assert hub.resolved == shards
+        assert hub.cdn.bytes_sent < 400_000
+        forget(hub)
+        checkpoint = open_checkpoint("meta/llama")
+        assert_planned(wqk.explain(checkpoint))
+        assert checkpoint.bytes_fetched == 0
+        rows = Part("model.layers.77.self_attn.k_proj.weight", ((0, 16), (1000, 1010)))
+        (values,) = checkpoint.read([rows])
+        assert values.shape == (26, 16384)
+        assert checkpoint.bytes_fetched == 26 * 16384 * 2
+    assert first < 10
