@@ -195,16 +195,23 @@ def test_the_command_reports_failures_and_duplicates(models: list[str], tmp_path
 
 
 def interrupted(models: list[str], out: Path, kills: int, dice: random.Random) -> list[int]:
-    """Kill a survey again and again; jobs done at each kill."""
+    """Kill a survey again and again, each time some jobs further; jobs done at each kill."""
+
+    def parts() -> int:
+        return len(list(out.glob("parts/*.parquet")))
+
     done = []
     for _ in range(kills):
         process = start("survey", *models, "--heads", "--jobs", "1", "--out", str(out))
-        time.sleep(dice.uniform(0.2, 1.4))
+        enough = dice.randint(parts(), 18)
+        while parts() < enough and process.poll() is None:
+            time.sleep(0.001)
+        time.sleep(dice.uniform(0, 0.05 if parts() else 0.8))
         process.kill()
         process.communicate()
+        done.append(parts())
         if (out / "scores.parquet").exists():
-            ScoreTable.load(out / "scores.parquet")
-        done.append(len(list((out / "parts").glob("*.parquet"))) if out.exists() else 0)
+            assert ScoreTable.load(out / "scores.parquet").frame["checkpoint"].n_unique() == 18
         if done[-1] == 18:
             shutil.rmtree(out)
     return done
@@ -217,7 +224,8 @@ def test_killed_and_resumed_the_table_is_identical(
     models: list[str], whole: bytes, tmp_path: Path, kills: int
 ):
     out = tmp_path / "out"
-    interrupted(models, out, kills, random.Random(kills))
+    done = interrupted(models, out, kills, random.Random(kills))
+    assert any(0 < parts < 18 for parts in done), done
     result = run("survey", *models, "--heads", "--jobs", "1", "--out", str(out))
     assert result.exit_code == 1, result.output
     assert (out / "scores.parquet").read_bytes() == whole

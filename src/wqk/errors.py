@@ -11,7 +11,7 @@
     ├── FormError            factors that do not make a bilinear form
     ├── TableError           a score table that cannot be read or written
     ├── CorpusError          text that cannot be turned into tokens
-    └── RunError             a training run that cannot start, go on or be read
+    └── RunError             a training run or a survey that cannot start, go on or be read
 """
 
 
@@ -52,4 +52,4 @@ class CorpusError(WqkError):
 
 
 class RunError(WqkError):
-    """A training run that cannot start, resume or be read."""
+    """A training run or a survey that cannot start, go on or be read."""

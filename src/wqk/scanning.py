@@ -156,7 +156,7 @@ def _score_blocks(
 
     largest = max(_working_set(checkpoint, plan) for plan in plans)
     fitting = max(1, SPARE_MEMORY // largest)
-    at_once = min(os.cpu_count() or 1, fitting)
+    at_once = min(usable_cores(), fitting)
     blas_threads = 1 if at_once > 1 else None
     with (
         ThreadpoolController().limit(limits=blas_threads, user_api="blas"),
@@ -168,6 +168,13 @@ def _score_blocks(
         except BaseException:
             checkpoint.abandon()  # else an interrupted scan would wait for its downloads
             raise
+
+
+def usable_cores() -> int:
+    """Cores that this process may use, fewer than there are under Slurm and in containers."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _wanted(plan: AttentionPlan, coordinates: Coordinates) -> list[Part]:

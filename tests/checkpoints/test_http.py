@@ -51,9 +51,15 @@ def surroundings(tmp_path, monkeypatch):
 def waits(monkeypatch):
     """The seconds that would have been waited."""
     seconds: list[float] = []
-    patience = retries.Patience(first=0.01, timeout=0.3, sleep=seconds.append)
+    patience = retries.Patience(first=0.01, timeout=20, sleep=seconds.append)
     monkeypatch.setattr(retries, "PATIENCE", patience)
     return seconds
+
+
+@pytest.fixture
+def impatient(waits, monkeypatch):
+    """Silence soon counts as a failure."""
+    monkeypatch.setattr(retries, "PATIENCE", retries.PATIENCE._replace(timeout=0.5))
 
 
 @pytest.fixture
@@ -151,7 +157,9 @@ def test_a_server_without_tags_is_read_but_not_cached(site):
         [part(sent=64), silence, status(429)],
     ],
 )
-def test_broken_and_failing_connections_are_resumed(site, waits, faults):
+def test_broken_and_failing_connections_are_resumed(site, waits, faults, request):
+    if silence in faults:
+        request.getfixturevalue("impatient")
     checkpoint = open_checkpoint(f"{site.url}{WEIGHTS}")
     site.log.clear()
     site.faults.extend(faults)
@@ -200,7 +208,7 @@ def test_nobody_listens(waits):
         open_checkpoint(f"{address}{WEIGHTS}")
 
 
-def test_a_server_that_never_answers(site, within):
+def test_a_server_that_never_answers(site, impatient, within):
     site.faults.extend([silence] * 10)
     with within(5), pytest.raises(HubError, match="does not answer"):
         open_checkpoint(f"{site.url}{WEIGHTS}")

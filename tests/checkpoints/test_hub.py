@@ -59,7 +59,7 @@ def hub(tmp_path, monkeypatch):
             monkeypatch.setattr(constants, name, value)
         for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WQK_CACHE", "WQK_CACHE_LIMIT"):
             monkeypatch.delenv(name, raising=False)
-        patience = retries.Patience(first=0.01, timeout=2, sleep=lambda _: None)
+        patience = retries.Patience(first=0.01, timeout=20, sleep=lambda _: None)
         monkeypatch.setattr(retries, "PATIENCE", patience)
         server.repositories[NAME] = {"main": bert_folder(), "step1000": bert_folder(seed=1)}
         yield server

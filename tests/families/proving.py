@@ -6,7 +6,6 @@ import json
 import math
 import re
 from functools import partial
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 
     from tests.families.architectures import Architecture
 
-    from wqk.attention import Attention
     from wqk.families import AttentionPlan, InputNorm
 
 

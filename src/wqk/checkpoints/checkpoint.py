@@ -62,8 +62,6 @@ class Checkpoint(ABC):
         The hub revision and the training step, where known.
     config
         The model's configuration as `transformers` writes it; empty where there is none.
-    bytes_fetched
-        Bytes that came over the network so far; None where nothing is remote.
     """
 
     name: str

@@ -19,7 +19,7 @@ from wqk.cli.options import family_file, gamma, json_output
 def diff(
     before: str, after: str, heads: bool, gamma: float, family: Path | None, as_json: bool
 ) -> None:
-    r"""Say how far, and in which direction, the forms moved.
+    """Say how far, and in which direction, the forms moved.
 
     The two are a model and its fine-tuned child, two steps of one training, or two seeds.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from contextlib import contextmanager
 from itertools import groupby
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from wqk.scanning import Progress as ScanProgress
     from wqk.tables import ScoreTable
     from wqk.verification import Verification
+
+# polars' own handler lets a main thread that waits for others sleep on through Ctrl-C.
+if hasattr(signal, "siginterrupt"):
+    signal.siginterrupt(signal.SIGINT, True)
 
 # Below these widths columns give way: the heads' terms first, then the bars, then the null.
 ROOM_FOR_BARS = 78

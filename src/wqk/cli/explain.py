@@ -23,7 +23,7 @@ def explain(
     heads_per_layer: int | None,
     as_json: bool,
 ) -> None:
-    r"""Show which tensors are queries and keys, and the bytes a scan will read.
+    """Show which tensors are queries and keys, and the bytes a scan will read.
 
     \b
     Example:

@@ -57,7 +57,7 @@ def scan(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    r"""Score the query-key form of every layer.
+    """Score the query-key form of every layer.
 
     REF is a folder, a file, an https:// address, or a hub id such as
     google-bert/bert-base-uncased. A training run's folder is read as its checkpoint-* steps.

@@ -47,7 +47,7 @@ def show(
     family: Path | None,
     as_json: bool,
 ) -> None:
-    r"""Draw a form with its norms, or the coupling of heads.
+    """Draw a form with its norms, or the coupling of heads.
 
     \b
     Examples:

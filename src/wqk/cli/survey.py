@@ -50,7 +50,7 @@ def survey(
     as_json: bool,
     out: Path,
 ) -> None:
-    r"""Score many checkpoints into one table, DIR/scores.parquet.
+    """Score many checkpoints into one table, DIR/scores.parquet.
 
     REF is a folder, a file, a hub id, a training run's folder, @FILE for a list with one REF per
     line, or a named set: paper:language, paper:vision, paper:audio, paper:encoder-decoder. The same

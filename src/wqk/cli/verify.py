@@ -27,7 +27,7 @@ def verify(
     family: Path | None,
     as_json: bool,
 ) -> None:
-    r"""Run the model and compare its attention with the forms'.
+    """Run the model and compare its attention with the forms'.
 
     Exits with 1 where they differ: then the scores of this checkpoint are not to be believed. Needs
     PyTorch and transformers (pip install 'wqk[train]').

@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from wqk.errors import MissingPackage, RunError
+from wqk.scanning import usable_cores
 from wqk.surveying.work import Outcome, failure
 
 if TYPE_CHECKING:
@@ -42,10 +43,7 @@ class WorkerDied(Exception):
 
 def default_jobs() -> int:
     """As many processes as this process may use cores, within reason."""
-    return min(MOST_JOBS, len(os.sched_getaffinity(0)) if _HAS_AFFINITY else os.cpu_count() or 1)
-
-
-_HAS_AFFINITY = hasattr(os, "sched_getaffinity")
+    return min(MOST_JOBS, usable_cores())
 
 
 def run_on(
