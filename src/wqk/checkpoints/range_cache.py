@@ -48,7 +48,7 @@ class RangeCache:
 
     def __init__(self, folder: Path, limit: int = LIMIT) -> None:
         self.folder, self.limit = folder, limit
-        self._start = time.time()
+        self._start = time.time() - 1  # the clocks of file systems lag a little
         self._lock = threading.Lock()
         self._taken: int | None = None
         self._refused = limit + 1
