@@ -100,7 +100,7 @@ def proofs_by_type(known: Mapping[str, Family], tests: Path) -> dict[str, list[s
 
 def _tested_models(tests: Path) -> Iterator[tuple[str, str]]:
     """Name and class of every ``Architecture("name", "Class", ...)`` in the tests."""
-    for file in sorted(tests.glob("test_*.py")):
+    for file in sorted(tests.rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
                 continue

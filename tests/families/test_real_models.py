@@ -61,7 +61,14 @@ def test_bert_bases_symmetry_is_split_as_known(shared: Path) -> None:
     assert above.to_list().count(True) + below.to_list().count(True) == 12
 
 
-def test_grouped_heads_of_a_real_model_are_proven(shared: Path) -> None:
-    result = verify(shared / "checkpoints" / "stories260k")
-    assert result.ok
-    assert result.difference < 1e-12
+@pytest.mark.parametrize("folder", ["stories260k", "llama2xs-260k"])
+def test_grouped_heads_of_real_models_are_proven(folder: str, shared: Path) -> None:
+    verification = verify(shared / "checkpoints" / folder)
+    assert len(verification.blocks) == 5
+    assert verification.ok
+    assert verification.difference < 1e-12
+
+
+def test_a_given_text_is_read(shared: Path) -> None:
+    verification = verify(shared / "checkpoints" / "stories260k", tokens=[1, 403, 407, 261, 378])
+    assert verification.ok

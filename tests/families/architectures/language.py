@@ -248,6 +248,11 @@ LANGUAGE = [
     Architecture("splinter", "SplinterModel", BERT),
     Architecture("data2vec-text", "Data2VecTextForMaskedLM", BERT),
     Architecture("bert-generation", "BertGenerationDecoder", BERT | {"is_decoder": True}),
+    Architecture(
+        "esm-absolute",
+        "EsmForMaskedLM",
+        BERT | {"position_embedding_type": "absolute", "mask_token_id": 3},
+    ),
     Architecture("megatron-bert", "MegatronBertForMaskedLM", BERT),
     Architecture("xlm-roberta-xl", "XLMRobertaXLForMaskedLM", BERT),
     Architecture(

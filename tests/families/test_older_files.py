@@ -1,0 +1,113 @@
+"""Files as older programs wrote them: other names, and tensors that are not used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.families.architectures import NAMED, Architecture
+from tests.families.architectures.architecture import BERT
+from tests.families.proving import (
+    edit_tensors,
+    prove_attention,
+    prove_live,
+    prove_norms,
+    save,
+)
+
+torch = pytest.importorskip("torch")
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def without_prefix(tensors: dict[str, Any]) -> dict[str, Any]:
+    """As the hub's gpt2: no ``transformer.``, and the causal mask among the weights."""
+    renamed = {name.removeprefix("transformer."): value for name, value in tensors.items()}
+    masks = {f"h.{layer}.attn.bias": torch.ones(1, 1, 64, 64).tril() for layer in range(2)}
+    return renamed | masks
+
+
+def gamma_and_beta(tensors: dict[str, Any]) -> dict[str, Any]:
+    """As files converted from TensorFlow."""
+    return {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+            "LayerNorm.bias", "LayerNorm.beta"
+        ): value
+        for name, value in tensors.items()
+    }
+
+
+def with_buffers(tensors: dict[str, Any]) -> dict[str, Any]:
+    """As Pythia: masks and rotary frequencies among the weights."""
+    return tensors | {
+        f"gpt_neox.layers.{layer}.attention.{name}": value
+        for layer in range(2)
+        for name, value in {
+            "bias": torch.ones(1, 1, 64, 64, dtype=torch.bool).tril(),
+            "masked_bias": torch.tensor(-1e9),
+            "rotary_emb.inv_freq": torch.ones(4),
+        }.items()
+    }
+
+
+def with_bias_in_cross_attention(tensors: dict[str, Any]) -> dict[str, Any]:
+    """As the first T5 files, which hold a relative bias that is not used."""
+    name = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+    return tensors | {name: torch.randn(8, 4)}
+
+
+def with_a_draft_layer(tensors: dict[str, Any]) -> dict[str, Any]:
+    """As models with layers for multi-token prediction after their own."""
+    extra = {
+        name.replace("layers.1.", "layers.2."): value.clone()
+        for name, value in tensors.items()
+        if "layers.1." in name
+    }
+    return tensors | extra
+
+
+def without_frequencies(tensors: dict[str, Any]) -> dict[str, Any]:
+    """As ESM without its rotary frequencies, which it would load in single precision."""
+    return {name: value for name, value in tensors.items() if not name.endswith("inv_freq")}
+
+
+def language_model_first(tensors: dict[str, Any]) -> dict[str, Any]:
+    """As the first files of composite models."""
+    return {
+        name.replace("model.language_model.", "language_model.model."): value
+        for name, value in tensors.items()
+    }
+
+
+ESM = Architecture(
+    "esm",
+    "EsmForMaskedLM",
+    BERT | {"position_embedding_type": "rotary", "mask_token_id": 3},
+)
+OLDER = [
+    (NAMED["gpt2"], without_prefix),
+    (NAMED["bert"], gamma_and_beta),
+    (NAMED["electra"], gamma_and_beta),
+    (NAMED["deberta"], gamma_and_beta),
+    (NAMED["gpt-neox"], with_buffers),
+    (NAMED["t5"], with_bias_in_cross_attention),
+    (NAMED["mistral"], with_a_draft_layer),
+    (NAMED["deepseek-v3"], with_a_draft_layer),
+    (NAMED["gemma3"], language_model_first),
+    (ESM, without_frequencies),
+]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "edit"), OLDER, ids=[f"{row.name}-{edit.__name__}" for row, edit in OLDER]
+)
+def test_older_files(
+    architecture: Architecture, edit: Callable[[dict[str, Any]], dict[str, Any]], tmp_path: Path
+) -> None:
+    model = save(architecture, tmp_path)
+    edit_tensors(tmp_path, edit)
+    prove_attention(architecture, tmp_path)
+    prove_live(architecture, model, tmp_path)
+    prove_norms(architecture, tmp_path)

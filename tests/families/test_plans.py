@@ -1,0 +1,115 @@
+"""What is told of a model before it is run: its blocks and their windows, or why it is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from tests.families.architectures import NAMED, Architecture
+from tests.families.architectures.architecture import GROUPED
+from tests.families.proving import edit_config, edit_tensors, save
+
+from wqk.attention import attention_plans, read_attention
+from wqk.checkpoints import open_checkpoint
+from wqk.errors import CheckpointError, UnknownFamily
+from wqk.families import families
+from wqk.verification import verify
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_every_model_type_belongs_to_one_family() -> None:
+    kinds = [kind for family in families().values() for kind in family.model_types]
+    assert len(kinds) == len(set(kinds))
+
+
+def test_windows_are_told_for_the_layers_that_have_them(tmp_path: Path) -> None:
+    save(NAMED["sam"], tmp_path)
+    plans = [p for p in attention_plans(open_checkpoint(tmp_path)) if p.stack == "vision"]
+    assert [plan.window for plan in plans] == ["3x3", None, "3x3"]
+    assert all(plan.status == "partial" for plan in plans)
+
+
+def test_layers_are_counted_through_the_stages(tmp_path: Path) -> None:
+    save(NAMED["swinv2"], tmp_path)
+    plans = attention_plans(open_checkpoint(tmp_path))
+    assert [plan.layer for plan in plans] == [0, 1, 2, 3, 4]
+    assert [plan.query.heads for plan in plans] == [2, 2, 4, 4, 4]
+    assert {plan.window for plan in plans} == {"4x4"}
+    assert "cosine" in plans[0].reason
+
+
+def test_a_missing_stage_is_noticed(tmp_path: Path) -> None:
+    save(NAMED["swin"], tmp_path)
+    edit_tensors(
+        tmp_path, lambda tensors: {n: v for n, v in tensors.items() if ".1.blocks.2." not in n}
+    )
+    with pytest.raises(CheckpointError, match="incomplete"):
+        attention_plans(open_checkpoint(tmp_path))
+
+
+def test_mobilellm_runs_as_llama_and_shares_layers(tmp_path: Path) -> None:
+    save(replace(NAMED["llama"], config=GROUPED), tmp_path)
+    edit_config(tmp_path, {"model_type": "mobilellm", "layer_sharing": True})
+    assert [plan.applications for plan in attention_plans(open_checkpoint(tmp_path))] == [2, 2]
+    verification = verify(tmp_path)
+    assert verification.family == "mobilellm"
+    assert verification.difference < 1e-12
+
+
+def test_rotary_scaling_without_its_numbers(tmp_path: Path) -> None:
+    save(NAMED["llama"], tmp_path)
+    edit_config(tmp_path, {"rope_parameters": {"rope_type": "llama3"}})
+    with pytest.raises(CheckpointError, match="rotary scaling 'llama3'"):
+        attention_plans(open_checkpoint(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["deepseek-v2", "deepseek-v2-lite"])
+def test_the_latent_form_is_the_product_of_its_factors(name: str, tmp_path: Path) -> None:
+    model = save(NAMED[name], tmp_path)
+    attention = read_attention(tmp_path, layer=1)
+    block = model.get_submodule("layers.1" if name.endswith("lite") else "model.layers.1")
+    weights = {key: value.detach().numpy() for key, value in block.self_attn.named_parameters()}
+    content, position, rank = 10, 8, 16
+    key = weights["kv_b_proj.weight"].reshape(6, -1, rank)[:, :content]
+    key = key * weights["kv_a_layernorm.weight"] @ weights["kv_a_proj_with_mqa.weight"][:rank]
+    query = weights["q_proj.weight"] if name.endswith("lite") else weights["q_b_proj.weight"]
+    query = query.reshape(6, content + position, -1)[:, :content]
+    if not name.endswith("lite"):
+        query = query * weights["q_a_layernorm.weight"] @ weights["q_a_proj.weight"]
+    assert attention.head(0).rank == content
+    for head in range(6):
+        expected = query[head].T @ key[head]
+        np.testing.assert_allclose(attention.head(head).dense(), expected, atol=1e-4)
+    assert attention.plan.status == "partial"
+
+
+def test_latent_attention_with_biases_is_refused(tmp_path: Path) -> None:
+    latent = NAMED["deepseek-v2"]
+    biased = replace(latent, config=latent.config | {"attention_bias": True})
+    save(biased, tmp_path)
+    with pytest.raises(CheckpointError, match="without biases"):
+        attention_plans(open_checkpoint(tmp_path))
+
+
+def test_latent_widths_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    save(NAMED["deepseek-v2"], tmp_path)
+    edit_config(tmp_path, {"qk_rope_head_dim": 6})
+    with pytest.raises(CheckpointError, match="16 outputs for the latent and 6"):
+        attention_plans(open_checkpoint(tmp_path))
+    edit_config(tmp_path, {"qk_rope_head_dim": 8, "qk_nope_head_dim": 30})
+    with pytest.raises(CheckpointError, match="have no outputs 0 to 30"):
+        attention_plans(open_checkpoint(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [("DiffLlamaModel", "subtracts one softmax"), ("HunYuanDenseV1Model", "do not commute")],
+)
+def test_attention_that_is_no_form_is_refused(model: str, reason: str, tmp_path: Path) -> None:
+    save(Architecture("refused", model, GROUPED), tmp_path)
+    with pytest.raises(UnknownFamily, match=reason):
+        attention_plans(open_checkpoint(tmp_path))

@@ -1,0 +1,36 @@
+"""Models that cannot be run to be verified, and what is then said."""
+
+from __future__ import annotations
+
+import sys
+from importlib import resources
+from pathlib import Path
+
+import pytest
+from tests.families.architectures import NAMED
+from tests.families.proving import edit_config, save
+
+from wqk.errors import CheckpointError, UnknownFamily
+from wqk.verification import verify
+
+
+def test_a_model_that_transformers_does_not_know(tmp_path: Path) -> None:
+    save(NAMED["llama"], tmp_path)
+    edit_config(tmp_path, {"model_type": "nobody"})
+    llama = resources.files("wqk.families") / "data" / "llama.toml"
+    with pytest.raises(UnknownFamily, match="no code for model type 'nobody'"):
+        verify(tmp_path, family=Path(str(llama)))
+
+
+def test_transformers_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(NAMED["bert"], tmp_path)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(CheckpointError, match="transformers is not installed"):
+        verify(tmp_path)
+
+
+def test_what_is_run_is_a_folder(tmp_path: Path) -> None:
+    model = save(NAMED["bert"], tmp_path)
+    for ref in (model, tmp_path / "model.safetensors"):
+        with pytest.raises(CheckpointError, match="name the folder"):
+            verify(ref)
