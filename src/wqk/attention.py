@@ -6,11 +6,11 @@ Axes: H query heads, G key heads, R head width, D width, N tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from wqk._caching import cached_property
 from wqk._typing import Array, Float
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import CheckpointError, NonFiniteWeights

@@ -10,12 +10,12 @@ Axes: ``...`` a stack of forms, D width (``d_query``, ``d_key``), R rank.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from array_api_compat import array_namespace
 
 from wqk import kernels
+from wqk._caching import cached_property
 from wqk._typing import Array, Float
 from wqk.errors import FormError
 
@@ -173,20 +173,20 @@ class BilinearForm:
         """
         form = self
         for _ in self.stack:
-            form = form._sum_first_axis()
+            form = form._sum_last_axis()
         return form
 
-    def _sum_first_axis(self) -> BilinearForm:
+    def _sum_last_axis(self) -> BilinearForm:
         xp = array_namespace(self.query, self.key)
         axes = len(self.stack) + 2
         query, key = (
             xp.reshape(a, (1,) * (axes - a.ndim) + tuple(a.shape)) for a in (self.query, self.key)
         )
-        if key.shape[0] == 1:
-            return BilinearForm(xp.sum(query, axis=0), key[0, ...])
-        if query.shape[0] == 1:
-            return BilinearForm(query[0, ...], xp.sum(key, axis=0))
-        return BilinearForm(_join_first_axis(query, xp), _join_first_axis(key, xp))
+        if key.shape[-3] == 1:
+            return BilinearForm(_total(query, xp), key[..., 0, :, :])
+        if query.shape[-3] == 1:
+            return BilinearForm(query[..., 0, :, :], _total(key, xp))
+        return BilinearForm(_join_last_axis(query, xp), _join_last_axis(key, xp))
 
     @cached_property
     def moments(self) -> kernels.Moments:
@@ -257,8 +257,13 @@ def _side_by_side(a: Array, b: Array) -> Array:
     return xp.concat([a, b], axis=-1)
 
 
-def _join_first_axis(factor: Array, xp: Any) -> Array:
-    """(S, ..., D, R) to (..., D, S·R); a view where the factor is a transposed weight."""
-    count, *stack, width, rank = factor.shape
-    transposed = xp.moveaxis(xp.matrix_transpose(factor), 0, -3)
+def _total(factor: Array, xp: Any) -> Array:
+    """(..., S, D, R) added up over S."""
+    return factor[..., 0, :, :] if factor.shape[-3] == 1 else xp.sum(factor, axis=-3)
+
+
+def _join_last_axis(factor: Array, xp: Any) -> Array:
+    """(..., S, D, R) to (..., D, S·R); a view where the factor is a transposed weight."""
+    *stack, count, width, rank = factor.shape
+    transposed = xp.matrix_transpose(factor)
     return xp.matrix_transpose(xp.reshape(transposed, (*stack, count * rank, width)))

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from array_api_compat import array_namespace
 
+from wqk._caching import cached_property
 from wqk._typing import Array, Float
 from wqk.errors import FormError, NonFiniteWeights
 
