@@ -122,7 +122,7 @@ def prompted_image_input(
 ) -> Inputs:
     """A picture and a prompt with its mask, which are stacked to one of the model's size."""
     height, width = config.image_size
-    shape = (EXAMPLES, config.num_channels, height // 2, width)
+    shape = (_examples(tokens), config.num_channels, height // 2, width)
     names = ("pixel_values", "prompt_pixel_values", "prompt_masks")
     return {name: random.standard_normal(shape) for name in names}
 
@@ -132,8 +132,11 @@ def pointed_image_input(
 ) -> Inputs:
     """A picture and two sets of three points in it, all of which are on the object."""
     picture = image_input(config, tokens, length, random)
-    points = random.uniform(0, picture["pixel_values"].shape[-1], (EXAMPLES, 2, 3, 2))
-    return picture | {"input_points": points, "input_labels": np.ones((EXAMPLES, 2, 3), np.int64)}
+    examples, side = _examples(tokens), picture["pixel_values"].shape[-1]
+    return picture | {
+        "input_points": random.uniform(0, side, (examples, 2, 3, 2)),
+        "input_labels": np.ones((examples, 2, 3), np.int64),
+    }
 
 
 def sound_input(
