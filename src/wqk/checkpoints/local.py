@@ -29,7 +29,8 @@ class LocalFile:
     """A file's bytes by position.
 
     Positional reads rather than a memory map: a file that shrinks while it is read ends in an
-    error, not in a signal that kills the process.
+    error, not in a signal that kills the process. One that is written to ends in an error, too; one
+    that is replaced by another stays what it was, here.
     """
 
     def __init__(self, path: Path) -> None:
@@ -39,7 +40,8 @@ class LocalFile:
             self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be opened ({error.strerror})") from None
-        self.size = os.fstat(self._descriptor).st_size
+        status = os.fstat(self._descriptor)
+        self.size, self._modified = status.st_size, status.st_mtime_ns
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill the buffer from this offset."""
@@ -51,6 +53,10 @@ class LocalFile:
             if count == 0:
                 raise CheckpointError(f"{self.name}: ended at byte {offset}, while it was read")
             buffer, offset = buffer[count:], offset + count
+        if os.fstat(self._descriptor).st_mtime_ns != self._modified:
+            raise CheckpointError(
+                f"{self.name}: was written to while it was read; scan it again when it is at rest"
+            )
 
     def __del__(self) -> None:
         if hasattr(self, "_descriptor"):
