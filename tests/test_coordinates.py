@@ -198,7 +198,7 @@ def flat_forms(forms: wqk.BilinearForm) -> list[wqk.BilinearForm]:
 def test_forms_at_a_distance_give_the_rotated_scores(run: Run, distance: int) -> None:
     if run.plan.rotary is None:
         with pytest.raises(wqk.WqkError, match="no rotary positions"):
-            read_block(run.checkpoint, run.plan, Coordinates(distances=(1,)))
+            list(read_block(run.checkpoint, run.plan, Coordinates(distances=(1,))).forms)
         return
     from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
@@ -235,3 +235,23 @@ def test_coordinates_are_told_in_the_table(run: Run) -> None:
     assert table.metadata["folded_norms"]
     assert table.metadata["biases"]
     assert set(table.frame["d_query"]) == {49}
+
+
+def test_bytes_told_are_those_of_the_circuit(run: Run) -> None:
+    seen = []
+    wqk.scan(run.checkpoint, circuit="ov", heads=False, on_progress=seen.append)
+    tensors = {
+        part.name: part
+        for plan in attention_plans(run.checkpoint)
+        for side in (plan.value, plan.output)
+        for part in side.parts.values()
+    }
+    expected = sum(part.nbytes(run.checkpoint.info(name)) for name, part in tensors.items())
+    assert seen[-1].bytes_read == expected
+
+
+def test_distances_are_made_one_by_one(run: Run) -> None:
+    # A thousand rotated copies of a large block would not fit into memory.
+    block = read_block(run.checkpoint, run.plan, Coordinates(distances=(0,) * 1000))
+    first, second = next(block.forms), next(block.forms)
+    assert first[0] == second[0] == 0

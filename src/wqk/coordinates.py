@@ -25,6 +25,8 @@ from wqk.errors import CheckpointError
 from wqk.forms import BilinearForm
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from wqk.checkpoints import Checkpoint, Part
     from wqk.families import AttentionPlan, InputNorm
 
@@ -39,6 +41,9 @@ class Coordinates:
     distances: tuple[int, ...] = (0,)
 
 
+PLAIN = Coordinates()
+
+
 class Side(NamedTuple):
     """One factor of a circuit before it becomes a form."""
 
@@ -48,10 +53,10 @@ class Side(NamedTuple):
 
 
 class Block(NamedTuple):
-    """A block's two factors as stored, and its forms at each distance."""
+    """A block's two factors as stored, and its forms at each distance, made one by one."""
 
     weights: tuple[np.ndarray, np.ndarray]
-    forms: tuple[tuple[int, BilinearForm], ...]
+    forms: Iterator[tuple[int, BilinearForm]]
 
 
 def read_block(checkpoint: Checkpoint, plan: AttentionPlan, coordinates: Coordinates) -> Block:
@@ -60,12 +65,12 @@ def read_block(checkpoint: Checkpoint, plan: AttentionPlan, coordinates: Coordin
     Returns
     -------
     Block
-        ``forms`` holds, for each distance, the heads as a stack (G, H/G).
+        ``forms`` gives, for each distance, the heads as a stack (G, H/G).
 
     Raises
     ------
     CheckpointError
-        The block has no rotary positions, or no values and outputs.
+        The block has no values and outputs; or, from ``forms``, no rotary positions.
     """
     left, right = _circuit(checkpoint, plan, coordinates.circuit)
     weights = left.weight, right.weight
@@ -82,8 +87,7 @@ def read_block(checkpoint: Checkpoint, plan: AttentionPlan, coordinates: Coordin
         for side in (left, right)
     )
     plain = BilinearForm(query, key)
-    forms = ((n, at_distance(plain, plan, n)) for n in coordinates.distances)
-    return Block(weights, tuple(forms))
+    return Block(weights, ((n, at_distance(plain, plan, n)) for n in coordinates.distances))
 
 
 def at_distance(form: BilinearForm, plan: AttentionPlan, distance: int) -> BilinearForm:

@@ -16,7 +16,7 @@ from threadpoolctl import ThreadpoolController
 from wqk._version import __version__
 from wqk.attention import attention_plans
 from wqk.checkpoints import open_checkpoint
-from wqk.coordinates import Block, Coordinates, lacks_norm, read_block
+from wqk.coordinates import PLAIN, Block, Coordinates, lacks_norm, read_block
 from wqk.errors import CheckpointError
 from wqk.randomness import looks_random
 from wqk.scores import directionality, head_terms, symmetry, symmetry_null
@@ -109,7 +109,7 @@ def scan(
     blocks = _score_blocks(checkpoint, plans, coordinates, gamma, heads)
     for done, (plan, scored) in enumerate(zip(plans, blocks, strict=True), 1):
         rows += scored
-        bytes_read += plan_bytes(checkpoint, plan)
+        bytes_read += plan_bytes(checkpoint, plan, coordinates)
         if on_progress:
             on_progress(Progress(done, len(plans), bytes_read, time.perf_counter() - start))
     about = _about(checkpoint)
@@ -124,9 +124,12 @@ def scan(
     return ScoreTable.from_rows(({**about, **row} for row in rows), metadata)
 
 
-def plan_bytes(checkpoint: Checkpoint, plan: AttentionPlan) -> int:
-    """Bytes of the checkpoint that scoring one block reads."""
-    return sum(part.nbytes(checkpoint.info(part.name)) for part in set(plan.parts.values()))
+def plan_bytes(
+    checkpoint: Checkpoint, plan: AttentionPlan, coordinates: Coordinates = PLAIN
+) -> int:
+    """Bytes of the checkpoint that scoring one block reads, but for the vectors of norms."""
+    parts = set(_wanted(plan, coordinates))
+    return sum(part.nbytes(checkpoint.info(part.name)) for part in parts)
 
 
 def _score_blocks(
@@ -154,7 +157,7 @@ def _score_blocks(
         prefetch(1)
         return _score_block(checkpoint, plan, coordinates, gamma, heads)
 
-    largest = max(_working_set(checkpoint, plan) for plan in plans)
+    largest = max(_working_set(checkpoint, plan, coordinates) for plan in plans)
     fitting = max(1, SPARE_MEMORY // largest)
     at_once = min(usable_cores(), fitting)
     blas_threads = 1 if at_once > 1 else None
@@ -185,9 +188,10 @@ def _wanted(plan: AttentionPlan, coordinates: Coordinates) -> list[Part]:
     return [part for side in sides if side is not None for part in side.parts.values()]
 
 
-def _working_set(checkpoint: Checkpoint, plan: AttentionPlan) -> int:
+def _working_set(checkpoint: Checkpoint, plan: AttentionPlan, coordinates: Coordinates) -> int:
     """About the bytes that scoring a block takes: its weights in float32, twice."""
-    shapes = (part.shape(checkpoint.info(part.name).shape) for part in set(plan.parts.values()))
+    parts = set(_wanted(plan, coordinates))
+    shapes = (part.shape(checkpoint.info(part.name).shape) for part in parts)
     return 2 * 4 * sum(map(math.prod, shapes))
 
 

@@ -273,23 +273,6 @@ class RemoteFile:
         self.size = size
 
 
-def fetch_whole(file: RemoteFile, largest: int) -> bytes:
-    """A small file's content; its size is learnt on the way.
-
-    Raises
-    ------
-    CheckpointError
-        It is larger than ``largest``.
-    """
-    start = file.describe()
-    if file.size > largest:
-        raise CheckpointError(f"{file.name}: has {file.size} bytes, expected {largest} at most")
-    content = bytearray(file.size)
-    content[: len(start)] = start
-    file.read_into(len(start), memoryview(content)[len(start) :])
-    return bytes(content)
-
-
 def public(url: str) -> str:
     """An address without what may be secret: user, password, signature.
 

@@ -72,11 +72,6 @@ _READERS: dict[str, tuple[str, type, Callable[[np.ndarray, np.ndarray], None]]] 
 }
 
 
-def is_float(dtype: str) -> bool:
-    """Whether values of this stored type can be widened to float32 or float64."""
-    return dtype in _READERS
-
-
 def is_float8(dtype: str) -> bool:
     """Whether the type is one of the 8-bit floats, whose values mean nothing without a scale."""
     return dtype in ("F8_E4M3", "F8_E5M2")
