@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+from tests.stand_in import Module
 
 import wqk
 from wqk.scanning import Progress
@@ -60,34 +61,14 @@ def random_bert(rng: np.random.Generator, layers: int = 1, d: int = 24, heads: i
     return tensors, factors
 
 
-class BertLike:
-    """Stands for a live module: a state dict and a configuration."""
-
-    def __init__(self, tensors: dict[str, np.ndarray], heads: int, layers: int = 1) -> None:
-        self._tensors = tensors
-        self._config = {
-            "model_type": "bert",
-            "num_attention_heads": heads,
-            "num_hidden_layers": layers,
-        }
-
-    def state_dict(self) -> dict[str, np.ndarray]:
-        return self._tensors
-
-    @property
-    def config(self):
-        settings = self._config
-
-        class Config:
-            def to_dict(self) -> dict[str, object]:
-                return settings
-
-        return Config()
+def bert_like(tensors: dict[str, np.ndarray], heads: int, layers: int = 1) -> Module:
+    config = {"model_type": "bert", "num_attention_heads": heads, "num_hidden_layers": layers}
+    return Module(tensors, config)
 
 
 def test_rows_equal_dense_scores_of_every_head_and_layer() -> None:
     tensors, factors = random_bert(np.random.default_rng(0), layers=2)
-    frame = wqk.scan(BertLike(tensors, 3, 2)).frame
+    frame = wqk.scan(bert_like(tensors, 3, 2)).frame
     for layer, (query, key) in enumerate(factors):
         matrices = np.einsum("dhr,ehr->hde", query, key)
         for head in (None, 0, 1, 2):
@@ -119,9 +100,9 @@ def test_planted_heads_have_their_known_scores() -> None:
     key[0] = query[0]  # symmetric
     key[1] = turn @ query[1]  # skew-symmetric
     query[3], key[3] = key[2], query[2]  # each other's transpose
-    frame = wqk.scan(BertLike(tensors, 4)).heads.frame
+    frame = wqk.scan(bert_like(tensors, 4)).heads.frame
     np.testing.assert_allclose(frame["symmetry"][:2], [1, -1], atol=1e-12)
-    attention = wqk.read_attention(BertLike(tensors, 4), 0)
+    attention = wqk.read_attention(bert_like(tensors, 4), 0)
     pairs = wqk.coupling(attention.heads)
     assert pairs[2, 3] == pytest.approx(1)
     assert frame["directionality"][2] == pytest.approx(-frame["directionality"][3])
@@ -130,7 +111,7 @@ def test_planted_heads_have_their_known_scores() -> None:
 def test_a_zero_layer_is_degenerate_and_said_so() -> None:
     tensors, _ = random_bert(np.random.default_rng(2))
     tensors["encoder.layer.0.attention.self.key.weight"][:] = 0
-    table = wqk.scan(BertLike(tensors, 3))
+    table = wqk.scan(bert_like(tensors, 3))
     assert set(table.frame["status"]) == {"degenerate"}
     assert table.frame["symmetry"].is_nan().all()
     assert table.summary()["symmetry_median"].to_list() == [None, None]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.stand_in import Module
 
 import wqk
 from wqk.attention import attention_plans
@@ -35,28 +36,11 @@ FUSED = {
 CONFIG = {"model_type": "nobody-knows", "n_heads": HEADS}
 
 
-class Model:
-    """Stands for a live module with foreign names."""
-
-    def __init__(self, tensors: dict[str, np.ndarray], config: dict[str, object]) -> None:
-        self._tensors, self._config = tensors, config
-
-    def state_dict(self) -> dict[str, np.ndarray]:
-        return self._tensors
-
-    @property
-    def config(self) -> Model:
-        return self
-
-    def to_dict(self) -> dict[str, object]:
-        return self._config
-
-
 def draw(*shape: int) -> np.ndarray:
     return np.random.default_rng(sum(shape)).standard_normal(shape)
 
 
-def check(model: Model, query: np.ndarray, key: np.ndarray, *, key_heads: int = HEADS) -> None:
+def check(model: Module, query: np.ndarray, key: np.ndarray, *, key_heads: int = HEADS) -> None:
     """The forms read from the model are those of these weights (H·R, D) and (G·R, D)."""
     for layer in range(2):
         attention = wqk.read_attention(model, layer, kind="self")
@@ -78,7 +62,7 @@ def test_siblings_are_queries_and_keys(names: tuple[str, str]) -> None:
         for layer in range(2)
         for name, weight in zip(names, (query, key), strict=True)
     }
-    model = Model(tensors, {**CONFIG, "n_kv_heads": KEY_HEADS})
+    model = Module(tensors, {**CONFIG, "n_kv_heads": KEY_HEADS})
     check(model, query, key, key_heads=KEY_HEADS)
     table = wqk.scan(model)
     assert set(table.frame["family"]) == {"inferred"}
@@ -94,7 +78,7 @@ def test_fused_weights_are_taken_apart(name: str, layout: str) -> None:
     else:
         fused = np.concatenate([query, key, value])
     fused = fused.T if layout == "conv1d" else fused
-    model = Model({name.format(layer): fused for layer in range(2)}, CONFIG)
+    model = Module({name.format(layer): fused for layer in range(2)}, CONFIG)
     check(model, query, key)
     assert "confidence medium" in wqk.scan(model).metadata["inferred"][0]
 
@@ -109,7 +93,7 @@ def test_a_bare_state_dict_needs_the_number_of_heads() -> None:
 def test_towers_and_cross_attention_are_told_apart() -> None:
     names = ["encoder.blocks.0.attn", "decoder.blocks.0.attn", "decoder.blocks.0.cross_attn"]
     tensors = {f"{n}.{role}.weight": draw(D, D) for n in names for role in ("query", "key")}
-    plans = attention_plans(open_checkpoint(Model(tensors, {"n_audio_head": 4, "n_text_head": 3})))
+    plans = attention_plans(open_checkpoint(Module(tensors, {"n_audio_head": 4, "n_text_head": 3})))
     assert [(p.stack, p.rule.kind, p.query.heads) for p in plans] == [
         ("encoder", "self", 4),
         ("decoder", "self", 3),
@@ -119,14 +103,14 @@ def test_towers_and_cross_attention_are_told_apart() -> None:
 
 def test_a_known_type_with_foreign_names_is_guessed_too() -> None:
     tensors = {f"layers.0.attention.w{role}.weight": draw(D, D) for role in "qk"}
-    table = wqk.scan(Model(tensors, {"model_type": "llama", "num_attention_heads": 3}))
+    table = wqk.scan(Module(tensors, {"model_type": "llama", "num_attention_heads": 3}))
     assert set(table.frame["family"]) == {"inferred"}
 
 
 @pytest.mark.parametrize("names", [["sequence.0.weight"], ["q_proj.weight"], ["h.0.q.weight"]])
 def test_what_cannot_be_guessed_is_refused(names: list[str]) -> None:
     with pytest.raises(wqk.errors.UnknownFamily, match="named like a query beside a key"):
-        wqk.scan(Model({name: draw(D, D) for name in names}, CONFIG))
+        wqk.scan(Module({name: draw(D, D) for name in names}, CONFIG))
 
 
 def test_the_command_says_that_it_guessed(shared: Path) -> None:

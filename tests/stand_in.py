@@ -1,0 +1,27 @@
+"""A live module for tests that need none: a state dict and a configuration."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+
+
+class Module:
+    """What `wqk.open_checkpoint` looks at of an `nn.Module` of `transformers`."""
+
+    def __init__(self, tensors: Mapping[str, np.ndarray], config: Mapping[str, Any]) -> None:
+        self._tensors, self._config = tensors, config
+
+    def state_dict(self) -> Mapping[str, np.ndarray]:
+        return self._tensors
+
+    @property
+    def config(self) -> Module:
+        return self
+
+    def to_dict(self) -> Mapping[str, Any]:
+        return self._config
