@@ -157,7 +157,8 @@ def _score_blocks(
         prefetch(1)
         return _score_block(checkpoint, plan, coordinates, gamma, heads)
 
-    largest = max(_working_set(checkpoint, plan, coordinates) for plan in plans)
+    # A circuit that is not there has no size; reading it says so.
+    largest = max(1, *(_working_set(checkpoint, plan, coordinates) for plan in plans))
     fitting = max(1, SPARE_MEMORY // largest)
     at_once = min(usable_cores(), fitting)
     blas_threads = 1 if at_once > 1 else None
