@@ -41,20 +41,40 @@ ARROWS = {
     "explanation": {"attention", "checkpoints", "families"},
     "verification": {"attention", "checkpoints", "families", "forms"},
     "images": {"forms", "scores"},
-    "figures": {"images", "scores", "tables"},
+    "runs": {"tables"},
+    "atlas": {"model_sets", "tables"},
+    "figures": {"atlas", "images", "runs", "scores", "tables"},
+    "details": {"attention", "checkpoints", "coordinates", "forms", "images", "scores", "tables"},
+    "reporting": {"atlas", "details", "images", "runs", "tables"},
+    "initialization": {"attention", "checkpoints", "families", "forms", "scores"},
+    "monitor": {
+        "attention", "checkpoints", "families", "forms", "runs", "scanning", "scores", "tables",
+    },
+    "training": {
+        "attention", "checkpoints", "families", "forms", "initialization", "monitor", "runs",
+        "scanning", "scores", "tables",
+    },
+    "theory": {
+        "attention", "checkpoints", "coordinates", "families", "figures", "forms",
+        "initialization", "runs", "scores", "tables", "training", "verification",
+    },
     "views": {
         "attention", "checkpoints", "coordinates", "families", "figures", "images", "scanning",
         "scores", "tables",
     },
     "demo": {"attention", "figures", "images", "scanning", "tables"},
     "cli": {
-        "attention", "checkpoints", "demo", "differences", "explanation", "figures", "scanning",
-        "surveying", "tables", "verification", "views",
+        "atlas", "attention", "checkpoints", "demo", "details", "differences", "explanation",
+        "figures", "initialization", "monitor", "reporting", "runs", "scanning", "surveying",
+        "tables", "theory", "training", "verification", "views",
     },
     "__main__": {"cli"},
 }
 # fmt: on
-HEAVY = {"torch", "transformers", "matplotlib", "pandas", "scipy", "sklearn", "safetensors"}
+HEAVY = {
+    "accelerate", "datasets", "matplotlib", "pandas", "plotly", "safetensors", "scipy", "sklearn",
+    "tokenizers", "torch", "transformers",
+}
 
 
 def modules() -> list[Path]:
