@@ -75,6 +75,8 @@ HEAVY = {
     "accelerate", "datasets", "matplotlib", "pandas", "plotly", "safetensors", "scipy", "sklearn",
     "tokenizers", "torch", "transformers",
 }
+# Modules that subclass what a heavy library offers; nothing imports them before they are asked for.
+IMPORTED_LATE = {"monitor/callback.py"}
 
 
 def modules() -> list[Path]:
@@ -119,7 +121,8 @@ def test_arrows_never_point_back(path: Path) -> None:
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
 def test_heavy_libraries_are_imported_late(path: Path) -> None:
-    assert not {name.split(".")[0] for name in imported(path, late=False)} & HEAVY
+    if str(path.relative_to(SOURCE)) not in IMPORTED_LATE:
+        assert not {name.split(".")[0] for name in imported(path, late=False)} & HEAVY
 
 
 def test_the_core_runs_without_optional_libraries() -> None:

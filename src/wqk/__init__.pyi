@@ -5,10 +5,17 @@ from .attention import read_attention as read_attention
 from .checkpoints import Checkpoint as Checkpoint
 from .checkpoints import open_checkpoint as open_checkpoint
 from .demo import demo_model as demo_model
+from .details import Details as Details
+from .details import read_details as read_details
 from .differences import diff as diff
 from .errors import WqkError as WqkError
 from .explanation import explain as explain
 from .forms import BilinearForm as BilinearForm
+from .initialization import Initialization as Initialization
+from .initialization import initialize_ as initialize_
+from .monitor import Monitor as Monitor
+from .monitor import ScoreCallback as ScoreCallback
+from .reporting import write_report as write_report
 from .scanning import scan as scan
 from .scores import coupling as coupling
 from .scores import directionality as directionality

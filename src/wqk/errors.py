@@ -11,7 +11,8 @@
     ├── FormError            factors that do not make a bilinear form
     ├── TableError           a score table that cannot be read or written
     ├── CorpusError          text that cannot be turned into tokens
-    └── RunError             a training run or a survey that cannot start, go on or be read
+    ├── RunError             a training run or a survey that cannot start, go on or be read
+    └── TheoryError          a statement that cannot be computed on a model, text or objective
 """
 
 
@@ -53,3 +54,7 @@ class CorpusError(WqkError):
 
 class RunError(WqkError):
     """A training run or a survey that cannot start, go on or be read."""
+
+
+class TheoryError(WqkError):
+    """A statement of the paper that cannot be computed on this model, text or objective."""

@@ -101,10 +101,28 @@ def scan(
     [0, 1, 2, 3]
     """
     checkpoint = open_checkpoint(ref, **hub)
-    plans = attention_plans(checkpoint, family, heads_per_layer)
+    return scan_plans(
+        checkpoint,
+        attention_plans(checkpoint, family, heads_per_layer),
+        Coordinates(circuit, fold_norm, bias, tuple(distances)),
+        gamma=gamma,
+        heads=heads,
+        on_progress=on_progress,
+    )
+
+
+def scan_plans(
+    checkpoint: Checkpoint,
+    plans: Sequence[AttentionPlan],
+    coordinates: Coordinates = PLAIN,
+    *,
+    gamma: float = 2.0,
+    heads: bool = True,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> ScoreTable:
+    """Score the blocks of a checkpoint that have been found already; everything else as `scan`."""
     start, bytes_read = time.perf_counter(), 0
     rows: list[dict[str, Any]] = []
-    coordinates = Coordinates(circuit, fold_norm, bias, tuple(distances))
     reasons = _reasons(plans, coordinates)
     blocks = _score_blocks(checkpoint, plans, coordinates, gamma, heads)
     for done, (plan, scored) in enumerate(zip(plans, blocks, strict=True), 1):
@@ -116,8 +134,8 @@ def scan(
     metadata = {
         "wqk": __version__,
         "gamma": gamma,
-        "folded_norms": fold_norm,
-        "biases": bias,
+        "folded_norms": coordinates.fold_norm,
+        "biases": coordinates.bias,
         "partial": reasons,
         "inferred": list(dict.fromkeys(p.rule.guess for p in plans if p.rule.guess)),
     }
@@ -207,7 +225,7 @@ def _score_block(
     block = read_block(checkpoint, plan, coordinates)
     rows: list[dict[str, Any]] = []
     for distance, form in block.forms:
-        place = _place(plan, form) | {"circuit": coordinates.circuit, "distance": distance}
+        place = place_of(plan, form) | {"circuit": coordinates.circuit, "distance": distance}
         rows += ({**place, **row} for row in score_heads(form, gamma=gamma, heads=heads))
     status = _status(plan, coordinates, block, rows[0].get("symmetry"))
     for row in rows:
@@ -295,8 +313,8 @@ def _score_arrays(form: BilinearForm, gamma: float) -> dict[str, Any]:
     }
 
 
-def _place(plan: AttentionPlan, heads: BilinearForm) -> dict[str, Any]:
-    """What a block's rows share."""
+def place_of(plan: AttentionPlan, heads: BilinearForm) -> dict[str, Any]:
+    """What a block's rows share: its place in the model and its shape."""
     d_query, d_key = heads.shape
     key_heads, sharing = heads.stack
     return {

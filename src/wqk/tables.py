@@ -294,7 +294,7 @@ def _to_markdown(table: ScoreTable) -> bytes:
     return ("\n".join(lines) + "\n").encode()
 
 
-_LATEX_ESCAPES = str.maketrans(
+LATEX_ESCAPES = str.maketrans(
     {
         **{character: f"\\{character}" for character in "_%&#${}"},
         "\\": r"\textbackslash{}",
@@ -308,7 +308,7 @@ _LATEX_ESCAPES = str.maketrans(
 def _to_latex(table: ScoreTable) -> bytes:
     context, cells = _printed_rows(table)
     header = [*context, *(latex for _, latex in _PRINTED.values())]
-    escaped = [[cell.translate(_LATEX_ESCAPES) for cell in row] for row in cells]
+    escaped = [[cell.translate(LATEX_ESCAPES) for cell in row] for row in cells]
     body = "\n".join("  " + " & ".join(row) + r" \\" for row in escaped)
     columns = "l" * len(context) + "r" * len(_PRINTED)
     return (

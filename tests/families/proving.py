@@ -18,7 +18,7 @@ from wqk.families import find_family
 from wqk.verification import verify
 from wqk.verification.inputs import inputs_of
 from wqk.verification.recording import heads_apart, listen, require_records
-from wqk.verification.running import PADDING_MASKS, _double_precision, _load_model
+from wqk.verification.running import PADDING_MASKS, _load_model, double_precision
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -148,7 +148,7 @@ def prove_norms(architecture: Architecture, folder: Path) -> None:
     """
     checkpoint = open_checkpoint(folder)
     outputs: dict[str, list[np.ndarray]] = {}
-    with _double_precision(), torch.no_grad(), heads_apart():
+    with double_precision(), torch.no_grad(), heads_apart():
         model = _load_model(folder, checkpoint, find_family(checkpoint), {})
         plans = attention_plans(open_checkpoint(model))
         records = listen(model, plans, plans)

@@ -47,13 +47,56 @@ class StateDict(Checkpoint):
         return np.concatenate([_on_host(array[start:stop]) for start, stop in ranges])
 
 
+class Parameters(StateDict):
+    """A module's parameters as they stand: what is read are tensors of the model, not copies.
+
+    Gradients flow through them, and what is written to one of `arrays` is in the model at once.
+
+    Raises
+    ------
+    CheckpointError
+        Not a module, or its parameters are not all there: on the meta device, or sharded.
+    """
+
+    def __init__(self, model: Any) -> None:
+        if not hasattr(model, "named_parameters"):
+            raise CheckpointError(f"expected an nn.Module, got {type(model).__name__}")
+        named = dict(model.named_parameters(remove_duplicate=False))
+        for name, parameter in named.items():
+            if parameter.is_meta or hasattr(parameter, "full_tensor"):
+                where = "on the meta device" if parameter.is_meta else "sharded over processes"
+                raise CheckpointError(
+                    f"{type(model).__name__}: {name} is {where}, and its values are not here; "
+                    "take the model before it is sharded, with its weights"
+                )
+        super().__init__(named, _configuration(model), type(model).__name__)
+
+    @property
+    def arrays(self) -> Mapping[str, Any]:
+        """Every whole parameter by name."""
+        return self._arrays
+
+    def _read(self, part: Part) -> Any:
+        array = self._arrays[part.name]
+        ranges = part.row_ranges(self.info(part.name).shape)
+        if part.rows is None or len(ranges) == 1:
+            return array if part.rows is None else array[slice(*ranges[0])]
+        import torch
+
+        return torch.cat([array[start:stop] for start, stop in ranges])
+
+
 def open_live(model: Any) -> StateDict:
     """A module by its state dict and configuration, or a state dict by itself."""
     if hasattr(model, "state_dict"):
-        config: Any = getattr(model, "config", None)
-        as_dict = config.to_dict() if hasattr(config, "to_dict") else {}
-        return StateDict(model.state_dict(), as_dict, type(model).__name__)
+        return StateDict(model.state_dict(), _configuration(model), type(model).__name__)
     return StateDict(model, {}, "state dict")
+
+
+def _configuration(model: Any) -> Mapping[str, Any]:
+    config: Any = getattr(model, "config", None)
+    as_dict: Mapping[str, Any] = config.to_dict() if hasattr(config, "to_dict") else {}
+    return as_dict
 
 
 def _info(value: Any) -> TensorInfo:

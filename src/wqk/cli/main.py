@@ -9,12 +9,14 @@ from typing import Any
 import click
 
 from wqk._version import __version__
+from wqk.cli.atlas import atlas
 from wqk.cli.demo import demo
 from wqk.cli.diff import diff
 from wqk.cli.explain import explain
 from wqk.cli.scan import scan
 from wqk.cli.show import show
 from wqk.cli.survey import survey
+from wqk.cli.train import train
 from wqk.cli.verify import verify
 from wqk.errors import WqkError
 
@@ -42,7 +44,7 @@ def command(debug: bool) -> None:
     """
 
 
-for verb in (scan, explain, verify, show, diff, survey, demo):
+for verb in (scan, explain, verify, show, diff, survey, atlas, train, demo):
     command.add_command(verb)
 
 

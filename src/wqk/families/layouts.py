@@ -20,7 +20,7 @@ Axes: H query heads, G key heads, R head width, D width, C latent width.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from wqk.checkpoints import Part
 from wqk.errors import CheckpointError
@@ -83,6 +83,25 @@ class Projection:
             stored = np.ascontiguousarray(columns.T)
         return stored.reshape(self.heads, self.head_width, -1)
 
+    def put(self, tensor: Any, weight: Any) -> None:
+        """Write the projection (heads, R, D) into the whole stored tensor, in place.
+
+        The inverse of `take`; outputs of other roles stay as they are. NumPy arrays or PyTorch
+        tensors, both of one kind.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> stored = np.zeros((2, 6))
+        >>> key = Projection("c_attn", ((2, 4),), transposed=True, heads=1, head_width=2)
+        >>> key.put(stored, np.array([[[1.0, 2.0], [3.0, 4.0]]]))
+        >>> stored
+        array([[0., 0., 1., 3., 0., 0.],
+               [0., 0., 2., 4., 0., 0.]])
+        """
+        outputs = weight.reshape(self.heads * self.head_width, -1)
+        put_outputs(tensor.T if self.transposed else tensor, self.outputs, outputs)
+
     def bias_part(self, name: str) -> Part:
         """What has to be read of a bias tensor that lies as the weight's outputs do."""
         return Part(name, self.outputs)
@@ -134,6 +153,15 @@ class Composed:
         inner = stored[self.gain][:, None] * self.inner.weight(stored)[0]
         weight: np.ndarray = self.outer.weight(stored) @ inner
         return weight
+
+
+def put_outputs(tensor: Any, outputs: Ranges | None, values: Any) -> None:
+    """Write rows, in the order of the ranges, into those of a stored tensor; None for all."""
+    start = 0
+    for first, last in outputs or ((0, len(values)),):
+        stop = start + last - first
+        tensor[first:last] = values[start:stop]
+        start = stop
 
 
 def _columns(stored: np.ndarray, outputs: Ranges) -> np.ndarray:

@@ -42,17 +42,19 @@ class Rotary:
 
     def rotate(self, vectors: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Turn (..., N, R) queries or keys to their positions (N,)."""
-        pairs = len(self.frequencies)
         angles = np.asarray(positions, np.float64)[:, None] * self.frequencies
         cosine, sine = self.amplitude * np.cos(angles), self.amplitude * np.sin(angles)
-        first, second = self._pairs(pairs)
+        first, second = self.planes
         turned = np.array(vectors, np.float64)
         a, b = vectors[..., first], vectors[..., second]
         turned[..., first] = a * cosine - b * sine
         turned[..., second] = a * sine + b * cosine
         return turned
 
-    def _pairs(self, pairs: int) -> tuple[slice, slice]:
+    @property
+    def planes(self) -> tuple[slice, slice]:
+        """The two dimensions of each rotated pair: all first ones, and all second ones."""
+        pairs = len(self.frequencies)
         if self.order == "half":
             return slice(0, pairs), slice(pairs, 2 * pairs)
         return slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)

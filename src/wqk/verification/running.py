@@ -67,7 +67,7 @@ def run(
     import torch
 
     known = load_family(family) if family else find_family(checkpoint)
-    with _quiet(), _double_precision():
+    with quiet(), double_precision():
         try:
             model = _load_model(ref, checkpoint, known, hub)
             if text is not None and tokens is None:
@@ -102,7 +102,7 @@ def _require_packages(ref: Any) -> None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """No progress bars and no advice: tensors that no attention needs may well be missing."""
     from transformers.utils import logging
 
@@ -120,7 +120,7 @@ def _quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _double_precision() -> Iterator[None]:
+def double_precision() -> Iterator[None]:
     """Everything that asks PyTorch for float32 gets float64.
 
     Models compute rotary angles and the softmax in float32 by name, whatever their weights are.

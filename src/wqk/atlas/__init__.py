@@ -1,0 +1,21 @@
+"""The atlas: the paper's published scores, and where a scan stands among them."""
+
+from wqk.atlas.comparison import Comparison, compare
+from wqk.atlas.medians import summarise, survey_table
+from wqk.atlas.paper_tables import paper_table
+from wqk.atlas.placing import Placement, place
+from wqk.atlas.published import Flag, flags, lookup, published
+
+__all__ = [
+    "Comparison",
+    "Flag",
+    "Placement",
+    "compare",
+    "flags",
+    "lookup",
+    "paper_table",
+    "place",
+    "published",
+    "summarise",
+    "survey_table",
+]

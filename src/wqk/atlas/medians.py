@@ -1,0 +1,157 @@
+"""From a score table to rows like the published ones: medians over the layers of plain forms."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from wqk.atlas.published import COLUMNS, last_part, with_flags
+from wqk.errors import TableError
+from wqk.tables import ScoreTable, join
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from os import PathLike
+
+# Metadata with which scores can stand beside the published ones; what is not told is taken so.
+PLAIN = {"gamma": 2.0, "folded_norms": False, "biases": False}
+
+# The published directionality goes by excess.
+SCORES = {"symmetry": "symmetry", "directionality": "directionality_excess"}
+
+
+def summarise(table: ScoreTable) -> pl.DataFrame:
+    """A row like the published ones for each checkpoint and stack of a score table.
+
+    Only what compares is taken: self-attention, the query-key circuit at distance 0, and a table
+    with gamma 2, without folded norms and biases; of another table no row is left.
+
+    Returns
+    -------
+    polars.DataFrame
+        The columns of `published`; ``source`` is ``own``, ``name`` the last part of the
+        checkpoint's name with its revision and step, and the layers' statuses are ``flags``.
+
+    Examples
+    --------
+    >>> import wqk
+    >>> rows = summarise(wqk.scan(wqk.demo_model("encoder")))
+    >>> rows.select("name", "stack", "sound").rows()
+    [('encoder', 'encoder', True)]
+    """
+    if any(table.metadata.get(key, value) != value for key, value in PLAIN.items()):
+        return pl.DataFrame(schema=COLUMNS)
+    plain = table.layers.filter(
+        pl.col("kind") == "self", pl.col("circuit") == "qk", pl.col("distance") == 0
+    )
+    place = ["checkpoint", "revision", "step", "stack"]
+    about = plain.frame.group_by(place, maintain_order=True).agg(
+        pl.col("parameters").first(), pl.col("status").unique(maintain_order=True).alias("flags")
+    )
+    # Both keep the order in which the stacks first appear.
+    rows = pl.concat([about, plain.summary().select(_spreads())], how="horizontal")
+    return with_flags(
+        rows.with_columns(
+            pl.lit("own").alias("source"),
+            pl.Series("name", [_name(row) for row in rows.iter_rows(named=True)], pl.String()),
+            pl.col("checkpoint").alias("model"),
+            pl.lit(None, pl.String()).alias("modality"),
+            pl.col("flags").list.set_difference(["ok"]),
+        )
+    )
+
+
+def _spreads() -> list[pl.Expr]:
+    """Median and distances to the quartiles, under the names of the published rows."""
+    return [
+        expression.alias(score + ending)
+        for score, column in SCORES.items()
+        for ending, expression in (
+            ("", pl.col(f"{column}_median")),
+            ("_below", pl.col(f"{column}_median") - pl.col(f"{column}_q25")),
+            ("_above", pl.col(f"{column}_q75") - pl.col(f"{column}_median")),
+        )
+    ]
+
+
+def _name(place: Mapping[str, Any]) -> str:
+    """What a row is called: the checkpoint, and which one of several."""
+    name = last_part(place["checkpoint"])
+    if place["revision"]:
+        name += f" @ {place['revision']}"
+    if place["step"] is not None and str(place["step"]) not in name:
+        name += f", step {place['step']}"
+    return name
+
+
+def of_model(rows: pl.DataFrame, row: Mapping[str, Any]) -> pl.DataFrame:
+    """The rows of `summarise` of a published row's model, and of its stack if that is there.
+
+    Models are known by their hub id, or, as in a local folder, by its last part.
+    """
+    model = pl.col("model").str.to_lowercase()
+    named = rows.filter(model == row["model"].lower())
+    if named.is_empty():
+        named = rows.filter(model.str.split("/").list.last() == last_part(row["model"]).lower())
+    of_stack = named.filter(stack=row["stack"])
+    return of_stack if of_stack.height else named
+
+
+def survey_table(folder: str | PathLike[str]) -> ScoreTable:
+    """The scores in the folder of a survey, finished or not (see `wqk.survey`).
+
+    Raises
+    ------
+    TableError
+        The folder holds no survey, or one that has scored nothing yet.
+
+    Examples
+    --------
+    >>> import tempfile, wqk
+    >>> from concurrent.futures import ThreadPoolExecutor
+    >>> with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor() as threads:
+    ...     _ = wqk.survey(wqk.demo_model("decoder"), out=folder, heads=False, executor=threads)
+    ...     summarise(survey_table(folder))["name"].to_list()
+    ['decoder']
+    """
+    whole = Path(folder) / "scores.parquet"
+    if whole.is_file():
+        return ScoreTable.load(whole)
+    parts = sorted((Path(folder) / "parts").glob("*.parquet"))
+    if not parts:
+        raise TableError(
+            f"{folder}: holds no scores of a survey; expected the folder that wqk survey --out made"
+        )
+    return join([ScoreTable.load(path) for path in parts])
+
+
+def spread(row: Mapping[str, Any], score: str) -> str:
+    """A score as the paper prints it: the median, and the distances to the quartiles.
+
+    Examples
+    --------
+    >>> from wqk.atlas import published
+    >>> spread(published().row(0, named=True), "directionality")
+    '-0.79 ± [0.11, 0.11]'
+    """
+    if row[score] is None:
+        return "–"
+    return f"{hundredths(row[score])} ± {interquartile(row, score)}"
+
+
+def interquartile(row: Mapping[str, Any], score: str) -> str:
+    """The distances from the median to the quartiles, ``[below, above]``."""
+    return f"[{row[f'{score}_below']:.2f}, {row[f'{score}_above']:.2f}]"
+
+
+def hundredths(value: float | None) -> str:
+    """Two decimals without a negative zero; a dash where there is nothing.
+
+    Examples
+    --------
+    >>> hundredths(-0.001), hundredths(None)
+    ('0.00', '–')
+    """
+    return "–" if value is None else f"{round(value, 2) + 0.0:.2f}"

@@ -1,0 +1,200 @@
+"""The published rows: Tables S2 and S3 as printed, and what is wrong with some of them."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from wqk.errors import CheckpointError
+from wqk.model_sets import model_set, model_sets
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+DATA = Path(__file__).parent / "data"
+
+# What is kept of a score: its median over layers, and the distances to the quartiles.
+COLUMNS: dict[str, pl.DataType] = {
+    "source": pl.String(),
+    "name": pl.String(),
+    "model": pl.String(),
+    "stack": pl.String(),
+    "modality": pl.String(),
+    "parameters": pl.Int64(),
+    "symmetry": pl.Float64(),
+    "symmetry_below": pl.Float64(),
+    "symmetry_above": pl.Float64(),
+    "directionality": pl.Float64(),
+    "directionality_below": pl.Float64(),
+    "directionality_above": pl.Float64(),
+    "flags": pl.List(pl.String()),
+    "sound": pl.Boolean(),
+}
+
+
+@dataclass(frozen=True)
+class Flag:
+    """Something that a reader of a row should know.
+
+    Attributes
+    ----------
+    title, explanation
+        In a few words, and in full.
+    artefact
+        Whether the row's numbers are no scores of a trained model's own form.
+    drawn
+        Models that the paper shows in figures, without printed numbers, for which it holds too.
+    """
+
+    title: str
+    explanation: str
+    artefact: bool
+    drawn: tuple[str, ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        """Title and explanation in one."""
+        return f"{self.title[:1].upper()}{self.title[1:]}. {self.explanation}"
+
+
+@cache
+def flags() -> dict[str, Flag]:
+    """All flags by name.
+
+    Examples
+    --------
+    >>> flags()["grouped-heads"].title
+    'wrong pairs of heads'
+    """
+    entries = tomllib.loads((DATA / "flags.toml").read_text(encoding="utf-8"))
+    return {
+        name: Flag(e["title"], e["explanation"], e["artefact"], tuple(e.get("drawn", ())))
+        for name, e in entries.items()
+    }
+
+
+def published() -> pl.DataFrame:
+    """The rows of Tables S2 and S3, in their order: down the left half, then down the right one.
+
+    Returns
+    -------
+    polars.DataFrame
+        ``name`` as printed, ``model`` the checkpoint it is of, medians over layers with their
+        distances to the quartiles, to two decimals (directionality by excess), ``flags`` (see
+        `flags`), and ``sound``, false where a flag makes the row an artefact. ``source`` is
+        ``published``. Table S3 has no row for GPT2-medium and Phi-2: null.
+
+    Examples
+    --------
+    >>> rows = published()
+    >>> rows.height, rows.filter(~rows["sound"]).height
+    (70, 19)
+    """
+    rows = pl.read_csv(
+        DATA / "published.csv",
+        comment_prefix="#",
+        schema_overrides={k: v for k, v in COLUMNS.items() if k not in ("flags", "sound")},
+    )
+    return with_flags(rows.with_columns(pl.lit("published").alias("source"), split_flags()))
+
+
+def split_flags() -> pl.Expr:
+    """The words of the column ``flags`` as a list, empty where there are none."""
+    return pl.col("flags").fill_null("").str.extract_all(r"\S+")
+
+
+def with_flags(rows: pl.DataFrame) -> pl.DataFrame:
+    """Rows with ``sound`` filled in, in the order and types of `COLUMNS`."""
+    artefacts = [name for name, flag in flags().items() if flag.artefact]
+    sound = pl.col("flags").list.set_intersection(artefacts).list.len() == 0
+    rows = rows.with_columns(sound.alias("sound"))
+    return rows.select(pl.col(name).cast(kind) for name, kind in COLUMNS.items())
+
+
+def marks(rows: Iterable[dict[str, Any]]) -> dict[str, str]:
+    """A letter for each flag of some rows, in the order in which they appear.
+
+    Examples
+    --------
+    >>> marks([{"flags": []}, {"flags": ["fused-tensor"]}, {"flags": ["mislabelled"]}])
+    {'fused-tensor': 'a', 'mislabelled': 'b'}
+    """
+    names = dict.fromkeys(name for row in rows for name in row["flags"])
+    return dict(zip(names, "abcdefghijklmnopqrstuvwxyz", strict=False))
+
+
+def lookup(name: str, rows: pl.DataFrame | None = None) -> pl.DataFrame:
+    """The rows of a model, by the name in the tables or by its id on the hub.
+
+    Parameters
+    ----------
+    name
+        ``BERT-base``, ``google-bert/bert-base-uncased`` or ``bert-base-uncased``, in any case. A
+        printed name may stand for several checkpoints.
+    rows
+        Where to look; the published rows if not given.
+
+    Returns
+    -------
+    polars.DataFrame
+        As `published`; rows that say the same of one checkpoint are given once.
+
+    Raises
+    ------
+    CheckpointError
+        There is no such row. Tells similar names, and what is known of models that the paper only
+        draws.
+
+    Examples
+    --------
+    >>> lookup("bert-base-uncased")["symmetry"].to_list()
+    [0.51]
+    >>> lookup("LLaMA3-8B").select("model", "symmetry", "directionality").rows()
+    [('meta-llama/Meta-Llama-3-8B', 0.0, -0.65), ('meta-llama/Meta-Llama-3-8B', 0.0, 0.01)]
+    """
+    rows = published() if rows is None else rows
+    wanted = name.strip().lower()
+    known: dict[str, str] = {}
+    for spelling in (*rows["name"], *rows["model"], *map(last_part, rows["model"])):
+        known.setdefault(spelling.lower(), spelling)
+    found = rows.filter(
+        (pl.col("name").str.to_lowercase() == wanted)
+        | (pl.col("model").str.to_lowercase() == wanted)
+        | (pl.col("model").str.split("/").list.last().str.to_lowercase() == wanted)
+    )
+    if found.is_empty():
+        close = difflib.get_close_matches(wanted, known, n=5, cutoff=0.55)
+        raise CheckpointError(_unknown(name, list(dict.fromkeys(known[c] for c in close))))
+    same = [column for column in COLUMNS if column not in ("name", "sound")]
+    return found.unique(subset=same, keep="first", maintain_order=True)
+
+
+def last_part(model: str) -> str:
+    """A hub id without its owner, a path's last folder.
+
+    Examples
+    --------
+    >>> last_part("openai-community/gpt2")
+    'gpt2'
+    """
+    return model.rstrip("/").rpartition("/")[2]
+
+
+def _unknown(name: str, close: list[str]) -> str:
+    """Why a name has no row, and what to do."""
+    for drawn, model in ((s, model) for s in model_sets() for model in model_set(s)):
+        if name.lower() in (model.lower(), last_part(model).lower()):
+            problems = [flag.title for flag in flags().values() if model in flag.drawn]
+            warning = f"; what they show is an artefact ({', '.join(problems)})" if problems else ""
+            return (
+                f"{model}: the paper shows this model in its figures ({drawn}) and prints no score "
+                f"of it{warning}; wqk scan {model} scores it"
+            )
+    hint = f"did you mean {', '.join(close)}?" if close else "wqk atlas lists what there is"
+    return f"{name}: no row of Tables S2 and S3 has this name or hub id; {hint}"

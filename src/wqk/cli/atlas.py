@@ -1,0 +1,175 @@
+"""``wqk atlas``: the paper's published scores, and a scan beside them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from wqk.cli.options import json_output
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import polars as pl
+
+    from wqk.atlas import Comparison
+    from wqk.tables import ScoreTable
+
+
+@click.command()
+@click.argument("model", required=False, metavar="[MODEL]")
+@click.option("--stack", type=click.Choice(["encoder", "decoder"]), help="Only these models.")
+@click.option(
+    "--modality", type=click.Choice(["language", "vision"]), help="Only models of this kind."
+)
+@click.option(
+    "--sound/--flagged",
+    "sound",
+    default=None,
+    help="Only rows that are no artefacts; only rows with a flag.",
+)
+@click.option("--search", metavar="TEXT", help="Only rows with TEXT in their name or checkpoint.")
+@click.option(
+    "--sort",
+    type=click.Choice(["table", "name", "symmetry", "directionality", "parameters"]),
+    default="table",
+    show_default=True,
+    help="Order of the rows.",
+)
+@click.option(
+    "--survey",
+    "surveys",
+    type=click.Path(path_type=Path, file_okay=False),
+    multiple=True,
+    envvar="WQK_SURVEY",
+    metavar="DIR",
+    help="Show a survey's results, too; repeatable; by default those in WQK_SURVEY.",
+)
+@click.option(
+    "--from",
+    "table_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="TABLE",
+    help="Compare MODEL with the scores of a saved table.",
+)
+@click.option(
+    "--scan",
+    "scanned",
+    is_flag=False,
+    flag_value="",
+    metavar="[REF]",
+    help="Scan REF and compare MODEL with it; without REF, MODEL's own checkpoint on the hub.",
+)
+@json_output
+def atlas(
+    model: str | None,
+    stack: str | None,
+    modality: str | None,
+    sound: bool | None,
+    search: str | None,
+    sort: str,
+    surveys: tuple[Path, ...],
+    table_file: Path | None,
+    scanned: str | None,
+    as_json: bool,
+) -> None:
+    """Show the paper's published scores (Tables S2 and S3), or those of one MODEL.
+
+    MODEL is a name of the tables or an id on the hub, such as BERT-base or openai-community/gpt2.
+    Rows that are not what they seem carry flags. With --scan, --from or --survey, scores of one's
+    own stand beside the published ones.
+
+    \b
+    Examples:
+      wqk atlas --stack encoder --sound --sort symmetry
+      wqk atlas Mistral-7B
+      wqk atlas BERT-base --scan ./bert-base-uncased
+    """
+    import polars as pl
+
+    from wqk.atlas import lookup, published, summarise, survey_table
+    from wqk.cli import atlas_display
+    from wqk.tables import ScoreTable, join
+
+    if model is None and (table_file or scanned is not None):
+        raise click.UsageError("--from and --scan compare one MODEL; name it before them")
+    if table_file and scanned is not None:
+        raise click.UsageError("expected --from or --scan, got both")
+    survey = join([survey_table(folder) for folder in surveys]) if surveys else None
+    rows = published() if survey is None else pl.concat([published(), summarise(survey)])
+    rows = _chosen(rows, stack, modality, sound, search, sort)
+    if model is None:
+        atlas_display.print_rows(rows, as_json)
+        return
+    found = lookup(model, rows)
+    if table_file:
+        own = ScoreTable.load(table_file)
+    elif scanned is not None:
+        own = _scan(scanned or _only_checkpoint(found))
+    else:
+        own = None
+    compared = [(row, _comparison(row, own, survey)) for row in found.iter_rows(named=True)]
+    atlas_display.print_model(compared, as_json)
+
+
+def _chosen(
+    rows: pl.DataFrame,
+    stack: str | None,
+    modality: str | None,
+    sound: bool | None,
+    search: str | None,
+    sort: str,
+) -> pl.DataFrame:
+    """The rows that were asked for, in the order that was asked for."""
+    import polars as pl
+
+    if stack:
+        rows = rows.filter(pl.col("stack") == stack)
+    if modality:
+        rows = rows.filter(pl.col("modality") == modality)
+    if sound is not None:
+        rows = rows.filter(pl.col("sound") if sound else pl.col("flags").list.len() > 0)
+    if search:
+        text = pl.concat_str("name", "model", separator=" ").str.to_lowercase()
+        rows = rows.filter(text.str.contains(search.lower(), literal=True))
+    if sort == "table":
+        return rows
+    key = pl.col("name").str.to_lowercase() if sort == "name" else pl.col(sort)
+    return rows.sort(key, descending=sort == "symmetry", nulls_last=True, maintain_order=True)
+
+
+def _scan(ref: str) -> ScoreTable:
+    """Scores of the layers of a checkpoint, with a bar."""
+    from wqk.checkpoints import open_checkpoint
+    from wqk.cli import display
+    from wqk.scanning import scan
+
+    with display.progress(ref) as on_progress:
+        checkpoint = open_checkpoint(ref)
+        table = scan(checkpoint, heads=False, on_progress=on_progress)
+    display.say_traffic(checkpoint)
+    return table
+
+
+def _only_checkpoint(found: pl.DataFrame) -> str:
+    """The one hub id that a name stands for."""
+    models = found["model"].unique(maintain_order=True).to_list()
+    if len(models) > 1:
+        raise click.UsageError(f"this name stands for {', '.join(models)}; name one of them")
+    return str(models[0])
+
+
+def _comparison(
+    row: Mapping[str, Any], own: ScoreTable | None, survey: ScoreTable | None
+) -> Comparison | None:
+    """A published row beside a scan of its model, if there is one; a survey need not hold it."""
+    from wqk.atlas import compare, summarise
+    from wqk.atlas.medians import of_model
+
+    if row["source"] == "own":
+        return None
+    if own is None and survey is not None and of_model(summarise(survey), row).height:
+        own = survey
+    return None if own is None else compare(own, row)

@@ -1,0 +1,159 @@
+"""What the atlas shows: rows, their flags, and a scan beside them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from wqk.atlas import flags
+from wqk.atlas.comparison import TOLERANCES
+from wqk.atlas.medians import hundredths, spread
+from wqk.atlas.published import marks
+from wqk.cli import display
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import polars as pl
+
+    from wqk.atlas import Comparison
+
+    Column = tuple[str, str, Callable[[Mapping[str, Any]], str]]
+
+# From these widths on, the checkpoints' ids are shown, and then the quartiles.
+ROOM_FOR_MODELS = 100
+ROOM_FOR_SPREADS = 140
+
+STYLES = {"agrees": "bold green", "differs": "bold yellow", "artefact": "bold red"}
+
+
+def print_rows(frame: pl.DataFrame, as_json: bool) -> None:
+    """One line for each row, and what the letters of their flags mean."""
+    rows = frame.to_dicts()
+    if as_json:
+        display.print_object({"rows": rows, "flags": _explained(rows)})
+        return
+    console = display.output()
+    letters = marks(rows)
+    table = Table(box=None, padding=(0, 1), header_style="dim")
+    columns = _columns(console.width, letters, own=any(r["source"] == "own" for r in rows))
+    for heading, justify, _ in columns:
+        table.add_column(
+            heading,
+            justify="right" if justify == "right" else "left",
+            overflow="fold",
+            no_wrap=justify == "right",
+        )
+    for row in rows:
+        table.add_row(*(cell(row) for _, _, cell in columns), style="" if row["sound"] else "dim")
+    console.print(table)
+    known = flags()
+    for name, letter in letters.items():
+        artefact = "; an artefact" if known[name].artefact else ""
+        console.print(Text(f"{letter}: {known[name].title}{artefact}", style="dim"))
+    console.print(
+        Text(
+            "Medians over layers; directionality by excess. wqk atlas NAME explains a row's flags.",
+            style="dim",
+        )
+    )
+
+
+def _columns(width: int, letters: Mapping[str, str], own: bool) -> list[Column]:
+    """What a line shows: heading, side, and the text of a row's cell."""
+    score = spread if width >= ROOM_FOR_SPREADS else lambda row, name: hundredths(row[name])
+    columns: list[Column] = [("row", "left", lambda row: row["name"])]
+    if width >= ROOM_FOR_MODELS:
+        columns.append(("checkpoint", "left", lambda row: row["model"]))
+    if own:
+        columns.append(("", "left", lambda row: "own" if row["source"] == "own" else ""))
+    return [
+        *columns,
+        ("stack", "left", lambda row: row["stack"]),
+        ("symmetry", "right", lambda row: score(row, "symmetry")),
+        ("directionality", "right", lambda row: score(row, "directionality")),
+        ("flags", "left", lambda row: " ".join(sorted(letters[flag] for flag in row["flags"]))),
+    ]
+
+
+def print_model(
+    compared: Sequence[tuple[Mapping[str, Any], Comparison | None]], as_json: bool
+) -> None:
+    """Rows in full, their flags explained, and below each the scan that it is compared with."""
+    if as_json:
+        rows = [{**row, "comparison": _told(comparison)} for row, comparison in compared]
+        display.print_object({"rows": rows, "flags": _explained(rows)})
+        return
+    for row, comparison in compared:
+        _print_row(row, comparison)
+
+
+def _explained(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The flags of some rows in full, for JSON."""
+    return {name: flags()[name].sentence for name in marks(rows)}
+
+
+def _told(comparison: Comparison | None) -> dict[str, Any] | None:
+    """A comparison for JSON, without the row that it is told with."""
+    if comparison is None:
+        return None
+    return {
+        "scan": comparison.scan,
+        "differences": comparison.differences,
+        "verdict": comparison.verdict,
+    }
+
+
+def _print_row(row: Mapping[str, Any], comparison: Comparison | None) -> None:
+    console = display.output()
+    about = [row["stack"], row["modality"], row["parameters"] and _count(row["parameters"])]
+    console.print(
+        Text.assemble(
+            "\n",
+            (row["name"], "bold"),
+            f" · {row['model']}\n" if row["model"] != row["name"] else "\n",
+            " · ".join(text for text in about if text),
+        )
+    )
+    table = Table(box=None, padding=(0, 1), header_style="dim")
+    for heading in ("", "symmetry", "directionality (excess)"):
+        table.add_column(heading)
+    table.add_row(row["source"], spread(row, "symmetry"), spread(row, "directionality"))
+    if comparison:
+        scan = comparison.scan
+        table.add_row("scan", spread(scan, "symmetry"), spread(scan, "directionality"))
+        changes = (
+            f"{comparison.differences[score]:+.2f}" if score in comparison.differences else "–"
+            for score in TOLERANCES
+        )
+        table.add_row("difference", *changes)
+    console.print(table)
+    for name in row["flags"]:
+        console.print(Text(f"• {flags()[name].sentence}"))
+    if comparison:
+        verdict = comparison.verdict
+        console.print(Text.assemble((_VERDICTS[verdict], STYLES[verdict]), "."))
+
+
+_TOLERATED = " and ".join(f"{value:.2f} of {score}" for score, value in TOLERANCES.items())
+
+_VERDICTS = {
+    "agrees": f"The scan agrees with the published row, within {_TOLERATED}",
+    "differs": f"The scan differs from the published row by more than {_TOLERATED}",
+    "artefact": "The published row is an artefact; the scan need not agree with it",
+}
+
+
+def _count(parameters: int) -> str:
+    """A number of parameters for people.
+
+    Examples
+    --------
+    >>> _count(109_000_000), _count(406_000_000_000)
+    ('109M parameters', '406B parameters')
+    """
+    millions = parameters / 1e6
+    text = f"{millions:.3g}M" if millions < 1000 else f"{millions / 1000:.3g}B"
+    return f"{text} parameters"

@@ -1,0 +1,163 @@
+"""``wqk train``: an encoder or a decoder, from a token store to a run's directory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from wqk.training.recipe import MODEL_FIELDS, PRESETS, SIZES, Recipe, make_recipe
+
+# Fields of the recipe that have options of another form than `--name VALUE`.
+SPECIAL = ("preset", "config", "penalty", "penalty_weight")
+
+
+def recipe_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """An option for every field of the recipe."""
+    for entry in reversed(fields(Recipe)):
+        if entry.name in SPECIAL:
+            continue
+        choices = entry.metadata.get("choices")
+        numbers = {"int": int, "float": float}
+        function = click.option(
+            f"--{entry.name.replace('_', '-')}",
+            type=click.Choice(choices)
+            if choices
+            else numbers.get(str(entry.type).removesuffix(" | None"), str),
+            help=entry.metadata["help"],
+        )(function)
+    return function
+
+
+@click.command()
+@click.option(
+    "--preset",
+    type=click.Choice(list(PRESETS)),
+    help="Where all other values come from: fast (default), or paper.",
+)
+@click.option("--size", type=click.Choice(list(SIZES)), help="Layers, width and heads.")
+@click.option(
+    "--corpus",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Token store to train on, made by wqk corpus.",
+)
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    required=True,
+    metavar="RUN",
+    help="Folder of the run.",
+)
+@click.option("--resume", is_flag=True, help="Go on from the run's last checkpoint.")
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    metavar="FILE.json",
+    help="A transformers configuration instead of size and norm.",
+)
+@click.option(
+    "--penalty",
+    "penalty",
+    metavar="KIND=WEIGHT",
+    help="Add a penalty to the loss: symmetric=0.1 or skew=0.1.",
+)
+@recipe_options
+@click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Threads on a CPU.")
+@click.option(
+    "--report-to",
+    multiple=True,
+    metavar="LOGGER",
+    help="A logger of transformers, such as tensorboard; repeatable.",
+)
+@click.pass_context
+def train(
+    context: click.Context,
+    preset: str | None,
+    size: str | None,
+    corpus: Path | None,
+    out: Path,
+    resume: bool,
+    config: Path | None,
+    penalty: str | None,
+    threads: int | None,
+    report_to: tuple[str, ...],
+    **chosen: Any,
+) -> None:
+    """Train a small encoder or decoder and keep a record of it in RUN.
+
+    Whatever is not said comes from the preset. An interrupted run goes on with --resume; options
+    given then must be those that it began with. For several processes: torchrun -m wqk train.
+
+    \b
+    Examples:
+      wqk train --corpus wikipedia -o runs/encoder
+      wqk train --mode decoder --steps 4000 --corpus wikipedia -o runs/decoder
+      wqk train --preset paper --size mini --init symmetric --corpus wikipedia -o runs/symmetric
+      wqk train --resume -o runs/encoder
+    """
+    from wqk.cli import train_display
+    from wqk.runs import open_run
+    from wqk.training.training import train as train_model
+
+    if corpus is None and not resume:
+        raise click.UsageError("Missing option '--corpus': a token store, made by wqk corpus.")
+    given = {name: value for name, value in chosen.items() if value is not None}
+    if penalty:
+        given |= _penalty(penalty)
+    if config:
+        given["config"] = _configuration(config)
+    if resume:
+        before = Recipe.from_json(open_run(out).settings["recipe"])
+        named = {"preset": preset} if preset else {}
+        recipe = replace(before, **named, **SIZES.get(size or "", {}), **given)
+    else:
+        recipe = make_recipe(preset or "fast", size=size, **given)
+    if threads:
+        import torch
+
+        torch.set_num_threads(threads)
+    with train_display.progress(recipe) as on_progress:
+        try:
+            run = train_model(
+                recipe,
+                corpus,
+                out,
+                resume=resume,
+                report_to=report_to,
+                on_progress=on_progress,
+            )
+        except KeyboardInterrupt:
+            click.echo(f"wqk: interrupted; wqk train --resume -o {out} goes on", err=True)
+            context.exit(130)
+    train_display.print_outcome(run)
+
+
+def _penalty(text: str) -> dict[str, Any]:
+    kind, _, weight = text.partition("=")
+    try:
+        return {"penalty": kind, "penalty_weight": float(weight)}
+    except ValueError:
+        raise click.BadParameter(
+            f"expected a kind and a weight such as symmetric=0.1, got {text!r}",
+            param_hint="--penalty",
+        ) from None
+
+
+def _configuration(path: Path) -> dict[str, Any]:
+    import json
+
+    try:
+        config = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        config = None
+    if not isinstance(config, dict):
+        raise click.BadParameter(
+            f"{path} holds no JSON object; its choices replace {', '.join(MODEL_FIELDS)}",
+            param_hint="--config",
+        )
+    return config

@@ -1,0 +1,2 @@
+from .callback import ScoreCallback as ScoreCallback
+from .monitor import Monitor as Monitor

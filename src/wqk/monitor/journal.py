@@ -1,0 +1,95 @@
+"""Score tables that grow while a model trains: JSON lines, appended, whatever kills the process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from wqk.errors import RunError, TableError
+from wqk.files import write_whole
+from wqk.runs import drop_after, read_lines, read_table
+from wqk.tables import ScoreTable, records
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+
+class Journal:
+    """A file of scores, to which each look adds its rows in one write.
+
+    Parameters
+    ----------
+    path
+        A ``.jsonl`` file, as `ScoreTable.save` writes it; it need not be there yet.
+    gamma
+        With which all its rows are made.
+
+    Raises
+    ------
+    TableError
+        It has another ending, or its folder cannot be made or written.
+    RunError
+        It holds something else, or scores made with another gamma.
+    """
+
+    def __init__(self, path: Path, gamma: float) -> None:
+        self.path = path
+        if path.suffix != ".jsonl":
+            raise TableError(f"{path}: a monitor appends to .jsonl; got the ending {path.suffix!r}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("ab"):
+                pass
+        except OSError as error:
+            raise _unwritable(path, error) from None
+        first = next(iter(read_lines(path)), {"metadata": {"gamma": gamma}})
+        written = first.get("metadata", {}).get("gamma")
+        if written != gamma:
+            raise RunError(
+                f"{path}: holds scores with gamma {written}, and would get some with {gamma}; "
+                "go on with the same gamma, or choose another file"
+            )
+
+    def read(self) -> ScoreTable:
+        """All whole rows."""
+        return read_table(self.path)
+
+    def begin(self, keep: int, metadata: Mapping[str, Any]) -> None:
+        """Forget the rows of steps after ``keep``, and a line that a kill has torn."""
+        drop_after(self.path, keep)
+        if not read_lines(self.path):
+            write_whole(self.path, _line({"metadata": dict(metadata)}))
+
+    def append(self, table: ScoreTable) -> None:
+        """Add rows; on the disk before this returns, or, where that fails, none of them.
+
+        Raises
+        ------
+        TableError
+            The file cannot be written any more.
+        """
+        content = b"".join(map(_line, records(table.frame)))
+        try:
+            with self.path.open("ab", buffering=0) as file:
+                end = file.tell()
+                try:
+                    while content:
+                        content = content[file.write(content) :]
+                    os.fsync(file.fileno())
+                except OSError:
+                    with contextlib.suppress(OSError):
+                        file.truncate(end)
+                    raise
+        except OSError as error:
+            raise _unwritable(self.path, error) from None
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    return json.dumps(record, ensure_ascii=False).encode() + b"\n"
+
+
+def _unwritable(path: Path, error: OSError) -> TableError:
+    return TableError(f"{path}: cannot be written ({error.strerror})")

@@ -1,0 +1,181 @@
+"""Scores of a model in training, at a cadence, into a file: for loops written by hand."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from wqk.monitor.cadence import cadence
+from wqk.monitor.journal import Journal
+from wqk.monitor.scoring import medians, score_look, score_update
+from wqk.monitor.tracking import Tracker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from os import PathLike
+
+    from wqk.monitor.tracking import Snapshot
+    from wqk.tables import ScoreTable
+
+LOG = logging.getLogger("wqk.monitor")
+
+
+class Monitor:
+    """Score a model's query-key forms while it trains, and append them to a file.
+
+    Called with the number of optimizer steps done so far, it looks at the first call and whenever
+    its cadence says so. A look scores every layer and head as `wqk.scan` does, and the change of
+    each form since the look before. It never ends a training run: once made, it logs a warning
+    about whatever goes wrong, and goes on.
+
+    Parameters
+    ----------
+    model
+        The `nn.Module` that is trained, as it is or wrapped by `torch.compile`,
+        `DistributedDataParallel` or `fully_shard`. In a distributed run every process makes a
+        monitor and calls it at the same steps; the first one writes.
+    path
+        A ``.jsonl`` file, such as ``run/scores.jsonl``; the changes go to ``updates.jsonl`` beside
+        it (``NAME-updates.jsonl`` beside any other ``NAME.jsonl``).
+    every, steps
+        When to look: at multiples of ``every`` (None for no multiples), and at these steps, or at
+        1, 2, 4, 8, ... with ``"log"``.
+    gamma, heads, family, heads_per_layer
+        As for `wqk.scan`.
+    name
+        What the rows call the run, in the column ``checkpoint``; the folder's name by default.
+
+    Raises
+    ------
+    UnknownFamily
+        No family knows the model, and none can be guessed.
+    CheckpointError
+        Its queries and keys cannot be read.
+    RunError
+        They are sharded in a way that hides them, or the file holds scores of another kind.
+    TableError
+        The file cannot be written.
+
+    Examples
+    --------
+    >>> from tempfile import mkdtemp
+    >>> from transformers import BertConfig, BertModel
+    >>> import wqk
+    >>> config = BertConfig(vocab_size=9, hidden_size=16, num_hidden_layers=2, num_attention_heads=2)
+    >>> model = BertModel(config)
+    >>> monitor = wqk.Monitor(model, mkdtemp() + "/scores.jsonl", every=2)
+    >>> for step in range(5):
+    ...     looked = monitor(step)
+    ...     _ = model.encoder.layer[0].attention.self.query.weight.data.mul_(1.5)
+    >>> monitor.table.layers.frame.select("step", "layer").rows()
+    [(0, 0), (0, 1), (2, 0), (2, 1), (4, 0), (4, 1)]
+    >>> monitor.updates.layers.frame.select("step", "layer", "status").rows()[:2]
+    [(2, 0, 'ok'), (2, 1, 'degenerate')]
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        path: str | PathLike[str],
+        *,
+        every: int | None = 1000,
+        steps: Iterable[int] | Literal["log"] = (),
+        gamma: float = 2.0,
+        heads: bool = True,
+        family: Path | None = None,
+        heads_per_layer: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        path = Path(path)
+        self._cadence = cadence(every, steps)
+        self._gamma, self._heads = gamma, heads
+        self._tracker = Tracker(model, name or path.resolve().parent.name, family, heads_per_layer)
+        self._scores = Journal(path, gamma)
+        self._updates = Journal(_beside(path), gamma)
+        self._step: int | None = None
+        self._before: Snapshot | None = None
+        self._warned: set[str] = set()
+        self.latest: ScoreTable | None = None
+
+    def __call__(self, step: int) -> dict[str, float]:
+        """Look if it is time to, after ``step`` optimizer steps.
+
+        Returns
+        -------
+        dict
+            What `look` returns, and nothing where it was not time.
+        """
+        is_first = self._step is None or step < self._step
+        return self.look(step) if is_first or self._cadence.is_due(step) else {}
+
+    def look(self, step: int) -> dict[str, float]:
+        """Look now, unless this step has been looked at: after the last one, for instance.
+
+        The first look of a resumed run forgets the rows of later steps.
+
+        Returns
+        -------
+        dict
+            Medians over layers, to be logged: ``wqk/symmetry_median``, ``wqk/directionality_median``
+            and so on; ``wqk/update_symmetry_median`` and so on for the change. Empty in all
+            processes of a distributed run but the first.
+        """
+        if step == self._step:
+            return {}
+        resumed = self._step is None or step < self._step
+        self._step = step
+        try:
+            snapshot = self._tracker.snapshot(step)
+            return {} if snapshot is None else self._score(snapshot, resumed)
+        except Exception as error:  # a run of weeks is worth more than its gauge
+            self._warn(type(error).__name__, f"step {step} has no scores: {error}")
+            return {}
+
+    @property
+    def table(self) -> ScoreTable:
+        """All scores so far, of earlier sessions of the run, too."""
+        return self._scores.read()
+
+    @property
+    def updates(self) -> ScoreTable:
+        """The scores of all changes between one look and the next; ``step`` is the later one's."""
+        return self._updates.read()
+
+    def _score(self, snapshot: Snapshot, resumed: bool) -> dict[str, float]:
+        """Score a snapshot and what has changed, and write both."""
+        plans, step = self._tracker.plans, self._step
+        before, self._before = None if resumed else self._before, snapshot
+        assert step is not None
+        table = score_look(snapshot, plans, self._gamma, self._heads)
+        found = medians(table)
+        if resumed:
+            self._scores.begin(step - 1, table.metadata)
+            self._updates.begin(step, {**table.metadata, "form": "update"})
+        if before is not None:
+            update = score_update(before, snapshot, plans, self._gamma, self._heads)
+            self._updates.append(update)
+            found |= medians(update, "update_")
+        self._scores.append(table)
+        self.latest = table
+        if snapshot.non_finite:
+            names = sorted(part.name for part in snapshot.non_finite)
+            self._warn(
+                "non-finite",
+                f"at step {step}, {len(names)} query and key tensors have NaN or infinite entries, "
+                f"{names[0]} for one: the loss has probably diverged; their rows have the status "
+                "'non-finite'",
+            )
+        return {f"wqk/{name}": value for name, value in found.items()}
+
+    def _warn(self, kind: str, message: str) -> None:
+        """Log a warning once for each kind."""
+        if kind not in self._warned:
+            self._warned.add(kind)
+            LOG.warning("wqk.Monitor: %s", message)
+
+
+def _beside(path: Path) -> Path:
+    """Where the updates go."""
+    name = "updates.jsonl" if path.name == "scores.jsonl" else f"{path.stem}-updates.jsonl"
+    return path.with_name(name)

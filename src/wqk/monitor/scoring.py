@@ -1,0 +1,102 @@
+"""The scores of one look, and of what has changed since the look before."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from wqk.attention import load_attention
+from wqk.scanning import place_of, scan_plans, score_heads
+from wqk.tables import SUMMARISED, ScoreTable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from wqk.families import AttentionPlan
+    from wqk.monitor.tracking import Snapshot
+
+# What is not known of weights that are not finite.
+SCORES = (
+    "norm",
+    "symmetry",
+    "symmetry_null",
+    "symmetry_within_heads",
+    "symmetry_between_heads",
+    "symmetry_within_random",
+    "directionality",
+    "directionality_excess",
+)
+
+
+def score_look(
+    snapshot: Snapshot, plans: Sequence[AttentionPlan], gamma: float, heads: bool
+) -> ScoreTable:
+    """The table that `wqk.scan` makes of the model; blocks that are not finite say so."""
+    table = scan_plans(snapshot, plans, gamma=gamma, heads=heads)
+    return _blanked(table, [plan for plan in plans if not snapshot.is_finite(plan)])
+
+
+def score_update(
+    before: Snapshot,
+    after: Snapshot,
+    plans: Sequence[AttentionPlan],
+    gamma: float,
+    heads: bool,
+) -> ScoreTable:
+    """Scores of the forms after less the forms before, ΔW_qk (paper, Remark S1.6), of rank 2r.
+
+    ``symmetry_within_random`` is null: it deals rank dimensions to heads at random, and those of a
+    difference are no dimensions of the model.
+    """
+    about = {
+        "checkpoint": after.name,
+        "step": after.step,
+        "model_type": after.config.get("model_type"),
+        "parameters": after.parameters,
+        "circuit": "qk",
+        "distance": 0,
+    }
+    rows: list[dict[str, Any]] = []
+    for plan in plans:
+        old, new = load_attention(before, plan), load_attention(after, plan)
+        change = new.heads.difference(old.heads)
+        place = about | place_of(plan, change)
+        for row in score_heads(change, gamma=gamma, heads=heads):
+            status = "degenerate" if row["norm"] == 0 else plan.status
+            rows.append({**place, **row, "symmetry_within_random": None, "status": status})
+    broken = [p for p in plans if not (before.is_finite(p) and after.is_finite(p))]
+    return _blanked(ScoreTable.from_rows(rows, {"gamma": gamma, "form": "update"}), broken)
+
+
+def medians(table: ScoreTable, prefix: str = "") -> dict[str, float]:
+    """Medians over layers by name, such as ``symmetry_median``.
+
+    Where there are several stacks, or several kinds of attention, these lead the name:
+    ``decoder/cross/symmetry_median``.
+    """
+    summary = table.layers.summary()
+    leading = [name for name in ("stack", "kind") if summary[name].n_unique() > 1]
+    return {
+        "/".join([*(row[name] for name in leading), f"{prefix}{score}_median"]): median
+        for row in summary.iter_rows(named=True)
+        for score in SUMMARISED
+        if (median := row[f"{score}_median"]) is not None
+    }
+
+
+def _blanked(table: ScoreTable, broken: Sequence[AttentionPlan]) -> ScoreTable:
+    """The table with no scores for these blocks, and the status ``non-finite``."""
+    if not broken:
+        return table
+    places = pl.DataFrame(
+        [(p.stack, p.rule.kind, p.layer) for p in broken],
+        schema=["stack", "kind", "layer"],
+        orient="row",
+    ).with_columns(is_broken=True)
+    is_broken = pl.col("is_broken").fill_null(False)
+    frame = table.frame.join(places, on=["stack", "kind", "layer"], how="left").with_columns(
+        *(pl.when(~is_broken).then(score).alias(score) for score in SCORES),
+        status=pl.when(is_broken).then(pl.lit("non-finite")).otherwise("status"),
+    )
+    return ScoreTable(frame, table.metadata)

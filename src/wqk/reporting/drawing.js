@@ -1,0 +1,139 @@
+'use strict';
+/* Figures in the page's colours. */
+
+const CONFIG = {
+  displaylogo: false,
+  responsive: true,
+  modeBarButtonsToRemove: ['select2d', 'lasso2d', 'autoScale2d', 'zoomIn2d', 'zoomOut2d'],
+};
+
+const probe = document.body.appendChild(document.createElement('i'));
+probe.hidden = true;
+
+/** A colour of the stylesheet in the present theme, or a mix with nothing of that opacity. */
+function colour(name, opacity = 1) {
+  probe.style.color = `var(--${name})`;
+  const channels = getComputedStyle(probe).color.match(/[\d.]+/g).slice(0, 3);
+  return `rgba(${channels.join(',')},${opacity})`;
+}
+
+function seriesColour(index, opacity) {
+  return colour(`series-${index % 6}`, opacity);
+}
+
+/** From −limit to limit through the paper's colour. */
+function diverging() {
+  return ['negative-2', 'negative-1', 'zero', 'positive-1', 'positive-2']
+    .map((name, i) => [i / 4, colour(name)]);
+}
+
+/** From nothing to much. */
+function rising() {
+  return ['zero', 'series-0', 'negative-2'].map((name, i) => [i / 2, colour(name)]);
+}
+
+/** Text that plotly shows as it is: it would read tags and entities. */
+function plain(text) {
+  return String(text).replaceAll('&', '&amp;').replaceAll('<', '&lt;').replaceAll('>', '&gt;');
+}
+
+function axis(title, more = {}) {
+  return {
+    title: {text: title, standoff: 8},
+    gridcolor: colour('line'),
+    zerolinecolor: colour('muted'),
+    linecolor: colour('line'),
+    automargin: true,
+    ...more,
+  };
+}
+
+/** An axis of layer or head numbers up to the last: about ten ticks, all of them whole. */
+function wholeAxis(title, last, more = {}) {
+  const step = [1, 2, 5, 10, 20, 50].find((size) => last / size <= 12) ?? 100;
+  return axis(title, {dtick: step, zeroline: false, range: [-0.6, last + 0.6], ...more});
+}
+
+/** The same downwards, for the lines of a picture. */
+function downwards(title, last) {
+  return wholeAxis(title, last, {range: [last + 0.5, -0.5], showgrid: false});
+}
+
+function largest(rows, column) {
+  return Math.max(0, ...rows.map((row) => row[column]));
+}
+
+function scoreAxis(title) {
+  return axis(title, {range: [-1.04, 1.04], dtick: 0.5});
+}
+
+function layout(x, y, more = {}) {
+  return {
+    xaxis: x,
+    yaxis: y,
+    height: 300,
+    margin: {l: 44, r: 8, t: 8, b: 40},
+    paper_bgcolor: 'rgba(0,0,0,0)',
+    plot_bgcolor: 'rgba(0,0,0,0)',
+    font: {family: 'system-ui, sans-serif', size: 12, color: colour('ink')},
+    hoverlabel: {
+      bgcolor: colour('raised'),
+      bordercolor: colour('line'),
+      font: {color: colour('ink'), size: 12},
+      namelength: -1,
+    },
+    hovermode: 'closest',
+    showlegend: false,
+    ...more,
+  };
+}
+
+function colourBar(title) {
+  return {title: {text: title, side: 'right'}, thickness: 10, outlinewidth: 0, len: 0.9};
+}
+
+/** As many captioned figures in a container as there are items; gives each its place to draw in. */
+function panels(container, items, draw) {
+  while (container.children.length > items.length) {
+    Plotly.purge(container.lastElementChild.querySelector('.plot'));
+    container.lastElementChild.remove();
+  }
+  // All places first: a figure takes the width that its place has when it is drawn.
+  while (container.children.length < items.length) container.append(emptyFigure());
+  items.forEach((item, i) => {
+    const drawn = draw(item);
+    const figure = container.children[i];
+    const place = figure.querySelector('.plot');
+    figure.querySelector('figcaption').textContent = drawn.caption;
+    figure.querySelector('.said').textContent = drawn.said ?? '';
+    place.setAttribute('aria-label', `Figure: ${drawn.caption}; its numbers are in the table of all rows`);
+    Plotly.react(place, drawn.traces, drawn.layout, CONFIG);
+  });
+}
+
+function emptyFigure() {
+  const figure = document.createElement('figure');
+  const plot = document.createElement('div');
+  plot.className = 'plot';
+  plot.setAttribute('role', 'img');
+  const said = document.createElement('p');
+  said.className = 'said';
+  figure.append(document.createElement('figcaption'), plot, said);
+  return figure;
+}
+
+/** A shaded band between two curves. */
+function band(x, low, high, fill) {
+  const there = x.map((_, i) => i).filter((i) => low[i] !== null && high[i] !== null);
+  const back = there.toReversed();
+  return {
+    x: [...there, ...back].map((i) => x[i]),
+    y: [...there.map((i) => high[i]), ...back.map((i) => low[i])],
+    fill: 'toself',
+    fillcolor: fill,
+    line: {width: 0},
+    mode: 'lines',
+    hoverinfo: 'skip',
+    showlegend: false,
+  };
+}

@@ -1,0 +1,109 @@
+"""What belongs together in a report: the rows of one model's one kind of attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from wqk.tables import KEY, ScoreTable, join
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+@dataclass(frozen=True)
+class Group:
+    """One model's attention of one kind, at all its steps and distances.
+
+    Attributes
+    ----------
+    label
+        Short name, which no other group of the report has.
+    rows
+        Its part of the table.
+    """
+
+    label: str
+    rows: pl.DataFrame
+
+    @property
+    def latest(self) -> pl.DataFrame:
+        """The rows of the last step, at the smallest distance."""
+        step, distance = self.rows["step"].max(), self.rows["distance"].min()
+        return self.rows.filter(
+            pl.col("step").eq_missing(step), pl.col("distance").eq_missing(distance)
+        )
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """A layer's row, for what all of them have in common."""
+        layers = self.latest.filter(pl.col("head").is_null())
+        return (layers if layers.height else self.latest).row(0, named=True)
+
+
+def whole(tables: Sequence[ScoreTable]) -> ScoreTable:
+    """Several tables in one; of rows with the same key, the first one's."""
+    table = join(tables)
+    return ScoreTable(
+        table.frame.unique(KEY, keep="first", maintain_order=True), dict(table.metadata)
+    )
+
+
+def groups(table: ScoreTable) -> list[Group]:
+    """The groups of a table, in its order, with names as short as tells them apart.
+
+    Examples
+    --------
+    >>> rows = [{"checkpoint": f"runs/bert/checkpoint-{step}", "step": step} for step in (1, 2)]
+    >>> [(group.label, len(group.rows)) for group in groups(ScoreTable.from_rows(rows))]
+    [('bert', 2)]
+    """
+    frame = table.frame.with_columns(model_name().alias("model"))
+    parts = frame.partition_by("model", "stack", "kind", "circuit", maintain_order=True)
+    firsts = [part.row(0, named=True) for part in parts]
+    short = short_names(list(dict.fromkeys(first["model"] for first in firsts)))
+    of_model = [(short[first["model"]], first) for first in firsts]
+    labels = []
+    for name, first in of_model:
+        others = [other for label, other in of_model if label == name]
+        words = [
+            str(first[column])
+            for column in ("stack", "kind", "circuit")
+            if len({other[column] for other in others}) > 1
+        ]
+        labels.append(", ".join([name, *words]))
+    return [
+        Group(label, part.drop("model")) for label, part in zip(labels, parts, strict=True)
+    ]
+
+
+def model_name() -> pl.Expr:
+    """A checkpoint without the folder of its step, with a revision that is no step."""
+    step = pl.concat_str(pl.lit("checkpoint-"), pl.col("step"))
+    without = pl.col("checkpoint").str.strip_suffix(step).str.strip_chars_end("/\\")
+    name = pl.when(pl.col("step").is_null()).then(pl.col("checkpoint")).otherwise(without)
+    revision = pl.when(pl.col("step").is_null()).then(pl.format(" @ {}", "revision"))
+    return pl.concat_str(name.fill_null("unnamed"), revision.fill_null(""))
+
+
+def short_names(names: Sequence[str]) -> dict[str, str]:
+    """For each name as many of its last parts as tell it apart; hub ids stay whole.
+
+    Examples
+    --------
+    >>> list(short_names(["/a/bert", "/b/bert", "/c/gpt", "owner/model"]).values())
+    ['a/bert', 'b/bert', 'gpt', 'owner/model']
+    """
+    parts = {name: PurePath(name).parts or (name,) for name in names}
+    length = {name: 2 if len(p) == 2 and p[0] != "/" else 1 for name, p in parts.items()}
+    while True:
+        short = {name: "/".join(parts[name][-length[name] :]) for name in names}
+        values = list(short.values())
+        crowded = [n for n in names if values.count(short[n]) > 1 and length[n] < len(parts[n])]
+        if not crowded:
+            return short
+        for name in crowded:
+            length[name] += 1

@@ -1,0 +1,168 @@
+'use strict';
+/* What the side file adds: matrices with their norms, coupling of heads, outlying dimensions. */
+
+const LEVELS = 127;
+
+function drawMatrices(chosen) {
+  const section = document.getElementById('matrices');
+  const looks = shownGroups(chosen)
+    .map((group) => ({group, blocks: look(group, chosen).details}))
+    .filter(({blocks}) => blocks.length);
+  const layers = looks.map(({group, blocks}) => ({
+    group,
+    block: blocks.findLast((block) => block.layer <= chosen.layer) ?? blocks[0],
+  }));
+  panels(section.querySelector('.matrix'), layers, matrixFigure);
+  panels(section.querySelector('.coupling'), layers.filter(({block}) => block.coupling), couplingFigure);
+  panels(section.querySelector('.outlying'), looks, outlyingFigure);
+}
+
+/** Signed bytes in base64 as rows of numbers. */
+function pixels({image, shape: [height, width], unit}) {
+  const bytes = Int8Array.from(atob(image), (character) => character.charCodeAt(0));
+  return Array.from({length: height}, (_, i) =>
+    Array.from(bytes.subarray(i * width, (i + 1) * width), (level) => unit * level / LEVELS));
+}
+
+/** The middles of as many equal parts of a length. */
+function middles(length, parts) {
+  return Array.from({length: parts}, (_, i) => (i + 0.5) * length / parts - 0.5);
+}
+
+function matrixFigure({group, block}) {
+  const entries = {
+    type: 'heatmap',
+    x: middles(block.columns, block.shape[1]),
+    y: middles(block.rows, block.shape[0]),
+    z: pixels(block),
+    colorscale: diverging(),
+    zmin: -block.unit,
+    zmax: block.unit,
+    hovertemplate: 'row %{y:.0f}, column %{x:.0f}<br>%{z:.3g}<extra></extra>',
+    colorbar: {...colourBar(''), x: 1.02},
+  };
+  const bare = {showgrid: false, zeroline: false};
+  return {
+    caption: `${group.label}, layer ${block.layer}`,
+    said: `${block.outlying[0]} outlying rows, ${block.outlying[1]} outlying columns.`,
+    traces: [entries, ...margin(block, 'column'), ...margin(block, 'row')],
+    layout: layout(
+      axis('column (key side)', {...bare, domain: [0, 0.84], range: [-0.5, block.columns - 0.5]}),
+      axis('row (query side)', {...bare, domain: [0, 0.84], range: [block.rows - 0.5, -0.5]}),
+      {
+        height: 440,
+        xaxis2: axis('', {...bare, domain: [0.86, 1], rangemode: 'tozero', nticks: 2, anchor: 'y'}),
+        yaxis2: axis('', {...bare, domain: [0.86, 1], rangemode: 'tozero', nticks: 2, anchor: 'x'}),
+      },
+    ),
+  };
+}
+
+/** Norms along one side of the matrix, and its outliers. */
+function margin(block, side) {
+  const norms = block[`${side}_norms`];
+  const places = middles(block[`${side}s`], norms.length);
+  const outlying = block[`outlying_${side}s`];
+  const turned = (along, values) => (side === 'column'
+    ? {x: along, y: values, yaxis: 'y2'}
+    : {x: values, y: along, xaxis: 'x2'});
+  const value = side === 'column' ? '%{y:.3g}' : '%{x:.3g}';
+  const number = side === 'column' ? '%{x:.0f}' : '%{y:.0f}';
+  const hovertemplate = `${side} ${number}: norm ${value}<extra></extra>`;
+  return [
+    {...turned(places, norms), mode: 'lines', line: {width: 1, color: seriesColour(0)}, hovertemplate},
+    {
+      ...turned(outlying.map(([place]) => place), outlying.map(([, norm]) => norm)),
+      mode: 'markers',
+      marker: {size: 4, color: seriesColour(1)},
+      hovertemplate,
+    },
+  ];
+}
+
+function couplingFigure({group, block}) {
+  const heads = block.coupling.length;
+  return {
+    caption: `${group.label}, layer ${block.layer}`,
+    said: strongest(block.coupling),
+    traces: [{
+      type: 'heatmap',
+      z: block.coupling,
+      colorscale: diverging(),
+      zmin: -1,
+      zmax: 1,
+      ...(heads <= 12 ? {texttemplate: '%{z:.2f}', textfont: {size: 9}} : {}),
+      hovertemplate: 'heads %{y} and %{x}: %{z:.3f}<extra></extra>',
+      colorbar: colourBar(''),
+    }],
+    layout: layout(
+      wholeAxis('head b', heads - 1, {range: [-0.5, heads - 0.5], showgrid: false}),
+      downwards('head a', heads - 1),
+      {height: 400},
+    ),
+  };
+}
+
+/** The pair of heads that comes closest to being each other's transpose. */
+function strongest(coupling) {
+  const pairs = coupling.flatMap((row, a) => row.slice(a + 1).map((value, i) => ({a, b: a + 1 + i, value})));
+  if (!pairs.length) return 'A single head.';
+  const best = pairs.reduce((one, other) => (other.value > one.value ? other : one));
+  const positive = pairs.filter(({value}) => value > 0).length / pairs.length;
+  return `Strongest pair: heads ${best.a} and ${best.b}, ${best.value.toFixed(2)}; `
+    + `${Math.round(100 * positive)} % of pairs are positive.`;
+}
+
+function outlyingFigure({group, blocks}) {
+  return {
+    caption: group.label,
+    said: mostOften(blocks),
+    traces: [outlyingMarks(blocks, 'row', 0, 'line-ns-open'), outlyingMarks(blocks, 'column', 1, 'circle')],
+    layout: layout(
+      axis('dimension', {zeroline: false}),
+      downwards('layer', largest(blocks, 'layer')),
+      {
+        height: Math.min(640, 140 + 14 * blocks.length),
+        showlegend: true,
+        legend: {orientation: 'h', y: 1, yanchor: 'bottom'},
+      },
+    ),
+  };
+}
+
+function outlyingMarks(blocks, side, series, symbol) {
+  const marks = blocks.flatMap((block) =>
+    block[`outlying_${side}s`].map(([place, norm]) => ({place, layer: block.layer, ratio: norm / block[`${side}_mean`]})));
+  return {
+    x: marks.map(({place}) => place),
+    y: marks.map(({layer}) => layer),
+    customdata: marks.map(({ratio}) => ratio),
+    name: `${side}s`,
+    mode: 'markers',
+    marker: {
+      symbol,
+      color: seriesColour(series),
+      size: marks.map(({ratio}) => Math.min(16, 2 + 2 * ratio)),
+      line: {width: 1.5, color: seriesColour(series)},
+    },
+    hovertemplate: `dimension %{x}, layer %{y}: ${side} norm %{customdata:.1f} times the mean<extra></extra>`,
+  };
+}
+
+/** The dimensions that are outlying in most layers. */
+function mostOften(blocks) {
+  const counts = new Map();
+  for (const block of blocks) {
+    for (const side of ['row', 'column']) {
+      for (const [place] of block[`outlying_${side}s`]) {
+        const seen = counts.get(place) ?? counts.set(place, {row: 0, column: 0}).get(place);
+        seen[side] += 1;
+      }
+    }
+  }
+  return [...counts]
+    .sort(([, a], [, b]) => b.row + b.column - a.row - a.column)
+    .slice(0, 6)
+    .map(([place, {row, column}]) => `${place} (row in ${row}, column in ${column} of ${blocks.length} layers)`)
+    .join('; ');
+}

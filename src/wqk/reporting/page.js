@@ -1,0 +1,208 @@
+'use strict';
+/* What is chosen, the controls that choose it, and when figures are drawn: once they are seen. */
+
+const DRAW = {
+  published: drawPublished,
+  layers: drawLayers,
+  course: drawCourse,
+  heads: drawHeads,
+  terms: drawTerms,
+  matrices: drawMatrices,
+};
+
+/* What a section needs; one without it says so, or is not there. */
+const THERE = {
+  published: DATA.published !== null,
+  course: courseColumn() !== undefined,
+  heads: ALL_ROWS.some((row) => row.head !== null),
+  terms: ALL_ROWS.some((row) => row.symmetry_within_heads !== null),
+  details: DATA.details.length > 0,
+};
+
+const chosen = {
+  step: everywhere('steps').at(-1) ?? null,
+  distance: everywhere('distances')[0] ?? null,
+  group: 0,
+  layer: 0,
+  score: 'symmetry',
+  order: 'number',
+};
+
+const stale = new Set();
+const seen = new Set();
+
+function drawSeen() {
+  for (const id of seen) {
+    if (stale.delete(id)) DRAW[id](chosen);
+  }
+}
+
+/** Something was chosen: the figures of these sections are out of date. */
+function choose(change, sections = Object.keys(DRAW)) {
+  Object.assign(chosen, change);
+  for (const id of sections) stale.add(id);
+  drawSeen();
+}
+
+function drawEverything() {
+  for (const section of document.querySelectorAll('main section:not([hidden])')) {
+    if (section.id in DRAW && THERE[section.dataset.needs] !== false) seen.add(section.id);
+  }
+  choose({});
+}
+
+/* Theme. */
+
+function isDark() {
+  const scheme = document.documentElement.style.colorScheme;
+  return scheme ? scheme === 'dark' : matchMedia('(prefers-color-scheme: dark)').matches;
+}
+
+function setTheme(scheme) {
+  document.documentElement.style.colorScheme = scheme;
+  document.getElementById('theme').textContent = isDark() ? 'Light theme' : 'Dark theme';
+  choose({});
+}
+
+function startTheme() {
+  document.getElementById('theme').addEventListener('click', () => setTheme(isDark() ? 'light' : 'dark'));
+  matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => setTheme(''));
+  let before = '';
+  addEventListener('beforeprint', () => {
+    before = document.documentElement.style.colorScheme;
+    setTheme('light');
+    drawEverything();
+  });
+  addEventListener('afterprint', () => setTheme(before));
+  setTheme('');
+}
+
+/* Controls. */
+
+function labelled(text, control) {
+  const label = document.createElement('label');
+  label.append(text, control);
+  return label;
+}
+
+/** A slider over the values of steps or distances. */
+function slider(name, values) {
+  const input = Object.assign(document.createElement('input'), {
+    type: 'range',
+    id: name,
+    min: 0,
+    max: values.length - 1,
+    value: values.indexOf(chosen[name]),
+  });
+  const output = document.createElement('output');
+  const tell = () => {
+    const value = values[input.value].toLocaleString('en');
+    output.textContent = value;
+    input.setAttribute('aria-valuetext', value);
+  };
+  input.addEventListener('input', () => {
+    tell();
+    choose({[name]: values[input.value]});
+  });
+  tell();
+  const label = labelled(name, input);
+  label.append(output);
+  return label;
+}
+
+function startControls() {
+  const form = document.getElementById('controls');
+  form.addEventListener('submit', (event) => event.preventDefault());
+  for (const name of ['step', 'distance']) {
+    const values = everywhere(`${name}s`);
+    if (values.length > 1) form.append(slider(name, values));
+  }
+  if (GROUPS.length > SIDE_BY_SIDE) {
+    const select = document.createElement('select');
+    select.id = 'group';
+    select.append(...GROUPS.map((group) => new Option(group.label, group.index)));
+    select.addEventListener('change', () => choose({group: Number(select.value)}));
+    form.append(labelled('model', select));
+  }
+  document.getElementById('order').addEventListener('change', (event) =>
+    choose({order: event.target.value}, ['heads']));
+  startLayer();
+}
+
+function startLayer() {
+  const input = document.getElementById('layer');
+  const output = document.querySelector('output[for="layer"]');
+  input.max = Math.max(0, ...DATA.details.map((block) => block.layer));
+  const tell = () => { output.textContent = input.value; };
+  input.addEventListener('input', () => {
+    tell();
+    choose({layer: Number(input.value)}, ['matrices']);
+  });
+  tell();
+}
+
+/** Tabs as the keyboard expects them: one stop, arrows, Home and End. */
+function startTabs() {
+  const list = document.querySelector('[role="tablist"]');
+  const scores = {...SCORES, norm: 'norm'};
+  const tabs = Object.entries(scores).map(([score, name]) => {
+    const tab = document.createElement('button');
+    Object.assign(tab, {type: 'button', id: `tab-${score}`, textContent: name});
+    tab.setAttribute('role', 'tab');
+    tab.setAttribute('aria-controls', 'map');
+    tab.addEventListener('click', () => select(tab, score));
+    return tab;
+  });
+  const select = (tab, score) => {
+    for (const other of tabs) {
+      other.setAttribute('aria-selected', other === tab);
+      other.tabIndex = other === tab ? 0 : -1;
+    }
+    document.getElementById('map').setAttribute('aria-labelledby', tab.id);
+    choose({score}, ['heads']);
+  };
+  list.addEventListener('keydown', (event) => {
+    const by = {ArrowLeft: -1, ArrowRight: 1}[event.key];
+    const here = tabs.indexOf(document.activeElement) + (by ?? 0);
+    const next = {Home: 0, End: tabs.length - 1}[event.key] ?? (here + tabs.length) % tabs.length;
+    if (by === undefined && !['Home', 'End'].includes(event.key)) return;
+    event.preventDefault();
+    tabs[next].focus();
+    tabs[next].click();
+  });
+  list.append(...tabs);
+  select(tabs[0], 'symmetry');
+}
+
+function startSections() {
+  const nav = document.querySelector('nav');
+  const observer = new IntersectionObserver((entries) => {
+    for (const {target, isIntersecting} of entries) {
+      if (isIntersecting) seen.add(target.id);
+      else seen.delete(target.id);
+    }
+    drawSeen();
+  }, {rootMargin: '300px'});
+  for (const section of document.querySelectorAll('main section')) {
+    const there = THERE[section.dataset.needs] !== false;
+    const absent = section.querySelector('.absent');
+    if (absent) absent.hidden = there;
+    if (there) {
+      if (section.id in DRAW) observer.observe(section);
+    } else {
+      section.hidden = !absent;
+      section.querySelector('.present')?.toggleAttribute('hidden', true);
+    }
+    if (!section.hidden) {
+      const link = Object.assign(document.createElement('a'), {href: `#${section.id}`});
+      link.textContent = section.dataset.name;
+      nav.append(link);
+    }
+  }
+}
+
+startTable();
+startControls();
+startSections();
+startTabs();
+startTheme();

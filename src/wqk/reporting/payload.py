@@ -1,0 +1,154 @@
+"""What the page's script is given: scores, details and published values as one JSON object.
+
+Numbers are rounded to six digits; columns with one value, or few words, are told once.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from wqk.tables import SCHEMA
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from wqk.details import BlockDetails, Details
+    from wqk.reporting.groups import Group
+
+# Pixels of all images together, and bins of the longest vector of norms; more make no difference to
+# the eye, and a file too large to send.
+PIXELS = 4_000_000
+BINS = 512
+
+# Outlying rows and columns that are marked in each layer: the largest.
+MARKED = 32
+
+
+def payload(groups: Sequence[Group], details: Sequence[Details], published: Any) -> str:
+    """The JSON object, safe inside a script element.
+
+    Parameters
+    ----------
+    groups
+        Rows, in the order in which the page shows them.
+    details
+        What pictures need; layers that no group has are left out.
+    published
+        Published values to draw the models among, as JSON can hold them.
+    """
+    whole = {
+        "groups": [
+            {
+                "label": group.label,
+                "rows": {name: _column(group.rows[name]) for name in SCHEMA},
+                "count": group.rows.height,
+            }
+            for group in groups
+        ],
+        "details": _details(groups, details),
+        "published": published,
+    }
+    text = json.dumps(whole, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return in_script(text)
+
+
+def in_script(text: str) -> str:
+    """JSON in which nothing can end the script element or begin a comment in it.
+
+    Examples
+    --------
+    >>> in_script('"</script>"')
+    '"\\\\u003c/script>"'
+    """
+    return text.replace("<", "\\u003c")
+
+
+def digits(value: float) -> float | None:
+    """Six digits of a number; nothing for NaN and infinity.
+
+    Examples
+    --------
+    >>> digits(1 / 3), digits(float("nan"))
+    (0.333333, None)
+    """
+    return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+def _column(values: pl.Series) -> dict[str, Any]:
+    """A column in its shortest form: one value for all, words and their numbers, or a list."""
+    if values.dtype == pl.Float64:
+        numbers = [None if value is None else digits(value) for value in values]
+        return {"values": numbers}
+    if values.n_unique() <= 1:
+        return {"all": values[0] if len(values) else None}
+    if values.dtype == pl.String:
+        words = values.unique(maintain_order=True).to_list()
+        place = {word: index for index, word in enumerate(words)}
+        return {"words": words, "codes": [place[word] for word in values]}
+    return {"values": values.to_list()}
+
+
+def _details(groups: Sequence[Group], details: Sequence[Details]) -> list[dict[str, Any]]:
+    """The blocks whose layers are in the table, each with the number of its group."""
+    columns = ("checkpoint", "revision", "step", "stack", "kind", "layer", "circuit", "distance")
+    owner = {
+        key: number
+        for number, group in enumerate(groups)
+        for key in group.rows.select(columns).iter_rows()
+    }
+    found: dict[tuple[Any, ...], BlockDetails] = {}
+    for block in (block for part in details for block in part.blocks):
+        key = tuple(asdict(block.place)[name] for name in columns)
+        if key in owner:
+            found.setdefault(key, block)
+    side = max(64, math.isqrt(PIXELS // max(1, len(found))))
+    return [
+        {"group": owner[key], **asdict(block.place), **_pictures(block, side)}
+        for key, block in found.items()
+    ]
+
+
+def _pictures(block: BlockDetails, side: int) -> dict[str, Any]:
+    """A block's images and norms, reduced to what a screen shows."""
+    pixels = _fewer(_fewer(block.image, side, axis=0), side, axis=1)
+    coupling = block.coupling
+    return {
+        "rows": len(block.row_norms),
+        "columns": len(block.column_norms),
+        "image": base64.b64encode(pixels.tobytes()).decode(),
+        "shape": pixels.shape,
+        "unit": digits(block.image_unit),
+        "row_norms": [digits(norm) for norm in _fewer(block.row_norms, BINS).tolist()],
+        "column_norms": [digits(norm) for norm in _fewer(block.column_norms, BINS).tolist()],
+        "outlying_rows": _largest(block.outlying_rows, block.row_norms),
+        "outlying_columns": _largest(block.outlying_columns, block.column_norms),
+        "row_mean": digits(block.row_norms.mean()),
+        "column_mean": digits(block.column_norms.mean()),
+        "outlying": [len(block.outlying_rows), len(block.outlying_columns)],
+        "coupling": None
+        if coupling is None
+        else [[digits(round(value, 3)) for value in row] for row in coupling.tolist()],
+    }
+
+
+def _fewer(values: np.ndarray, length: int, axis: int = 0) -> np.ndarray:
+    """At most ``length`` values along an axis; of those that share a place, the largest."""
+    if values.shape[axis] <= length:
+        return values
+    starts = np.linspace(0, values.shape[axis], length + 1).round().astype(int)[:-1]
+    highest = np.maximum.reduceat(values, starts, axis)
+    lowest = np.minimum.reduceat(values, starts, axis)
+    return np.where(highest >= -lowest, highest, lowest)
+
+
+def _largest(numbers: np.ndarray, norms: np.ndarray) -> list[tuple[int, float | None]]:
+    """The outlying rows or columns with the largest norms: number and norm."""
+    chosen = numbers[np.argsort(-norms[numbers])][:MARKED]
+    return [(int(number), digits(norms[number])) for number in chosen]

@@ -1,0 +1,134 @@
+"""One HTML file out of score tables: everything in it, nothing fetched, nothing left half-written."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import TYPE_CHECKING
+
+from wqk._version import __version__
+from wqk.details import Details
+from wqk.errors import MissingPackage, TableError
+from wqk.files import write_whole
+from wqk.reporting.groups import groups, whole
+from wqk.reporting.payload import payload
+from wqk.reporting.summary import notes, provenance, summary_table
+from wqk.tables import ScoreTable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from os import PathLike
+
+SCRIPTS = ("scores.js", "drawing.js", "sections.js", "matrices.js", "table.js", "page.js")
+ENDINGS = (".html", ".htm")
+
+
+def write_report(
+    tables: ScoreTable | Sequence[ScoreTable],
+    path: str | PathLike[str],
+    *,
+    details: Details | Sequence[Details] = (),
+    title: str | None = None,
+) -> None:
+    """Write score tables as one interactive HTML file, which opens without a network.
+
+    Parameters
+    ----------
+    tables
+        One table, or several: of different models, or of one at different steps.
+    path
+        File to write, ``.html``; whole or not at all.
+    details
+        From `wqk.read_details`, for matrices, coupling of heads and outlying dimensions; without
+        them the report says that they are missing.
+    title
+        Heading; the models' names otherwise.
+
+    Raises
+    ------
+    TableError
+        There are no rows, or the file cannot be written.
+    MissingPackage
+        plotly, whose script draws the figures, is not installed.
+
+    Examples
+    --------
+    >>> import tempfile, wqk
+    >>> path = Path(tempfile.mkdtemp()) / "encoder.html"
+    >>> wqk.write_report(wqk.scan(wqk.demo_model("encoder")), path)
+    >>> path.read_text(encoding="utf-8")[:15]
+    '<!doctype html>'
+    """
+    path = Path(path)
+    check_report_ending(path)
+    tables = [tables] if isinstance(tables, ScoreTable) else list(tables)
+    details = [details] if isinstance(details, Details) else list(details)
+    write_whole(path, page(tables, details, title).encode())
+
+
+def check_report_ending(path: Path) -> None:
+    """Raise `TableError` where no report can be written under this name."""
+    if path.suffix not in ENDINGS:
+        raise TableError(f"{path}: a report is written as .html; got the ending {path.suffix!r}")
+
+
+def page(tables: Sequence[ScoreTable], details: Sequence[Details], title: str | None) -> str:
+    """The whole document."""
+    table = whole(tables) if tables else ScoreTable.from_rows([])
+    if not len(table):
+        raise TableError("a report needs at least one row of scores, got none")
+    shown = groups(table)
+    scripts = [_script(plotly()), _script("\n".join(map(_asset, SCRIPTS)))]
+    heading = title or " · ".join(dict.fromkeys(group.label for group in shown[:4]))
+    return Template(_asset("page.html")).substitute(
+        policy=_policy(scripts),
+        title=escape(heading),
+        style=_asset("page.css"),
+        made=f"{len(table):,} rows · wqk {__version__}",
+        placement="",
+        notes=notes(shown, tables),
+        summary=summary_table(shown),
+        provenance=provenance(tables),
+        citation=escape(_asset("citation.bib")),
+        payload=payload(shown, details, None),
+        plotly=scripts[0],
+        script=scripts[1],
+    )
+
+
+def plotly() -> str:
+    """The script that draws.
+
+    Raises
+    ------
+    MissingPackage
+        It is not installed.
+    """
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError:
+        raise MissingPackage("a report needs plotly: pip install 'wqk[report]'") from None
+    return str(get_plotlyjs())
+
+
+def _asset(name: str) -> str:
+    return files("wqk.reporting").joinpath(name).read_text(encoding="utf-8")
+
+
+def _script(text: str) -> str:
+    """A script as the browser will see it inside its element, so that it has the same hash."""
+    return text.replace("\r\n", "\n").replace("</script", "<\\/script")
+
+
+def _policy(scripts: Sequence[str]) -> str:
+    """Forbid every connection, and every script but these."""
+    hashes = (hashlib.sha256(script.encode()).digest() for script in scripts)
+    allowed = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in hashes)
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )

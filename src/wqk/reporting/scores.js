@@ -1,0 +1,82 @@
+'use strict';
+/* The scores as rows, and what is counted over them. */
+
+const DATA = JSON.parse(document.getElementById('data').textContent);
+
+const SCORES = {
+  symmetry: 'symmetry',
+  directionality: 'directionality',
+  directionality_excess: 'directionality (excess)',
+};
+
+/** One object for each row, out of columns that tell repeated values once. */
+function unpack(columns, count) {
+  const readers = Object.entries(columns).map(([name, column]) => {
+    if ('all' in column) return [name, () => column.all];
+    if (column.words) return [name, (i) => column.words[column.codes[i]]];
+    return [name, (i) => column.values[i]];
+  });
+  return Array.from({length: count}, (_, i) =>
+    Object.fromEntries(readers.map(([name, read]) => [name, read(i)])));
+}
+
+/** The models' attentions, each with its rows. */
+const GROUPS = DATA.groups.map((group, index) => {
+  const rows = unpack(group.rows, group.count);
+  return {
+    index,
+    label: group.label,
+    rows,
+    steps: distinct(rows.map((row) => row.step)),
+    distances: distinct(rows.map((row) => row.distance)),
+    details: DATA.details.filter((block) => block.group === index),
+  };
+});
+
+/** The different values, in ascending order; null is a value. */
+function distinct(values) {
+  return [...new Set(values)].sort((a, b) => a - b);
+}
+
+/** All different numbers of a column, over all groups. */
+function everywhere(column) {
+  return distinct(GROUPS.flatMap((group) => group[column])).filter((value) => value !== null);
+}
+
+/** The last of the sorted values that does not exceed the wanted one; the first if all do. */
+function notAfter(values, wanted) {
+  return values.findLast((value) => wanted === null || value <= wanted) ?? values[0];
+}
+
+/** A group's layers, heads and details at the step and distance that are chosen. */
+function look(group, chosen) {
+  const step = notAfter(group.steps, chosen.step);
+  const distance = notAfter(group.distances, chosen.distance);
+  const here = (row) => row.step === step && row.distance === distance;
+  const rows = group.rows.filter(here);
+  return {
+    layers: rows.filter((row) => row.head === null),
+    heads: rows.filter((row) => row.head !== null),
+    details: group.details.filter(here),
+  };
+}
+
+/** Rows by the value of one column, in the order of their first appearance. */
+function grouped(rows, column) {
+  const parts = new Map();
+  for (const row of rows) {
+    if (!parts.has(row[column])) parts.set(row[column], []);
+    parts.get(row[column]).push(row);
+  }
+  return parts;
+}
+
+/** Quantile by linear interpolation; null where there is no number. */
+function quantile(values, q) {
+  const sorted = values.filter((value) => value !== null).sort((a, b) => a - b);
+  if (!sorted.length) return null;
+  const place = q * (sorted.length - 1);
+  const below = Math.floor(place);
+  const above = Math.min(below + 1, sorted.length - 1);
+  return sorted[below] + (place - below) * (sorted[above] - sorted[below]);
+}

@@ -1,0 +1,255 @@
+'use strict';
+/* What each section of the page draws, from what is chosen. */
+
+const SIDE_BY_SIDE = 4;
+const CATEGORIES = {encoder: 'series-0', decoder: 'series-1'};
+
+/** The groups that sections with a figure for each one show. */
+function shownGroups(chosen) {
+  return GROUPS.length <= SIDE_BY_SIDE ? GROUPS : [GROUPS[chosen.group]];
+}
+
+function drawing(id) {
+  return document.querySelector(`#${id} .panels`);
+}
+
+/* Curves over the layers. */
+
+function drawLayers(chosen) {
+  const looks = GROUPS.map((group) => look(group, chosen));
+  const last = largest(looks.flatMap(({layers}) => layers), 'layer');
+  panels(drawing('layers'), Object.keys(SCORES), (score) => ({
+    caption: SCORES[score],
+    traces: GROUPS.flatMap((group, i) => layerCurve(group, looks[i], score)),
+    layout: layout(wholeAxis('layer', last), scoreAxis(), {
+      showlegend: GROUPS.length > 1,
+      legend: {orientation: 'h', y: -0.25},
+      height: 300 + 20 * Math.min(GROUPS.length, 10),
+    }),
+  }));
+}
+
+function layerCurve(group, {layers, heads}, score) {
+  const x = layers.map((row) => row.layer);
+  const line = {color: seriesColour(group.index), width: 2};
+  const curves = [{
+    x,
+    y: layers.map((row) => row[score]),
+    name: plain(group.label),
+    mode: 'lines+markers',
+    line,
+    marker: {size: 6},
+    hovertemplate: `layer %{x}: %{y:.3f}`,
+  }];
+  if (score === 'symmetry') {
+    curves.unshift({
+      x,
+      y: layers.map((row) => row.symmetry_null),
+      name: plain(`${group.label}, null`),
+      mode: 'lines',
+      line: {...line, width: 1, dash: 'dot'},
+      showlegend: false,
+      hovertemplate: `layer %{x}: %{y:.3f}`,
+    });
+  }
+  if (heads.length && GROUPS.length <= SIDE_BY_SIDE) {
+    const parts = [...grouped(heads, 'layer')];
+    const at = (q) => parts.map(([, rows]) => quantile(rows.map((row) => row[score]), q));
+    curves.unshift(band(parts.map(([layer]) => layer), at(0.25), at(0.75), seriesColour(group.index, 0.13)));
+  }
+  return curves;
+}
+
+/* Curves over training steps or distances. */
+
+/** The column that varies most often: steps before distances. */
+function courseColumn() {
+  return [['steps', 'step'], ['distances', 'distance']]
+    .find(([values]) => GROUPS.some((group) => group[values].length > 1));
+}
+
+function drawCourse(chosen) {
+  const [values, column] = courseColumn();
+  const other = column === 'step' ? 'distance' : 'step';
+  document.querySelector('#course .axis').textContent = column === 'step' ? 'training' : 'distance';
+  const courses = GROUPS.filter((group) => group[values].length > 1).map((group) => {
+    const fixed = notAfter(group[`${other}s`], chosen[other]);
+    return {group, layers: group.rows.filter((row) => row.head === null && row[other] === fixed)};
+  });
+  panels(drawing('course'), Object.keys(SCORES), (score) => ({
+    caption: SCORES[score],
+    traces: courses.flatMap(({group, layers}) => courseCurve(group, layers, column, score, courses.length)),
+    layout: layout(axis(column, {zeroline: false}), scoreAxis(), {
+      showlegend: courses.length > 1,
+      legend: {orientation: 'h', y: -0.25},
+      shapes: chosen[column] === null ? [] : [marker(chosen[column])],
+    }),
+  }));
+}
+
+/** A line at the chosen step or distance. */
+function marker(x) {
+  return {type: 'line', x0: x, x1: x, y0: 0, y1: 1, yref: 'paper', line: {color: colour('muted'), width: 1}};
+}
+
+function courseCurve(group, layers, column, score, courses) {
+  const parts = [...grouped(layers, column)].sort(([a], [b]) => a - b);
+  const x = parts.map(([value]) => value);
+  const at = (q) => parts.map(([, rows]) => quantile(rows.map((row) => row[score]), q));
+  const median = {
+    x,
+    y: at(0.5),
+    name: plain(group.label),
+    mode: 'lines+markers',
+    marker: {size: 4},
+    line: {color: seriesColour(group.index), width: 2.5},
+    hovertemplate: `${column} %{x}: median %{y:.3f}`,
+  };
+  const single = courses > 1 ? [] : [...grouped(layers, 'layer')].map(([layer, rows]) => ({
+    x: rows.map((row) => row[column]),
+    y: rows.map((row) => row[score]),
+    name: `layer ${layer}`,
+    mode: 'lines',
+    line: {color: seriesColour(group.index, 0.35), width: 1},
+    hovertemplate: `${column} %{x}: %{y:.3f}`,
+  }));
+  return [band(x, at(0.25), at(0.75), seriesColour(group.index, 0.15)), ...single, median];
+}
+
+/* Heads. */
+
+function drawHeads(chosen) {
+  const looks = shownGroups(chosen)
+    .map((group) => ({group, heads: look(group, chosen).heads}))
+    .filter(({heads}) => heads.length);
+  panels(document.getElementById('map'), looks, (shown) => headMap(shown, chosen));
+  panels(document.querySelector('#heads .dots'), looks, headDots);
+}
+
+/** Layers down, heads across. */
+function headMap({group, heads}, {score, order}) {
+  const layers = [...grouped(heads, 'layer')].sort(([a], [b]) => a - b);
+  const lines = layers.map(([, rows]) => rows.toSorted(order === 'score'
+    ? (a, b) => (b[score] ?? -Infinity) - (a[score] ?? -Infinity)
+    : (a, b) => a.head - b.head));
+  const scale = score === 'norm'
+    ? {colorscale: rising(), zmin: 0}
+    : {colorscale: diverging(), zmin: -1, zmax: 1};
+  const name = SCORES[score] ?? score;
+  const across = largest(heads, 'head');
+  return {
+    caption: `${group.label}: ${name}`,
+    traces: [{
+      type: 'heatmap',
+      y: layers.map(([layer]) => layer),
+      z: lines.map((rows) => rows.map((row) => row[score])),
+      customdata: lines.map((rows) => rows.map((row) => row.head)),
+      xgap: heads.length > 2000 ? 0 : 1,
+      ygap: heads.length > 2000 ? 0 : 1,
+      hovertemplate: `layer %{y}, head %{customdata}<br>${name} %{z:.3f}<extra></extra>`,
+      colorbar: colourBar(''),
+      ...scale,
+    }],
+    layout: layout(
+      wholeAxis(order === 'score' ? 'rank within the layer' : 'head', across, {range: [-0.5, across + 0.5], showgrid: false}),
+      downwards('layer', largest(heads, 'layer')),
+      {height: Math.min(640, Math.max(220, 90 + 16 * layers.length))},
+    ),
+  };
+}
+
+/** One dot for each head, coloured by its layer. */
+function headDots({group, heads}) {
+  return {
+    caption: group.label,
+    traces: [{
+      x: heads.map((row) => row.symmetry),
+      y: heads.map((row) => row.directionality_excess),
+      customdata: heads.map((row) => [row.layer, row.head]),
+      mode: 'markers',
+      marker: {
+        size: heads.length > 2000 ? 3 : 6,
+        color: heads.map((row) => row.layer),
+        colorscale: [[0, seriesColour(group.index, 0.25)], [1, seriesColour(group.index)]],
+        colorbar: colourBar('layer'),
+        line: {width: 0.5, color: seriesColour(group.index)},
+      },
+      hovertemplate: 'layer %{customdata[0]}, head %{customdata[1]}'
+        + '<br>symmetry %{x:.3f}<br>directionality (excess) %{y:.3f}<extra></extra>',
+    }],
+    layout: layout(scoreAxis('symmetry'), scoreAxis('directionality (excess)'), {height: 340}),
+  };
+}
+
+/* The terms of a layer's symmetry. */
+
+function drawTerms(chosen) {
+  const looks = shownGroups(chosen)
+    .map((group) => ({group, layers: look(group, chosen).layers}))
+    .filter(({layers}) => layers.some((row) => row.symmetry_within_heads !== null));
+  panels(drawing('terms'), looks, ({group, layers}) => {
+    const x = layers.map((row) => row.layer);
+    const term = (name, column, style) => ({
+      x,
+      y: layers.map((row) => row[column]),
+      name,
+      hovertemplate: 'layer %{x}: %{y:.3f}',
+      ...style,
+    });
+    return {
+      caption: group.label,
+      traces: [
+        term('between heads', 'symmetry_between_heads', {type: 'bar', marker: {color: seriesColour(0, 0.45)}}),
+        term('within heads', 'symmetry_within_heads', {type: 'bar', marker: {color: seriesColour(0)}}),
+        term('within, dealt at random', 'symmetry_within_random', {
+          mode: 'markers',
+          marker: {symbol: 'diamond', size: 7, color: seriesColour(1)},
+        }),
+      ],
+      layout: layout(wholeAxis('layer', largest(layers, 'layer')), axis('over ‖M‖²'), {
+        showlegend: true,
+        legend: {orientation: 'h', y: -0.25},
+        bargap: 0.3,
+      }),
+    };
+  });
+}
+
+/* Published models. */
+
+function drawPublished() {
+  const {models, own} = DATA.published;
+  panels(drawing('published'), [0], () => ({
+    caption: 'Median over layers of published models, and of those scanned',
+    traces: [...Object.keys(CATEGORIES).map((stack) => publishedDots(models, stack)), ...own.map(ownDot)],
+    layout: layout(axis('symmetry', {range: [-0.2, 1]}), axis('directionality (excess)', {range: [-1, 0.4]}), {
+      height: 420,
+      showlegend: true,
+      legend: {orientation: 'h', y: -0.2},
+    }),
+  }));
+}
+
+function publishedDots(models, stack) {
+  const shown = models.filter((model) => model.stack === stack);
+  return {
+    x: shown.map((model) => model.symmetry),
+    y: shown.map((model) => model.directionality),
+    text: shown.map((model) => plain(model.name)),
+    name: `published ${stack}s`,
+    mode: 'markers',
+    marker: {size: 7, color: colour(CATEGORIES[stack], 0.45)},
+    hovertemplate: '%{text}<br>symmetry %{x:.2f}, directionality %{y:.2f}<extra></extra>',
+  };
+}
+
+function ownDot({group, symmetry, directionality}) {
+  return {
+    x: [symmetry],
+    y: [directionality],
+    name: plain(GROUPS[group].label),
+    mode: 'markers',
+    marker: {size: 14, symbol: 'star', color: seriesColour(group), line: {width: 1, color: colour('ink')}},
+    hovertemplate: 'symmetry %{x:.3f}, directionality %{y:.3f}',
+  };
+}

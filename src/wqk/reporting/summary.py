@@ -1,0 +1,172 @@
+"""What a report says in words and numbers before any picture: HTML, everything in it escaped."""
+
+from __future__ import annotations
+
+import json
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from wqk.tables import GROUP, SUMMARISED, ScoreTable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from wqk.reporting.groups import Group
+
+STATUSES = {
+    "degenerate": "is the zero matrix and has no scores",
+    "random-looking": "looks as if it had never been trained: its weights and its symmetry are "
+    "those of independent random entries",
+    "partial": "is not all of what the model scores with",
+}
+
+
+def summary_table(groups: Sequence[Group]) -> str:
+    """One line for each group: what it is, and medians and quartiles over its layers."""
+    heads = ("model", "attention", "parameters", "layers", "heads", "width", *SUMMARISED)
+    names = {"directionality_excess": "directionality (excess)"}
+    header = "".join(f'<th scope="col">{names.get(head, head)}</th>' for head in heads)
+    body = "".join(_summary_row(number, group) for number, group in enumerate(groups))
+    return f"<table><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _summary_row(number: int, group: Group) -> str:
+    facts, latest = group.facts, ScoreTable(group.latest)
+    layers = latest.layers.frame
+    medians = ScoreTable(layers).summary()
+    attention = f"{facts['family']} · {facts['stack']} {facts['kind']}-attention"
+    if facts["circuit"] != "qk":
+        attention += f" · {facts['circuit']} circuit"
+    if facts["step"] is not None:
+        attention += f" · step {facts['step']:,}"
+    name = (
+        f'<span class="key" style="--colour: var(--series-{number % 6})"></span>'
+        f'<span title="{escape(str(facts["checkpoint"]))}">{escape(group.label)}</span>'
+    )
+    cells = [
+        f'<th scope="row">{name}</th>',
+        f"<td>{escape(attention)}</td>",
+        f"<td>{count(facts['parameters'])}</td>",
+        f"<td>{layers.height}</td>",
+        f"<td>{_several(layers, 'heads', 'key_heads')}</td>",
+        f"<td>{_several(layers, 'd_query', 'd_key')}</td>",
+        *(f"<td>{_median(medians, score)}</td>" for score in SUMMARISED),
+    ]
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def count(number: int | None) -> str:
+    """A number of parameters for people.
+
+    Examples
+    --------
+    >>> count(109_482_240), count(640), count(None)
+    ('109 M', '640', '–')
+    """
+    if number is None:
+        return "–"
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g} {letter}"
+    return str(number)
+
+
+def _several(layers: pl.DataFrame, first: str, second: str) -> str:
+    """Values of two columns over the layers: one number, a range, or two."""
+    spans = []
+    for column in (first, second):
+        low, high = layers[column].min(), layers[column].max()
+        spans.append("–" if low is None else f"{low}" if low == high else f"{low} to {high}")
+    if spans[0] == spans[1]:
+        return spans[0]
+    return f"{spans[0]} over {spans[1]}" if first == "heads" else f"{spans[0]} × {spans[1]}"
+
+
+def _median(summary: pl.DataFrame, score: str) -> str:
+    """``median`` and the quartiles, of a summary's first row."""
+    if not summary.height or summary[f"{score}_median"][0] is None:
+        return "–"
+    middle, low, high = (summary[f"{score}_{name}"][0] for name in ("median", "q25", "q75"))
+    return f"{middle:.2f} <small>{low:.2f} to {high:.2f}</small>"
+
+
+def notes(groups: Sequence[Group], tables: Sequence[ScoreTable]) -> str:
+    """What has to be known before the numbers are read; nothing where all is well."""
+    lines = [escape(line) for line in dict.fromkeys(_notes(groups, tables))]
+    items = "".join(f"<li>{line}</li>" for line in lines)
+    return f'<ul class="notes">{items}</ul>' if items else ""
+
+
+def _notes(groups: Sequence[Group], tables: Sequence[ScoreTable]) -> Iterator[str]:
+    reasons = {
+        stack: reason
+        for table in reversed(tables)
+        for stack, reason in _mapping(table.metadata.get("partial")).items()
+    }
+    for group in groups:
+        layers = group.latest.filter(pl.col("head").is_null())
+        for status, meaning in STATUSES.items():
+            concerned = layers.filter(pl.col("status") == status)["layer"].to_list()
+            if concerned:
+                reason = reasons.get(group.facts["stack"]) if status == "partial" else None
+                which = _layers(concerned, layers.height)
+                yield f"{group.label}: {which} {meaning}{f' ({reason})' if reason else ''}."
+        if layers.height and layers["symmetry"].is_null().all():
+            yield f"{group.label}: the two sides have different widths, so there is no symmetry."
+        if group.rows["head"].is_null().all():
+            yield f"{group.label}: single heads are not in the table; scan with --heads for them."
+    for table in tables:
+        for guess in table.metadata.get("inferred") or []:
+            yield f"Family {guess}; check with wqk verify."
+    gammas = {table.metadata.get("gamma", 2.0) for table in tables}
+    if len(gammas) > 1:
+        listed = ", ".join(map(str, sorted(gammas, key=str)))
+        yield f"Directionalities were made with different gammas ({listed}); do not compare them."
+
+
+def _layers(numbers: Sequence[int], of: int) -> str:
+    """Which layers, as the subject of a sentence in the singular."""
+    if len(numbers) == of:
+        return "every layer's form"
+    listed = ", ".join(map(str, numbers[:12])) + (", …" if len(numbers) > 12 else "")
+    return f"the form of {'layer' if len(numbers) == 1 else 'each of the layers'} {listed}"
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def provenance(tables: Sequence[ScoreTable]) -> str:
+    """How the scores were made: one list of settings for each different set of them."""
+    made: dict[str, list[str]] = {}
+    for table in tables:
+        settings = json.dumps(dict(table.metadata), ensure_ascii=False, sort_keys=True, default=str)
+        made.setdefault(settings, []).extend(_sources(table))
+    return "".join(
+        f"<h4>{escape('; '.join(dict.fromkeys(sources)) or 'an empty table')}</h4><dl>"
+        + "".join(
+            f"<dt>{escape(name.replace('_', ' '))}</dt><dd>{escape(_setting(value))}</dd>"
+            for name, value in json.loads(settings).items()
+        )
+        + "</dl>"
+        for settings, sources in made.items()
+    )
+
+
+def _sources(table: ScoreTable) -> list[str]:
+    """Checkpoints and revisions that a table is about."""
+    rows = table.frame.select(GROUP[:2]).unique(maintain_order=True).iter_rows()
+    return [f"{name}{f' @ {revision}' if revision else ''}" for name, revision in rows]
+
+
+def _setting(value: Any) -> str:
+    """A value of the metadata for people."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        return "; ".join(f"{key}: {_setting(item)}" for key, item in value.items()) or "none"
+    if isinstance(value, list):
+        return "; ".join(map(_setting, value)) or "none"
+    return "–" if value is None else str(value)

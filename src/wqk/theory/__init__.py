@@ -1,0 +1,1 @@
+"""The paper's statements as computations, each beside the assumption it rests on."""

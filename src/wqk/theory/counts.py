@@ -1,0 +1,319 @@
+"""How many tokens each token predicts, and how many predict it (paper, Proposition S1.10).
+
+A token at position k of N (from 1) is context to the N − k tokens after it and is predicted from the
+k − 1 before it, where a model reads from left to right. Where masked tokens are filled in, each
+unmasked token is context to every masked one. Summed over all tokens both counts are equal: what
+some tokens have more of the one, others have less.
+
+Axes: N tokens, P pieces of text that are read as a whole, C chunks of pieces, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+
+from wqk.errors import CorpusError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+Cut = Literal["stream", "documents", "aligned", "starts"]
+
+# Tokens that are counted at once: what is in work fits in a processor's cache, or nearly.
+CHUNK = 1 << 18
+
+# Draws of a bootstrap.
+DRAWS = 500
+
+
+class Pieces(NamedTuple):
+    """Where each piece of text starts and stops in the stream of tokens, both (P,)."""
+
+    starts: np.ndarray
+    stops: np.ndarray
+
+
+def cut(documents: np.ndarray, how: Cut, block: int) -> Pieces:
+    """Cut a stream of documents into the pieces that a model reads.
+
+    Parameters
+    ----------
+    documents
+        Where documents start, and where the last one ends, (documents + 1,).
+    how
+        ``stream``: blocks of one length, wherever documents begin. ``documents``: each as a whole.
+        ``aligned``: each document in blocks from its start, the last one shorter. ``starts``: only
+        the first block of each document, as texts are cut to a model's length.
+    block
+        Tokens in a block.
+
+    Raises
+    ------
+    CorpusError
+        The text is shorter than a block of the stream.
+
+    Examples
+    --------
+    >>> documents = np.array([0, 5, 7])
+    >>> for how in ("stream", "documents", "aligned", "starts"):
+    ...     starts, stops = cut(documents, how, block=3)
+    ...     print(how, list(zip(starts.tolist(), stops.tolist())))
+    stream [(0, 3), (3, 6)]
+    documents [(0, 5), (5, 7)]
+    aligned [(0, 3), (3, 5), (5, 7)]
+    starts [(0, 3), (5, 7)]
+    """
+    starts, stops = documents[:-1], documents[1:]
+    if how == "stream":
+        total = int(documents[-1])
+        if total < block:
+            raise CorpusError(f"a block is {block} tokens; the whole text is {total}")
+        starts = np.arange(0, total - block + 1, block)
+        return Pieces(starts, starts + block)
+    if how == "starts":
+        return Pieces(starts, np.minimum(stops, starts + block))
+    if how == "aligned":
+        blocks = -((starts - stops) // block)
+        first = np.repeat(starts, blocks) + block * _within(blocks)
+        return Pieces(first, np.minimum(first + block, np.repeat(stops, blocks)))
+    return Pieces(starts, stops)
+
+
+@dataclass(frozen=True, eq=False)
+class PairCounts:
+    """Pairs (predicted token, context token) by vocabulary entry, in chunks of the text.
+
+    Attributes
+    ----------
+    context
+        μ_c: how many tokens each entry was context to, (C, V).
+    prediction
+        μ_p: how many tokens each entry was predicted from, (C, V).
+    occurrences
+        How often each entry was read, (V,).
+    """
+
+    context: np.ndarray
+    prediction: np.ndarray
+    occurrences: np.ndarray
+
+    @property
+    def ratio(self) -> np.ndarray:
+        """μ_c / μ_p over the whole text, (V,): infinite for what is never predicted, NaN if unseen."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.asarray(self.context.sum(axis=0) / self.prediction.sum(axis=0))
+
+
+def count_pairs(
+    tokens: np.ndarray,
+    pieces: Pieces,
+    vocabulary_size: int,
+    *,
+    mask_share: float | None = None,
+    seed: int = 0,
+    chunks: int = 32,
+) -> PairCounts:
+    """Count, for each vocabulary entry, what it predicts and what it is predicted from.
+
+    Parameters
+    ----------
+    tokens
+        The stream, (N,): whole numbers below ``vocabulary_size``.
+    pieces
+        What is read as a whole; no pair spans two pieces.
+    vocabulary_size
+        V.
+    mask_share
+        Probability that a token is masked and predicted from all unmasked ones (Equations S77,
+        S78); without it every token is predicted from all before it (S72, S73).
+    seed
+        Of the masks.
+    chunks
+        C: runs of pieces with about as many tokens each, from which spreads are estimated.
+
+    Examples
+    --------
+    >>> tokens = np.array([0, 1, 1, 0, 2, 1])
+    >>> counts = count_pairs(tokens, cut(np.array([0, 6]), "stream", 3), 3, chunks=1)
+    >>> counts.context.tolist(), counts.prediction.tolist()
+    ([[4.0, 1.0, 1.0]], [[0.0, 5.0, 1.0]])
+    """
+    weights = _causal_weights if mask_share is None else _masked_weights(mask_share, seed)
+    context, prediction = np.zeros((2, chunks, vocabulary_size))
+    occurrences = np.zeros(vocabulary_size, np.int64)
+    for chunk, some in _runs(pieces, chunks):
+        ids, lengths = _read(tokens, some)
+        as_context, as_prediction = weights(lengths)
+        context[chunk] += np.bincount(ids, as_context, vocabulary_size)
+        prediction[chunk] += np.bincount(ids, as_prediction, vocabulary_size)
+        occurrences += np.bincount(ids, minlength=vocabulary_size)
+    return PairCounts(context, prediction, occurrences)
+
+
+class Shares(NamedTuple):
+    """For how much of a text tokens are context more often than prediction.
+
+    Attributes
+    ----------
+    types, types_error
+        Share of vocabulary entries with a ratio above 1, and half its 95 % interval.
+    mass, mass_error
+        The same, each entry counted as often as it occurs.
+    clearly_above, clearly_below
+        Share of entries whose ratio differs from 1 by more than chance (|t| > 2 over chunks).
+    entries
+        Number of vocabulary entries that were looked at.
+    low, median, high
+        5 %, 50 % and 95 % quantiles of the ratio over the text.
+    """
+
+    types: float
+    types_error: float
+    mass: float
+    mass_error: float
+    clearly_above: float
+    clearly_below: float
+    entries: int
+    low: float
+    median: float
+    high: float
+
+
+def shares_above_one(counts: PairCounts, at_least: int = 30, seed: int = 0) -> Shares:
+    """Whether tokens are context more often than prediction, as Theorem S1.12 assumes of most.
+
+    Parameters
+    ----------
+    counts
+        With at least two chunks, which are drawn with replacement for the intervals.
+    at_least
+        Entries that occur more rarely are left out: their ratio is an accident.
+    seed
+        Of the bootstrap.
+
+    Raises
+    ------
+    CorpusError
+        No entry occurs often enough.
+
+    Examples
+    --------
+    >>> tokens = np.tile(np.repeat(np.arange(3), 2), 200)
+    >>> counts = count_pairs(tokens, cut(np.array([0, len(tokens)]), "stream", 6), 3)
+    >>> shares_above_one(counts).types  # the first of the three entries alone
+    0.3333333333333333
+    """
+    seen = counts.occurrences >= at_least
+    if not seen.any():
+        raise CorpusError(f"no token occurs {at_least} times; counting needs more text")
+    context, prediction = counts.context[:, seen], counts.prediction[:, seen]
+    chunks = len(context)
+    surplus = context - prediction
+    spread = surplus.std(axis=0, ddof=1) / np.sqrt(chunks)
+    clear = np.abs(surplus.mean(axis=0)) > 2 * spread
+    above = surplus.sum(axis=0) > 0
+    share = counts.occurrences[seen] / counts.occurrences[seen].sum()
+
+    # Each draw takes the chunks so many times.
+    times = np.random.default_rng(seed).multinomial(chunks, np.full(chunks, 1 / chunks), DRAWS)
+    drawn = np.concatenate([some @ surplus > 0 for some in np.array_split(times, DRAWS // 20)])
+    errors = 1.96 * np.std([drawn.mean(axis=1), drawn @ share], axis=1)
+    ratio = counts.ratio[seen]
+    order = ratio.argsort()
+    low, median, high = ratio[order][np.searchsorted(share[order].cumsum(), [0.05, 0.5, 0.95])]
+    return Shares(
+        types=float(above.mean()),
+        types_error=float(errors[0]),
+        mass=float(above @ share),
+        mass_error=float(errors[1]),
+        clearly_above=float((clear & above).mean()),
+        clearly_below=float((clear & ~above).mean()),
+        entries=int(seen.sum()),
+        low=float(low),
+        median=float(median),
+        high=float(high),
+    )
+
+
+def position_information(
+    tokens: np.ndarray, pieces: Pieces, vocabulary_size: int, bins: int = 8
+) -> float:
+    """How much a token's place in its piece tells of which token it is, in bits.
+
+    The mutual information of the vocabulary entry and the place, in ``bins`` equal parts of the
+    piece, less what so many draws without any relation would give on average. Where it is 0, all
+    ratios of Proposition S1.10 are 1 (Equations S82-S84).
+
+    Examples
+    --------
+    >>> tokens = np.tile([0, 0, 1, 1], 500)
+    >>> position_information(tokens, cut(np.array([0, 2000]), "stream", 4), 2, bins=2) > 0.99
+    True
+    """
+    table = np.zeros(bins * vocabulary_size)
+    for _, some in _runs(pieces, 1):
+        ids, lengths = _read(tokens, some)
+        place = _within(lengths) * bins // np.repeat(lengths, lengths)
+        table += np.bincount(place * vocabulary_size + ids, minlength=len(table))
+    joint = table.reshape(bins, vocabulary_size)
+    total = joint.sum()
+    expected = joint.sum(axis=1, keepdims=True) * joint.sum(axis=0) / total
+    seen = joint > 0
+    information = (joint[seen] * np.log2(joint[seen] / expected[seen])).sum() / total
+    freedom = (bins - 1) * (np.count_nonzero(joint.sum(axis=0)) - 1)
+    return float(information - freedom / (2 * total * np.log(2)))
+
+
+def _causal_weights(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """How many tokens stand after and before each one, of pieces laid end to end."""
+    before = _within(lengths)
+    return np.repeat(lengths - 1, lengths) - before, before
+
+
+def _masked_weights(
+    share: float, seed: int
+) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    random = np.random.default_rng(seed)
+
+    def weights(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        masked = random.random(int(lengths.sum()), np.float32) < share
+        hidden = np.add.reduceat(masked.astype(np.int64), lengths.cumsum() - lengths)
+        to_predict = np.where(masked, 0, np.repeat(hidden, lengths))
+        seen = np.where(masked, np.repeat(lengths - hidden, lengths), 0)
+        return to_predict, seen
+
+    return weights
+
+
+def _runs(pieces: Pieces, chunks: int) -> Iterator[tuple[int, Pieces]]:
+    """Runs of pieces small enough to be counted at once, and the chunk that each belongs to."""
+    lengths = pieces.stops - pieces.starts
+    starts, lengths = pieces.starts[lengths > 0], lengths[lengths > 0]
+    ends = lengths.cumsum()
+    total = int(ends[-1]) if len(ends) else 0
+    chunk_of = np.minimum((ends - lengths) * chunks // max(1, total), chunks - 1)
+    run_of = (ends - lengths) // CHUNK
+    breaks = np.flatnonzero(np.diff(chunk_of) | np.diff(run_of)) + 1
+    for first, last in zip([0, *breaks], [*breaks, len(starts)], strict=True):
+        if last > first:
+            some = Pieces(starts[first:last], starts[first:last] + lengths[first:last])
+            yield int(chunk_of[first]), some
+
+
+def _read(tokens: np.ndarray, pieces: Pieces) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens of some pieces end to end, and the pieces' lengths."""
+    lengths = pieces.stops - pieces.starts
+    first, last = int(pieces.starts[0]), int(pieces.stops[-1])
+    ids = np.asarray(tokens[first:last])
+    if len(ids) != lengths.sum():  # there are gaps
+        ids = ids[np.repeat(pieces.starts - first, lengths) + _within(lengths)]
+    return ids, lengths
+
+
+def _within(lengths: np.ndarray) -> np.ndarray:
+    """0, 1, … of each length in turn."""
+    ends = lengths.cumsum()
+    return np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - lengths, lengths)

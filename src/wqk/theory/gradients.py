@@ -1,0 +1,252 @@
+"""Proposition 2.2: the gradient of W_qk is a sum of rank-1 matrices, one for each pair of tokens.
+
+With score_ij = x_i W_qk y_jᵀ and any loss::
+
+    ∂loss/∂W_qk = Σ_ij β_ij x_iᵀ y_j,    β_ij = ∂loss/∂score_ij
+                = c_ij α_ij (e_ij − Σ_j' α_ij' e_ij'),    e_ij = ∂loss/∂α_ij
+
+c_ij is what the score is multiplied by before the softmax: its scale, and the slope of the soft cap
+where there is one. The rows x are the queries' inputs, y the keys'; in self-attention they are the
+same. Gradient descent moves W_qk against this gradient; the paper's ΔW_qk is its negative.
+
+=====================================  ===================================================
+paper                                  here
+=====================================  ===================================================
+β_ij, S36, softmax included            `LayerGradient.beta`
+δ_iᵀ x_j, S31 and S35, without it      `LayerGradient.error`
+Σ_i x_iᵀ (Σ_j β_ij x_j), S37           `LayerGradient.by_prediction`
+Σ_j (Σ_i β_ij x_i)ᵀ x_j, S38           `LayerGradient.by_context`
+∇W_q and ∇W_k, Remark S1.6             `LayerGradient.factor_gradients`
+=====================================  ===================================================
+
+Axes: B batch, H query heads, G key heads, N tokens (I queries, J keys), D width, R head width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wqk._typing import Array, Float
+from wqk.attention import load_attention
+from wqk.checkpoints import open_checkpoint
+from wqk.errors import TheoryError
+from wqk.forms import BilinearForm
+from wqk.theory.capture import attention_recorded, bilinear_plans, require_records
+from wqk.theory.scores import as_array, keys, logits, queries
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+    from wqk.attention import Attention
+
+    Loss = Callable[[Any, Mapping[str, Any]], Any]
+
+
+@dataclass(frozen=True, eq=False)
+class LayerGradient:
+    """The gradient of a loss with respect to the scores of one use of one block's attention.
+
+    Attributes
+    ----------
+    attention
+        The block's weights, and its place in the model as ``attention.plan``.
+    application
+        Counts the uses of shared weights from 0.
+    query_input, key_input
+        What queries and keys are projected from, after the block's norm, (B, I, D) and (B, J, D).
+    probabilities
+        α_ij, (B, H, I, J).
+    error
+        e_ij = ∂loss/∂α_ij, (B, H, I, J): the error at the heads' output met with each value.
+    beta
+        β_ij = ∂loss/∂(x_i W_qk y_jᵀ), (B, H, I, J). 0 where i does not see j. Without a soft cap
+        and sinks, every row sums to 0, as the softmax does not heed what all keys have in common.
+    """
+
+    attention: Attention
+    application: int
+    query_input: Float[Array, "batch queries d"]
+    key_input: Float[Array, "batch keys d"]
+    probabilities: Float[Array, "batch heads queries keys"]
+    error: Float[Array, "batch heads queries keys"]
+    beta: Float[Array, "batch heads queries keys"]
+
+    def by_prediction(self, head: int | None = None) -> BilinearForm:
+        """Σ_i x_iᵀ (Σ_j β_ij y_j): one rank-1 matrix for each predicted token, of rank B·I.
+
+        The gradient of a form: of one head's, or of the sum over heads of all heads' gradients. In
+        rotary models it belongs to no form at one distance, but to what all distances would share:
+        the E of scores x_i (A R(−N) Bᵀ + E) y_jᵀ. For one distance see `at_distance`.
+        """
+        x, context = self.query_input, self._weights(head) @ self.key_input
+        return BilinearForm(_columns(x), _columns(context))
+
+    def by_context(self, head: int | None = None) -> BilinearForm:
+        """Σ_j (Σ_i β_ij x_i)ᵀ y_j: the same, one rank-1 matrix for each context token."""
+        predicted = self._weights(head).swapaxes(-1, -2) @ self.query_input
+        return BilinearForm(_columns(predicted), _columns(self.key_input))
+
+    def at_distance(self, distance: int, head: int | None = None) -> BilinearForm:
+        """The gradient of the form at one distance i − j: the sum over the pairs that far apart.
+
+        Raises
+        ------
+        TheoryError
+            No pair is that far apart.
+        """
+        count = min(self.beta.shape[-2], self.beta.shape[-1] + distance) - max(distance, 0)
+        if count < 1:
+            raise TheoryError(
+                f"no pair of {self.beta.shape[-1]} tokens has the distance {distance}"
+            )
+        i = max(distance, 0) + np.arange(count)
+        weights = self._weights(head)[:, i, i - distance]
+        x, y = self.query_input[:, i], self.key_input[:, i - distance]
+        return BilinearForm(_columns(weights[..., None] * x), _columns(y))
+
+    def factor_gradients(
+        self,
+    ) -> tuple[Float[Array, "heads width d_query"], Float[Array, "key_heads width d_key"]]:
+        """What β implies for the gradients of the query's and the key's weights.
+
+        Σ_i x_i (Σ_j β_ij k_j) and Σ_j y_j (Σ_i β_ij q_i), turned back by the tokens' positions, as
+        the weights are stored: (H, R, D) and (G, R, D). They are the parameters' own gradients,
+        unless queries or keys enter other terms of the score, too.
+        """
+        met_by_queries = self.beta @ keys(self.attention, self.key_input)
+        met_by_keys = self.beta.swapaxes(-1, -2) @ queries(self.attention, self.query_input)
+        query = _projected_gradient(self.attention, met_by_queries, self.query_input)
+        key = _projected_gradient(self.attention, met_by_keys, self.key_input)
+        groups = self.attention.key_head_count
+        return query, key.reshape(groups, -1, *key.shape[1:]).sum(axis=1)
+
+    def only(self, pairs: np.ndarray) -> LayerGradient:
+        """The same with β kept where ``pairs`` (B, I, J) holds, and 0 elsewhere."""
+        return replace(self, beta=np.where(pairs[:, None], self.beta, 0))
+
+    def of_example(self, index: int) -> LayerGradient:
+        """One example's part, with a batch axis of length 1."""
+        names = ("query_input", "key_input", "probabilities", "error", "beta")
+        return replace(self, **{name: getattr(self, name)[[index]] for name in names})
+
+    def _weights(self, head: int | None) -> np.ndarray:
+        """β of one head, or summed over heads, (B, I, J)."""
+        return self.beta.sum(axis=1) if head is None else self.beta[:, head]
+
+
+def gradients(
+    model: Any,
+    batch: Mapping[str, Any],
+    loss: Loss | None = None,
+    layers: Collection[int] | None = None,
+) -> list[LayerGradient]:
+    """The exact β_ij of a loss, for every head of every layer (paper, Proposition 2.2).
+
+    The model is run in evaluation mode, without dropout, and is left as it was: its parameters'
+    own gradients are not touched. Numbers are as precise as the model's; for float64 throughout,
+    make it and run this within ``wqk.verification.running.double_precision()``.
+
+    Parameters
+    ----------
+    model
+        A `transformers` model of a family that wqk knows.
+    batch
+        Keyword arguments for it.
+    loss
+        Takes the model and the batch, and gives a scalar tensor; the ``loss`` of
+        ``model(**batch)`` otherwise.
+    layers
+        Numbers of the layers to look at; all of them otherwise. All attentions of a pass are held
+        in memory, (B, H, N, N) for each layer, as training does.
+
+    Raises
+    ------
+    TheoryError
+        A block's score is no bilinear form; or the loss is none, or does not depend on the
+        attention that a block hands out.
+    UnknownFamily
+        No family knows the model.
+
+    Examples
+    --------
+    >>> import torch, transformers
+    >>> shape = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
+    >>> config = transformers.BertConfig(vocab_size=9, intermediate_size=8, **shape)
+    >>> model = transformers.BertForMaskedLM(config)
+    >>> tokens = torch.tensor([[3, 1, 4, 1, 5]])
+    >>> (gradient,) = gradients(model, {"input_ids": tokens, "labels": tokens})
+    >>> gradient.beta.shape
+    (1, 2, 5, 5)
+    >>> gradient.by_prediction(head=0)
+    BilinearForm(16 × 16, rank 5)
+    """
+    import torch
+
+    checkpoint = open_checkpoint(model)
+    plans = bilinear_plans(checkpoint, layers)
+    with attention_recorded(model, plans) as records:
+        value = (loss or _own_loss)(model, batch)
+        require_records(model, plans, records)
+        found = [use.attention for record in records for use in record.uses]
+        if getattr(value, "ndim", None) != 0 or not value.requires_grad:
+            raise TheoryError("a loss must be a scalar tensor that depends on the model's weights")
+        errors = iter(torch.autograd.grad(value, found, allow_unused=True))
+    result = []
+    for plan, record in zip(plans, records, strict=True):
+        attention = load_attention(checkpoint, plan)
+        for application, use in enumerate(record.uses):
+            error = next(errors)
+            if error is None:
+                raise TheoryError(
+                    f"{checkpoint.name}: the loss does not depend on the attention that layer "
+                    f"{plan.layer} of the {plan.stack} hands out; leave the layer out"
+                )
+            result.append(_layer_gradient(attention, application, use, error))
+    return result
+
+
+def _own_loss(model: Any, batch: Mapping[str, Any]) -> Any:
+    value = getattr(model(**batch), "loss", None)
+    if value is None:
+        raise TheoryError(
+            f"{type(model).__name__} gives no loss for {', '.join(batch)}; add labels to the batch "
+            "or give a loss of your own"
+        )
+    return value
+
+
+def _layer_gradient(attention: Attention, application: int, use: Any, error: Any) -> LayerGradient:
+    x, y, shares, errors = map(as_array, (use.query_input, use.key_input, use.attention, error))
+    tokens, contexts = shares.shape[-2:]
+    x, y = x.reshape(-1, tokens, x.shape[-1]), y.reshape(-1, contexts, y.shape[-1])
+    shares, errors = (
+        a.reshape(-1, attention.head_count, tokens, contexts) for a in (shares, errors)
+    )
+    centred = errors - (shares * errors).sum(axis=-1, keepdims=True)
+    beta = _slope(attention, x, y) * shares * centred
+    return LayerGradient(attention, application, x, y, shares, errors, beta)
+
+
+def _slope(attention: Attention, x: np.ndarray, y: np.ndarray) -> np.ndarray | float:
+    """What a change of x_i W_qk y_jᵀ is multiplied by before the softmax."""
+    plan = attention.plan
+    if not plan.softcap:
+        return plan.scale
+    capped = logits(plan, queries(attention, x) @ keys(attention, y).swapaxes(-1, -2))
+    return np.asarray(plan.scale * (1 - (capped / plan.softcap) ** 2))
+
+
+def _columns(vectors: np.ndarray) -> np.ndarray:
+    """Row vectors (B, N, D) of all examples as the columns of a factor, (D, B·N)."""
+    return vectors.reshape(-1, vectors.shape[-1]).T
+
+
+def _projected_gradient(attention: Attention, met: np.ndarray, inputs: np.ndarray) -> np.ndarray:
+    """Gradient (H, R, D) of a weight whose vectors have the gradients ``met`` (B, H, N, R)."""
+    rotary = attention.plan.rotary
+    if rotary is not None:  # the transpose of a turn is the turn back
+        met = rotary.rotate(met, -np.arange(met.shape[-2])).astype(met.dtype, copy=False)
+    return np.asarray((met.swapaxes(-1, -2) @ inputs[:, None]).sum(axis=0))

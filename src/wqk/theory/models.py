@@ -1,0 +1,204 @@
+"""The language model of a subject: from a checkpoint, a run, a configuration, or freshly drawn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wqk.checkpoints import open_checkpoint
+from wqk.errors import CheckpointError, MissingPackage, RunError, UnknownFamily
+from wqk.runs import SETTINGS, open_run
+from wqk.verification.running import quiet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from wqk.theory.subject import Objective
+
+# What transformers and PyTorch raise when a model cannot be built or run.
+FAILURES = (ValueError, TypeError, LookupError, OSError, RuntimeError, ImportError, AttributeError)
+
+# Ends of the names of architectures that tell what they predict.
+ENDINGS: dict[str, Objective] = {
+    "ForMaskedLM": "masked",
+    "ForPreTraining": "masked",
+    "ForCausalLM": "causal",
+    "LMHeadModel": "causal",
+}
+
+
+@dataclass(frozen=True)
+class State:
+    """A model to be loaded: a folder, hub id, configuration file or model type, and its step."""
+
+    ref: str
+    step: int | None = None
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether there are no weights: a configuration file or a bare model type."""
+        return Path(self.ref).suffix == ".json" or self.ref in known_types()
+
+
+def known_types() -> frozenset[str]:
+    """The model types that the installed `transformers` can make, as language models.
+
+    Raises
+    ------
+    MissingPackage
+        PyTorch or `transformers` is not installed.
+    """
+    try:
+        import torch  # noqa: F401
+        from transformers.models.auto import modeling_auto as auto
+    except ImportError as error:
+        raise MissingPackage(
+            f"the theory is tested on a running model, and {error.name} is not installed: "
+            "pip install 'wqk[train]'"
+        ) from None
+    masked, causal = auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    return frozenset(masked) | frozenset(causal)
+
+
+def states_of(ref: str, steps: Sequence[int] | None = None) -> list[State]:
+    """The states that ``ref`` stands for: one, or some of the saved steps of a training run.
+
+    Parameters
+    ----------
+    ref
+        A checkpoint's folder or hub id, a run's folder, a ``config.json``, or a model type.
+    steps
+        Steps of a run; empty for all that were saved, None for the last.
+
+    Raises
+    ------
+    RunError
+        The run has no checkpoint at a step, or ``ref`` is no run.
+    """
+    if not (Path(ref) / SETTINGS).is_file():
+        if steps is not None:
+            raise RunError(f"{ref}: steps are those of a training run's folder; this is none")
+        return [State(ref)]
+    saved = dict(open_run(ref).checkpoints)
+    if not saved:
+        raise RunError(f"{ref}: no checkpoint has been saved yet")
+    wanted = [max(saved)] if steps is None else list(steps) or sorted(saved)
+    missing = [step for step in wanted if step not in saved]
+    if missing:
+        raise RunError(
+            f"{ref}: no checkpoint at step {missing[0]}; saved are {', '.join(map(str, saved))}"
+        )
+    return [State(str(saved[step]), step) for step in wanted]
+
+
+def load_model(
+    state: State,
+    objective: Objective | None = None,
+    *,
+    vocabulary_size: int | None = None,
+    seed: int = 0,
+    revision: str | None = None,
+) -> tuple[Any, Objective, tuple[str, ...]]:
+    """A model in float32 and evaluation mode, what it predicts, and what one should know of it.
+
+    Parameters
+    ----------
+    state
+        What to load; a configuration or model type gives freshly drawn weights.
+    objective
+        Overrides what the architecture's name says.
+    vocabulary_size
+        Of a bare model type, which has no vocabulary of its own.
+    seed
+        Of everything that is freshly drawn.
+    revision
+        Of a hub repository.
+
+    Raises
+    ------
+    CheckpointError
+        There is no such checkpoint, or `transformers` cannot load it.
+    UnknownFamily
+        It is no language model.
+    """
+    import torch
+    import transformers
+
+    fresh = state.is_fresh
+    if not fresh:
+        open_checkpoint(state.ref, revision)  # what is wrong is said best there
+    with quiet(), torch.random.fork_rng():
+        torch.manual_seed(seed)
+        try:
+            config = _config(state.ref, vocabulary_size, revision)
+            objective = objective or _objective(config)
+            maker = _maker(transformers, config, objective)
+            if fresh:
+                model = maker.from_config(config, attn_implementation="eager")
+                return model.eval(), objective, ("weights freshly drawn",)
+            model, report = maker.from_pretrained(
+                state.ref,
+                config=config,
+                revision=revision,
+                dtype=torch.float32,
+                attn_implementation="eager",
+                output_loading_info=True,
+            )
+        except FAILURES as error:
+            raise CheckpointError(f"{state.ref}: cannot be loaded ({first_line(error)})") from error
+    return model.eval(), objective, _missing(report["missing_keys"])
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of another library says, in one line."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _config(ref: str, vocabulary_size: int | None, revision: str | None) -> Any:
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    if ref in CONFIG_MAPPING and not Path(ref).exists():
+        return CONFIG_MAPPING[ref](vocab_size=vocabulary_size)
+    return AutoConfig.from_pretrained(ref, revision=revision)
+
+
+def _objective(config: Any) -> Objective:
+    """What the architecture predicts: by its name, or by what there is for its model type."""
+    from transformers.models.auto import modeling_auto as auto
+
+    for name in config.architectures or ():
+        for ending, objective in ENDINGS.items():
+            if name.endswith(ending):
+                return objective
+    if getattr(config, "is_decoder", False):
+        return "causal"
+    if config.model_type in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+        return "masked"
+    return "causal"
+
+
+def _maker(transformers: Any, config: Any, objective: Objective) -> Callable[..., Any] | Any:
+    """The class that builds the model, once the configuration says which way it looks."""
+    from transformers.models.auto import modeling_auto as auto
+
+    masked = objective == "masked"
+    names = (
+        auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES if masked else auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    )
+    if config.model_type not in names:
+        raise UnknownFamily(
+            f"transformers has no {objective} language model of type {config.model_type!r}"
+        )
+    if config.model_type in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+        config.is_decoder = not masked
+    return transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM
+
+
+def _missing(names: Sequence[str]) -> tuple[str, ...]:
+    """That tensors were not in the checkpoint, so that gradients start from random ones."""
+    if not names:
+        return ()
+    shown = ", ".join(sorted(names)[:3]) + (", …" if len(names) > 3 else "")
+    return (f"{len(names)} tensors are not in the checkpoint and were freshly drawn: {shown}",)

@@ -1,0 +1,136 @@
+"""From a model's name and a text to subjects that the statements can be tested on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wqk.errors import CheckpointError, CorpusError
+from wqk.theory.models import (
+    FAILURES,
+    State,
+    first_line,
+    known_types,
+    load_model,
+    states_of,
+)
+from wqk.theory.subject import Subject
+from wqk.theory.text import Text, open_text
+from wqk.verification.running import quiet
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from wqk.theory.subject import Objective
+
+
+def open_subjects(
+    ref: str,
+    corpus: str | Path,
+    *,
+    steps: Sequence[int] | None = None,
+    batches: int = 8,
+    batch: int = 8,
+    block: int = 64,
+    objective: Objective | None = None,
+    mask_share: float = 0.15,
+    seed: int = 0,
+    revision: str | None = None,
+) -> tuple[Text, Iterator[Subject]]:
+    """A text, and a model on it; several states of the model for several steps of a run.
+
+    Parameters
+    ----------
+    ref
+        A checkpoint's folder or hub id; a training run's folder; or, for freshly drawn weights, a
+        ``config.json`` or a model type such as ``bert``.
+    corpus
+        A token store, a text file for the model's own tokenizer, or token numbers as .npy.
+    steps
+        Steps of a run; empty for all that were saved, None for the last.
+    batches, batch, block
+        Number of batches, blocks in each, and tokens in a block. All states see the same ones.
+    objective
+        ``masked`` or ``causal``; by the model's architecture otherwise.
+    mask_share
+        Share of tokens that are masked.
+    seed
+        Of blocks, masks and freshly drawn weights.
+    revision
+        Of a hub repository.
+
+    Raises
+    ------
+    CorpusError
+        The text cannot be read, or is not in the model's vocabulary.
+    CheckpointError
+        The model cannot be loaded, or cannot be run on such blocks.
+    RunError
+        The run has no such step.
+    UnknownFamily
+        It is no language model.
+    MissingPackage
+        PyTorch or `transformers` is not installed.
+    """
+    known_types()  # what is not installed is said before anything is read
+    states = states_of(ref, steps)
+    text = open_text(Path(corpus), states[0].ref, revision)
+    blocks = text.blocks(batches, batch, block, seed)
+
+    def subjects() -> Iterator[Subject]:
+        for state in states:
+            model, predicts, notes = load_model(
+                state,
+                objective,
+                vocabulary_size=text.vocabulary_size,
+                seed=seed,
+                revision=revision,
+            )
+            _require_vocabulary(model, text, state)
+            subject = Subject(
+                _name(state),
+                model,
+                predicts,
+                blocks,
+                text.mask_token if predicts == "masked" else None,
+                mask_share,
+                seed,
+                state.step,
+                notes,
+            )
+            _require_run(subject)
+            yield subject
+
+    return text, subjects()
+
+
+def _name(state: State) -> str:
+    """The run's name for a step of it, the folder's or the whole id otherwise."""
+    path = Path(state.ref)
+    if state.step is not None:
+        return path.parent.resolve().name
+    return path.resolve().name if path.is_dir() else state.ref
+
+
+def _require_vocabulary(model: Any, text: Text, state: State) -> None:
+    known = model.get_input_embeddings().num_embeddings
+    if text.vocabulary_size > known:
+        raise CorpusError(
+            f"{text.name}: its vocabulary has {text.vocabulary_size} entries, that of {state.ref} "
+            f"{known}; give a text in the model's own tokens"
+        )
+
+
+def _require_run(subject: Subject) -> None:
+    """See that the model can be run on a block, before minutes are spent on it."""
+    import torch
+
+    batch = {name: value[:1] for name, value in next(subject.batches()).items()}
+    try:
+        with quiet(), torch.no_grad():
+            subject.model(**batch)
+    except FAILURES as error:
+        raise CheckpointError(
+            f"{subject.name}: cannot be run on blocks of {subject.blocks.shape[-1]} tokens "
+            f"({first_line(error)}); try a shorter --block"
+        ) from error

@@ -1,0 +1,113 @@
+"""What the statements are tested on: a model, blocks of a text, and what it is trained to predict.
+
+Axes: B batch, N tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from wqk.errors import CorpusError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Objective = Literal["masked", "causal"]
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A language model and blocks of tokens for it.
+
+    Attributes
+    ----------
+    name
+        Of the model, for people.
+    model
+        A `transformers` model with a language-model head, in evaluation mode.
+    objective
+        ``causal``: every token from those before it. ``masked``: some tokens, which the model does
+        not see, from all others.
+    blocks
+        Tokens as they stand in the text, (batches, B, N).
+    mask_token
+        What stands in the place of a token to be predicted; for ``masked`` only.
+    mask_share
+        Share of the tokens of each block that are predicted; at least one is.
+    seed
+        Decides which.
+    step
+        Of the training run that the model is from, where it is from one.
+    notes
+        What one should know before believing the numbers, such as a head drawn at random.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> subject = Subject("none", None, "masked", np.arange(12).reshape(1, 2, 6), mask_token=99)
+    >>> (inputs, labels), = subject.examples()
+    >>> bool(((inputs == 99) == (labels != -100)).all()), (labels != -100).sum(axis=1).tolist()
+    (True, [1, 1])
+    """
+
+    name: str
+    model: Any
+    objective: Objective
+    blocks: np.ndarray
+    mask_token: int | None = None
+    mask_share: float = 0.15
+    seed: int = 0
+    step: int | None = None
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.objective == "masked" and self.mask_token is None:
+            raise CorpusError(
+                "masked tokens need a mask token; the tokenizer or token store has none"
+            )
+        if not 0 < self.mask_share < 1:
+            raise CorpusError(f"the share of masked tokens lies in (0, 1), got {self.mask_share:g}")
+
+    def examples(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Inputs and labels of each batch, both (B, N); −100 where nothing is predicted.
+
+        Causal labels are the inputs themselves: `transformers` models move them by one.
+        """
+        for index, tokens in enumerate(self.blocks):
+            if self.objective == "causal":
+                yield tokens, tokens
+                continue
+            random = np.random.default_rng((self.seed, index))
+            masked = choose(random, tokens.shape, self.mask_share)
+            yield np.where(masked, self.mask_token, tokens), np.where(masked, tokens, -100)
+
+    def batches(self) -> Iterator[dict[str, Any]]:
+        """Keyword arguments for the model: ``input_ids`` and ``labels`` as PyTorch tensors."""
+        import torch
+
+        device = self.model.device
+        for inputs, labels in self.examples():
+            yield {
+                "input_ids": torch.tensor(inputs, device=device),
+                "labels": torch.tensor(labels, device=device),
+            }
+
+    def having(self, **changes: Any) -> Subject:
+        """The same with other values, such as another ``mask_share`` or other ``blocks``."""
+        return replace(self, **changes)
+
+
+def choose(random: np.random.Generator, shape: tuple[int, int], share: float) -> np.ndarray:
+    """Which tokens are masked, (B, N): the same number in each block, at least 1, less than N.
+
+    Examples
+    --------
+    >>> choose(np.random.default_rng(0), (3, 20), 0.15).sum(axis=1).tolist()
+    [3, 3, 3]
+    """
+    count = min(max(1, round(share * shape[1])), shape[1] - 1)
+    ranks = random.random(shape).argsort(axis=1).argsort(axis=1)
+    return np.asarray(ranks < count)

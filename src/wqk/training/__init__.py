@@ -1,0 +1,1 @@
+"""Training: text as tokens, recipes, objectives, penalties and the loop."""

@@ -1,0 +1,157 @@
+"""What is asked of a corpus: everything beside the text that decides its tokens."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wqk.errors import CorpusError
+from wqk.training.corpus.reading import DOCUMENTS
+from wqk.training.corpus.store import sha256
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# Of BERT, and of the paper (Table S1).
+VOCABULARY_SIZE = 30_522
+# With the four special tokens, 128 ids.
+ALPHABET = 124
+
+# Held out by default: this share, but so many documents at least where there are eight times more.
+HELD_OUT, FEWEST_HELD_OUT = 0.01, 16
+
+
+@dataclass(frozen=True)
+class CorpusOptions:
+    """How text becomes tokens.
+
+    Attributes
+    ----------
+    text
+        ``words``: WordPiece, as BERT has it; ``characters``.
+    vocabulary
+        For words: a ``vocab.txt``, or how many pieces to learn from the text; 30,522 by default.
+    tokenizer
+        A ``tokenizer.json``, or a model of the hub that has one, instead of words or characters.
+    characters
+        How many of the most common characters are known; 124 by default.
+    lower
+        Take away capitals and accents; by default so for words, and not for characters.
+    held_out
+        Share or number of documents that are kept apart; by default 1 %, and 16 at least of a
+        corpus with 128. Chosen by a hash of the text, so that equal documents stay together.
+    field
+        Where the text is in JSON, CSV, Parquet or a data set; ``text`` by default.
+    document
+        What a document is in plain text: ``file``, ``paragraph`` or ``line``.
+    subset, split
+        Of data sets of the hub; ``split`` is ``train`` by default.
+    max_documents, max_characters
+        Stop reading after so much, with a whole document.
+
+    Raises
+    ------
+    CorpusError
+        A value is out of range, or two options contradict each other.
+    """
+
+    text: str = "words"
+    vocabulary: str | int | None = None
+    tokenizer: str | None = None
+    characters: int | None = None
+    lower: bool | None = None
+    held_out: float | None = None
+    field: str | None = None
+    document: str = "file"
+    subset: str | None = None
+    split: str | None = None
+    max_documents: int | None = None
+    max_characters: int | None = None
+
+    def __post_init__(self) -> None:
+        _one_of("text", self.text, ("words", "characters"))
+        _one_of("document", self.document, DOCUMENTS)
+        if self.tokenizer is not None:
+            self._excludes("tokenizer", "vocabulary", "characters", "lower")
+        if self.text == "characters":
+            self._excludes("text characters", "vocabulary", "tokenizer")
+        else:
+            self._excludes("text words", "characters")
+        if isinstance(self.vocabulary, int):
+            _within("vocabulary", self.vocabulary, 100, 1 << 24)
+        for name in ("characters", "max_documents", "max_characters"):
+            value = getattr(self, name)
+            if value is not None:
+                _within(name, value, 1, 1_114_112 if name == "characters" else 1 << 62)
+        share = self.held_out
+        if share is not None and not (0 <= share < 1 or (share >= 1 and share == int(share))):
+            raise CorpusError(
+                f"held-out: expected a share below 1 or a number of documents, got {share}"
+            )
+
+    @property
+    def unit(self) -> str:
+        """What a token will be."""
+        return self.text if self.tokenizer is None else "tokenizer"
+
+    @property
+    def lowered(self) -> bool:
+        """Whether capitals and accents are taken away: words are, unless told otherwise."""
+        return self.unit == "words" if self.lower is None else self.lower
+
+    @property
+    def vocabulary_file(self) -> Path | None:
+        """The file with the vocabulary or the tokenizer, if one was given that lies here."""
+        given = self.tokenizer if self.tokenizer is not None else self.vocabulary
+        if isinstance(given, str) and (self.tokenizer is None or Path(given).exists()):
+            return Path(given)
+        return None
+
+    def count_held_out(self, documents: int) -> int:
+        """How many of so many documents are to be held out.
+
+        Examples
+        --------
+        >>> CorpusOptions().count_held_out(10_000), CorpusOptions().count_held_out(200)
+        (100, 16)
+        >>> CorpusOptions(held_out=0.2).count_held_out(10), CorpusOptions(held_out=3).count_held_out(10)
+        (2, 3)
+        """
+        if self.held_out is None:
+            few = min(FEWEST_HELD_OUT, documents // 8)
+            return max(math.ceil(HELD_OUT * documents), few, 1)
+        if self.held_out >= 1 or self.held_out == 0:
+            return int(self.held_out)
+        return max(1, round(self.held_out * documents))
+
+    def about(self) -> dict[str, Any]:
+        """For the header: options as given, files by their names alone."""
+        named = {
+            name: Path(value).name if name == "vocabulary" and isinstance(value, str) else value
+            for name, value in vars(self).items()
+        }
+        if self.vocabulary_file is not None and self.tokenizer is not None:
+            named["tokenizer"] = self.vocabulary_file.name
+        return named | {"lower": self.lowered if self.tokenizer is None else None}
+
+    def state(self) -> Mapping[str, Any]:
+        """For an interrupted build: options, and the content of the files that they name."""
+        file = self.vocabulary_file
+        return vars(self) | {"content": sha256(file) if file else None}
+
+    def _excludes(self, name: str, *others: str) -> None:
+        for other in others:
+            if getattr(self, other) is not None:
+                raise CorpusError(f"--{other} does not go with --{name}; leave one of them out")
+
+
+def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise CorpusError(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
+
+
+def _within(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise CorpusError(f"{name}: expected {low:,} to {high:,}, got {value:,}")

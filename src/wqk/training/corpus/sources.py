@@ -1,0 +1,150 @@
+"""Where text comes from: files, folders, data sets of the hub, and the named corpora."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import tomllib
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wqk.errors import CorpusError, MissingPackage, WqkError
+from wqk.training.corpus.reading import COMPRESSIONS, FORMATS, is_readable, read_documents
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+
+@dataclass(frozen=True)
+class Source:
+    """One of the texts of a corpus.
+
+    Attributes
+    ----------
+    name
+        As a header tells it: no folder of this machine is in it.
+    files
+        On this machine, in the order in which they are read.
+    hub
+        What the hub is asked for, where there are no files.
+    """
+
+    name: str
+    files: tuple[Path, ...] = ()
+    hub: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        """Size of the files."""
+        return sum(path.stat().st_size for path in self.files)
+
+    def state(self) -> dict[str, Any]:
+        """What changes when the source does, as far as can be told without reading it."""
+        stats = [(str(path.resolve()), path.stat()) for path in self.files]
+        files = [[path, stat.st_size, stat.st_mtime_ns] for path, stat in stats]
+        return {"name": self.name, "files": files, "hub": dict(self.hub)}
+
+    def documents(self, field: str | None, document: str, skip: int) -> Iterator[str]:
+        """All texts in order, without the first ``skip``.
+
+        Raises
+        ------
+        CorpusError
+            A file cannot be read, or the hub does not give the data set.
+        """
+        if self.hub:
+            return _from_hub(self.name, self.hub, field, skip)
+        texts = (read_documents(path, field or "text", document) for path in self.files)
+        return itertools.islice(itertools.chain.from_iterable(texts), skip, None)
+
+
+def find_source(text: str, subset: str | None, split: str | None) -> Source:
+    """What is meant by a word of the command.
+
+    Raises
+    ------
+    CorpusError
+        There is no such file, and it is neither the name of a corpus nor a data set's.
+
+    Examples
+    --------
+    >>> find_source("wikipedia", None, None).hub["subset"]
+    '20220301.en'
+    >>> find_source("roneneldan/TinyStories", None, "validation").name
+    'roneneldan/TinyStories'
+    """
+    path = Path(text)
+    if path.is_dir():
+        inside = (file for file in path.rglob("*") if is_readable(file) and file.is_file())
+        files = sorted(file for file in inside if not _hidden(file.relative_to(path)))
+        if not files:
+            raise CorpusError(f"{path}: has no text files; expected {_formats()}")
+        return Source(path.resolve().name, tuple(files))
+    if path.exists():
+        if not is_readable(path):
+            raise CorpusError(f"{path}: expected a file named {_formats()}")
+        return Source(path.name, (path,))
+    hub: dict[str, Any] = dict(_named().get(text, {}))
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", text) and not is_readable(path):
+        hub = {"path": text}
+    if not hub:
+        raise CorpusError(
+            f"{text}: no such file or folder; expected one, a data set of the hub as "
+            f"owner/name, or one of {', '.join(_named())}"
+        )
+    chosen = {"subset": subset, "split": split}
+    return Source(text, hub=hub | {name: value for name, value in chosen.items() if value})
+
+
+@cache
+def _named() -> dict[str, dict[str, str]]:
+    """The named corpora, from the table beside this file."""
+    return tomllib.loads(Path(__file__).with_name("sources.toml").read_text(encoding="utf-8"))
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def _formats() -> str:
+    return f"*{', *'.join(FORMATS)}, perhaps with {', '.join(COMPRESSIONS)} after it"
+
+
+def _from_hub(name: str, hub: Mapping[str, Any], field: str | None, skip: int) -> Iterator[str]:
+    """The texts of a data set, streamed."""
+    column = field or hub.get("field", "text")
+    instead = hub.get("instead", "fetch its files elsewhere, and pass their folder")
+    try:
+        for row in itertools.islice(_rows(hub), skip, None):
+            if column not in row:
+                given = ", ".join(row)
+                raise CorpusError(f"{name}: has no {column!r}; give one of {given} with --field")
+            if not isinstance(row[column], str | None):
+                kind = type(row[column]).__name__
+                raise CorpusError(f"{name}: expected text in {column!r}, got {kind}")
+            yield row[column] or ""
+    except WqkError:
+        raise
+    except Exception as error:  # whatever the libraries between us and the network raise
+        reason = " ".join(str(error).split())[:160] or type(error).__name__
+        raise CorpusError(f"{name}: cannot be had from the hub ({reason}); {instead}") from None
+
+
+def _rows(hub: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    try:
+        import datasets
+    except ImportError:
+        raise MissingPackage(
+            "a data set of the hub needs datasets: pip install 'wqk[train]'"
+        ) from None
+    split, files = hub.get("split", "train"), {}
+    if "listing" in hub:
+        listing = datasets.load_dataset(
+            "text", data_files=hub["listing"], split="train", streaming=True
+        )
+        files = {"data_files": [hub["files"].format(row["text"]) for row in listing]}
+    yield from datasets.load_dataset(
+        hub["path"], hub.get("subset"), split=split, streaming=True, **files
+    )

@@ -1,0 +1,291 @@
+"""A token store: a folder of tokens, ready to be mapped into memory.
+
+::
+
+    DIR/
+    ├── store.json            the header: unit, vocabulary, counts, SHA-256 of each file, sources
+    ├── tokenizer.json        turns text into these tokens and back
+    ├── train.tokens          little-endian uint16 (uint32 beyond 65,535 ids), one stream
+    ├── train.documents       little-endian int64: where each document begins, and the end
+    ├── held_out.tokens
+    └── held_out.documents
+
+Every document ends with the separator token, where the vocabulary has one: document i, with its
+separator, is ``tokens[documents[i]:documents[i + 1]]``. Documents of ``held_out`` are none of
+``train``'s.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wqk.errors import CorpusError, MissingPackage
+from wqk.training.corpus.header import SPLITS, Header, read_header
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from os import PathLike
+
+    from numpy.typing import NDArray
+
+HEADER, TOKENIZER = "store.json", "tokenizer.json"
+
+# Bytes that are hashed at a time.
+PIECE = 1 << 24
+
+
+class TokenStore:
+    r"""Tokens of a corpus, on disk; made by `TokenStore.open`. Needs no PyTorch.
+
+    Attributes
+    ----------
+    folder
+        Where it lies.
+    header
+        What it holds.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from wqk.training.corpus import build_corpus
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     text = Path(folder, "text.txt")
+    ...     _ = text.write_text("one fish\n\ntwo fish\n\nred fish\n\nblue fish\n")
+    ...     store = build_corpus([text], Path(folder, "store"), text="characters",
+    ...                          document="paragraph", held_out=1)
+    ...     tokens, documents = store.tokens("train"), store.documents("train")
+    ...     store.decode(tokens[: documents[1]])
+    'one fish[SEP]'
+    >>> tokens.dtype, len(documents) - 1, store.special["mask"]
+    (dtype('uint16'), 3, 1)
+    """
+
+    def __init__(self, folder: Path, header: Header) -> None:
+        self.folder = folder
+        self.header = header
+
+    def __repr__(self) -> str:
+        train = self.header.splits["train"]
+        return (
+            f"TokenStore({str(self.folder)!r}, {self.unit}, {train.documents:,} documents, "
+            f"{train.tokens:,} tokens)"
+        )
+
+    @classmethod
+    def open(cls, folder: str | PathLike[str]) -> TokenStore:
+        """A store as it lies on disk, its header and the sizes of its files checked.
+
+        Parameters
+        ----------
+        folder
+            As made by ``wqk corpus``.
+
+        Raises
+        ------
+        CorpusError
+            There is none, or it is damaged. Contents are checked by `verify`.
+        """
+        place = Path(folder)
+        store = cls(place, read_header(place / HEADER))
+        for split in SPLITS:
+            store._check_sizes(split)
+        if not (place / TOKENIZER).is_file():
+            raise CorpusError(f"{place}: {TOKENIZER} is missing; build the store again")
+        return store
+
+    @property
+    def unit(self) -> str:
+        """What a token is: ``words``, ``characters``, or what a given ``tokenizer`` makes."""
+        return self.header.unit
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of ids, special ones included."""
+        return self.header.vocabulary_size
+
+    @property
+    def special(self) -> Mapping[str, int]:
+        """Ids of ``padding``, ``mask``, ``unknown`` and ``separator``, as far as there are any."""
+        return self.header.special
+
+    @property
+    def fingerprint(self) -> str:
+        """64 hexadecimal digits, equal for stores in which a model sees the same."""
+        return self.header.fingerprint
+
+    @property
+    def tokenizer(self) -> Path:
+        """The file ``tokenizer.json``, as the tokenizers library reads it."""
+        return self.folder / TOKENIZER
+
+    def tokens(self, split: str = "train") -> NDArray[np.uint16] | NDArray[np.uint32]:
+        """The stream of a split: one dimension, read-only, mapped rather than read.
+
+        Raises
+        ------
+        CorpusError
+            There is no such split, or the file is gone.
+        """
+        dtype = np.dtype(self.header.dtype).newbyteorder("<")
+        return self._map(self._path(split, "tokens"), dtype, self._split(split).tokens)
+
+    def documents(self, split: str = "train") -> NDArray[np.int64]:
+        """Where each document of a split begins, and at last where the split ends.
+
+        Raises
+        ------
+        CorpusError
+            There is no such split, or the offsets do not ascend from 0 to its end.
+        """
+        path, about = self._path(split, "documents"), self._split(split)
+        offsets = self._map(path, np.dtype("<i8"), about.documents + 1)
+        ascending = bool((offsets[1:] >= offsets[:-1]).all())
+        if not ascending or offsets[0] != 0 or offsets[-1] != about.tokens:
+            raise CorpusError(
+                f"{path}: expected offsets that ascend from 0 to {about.tokens}; "
+                "build the store again"
+            )
+        return offsets
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of some tokens; special ones appear by name, such as ``[SEP]``.
+
+        Characters come back as they were, but for those outside the alphabet. Words come back as
+        WordPiece leaves them. Only stores of characters can do without the tokenizers library.
+
+        Raises
+        ------
+        CorpusError
+            An id outside the vocabulary, or ``tokenizer.json`` is damaged.
+        MissingPackage
+            The tokenizers library is not installed.
+        """
+        numbers = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), dtype=np.int64)
+        if numbers.size and not 0 <= numbers.min() <= numbers.max() < self.vocabulary_size:
+            raise CorpusError(
+                f"ids to decode: expected 0 to {self.vocabulary_size - 1}, got "
+                f"{numbers.min()} to {numbers.max()}"
+            )
+        return self._decoder(numbers.ravel().tolist())
+
+    def verify(self) -> None:
+        """Read every file, and compare it with the header.
+
+        Raises
+        ------
+        CorpusError
+            A file is not what the header says, or breaks a rule of the format.
+        """
+        self._compare(self.tokenizer, self.header.tokenizer_sha256)
+        for split, about in self.header.splits.items():
+            self._compare(self._path(split, "tokens"), about.tokens_sha256)
+            self._compare(self._path(split, "documents"), about.documents_sha256)
+            tokens, documents = self.tokens(split), self.documents(split)
+            if tokens.size and tokens.max() >= self.vocabulary_size:
+                raise CorpusError(
+                    f"{self._path(split, 'tokens')}: holds the id {tokens.max()}, expected less "
+                    f"than {self.vocabulary_size}; build the store again"
+                )
+            separator = self.special.get("separator")
+            if separator is not None and (tokens[documents[1:] - 1] != separator).any():
+                raise CorpusError(
+                    f"{self._path(split, 'documents')}: a document does not end with the "
+                    f"separator ({separator}); build the store again"
+                )
+
+    def _split(self, name: str) -> Any:
+        try:
+            return self.header.splits[name]
+        except KeyError:
+            raise CorpusError(f"{name!r}: no such split; there are {', '.join(SPLITS)}") from None
+
+    def _path(self, split: str, kind: str) -> Path:
+        return self.folder / f"{split}.{kind}"
+
+    def _check_sizes(self, split: str) -> None:
+        about = self._split(split)
+        width = np.dtype(self.header.dtype).itemsize
+        for kind, expected in (
+            ("tokens", about.tokens * width),
+            ("documents", (about.documents + 1) * 8),
+        ):
+            path = self._path(split, kind)
+            try:
+                found = path.stat().st_size
+            except OSError as error:
+                raise CorpusError(
+                    f"{path}: cannot be read ({error.strerror}); build the store again"
+                ) from None
+            if found != expected:
+                raise CorpusError(
+                    f"{path}: expected {expected} bytes, got {found}; build the store again"
+                )
+
+    @staticmethod
+    def _map(path: Path, dtype: np.dtype[Any], count: int) -> NDArray[Any]:
+        if not count:  # an empty file cannot be mapped
+            empty = np.empty(0, dtype)
+            empty.flags.writeable = False
+            return empty
+        try:
+            return np.memmap(path, dtype, mode="r", shape=(count,))
+        except (OSError, ValueError) as error:
+            raise CorpusError(f"{path}: cannot be mapped ({error})") from None
+
+    @staticmethod
+    def _compare(path: Path, expected: str) -> None:
+        if sha256(path) != expected:
+            raise CorpusError(
+                f"{path}: its content is not what the header says (SHA-256); build the store again"
+            )
+
+    @cached_property
+    def _decoder(self) -> Callable[[list[int]], str]:
+        try:
+            content = self.tokenizer.read_text(encoding="utf-8")
+            if self.unit == "characters":
+                names = {
+                    number: text for text, number in json.loads(content)["model"]["vocab"].items()
+                }
+                return lambda ids: "".join(names[number] for number in ids)
+        except (OSError, ValueError, LookupError, AttributeError, TypeError) as error:
+            raise CorpusError(
+                f"{self.tokenizer}: cannot be used ({error}); build the store again"
+            ) from None
+        return _library_decoder(content, self.tokenizer)
+
+
+def _library_decoder(content: str, path: Path) -> Callable[[list[int]], str]:
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise MissingPackage("to decode needs tokenizers: pip install 'wqk[train]'") from None
+    try:
+        tokenizer = Tokenizer.from_str(content)
+    except Exception as error:  # the library raises nothing narrower
+        raise CorpusError(f"{path}: cannot be used ({error}); build the store again") from None
+    return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False))
+
+
+def sha256(path: Path) -> str:
+    """Of a file's bytes, in hexadecimal digits.
+
+    Raises
+    ------
+    CorpusError
+        It cannot be read.
+    """
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while piece := file.read(PIECE):
+                digest.update(piece)
+    except OSError as error:
+        raise CorpusError(f"{path}: cannot be read ({error.strerror})") from None
+    return digest.hexdigest()

@@ -1,0 +1,239 @@
+"""Tokenizers for a corpus: learnt from its text, or given; as the content of a tokenizer.json."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wqk.errors import CorpusError, MissingPackage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from numpy.typing import NDArray
+
+SPECIAL = ("[PAD]", "[MASK]", "[UNK]", "[SEP]")
+
+# What tokenizers call the tokens of each role.
+ROLES = {
+    "padding": ("[PAD]", "<pad>", "<|pad|>", "<|padding|>", "<|finetune_right_pad_id|>"),
+    "mask": ("[MASK]", "<mask>", "<|mask|>"),
+    "unknown": ("[UNK]", "<unk>", "<|unk|>"),
+    "separator": ("[SEP]", "</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "[EOS]"),
+}
+
+# Characters that a WordPiece vocabulary knows at most, and the share of it that they may take.
+MOST_CHARACTERS, SHARE_OF_CHARACTERS = 1000, 8
+
+
+def learn_characters(texts: Iterable[list[str]], size: int, lower: bool) -> str:
+    """A tokenizer whose tokens are the most common characters.
+
+    Parameters
+    ----------
+    texts
+        Training text, in lists of documents.
+    size
+        Number of characters; the rest is unknown.
+    lower
+        Whether capitals and accents are taken away first.
+
+    Examples
+    --------
+    >>> tokenizer = learn_characters([["abacab"]], size=2, lower=False)
+    >>> json.loads(tokenizer)["model"]["vocab"]
+    {'[PAD]': 0, '[MASK]': 1, '[UNK]': 2, '[SEP]': 3, 'a': 4, 'b': 5}
+    """
+    library = _library()
+    normalize = character_normalizer() if lower else None
+    alphabet = _most_common(_count(texts, normalize), size)
+    names = {name: number for number, name in enumerate((*SPECIAL, *alphabet))}
+    tokenizer = library.Tokenizer(library.models.WordLevel(names, unk_token="[UNK]"))
+    if normalize is not None:
+        tokenizer.normalizer = normalize
+    tokenizer.pre_tokenizer = library.pre_tokenizers.Split(library.Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = library.decoders.Fuse()
+    tokenizer.add_special_tokens(list(SPECIAL))
+    return str(tokenizer.to_str())
+
+
+def learn_words(
+    texts: Callable[[], Iterable[list[str]]], size: int, lower: bool, *, threads: bool
+) -> str:
+    """A WordPiece tokenizer with a vocabulary learnt from the text; equal texts give equal ones.
+
+    Parameters
+    ----------
+    texts
+        Gives the training text, in lists of documents; called twice.
+    size
+        Of the vocabulary; fewer where the text has not enough.
+    lower
+        Whether capitals and accents are taken away first.
+    threads
+        Whether the library may count words on all cores.
+    """
+    library = _library()
+    tokenizer = _word_tokenizer(library.models.WordPiece(unk_token="[UNK]"), lower)
+    most = min(MOST_CHARACTERS, size // SHARE_OF_CHARACTERS)
+    counts = _count(texts(), tokenizer.normalizer)
+    alphabet = [c for c in _most_common(counts, most + 10) if not c.isspace()][:most]
+    # The trainer numbers unknown pieces in the order in which it meets them, which changes from
+    # run to run, and breaks ties by number. So all single characters are numbered beforehand.
+    known = [*SPECIAL, *alphabet, *(f"##{character}" for character in alphabet)]
+    trainer = library.trainers.WordPieceTrainer(
+        vocab_size=size,
+        min_frequency=2,
+        show_progress=False,
+        special_tokens=known,
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+    )
+    with library_threads(threads):
+        tokenizer.train_from_iterator(texts(), trainer)
+    return _from_words(json.loads(tokenizer.to_str())["model"]["vocab"], lower)
+
+
+def read_words(path: Path, lower: bool) -> str:
+    """A WordPiece tokenizer out of a ``vocab.txt``: one piece a line, its number the line's.
+
+    Raises
+    ------
+    CorpusError
+        The file cannot be read, repeats a piece, or lacks a special token.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except OSError as error:
+        raise CorpusError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise CorpusError(f"{path}: expected UTF-8 text with one piece a line") from None
+    pieces = [line.rstrip("\r") for line in (lines if lines[-1] else lines[:-1])]
+    names = {piece: number for number, piece in enumerate(pieces)}
+    if missing := [name for name in SPECIAL if name not in names]:
+        raise CorpusError(f"{path}: lacks {', '.join(missing)}; expected a vocab.txt as BERT has")
+    if len(names) < len(pieces):
+        raise CorpusError(f"{path}: repeats a piece; expected each once")
+    return _from_words(names, lower)
+
+
+def read_tokenizer(text: str) -> str:
+    """A tokenizer out of a ``tokenizer.json``, or of a model on the hub.
+
+    Raises
+    ------
+    CorpusError
+        There is none, or it is damaged.
+    """
+    library = _library()
+    path = Path(text)
+    try:
+        if path.exists():
+            path = path / "tokenizer.json" if path.is_dir() else path
+            tokenizer = library.Tokenizer.from_file(str(path))
+        else:
+            tokenizer = library.Tokenizer.from_pretrained(text)
+    except Exception as error:  # the library raises nothing narrower
+        reason = " ".join(str(error).split())[:160]
+        raise CorpusError(
+            f"{text}: no tokenizer can be read from it ({reason}); expected a tokenizer.json, or a "
+            "model of the hub that has one"
+        ) from None
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return str(tokenizer.to_str())
+
+
+def special_ids(tokenizer: str) -> tuple[dict[str, int], int]:
+    """Ids of the special tokens by role, and the number of ids.
+
+    Examples
+    --------
+    >>> special_ids(learn_characters([["abacab"]], size=2, lower=False))
+    ({'padding': 0, 'mask': 1, 'unknown': 2, 'separator': 3}, 6)
+    """
+    names = _library().Tokenizer.from_str(tokenizer).get_vocab(with_added_tokens=True)
+    found = {
+        role: next((names[name] for name in known if name in names), None)
+        for role, known in ROLES.items()
+    }
+    return {role: number for role, number in found.items() if number is not None}, (
+        max(names.values()) + 1
+    )
+
+
+def character_normalizer() -> Any:
+    """What BERT does to capitals and accents, and nothing else that it does."""
+    return _library().normalizers.BertNormalizer(
+        clean_text=False, handle_chinese_chars=False, strip_accents=True, lowercase=True
+    )
+
+
+@contextmanager
+def library_threads(wanted: bool) -> Iterator[None]:
+    """Let the tokenizers library use threads of its own, or not; it listens to this variable."""
+    name = "TOKENIZERS_PARALLELISM"
+    before = os.environ.get(name)
+    os.environ[name] = "true" if wanted else "false"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def _word_tokenizer(model: Any, lower: bool) -> Any:
+    library = _library()
+    tokenizer = library.Tokenizer(model)
+    tokenizer.normalizer = library.normalizers.BertNormalizer(lowercase=lower)
+    tokenizer.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = library.decoders.WordPiece(cleanup=False)
+    return tokenizer
+
+
+def _from_words(names: dict[str, int], lower: bool) -> str:
+    tokenizer = _word_tokenizer(_library().models.WordPiece(names, unk_token="[UNK]"), lower)
+    tokenizer.add_special_tokens(list(SPECIAL))
+    return str(tokenizer.to_str())
+
+
+def _count(texts: Iterable[list[str]], normalizer: Any) -> NDArray[np.int64]:
+    """How often each code point occurs."""
+    counts = np.zeros(0x110000, np.int64)
+    for batch in texts:
+        shown = batch if normalizer is None else map(normalizer.normalize_str, batch)
+        found = np.bincount(code_points("".join(shown)))
+        counts[: len(found)] += found
+    return counts
+
+
+def code_points(text: str) -> NDArray[np.uint32]:
+    """The characters of a text as numbers.
+
+    Examples
+    --------
+    >>> code_points("aé").tolist()
+    [97, 233]
+    """
+    return np.frombuffer(text.encode("utf-32-le"), "<u4")
+
+
+def _most_common(counts: NDArray[np.int64], size: int) -> list[str]:
+    """Characters that occur, the most common first, ties by code point."""
+    order = np.argsort(-counts, kind="stable")[:size]
+    return [chr(code) for code in order if counts[code]]
+
+
+def _library() -> Any:
+    try:
+        import tokenizers
+    except ImportError:
+        raise MissingPackage("a corpus needs tokenizers: pip install 'wqk[train]'") from None
+    return tokenizers

@@ -1,0 +1,181 @@
+"""Writing a token store: from chunks of tokens to a folder that appears whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wqk.errors import CorpusError
+from wqk.training.corpus.header import SPLITS, Header, Split
+from wqk.training.corpus.store import HEADER, TOKENIZER, TokenStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from os import PathLike
+
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some documents, one after the other.
+
+    Attributes
+    ----------
+    tokens
+        Whole numbers, one dimension, separators in place.
+    lengths
+        Tokens of each document; they add up to all of them.
+    characters
+        Length of the documents' text.
+    """
+
+    tokens: NDArray[np.integer[Any]]
+    lengths: NDArray[np.integer[Any]]
+    characters: int = 0
+
+
+def write_store(
+    folder: str | PathLike[str],
+    splits: Mapping[str, Iterable[Chunk]],
+    *,
+    unit: str,
+    vocabulary_size: int,
+    special: Mapping[str, int],
+    tokenizer: bytes,
+    about: Mapping[str, Any] | None = None,
+    beside: Path | None = None,
+) -> TokenStore:
+    """Make a token store out of tokens.
+
+    Parameters
+    ----------
+    folder
+        Must not exist, or be empty.
+    splits
+        Chunks of ``train`` and of ``held_out``; a split that is left out is empty.
+    unit, vocabulary_size, special, about
+        As in `Header`.
+    tokenizer
+        Content of ``tokenizer.json``.
+    beside
+        Folder on the same disk in which the store grows; one next to ``folder`` otherwise.
+
+    Raises
+    ------
+    CorpusError
+        An id is not smaller than the vocabulary, lengths do not add up, the folder exists, or it
+        cannot be written.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     store = write_store(
+    ...         Path(place, "store"),
+    ...         {"train": [Chunk(np.array([7, 8, 3, 9, 3]), np.array([3, 2]))]},
+    ...         unit="characters", vocabulary_size=10, special={"separator": 3}, tokenizer=b"{}",
+    ...     )
+    ...     store.verify()
+    ...     store.tokens("train").tolist(), store.documents("train").tolist()
+    ([7, 8, 3, 9, 3], [0, 3, 5])
+    """
+    place = Path(folder)
+    growing = (beside or place.parent) / f".{place.name}.{secrets.token_hex(4)}"
+    try:
+        growing.mkdir(parents=True)
+        try:
+            _write(growing / TOKENIZER, tokenizer)
+            about_splits = {
+                name: _write_split(growing, name, splits.get(name, ()), vocabulary_size)
+                for name in SPLITS
+            }
+            digest = hashlib.sha256(tokenizer).hexdigest()
+            header = Header(
+                unit, vocabulary_size, dict(special), digest, about_splits, dict(about or {})
+            )
+            _write(growing / HEADER, header.to_json())
+            _sync_folder(growing)
+            growing.rename(place)
+        finally:
+            shutil.rmtree(growing, ignore_errors=True)
+        _sync_folder(place.parent)
+    except OSError as error:
+        if place.exists():
+            raise CorpusError(f"{place}: exists already; choose another folder") from None
+        raise CorpusError(f"{place}: cannot be written ({error.strerror})") from None
+    return TokenStore.open(place)
+
+
+def _write_split(folder: Path, name: str, chunks: Iterable[Chunk], vocabulary_size: int) -> Split:
+    """Both files of a split, chunk by chunk."""
+    dtype = "<u2" if vocabulary_size <= 65_535 else "<u4"
+    total = documents = characters = 0
+    with (
+        _HashedFile(folder / f"{name}.tokens") as tokens,
+        _HashedFile(folder / f"{name}.documents") as offsets,
+    ):
+        offsets.write(np.zeros(1, "<i8").tobytes())
+        for chunk in chunks:
+            _check(chunk, vocabulary_size)
+            tokens.write(chunk.tokens.astype(dtype).tobytes())
+            offsets.write((total + np.cumsum(chunk.lengths, dtype="<i8")).astype("<i8").tobytes())
+            total += len(chunk.tokens)
+            documents += len(chunk.lengths)
+            characters += chunk.characters
+    return Split(total, documents, characters, tokens.sha256, offsets.sha256)
+
+
+def _check(chunk: Chunk, vocabulary_size: int) -> None:
+    if chunk.tokens.size and not 0 <= chunk.tokens.min() <= chunk.tokens.max() < vocabulary_size:
+        raise CorpusError(
+            f"tokens: expected ids from 0 to {vocabulary_size - 1}, got {chunk.tokens.min()} to "
+            f"{chunk.tokens.max()}"
+        )
+    if (chunk.lengths < 0).any() or chunk.lengths.sum() != len(chunk.tokens):
+        raise CorpusError(
+            f"documents: expected lengths that add up to {len(chunk.tokens)} tokens, got "
+            f"{chunk.lengths.sum()}"
+        )
+
+
+class _HashedFile:
+    """A new file that knows the SHA-256 of what was written, and is on the disk when closed."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("xb")
+        self._digest = hashlib.sha256()
+        self.sha256 = ""
+
+    def write(self, content: bytes) -> None:
+        self._file.write(content)
+        self._digest.update(content)
+
+    def __enter__(self) -> _HashedFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._file:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        self.sha256 = self._digest.hexdigest()
+
+
+def _write(path: Path, content: bytes) -> None:
+    with _HashedFile(path) as file:
+        file.write(content)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,125 @@
+"""Models: transformers' own classes, made for a recipe and a vocabulary, from random weights."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from wqk.errors import MissingPackage, RunError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from transformers import PretrainedConfig, PreTrainedModel
+
+    from wqk.training.recipe import Recipe
+
+# By where the layer norm stands: configuration, encoder and decoder of one architecture.
+ARCHITECTURES = {
+    "post": {"config": "BertConfig", "encoder": "BertForMaskedLM", "decoder": "BertLMHeadModel"},
+    "pre": {
+        "config": "RobertaPreLayerNormConfig",
+        "encoder": "RobertaPreLayerNormForMaskedLM",
+        "decoder": "RobertaPreLayerNormForCausalLM",
+    },
+}
+
+
+def build_model(
+    recipe: Recipe, vocabulary_size: int, special: Mapping[str, int]
+) -> PreTrainedModel:
+    """A new model whose weights follow from the recipe's seed.
+
+    An encoder and a decoder of one architecture and seed start with equal weights; they differ in
+    the causal mask alone.
+
+    Parameters
+    ----------
+    recipe
+        Says which model; ``recipe.init`` is not applied here.
+    vocabulary_size, special
+        Of the token store: the number of tokens, and the ids of ``padding`` and others.
+
+    Raises
+    ------
+    RunError
+        transformers has no such model, or it takes fewer positions than a block has.
+    MissingPackage
+        transformers or torch are not installed.
+    """
+    try:
+        import torch
+        import transformers
+    except ImportError as error:
+        raise MissingPackage(f"training needs {error.name}: pip install 'wqk[train]'") from None
+
+    tokens = {
+        "vocab_size": vocabulary_size,
+        "pad_token_id": special.get("padding"),
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "sep_token_id": special.get("separator"),
+    }
+    # On another device the same seed would draw other numbers.
+    generator_state = torch.random.get_rng_state()
+    torch.manual_seed(recipe.seed)
+    try:
+        if recipe.config is not None:
+            return _own_model(recipe, tokens)
+        names = ARCHITECTURES[str(recipe.norm)]
+        config = getattr(transformers, names["config"])(**_configuration(recipe), **tokens)
+        model: PreTrainedModel = getattr(transformers, names[recipe.mode])._from_config(
+            config, attn_implementation=recipe.attention
+        )
+        return model
+    finally:
+        torch.random.set_rng_state(generator_state)
+
+
+def _configuration(recipe: Recipe) -> dict[str, Any]:
+    """What BERT and its pre-norm sibling call the recipe's values."""
+    before = recipe.norm == "pre"
+    return {
+        "hidden_size": recipe.width,
+        "num_hidden_layers": recipe.layers,
+        "num_attention_heads": recipe.heads,
+        "intermediate_size": recipe.intermediate,
+        "hidden_dropout_prob": recipe.dropout,
+        "attention_probs_dropout_prob": recipe.dropout,
+        "initializer_range": recipe.initial_std,
+        # RoBERTa counts positions from padding + 1.
+        "max_position_embeddings": recipe.block + (1 if before else 0),
+        "type_vocab_size": 1 if before else 2,
+        "is_decoder": recipe.mode == "decoder",
+        "use_cache": False,
+    }
+
+
+def _own_model(recipe: Recipe, tokens: Mapping[str, Any]) -> PreTrainedModel:
+    """The model of a configuration of one's own, with this vocabulary."""
+    import transformers
+
+    values = {**(recipe.config or {}), **tokens, "is_decoder": recipe.mode == "decoder"}
+    kind = values.pop("model_type", None)
+    if kind not in transformers.CONFIG_MAPPING:
+        raise RunError(
+            f"the configuration's model_type is one that transformers knows; got {kind!r}"
+        )
+    config: PretrainedConfig = transformers.AutoConfig.for_model(
+        kind, **{**values, "use_cache": False}
+    )
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is not None and positions < recipe.block:
+        raise RunError(
+            f"blocks of {recipe.block} tokens need as many positions; the configuration has "
+            f"{positions}"
+        )
+    automatic = {
+        "encoder": transformers.AutoModelForMaskedLM,
+        "decoder": transformers.AutoModelForCausalLM,
+    }[recipe.mode]
+    try:
+        model: PreTrainedModel = automatic.from_config(config, attn_implementation=recipe.attention)
+    except ValueError as error:
+        reason = str(error).splitlines()[0]
+        raise RunError(f"transformers has no {recipe.mode} of type {kind} ({reason})") from None
+    return model

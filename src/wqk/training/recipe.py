@@ -1,0 +1,335 @@
+"""Recipes: everything that decides the numbers of a training run, as data.
+
+>>> recipe = make_recipe("fast", mode="decoder", steps=1000)
+>>> recipe.objective, recipe.width, recipe.warmup
+('causal', 256, 50)
+>>> Recipe.from_json(recipe.to_json()) == recipe
+True
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from wqk.errors import RunError
+
+INITIALIZATIONS = ("random", "symmetric", "indefinite", "paired", "skew", "mimetic")
+
+
+def _option(description: str, **bounds: Any) -> Any:
+    """A field with its help, and its choices or its least and greatest value."""
+    return field(metadata={"help": description, **bounds})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What to train, on what task, and how; build one with `make_recipe`.
+
+    The sizes, ``norm``, ``dropout`` and ``initial_std`` are None where ``config`` holds a
+    transformers configuration of one's own.
+
+    Raises
+    ------
+    RunError
+        A value has the wrong type or range, or two values do not go together.
+    """
+
+    preset: str = _option("Where the values come from that nothing else was said about.")
+    mode: str = _option(
+        "Attention to both sides, or to earlier tokens only.", choices=("encoder", "decoder")
+    )
+    objective: str = _option(
+        "Predict masked tokens, each next token, or (as the published decoders) the next token "
+        "where it is masked.",
+        choices=("masked", "causal", "masked-next"),
+    )
+    config: Mapping[str, Any] | None = _option("A transformers configuration of one's own.")
+    layers: int | None = _option("Blocks of attention and feed-forward.", least=1)
+    width: int | None = _option("Width of the residual stream.", least=1)
+    heads: int | None = _option("Heads in each layer.", least=1)
+    intermediate: int | None = _option("Width of the feed-forward layers.", least=1)
+    norm: str | None = _option(
+        "Layer norm before each sublayer, or after it as in BERT.", choices=("pre", "post")
+    )
+    dropout: float | None = _option("Of attention and of hidden units.", least=0, below=1)
+    initial_std: float | None = _option("Standard deviation of initial weights.", above=0)
+    attention: str = _option("transformers' implementation.", choices=("sdpa", "eager"))
+    init: str = _option("How queries and keys start.", choices=INITIALIZATIONS)
+    penalty: str = _option(
+        "What to add to the loss (S147, S148).", choices=("none", "symmetric", "skew")
+    )
+    penalty_weight: float = _option("Factor of the penalty.", least=0)
+    block: int = _option("Tokens in a block.", least=2)
+    batch: int = _option("Blocks in a batch, over all processes.", least=1)
+    accumulation: int = _option("Batches in a step.", least=1)
+    steps: int = _option("Updates of the weights.", least=1)
+    mask_share: float = _option("Share of tokens to be predicted when masking.", above=0, below=1)
+    corruption: str = _option(
+        "Chosen tokens are masked 80:10:10 as in BERT, or all of them.", choices=("bert", "mask")
+    )
+    learning_rate: float = _option("Highest learning rate.", above=0)
+    warmup: int = _option("Steps of rising learning rate.", least=0)
+    schedule: str = _option("What follows.", choices=("linear", "cosine", "constant"))
+    weight_decay: float = _option("Of AdamW; not on biases and norms.", least=0)
+    clip: float = _option("Greatest norm of the gradient.", above=0)
+    precision: str = _option(
+        "On accelerators that have it; float32 elsewhere.", choices=("float32", "bf16", "fp16")
+    )
+    seed: int = _option("Of weights, blocks, masks and dropout.", least=0)
+    log_every: int = _option("Steps between entries of metrics.jsonl.", least=1)
+    held_out_every: int = _option("Steps between held-out losses.", least=1)
+    held_out_blocks: int = _option("Blocks of the held-out loss.", least=1)
+    score_every: int = _option("Steps between scores.", least=1)
+    save_every: int = _option("Steps between checkpoints to resume from.", least=1)
+    keep_checkpoints: str = _option(
+        "Which checkpoints stay: spaced (the start, and 1/512 … 1/2 and all of the steps), all, "
+        "last, or a list of steps such as 0,100,1000."
+    )
+
+    def __post_init__(self) -> None:
+        for entry in fields(self):
+            value = _checked(entry.name, getattr(self, entry.name), entry.type, entry.metadata)
+            object.__setattr__(self, entry.name, value)
+        for rule, message in _RULES:
+            if not rule(self):
+                raise RunError(f"recipe: {message.format(**asdict(self))}")
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON can hold them."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Recipe:
+        """The recipe that `to_json` wrote down.
+
+        Raises
+        ------
+        RunError
+            Fields are missing, unknown or wrong.
+        """
+        names = {entry.name for entry in fields(cls)}
+        if odd := sorted(names ^ set(values)):
+            raise RunError(f"recipe: has {len(names)} fields; missing or unknown: {', '.join(odd)}")
+        return cls(**values)
+
+    def keeps(self, step: int) -> bool:
+        """Whether the checkpoint after ``step`` steps stays when later ones are there."""
+        return self.keep_checkpoints == "all" or step in self.kept_steps
+
+    @property
+    def kept_steps(self) -> set[int]:
+        """Steps whose checkpoints are saved, and stay, whatever ``save_every`` says."""
+        if self.keep_checkpoints == "spaced":
+            return {0, *(self.steps >> halvings for halvings in range(10))}
+        listed = set(_step_list(self.keep_checkpoints) or ())
+        return {step for step in listed if step <= self.steps} | {self.steps}
+
+
+def differences(left: Recipe, right: Recipe) -> list[str]:
+    """The fields in which two recipes differ, as ``name: left → right``."""
+    pairs = (
+        (entry.name, getattr(left, entry.name), getattr(right, entry.name))
+        for entry in fields(Recipe)
+    )
+    return [f"{name}: {old} → {new}" for name, old, new in pairs if old != new]
+
+
+SIZES: dict[str, dict[str, int]] = {
+    "mini": {"layers": 4, "width": 256, "heads": 4},
+    "base": {"layers": 12, "width": 768, "heads": 12},
+    "large": {"layers": 24, "width": 1024, "heads": 16},
+}
+
+Chosen = Mapping[str, Any]
+
+
+def _stream_width(chosen: Chosen) -> float:
+    """Width of the model, be it the recipe's own or that of a configuration."""
+    config = chosen["config"] or {}
+    named = (config.get(name) for name in ("hidden_size", "n_embd", "d_model"))
+    return float(chosen["width"] or next(filter(None, named), SIZES["mini"]["width"]))
+
+
+# A value, or a formula of the values above it.
+_COMMON: dict[str, Any | Callable[[Chosen], Any]] = {
+    "mode": "encoder",
+    "objective": lambda chosen: "masked" if chosen["mode"] == "encoder" else "causal",
+    "config": None,
+    "intermediate": lambda chosen: 4 * chosen["width"],
+    "attention": "sdpa",
+    "init": "random",
+    "penalty": "none",
+    "penalty_weight": 0.0,
+    "schedule": "linear",
+    "clip": 1.0,
+    "seed": 1,
+    "keep_checkpoints": "spaced",
+}
+
+PRESETS: dict[str, dict[str, Any | Callable[[Chosen], Any]]] = {
+    # Appendix S2.3 and Table S1; what they leave open is transformers' default.
+    "paper": {
+        **_COMMON,
+        "size": "base",
+        "norm": "post",
+        "dropout": 0.1,
+        "initial_std": 0.02,
+        "block": 512,
+        "batch": 32,
+        "accumulation": 8,
+        "steps": 200_000,
+        "mask_share": 0.15,
+        "corruption": "bert",
+        "learning_rate": 5e-5,
+        "warmup": 200,
+        "weight_decay": 0.01,
+        "precision": "fp16",
+        "log_every": 100,
+        "held_out_every": 1000,
+        "held_out_blocks": 256,
+        "score_every": 1000,
+        "save_every": 10_000,
+    },
+    # Leaves the plateau of token frequencies soon, and wastes neither tokens nor products.
+    "fast": {
+        **_COMMON,
+        "size": "mini",
+        "norm": "pre",
+        "dropout": 0.0,
+        "initial_std": lambda chosen: round(0.68 / math.sqrt(_stream_width(chosen)), 4),
+        "block": 128,
+        "batch": 64,
+        "accumulation": 1,
+        "steps": 20_000,
+        "mask_share": 0.3,
+        "corruption": "mask",
+        "learning_rate": lambda chosen: float(
+            f"{2e-3 * math.sqrt(128 / _stream_width(chosen)):.2g}"
+        ),
+        "warmup": lambda chosen: chosen["steps"] // 20,
+        "weight_decay": 0.1,
+        "precision": "bf16",
+        "log_every": lambda chosen: max(1, chosen["steps"] // 200),
+        "held_out_every": lambda chosen: max(1, chosen["steps"] // 20),
+        "held_out_blocks": lambda chosen: max(1, 32_768 // chosen["block"]),
+        "score_every": lambda chosen: max(1, chosen["steps"] // 50),
+        "save_every": lambda chosen: max(1, chosen["steps"] // 10),
+    },
+}
+
+# What a configuration of one's own decides instead of the recipe.
+MODEL_FIELDS = ("layers", "width", "heads", "intermediate", "norm", "dropout", "initial_std")
+
+
+def make_recipe(preset: str = "fast", *, size: str | None = None, **overrides: Any) -> Recipe:
+    """A preset's recipe with some values of one's own; formulas follow them.
+
+    Parameters
+    ----------
+    preset
+        ``paper`` (Appendix S2.3 and Table S1) or ``fast``.
+    size
+        ``mini``, ``base`` or ``large``; the preset's own (``base``, ``mini``) if not given.
+    overrides
+        Any fields of `Recipe`.
+
+    Raises
+    ------
+    RunError
+        There is no such preset, size or field, or a value is wrong.
+
+    Examples
+    --------
+    >>> make_recipe("paper", size="mini").learning_rate
+    5e-05
+    >>> make_recipe("fast", width=128).learning_rate
+    0.002
+    """
+    given = {name: value for name, value in overrides.items() if value is not None}
+    _known("preset", preset, PRESETS)
+    names = [entry.name for entry in fields(Recipe)]
+    if odd := [name for name in given if name not in names]:
+        raise RunError(f"recipe: no field is called {', '.join(odd)}; there are {', '.join(names)}")
+    own = given.get("config") is not None
+    if own and (twice := [name for name in MODEL_FIELDS if name in given or size]):
+        raise RunError(f"recipe: the configuration decides {', '.join(twice)}; give only one")
+    defaults = {**PRESETS[preset], "preset": preset}
+    size = size or str(defaults.pop("size"))
+    _known("size", size, SIZES)
+    defaults |= dict.fromkeys(MODEL_FIELDS) if own else SIZES[size]
+    chosen: dict[str, Any] = {}
+    for name in names:
+        value = given.get(name, defaults[name])
+        chosen[name] = value(chosen) if callable(value) else value
+    return Recipe(**chosen)
+
+
+def _known(what: str, name: str, known: Mapping[str, Any]) -> None:
+    if name not in known:
+        raise RunError(f"recipe: {what} is one of {', '.join(known)}; got {name!r}")
+
+
+def _step_list(text: str) -> list[int] | None:
+    """``0,100`` as numbers; None where the text is something else."""
+    pieces = [piece.strip() for piece in text.split(",")]
+    return [int(piece) for piece in pieces] if all(p.isdecimal() for p in pieces) else None
+
+
+_RULES: list[tuple[Callable[[Recipe], bool], str]] = [
+    (
+        lambda r: (r.objective == "masked") == (r.mode == "encoder"),
+        "an encoder's objective is masked, a decoder's causal or masked-next; "
+        "got {objective} for an {mode}",
+    ),
+    (
+        lambda r: r.width is None or r.heads is None or r.width % r.heads == 0,
+        "the width is divisible by the number of heads; got {width} and {heads}",
+    ),
+    (
+        lambda r: r.config is not None or None not in (getattr(r, name) for name in MODEL_FIELDS),
+        "without a configuration, all of " + ", ".join(MODEL_FIELDS) + " are needed",
+    ),
+    (lambda r: r.warmup <= r.steps, "warmup is part of the steps; got {warmup} of {steps}"),
+    (
+        lambda r: r.objective == "causal" or round(r.mask_share * r.block) >= 1,
+        "at least one token of a block is masked; got {mask_share} of {block}",
+    ),
+    (
+        lambda r: (
+            r.keep_checkpoints in ("spaced", "all", "last")
+            or _step_list(r.keep_checkpoints) is not None
+        ),
+        "keep_checkpoints is spaced, all, last or a list of steps; got {keep_checkpoints!r}",
+    ),
+]
+
+
+def _checked(name: str, value: Any, annotation: Any, bounds: Mapping[str, Any]) -> Any:
+    """The value, whole numbers as floats where floats are wanted."""
+    wanted = str(annotation).removesuffix(" | None")
+    if value is None and wanted != annotation:
+        return None
+    if wanted == "float" and type(value) is int:
+        value = float(value)
+    types = {"str": str, "int": int, "float": float}
+    if type(value) is not types.get(wanted, type(value)) or (
+        wanted.startswith("Mapping") and not isinstance(value, Mapping)
+    ):
+        raise RunError(f"recipe: {name} is of type {wanted}, got {value!r}")
+    limits = [
+        ("one of {}", "choices", lambda limit: value in limit),
+        ("at least {}", "least", lambda limit: value >= limit),
+        ("greater than {}", "above", lambda limit: value > limit),
+        ("less than {}", "below", lambda limit: value < limit),
+    ]
+    for phrase, bound, holds in limits:
+        if bound in bounds and not holds(bounds[bound]):
+            shown = bounds[bound]
+            listed = ", ".join(shown) if isinstance(shown, tuple) else shown
+            raise RunError(f"recipe: {name} is {phrase.format(listed)}, got {value!r}")
+    if wanted == "float" and not math.isfinite(value):
+        raise RunError(f"recipe: {name} is a finite number, got {value!r}")
+    return value
