@@ -44,11 +44,11 @@ ARROWS = {
     "runs": {"tables"},
     "atlas": {"model_sets", "tables"},
     "figures": {"atlas", "images", "runs", "scores", "tables"},
-    "details": {"attention", "checkpoints", "coordinates", "forms", "images", "scores", "tables"},
+    "details": {"attention", "checkpoints", "coordinates", "forms", "images", "scanning", "scores"},
     "reporting": {"atlas", "details", "images", "runs", "tables"},
     "initialization": {"attention", "checkpoints", "families", "forms", "scores"},
     "monitor": {
-        "attention", "checkpoints", "families", "forms", "runs", "scanning", "scores", "tables",
+        "attention", "checkpoints", "coordinates", "families", "forms", "runs", "scanning", "tables",
     },
     "training": {
         "attention", "checkpoints", "families", "forms", "initialization", "monitor", "runs",
@@ -62,7 +62,7 @@ ARROWS = {
         "attention", "checkpoints", "coordinates", "families", "figures", "images", "scanning",
         "scores", "tables",
     },
-    "demo": {"attention", "figures", "images", "scanning", "tables"},
+    "demo": {"attention", "details", "figures", "images", "scanning", "tables"},
     "cli": {
         "atlas", "attention", "checkpoints", "demo", "details", "differences", "explanation",
         "figures", "initialization", "monitor", "reporting", "runs", "scanning", "surveying",

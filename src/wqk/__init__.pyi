@@ -1,3 +1,4 @@
+from . import atlas as atlas
 from . import errors as errors
 from ._version import __version__ as __version__
 from .attention import Attention as Attention

@@ -53,9 +53,12 @@ class Side(NamedTuple):
 
 
 class Block(NamedTuple):
-    """A block's two factors as stored, and its forms at each distance, made one by one."""
+    """A block's two factors as stored, and its forms at each distance, made one by one.
 
-    weights: tuple[np.ndarray, np.ndarray]
+    ``weights`` is empty where the forms are not those of a model.
+    """
+
+    weights: tuple[np.ndarray, ...]
     forms: Iterator[tuple[int, BilinearForm]]
 
 

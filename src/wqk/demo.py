@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -10,6 +11,7 @@ import numpy as np
 import polars as pl
 
 from wqk.attention import read_attention
+from wqk.details import Details, join_details, read_details
 from wqk.images import matrix_image
 from wqk.scanning import scan
 from wqk.tables import ScoreTable, join
@@ -51,6 +53,16 @@ def demo_table() -> ScoreTable:
             for name, table in zip(MODELS, tables, strict=True)
         ]
     )
+
+
+def demo_details() -> Details:
+    """Matrices, norms and coupling of heads of both, under the same names."""
+    looks = []
+    for name in MODELS:
+        look = read_details(FOLDER / name)
+        blocks = (replace(b, place=replace(b.place, checkpoint=name)) for b in look.blocks)
+        looks.append(Details(tuple(blocks), look.gamma))
+    return join_details(looks)
 
 
 def demo_introduction() -> str:

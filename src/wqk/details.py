@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 import zipfile
 import zlib
 from dataclasses import dataclass, fields
@@ -36,6 +37,7 @@ from wqk.coordinates import Coordinates, read_block
 from wqk.errors import TableError
 from wqk.files import write_whole
 from wqk.images import matrix_image
+from wqk.scanning import Progress, plan_bytes
 from wqk.scores import coupling
 
 if TYPE_CHECKING:
@@ -157,9 +159,9 @@ class Details:
             There is no such file, or it does not hold details.
         """
         try:
+            if not zipfile.is_zipfile(path) and Path(path).exists():
+                raise ValueError("it is no .npz file")
             with np.load(path, allow_pickle=False) as file:
-                if not isinstance(file, np.lib.npyio.NpzFile):
-                    raise ValueError("it is a single array")
                 contents = json.loads(_array(file, "contents", np.uint8, 1).tobytes())
                 if contents["format"] != FORMAT or contents["version"] != VERSION:
                     raise ValueError(f"its format is not {FORMAT!r}, version {VERSION}")
@@ -198,7 +200,7 @@ def read_details(
     distance: int = 0,
     family: Path | None = None,
     heads_per_layer: int | None = None,
-    on_layer: Callable[[int, int], None] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
     **hub: Any,
 ) -> Details:
     """Look at every layer of a checkpoint closely: image, norms, outliers, coupling of heads.
@@ -209,8 +211,8 @@ def read_details(
         As for `wqk.scan`.
     distance
         One relative distance (rotary models).
-    on_layer
-        Called after every layer with how many are done, and how many there are.
+    on_progress
+        Called after every layer.
     **hub
         As for `wqk.open_checkpoint`.
 
@@ -222,6 +224,7 @@ def read_details(
     checkpoint = open_checkpoint(ref, **hub)
     plans = attention_plans(checkpoint, family, heads_per_layer)
     coordinates = Coordinates(circuit, fold_norm, bias, (distance,))
+    start, bytes_read = time.perf_counter(), 0
     blocks = []
     for done, plan in enumerate(plans, 1):
         ((_, heads),) = read_block(checkpoint, plan, coordinates).forms
@@ -236,8 +239,9 @@ def read_details(
             distance=distance,
         )
         blocks.append(block_details(place, heads, gamma))
-        if on_layer:
-            on_layer(done, len(plans))
+        bytes_read += plan_bytes(checkpoint, plan, coordinates)
+        if on_progress:
+            on_progress(Progress(done, len(plans), bytes_read, time.perf_counter() - start))
     return Details(tuple(blocks), gamma)
 
 

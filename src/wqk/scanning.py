@@ -7,6 +7,7 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -119,12 +120,17 @@ def scan_plans(
     gamma: float = 2.0,
     heads: bool = True,
     on_progress: Callable[[Progress], None] | None = None,
+    read: Callable[[AttentionPlan], Block] | None = None,
 ) -> ScoreTable:
-    """Score the blocks of a checkpoint that have been found already; everything else as `scan`."""
+    """Score the blocks of a checkpoint that have been found already; everything else as `scan`.
+
+    With ``read``, other forms than those of the checkpoint, such as differences of two.
+    """
+    read = read or partial(read_block, checkpoint, coordinates=coordinates)
     start, bytes_read = time.perf_counter(), 0
     rows: list[dict[str, Any]] = []
     reasons = _reasons(plans, coordinates)
-    blocks = _score_blocks(checkpoint, plans, coordinates, gamma, heads)
+    blocks = _score_blocks(checkpoint, plans, coordinates, gamma, heads, read)
     for done, (plan, scored) in enumerate(zip(plans, blocks, strict=True), 1):
         rows += scored
         bytes_read += plan_bytes(checkpoint, plan, coordinates)
@@ -156,6 +162,7 @@ def _score_blocks(
     coordinates: Coordinates,
     gamma: float,
     heads: bool,
+    read: Callable[[AttentionPlan], Block],
 ) -> Iterator[list[dict[str, Any]]]:
     """Read and score blocks side by side, as many at a time as the spare memory holds, in order.
 
@@ -173,7 +180,7 @@ def _score_blocks(
 
     def score(plan: AttentionPlan) -> list[dict[str, Any]]:
         prefetch(1)
-        return _score_block(checkpoint, plan, coordinates, gamma, heads)
+        return _score_block(read(plan), plan, coordinates, gamma, heads)
 
     # A circuit that is not there has no size; reading it says so.
     largest = max(1, *(_working_set(checkpoint, plan, coordinates) for plan in plans))
@@ -215,17 +222,16 @@ def _working_set(checkpoint: Checkpoint, plan: AttentionPlan, coordinates: Coord
 
 
 def _score_block(
-    checkpoint: Checkpoint,
+    block: Block,
     plan: AttentionPlan,
     coordinates: Coordinates,
     gamma: float,
     heads: bool,
 ) -> list[dict[str, Any]]:
     """Rows of one block, at every distance."""
-    block = read_block(checkpoint, plan, coordinates)
     rows: list[dict[str, Any]] = []
     for distance, form in block.forms:
-        place = place_of(plan, form) | {"circuit": coordinates.circuit, "distance": distance}
+        place = _place(plan, form) | {"circuit": coordinates.circuit, "distance": distance}
         rows += ({**place, **row} for row in score_heads(form, gamma=gamma, heads=heads))
     status = _status(plan, coordinates, block, rows[0].get("symmetry"))
     for row in rows:
@@ -293,7 +299,8 @@ def _status(
     plan: AttentionPlan, coordinates: Coordinates, block: Block, symmetry: float | None
 ) -> str:
     """``random-looking`` before ``partial``: weights that nobody trained say nothing at all."""
-    if symmetry is not None and looks_random(block.weights, symmetry, block.weights[0].shape[-1]):
+    weights = block.weights
+    if weights and symmetry is not None and looks_random(weights, symmetry, weights[0].shape[-1]):
         return "random-looking"
     return "partial" if lacks_norm(plan, coordinates) else plan.status
 
@@ -313,8 +320,8 @@ def _score_arrays(form: BilinearForm, gamma: float) -> dict[str, Any]:
     }
 
 
-def place_of(plan: AttentionPlan, heads: BilinearForm) -> dict[str, Any]:
-    """What a block's rows share: its place in the model and its shape."""
+def _place(plan: AttentionPlan, heads: BilinearForm) -> dict[str, Any]:
+    """What a block's rows share."""
     d_query, d_key = heads.shape
     key_heads, sharing = heads.stack
     return {

@@ -1,18 +1,20 @@
-"""Every proven family takes every kind of start, and keeps all else to the bit."""
+"""Every proven family takes every kind of start, and keeps all else to the bit.
+
+Axes: H query heads, G key heads, D model width.
+"""
 
 from __future__ import annotations
-
 
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
-from tests.families.architectures import ALL
+from tests.families.architectures import ALL, NAMED
 from tests.families.proving import build
 
 import wqk
-from wqk.attention import attention_plans
+from wqk.attention import attention_plans, load_attention
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import CheckpointError
 from wqk.families import Projection
@@ -23,16 +25,17 @@ if TYPE_CHECKING:
 
     from wqk.families import AttentionPlan
 
+LATENT = "a latent that the values share"
 # What cannot be set, and what is said of it.
 REFUSED = {
-    "deepseek-v2": "a latent that the values share",
-    "deepseek-v2-lite": "a latent that the values share",
-    "deepseek-v3": "a latent that the values share",
-    "deepseek-v3-yarn": "a latent that the values share",
+    "deepseek-v2": LATENT,
+    "deepseek-v2-lite": LATENT,
+    "deepseek-v3": LATENT,
+    "deepseek-v3-yarn": LATENT,
 }
-SETTABLE = [architecture for architecture in ALL if architecture.name not in REFUSED]
 # Heads of these are wider than the model.
 TOO_WIDE = {"gemma3-hub"}
+SETTABLE = [architecture for architecture in ALL if architecture.name not in REFUSED]
 SYMMETRY = {"symmetric": 1, "indefinite": 1, "paired": 1, "skew": -1}
 
 
@@ -55,29 +58,27 @@ def build_untrained(architecture: Architecture) -> tuple[Any, list[AttentionPlan
 @pytest.mark.parametrize("architecture", SETTABLE, ids=lambda architecture: architecture.name)
 def test_a_family(architecture: Architecture) -> None:
     model, plans = build_untrained(architecture)
-    key_names = {plan.key.tensor for plan in plans}
-    key_names |= {plan.key_bias.name for plan in plans if plan.key_bias}
-    drawn = clone(model)
+    keys = {plan.key.tensor for plan in plans}
+    keys |= {plan.key_bias.name for plan in plans if plan.key_bias}
+    drawn = {name: value.clone() for name, value in model.state_dict().items()}
     for kind, symmetry in SYMMETRY.items():
         report = wqk.initialize_(model, kind)
         held = model.state_dict()
-        assert all(torch.equal(held[name], drawn[name]) for name in drawn.keys() - key_names)
-        for plan in plans:
+        assert all(torch.equal(held[name], drawn[name]) for name in drawn.keys() - keys)
+        for plan, change in zip(plans, report.layers, strict=True):
             for before, after in zip(others(drawn, plan), others(held, plan), strict=True):
                 assert torch.equal(before, after), f"{kind}, layer {plan.layer}"
-        rows = wqk.scan(model).frame.filter(kind="self")
-        require_symmetry(rows, kind, symmetry)
-        layers = rows.filter(rows["head"].is_null())
-        told = [(layer.after.symmetry, layer.after.norm) for layer in report.layers]
-        scanned = list(zip(layers["symmetry"], layers["norm"], strict=True))
-        np.testing.assert_allclose(told, scanned, rtol=1e-6)
+            heads = dense_heads(model, plan)
+            require_symmetry(heads, kind, symmetry)
+            layer = heads.sum((0, 1))
+            told = change.after
+            np.testing.assert_allclose(told.norm, np.linalg.norm(layer), rtol=1e-5)
+            np.testing.assert_allclose(told.trace, np.trace(layer), atol=1e-5 * told.norm)
+    layers = wqk.scan(model, heads=False).frame.filter(kind="self")
+    assert [*layers["symmetry"]] == [change.after.symmetry for change in report.layers]
     if architecture.name not in TOO_WIDE:
         wqk.initialize_(model, "mimetic", seed=0)
     run(model)
-
-
-def clone(model: Any) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in model.state_dict().items()}
 
 
 def others(tensors: dict[str, torch.Tensor], plan: AttentionPlan) -> list[torch.Tensor]:
@@ -85,30 +86,55 @@ def others(tensors: dict[str, torch.Tensor], plan: AttentionPlan) -> list[torch.
     found = []
     for projection, bias in ((plan.query, plan.query_bias), (plan.value, plan.value_bias)):
         assert isinstance(projection, Projection)
-        for name, ranges in ((projection.tensor, projection.outputs), (bias and bias.name, bias and bias.rows)):
-            if name:
-                tensor = tensors[name]
-                tensor = tensor.T if projection.transposed and tensor.ndim > 1 else tensor
-                found += [tensor[start:stop] for start, stop in ranges or ((0, len(tensor)),)]
+        weight = tensors[projection.tensor]
+        cut = [(weight.T if projection.transposed else weight, projection.outputs)]
+        cut += [(tensors[bias.name], bias.rows)] if bias else []
+        found += [
+            tensor[start:stop]
+            for tensor, ranges in cut
+            for start, stop in ranges or ((0, len(tensor)),)
+        ]
     return found
 
 
-def require_symmetry(rows: Any, kind: str, symmetry: int) -> None:
-    """Of every layer, and of every head that has its key for itself."""
-    is_layer = rows["head"].is_null()
-    single = rows.filter(~is_layer & (rows["heads"] == rows["key_heads"]))
-    exact = [*rows.filter(is_layer)["symmetry"]]
-    if kind == "paired":
-        with_neighbour = single["head"] < single["heads"] // 2 * 2
-        assert all(abs(s) < 0.9 for s in single.filter(with_neighbour)["symmetry"])
-        exact += single.filter(~with_neighbour)["symmetry"]
-    else:
-        exact += single["symmetry"]
-    assert max(abs(s - symmetry) for s in exact) < 1e-6
+def dense_heads(model: Any, plan: AttentionPlan) -> np.ndarray:
+    """The heads' forms (G, H/G, D, D) in float64, written out."""
+    heads = load_attention(open_checkpoint(model), plan).heads
+    query, key = (factor.astype(np.float64) for factor in (heads.query, heads.key))
+    return query @ key.swapaxes(-1, -2)
+
+
+def symmetry_of(forms: np.ndarray) -> np.ndarray:
+    """Tr(M M) / ‖M‖² of a stack of dense forms."""
+    return (forms * forms.swapaxes(-1, -2)).sum((-2, -1)) / (forms**2).sum((-2, -1))
+
+
+def require_symmetry(heads: np.ndarray, kind: str, symmetry: int) -> None:
+    """Of the layer, and of every head that has its key for itself."""
+    assert abs(symmetry_of(heads.sum((0, 1))) - symmetry) < 1e-6
+    if heads.shape[1] > 1:
+        return
+    single = symmetry_of(heads[:, 0])
+    with_neighbour = len(single) // 2 * 2 if kind == "paired" else 0
+    assert np.all(np.abs(single[with_neighbour:] - symmetry) < 1e-6)
+    assert np.all(np.abs(single[:with_neighbour]) < 0.9)
 
 
 def run(model: Any) -> None:
     """The model's forward pass gives numbers."""
+    inputs = inputs_of(model, None, length=24, seed=0)
+    inputs = {k: v.float() if getattr(v, "dtype", None) == torch.double else v for k, v in inputs.items()}
     with torch.no_grad():
-        outputs = model(**inputs_of(model, None, length=24, seed=0))
+        outputs = model(**inputs)
     assert torch.isfinite(outputs[0]).all()
+
+
+@pytest.mark.parametrize(("name", "reason"), REFUSED.items(), ids=REFUSED)
+@pytest.mark.parametrize("kind", [*SYMMETRY, "mimetic"])
+def test_what_cannot_be_set_is_refused_and_left_alone(name: str, reason: str, kind: str) -> None:
+    model, _ = build_untrained(NAMED[name])
+    drawn = {key: value.clone() for key, value in model.state_dict().items()}
+    with pytest.raises(CheckpointError, match=reason):
+        wqk.initialize_(model, kind)
+    assert all(torch.equal(value, drawn[key]) for key, value in model.state_dict().items())
+    assert len(wqk.initialize_(model, "random").layers) == 2

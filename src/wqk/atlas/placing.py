@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from wqk.atlas.medians import summarise
 from wqk.atlas.published import published
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import polars as pl
 
     from wqk.tables import ScoreTable
@@ -19,22 +17,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Standing:
-    """How many of some published models a scan exceeds, at the two printed decimals.
+    """How many of the published models with a score fall short of a value."""
+
+    exceeded: int
+    models: int
+
+    def __str__(self) -> str:
+        return f"{self.exceeded} of {self.models}"
+
+
+@dataclass(frozen=True)
+class Position:
+    """A median over layers, and how many published encoders and decoders it exceeds.
 
     Attributes
     ----------
-    models
-        How many there are.
-    less_symmetric
-        Those with a smaller median symmetry; None where the scan has none.
-    less_directional
-        Those with a larger median directionality by excess, in which columns dominate less; None
-        where the scan has none.
+    value
+        The scan's median. Symmetry exceeds smaller ones. Directionality, by excess, exceeds larger
+        ones, in which columns dominate less.
+    encoders, decoders
+        Compared at the two printed decimals; equal values are not exceeded.
     """
 
-    models: int
-    less_symmetric: int | None
-    less_directional: int | None
+    value: float
+    encoders: Standing
+    decoders: Standing
 
 
 @dataclass(frozen=True)
@@ -46,31 +53,28 @@ class Placement:
     name, stack
         The checkpoint, and which stack of it.
     symmetry, directionality
-        Its medians over layers; directionality by excess.
-    encoders, decoders
-        Where they stand.
+        Where its medians stand; None where it has none.
     """
 
     name: str
     stack: str
-    symmetry: float | None
-    directionality: float | None
-    encoders: Standing
-    decoders: Standing
+    symmetry: Position | None
+    directionality: Position | None
 
     def __str__(self) -> str:
-        encoders, decoders = self.encoders, self.decoders
-        among = f"{encoders.models} published encoders", f"{decoders.models} decoders"
-        parts: list[str] = []
-        for what, more, fewer in (
-            ("more symmetric than", encoders.less_symmetric, decoders.less_symmetric),
-            ("columns dominate more than in", encoders.less_directional, decoders.less_directional),
-        ):
-            if more is not None and not parts:
-                parts.append(f"{what} {more} of {among[0]} and {fewer} of {among[1]}")
-            elif more is not None:
-                parts.append(f"{what} {more} and {fewer} of them")
-        return "; ".join(parts)
+        parts = [
+            (what, position)
+            for what, position in (
+                ("more symmetric than", self.symmetry),
+                ("columns dominate more than in", self.directionality),
+            )
+            if position is not None
+        ]
+        whose = [(" published encoders", " decoders"), ("", "")]
+        return "; ".join(
+            f"{what} {position.encoders}{encoders} and {position.decoders}{decoders}"
+            for (what, position), (encoders, decoders) in zip(parts, whose, strict=False)
+        )
 
 
 def place(table: ScoreTable) -> list[Placement]:
@@ -90,33 +94,29 @@ def place(table: ScoreTable) -> list[Placement]:
     >>> for placement in place(wqk.scan(wqk.demo_model("encoder"))):
     ...     print(placement)
     more symmetric than 18 of 24 published encoders and 15 of 15 decoders;
-    columns dominate more than in 0 and 0 of them
+    columns dominate more than in 0 of 24 and 0 of 13
     """
     return [
-        Placement(
-            row["name"],
-            row["stack"],
-            row["symmetry"],
-            row["directionality"],
-            _standing(row, "encoder"),
-            _standing(row, "decoder"),
-        )
+        Placement(row["name"], row["stack"], *positions)
         for row in summarise(table).iter_rows(named=True)
-        if row["directionality"] is not None
+        if any(positions := [_position(row[score], score) for score in _SIGNS])
     ]
 
 
-def _standing(row: Mapping[str, Any], stack: str) -> Standing:
-    models = _models().filter(stack=stack)
-    symmetry, directionality = (
-        None if row[score] is None else round(row[score], 2)
-        for score in ("symmetry", "directionality")
-    )
-    return Standing(
-        models.height,
-        None if symmetry is None else (models["symmetry"] < symmetry).sum(),
-        None if directionality is None else (models["directionality"] > directionality).sum(),
-    )
+# Of symmetry the larger value exceeds, of directionality the smaller.
+_SIGNS = {"symmetry": 1, "directionality": -1}
+
+
+def _position(value: float | None, score: str) -> Position | None:
+    if value is None:
+        return None
+    sign = _SIGNS[score]
+    standings = []
+    for stack in ("encoder", "decoder"):
+        others = _models().filter(stack=stack)[score].drop_nulls()
+        exceeded = (sign * others < sign * round(value, 2)).sum()
+        standings.append(Standing(exceeded, len(others)))
+    return Position(value, *standings)
 
 
 @cache

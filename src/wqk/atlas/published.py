@@ -15,7 +15,7 @@ from wqk.errors import CheckpointError
 from wqk.model_sets import model_set, model_sets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 DATA = Path(__file__).parent / "data"
 
@@ -117,7 +117,7 @@ def with_flags(rows: pl.DataFrame) -> pl.DataFrame:
     return rows.select(pl.col(name).cast(kind) for name, kind in COLUMNS.items())
 
 
-def marks(rows: Iterable[dict[str, Any]]) -> dict[str, str]:
+def marks(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """A letter for each flag of some rows, in the order in which they appear.
 
     Examples

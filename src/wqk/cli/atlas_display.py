@@ -35,6 +35,9 @@ def print_rows(frame: pl.DataFrame, as_json: bool) -> None:
     if as_json:
         display.print_object({"rows": rows, "flags": _explained(rows)})
         return
+    if not rows:
+        display.say("No row is like that.")
+        return
     console = display.output()
     letters = marks(rows)
     table = Table(box=None, padding=(0, 1), header_style="dim")
@@ -64,7 +67,7 @@ def print_rows(frame: pl.DataFrame, as_json: bool) -> None:
 def _columns(width: int, letters: Mapping[str, str], own: bool) -> list[Column]:
     """What a line shows: heading, side, and the text of a row's cell."""
     score = spread if width >= ROOM_FOR_SPREADS else lambda row, name: hundredths(row[name])
-    columns: list[Column] = [("row", "left", lambda row: row["name"])]
+    columns: list[Column] = [("name", "left", lambda row: row["name"])]
     if width >= ROOM_FOR_MODELS:
         columns.append(("checkpoint", "left", lambda row: row["model"]))
     if own:
@@ -133,17 +136,18 @@ def _print_row(row: Mapping[str, Any], comparison: Comparison | None) -> None:
     for name in row["flags"]:
         console.print(Text(f"• {flags()[name].sentence}"))
     if comparison:
-        verdict = comparison.verdict
-        console.print(Text.assemble((_VERDICTS[verdict], STYLES[verdict]), "."))
+        console.print(Text.assemble((_verdict(comparison), STYLES[comparison.verdict]), "."))
 
 
-_TOLERATED = " and ".join(f"{value:.2f} of {score}" for score, value in TOLERANCES.items())
-
-_VERDICTS = {
-    "agrees": f"The scan agrees with the published row, within {_TOLERATED}",
-    "differs": f"The scan differs from the published row by more than {_TOLERATED}",
-    "artefact": "The published row is an artefact; the scan need not agree with it",
-}
+def _verdict(comparison: Comparison) -> str:
+    """A verdict in words, with the tolerances that made it."""
+    if comparison.verdict == "artefact":
+        return "The published row is an artefact; the scan need not agree with it"
+    tolerated = [f"{TOLERANCES[score]:.2f} of {score}" for score in comparison.differences]
+    if comparison.verdict == "agrees":
+        return f"The scan agrees with the published row, within {' and '.join(tolerated)}"
+    beyond = " and ".join(f"{TOLERANCES[score]:.2f} of {score}" for score in comparison.beyond)
+    return f"The scan differs from the published row, by more than {beyond}"
 
 
 def _count(parameters: int) -> str:

@@ -18,16 +18,25 @@ from wqk.cli.options import json_output
     metavar="FILE",
     help="Where the picture goes (.png, .pdf, .svg); drawn where matplotlib is installed.",
 )
+@click.option(
+    "--report",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("wqk-demo.html"),
+    show_default=True,
+    metavar="FILE",
+    help="Where the report goes; written where plotly is installed.",
+)
 @json_output
-def demo(out: Path, as_json: bool) -> None:
+def demo(out: Path, report: Path, as_json: bool) -> None:
     """Scan an encoder and a decoder, trained alike, side by side.
 
     Needs no network and no PyTorch.
     """
     from wqk.cli import display
-    from wqk.demo import demo_figure, demo_introduction, demo_table, demo_verdict
+    from wqk.demo import demo_details, demo_figure, demo_introduction, demo_table, demo_verdict
     from wqk.errors import MissingPackage
     from wqk.figures import save_figure
+    from wqk.reporting import check_report, write_report
 
     table = demo_table()
     if as_json:
@@ -41,3 +50,10 @@ def demo(out: Path, as_json: bool) -> None:
     else:
         save_figure(figure, out)
         display.say(f"picture: {out}")
+    try:
+        check_report(report)
+    except MissingPackage as missing:
+        display.say(f"no report: {missing}")
+    else:
+        write_report(table, report, details=demo_details())
+        display.say(f"report: {report}")

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from wqk.atlas import place
 from wqk.tables import SUMMARISED, records
 
 if TYPE_CHECKING:
@@ -133,6 +134,10 @@ def print_table(table: ScoreTable) -> None:
                 _print_across(console, layers, score, "distance")
     for line in _summary_lines(table):
         console.print(line)
+    placements = place(table)
+    for placement in placements:
+        where = f" {placement.stack}" if len(placements) > 1 else ""
+        console.print(Text.assemble((f"atlas{where}: ", "dim"), str(placement)))
     console.print(Text(_footnote(table), style="dim"))
 
 

@@ -10,9 +10,11 @@ import click
 
 from wqk._version import __version__
 from wqk.cli.atlas import atlas
+from wqk.cli.corpus import corpus
 from wqk.cli.demo import demo
 from wqk.cli.diff import diff
 from wqk.cli.explain import explain
+from wqk.cli.report import report
 from wqk.cli.scan import scan
 from wqk.cli.show import show
 from wqk.cli.survey import survey
@@ -44,7 +46,7 @@ def command(debug: bool) -> None:
     """
 
 
-for verb in (scan, explain, verify, show, diff, survey, atlas, train, demo):
+for verb in (scan, explain, verify, show, diff, survey, atlas, report, corpus, train, demo):
     command.add_command(verb)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import click
 
@@ -42,6 +43,18 @@ from wqk.cli.options import DistanceRanges, family_file, gamma, heads_per_layer,
     metavar="FILE",
     help="Save the table: .parquet, .csv, .jsonl, .tex or .md.",
 )
+@click.option(
+    "--report",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE.html",
+    help="Write a report that a browser opens, with every head.",
+)
+@click.option(
+    "--details",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE.npz",
+    help="Save matrices as images, norms and the coupling of heads, and show them in the report.",
+)
 @json_output
 def scan(
     refs: tuple[str, ...],
@@ -55,6 +68,8 @@ def scan(
     family: Path | None,
     heads_per_layer: int | None,
     out: Path | None,
+    report: Path | None,
+    details: Path | None,
     as_json: bool,
 ) -> None:
     """Score the query-key form of every layer.
@@ -66,38 +81,54 @@ def scan(
     Examples:
       wqk scan google-bert/bert-base-uncased
       wqk scan ./my-model --heads --out scores.parquet
+      wqk scan ./my-model --details forms.npz --report report.html
       wqk scan ./run --json | jq '.summary[].symmetry_median'
     """
     from wqk.checkpoints import open_checkpoint, steps_of
     from wqk.cli import display
+    from wqk.details import check_details_ending, join_details, read_details
+    from wqk.reporting import check_report, write_report
     from wqk.scanning import scan as scan_checkpoint
     from wqk.tables import check_ending, join
 
-    if out:
-        check_ending(out)
-    tables = []
-    for ref in refs:
-        for path in steps_of(ref):
-            for revision in revisions or (None,):
-                with display.progress(str(path)) as on_progress:
-                    checkpoint = open_checkpoint(path, revision=revision)
-                    table = scan_checkpoint(
-                        checkpoint,
-                        gamma=gamma,
-                        heads=heads,
-                        circuit=circuit,
-                        fold_norm=fold_norm,
-                        bias=bias,
-                        distances=distances,
-                        family=family,
-                        heads_per_layer=heads_per_layer,
-                        on_progress=on_progress,
+    for path, check in (
+        (out, check_ending),
+        (details, check_details_ending),
+        (report, check_report),
+    ):
+        if path:
+            check(path)
+    coordinates: dict[str, Any] = {
+        "gamma": gamma,
+        "circuit": circuit,
+        "fold_norm": fold_norm,
+        "bias": bias,
+        "family": family,
+        "heads_per_layer": heads_per_layer,
+    }
+    tables, looks = [], []
+    for place, revision in product((p for ref in refs for p in steps_of(ref)), revisions or [None]):
+        with display.progress(place) as on_progress:
+            checkpoint = open_checkpoint(place, revision=revision)
+            table = scan_checkpoint(
+                checkpoint,
+                heads=heads or report is not None,
+                distances=distances,
+                on_progress=on_progress,
+                **coordinates,
+            )
+        tables.append(table)
+        if not as_json:
+            display.print_table(table if heads else table.layers)
+        if details:
+            with display.progress(f"{place}, details") as on_progress:
+                looks.append(
+                    read_details(
+                        checkpoint, distance=distances[0], on_progress=on_progress, **coordinates
                     )
-                tables.append(table)
-                if not as_json:
-                    display.print_table(table)
-                display.say_traffic(checkpoint)
-    whole = join(tables)
+                )
+        display.say_traffic(checkpoint)
+    whole = join([table if heads else table.layers for table in tables])
     if as_json:
         display.print_json(whole)
     elif len(tables) > 1:
@@ -105,3 +136,9 @@ def scan(
     if out:
         whole.save(out)
         display.say(f"{out}: {len(whole)} rows")
+    if details:
+        join_details(looks).save(details)
+        display.say(f"{details}: {sum(len(look.blocks) for look in looks)} layers")
+    if report:
+        write_report(tables, report, details=looks)
+        display.say(f"report: {report}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from wqk.errors import RunError
 
@@ -33,7 +33,7 @@ class Cadence:
         return is_multiple or is_power or step in self.steps
 
 
-def cadence(every: int | None, steps: Iterable[int] | Literal["log"]) -> Cadence:
+def cadence(every: int | None, steps: Iterable[int] | str) -> Cadence:
     """A cadence from what a user says.
 
     Raises
@@ -43,8 +43,8 @@ def cadence(every: int | None, steps: Iterable[int] | Literal["log"]) -> Cadence
     """
     if every is not None and every < 1:
         raise RunError(f"a monitor looks every N steps with N at least 1, got every={every}")
-    if steps == "log":
-        return Cadence(every, powers=True)
-    if isinstance(steps, str):
+    if not isinstance(steps, str):
+        return Cadence(every, frozenset(steps))
+    if steps != "log":
         raise RunError(f"steps are numbers, or 'log' for 1, 2, 4, 8, ...; got {steps!r}")
-    return Cadence(every, frozenset(steps))
+    return Cadence(every, powers=True)

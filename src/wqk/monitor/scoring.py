@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import math
+from typing import TYPE_CHECKING
 
+import numpy as np
 import polars as pl
 
 from wqk.attention import load_attention
-from wqk.scanning import place_of, scan_plans, score_heads
+from wqk.coordinates import Block
+from wqk.forms import BilinearForm
+from wqk.scanning import scan_plans
 from wqk.tables import SUMMARISED, ScoreTable
 
 if TYPE_CHECKING:
@@ -49,24 +53,42 @@ def score_update(
     ``symmetry_within_random`` is null: it deals rank dimensions to heads at random, and those of a
     difference are no dimensions of the model.
     """
-    about = {
-        "checkpoint": after.name,
-        "step": after.step,
-        "model_type": after.config.get("model_type"),
-        "parameters": after.parameters,
-        "circuit": "qk",
-        "distance": 0,
-    }
-    rows: list[dict[str, Any]] = []
-    for plan in plans:
+
+    def read(plan: AttentionPlan) -> Block:
         old, new = load_attention(before, plan), load_attention(after, plan)
-        change = new.heads.difference(old.heads)
-        place = about | place_of(plan, change)
-        for row in score_heads(change, gamma=gamma, heads=heads):
-            status = "degenerate" if row["norm"] == 0 else plan.status
-            rows.append({**place, **row, "symmetry_within_random": None, "status": status})
-    broken = [p for p in plans if not (before.is_finite(p) and after.is_finite(p))]
-    return _blanked(ScoreTable.from_rows(rows, {"gamma": gamma, "form": "update"}), broken)
+        return Block((), iter([(0, _change(new.heads, old.heads))]))
+
+    table = scan_plans(after, plans, gamma=gamma, heads=heads, read=read)
+    unknown = pl.lit(None, pl.Float64).alias("symmetry_within_random")
+    broken = [plan for plan in plans if not (before.is_finite(plan) and after.is_finite(plan))]
+    frame = _blanked(table, broken).frame.with_columns(unknown)
+    return ScoreTable(frame, {**table.metadata, "form": "update"})
+
+
+def _change(new: BilinearForm, old: BilinearForm) -> BilinearForm:
+    """The difference of two forms, its small and its large factors brought to one size.
+
+    It is (A − A₀)Bᵀ + A₀(B − B₀)ᵀ, and a small step beside large weights looks like cancellation,
+    for which the kernels take twice the digits and several times the time. Powers of two move from
+    one side to the other without rounding.
+    """
+    change = new.difference(old)
+    rank = new.rank
+    sizes = [
+        float(np.abs(factor).max())
+        for factor in (
+            change.query[..., :rank],
+            change.query[..., rank:],
+            change.key[..., rank:],
+            change.key[..., :rank],
+        )
+    ]
+    if min(sizes) == 0:
+        return change
+    step_query, query, step_key, key = map(math.log2, sizes)
+    power = 2.0 ** round((query + key - step_query - step_key) / 4)
+    scale = np.repeat(np.asarray([power, 1 / power], change.query.dtype), rank)
+    return BilinearForm(change.query * scale, change.key / scale)
 
 
 def medians(table: ScoreTable, prefix: str = "") -> dict[str, float]:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from wqk.attention import attention_plans
 from wqk.checkpoints import Checkpoint, Part, TensorInfo
 from wqk.checkpoints.live import open_live
-from wqk.errors import CheckpointError, RunError
+from wqk.errors import CheckpointError
+from wqk.monitor.wrapping import adapters, plain_name, trained_tensors, unwrapped, with_adapter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,10 +24,6 @@ if TYPE_CHECKING:
     import torch
 
     from wqk.families import AttentionPlan
-
-# What wrappers call the one module that they wrap, as the whole model or within names.
-WRAPPED = {"module", "_orig_mod"}
-WITHIN_NAMES = {"_orig_mod", "_checkpoint_wrapped_module"}
 
 
 class Snapshot(Checkpoint):
@@ -72,7 +69,7 @@ class Tracker:
     Parameters
     ----------
     model
-        An `nn.Module`; what `DistributedDataParallel` or `torch.compile` wrapped is unwrapped.
+        An `nn.Module`, wrapped or not; see `wqk.monitor.wrapping`.
     name
         What the rows of its scores call it.
     family, heads_per_layer
@@ -96,17 +93,17 @@ class Tracker:
         heads_per_layer: int | None = None,
     ) -> None:
         self._model = unwrapped(model)
-        _require_readable(model)
         found = open_live(self._model)
         self._name, self._config = name, found.config
-        self._tensors = {_plain(key): info for key, info in found.tensors().items()}
+        self._tensors = {plain_name(key): info for key, info in found.tensors().items()}
         described = Snapshot(found.name, found.config, self._tensors)
         self.plans = attention_plans(described, family, heads_per_layer)
         self._wanted: dict[str, list[Part]] = {}
         for part in dict.fromkeys(chain.from_iterable(p.parts.values() for p in self.plans)):
             self._wanted.setdefault(part.name, []).append(part)
         for tensor in self._wanted:
-            _require_plain(tensor, self._tensors)
+            _require_numbers(tensor, self._tensors)
+        self._adapters = adapters(self._model, self._wanted)
 
     def snapshot(self, step: int) -> Snapshot | None:
         """Copy the queries and keys; None in all processes of a distributed run but the first.
@@ -117,10 +114,12 @@ class Tracker:
 
         keeps = is_first_process()
         copies: dict[Part, torch.Tensor] = {}
-        tensors = _named_tensors(self._model)
+        tensors = trained_tensors(self._model)
         with torch.no_grad():
             for name, parts in self._wanted.items():
                 tensor = tensors[name].detach()
+                if name in self._adapters:
+                    tensor = with_adapter(tensor, self._adapters[name])
                 if hasattr(tensor, "full_tensor"):
                     tensor = tensor.full_tensor()
                 if keeps:
@@ -128,15 +127,6 @@ class Tracker:
         if not keeps:
             return None
         return Snapshot(self._name, self._config, self._tensors, step, copies)
-
-
-def unwrapped(model: Any) -> Any:
-    """The model itself, without what data parallelism or compilation wrapped around it."""
-    children = dict(model.named_children())
-    while len(children) == 1 and WRAPPED & children.keys():
-        (model,) = children.values()
-        children = dict(model.named_children())
-    return model
 
 
 def is_first_process() -> bool:
@@ -148,41 +138,7 @@ def is_first_process() -> bool:
     )
 
 
-def _named_tensors(model: Any) -> dict[str, torch.Tensor]:
-    """Parameters and buffers as they are now, by the names that they have in a checkpoint.
-
-    What FSDP2 has left whole after a forward pass is the copy in the type of computation, not the
-    parameter that is trained; resharding puts that back.
-    """
-    for module in model.modules():
-        if hasattr(module, "reshard"):
-            module.reshard()
-    named = chain(
-        model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
-    )
-    return {_plain(name): tensor for name, tensor in named}
-
-
-def _plain(name: str) -> str:
-    """A tensor's name without what compilation and activation checkpointing put into it."""
-    return ".".join(word for word in name.split(".") if word not in WITHIN_NAMES)
-
-
-def _require_readable(model: Any) -> None:
-    """Refuse what leaves parameters empty or flattened between steps."""
-    if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
-        raise RunError(
-            "a monitor cannot see into FullyShardedDataParallel (FSDP 1), which flattens the "
-            "parameters; train with fully_shard (fsdp_version: 2)"
-        )
-    if any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
-        raise RunError(
-            "a monitor cannot see the parameters that DeepSpeed ZeRO stage 3 has taken apart; "
-            "train with stage 2, or with fully_shard (FSDP 2)"
-        )
-
-
-def _require_plain(tensor: str, tensors: Mapping[str, TensorInfo]) -> None:
+def _require_numbers(tensor: str, tensors: Mapping[str, TensorInfo]) -> None:
     """Refuse weights that are codes."""
     dtype = tensors[tensor].dtype
     if dtype not in ("F64", "F32", "F16", "BF16"):

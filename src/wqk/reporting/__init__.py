@@ -1,5 +1,5 @@
 """Score tables as one HTML file that needs nothing else (extra ``report``)."""
 
-from wqk.reporting.report import check_report_ending, write_report
+from wqk.reporting.report import check_report, write_report
 
-__all__ = ["check_report_ending", "write_report"]
+__all__ = ["check_report", "write_report"]

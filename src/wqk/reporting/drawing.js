@@ -3,7 +3,6 @@
 
 const CONFIG = {
   displaylogo: false,
-  responsive: true,
   modeBarButtonsToRemove: ['select2d', 'lasso2d', 'autoScale2d', 'zoomIn2d', 'zoomOut2d'],
 };
 
@@ -101,13 +100,14 @@ function panels(container, items, draw) {
   // All places first: a figure takes the width that its place has when it is drawn.
   while (container.children.length < items.length) container.append(emptyFigure());
   items.forEach((item, i) => {
-    const drawn = draw(item);
     const figure = container.children[i];
     const place = figure.querySelector('.plot');
+    const width = place.clientWidth;
+    const drawn = draw(item, width);
     figure.querySelector('figcaption').textContent = drawn.caption;
     figure.querySelector('.said').textContent = drawn.said ?? '';
     place.setAttribute('aria-label', `Figure: ${drawn.caption}; its numbers are in the table of all rows`);
-    Plotly.react(place, drawn.traces, drawn.layout, CONFIG);
+    Plotly.react(place, drawn.traces, {...drawn.layout, width}, CONFIG);
   });
 }
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from wqk.tables import KEY, ScoreTable, join
+from wqk.errors import TableError
+from wqk.tables import KEY, ScoreTable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,11 +24,14 @@ class Group:
     label
         Short name, which no other group of the report has.
     rows
-        Its part of the table.
+        Its part of the tables.
+    metadata
+        How its scores were made.
     """
 
     label: str
     rows: pl.DataFrame
+    metadata: Mapping[str, Any]
 
     @property
     def latest(self) -> pl.DataFrame:
@@ -44,24 +48,28 @@ class Group:
         return (layers if layers.height else self.latest).row(0, named=True)
 
 
-def whole(tables: Sequence[ScoreTable]) -> ScoreTable:
-    """Several tables in one; of rows with the same key, the first one's."""
-    table = join(tables)
-    return ScoreTable(
-        table.frame.unique(KEY, keep="first", maintain_order=True), dict(table.metadata)
-    )
+def groups(tables: Sequence[ScoreTable]) -> list[Group]:
+    """The groups of all tables, in their order, with names as short as tells them apart.
 
-
-def groups(table: ScoreTable) -> list[Group]:
-    """The groups of a table, in its order, with names as short as tells them apart.
+    Of rows with the same key, the first table's are taken.
 
     Examples
     --------
     >>> rows = [{"checkpoint": f"runs/bert/checkpoint-{step}", "step": step} for step in (1, 2)]
-    >>> [(group.label, len(group.rows)) for group in groups(ScoreTable.from_rows(rows))]
-    [('bert', 2)]
+    >>> [(group.label, len(group.rows)) for group in groups([ScoreTable.from_rows(rows)])]
+    [('runs/bert', 2)]
     """
-    frame = table.frame.with_columns(model_name().alias("model"))
+    frame = (
+        pl.concat(
+            table.frame.with_columns(model_name().alias("model"), pl.lit(number).alias("table"))
+            for number, table in enumerate(tables)
+        )
+        if tables
+        else pl.DataFrame(schema={})
+    )
+    if not frame.height:
+        raise TableError("a report needs at least one row of scores, got none")
+    frame = frame.unique(KEY, keep="first", maintain_order=True)
     parts = frame.partition_by("model", "stack", "kind", "circuit", maintain_order=True)
     firsts = [part.row(0, named=True) for part in parts]
     short = short_names(list(dict.fromkeys(first["model"] for first in firsts)))
@@ -76,7 +84,8 @@ def groups(table: ScoreTable) -> list[Group]:
         ]
         labels.append(", ".join([name, *words]))
     return [
-        Group(label, part.drop("model")) for label, part in zip(labels, parts, strict=True)
+        Group(label, part.drop("model", "table"), tables[part["table"][0]].metadata)
+        for label, part in zip(labels, parts, strict=True)
     ]
 
 

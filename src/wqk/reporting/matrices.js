@@ -80,7 +80,7 @@ function margin(block, side) {
   ];
 }
 
-function couplingFigure({group, block}) {
+function couplingFigure({group, block}, width) {
   const heads = block.coupling.length;
   return {
     caption: `${group.label}, layer ${block.layer}`,
@@ -91,7 +91,7 @@ function couplingFigure({group, block}) {
       colorscale: diverging(),
       zmin: -1,
       zmax: 1,
-      ...(heads <= 12 ? {texttemplate: '%{z:.2f}', textfont: {size: 9}} : {}),
+      ...(heads * 34 < width ? {texttemplate: '%{z:.2f}', textfont: {size: 9}} : {}),
       hovertemplate: 'heads %{y} and %{x}: %{z:.3f}<extra></extra>',
       colorbar: colourBar(''),
     }],
@@ -109,7 +109,7 @@ function strongest(coupling) {
   if (!pairs.length) return 'A single head.';
   const best = pairs.reduce((one, other) => (other.value > one.value ? other : one));
   const positive = pairs.filter(({value}) => value > 0).length / pairs.length;
-  return `Strongest pair: heads ${best.a} and ${best.b}, ${best.value.toFixed(2)}; `
+  return `Strongest pair: heads ${best.a} and ${best.b}, ${decimals(best.value, 2)}; `
     + `${Math.round(100 * positive)} % of pairs are positive.`;
 }
 
@@ -117,7 +117,7 @@ function outlyingFigure({group, blocks}) {
   return {
     caption: group.label,
     said: mostOften(blocks),
-    traces: [outlyingMarks(blocks, 'row', 0, 'line-ns-open'), outlyingMarks(blocks, 'column', 1, 'circle')],
+    traces: [outlyingMarks(blocks, 'column', 1, 'circle'), outlyingMarks(blocks, 'row', 0, 'line-ns')],
     layout: layout(
       axis('dimension', {zeroline: false}),
       downwards('layer', largest(blocks, 'layer')),
@@ -142,7 +142,7 @@ function outlyingMarks(blocks, side, series, symbol) {
     marker: {
       symbol,
       color: seriesColour(series),
-      size: marks.map(({ratio}) => Math.min(16, 2 + 2 * ratio)),
+      size: marks.map(({ratio}) => Math.min(18, 3 + 2 * ratio)),
       line: {width: 1.5, color: seriesColour(series)},
     },
     hovertemplate: `dimension %{x}, layer %{y}: ${side} norm %{customdata:.1f} times the mean<extra></extra>`,

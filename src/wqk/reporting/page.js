@@ -70,10 +70,15 @@ function startTheme() {
   let before = '';
   addEventListener('beforeprint', () => {
     before = document.documentElement.style.colorScheme;
+    document.body.classList.add('printing');
     setTheme('light');
     drawEverything();
   });
-  addEventListener('afterprint', () => setTheme(before));
+  addEventListener('afterprint', () => {
+    document.body.classList.remove('printing');
+    setTheme(before);
+  });
+  addEventListener('resize', () => choose({}));
   setTheme('');
 }
 

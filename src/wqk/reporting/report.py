@@ -1,4 +1,4 @@
-"""One HTML file out of score tables: everything in it, nothing fetched, nothing left half-written."""
+"""One HTML file out of score tables, with everything in it and nothing fetched."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import base64
 import hashlib
 from html import escape
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING
@@ -14,8 +15,9 @@ from wqk._version import __version__
 from wqk.details import Details
 from wqk.errors import MissingPackage, TableError
 from wqk.files import write_whole
-from wqk.reporting.groups import groups, whole
+from wqk.reporting.groups import groups
 from wqk.reporting.payload import payload
+from wqk.reporting.placing import placement_list, placements, points
 from wqk.reporting.summary import notes, provenance, summary_table
 from wqk.tables import ScoreTable
 
@@ -64,54 +66,47 @@ def write_report(
     '<!doctype html>'
     """
     path = Path(path)
-    check_report_ending(path)
+    check_report(path)
     tables = [tables] if isinstance(tables, ScoreTable) else list(tables)
     details = [details] if isinstance(details, Details) else list(details)
     write_whole(path, page(tables, details, title).encode())
 
 
-def check_report_ending(path: Path) -> None:
-    """Raise `TableError` where no report can be written under this name."""
+def check_report(path: Path) -> None:
+    """Raise where no report can be written under this name, or nothing is there to draw with."""
     if path.suffix not in ENDINGS:
         raise TableError(f"{path}: a report is written as .html; got the ending {path.suffix!r}")
+    if find_spec("plotly") is None:
+        raise MissingPackage("a report needs plotly: pip install 'wqk[report]'")
 
 
 def page(tables: Sequence[ScoreTable], details: Sequence[Details], title: str | None) -> str:
     """The whole document."""
-    table = whole(tables) if tables else ScoreTable.from_rows([])
-    if not len(table):
-        raise TableError("a report needs at least one row of scores, got none")
-    shown = groups(table)
-    scripts = [_script(plotly()), _script("\n".join(map(_asset, SCRIPTS)))]
+    shown = groups(tables)
+    placed = placements(shown)
+    rows = sum(group.rows.height for group in shown)
+    scripts = [_script(_plotly()), _script("\n".join(map(_asset, SCRIPTS)))]
     heading = title or " · ".join(dict.fromkeys(group.label for group in shown[:4]))
     return Template(_asset("page.html")).substitute(
         policy=_policy(scripts),
         title=escape(heading),
         style=_asset("page.css"),
-        made=f"{len(table):,} rows · wqk {__version__}",
-        placement="",
+        made=f"{rows:,} rows · wqk {__version__}",
+        placement=placement_list(shown, placed),
         notes=notes(shown, tables),
         summary=summary_table(shown),
         provenance=provenance(tables),
         citation=escape(_asset("citation.bib")),
-        payload=payload(shown, details, None),
+        payload=payload(shown, details, points(placed)),
         plotly=scripts[0],
         script=scripts[1],
     )
 
 
-def plotly() -> str:
-    """The script that draws.
+def _plotly() -> str:
+    """The script that draws."""
+    from plotly.offline import get_plotlyjs
 
-    Raises
-    ------
-    MissingPackage
-        It is not installed.
-    """
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        raise MissingPackage("a report needs plotly: pip install 'wqk[report]'") from None
     return str(get_plotlyjs())
 
 

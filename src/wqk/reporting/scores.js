@@ -80,3 +80,9 @@ function quantile(values, q) {
   const above = Math.min(below + 1, sorted.length - 1);
   return sorted[below] + (place - below) * (sorted[above] - sorted[below]);
 }
+
+/** A number of that many decimals, without a negative zero, with a minus that is one. */
+function decimals(value, count) {
+  const text = value.toFixed(count);
+  return Number(text) === 0 ? text.replace('-', '') : text.replace('-', '\u2212');
+}

@@ -2,7 +2,7 @@
 /* What each section of the page draws, from what is chosen. */
 
 const SIDE_BY_SIDE = 4;
-const CATEGORIES = {encoder: 'series-0', decoder: 'series-1'};
+const PUBLISHED = {encoder: 'circle', decoder: 'square-open'};
 
 /** The groups that sections with a figure for each one show. */
 function shownGroups(chosen) {
@@ -221,8 +221,8 @@ function drawPublished() {
   const {models, own} = DATA.published;
   panels(drawing('published'), [0], () => ({
     caption: 'Median over layers of published models, and of those scanned',
-    traces: [...Object.keys(CATEGORIES).map((stack) => publishedDots(models, stack)), ...own.map(ownDot)],
-    layout: layout(axis('symmetry', {range: [-0.2, 1]}), axis('directionality (excess)', {range: [-1, 0.4]}), {
+    traces: [...Object.keys(PUBLISHED).map((stack) => publishedDots(models, stack)), ...own.map(ownDot)],
+    layout: layout(axis('symmetry'), axis('directionality (excess)'), {
       height: 420,
       showlegend: true,
       legend: {orientation: 'h', y: -0.2},
@@ -238,7 +238,7 @@ function publishedDots(models, stack) {
     text: shown.map((model) => plain(model.name)),
     name: `published ${stack}s`,
     mode: 'markers',
-    marker: {size: 7, color: colour(CATEGORIES[stack], 0.45)},
+    marker: {size: 7, symbol: PUBLISHED[stack], color: colour('muted', 0.8)},
     hovertemplate: '%{text}<br>symmetry %{x:.2f}, directionality %{y:.2f}<extra></extra>',
   };
 }

@@ -75,13 +75,17 @@ def count(number: int | None) -> str:
 
 def _several(layers: pl.DataFrame, first: str, second: str) -> str:
     """Values of two columns over the layers: one number, a range, or two."""
-    spans = []
-    for column in (first, second):
-        low, high = layers[column].min(), layers[column].max()
-        spans.append("–" if low is None else f"{low}" if low == high else f"{low} to {high}")
-    if spans[0] == spans[1]:
-        return spans[0]
-    return f"{spans[0]} over {spans[1]}" if first == "heads" else f"{spans[0]} × {spans[1]}"
+    one, other = (_span(layers[column].drop_nulls().to_list()) for column in (first, second))
+    if one == other:
+        return one
+    return f"{one} over {other}" if first == "heads" else f"{one} × {other}"
+
+
+def _span(values: Sequence[int]) -> str:
+    low, high = min(values, default=None), max(values, default=None)
+    if low is None:
+        return "–"
+    return str(low) if low == high else f"{low} to {high}"
 
 
 def _median(summary: pl.DataFrame, score: str) -> str:
@@ -89,7 +93,18 @@ def _median(summary: pl.DataFrame, score: str) -> str:
     if not summary.height or summary[f"{score}_median"][0] is None:
         return "–"
     middle, low, high = (summary[f"{score}_{name}"][0] for name in ("median", "q25", "q75"))
-    return f"{middle:.2f} <small>{low:.2f} to {high:.2f}</small>"
+    return f"{hundredths(middle)} <small>{hundredths(low)} to {hundredths(high)}</small>"
+
+
+def hundredths(value: float) -> str:
+    """Two decimals, without a negative zero, with a minus that is one.
+
+    Examples
+    --------
+    >>> hundredths(-0.001), hundredths(-0.25)
+    ('0.00', '−0.25')
+    """
+    return f"{round(value, 2) + 0.0:.2f}".replace("-", "−")
 
 
 def notes(groups: Sequence[Group], tables: Sequence[ScoreTable]) -> str:

@@ -72,7 +72,7 @@ function turnPage(by) {
 
 function cellText(value, column) {
   if (value === null) return column === 'head' ? 'all' : '–';
-  return Number.isInteger(value) || typeof value === 'string' ? String(value) : value.toFixed(3);
+  return Number.isInteger(value) || typeof value === 'string' ? String(value) : decimals(value, 3);
 }
 
 function showRows() {
@@ -84,7 +84,7 @@ function showRows() {
     for (const column of columns) {
       const cell = line.insertCell();
       cell.textContent = cellText(row[column], column);
-      if (WORDS.includes(column)) cell.className = 'text';
+      cell.classList.toggle('text', WORDS.includes(column));
     }
   }
   document.querySelector('#table tbody').replaceWith(body);
@@ -123,6 +123,7 @@ function startTable() {
     const cell = document.createElement('th');
     cell.scope = 'col';
     cell.dataset.column = column;
+    cell.classList.toggle('text', WORDS.includes(column));
     const button = document.createElement('button');
     button.type = 'button';
     button.textContent = HEADINGS[column] ?? column;

@@ -104,7 +104,7 @@ def simulate_scores(
         key = np.eye(width) if rank is None else draw(random, (count, width, rank))
         form = BilinearForm(query, key)
         scores.append((symmetry(form), directionality(form), directionality(form, weight="excess")))
-    every = np.concatenate(scores, axis=1)
+    every: np.ndarray = np.concatenate(scores, axis=1)
     s, d, excess = every[:, ~np.isnan(every[0])]
     error = 1 / np.sqrt(len(s))
     return Limits(

@@ -1,7 +1,7 @@
 """How many tokens each token predicts, and how many predict it (paper, Proposition S1.10).
 
-A token at position k of N (from 1) is context to the N − k tokens after it and is predicted from the
-k − 1 before it, where a model reads from left to right. Where masked tokens are filled in, each
+A token at position k of N (from 1) is context to the N − k tokens after it and is predicted from
+the k − 1 before it, where a model reads from left to right. Where masked tokens are filled in, each
 unmasked token is context to every masked one. Summed over all tokens both counts are equal: what
 some tokens have more of the one, others have less.
 
@@ -102,7 +102,7 @@ class PairCounts:
 
     @property
     def ratio(self) -> np.ndarray:
-        """μ_c / μ_p over the whole text, (V,): infinite for what is never predicted, NaN if unseen."""
+        """μ_c / μ_p over the whole text, (V,): infinite if never predicted, NaN if unseen."""
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.asarray(self.context.sum(axis=0) / self.prediction.sum(axis=0))
 
@@ -239,13 +239,13 @@ def shares_above_one(counts: PairCounts, at_least: int = 30, seed: int = 0) -> S
 
 
 def position_information(
-    tokens: np.ndarray, pieces: Pieces, vocabulary_size: int, bins: int = 8
+    tokens: np.ndarray, pieces: Pieces, vocabulary_size: int, bins: int = 8, seed: int = 0
 ) -> float:
     """How much a token's place in its piece tells of which token it is, in bits.
 
     The mutual information of the vocabulary entry and the place, in ``bins`` equal parts of the
-    piece, less what so many draws without any relation would give on average. Where it is 0, all
-    ratios of Proposition S1.10 are 1 (Equations S82-S84).
+    piece, less that of the same tokens and places matched at random. Where it is 0, all ratios of
+    Proposition S1.10 are 1 (Equations S82-S84).
 
     Examples
     --------
@@ -253,18 +253,23 @@ def position_information(
     >>> position_information(tokens, cut(np.array([0, 2000]), "stream", 4), 2, bins=2) > 0.99
     True
     """
-    table = np.zeros(bins * vocabulary_size)
+    random = np.random.default_rng(seed)
+    tables = np.zeros((2, bins * vocabulary_size))
     for _, some in _runs(pieces, 1):
         ids, lengths = _read(tokens, some)
         place = _within(lengths) * bins // np.repeat(lengths, lengths)
-        table += np.bincount(place * vocabulary_size + ids, minlength=len(table))
-    joint = table.reshape(bins, vocabulary_size)
+        for table, places in zip(tables, (place, random.permutation(place)), strict=True):
+            table += np.bincount(places * vocabulary_size + ids, minlength=len(table))
+    found, by_chance = tables.reshape(2, bins, vocabulary_size)
+    return _information(found) - _information(by_chance)
+
+
+def _information(joint: np.ndarray) -> float:
+    """Mutual information of the two axes of a table of counts, in bits."""
     total = joint.sum()
     expected = joint.sum(axis=1, keepdims=True) * joint.sum(axis=0) / total
     seen = joint > 0
-    information = (joint[seen] * np.log2(joint[seen] / expected[seen])).sum() / total
-    freedom = (bins - 1) * (np.count_nonzero(joint.sum(axis=0)) - 1)
-    return float(information - freedom / (2 * total * np.log(2)))
+    return float((joint[seen] * np.log2(joint[seen] / expected[seen])).sum() / total)
 
 
 def _causal_weights(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -283,7 +288,7 @@ def _masked_weights(
         hidden = np.add.reduceat(masked.astype(np.int64), lengths.cumsum() - lengths)
         to_predict = np.where(masked, 0, np.repeat(hidden, lengths))
         seen = np.where(masked, np.repeat(lengths - hidden, lengths), 0)
-        return to_predict, seen
+        return np.asarray(to_predict), np.asarray(seen)
 
     return weights
 
@@ -316,4 +321,5 @@ def _read(tokens: np.ndarray, pieces: Pieces) -> tuple[np.ndarray, np.ndarray]:
 def _within(lengths: np.ndarray) -> np.ndarray:
     """0, 1, … of each length in turn."""
     ends = lengths.cumsum()
-    return np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - lengths, lengths)
+    places: np.ndarray = np.arange(int(ends[-1]) if len(ends) else 0)
+    return np.asarray(places - np.repeat(ends - lengths, lengths))

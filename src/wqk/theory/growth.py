@@ -1,9 +1,9 @@
 """What one token adds to rows and columns, as context and as prediction (Propositions S1.7-S1.9).
 
-The update Σ_ij β_ij x_i x_jᵀ is a sum over context tokens j of u_j x_jᵀ, with u_j = Σ_i β_ij x_i, and
-likewise a sum over predicted tokens i of x_i v_iᵀ, with v_i = Σ_j β_ij x_j. Each term is of rank one:
-the squared norms of its columns and of its rows add up to the same number. What differs is how they
-spread over the D columns and the D rows.
+The update Σ_ij β_ij x_i x_jᵀ is a sum over context tokens j of u_j x_jᵀ, with u_j = Σ_i β_ij x_i,
+and likewise a sum over predicted tokens i of x_i v_iᵀ, with v_i = Σ_j β_ij x_j. Each term has rank
+one: the squared norms of its columns and of its rows add up to the same number. What differs is how
+they spread over the D columns and the D rows.
 
 Axes: ``...`` batches, N tokens (i predicted, j context), D width, T trials.
 """
@@ -73,7 +73,7 @@ class Growth(NamedTuple):
         return bool(inside.mean() >= 0.95 - 3 * np.sqrt(0.05 * 0.95 / len(inside)))
 
 
-def expected_growth(variances: Float[Array, "d"]) -> Float[Array, "d"]:
+def expected_growth(variances: Float[Array, " d"]) -> Float[Array, " d"]:
     """E‖column‖² / E‖row m‖² = Tr(Σ) / (d Σ_mm) for each row m, (D,) (Equation S62).
 
     Parameters
@@ -114,8 +114,9 @@ def simulate_growth(
     random = np.random.default_rng(seed)
     width = len(covariance)
     root = np.linalg.cholesky(covariance)
-    beta = random.standard_normal((trials, 1, tokens))
-    summed = (beta @ (random.standard_normal((trials, tokens, width)) @ root.T))[:, 0]
+    # Of normal x_i, the sum Σ_i β_i x_i is normal with the covariance Σ_i β_i² Σ.
+    sizes = np.linalg.norm(random.standard_normal((trials, tokens)), axis=1, keepdims=True)
+    summed = sizes * (random.standard_normal((trials, width)) @ root.T)
     context = random.standard_normal((trials, width))
     columns = (context**2).mean(axis=1) * (summed**2).sum(axis=1)
     rows = summed**2 * (context**2).sum(axis=1, keepdims=True)
@@ -152,7 +153,7 @@ class Spread(NamedTuple):
     growth_high: float
 
 
-def spread_of(vectors: Float[Array, "n d"], weights: Float[Array, "n"] | None = None) -> Spread:
+def spread_of(vectors: Float[Array, "n d"], weights: Float[Array, " n"] | None = None) -> Spread:
     """Mean and covariance of vectors (N, D), each weighted, say by how often a token occurs.
 
     Examples

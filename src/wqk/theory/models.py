@@ -12,7 +12,7 @@ from wqk.runs import SETTINGS, open_run
 from wqk.verification.running import quiet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from wqk.theory.subject import Objective
 
@@ -179,7 +179,7 @@ def _objective(config: Any) -> Objective:
     return "causal"
 
 
-def _maker(transformers: Any, config: Any, objective: Objective) -> Callable[..., Any] | Any:
+def _maker(transformers: Any, config: Any, objective: Objective) -> Any:
     """The class that builds the model, once the configuration says which way it looks."""
     from transformers.models.auto import modeling_auto as auto
 

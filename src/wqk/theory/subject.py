@@ -82,7 +82,8 @@ class Subject:
                 continue
             random = np.random.default_rng((self.seed, index))
             masked = choose(random, tokens.shape, self.mask_share)
-            yield np.where(masked, self.mask_token, tokens), np.where(masked, tokens, -100)
+            hidden: np.ndarray = np.where(masked, self.mask_token or 0, tokens)
+            yield hidden, np.where(masked, tokens, -100)
 
     def batches(self) -> Iterator[dict[str, Any]]:
         """Keyword arguments for the model: ``input_ids`` and ``labels`` as PyTorch tensors."""
@@ -110,4 +111,5 @@ def choose(random: np.random.Generator, shape: tuple[int, int], share: float) ->
     """
     count = min(max(1, round(share * shape[1])), shape[1] - 1)
     ranks = random.random(shape).argsort(axis=1).argsort(axis=1)
-    return np.asarray(ranks < count)
+    chosen: np.ndarray = ranks < count
+    return chosen

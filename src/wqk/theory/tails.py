@@ -101,7 +101,7 @@ def exceedance(law: Mapping[float, float], z: float) -> float:
 
 
 def simulate_update(
-    variances: Float[Array, "d"],
+    variances: Float[Array, " d"],
     *,
     context_share: float = 1.0,
     contexts: int = 256,
@@ -132,11 +132,11 @@ def simulate_update(
     (True, True)
     """
     random = np.random.default_rng(seed)
-    width = len(variances)
-    beta = random.standard_normal((contexts, 1, tokens))
-    opposite = random.standard_normal((contexts, tokens, width)) * np.sqrt(variances)
-    summed = (beta @ opposite)[:, 0]
-    own = random.standard_normal((contexts, width))
+    shape = (contexts, len(variances))
+    # Of normal x_i, the sum Σ_i β_i x_i is normal with the covariance Σ_i β_i² Σ.
+    sizes = np.linalg.norm(random.standard_normal((contexts, tokens)), axis=1, keepdims=True)
+    summed = sizes * random.standard_normal(shape) * np.sqrt(variances)
+    own = random.standard_normal(shape)
     as_context = np.arange(contexts)[:, None] < context_share * contexts
     query = np.where(as_context, summed, own)
     key = np.where(as_context, own, summed)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from wqk.verification.running import quiet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 # Tokens read of plain files; enough to count with, and seconds to make.
 LIMIT = 2_000_000
@@ -70,8 +70,8 @@ class Text:
         wanted, there = batches * batch, len(self.tokens) // length
         if wanted > there:
             raise CorpusError(
-                f"{self.name}: {batches} batches of {batch} blocks of {length} tokens are more than "
-                f"its {len(self.tokens)} tokens; take fewer or shorter ones"
+                f"{self.name}: {batches} batches of {batch} blocks of {length} tokens are more "
+                f"than its {len(self.tokens)} tokens; take fewer or shorter ones"
             )
         random = np.random.default_rng(seed)
         offset = random.integers(len(self.tokens) - there * length + 1)

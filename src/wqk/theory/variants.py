@@ -1,8 +1,9 @@
 """What makes an update directional: the text's order, the mean of the inputs, or their coordinates.
 
-A layer's update Σ_ij β_ij x_i x_jᵀ is made anew with one thing changed, and its rows and columns are
-compared again. Row sums of β are 0, because a softmax does not see what all its scores share; so the
-mean of the inputs falls out of the context side of every update, and stays on the predicted side.
+A layer's update Σ_ij β_ij x_i x_jᵀ is made anew with one thing changed, and its rows and columns
+are compared again. Row sums of β are 0, because a softmax does not see what all its scores have in
+common; so the mean of the inputs falls out of the context side of every update, and stays on the
+predicted one.
 
 Axes: B batch, N tokens (i predicted, j context), D width.
 """

@@ -78,6 +78,7 @@ def train(
         import accelerate  # noqa: F401
         import torch  # noqa: F401
 
+        from wqk.monitor import ScoreCallback
         from wqk.training.trainer import Cadence, RunTrainer
     except ImportError as error:
         raise MissingPackage(f"training needs {error.name}: pip install 'wqk[train]'") from None
@@ -112,11 +113,12 @@ def train(
         (line.get("seconds", 0.0) for line in read_lines(folder / METRICS) if line["step"] <= step),
         default=0.0,
     )
-    trainer = RunTrainer(model, recipe, store, arguments, _penalty(model, recipe), seconds)
-    trainer.add_callback(Cadence(trainer))
-    if on_progress and main:
-        trainer.add_callback(_reporter(recipe, on_progress))
-    with _no_bars():
+    with _quiet_transformers():
+        trainer = RunTrainer(model, recipe, store, arguments, _penalty(model, recipe), seconds)
+        trainer.add_callback(Cadence(trainer))
+        trainer.add_callback(ScoreCallback(folder, every=recipe.score_every))
+        if on_progress and main:
+            trainer.add_callback(_reporter(recipe, on_progress))
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     return open_run(folder)
 
@@ -250,15 +252,17 @@ def _arguments(recipe: Recipe, folder: Path, report_to: tuple[str, ...]) -> Trai
 
 
 @contextmanager
-def _no_bars() -> Iterator[None]:
-    """transformers draws no bar of its own for every checkpoint."""
+def _quiet_transformers() -> Iterator[None]:
+    """No bar of its own for every checkpoint, and no warning about weights that are tied."""
     from transformers.utils import logging
 
-    shown = logging.is_progress_bar_enabled()
+    shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
     try:
         yield
     finally:
+        logging.set_verbosity(verbosity)
         if shown:
             logging.enable_progress_bar()
 

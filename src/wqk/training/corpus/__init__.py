@@ -1,6 +1,9 @@
-"""Text as tokens: readers, vocabularies, and the store that training reads from."""
+"""Text as tokens: how a corpus is built, and the store that training reads from."""
 
+from wqk.training.corpus.building import build_corpus
+from wqk.training.corpus.options import CorpusOptions
+from wqk.training.corpus.progress import CorpusProgress
 from wqk.training.corpus.store import TokenStore
 from wqk.training.corpus.writing import Chunk, write_store
 
-__all__ = ["Chunk", "TokenStore", "write_store"]
+__all__ = ["Chunk", "CorpusOptions", "CorpusProgress", "TokenStore", "build_corpus", "write_store"]

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-import hashlib
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
 from wqk._version import __version__
 from wqk.errors import CorpusError
-from wqk.training.corpus import vocabularies
+from wqk.scanning import usable_cores
 from wqk.training.corpus.encoding import Encoder
+from wqk.training.corpus.gathering import gather
+from wqk.training.corpus.header import SPLITS
 from wqk.training.corpus.options import ALPHABET, VOCABULARY_SIZE, CorpusOptions
+from wqk.training.corpus.progress import CorpusProgress
 from wqk.training.corpus.sources import find_source
+from wqk.training.corpus.vocabularies import (
+    learn_characters,
+    learn_words,
+    library_threads,
+    read_tokenizer,
+    read_words,
+)
 from wqk.training.corpus.work import open_work
 from wqk.training.corpus.writing import write_store
 
@@ -25,36 +32,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from os import PathLike
 
-    from wqk.training.corpus.sources import Source
     from wqk.training.corpus.store import TokenStore
     from wqk.training.corpus.work import Work
 
-# Characters of a shard: what a thread takes at a time, and what an interruption may cost.
-SHARD = 4_000_000
-
-
-@dataclass(frozen=True)
-class CorpusProgress:
-    """How far a build has come.
-
-    Attributes
-    ----------
-    stage
-        ``reading``, ``learning``, ``tokenising`` or ``writing``.
-    documents, characters, tokens
-        Done by this run in this stage.
-    share
-        Of the stage, from 0 to 1, where it is known; what earlier runs did is counted.
-    """
-
-    stage: str
-    documents: int = 0
-    characters: int = 0
-    tokens: int = 0
-    share: float | None = None
-
-
-Tell = "Callable[[CorpusProgress], None]"
+    Tell = Callable[[CorpusProgress], None]
 
 
 def build_corpus(
@@ -97,10 +78,10 @@ def build_corpus(
     >>> with tempfile.TemporaryDirectory() as place:
     ...     path = Path(place, "fish.txt")
     ...     _ = path.write_text("one fish\ntwo fish\nred fish\nblue fish\n")
-    ...     options = CorpusOptions(vocabulary=100, document="line", held_out=1)
+    ...     options = CorpusOptions(vocabulary=300, document="line", held_out=1)
     ...     store = build_corpus([path], Path(place, "store"), options)
-    ...     len(store.documents("train")) - 1, store.decode(store.tokens("held_out"))
-    (3, 'red fish [SEP]')
+    ...     store.decode(store.tokens("train"))
+    'one fish [SEP] red fish [SEP] blue fish [SEP]'
     """
     options = options or CorpusOptions()
     place = Path(folder)
@@ -116,67 +97,88 @@ def build_corpus(
     }
     tell = on_progress or (lambda _: None)
     with open_work(place, plan) as work:
-        described = work.read() or _read(work, sources, options, tell)
+        described = work.described()
+        if described is None:
+            described = gather(work, sources, options, tell)
+            work.note_described(described)
         held_out = _held_out(work, options)
         content = work.tokenizer() or _make_tokenizer(work, options, held_out, jobs != 1, tell)
         encoder = Encoder(content, options.unit)
-        _tokenise(work, encoder, held_out, jobs or _cores(), tell)
+        _tokenise(work, encoder, held_out, jobs or usable_cores(), tell)
         tell(CorpusProgress("writing"))
         return write_store(
             place,
-            work.chunks(),
+            {split: work.chunks(split) for split in SPLITS},
             unit=options.unit,
             vocabulary_size=encoder.vocabulary_size,
             special=encoder.special,
             tokenizer=content.encode(),
-            about={**described, "options": options.about(), "wqk": __version__},
+            about={"sources": described, "options": options.about(), "wqk": __version__},
             beside=work.folder,
         )
 
 
-def _read(
-    work: Work,
-    sources: Sequence[Source],
-    options: CorpusOptions,
-    tell: Callable[[CorpusProgress], None],
-) -> dict[str, Any]:
-    """Copy the documents into shards, which end where their text tells them to."""
-    progress = CorpusProgress("reading")
+def _held_out(work: Work, options: CorpusOptions) -> int:
+    """Documents with a hash below this are held out."""
+    hashes = np.concatenate([work.load_texts(shard, "hash")["hash"] for shard in work.texts()])
+    count = options.count_held_out(len(hashes))
+    distinct = np.unique(hashes)
+    if count >= len(distinct):
+        raise CorpusError(
+            f"{len(distinct)} different documents, of which {count} are to be held out; expected "
+            "more: cut plain text with --document paragraph, or change --held-out"
+        )
+    return int(distinct[count])
+
+
+def _make_tokenizer(
+    work: Work, options: CorpusOptions, held_out: int, threads: bool, tell: Tell
+) -> str:
+    """The tokenizer that was asked for; what is learnt is learnt from training text alone."""
+    tell(CorpusProgress("learning"))
+
+    def texts() -> Iterator[list[str]]:
+        for shard in work.texts():
+            frame = work.load_texts(shard, "hash", "text")
+            yield frame.filter(pl.col("hash") >= held_out)["text"].to_list()
+
+    lower, vocabulary = options.lowered, options.vocabulary
+    if options.tokenizer is not None:
+        content = read_tokenizer(options.tokenizer)
+    elif options.text == "characters":
+        content = learn_characters(texts(), options.characters or ALPHABET, lower)
+    elif isinstance(vocabulary, str):
+        content = read_words(Path(vocabulary), lower)
+    else:
+        content = learn_words(texts, vocabulary or VOCABULARY_SIZE, lower, threads=threads)
+    work.note_tokenizer(content)
+    return content
+
+
+def _tokenise(work: Work, encoder: Encoder, held_out: int, jobs: int, tell: Tell) -> None:
+    """Tokens for all shards that have none yet."""
+    progress = CorpusProgress("tokenising")
     tell(progress)
     shards = work.texts()
-    done = [work.load_texts(shard, "source", "row", "length") for shard in shards]
-    documents, characters = (
-        sum(frame.height for frame in done),
-        sum(frame["length"].sum() for frame in done),
-    )
-    most_documents = options.max_documents or float("inf")
-    most_characters = options.max_characters or float("inf")
-    first, skip = (done[-1]["source"][-1], done[-1]["row"][-1] + 1) if done else (0, 0)
-    rows: list[tuple[int, int, int, int, str]] = []
-    size = 0
-    for number, source in enumerate(sources):
-        if number < first:
-            continue
-        start = skip if number == first else 0
-        texts = source.documents(options.field, options.document, start)
-        for row, text in enumerate(texts, start):
-            if documents >= most_documents or characters >= most_characters:
-                break
-            if not text.strip():
-                continue
-            rows.append((number, row, _hash(text), len(text), text))
-            documents, characters, size = documents + 1, characters + len(text), size + len(text)
-            if size >= SHARD:
-                done.append(_save(work, rows))
-                progress = replace(
-                    progress,
-                    documents=progress.documents + len(rows),
-                    characters=progress.characters + size,
-                )
-                tell(progress)
-                rows, size = [], 0
-    if rows:
-        done.append(_save(work, rows))
-    if not done:
-        raise CorpusError("no text: every document is empty")
-    totals = pl.concat(done).group_by("source").agg(pl.len(), pl.col("length").sum())
+    missing = [shard for shard in shards if not work.tokens(shard).exists()]
+
+    def tokenise(shard: Path) -> tuple[int, int, int]:
+        frame = work.load_texts(shard, "hash", "text")
+        parts = {
+            "train": frame.filter(pl.col("hash") >= held_out),
+            "held_out": frame.filter(pl.col("hash") < held_out),
+        }
+        chunks = {split: encoder(part["text"].to_list()) for split, part in parts.items()}
+        work.save_tokens(shard, chunks)
+        return (
+            frame.height,
+            sum(chunk.characters for chunk in chunks.values()),
+            sum(len(chunk.tokens) for chunk in chunks.values()),
+        )
+
+    # Python's threads are enough: the library lets go of the interpreter while it works.
+    with library_threads(False), ThreadPoolExecutor(jobs) as pool:
+        before = len(shards) - len(missing)
+        for number, counts in enumerate(pool.map(tokenise, missing), before + 1):
+            progress = progress.plus(*counts, share=number / len(shards))
+            tell(progress)

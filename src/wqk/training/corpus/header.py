@@ -170,8 +170,13 @@ def _header(fields: Mapping[str, Any]) -> Header:
 
 
 def _split(fields: Mapping[str, Any]) -> Split:
-    counts = (_count(fields, name) for name in ("tokens", "documents", "characters"))
-    return Split(*counts, _digest(fields, "tokens_sha256"), _digest(fields, "documents_sha256"))
+    return Split(
+        _count(fields, "tokens"),
+        _count(fields, "documents"),
+        _count(fields, "characters"),
+        _digest(fields, "tokens_sha256"),
+        _digest(fields, "documents_sha256"),
+    )
 
 
 def _count(fields: Mapping[str, Any], name: str) -> int:

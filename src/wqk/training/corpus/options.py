@@ -85,10 +85,10 @@ class CorpusOptions:
             value = getattr(self, name)
             if value is not None:
                 _within(name, value, 1, 1_114_112 if name == "characters" else 1 << 62)
-        share = self.held_out
-        if share is not None and not (0 <= share < 1 or (share >= 1 and share == int(share))):
+        some = self.held_out
+        if some is not None and not (0 <= some < 1 or (some >= 1 and float(some).is_integer())):
             raise CorpusError(
-                f"held-out: expected a share below 1 or a number of documents, got {share}"
+                f"held-out: expected a share below 1 or a number of documents, got {some}"
             )
 
     @property
@@ -105,19 +105,19 @@ class CorpusOptions:
     def vocabulary_file(self) -> Path | None:
         """The file with the vocabulary or the tokenizer, if one was given that lies here."""
         given = self.tokenizer if self.tokenizer is not None else self.vocabulary
-        if isinstance(given, str) and (self.tokenizer is None or Path(given).exists()):
-            return Path(given)
-        return None
+        if not isinstance(given, str) or (given == self.tokenizer and not Path(given).exists()):
+            return None
+        return Path(given, "tokenizer.json") if Path(given).is_dir() else Path(given)
 
     def count_held_out(self, documents: int) -> int:
         """How many of so many documents are to be held out.
 
         Examples
         --------
-        >>> CorpusOptions().count_held_out(10_000), CorpusOptions().count_held_out(200)
-        (100, 16)
-        >>> CorpusOptions(held_out=0.2).count_held_out(10), CorpusOptions(held_out=3).count_held_out(10)
-        (2, 3)
+        >>> [CorpusOptions().count_held_out(documents) for documents in (10_000, 200)]
+        [100, 16]
+        >>> [CorpusOptions(held_out=some).count_held_out(10) for some in (0.2, 3)]
+        [2, 3]
         """
         if self.held_out is None:
             few = min(FEWEST_HELD_OUT, documents // 8)

@@ -100,7 +100,7 @@ def _open(path: Path) -> BinaryIO:
 
 def _open_zstandard(path: Path) -> BinaryIO:
     try:
-        import pyarrow
+        import pyarrow  # type: ignore[import-untyped]
     except ImportError:
         raise MissingPackage(f"{path}: .zst needs pyarrow: pip install 'wqk[train]'") from None
     stream: BinaryIO = pyarrow.input_stream(str(path), compression="zstd")
@@ -112,18 +112,18 @@ def _sound(text: str) -> str:
 
 
 def _plain(file: BinaryIO, path: Path, field: str, document: str) -> Iterator[str]:
-    lines = io.TextIOWrapper(file, encoding="utf-8-sig")
-    if document == "file":
-        yield lines.read(LONGEST + 1)
-        return
-    gathered: list[str] = []
-    for line in iter(lambda: lines.readline(LONGEST + 1), ""):
-        if document == "line" or not line.strip():
-            yield "".join([*gathered, line]).strip("\n")
-            gathered = []
-        else:
-            gathered.append(line)
-    yield "".join(gathered).strip("\n")
+    with io.TextIOWrapper(file, encoding="utf-8-sig") as lines:
+        if document == "file":
+            yield lines.read(LONGEST + 1)
+            return
+        gathered: list[str] = []
+        for line in iter(lambda: lines.readline(LONGEST + 1), ""):
+            if document == "line" or not line.strip():
+                yield "".join([*gathered, line]).strip("\n")
+                gathered = []
+            else:
+                gathered.append(line)
+        yield "".join(gathered).strip("\n")
 
 
 def _json_lines(file: BinaryIO, path: Path, field: str, document: str) -> Iterator[str]:
@@ -147,11 +147,12 @@ def _json_lines(file: BinaryIO, path: Path, field: str, document: str) -> Iterat
 
 
 def _csv(file: BinaryIO, path: Path, field: str, document: str) -> Iterator[str]:
-    rows = csv.DictReader(io.TextIOWrapper(file, encoding="utf-8-sig", newline=""))
-    if field not in (rows.fieldnames or ()):
-        raise CorpusError(_no_field(path, field, rows.fieldnames or ()))
-    for row in rows:
-        yield row[field] or ""
+    with io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as lines:
+        rows = csv.DictReader(lines)
+        if field not in (rows.fieldnames or ()):
+            raise CorpusError(_no_field(path, field, rows.fieldnames or ()))
+        for row in rows:
+            yield row[field] or ""
 
 
 def _parquet(file: BinaryIO, path: Path, field: str, document: str) -> Iterator[str]:

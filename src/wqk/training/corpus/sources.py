@@ -76,6 +76,15 @@ def find_source(text: str, subset: str | None, split: str | None) -> Source:
     'roneneldan/TinyStories'
     """
     path = Path(text)
+    try:
+        found = _find_files(path)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise CorpusError(f"{text}: cannot be read ({reason})") from None
+    return found or _find_data_set(text, subset, split)
+
+
+def _find_files(path: Path) -> Source | None:
     if path.is_dir():
         inside = (file for file in path.rglob("*") if is_readable(file) and file.is_file())
         files = sorted(file for file in inside if not _hidden(file.relative_to(path)))
@@ -86,8 +95,12 @@ def find_source(text: str, subset: str | None, split: str | None) -> Source:
         if not is_readable(path):
             raise CorpusError(f"{path}: expected a file named {_formats()}")
         return Source(path.name, (path,))
+    return None
+
+
+def _find_data_set(text: str, subset: str | None, split: str | None) -> Source:
     hub: dict[str, Any] = dict(_named().get(text, {}))
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", text) and not is_readable(path):
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", text) and not is_readable(Path(text)):
         hub = {"path": text}
     if not hub:
         raise CorpusError(
@@ -134,7 +147,7 @@ def _from_hub(name: str, hub: Mapping[str, Any], field: str | None, skip: int) -
 
 def _rows(hub: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     try:
-        import datasets
+        import datasets  # type: ignore[import-untyped]
     except ImportError:
         raise MissingPackage(
             "a data set of the hub needs datasets: pip install 'wqk[train]'"

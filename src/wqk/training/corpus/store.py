@@ -53,12 +53,12 @@ class TokenStore:
     Examples
     --------
     >>> import tempfile
-    >>> from wqk.training.corpus import build_corpus
+    >>> from wqk.training.corpus import CorpusOptions, build_corpus
+    >>> options = CorpusOptions(text="characters", document="paragraph", held_out=1)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     text = Path(folder, "text.txt")
     ...     _ = text.write_text("one fish\n\ntwo fish\n\nred fish\n\nblue fish\n")
-    ...     store = build_corpus([text], Path(folder, "store"), text="characters",
-    ...                          document="paragraph", held_out=1)
+    ...     store = build_corpus([text], Path(folder, "store"), options)
     ...     tokens, documents = store.tokens("train"), store.documents("train")
     ...     store.decode(tokens[: documents[1]])
     'one fish[SEP]'

@@ -28,9 +28,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from wqk.errors import CorpusError
+from wqk.errors import CorpusError, WqkError
 from wqk.files import write_whole
-from wqk.training.corpus.header import SPLITS
 from wqk.training.corpus.writing import Chunk
 
 if TYPE_CHECKING:
@@ -53,14 +52,14 @@ class Work:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def read(self) -> Mapping[str, Any] | None:
-        """What was noted when all had been read; nothing before that."""
+    def described(self) -> list[dict[str, Any]] | None:
+        """What was read from each source, once all has been."""
         path = self.folder / "read.json"
-        return dict(json.loads(path.read_bytes())) if path.exists() else None
+        return list(json.loads(path.read_bytes())) if path.exists() else None
 
-    def note_read(self, totals: Mapping[str, Any]) -> None:
+    def note_described(self, sources: list[dict[str, Any]]) -> None:
         """All has been read."""
-        write_whole(self.folder / "read.json", json.dumps(totals).encode())
+        write_whole(self.folder / "read.json", json.dumps(sources).encode())
 
     def tokenizer(self) -> str | None:
         """The tokenizer, once it is there."""
@@ -85,9 +84,7 @@ class Work:
         """Add a shard."""
         content = io.BytesIO()
         frame.write_parquet(content, compression="zstd", compression_level=1)
-        write_whole(
-            self.folder / "texts" / f"{len(self.texts()):06}.parquet", content.getvalue()
-        )
+        write_whole(self.folder / "texts" / f"{len(self.texts()):06}.parquet", content.getvalue())
 
     def tokens(self, shard: Path) -> Path:
         """Where the tokens of a shard lie, once they are there."""
@@ -113,11 +110,9 @@ class Work:
             )
             return Chunk(tokens, lengths, int(characters))
 
-    def chunks(self) -> dict[str, Iterator[Chunk]]:
-        """All tokens, shard by shard."""
-        return {
-            split: (self.load_tokens(shard, split) for shard in self.texts()) for split in SPLITS
-        }
+    def chunks(self, split: str) -> Iterator[Chunk]:
+        """All tokens of a split, shard by shard."""
+        return (self.load_tokens(shard, split) for shard in self.texts())
 
     @contextmanager
     def _whole(self, path: Path) -> Iterator[None]:
@@ -138,6 +133,7 @@ def open_work(folder: Path, plan: Mapping[str, Any]) -> Iterator[Work]:
     CorpusError
         Another process builds there, or the folder cannot be made.
     """
+    folder = folder.resolve()
     place = folder.parent / f".{folder.name}.building"
     with _lock(place):
         wanted = json.dumps(plan, sort_keys=True).encode()
@@ -152,7 +148,13 @@ def open_work(folder: Path, plan: Mapping[str, Any]) -> Iterator[Work]:
         except OSError as error:
             raise _unwritable(place, error) from None
         write_whole(place / "plan.json", wanted)
-        yield Work(place)
+        work = Work(place)
+        try:
+            yield work
+        except WqkError:
+            if not work.texts():
+                _clear(place)
+            raise
         _clear(place)
 
 

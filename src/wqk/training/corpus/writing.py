@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import secrets
@@ -88,7 +89,8 @@ def write_store(
     ([7, 8, 3, 9, 3], [0, 3, 5])
     """
     place = Path(folder)
-    growing = (beside or place.parent) / f".{place.name}.{secrets.token_hex(4)}"
+    target = place.resolve()
+    growing = (beside or target.parent) / f".{target.name}.{secrets.token_hex(4)}"
     try:
         growing.mkdir(parents=True)
         try:
@@ -103,15 +105,15 @@ def write_store(
             )
             _write(growing / HEADER, header.to_json())
             _sync_folder(growing)
-            growing.rename(place)
+            growing.rename(target)
         finally:
             shutil.rmtree(growing, ignore_errors=True)
-        _sync_folder(place.parent)
+        _sync_folder(target.parent)
     except OSError as error:
-        if place.exists():
+        if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
             raise CorpusError(f"{place}: exists already; choose another folder") from None
         raise CorpusError(f"{place}: cannot be written ({error.strerror})") from None
-    return TokenStore.open(place)
+    return TokenStore(place, header)
 
 
 def _write_split(folder: Path, name: str, chunks: Iterable[Chunk], vocabulary_size: int) -> Split:

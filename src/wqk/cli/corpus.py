@@ -1,0 +1,195 @@
+"""``wqk corpus``: text into a token store, to train on."""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from wqk.cli.options import json_output
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from wqk.training.corpus import CorpusProgress, TokenStore
+
+
+class _SizeOrFile(click.ParamType):  # type: ignore[type-arg]
+    """A whole number, or the name of a file."""
+
+    name = "size or file"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | str:
+        return int(value) if str(value).isdecimal() else str(value)
+
+
+@click.command()
+@click.argument("texts", nargs=-1, required=True, metavar="TEXT...")
+@click.option(
+    "--out",
+    "-o",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="DIR",
+    help="Folder of the store; a build that was interrupted goes on.",
+)
+@click.option(
+    "--text",
+    type=click.Choice(["words", "characters"]),
+    default="words",
+    show_default=True,
+    help="What a token is: a WordPiece, or a character.",
+)
+@click.option(
+    "--vocabulary",
+    type=_SizeOrFile(),
+    metavar="FILE|SIZE",
+    help="vocab.txt, or how many word pieces to learn.  [default: 30522]",
+)
+@click.option(
+    "--tokenizer", metavar="FILE|ID", help="tokenizer.json, or a hub model's, for the tokens."
+)
+@click.option("--characters", type=int, metavar="N", help="Size of the alphabet.  [default: 124]")
+@click.option(
+    "--lower/--cased",
+    default=None,
+    help="Take away capitals and accents, or keep them.  [default: words lower, characters cased]",
+)
+@click.option(
+    "--held-out",
+    type=float,
+    metavar="SHARE|N",
+    help="Documents kept apart.  [default: 1 %, at least some]",
+)
+@click.option("--field", metavar="NAME", help="Where the text is in a row.  [default: text]")
+@click.option(
+    "--document",
+    type=click.Choice(["file", "paragraph", "line"]),
+    default="file",
+    show_default=True,
+    help="What a document is in plain text.",
+)
+@click.option("--subset", metavar="NAME", help="Configuration of a hub data set.")
+@click.option("--split", metavar="NAME", help="Split of a hub data set.  [default: train]")
+@click.option("--max-documents", type=int, metavar="N", help="Stop after so many documents.")
+@click.option("--max-characters", type=int, metavar="N", help="Stop after so many characters.")
+@click.option(
+    "--jobs", type=click.IntRange(min=1), metavar="N", help="Threads.  [default: all cores]"
+)
+@json_output
+@click.pass_context
+def corpus(
+    context: click.Context,
+    texts: tuple[str, ...],
+    out: Path,
+    jobs: int | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Turn text into a token store, DIR, for wqk train.
+
+    TEXT is a file (.txt, .jsonl, .csv, .parquet; also .xz, .gz, .bz2, .zst), a folder of them, a
+    data set of the hub (owner/name), or wikipedia, jigsaw or redpajama. The same text and options
+    give the same store, byte for byte. The same command goes on where it was interrupted.
+
+    \b
+    Examples:
+      wqk corpus articles.jsonl.xz -o store
+      wqk corpus articles.jsonl.xz --text characters -o store
+      wqk corpus comments.csv --field comment_text --vocabulary vocab.txt -o store
+      wqk corpus book.txt --document paragraph --vocabulary 4000 -o store
+    """
+    from wqk.training.corpus import CorpusOptions, build_corpus
+
+    with _progress() as on_progress:
+        try:
+            store = build_corpus(
+                texts, out, CorpusOptions(**options), jobs=jobs, on_progress=on_progress
+            )
+        except KeyboardInterrupt:
+            click.echo(f"wqk: interrupted; the same command goes on towards {out}", err=True)
+            context.exit(130)
+    _print(store, as_json)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[CorpusProgress], None] | None]:
+    """A line on a terminal, with a bar where the end is known; nothing in a pipe."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[rate]}"),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task("reading", total=None, rate="")
+        begun: dict[str, float] = {}
+
+        def update(done: CorpusProgress) -> None:
+            seconds = time.perf_counter() - begun.setdefault(done.stage, time.perf_counter())
+            share = {"total": 1.0, "completed": done.share} if done.share else {"total": None}
+            bar.update(task, description=done.stage, rate=_rate(done, seconds), **share)
+
+        yield update
+
+
+def _rate(done: CorpusProgress, seconds: float) -> str:
+    """How much has been done in a stage, and how fast.
+
+    Examples
+    --------
+    >>> from wqk.training.corpus import CorpusProgress
+    >>> _rate(CorpusProgress("tokenising", 1200, 8_000_000, 1_700_000, 0.5), 2.0)
+    '1,200 documents, 8.0 M characters, 4.0 M characters/s, 0.85 M tokens/s'
+    """
+    if not done.documents:
+        return ""
+    amounts = {"characters": done.characters, "tokens": done.tokens}
+    rates = [
+        f"{amount / max(seconds, 1e-9) / 1e6:.2g} M {name}/s"
+        for name, amount in amounts.items()
+        if amount
+    ]
+    total = f"{done.documents:,} documents, {done.characters / 1e6:.1f} M characters"
+    return ", ".join([total, *rates])
+
+
+def _print(store: TokenStore, as_json: bool) -> None:
+    from wqk.cli import display
+
+    header = store.header
+    if as_json:
+        splits = {name: dict(vars(split)) for name, split in header.splits.items()}
+        display.print_object(
+            {
+                "folder": str(store.folder),
+                "fingerprint": store.fingerprint,
+                "unit": store.unit,
+                "vocabulary_size": store.vocabulary_size,
+                "special": dict(store.special),
+                "splits": splits,
+                **header.about,
+            }
+        )
+        return
+    click.echo(f"{store.folder}: {store.unit}, vocabulary of {store.vocabulary_size:,}")
+    for name, split in header.splits.items():
+        click.echo(
+            f"  {name.replace('_', ' '):9}{split.documents:>10,} documents {split.tokens:>14,} "
+            f"tokens {split.characters:>14,} characters"
+        )
+    click.echo(f"  fingerprint {store.fingerprint[:16]}")
+    display.say(f"train on it: wqk train --corpus {store.folder} -o RUN")

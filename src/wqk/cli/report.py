@@ -1,0 +1,68 @@
+"""``wqk report``: saved tables as one HTML file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from wqk.tables import ScoreTable
+
+
+@click.command()
+@click.argument(
+    "sources", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="TABLE..."
+)
+@click.option(
+    "--details",
+    "details_files",
+    type=click.Path(path_type=Path, dir_okay=False),
+    multiple=True,
+    metavar="FILE.npz",
+    help="Matrices, norms and coupling of heads, from wqk scan --details; repeatable.",
+)
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    required=True,
+    metavar="FILE.html",
+    help="Where the report goes.",
+)
+@click.option("--title", metavar="TEXT", help="Heading; the models' names otherwise.")
+def report(
+    sources: tuple[Path, ...], details_files: tuple[Path, ...], out: Path, title: str | None
+) -> None:
+    """Write score tables as one HTML file, for any browser, without a network.
+
+    TABLE is a .parquet, .jsonl or .csv file with scores, the folder of a training run, or that of a
+    survey. Several are shown side by side.
+
+    \b
+    Examples:
+      wqk report scores.parquet -o report.html
+      wqk report bert.parquet gpt2.parquet --details forms.npz -o report.html
+      wqk report ./run -o run.html
+    """
+    from wqk.cli import display
+    from wqk.details import Details
+    from wqk.reporting import check_report, write_report
+
+    check_report(out)
+    tables = [_table(source) for source in sources]
+    details = [Details.load(file) for file in details_files]
+    write_report(tables, out, details=details, title=title)
+    display.say(f"report: {out}")
+
+
+def _table(source: Path) -> ScoreTable:
+    """The scores in a file, in a training run, or in a survey."""
+    from wqk.atlas import survey_table
+    from wqk.runs import SETTINGS, open_run
+    from wqk.tables import ScoreTable
+
+    if (source / SETTINGS).is_file():
+        return open_run(source).scores
+    return survey_table(source) if source.is_dir() else ScoreTable.load(source)

@@ -1,0 +1,114 @@
+"""What stands around a model while it trains: wrappers, sharding, adapters.
+
+=====================================  ========================================================
+`DistributedDataParallel`, `compile`   unwrapped
+`fully_shard` (FSDP 2), any DTensor    read as it is trained; gathered by whoever reads it
+LoRA adapters (PEFT)                   their products are added to the weights that they adapt
+other adapters, FSDP 1, ZeRO stage 3   refused: the weights that are trained cannot be seen
+=====================================  ========================================================
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from wqk.errors import RunError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    import torch
+
+# What wrappers call the one module that they wrap.
+WRAPPED = {"module", "_orig_mod"}
+
+# What compilation, activation checkpointing and adapters put into the names of parameters.
+WITHIN_NAMES = {"_orig_mod", "_checkpoint_wrapped_module", "base_layer"}
+
+
+def unwrapped(model: Any) -> Any:
+    """The model itself, as a checkpoint would hold it.
+
+    Raises
+    ------
+    RunError
+        Its parameters are flattened or taken apart between steps.
+    """
+    _require_whole_parameters(model)
+    while True:
+        children = dict(model.named_children())
+        if len(children) == 1 and WRAPPED & children.keys():
+            (model,) = children.values()
+        elif hasattr(model, "get_base_model"):  # PEFT
+            model = model.get_base_model()
+        else:
+            return model
+
+
+def plain_name(name: str) -> str:
+    """A tensor's name as a checkpoint of the plain model has it.
+
+    Examples
+    --------
+    >>> plain_name("layer.0._orig_mod.query.base_layer.weight")
+    'layer.0.query.weight'
+    """
+    return ".".join(word for word in name.split(".") if word not in WITHIN_NAMES)
+
+
+def trained_tensors(model: Any) -> dict[str, torch.Tensor]:
+    """Parameters and buffers as they are now, by their plain names.
+
+    What FSDP 2 leaves whole after a forward pass is a copy in the type of computation, not the
+    parameter that is trained; resharding puts that back.
+    """
+    for module in model.modules():
+        if hasattr(module, "reshard"):
+            module.reshard()
+    named = chain(
+        model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
+    )
+    return {plain_name(name): tensor for name, tensor in named}
+
+
+def adapters(model: Any, wanted: Collection[str]) -> dict[str, Any]:
+    """Modules that hold an adapter of a wanted weight, by the weight's plain name.
+
+    Raises
+    ------
+    RunError
+        An adapter is no plain LoRA, so that no product of its own can be added to the weight.
+    """
+    found = {}
+    for name, module in model.named_modules():
+        weight = plain_name(f"{name}.weight")
+        if weight not in wanted or not hasattr(module, "base_layer"):
+            continue
+        if not hasattr(module, "lora_A") or any(getattr(module, "use_dora", {}).values()):
+            raise RunError(
+                f"{weight}: a monitor follows LoRA adapters, got another kind "
+                f"({type(module).__module__}); merge it, and scan the checkpoint"
+            )
+        found[weight] = module
+    return found
+
+
+def with_adapter(weight: torch.Tensor, module: Any) -> torch.Tensor:
+    """The weight that the module computes with: its own, and what its active adapters add."""
+    if module.merged or module.disable_adapters:
+        return weight
+    return sum((module.get_delta_weight(adapter) for adapter in module.active_adapters), weight)
+
+
+def _require_whole_parameters(model: Any) -> None:
+    if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
+        raise RunError(
+            "a monitor cannot see into FullyShardedDataParallel (FSDP 1), which flattens the "
+            "parameters; train with fully_shard (fsdp_version: 2)"
+        )
+    if any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
+        raise RunError(
+            "a monitor cannot see the parameters that DeepSpeed ZeRO stage 3 has taken apart; "
+            "train with stage 2, or with fully_shard (FSDP 2)"
+        )

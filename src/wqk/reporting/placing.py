@@ -1,0 +1,46 @@
+"""The models of a report among the published ones: in words, and as points of a figure."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from wqk.atlas import place, published
+from wqk.tables import ScoreTable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from wqk.atlas import Placement
+    from wqk.reporting.groups import Group
+
+
+def placements(groups: Sequence[Group]) -> dict[int, Placement]:
+    """By number of the group, where those stand that can stand beside the published models."""
+    placed = {
+        number: place(ScoreTable(group.latest, group.metadata))
+        for number, group in enumerate(groups)
+    }
+    return {number: found[0] for number, found in placed.items() if found}
+
+
+def placement_list(groups: Sequence[Group], placed: dict[int, Placement]) -> str:
+    """One sentence for each, as HTML."""
+    items = (
+        f"<li>{escape(groups[number].label)}: {escape(str(placement))}.</li>"
+        for number, placement in placed.items()
+    )
+    return f"<ul>{''.join(items)}</ul>"
+
+
+def points(placed: dict[int, Placement]) -> dict[str, Any] | None:
+    """The sound published models and the report's own, as the page's script draws them."""
+    own = [
+        {"group": number, "symmetry": p.symmetry, "directionality": p.directionality}
+        for number, p in placed.items()
+        if p.symmetry is not None
+    ]
+    columns = ("name", "stack", "symmetry", "directionality")
+    sound = published().filter("sound").unique("model", keep="last", maintain_order=True)
+    rows = sound.select(columns).drop_nulls()
+    return {"models": rows.to_dicts(), "own": own} if own else None
