@@ -76,7 +76,7 @@ HEAVY = {
     "tokenizers", "torch", "transformers",
 }
 # Modules that subclass what a heavy library offers; nothing imports them before they are asked for.
-IMPORTED_LATE = {"monitor/callback.py"}
+IMPORTED_LATE = {"monitor/callback.py", "training/trainer.py"}
 
 
 def modules() -> list[Path]:

@@ -5,10 +5,11 @@ Axes: H query heads, G key heads, R head width, D width, N tokens.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from array_api_compat import array_namespace
 
 from wqk._caching import cached_property
 from wqk._typing import Array, Float
@@ -131,7 +132,7 @@ def attention_plans(
 
 
 def load_attention(checkpoint: Checkpoint, plan: AttentionPlan) -> Attention:
-    """Read one block's queries and keys, in one request.
+    """Read one block's queries and keys, in one request, as arrays of the checkpoint's library.
 
     Raises
     ------
@@ -147,31 +148,31 @@ def load_attention(checkpoint: Checkpoint, plan: AttentionPlan) -> Attention:
 
 
 def _load_side(
-    stored: Mapping[Part, np.ndarray],
+    stored: Mapping[Part, Array],
     plan: AttentionPlan,
     side: str,
     projection: Projection | Composed,
     name: str,
-) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
+) -> tuple[Array, Array | None, Array | None]:
     """Weight (heads, R, D), bias (heads, R) and shift (heads, R) of the queries or the keys."""
     parts = plan.parts
     weight = projection.weight(stored)
+    xp = array_namespace(weight)
     bias = stored[parts[f"{side}_bias"]] if f"{side}_bias" in parts else None
     gain, shift = (
-        np.concatenate([stored[part].reshape(-1) for part in norms]) if norms else None
+        xp.concat([stored[part].reshape(-1) for part in norms]) if norms else None
         for norms in (getattr(plan, f"{side}_norm"), getattr(plan, f"{side}_norm_bias"))
     )
     bias = None if bias is None else bias.reshape(weight.shape[:2])
     if gain is not None:
-        gain = gain + gain.dtype.type(plan.rule.norm_offset)
-        weight, bias = _fold_norm(weight, bias, gain, plan.rule)
+        weight, bias = _fold_norm(weight, bias, gain + plan.rule.norm_offset, plan.rule)
     if f"{side}_temperature" in parts:
         logarithms = stored[parts[f"{side}_temperature"]].reshape(-1, 1)
-        factors = np.exp(logarithms).clip(max=plan.rule.temperature_limit)
+        factors = xp.exp(logarithms).clip(max=plan.rule.temperature_limit)
         weight = weight * factors[..., None]
         bias = None if bias is None else bias * factors
     if shift is not None:
-        shift = np.broadcast_to(shift.reshape(-1, weight.shape[1]), weight.shape[:2])
+        shift = xp.broadcast_to(shift.reshape(-1, weight.shape[1]), weight.shape[:2])
     for role, array in ((side, weight), (f"{side}_bias", bias)):
         if array is not None:
             _require_finite(array, f"{name}: {parts[role].name}")
@@ -247,29 +248,30 @@ def attention_plan(
 
 
 def _fold_norm(
-    weight: np.ndarray, bias: np.ndarray | None, gain: np.ndarray, rule: AttentionRule
-) -> tuple[np.ndarray, np.ndarray | None]:
+    weight: Array, bias: Array | None, gain: Array, rule: AttentionRule
+) -> tuple[Array, Array | None]:
     """Fold what is linear in a norm, per head or over all of them, into what it normalises."""
     heads, width = weight.shape[:2]
-    if gain.size not in (width, heads * width):
+    if len(gain) not in (width, heads * width):
         raise CheckpointError(
-            f"a norm of {gain.size} gains fits neither heads of width {width} nor {heads} of them"
+            f"a norm of {len(gain)} gains fits neither heads of width {width} nor {heads} of them"
         )
     gains = gain.reshape(-1, width)
     if rule.norm == "layer":
-        normalised = 1 if gain.size == width or rule.norm_over == "head" else (0, 1)
+        normalised = 1 if len(gain) == width or rule.norm_over == "head" else (0, 1)
         weight = weight - weight.mean(axis=normalised, keepdims=True)
         bias = None if bias is None else bias - bias.mean(axis=normalised, keepdims=True)
     return weight * gains[..., None], None if bias is None else bias * gains
 
 
-def _require_finite(weight: np.ndarray, name: str) -> None:
+def _require_finite(weight: Array, name: str) -> None:
+    xp = array_namespace(weight)
     # A sum is finite only where all its summands are, and costs one pass.
-    if np.isfinite(weight.sum()):
+    if xp.isfinite(xp.sum(weight)):
         return
-    count = int(weight.size - np.isfinite(weight).sum())
+    count = int(xp.sum(~xp.isfinite(weight)))
     if count:
         raise NonFiniteWeights(
-            f"{name}: {count} of {weight.size} weights are NaN or infinite; "
+            f"{name}: {count} of {math.prod(weight.shape)} weights are NaN or infinite; "
             "the checkpoint is broken"
         )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.atlas.making import layers
 
 import wqk
-from tests.atlas.making import layers
 from wqk.atlas import compare, lookup, published
 from wqk.errors import TableError
 from wqk.tables import join

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from tests.atlas.making import layers
+
 from wqk.atlas import published, summarise, survey_table
 from wqk.atlas.medians import hundredths, of_model, spread
 from wqk.atlas.published import COLUMNS
@@ -22,6 +22,7 @@ SCORES = st.lists(st.floats(-1, 1), min_size=1, max_size=12)
 
 
 @given(SCORES, st.randoms())
+@settings(max_examples=30)
 def test_medians_and_quartiles_are_numpys(symmetries, random) -> None:  # type: ignore[no-untyped-def]
     directionalities = random.sample(symmetries, len(symmetries))
     (row,) = summarise(layers(symmetries, directionalities)).to_dicts()
@@ -133,6 +134,14 @@ def test_a_survey_that_is_not_finished_can_be_read(tmp_path: Path) -> None:
     assert set(survey_table(tmp_path).frame["checkpoint"]) == {"made/up", "other"}
     layers([0.3], [0.0]).save(tmp_path / "scores.parquet")
     assert survey_table(os.fspath(tmp_path)).frame["symmetry"].to_list() == [0.3]
+
+
+def test_of_two_surveys_the_later_scores_stand(tmp_path: Path) -> None:
+    for name, symmetries in (("one", [0.1, 0.1]), ("two", [0.3, 0.5])):
+        (tmp_path / name).mkdir()
+        layers(symmetries, [0.0, 0.0]).save(tmp_path / name / "scores.parquet")
+    both = survey_table(tmp_path / "one", tmp_path / "two")
+    assert summarise(both)["symmetry"].to_list() == [0.4]
 
 
 def test_scores_are_written_as_the_paper_does() -> None:

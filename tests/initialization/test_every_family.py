@@ -33,9 +33,9 @@ REFUSED = {
     "deepseek-v3": LATENT,
     "deepseek-v3-yarn": LATENT,
 }
-# Heads of these are wider than the model.
-TOO_WIDE = {"gemma3-hub"}
-SETTABLE = [architecture for architecture in ALL if architecture.name not in REFUSED]
+# What files on the hub are like says nothing of a live model.
+LIVE = [a for a in ALL if not a.hub and not a.spelling]
+SETTABLE = [architecture for architecture in LIVE if architecture.name not in REFUSED]
 SYMMETRY = {"symmetric": 1, "indefinite": 1, "paired": 1, "skew": -1}
 
 
@@ -76,8 +76,7 @@ def test_a_family(architecture: Architecture) -> None:
             np.testing.assert_allclose(told.trace, np.trace(layer), atol=1e-5 * told.norm)
     layers = wqk.scan(model, heads=False).frame.filter(kind="self")
     assert [*layers["symmetry"]] == [change.after.symmetry for change in report.layers]
-    if architecture.name not in TOO_WIDE:
-        wqk.initialize_(model, "mimetic", seed=0)
+    wqk.initialize_(model, "mimetic", seed=0)
     run(model)
 
 
@@ -123,18 +122,20 @@ def require_symmetry(heads: np.ndarray, kind: str, symmetry: int) -> None:
 def run(model: Any) -> None:
     """The model's forward pass gives numbers."""
     inputs = inputs_of(model, None, length=24, seed=0)
-    inputs = {k: v.float() if getattr(v, "dtype", None) == torch.double else v for k, v in inputs.items()}
+    inputs = {
+        k: v.float() if getattr(v, "dtype", None) == torch.double else v for k, v in inputs.items()
+    }
     with torch.no_grad():
         outputs = model(**inputs)
     assert torch.isfinite(outputs[0]).all()
 
 
 @pytest.mark.parametrize(("name", "reason"), REFUSED.items(), ids=REFUSED)
-@pytest.mark.parametrize("kind", [*SYMMETRY, "mimetic"])
-def test_what_cannot_be_set_is_refused_and_left_alone(name: str, reason: str, kind: str) -> None:
+def test_what_cannot_be_set_is_refused_and_left_alone(name: str, reason: str) -> None:
     model, _ = build_untrained(NAMED[name])
     drawn = {key: value.clone() for key, value in model.state_dict().items()}
-    with pytest.raises(CheckpointError, match=reason):
-        wqk.initialize_(model, kind)
+    for kind in (*SYMMETRY, "mimetic"):
+        with pytest.raises(CheckpointError, match=reason):
+            wqk.initialize_(model, kind)
     assert all(torch.equal(value, drawn[key]) for key, value in model.state_dict().items())
     assert len(wqk.initialize_(model, "random").layers) == 2

@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 
 import torch
+from tests.monitor.models import train
 from torch import distributed
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import wqk
-from tests.monitor.models import train
 
 STEPS = 3
 

@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import itertools
-import warnings
-from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from tests.families.architectures import ALL, NAMED
-from tests.families.proving import build
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.families.architectures import ALL
+from tests.theory.tiny import OBJECTIVES, VARIETY, batch_for, built, linear, objective
 
-from wqk.attention import attention_plans, load_attention
+from wqk.attention import attention_plans
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import TheoryError
 from wqk.theory.gradients import LayerGradient, gradients
-from wqk.verification.inputs import inputs_of
-from wqk.verification.running import PADDING_MASKS, double_precision
+from wqk.theory.updates import parameter_gradients
 
 torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.families.architectures import Architecture
+    from collections.abc import Callable
 
     from wqk.families import AttentionPlan
 
-LENGTH = 9
 DISTANCES = (0, 1, 4)
 
 # Families whose scores are not bilinear forms of what is projected, and the reason that is given.
@@ -58,45 +52,6 @@ REFUSED = {
         "hands out no attention",
     ),
 }
-
-
-def linear(output: Any, random: Any) -> Any:
-    """A random linear functional of the model's first output."""
-    return (output * torch.randn(output.shape, generator=random)).sum()
-
-
-def likelihood(output: Any, random: Any) -> Any:
-    """Of random classes at every place, which weigh differently."""
-    chosen = torch.rand(output.shape[:-1], generator=random)
-    classes = torch.randint(output.shape[-1], output.shape[:-1], generator=random)
-    return -(output.log_softmax(-1).gather(-1, classes[..., None])[..., 0] * chosen).mean()
-
-
-def distance_of_examples(output: Any, random: Any) -> Any:
-    """Something that couples the examples of a batch, as contrastive objectives do."""
-    return (output - torch.flip(output, (0,)) * 0.7 + 0.3).square().mean()
-
-
-OBJECTIVES = (linear, likelihood, distance_of_examples)
-
-
-def objective(kind: Callable[..., Any], seed: int) -> Callable[[Any, Any], Any]:
-    def loss(model: Any, batch: Any) -> Any:
-        outputs = model(**batch)
-        first = next(
-            v for v in outputs.values() if torch.is_tensor(v) and v.ndim and v.requires_grad
-        )
-        return kind(first, torch.Generator().manual_seed(seed))
-
-    return loss
-
-
-@contextmanager
-def built(architecture: Architecture) -> Iterator[Any]:
-    """The random model in float64, quietly."""
-    with double_precision(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield build(architecture).double()
 
 
 class PutIntoScores(torch.overrides.TorchFunctionMode):
@@ -168,7 +123,9 @@ def gradients_of_terms(
     """∂loss/∂E of every block: of an E for all pairs, and for pairs at some distances."""
     model.eval()
     mode = PutIntoScores(model, plans)
-    for config in {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}.values():
+    for config in {
+        id(m.config): m.config for m in model.modules() if hasattr(m, "config")
+    }.values():
         config._attn_implementation = config._experts_implementation = "eager"
     try:
         with mode:
@@ -185,25 +142,17 @@ def place(plan: AttentionPlan) -> tuple[str, str, int]:
     return plan.stack, plan.rule.kind, plan.layer
 
 
+# A family, an objective, whether the second example is padded, and a seed.
 CASES = [
-    (architecture, OBJECTIVES[index % 3], index % 2 == 0, index)
+    (architecture.name, OBJECTIVES[index % 3], index % 2 == 0, index)
     for index, architecture in enumerate(a for a in ALL if a.name not in REFUSED)
 ]
 
 
-@pytest.mark.parametrize(
-    ("architecture", "kind", "padded", "seed"),
-    CASES,
-    ids=[f"{a.name}-{kind.__name__}-{'padded' if padded else 'full'}" for a, kind, padded, _ in CASES],
-)
-def test_beta_is_the_gradient_of_the_form(
-    architecture: Architecture, kind: Any, padded: bool, seed: int
-) -> None:
-    with built(architecture) as model:
-        batch = inputs_of(model, None, LENGTH, seed)
-        if not padded:
-            batch |= {n: torch.ones_like(batch[n]) for n in PADDING_MASKS if n in batch}
-        loss = objective(kind, seed)
+@pytest.mark.parametrize(("name", "kind", "padded", "seed"), CASES)
+def test_beta_is_the_gradient_of_the_form(name: str, kind: Any, padded: bool, seed: int) -> None:
+    with built(name) as model:
+        batch, loss = batch_for(model, seed, padded=padded), objective(kind, seed)
         found = gradients(model, batch, loss)
         plans = attention_plans(open_checkpoint(model))
         expected = gradients_of_terms(model, plans, batch, loss)
@@ -219,3 +168,129 @@ def test_beta_is_the_gradient_of_the_form(
             ]
             together = sum(form.dense() for form in forms)
             assert np.abs(together - term[head].numpy()).max() < 1e-10 * largest
+
+
+def test_there_are_a_hundred_cases() -> None:
+    assert len(CASES) >= 100
+
+
+@pytest.mark.parametrize("name", VARIETY)
+def test_factor_gradients_are_those_of_the_parameters(name: str) -> None:
+    with built(name) as model:
+        batch, loss = batch_for(model, 3), objective(linear, 3)
+        found = gradients(model, batch, loss)
+        assert all(parameter.grad is None for parameter in model.parameters())
+        loss(model, batch).backward()
+        expected = parameter_gradients(model)
+        plans = attention_plans(open_checkpoint(model))
+    for plan, own in zip(plans, expected, strict=True):
+        uses = [g for g in found if place(g.attention.plan) == place(plan)]
+        implied = [g.factor_gradients() for g in uses]
+        for side in range(2):
+            together = sum(factors[side] for factors in implied)
+            assert np.abs(together - own[side]).max() < 1e-10 * np.abs(own[side]).max()
+
+
+@pytest.mark.parametrize("name", VARIETY)
+def test_both_groupings_are_one_sum_and_rows_sum_to_nothing(name: str) -> None:
+    with built(name) as model:
+        found = gradients(model, batch_for(model, 5, padded=True), objective(linear, 5))
+    for gradient in found:
+        one, other = gradient.by_prediction().dense(), gradient.by_context().dense()
+        assert np.abs(one - other).max() < 1e-12 * np.abs(one).max()
+        heads = range(gradient.attention.head_count)
+        together = sum(gradient.by_prediction(head).dense() for head in heads)
+        assert np.abs(one - together).max() < 1e-12 * np.abs(one).max()
+        plan = gradient.attention.plan
+        if not plan.softcap:
+            rows = gradient.beta.sum(axis=-1)
+            assert np.abs(rows).max() < 1e-12 * np.abs(gradient.beta).max()
+        if plan.causal:
+            assert not np.triu(gradient.beta, 1).any()
+
+
+def test_distances_add_up_to_all_pairs() -> None:
+    with built("llama") as model:
+        found = gradients(model, batch_for(model, 2), objective(linear, 2))
+    for gradient in found:
+        tokens = gradient.beta.shape[-1]
+        apart = [gradient.at_distance(n).dense() for n in range(-tokens + 1, tokens)]
+        np.testing.assert_allclose(sum(apart), gradient.by_prediction().dense(), atol=1e-12)
+        for distance in (tokens, -tokens):
+            with pytest.raises(TheoryError, match="no pair of 9 tokens has the distance"):
+                gradient.at_distance(distance)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.integers(1, 6), st.integers(1, 4))
+def test_the_sum_is_made_of_rank_one_matrices(
+    seed: int, tokens: int, contexts: int, heads: int
+) -> None:
+    random = np.random.default_rng(seed)
+    x, y = random.standard_normal((2, tokens, 7)), random.standard_normal((2, contexts, 5))
+    beta = random.standard_normal((2, heads, tokens, contexts))
+    gradient = LayerGradient(None, 0, x, y, beta, beta, beta)  # type: ignore[arg-type]
+    expected = np.zeros((7, 5))
+    for b, h, i, j in np.ndindex(beta.shape):
+        expected += beta[b, h, i, j] * np.outer(x[b, i], y[b, j])
+    for form in (gradient.by_prediction(), gradient.by_context()):
+        np.testing.assert_allclose(form.dense(), expected, atol=1e-12)
+    parts = sum(gradient.of_example(b).by_prediction().dense() for b in range(2))
+    np.testing.assert_allclose(parts, expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_other_scores_are_refused_by_name(name: str) -> None:
+    with built(name) as model, pytest.raises(TheoryError, match=REFUSED[name]):
+        gradients(model, batch_for(model), objective(linear, 0))
+
+
+def test_some_layers_alone() -> None:
+    with built("llama") as model:
+        batch, loss = batch_for(model), objective(linear, 0)
+        both = gradients(model, batch, loss)
+        (last,) = gradients(model, batch, loss, layers=[1])
+        with pytest.raises(TheoryError, match=r"none of the layers \[7\]"):
+            gradients(model, batch, loss, layers=[7])
+    np.testing.assert_array_equal(last.beta, both[1].beta)
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    with built("llama") as model:
+        model.train()
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        gradients(model, batch_for(model), objective(linear, 0))
+        assert model.training
+        assert model.config._attn_implementation == "sdpa"
+        assert all(parameter.grad is None for parameter in model.parameters())
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+        hooks = [m._forward_hooks or m._forward_pre_hooks for m in model.modules()]
+        assert not any(hooks)
+
+
+def test_single_precision_is_nearly_as_good() -> None:
+    with built("llama") as model:
+        batch = batch_for(model)
+        exact = gradients(model, batch, objective(linear, 0))
+    model = model.float()
+    weights = torch.randn(2, 9, 61, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = gradients(model, batch, lambda m, b: (m(**b).logits * weights).sum())
+    for one, other in zip(found, exact, strict=True):
+        assert one.beta.dtype == np.float32
+        assert np.abs(one.beta - other.beta).max() < 1e-4 * np.abs(other.beta).max()
+
+
+def test_a_loss_has_to_be_one() -> None:
+    with built("bert") as model:
+        batch = batch_for(model)
+        with pytest.raises(TheoryError, match="gives no loss for input_ids"):
+            gradients(model, batch)
+        with pytest.raises(TheoryError, match="a loss must be a scalar"):
+            gradients(model, batch, lambda m, b: m(**b).logits)
+        with pytest.raises(TheoryError, match="a loss must be a scalar"):
+            gradients(model, batch, lambda m, b: m(**b).logits.sum().detach())
+        with pytest.raises(TheoryError, match="a loss must be a scalar"):
+            gradients(model, batch, lambda m, b: float(m(**b).logits.sum()))
+        with pytest.raises(TheoryError, match="loss does not depend on the attention that layer 1"):
+            states = lambda m, b: m(**b, output_hidden_states=True).hidden_states[1].sum()  # noqa: E731
+            gradients(model, batch, states)
+        assert not any(m._forward_hooks for m in model.modules())

@@ -2,7 +2,7 @@
 
 from wqk.atlas.comparison import Comparison, compare
 from wqk.atlas.medians import summarise, survey_table
-from wqk.atlas.paper_tables import paper_table
+from wqk.atlas.paper_tables import TrainingResult, paper_table
 from wqk.atlas.placing import Placement, place
 from wqk.atlas.published import Flag, flags, lookup, published
 
@@ -10,6 +10,7 @@ __all__ = [
     "Comparison",
     "Flag",
     "Placement",
+    "TrainingResult",
     "compare",
     "flags",
     "lookup",

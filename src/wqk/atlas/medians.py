@@ -9,7 +9,7 @@ import polars as pl
 
 from wqk.atlas.published import COLUMNS, last_part, with_flags
 from wqk.errors import TableError
-from wqk.tables import ScoreTable, join
+from wqk.tables import KEY, ScoreTable, join
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -99,13 +99,15 @@ def of_model(rows: pl.DataFrame, row: Mapping[str, Any]) -> pl.DataFrame:
     return of_stack if of_stack.height else named
 
 
-def survey_table(folder: str | PathLike[str]) -> ScoreTable:
-    """The scores in the folder of a survey, finished or not (see `wqk.survey`).
+def survey_table(*folders: str | PathLike[str]) -> ScoreTable:
+    """The scores in the folders of surveys, finished or not (see `wqk.survey`).
+
+    What several have scored is taken from the last.
 
     Raises
     ------
     TableError
-        The folder holds no survey, or one that has scored nothing yet.
+        A folder holds no survey, or one that has scored nothing yet.
 
     Examples
     --------
@@ -116,15 +118,20 @@ def survey_table(folder: str | PathLike[str]) -> ScoreTable:
     ...     summarise(survey_table(folder))["name"].to_list()
     ['decoder']
     """
+    table = join([ScoreTable.load(file) for folder in folders for file in _score_files(folder)])
+    frame = table.frame.unique(subset=KEY, keep="last", maintain_order=True)
+    return ScoreTable(frame, table.metadata)
+
+
+def _score_files(folder: str | PathLike[str]) -> list[Path]:
+    """A survey's table, or the parts of one that is not through yet."""
     whole = Path(folder) / "scores.parquet"
-    if whole.is_file():
-        return ScoreTable.load(whole)
-    parts = sorted((Path(folder) / "parts").glob("*.parquet"))
-    if not parts:
+    files = [whole] if whole.is_file() else sorted((Path(folder) / "parts").glob("*.parquet"))
+    if not files:
         raise TableError(
             f"{folder}: holds no scores of a survey; expected the folder that wqk survey --out made"
         )
-    return join([ScoreTable.load(path) for path in parts])
+    return files
 
 
 def spread(row: Mapping[str, Any], score: str) -> str:

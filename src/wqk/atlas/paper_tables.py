@@ -64,9 +64,9 @@ def paper_table(
         ``markdown``, or ``latex`` for a booktabs tabular.
     own
         Results to print beside the published ones: for Tables S2 and S3 a score table, in which
-        models are found by their hub ids (such as `wqk.survey` of ``paper:language`` gives); for
-        Table 1 results of training. Sizes, data sets and starts that the paper lacks get lines of
-        their own.
+        models are found by their hub ids (such as `wqk.survey` of ``paper:language`` gives), of
+        several revisions the last; for Table 1 results of training. Sizes, data sets and starts
+        that the paper lacks get lines of their own.
 
     Raises
     ------

@@ -114,8 +114,8 @@ def _position(value: float | None, score: str) -> Position | None:
     standings = []
     for stack in ("encoder", "decoder"):
         others = _models().filter(stack=stack)[score].drop_nulls()
-        exceeded = (sign * others < sign * round(value, 2)).sum()
-        standings.append(Standing(exceeded, len(others)))
+        exceeded = others.filter(sign * others < sign * round(value, 2))
+        standings.append(Standing(len(exceeded), len(others)))
     return Position(value, *standings)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from array_api_compat import array_namespace
 
 from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo
 from wqk.errors import CheckpointError
@@ -36,21 +37,25 @@ class StateDict(Checkpoint):
         """The wanted rows of each part, joined, on the host: a copy, as training goes on."""
         return [self._read(part) for part in parts]
 
-    def _read(self, part: Part) -> np.ndarray:
-        info = self.info(part.name)
+    def _read(self, part: Part) -> Any:
+        rows = [_on_host(rows) for rows in self._rows(part)]
+        return np.array(rows[0]) if part.rows is None else np.concatenate(rows)
+
+    def _rows(self, part: Part) -> list[Any]:
+        """The wanted rows of an array, range by range, as they lie in it."""
+        info, array = self.info(part.name), self._arrays[part.name]
         if info.dtype not in ("F64", "F32", "F16", "BF16"):
             raise CheckpointError(f"{part.name}: holds {info.dtype}, not floating-point weights")
-        array = self._arrays[part.name]
         if part.rows is None:
-            return np.array(_on_host(array))
-        ranges = part.row_ranges(info.shape)
-        return np.concatenate([_on_host(array[start:stop]) for start, stop in ranges])
+            return [array]
+        return [array[start:stop] for start, stop in part.row_ranges(info.shape)]
 
 
 class Parameters(StateDict):
     """A module's parameters as they stand: what is read are tensors of the model, not copies.
 
-    Gradients flow through them, and what is written to one of `arrays` is in the model at once.
+    Gradients flow through what is read, widened to float32 where it is narrower; what is written to
+    one of `arrays` is in the model at once.
 
     Raises
     ------
@@ -66,8 +71,8 @@ class Parameters(StateDict):
             if parameter.is_meta or hasattr(parameter, "full_tensor"):
                 where = "on the meta device" if parameter.is_meta else "sharded over processes"
                 raise CheckpointError(
-                    f"{type(model).__name__}: {name} is {where}, and its values are not here; "
-                    "take the model before it is sharded, with its weights"
+                    f"{type(model).__name__}: {name} is {where}, so that its values are not here; "
+                    "give the model with its weights, before it is sharded"
                 )
         super().__init__(named, _configuration(model), type(model).__name__)
 
@@ -77,13 +82,9 @@ class Parameters(StateDict):
         return self._arrays
 
     def _read(self, part: Part) -> Any:
-        array = self._arrays[part.name]
-        ranges = part.row_ranges(self.info(part.name).shape)
-        if part.rows is None or len(ranges) == 1:
-            return array if part.rows is None else array[slice(*ranges[0])]
-        import torch
-
-        return torch.cat([array[start:stop] for start, stop in ranges])
+        rows = self._rows(part)
+        joined = rows[0] if len(rows) == 1 else array_namespace(*rows).concat(rows)
+        return joined if joined.itemsize > 2 else joined.float()
 
 
 def open_live(model: Any) -> StateDict:

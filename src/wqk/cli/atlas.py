@@ -91,13 +91,13 @@ def atlas(
 
     from wqk.atlas import lookup, published, summarise, survey_table
     from wqk.cli import atlas_display
-    from wqk.tables import ScoreTable, join
+    from wqk.tables import ScoreTable
 
     if model is None and (table_file or scanned is not None):
         raise click.UsageError("--from and --scan compare one MODEL; name it before them")
     if table_file and scanned is not None:
         raise click.UsageError("expected --from or --scan, got both")
-    survey = join([survey_table(folder) for folder in surveys]) if surveys else None
+    survey = survey_table(*surveys) if surveys else None
     rows = published() if survey is None else pl.concat([published(), summarise(survey)])
     rows = _chosen(rows, stack, modality, sound, search, sort)
     if model is None:

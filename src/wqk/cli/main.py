@@ -18,6 +18,7 @@ from wqk.cli.report import report
 from wqk.cli.scan import scan
 from wqk.cli.show import show
 from wqk.cli.survey import survey
+from wqk.cli.theory import theory
 from wqk.cli.train import train
 from wqk.cli.verify import verify
 from wqk.errors import WqkError
@@ -46,7 +47,7 @@ def command(debug: bool) -> None:
     """
 
 
-for verb in (scan, explain, verify, show, diff, survey, atlas, report, corpus, train, demo):
+for verb in (scan, explain, verify, show, diff, survey, atlas, report, corpus, train, theory, demo):
     command.add_command(verb)
 
 

@@ -14,19 +14,21 @@ from wqk.training.recipe import MODEL_FIELDS, PRESETS, SIZES, Recipe, make_recip
 # Fields of the recipe that have options of another form than `--name VALUE`.
 SPECIAL = ("preset", "config", "penalty", "penalty_weight")
 
+TYPES = {"int": int, "float": float, "str": str, "bool": bool}
+
 
 def recipe_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """An option for every field of the recipe."""
     for entry in reversed(fields(Recipe)):
         if entry.name in SPECIAL:
             continue
+        kind = str(entry.type).removesuffix(" | None")
         choices = entry.metadata.get("choices")
-        numbers = {"int": int, "float": float}
         function = click.option(
             f"--{entry.name.replace('_', '-')}",
-            type=click.Choice(choices)
-            if choices
-            else numbers.get(str(entry.type).removesuffix(" | None"), str),
+            type=click.Choice(choices) if choices else TYPES[kind],
+            is_flag=kind == "bool",
+            default=None,
             help=entry.metadata["help"],
         )(function)
     return function
@@ -77,6 +79,7 @@ def recipe_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.pass_context
 def train(
     context: click.Context,
+    /,
     preset: str | None,
     size: str | None,
     corpus: Path | None,
@@ -113,8 +116,8 @@ def train(
         given["config"] = _configuration(config)
     if resume:
         before = Recipe.from_json(open_run(out).settings["recipe"])
-        named = {"preset": preset} if preset else {}
-        recipe = replace(before, **named, **SIZES.get(size or "", {}), **given)
+        named: dict[str, Any] = {"preset": preset} if preset else {}
+        recipe = replace(before, **(named | SIZES.get(size or "", {}) | given))
     else:
         recipe = make_recipe(preset or "fast", size=size, **given)
     if threads:

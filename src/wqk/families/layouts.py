@@ -20,15 +20,16 @@ Axes: H query heads, G key heads, R head width, D width, C latent width.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from array_api_compat import array_namespace
+
+from wqk._typing import Array
 from wqk.checkpoints import Part
 from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    import numpy as np
 
 LAYOUTS = ("separate", "sectioned", "conv1d", "grouped", "latent")
 
@@ -70,20 +71,18 @@ class Projection:
         """What has to be read for it, by what its role's name gets appended."""
         return {"": self.part}
 
-    def weight(self, stored: Mapping[Part, np.ndarray]) -> np.ndarray:
+    def weight(self, stored: Mapping[Part, Array]) -> Array:
         """The projection (heads, R, D), from everything that was read."""
         return self.take(stored[self.part])
 
-    def take(self, stored: np.ndarray) -> np.ndarray:
+    def take(self, stored: Array) -> Array:
         """The projection (heads, R, D), from what was read for `part`."""
         if self.transposed:
-            import numpy as np
-
             columns = stored if self.outputs is None else _columns(stored, self.outputs)
-            stored = np.ascontiguousarray(columns.T)
+            stored = _contiguous(columns.T)
         return stored.reshape(self.heads, self.head_width, -1)
 
-    def put(self, tensor: Any, weight: Any) -> None:
+    def put(self, tensor: Array, weight: Array) -> None:
         """Write the projection (heads, R, D) into the whole stored tensor, in place.
 
         The inverse of `take`; outputs of other roles stay as they are. NumPy arrays or PyTorch
@@ -148,14 +147,13 @@ class Composed:
         """What has to be read for it, by what its role's name gets appended."""
         return {"": self.outer.part, "_inner": self.inner.part, "_inner_norm": self.gain}
 
-    def weight(self, stored: Mapping[Part, np.ndarray]) -> np.ndarray:
+    def weight(self, stored: Mapping[Part, Array]) -> Array:
         """The projection (heads, R, D), from everything that was read."""
         inner = stored[self.gain][:, None] * self.inner.weight(stored)[0]
-        weight: np.ndarray = self.outer.weight(stored) @ inner
-        return weight
+        return self.outer.weight(stored) @ inner
 
 
-def put_outputs(tensor: Any, outputs: Ranges | None, values: Any) -> None:
+def put_outputs(tensor: Array, outputs: Ranges | None, values: Array) -> None:
     """Write rows, in the order of the ranges, into those of a stored tensor; None for all."""
     start = 0
     for first, last in outputs or ((0, len(values)),):
@@ -164,10 +162,18 @@ def put_outputs(tensor: Any, outputs: Ranges | None, values: Any) -> None:
         start = stop
 
 
-def _columns(stored: np.ndarray, outputs: Ranges) -> np.ndarray:
+def _columns(stored: Array, outputs: Ranges) -> Array:
+    xp = array_namespace(stored)
+    return xp.concat([stored[:, start:stop] for start, stop in outputs], axis=1)
+
+
+def _contiguous(array: Array) -> Array:
+    """With rows in memory one after the other, as the kernels read them fastest."""
+    if hasattr(array, "contiguous"):  # PyTorch
+        return array.contiguous()
     import numpy as np
 
-    return np.concatenate([stored[:, start:stop] for start, stop in outputs], axis=1)
+    return np.ascontiguousarray(array)
 
 
 def separate(tensor: str, shape: tuple[int, ...], heads: int) -> Projection:

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from wqk.errors import MissingPackage
 from wqk.monitor.monitor import Monitor
+from wqk.monitor.tracking import Tracker
 
 try:
     from transformers.trainer_callback import CallbackHandler, TrainerCallback
 except ImportError:
-    raise MissingPackage(
-        "ScoreCallback needs transformers: pip install 'wqk[train]'"
-    ) from None
+    raise MissingPackage("ScoreCallback needs transformers: pip install 'wqk[train]'") from None
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,10 +24,8 @@ if TYPE_CHECKING:
 
     from transformers import TrainerControl, TrainerState, TrainingArguments
 
-    from wqk.tables import ScoreTable
 
-
-class ScoreCallback(TrainerCallback):
+class ScoreCallback(TrainerCallback):  # type: ignore[misc]
     """Score the model that a `transformers.Trainer` trains, and log the medians where it logs.
 
     Looks before the first step, at its cadence, and after the last step. Rows go to
@@ -74,6 +71,12 @@ class ScoreCallback(TrainerCallback):
         }
         self.monitor: Monitor | None = None
 
+    def on_init_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Refuse a model that cannot be followed as early as a callback is told of it."""
+        Tracker(kwargs["model"], "", self._settings["family"], self._settings["heads_per_layer"])
+
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
@@ -93,9 +96,13 @@ class ScoreCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Look at the last step of a run that ended early; loggers have closed by now."""
+        """Look after the last step of a run that ended early; the loggers have closed by now.
+
+        Where the Trainer has put the best model in place of the last, there is no last one to see.
+        """
         assert self.monitor is not None
-        self.monitor.look(state.global_step)
+        if not args.load_best_model_at_end:
+            self.monitor.look(state.global_step)
 
     def _log(
         self,

@@ -30,15 +30,25 @@ class Journal:
     Raises
     ------
     TableError
-        It has another ending, or its folder cannot be made or written.
-    RunError
-        It holds something else, or scores made with another gamma.
+        It has another ending.
     """
 
     def __init__(self, path: Path, gamma: float) -> None:
-        self.path = path
         if path.suffix != ".jsonl":
             raise TableError(f"{path}: a monitor appends to .jsonl; got the ending {path.suffix!r}")
+        self.path, self.gamma = path, gamma
+
+    def check(self) -> None:
+        """Make the file if need be, and see that rows can be added to it.
+
+        Raises
+        ------
+        TableError
+            Its folder cannot be made or written.
+        RunError
+            It holds something else, or scores made with another gamma.
+        """
+        path, gamma = self.path, self.gamma
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("ab"):
@@ -57,11 +67,20 @@ class Journal:
         """All whole rows."""
         return read_table(self.path)
 
-    def begin(self, keep: int, metadata: Mapping[str, Any]) -> None:
-        """Forget the rows of steps after ``keep``, and a line that a kill has torn."""
+    def begin(self, keep: int, metadata: Mapping[str, Any]) -> int:
+        """Forget the rows of steps after ``keep``, and a line that a kill has torn.
+
+        Returns
+        -------
+        int
+            How many rows of an earlier run are gone, where none is left.
+        """
+        before = len(read_lines(self.path))
         drop_after(self.path, keep)
-        if not read_lines(self.path):
-            write_whole(self.path, _line({"metadata": dict(metadata)}))
+        if read_lines(self.path)[1:]:
+            return 0
+        write_whole(self.path, _line({"metadata": dict(metadata)}))
+        return max(0, before - 1)
 
     def append(self, table: ScoreTable) -> None:
         """Add rows; on the disk before this returns, or, where that fails, none of them.

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from wqk.monitor.cadence import cadence
 from wqk.monitor.journal import Journal
 from wqk.monitor.scoring import medians, score_look, score_update
-from wqk.monitor.tracking import Tracker
+from wqk.monitor.tracking import Tracker, is_first_process
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from os import PathLike
 
     from wqk.monitor.tracking import Snapshot
@@ -62,8 +62,7 @@ class Monitor:
     >>> from tempfile import mkdtemp
     >>> from transformers import BertConfig, BertModel
     >>> import wqk
-    >>> config = BertConfig(vocab_size=9, hidden_size=16, num_hidden_layers=2, num_attention_heads=2)
-    >>> model = BertModel(config)
+    >>> model = BertModel(BertConfig(hidden_size=8, num_hidden_layers=2, num_attention_heads=2))
     >>> monitor = wqk.Monitor(model, mkdtemp() + "/scores.jsonl", every=2)
     >>> for step in range(5):
     ...     looked = monitor(step)
@@ -91,9 +90,12 @@ class Monitor:
         self._cadence = cadence(every, steps)
         self._gamma, self._heads = gamma, heads
         self._tracker = Tracker(model, name or path.resolve().parent.name, family, heads_per_layer)
-        self._scores = Journal(path, gamma)
-        self._updates = Journal(_beside(path), gamma)
+        self._scores, self._updates = Journal(path, gamma), Journal(_beside(path), gamma)
+        if is_first_process():
+            self._scores.check()
+            self._updates.check()
         self._step: int | None = None
+        self._has_begun = False
         self._before: Snapshot | None = None
         self._warned: set[str] = set()
         self.latest: ScoreTable | None = None
@@ -117,17 +119,18 @@ class Monitor:
         Returns
         -------
         dict
-            Medians over layers, to be logged: ``wqk/symmetry_median``, ``wqk/directionality_median``
-            and so on; ``wqk/update_symmetry_median`` and so on for the change. Empty in all
-            processes of a distributed run but the first.
+            Medians over layers, to be logged: ``wqk/symmetry_median`` and so on, and
+            ``wqk/update_symmetry_median`` and so on for the change. Empty in all processes of a
+            distributed run but the first.
         """
         if step == self._step:
             return {}
-        resumed = self._step is None or step < self._step
+        if self._step is not None and step < self._step:
+            self._has_begun, self._before = False, None
         self._step = step
         try:
             snapshot = self._tracker.snapshot(step)
-            return {} if snapshot is None else self._score(snapshot, resumed)
+            return {} if snapshot is None else self._score(snapshot, step)
         except Exception as error:  # a run of weeks is worth more than its gauge
             self._warn(type(error).__name__, f"step {step} has no scores: {error}")
             return {}
@@ -142,22 +145,19 @@ class Monitor:
         """The scores of all changes between one look and the next; ``step`` is the later one's."""
         return self._updates.read()
 
-    def _score(self, snapshot: Snapshot, resumed: bool) -> dict[str, float]:
+    def _score(self, snapshot: Snapshot, step: int) -> dict[str, float]:
         """Score a snapshot and what has changed, and write both."""
-        plans, step = self._tracker.plans, self._step
-        before, self._before = None if resumed else self._before, snapshot
-        assert step is not None
+        plans, before = self._tracker.plans, self._before
         table = score_look(snapshot, plans, self._gamma, self._heads)
         found = medians(table)
-        if resumed:
-            self._scores.begin(step - 1, table.metadata)
-            self._updates.begin(step, {**table.metadata, "form": "update"})
+        if not self._has_begun:
+            self._begin(step, table.metadata)
         if before is not None:
             update = score_update(before, snapshot, plans, self._gamma, self._heads)
             self._updates.append(update)
             found |= medians(update, "update_")
         self._scores.append(table)
-        self.latest = table
+        self._before, self.latest = snapshot, table
         if snapshot.non_finite:
             names = sorted(part.name for part in snapshot.non_finite)
             self._warn(
@@ -167,6 +167,19 @@ class Monitor:
                 "'non-finite'",
             )
         return {f"wqk/{name}": value for name, value in found.items()}
+
+    def _begin(self, step: int, metadata: Mapping[str, Any]) -> None:
+        """Bring the files to the state of this step, whose scores are to be added next."""
+        lost = self._scores.begin(step - 1, metadata)
+        self._updates.begin(step, {**metadata, "form": "update"})
+        self._has_begun = True
+        if lost:
+            LOG.warning(
+                "wqk.Monitor: %s: %d rows of an earlier run are gone; this one begins at step %d",
+                self._scores.path,
+                lost,
+                step,
+            )
 
     def _warn(self, kind: str, message: str) -> None:
         """Log a warning once for each kind."""

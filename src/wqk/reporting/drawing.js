@@ -36,6 +36,15 @@ function plain(text) {
   return String(text).replaceAll('&', '&amp;').replaceAll('<', '&lt;').replaceAll('>', '&gt;');
 }
 
+/** What tells the lines, and the marks, of more models apart than there are colours. */
+function seriesDash(index) {
+  return ['solid', 'dash', 'dashdot'][Math.floor(index / 6) % 3];
+}
+
+function seriesSymbol(index) {
+  return ['star', 'diamond', 'triangle-up'][Math.floor(index / 6) % 3];
+}
+
 function axis(title, more = {}) {
   return {
     title: {text: title, standoff: 8},

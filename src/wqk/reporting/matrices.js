@@ -4,17 +4,16 @@
 const LEVELS = 127;
 
 function drawMatrices(chosen) {
-  const section = document.getElementById('matrices');
   const looks = shownGroups(chosen)
     .map((group) => ({group, blocks: look(group, chosen).details}))
     .filter(({blocks}) => blocks.length);
-  const layers = looks.map(({group, blocks}) => ({
-    group,
-    block: blocks.findLast((block) => block.layer <= chosen.layer) ?? blocks[0],
-  }));
-  panels(section.querySelector('.matrix'), layers, matrixFigure);
-  panels(section.querySelector('.coupling'), layers.filter(({block}) => block.coupling), couplingFigure);
-  panels(section.querySelector('.outlying'), looks, outlyingFigure);
+  const figures = looks.flatMap(({group, blocks}) => {
+    const block = blocks.findLast(({layer}) => layer <= chosen.layer) ?? blocks[0];
+    const coupling = (width) => couplingFigure({group, block}, width);
+    return [() => matrixFigure({group, block}), ...(block.coupling ? [coupling] : [])];
+  });
+  panels(drawing('matrices'), figures, (draw, width) => draw(width));
+  panels(document.getElementById('outlying'), looks, outlyingFigure);
 }
 
 /** Signed bytes in base64 as rows of numbers. */
@@ -83,7 +82,7 @@ function margin(block, side) {
 function couplingFigure({group, block}, width) {
   const heads = block.coupling.length;
   return {
-    caption: `${group.label}, layer ${block.layer}`,
+    caption: `${group.label}, layer ${block.layer}, coupling of heads`,
     said: strongest(block.coupling),
     traces: [{
       type: 'heatmap',
@@ -98,7 +97,7 @@ function couplingFigure({group, block}, width) {
     layout: layout(
       wholeAxis('head b', heads - 1, {range: [-0.5, heads - 0.5], showgrid: false}),
       downwards('head a', heads - 1),
-      {height: 400},
+      {height: 440},
     ),
   };
 }
@@ -160,9 +159,9 @@ function mostOften(blocks) {
       }
     }
   }
-  return [...counts]
+  const often = [...counts]
     .sort(([, a], [, b]) => b.row + b.column - a.row - a.column)
     .slice(0, 6)
-    .map(([place, {row, column}]) => `${place} (row in ${row}, column in ${column} of ${blocks.length} layers)`)
-    .join('; ');
+    .map(([place, {row, column}]) => `${place} (row in ${row}, column in ${column})`);
+  return often.length ? `In most of the ${blocks.length} layers: ${often.join('; ')}.` : 'None in any layer.';
 }

@@ -180,6 +180,7 @@ function startTabs() {
 }
 
 function startSections() {
+  document.querySelector('#course .axis').textContent = courseColumn()?.[1] === 'step' ? 'training' : 'distance';
   const nav = document.querySelector('nav');
   const observer = new IntersectionObserver((entries) => {
     for (const {target, isIntersecting} of entries) {
@@ -200,7 +201,7 @@ function startSections() {
     }
     if (!section.hidden) {
       const link = Object.assign(document.createElement('a'), {href: `#${section.id}`});
-      link.textContent = section.dataset.name;
+      link.textContent = section.querySelector('h2').textContent;
       nav.append(link);
     }
   }

@@ -36,9 +36,9 @@ def placement_list(groups: Sequence[Group], placed: dict[int, Placement]) -> str
 def points(placed: dict[int, Placement]) -> dict[str, Any] | None:
     """The sound published models and the report's own, as the page's script draws them."""
     own = [
-        {"group": number, "symmetry": p.symmetry, "directionality": p.directionality}
+        {"group": number, "symmetry": p.symmetry.value, "directionality": p.directionality.value}
         for number, p in placed.items()
-        if p.symmetry is not None
+        if p.symmetry and p.directionality
     ]
     columns = ("name", "stack", "symmetry", "directionality")
     sound = published().filter("sound").unique("model", keep="last", maintain_order=True)

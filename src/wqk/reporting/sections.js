@@ -31,7 +31,7 @@ function drawLayers(chosen) {
 
 function layerCurve(group, {layers, heads}, score) {
   const x = layers.map((row) => row.layer);
-  const line = {color: seriesColour(group.index), width: 2};
+  const line = {color: seriesColour(group.index), width: 2, dash: seriesDash(group.index)};
   const curves = [{
     x,
     y: layers.map((row) => row[score]),
@@ -41,7 +41,8 @@ function layerCurve(group, {layers, heads}, score) {
     marker: {size: 6},
     hovertemplate: `layer %{x}: %{y:.3f}`,
   }];
-  if (score === 'symmetry') {
+  const few = GROUPS.length <= SIDE_BY_SIDE;
+  if (few && score === 'symmetry') {
     curves.unshift({
       x,
       y: layers.map((row) => row.symmetry_null),
@@ -52,7 +53,7 @@ function layerCurve(group, {layers, heads}, score) {
       hovertemplate: `layer %{x}: %{y:.3f}`,
     });
   }
-  if (heads.length && GROUPS.length <= SIDE_BY_SIDE) {
+  if (few && heads.length) {
     const parts = [...grouped(heads, 'layer')];
     const at = (q) => parts.map(([, rows]) => quantile(rows.map((row) => row[score]), q));
     curves.unshift(band(parts.map(([layer]) => layer), at(0.25), at(0.75), seriesColour(group.index, 0.13)));
@@ -71,7 +72,6 @@ function courseColumn() {
 function drawCourse(chosen) {
   const [values, column] = courseColumn();
   const other = column === 'step' ? 'distance' : 'step';
-  document.querySelector('#course .axis').textContent = column === 'step' ? 'training' : 'distance';
   const courses = GROUPS.filter((group) => group[values].length > 1).map((group) => {
     const fixed = notAfter(group[`${other}s`], chosen[other]);
     return {group, layers: group.rows.filter((row) => row.head === null && row[other] === fixed)};
@@ -102,7 +102,7 @@ function courseCurve(group, layers, column, score, courses) {
     name: plain(group.label),
     mode: 'lines+markers',
     marker: {size: 4},
-    line: {color: seriesColour(group.index), width: 2.5},
+    line: {color: seriesColour(group.index), width: 2.5, dash: seriesDash(group.index)},
     hovertemplate: `${column} %{x}: median %{y:.3f}`,
   };
   const single = courses > 1 ? [] : [...grouped(layers, 'layer')].map(([layer, rows]) => ({
@@ -122,8 +122,8 @@ function drawHeads(chosen) {
   const looks = shownGroups(chosen)
     .map((group) => ({group, heads: look(group, chosen).heads}))
     .filter(({heads}) => heads.length);
-  panels(document.getElementById('map'), looks, (shown) => headMap(shown, chosen));
-  panels(document.querySelector('#heads .dots'), looks, headDots);
+  const figures = looks.flatMap((shown) => [() => headMap(shown, chosen), () => headDots(shown)]);
+  panels(drawing('heads'), figures, (draw) => draw());
 }
 
 /** Layers down, heads across. */
@@ -153,7 +153,7 @@ function headMap({group, heads}, {score, order}) {
     layout: layout(
       wholeAxis(order === 'score' ? 'rank within the layer' : 'head', across, {range: [-0.5, across + 0.5], showgrid: false}),
       downwards('layer', largest(heads, 'layer')),
-      {height: Math.min(640, Math.max(220, 90 + 16 * layers.length))},
+      {height: Math.min(640, Math.max(340, 90 + 16 * layers.length))},
     ),
   };
 }
@@ -171,7 +171,7 @@ function headDots({group, heads}) {
         size: heads.length > 2000 ? 3 : 6,
         color: heads.map((row) => row.layer),
         colorscale: [[0, seriesColour(group.index, 0.25)], [1, seriesColour(group.index)]],
-        colorbar: colourBar('layer'),
+        colorbar: {...colourBar('layer'), tickformat: 'd', nticks: 6},
         line: {width: 0.5, color: seriesColour(group.index)},
       },
       hovertemplate: 'layer %{customdata[0]}, head %{customdata[1]}'
@@ -249,7 +249,7 @@ function ownDot({group, symmetry, directionality}) {
     y: [directionality],
     name: plain(GROUPS[group].label),
     mode: 'markers',
-    marker: {size: 14, symbol: 'star', color: seriesColour(group), line: {width: 1, color: colour('ink')}},
+    marker: {size: 14, symbol: seriesSymbol(group), color: seriesColour(group), line: {width: 1, color: colour('ink')}},
     hovertemplate: 'symmetry %{x:.3f}, directionality %{y:.3f}',
   };
 }

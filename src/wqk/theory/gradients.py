@@ -134,7 +134,7 @@ class LayerGradient:
 
     def _weights(self, head: int | None) -> np.ndarray:
         """β of one head, or summed over heads, (B, I, J)."""
-        return self.beta.sum(axis=1) if head is None else self.beta[:, head]
+        return np.asarray(self.beta.sum(axis=1) if head is None else self.beta[:, head])
 
 
 def gradients(

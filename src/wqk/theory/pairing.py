@@ -1,4 +1,4 @@
-"""Theorems 2.4 and S1.14, Remark S1.15: do β_ij and β_ji pair up, and is the update symmetric?
+"""Theorems 2.4 and S1.14, Remark S1.15: how β_ij and β_ji pair up, and how symmetric that is.
 
 The theorem assumes that β_ij and β_ji have one sign and about one size, so that each pair of tokens
 adds a nearly symmetric matrix β_ij K_ij + β_ji K_ijᵀ. Under a causal mask one of the two is 0. With

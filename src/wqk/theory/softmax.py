@@ -38,7 +38,7 @@ class SoftmaxEffect:
     cosine, correlation
         Of the two sets of coefficients; without and with their means taken off.
     agreement
-        Share of pairs for which both have one sign; half of them by chance.
+        Share of pairs for which both have one sign, where neither is 0; half of them by chance.
     relative_error
         ‖β − c e‖ / ‖β‖ with the best c: what no learning rate can make up for.
     row_sums
@@ -96,7 +96,7 @@ def softmax_effect(gradient: LayerGradient) -> SoftmaxEffect:
         application=gradient.application,
         cosine=cosine,
         correlation=_cosine(beta - beta.mean(), error - error.mean()),
-        agreement=float((beta * error > 0).mean()),
+        agreement=float((beta * error > 0)[beta * error != 0].mean()),
         relative_error=float(np.sqrt(max(0.0, 1 - cosine**2))),
         row_sums=float(np.abs(gradient.beta.sum(-1)).max() / np.abs(gradient.beta).sum(-1).max()),
         row_sums_without=float(np.median(_one_sidedness(without.beta))),

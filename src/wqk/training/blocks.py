@@ -80,4 +80,5 @@ def _starts(tokens: npt.NDArray[Any], block: int) -> int:
 def _gather(
     tokens: npt.NDArray[Any], starts: npt.NDArray[np.int64], block: int
 ) -> npt.NDArray[np.int64]:
-    return tokens[starts[:, None] + np.arange(block)].astype(np.int64)
+    blocks: npt.NDArray[np.int64] = tokens[starts[:, None] + np.arange(block)].astype(np.int64)
+    return blocks

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any
 
 from wqk.errors import RunError
@@ -19,9 +19,12 @@ from wqk.errors import RunError
 INITIALIZATIONS = ("random", "symmetric", "indefinite", "paired", "skew", "mimetic")
 
 
-def _option(description: str, **bounds: Any) -> Any:
-    """A field with its help, and its choices or its least and greatest value."""
-    return field(metadata={"help": description, **bounds})
+def _option(description: str, *, default: Any = MISSING, **bounds: Any) -> Any:
+    """A field with its help, and its choices or its least and greatest value.
+
+    Runs that were recorded before there was such a field have its default.
+    """
+    return field(default=default, metadata={"help": description, **bounds})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +61,9 @@ class Recipe:
     initial_std: float | None = _option("Standard deviation of initial weights.", above=0)
     attention: str = _option("transformers' implementation.", choices=("sdpa", "eager"))
     init: str = _option("How queries and keys start.", choices=INITIALIZATIONS)
+    init_keep_norm: bool = _option(
+        "Scale what init sets to the norm that a random start has.", default=False
+    )
     penalty: str = _option(
         "What to add to the loss (S147, S148).", choices=("none", "symmetric", "skew")
     )
@@ -110,9 +116,10 @@ class Recipe:
         RunError
             Fields are missing, unknown or wrong.
         """
-        names = {entry.name for entry in fields(cls)}
-        if odd := sorted(names ^ set(values)):
-            raise RunError(f"recipe: has {len(names)} fields; missing or unknown: {', '.join(odd)}")
+        needed = {entry.name for entry in fields(cls) if entry.default is MISSING}
+        known = {entry.name for entry in fields(cls)}
+        if odd := sorted((needed - set(values)) | (set(values) - known)):
+            raise RunError(f"recipe: fields are missing or unknown: {', '.join(odd)}")
         return cls(**values)
 
     def keeps(self, step: int) -> bool:
@@ -161,6 +168,7 @@ _COMMON: dict[str, Any | Callable[[Chosen], Any]] = {
     "intermediate": lambda chosen: 4 * chosen["width"],
     "attention": "sdpa",
     "init": "random",
+    "init_keep_norm": False,
     "penalty": "none",
     "penalty_weight": 0.0,
     "schedule": "linear",
@@ -307,6 +315,14 @@ _RULES: list[tuple[Callable[[Recipe], bool], str]] = [
 ]
 
 
+_BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
+    "choices": ("one of", lambda value, choices: value in choices),
+    "least": ("at least", lambda value, least: bool(value >= least)),
+    "above": ("greater than", lambda value, above: bool(value > above)),
+    "below": ("less than", lambda value, below: bool(value < below)),
+}
+
+
 def _checked(name: str, value: Any, annotation: Any, bounds: Mapping[str, Any]) -> Any:
     """The value, whole numbers as floats where floats are wanted."""
     wanted = str(annotation).removesuffix(" | None")
@@ -314,22 +330,16 @@ def _checked(name: str, value: Any, annotation: Any, bounds: Mapping[str, Any]) 
         return None
     if wanted == "float" and type(value) is int:
         value = float(value)
-    types = {"str": str, "int": int, "float": float}
+    types = {"str": str, "int": int, "float": float, "bool": bool}
     if type(value) is not types.get(wanted, type(value)) or (
         wanted.startswith("Mapping") and not isinstance(value, Mapping)
     ):
         raise RunError(f"recipe: {name} is of type {wanted}, got {value!r}")
-    limits = [
-        ("one of {}", "choices", lambda limit: value in limit),
-        ("at least {}", "least", lambda limit: value >= limit),
-        ("greater than {}", "above", lambda limit: value > limit),
-        ("less than {}", "below", lambda limit: value < limit),
-    ]
-    for phrase, bound, holds in limits:
-        if bound in bounds and not holds(bounds[bound]):
+    for bound, (phrase, holds) in _BOUNDS.items():
+        if bound in bounds and not holds(value, bounds[bound]):
             shown = bounds[bound]
             listed = ", ".join(shown) if isinstance(shown, tuple) else shown
-            raise RunError(f"recipe: {name} is {phrase.format(listed)}, got {value!r}")
-    if wanted == "float" and not math.isfinite(value):
+            raise RunError(f"recipe: {name} is {phrase} {listed}, got {value!r}")
+    if isinstance(value, float) and not math.isfinite(value):
         raise RunError(f"recipe: {name} is a finite number, got {value!r}")
     return value

@@ -52,6 +52,8 @@ class RunTrainer(Trainer):  # type: ignore[misc]
     batch every process takes its own rows.
     """
 
+    control: Any
+
     def __init__(
         self,
         model: PreTrainedModel,
@@ -80,7 +82,7 @@ class RunTrainer(Trainer):  # type: ignore[misc]
 
     # What is trained on
 
-    def get_train_dataloader(self) -> BatchNumbers:  # type: ignore[override]
+    def get_train_dataloader(self) -> BatchNumbers:
         """Numbers instead of tensors: a gather from the memory map needs no workers."""
         per_step = self.recipe.accumulation
         return BatchNumbers(self.recipe.steps * per_step, lambda: self.state.global_step * per_step)

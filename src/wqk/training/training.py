@@ -75,7 +75,7 @@ def train(
         torch, transformers or accelerate are not installed.
     """
     try:
-        import accelerate  # noqa: F401
+        import accelerate  # type: ignore[import-untyped]  # noqa: F401
         import torch  # noqa: F401
 
         from wqk.monitor import ScoreCallback
@@ -269,10 +269,9 @@ def _quiet_transformers() -> Iterator[None]:
 
 def _initialize(model: PreTrainedModel, recipe: Recipe) -> None:
     """Set queries and keys as the recipe says."""
-    if recipe.init != "random":
-        from wqk.initialization import initialize_
+    from wqk.initialization import initialize_
 
-        initialize_(model, recipe.init, seed=recipe.seed)
+    initialize_(model, recipe.init, seed=recipe.seed, keep_norm=recipe.init_keep_norm)
 
 
 def _penalty(model: PreTrainedModel, recipe: Recipe) -> Callable[[], Any] | None:

@@ -78,9 +78,7 @@ def _random(evidence: Evidence) -> list[Finding]:
             "0 on average",
             f"{limits.directionality:+.3f} ± {limits.directionality_error:.3f}; deviation "
             f"{limits.directionality_deviation:.2f}, by excess {limits.excess_deviation:.2f}",
-            "holds"
-            if near(limits.directionality, 0, limits.directionality_error)
-            else "fails",
+            "holds" if near(limits.directionality, 0, limits.directionality_error) else "fails",
             numbers,
         ),
     ]

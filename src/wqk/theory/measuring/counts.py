@@ -44,10 +44,10 @@ def _ratio_from_left_to_right(evidence: Evidence) -> Finding:
         min(row["types"] - row["types_error"], row["mass"] - row["mass_error"]) > 0.5
         for row in numbers
     ]
-    bits = ", ".join(f"{row['cut']} {1000 * row['position_bits']:.1f}" for row in numbers)
+    places = ", ".join(f"{row['cut']} {1000 * row['position_bits']:.1f}" for row in numbers)
     return Finding(
         "Theorem S1.12, Equation S96: most tokens are context more often than prediction",
-        f"a token's place in its piece tells which token it is; millibits: {bits}",
+        f"a token's place in its piece tells which token it is; millibits: {places}",
         "μ_c/μ_p > 1 for most tokens (Proposition S1.10)",
         f"above 1: {shown}",
         "holds" if all(most) else "holds in part" if any(most) else "fails",

@@ -78,9 +78,9 @@ def _simulated(evidence: Evidence) -> Finding:
     return Finding(
         "Proposition S1.8: a context token makes columns grow by Tr(Σ)/(d Σ_mm) more than row m",
         "centred, independent, isotropic context tokens: drawn so, Σ from the embeddings",
-        "E‖column‖² / E‖row m‖² = Tr(Σ)/(d Σ_mm)",
-        f"expected {growth.expected.min():.2f} to {growth.expected.max():.2f}; in the 95 % interval "
-        f"for {inside:.0%} of the rows",
+        "E‖column‖² / E‖row m‖² is that",
+        f"expected {growth.expected.min():.2f} to {growth.expected.max():.2f}; in the 95 % "
+        f"interval for {inside:.0%} of the rows",
         verdict,
         tuple(
             {"row": m, **dict(zip(growth._fields, map(float, values), strict=True))}

@@ -134,9 +134,9 @@ def parse(content: bytes, path: Path) -> Header:
         fields = json.loads(content, parse_constant=_no_such_number)
         _expect(isinstance(fields, dict), "expected a JSON object")
         _expect(fields.get("format") == FORMAT, f"expected the format {FORMAT!r}")
-        if fields.get("version") != VERSION:
+        if _count(fields, "version") != VERSION:
             raise CorpusError(
-                f"{path}: version {fields.get('version')!r} of the format; this wqk reads "
+                f"{path}: version {fields['version']} of the format; this wqk reads "
                 f"version {VERSION}: build the store again"
             )
         header = _header(fields)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 # Of BERT, and of the paper (Table S1).
 VOCABULARY_SIZE = 30_522
+# Single characters and special tokens need room.
+FEWEST_PIECES = 100
 # With the four special tokens, 128 ids.
 ALPHABET = 124
 
@@ -80,11 +82,9 @@ class CorpusOptions:
         else:
             self._excludes("text words", "characters")
         if isinstance(self.vocabulary, int):
-            _within("vocabulary", self.vocabulary, 100, 1 << 24)
+            _at_least("vocabulary", self.vocabulary, FEWEST_PIECES)
         for name in ("characters", "max_documents", "max_characters"):
-            value = getattr(self, name)
-            if value is not None:
-                _within(name, value, 1, 1_114_112 if name == "characters" else 1 << 62)
+            _at_least(name, getattr(self, name), 1)
         some = self.held_out
         if some is not None and not (0 <= some < 1 or (some >= 1 and float(some).is_integer())):
             raise CorpusError(
@@ -152,6 +152,6 @@ def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
         raise CorpusError(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
 
 
-def _within(name: str, value: int, low: int, high: int) -> None:
-    if not low <= value <= high:
-        raise CorpusError(f"{name}: expected {low:,} to {high:,}, got {value:,}")
+def _at_least(name: str, value: int | None, fewest: int) -> None:
+    if value is not None and value < fewest:
+        raise CorpusError(f"{name.replace('_', '-')}: expected {fewest} or more, got {value}")

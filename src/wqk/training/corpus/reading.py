@@ -103,8 +103,7 @@ def _open_zstandard(path: Path) -> BinaryIO:
         import pyarrow  # type: ignore[import-untyped]
     except ImportError:
         raise MissingPackage(f"{path}: .zst needs pyarrow: pip install 'wqk[train]'") from None
-    stream: BinaryIO = pyarrow.input_stream(str(path), compression="zstd")
-    return stream
+    return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"))
 
 
 def _sound(text: str) -> str:

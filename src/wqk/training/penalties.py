@@ -1,0 +1,130 @@
+"""Terms of the loss that pull the forms towards symmetry, or towards skew-symmetry.
+
+With s the symmetry of a form M, the two ratios of the paper are functions of it alone:
+
+=============  ===========================  ===========  ==================
+kind           ratio                        in s         least, at
+=============  ===========================  ===========  ==================
+``symmetric``  ‖M‖² / ‖M_s‖² (S147)         2/(1 + s)    1, at s = 1
+``skew``       ‖M‖² / ‖M_n‖² (S148)         2/(1 − s)    1, at s = −1
+=============  ===========================  ===========  ==================
+
+(The paper says that S148 leads to s = 0.) Each has a pole at the other end, where the part in the
+denominator is gone. `FLOOR` parts of ‖M‖² are added there, 2/(1 ± s + FLOOR), so that value and
+gradient stay finite: at most 2/FLOOR, and downhill all the way but for the pole itself, which is
+a point of rest.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from wqk._typing import Array, Float
+from wqk.attention import attention_plans, load_attention
+from wqk.checkpoints.live import Parameters
+from wqk.errors import CheckpointError, FormError
+from wqk.scores import symmetry
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from wqk.families import AttentionPlan
+
+# Sign of s in the denominator.
+SIGNS = {"symmetric": 1.0, "skew": -1.0}
+
+# Share of ‖M‖² that the denominator never falls below: far above the rounding of s in float32.
+FLOOR = 1e-4
+
+
+class Penalty:
+    """The mean penalty over a model's self-attention layers, as a function of its live weights.
+
+    Tensors are found once; a call forms each layer's factors from the parameters themselves, so
+    that gradients reach them. Under autocast it computes in float32 all the same. The caller
+    multiplies with a weight and adds it to the loss (S146).
+
+    Parameters
+    ----------
+    model
+        An `nn.Module` of `transformers`.
+    kind
+        ``symmetric`` or ``skew``.
+    layers
+        Numbers of the layers that count, in every stack; None for all.
+    heads
+        Whether the mean is over single heads instead of layers. A layer's form can be symmetric
+        without that its heads' are.
+
+    Raises
+    ------
+    FormError
+        There is no such kind.
+    UnknownFamily
+        The model's queries and keys cannot be found.
+    CheckpointError
+        It has no such layers, or its weights are not here.
+
+    Examples
+    --------
+    >>> import torch, transformers
+    >>> config = transformers.BertConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4)
+    >>> model = transformers.BertModel(config)
+    >>> penalty = Penalty(model, "symmetric")
+    >>> (0.1 * penalty()).backward()
+    >>> bool(model.encoder.layer[0].attention.self.query.weight.grad.any())
+    True
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        kind: str,
+        layers: Sequence[int] | None = None,
+        heads: bool = False,
+    ) -> None:
+        if kind not in SIGNS:
+            raise FormError(f"a penalty is one of {', '.join(SIGNS)}, got {kind!r}")
+        self._sign, self._heads = SIGNS[kind], heads
+        self._parameters = Parameters(model)
+        self._plans = _chosen(attention_plans(self._parameters), layers, self._parameters.name)
+
+    def __call__(self) -> Float[Array, ""]:
+        """The penalty of the weights as they are now, a scalar tensor.
+
+        Zero forms, which have no symmetry, count as s = 0. Raises `NonFiniteWeights` where a weight
+        is not a number.
+        """
+        import torch
+
+        place = next(iter(self._parameters.arrays.values())).device
+        with torch.autocast(place.type, enabled=False):
+            scores = torch.cat([self._symmetry(plan) for plan in self._plans])
+            return (2 / (1 + self._sign * scores + FLOOR)).mean()
+
+    def _symmetry(self, plan: AttentionPlan) -> Float[Array, " forms"]:
+        attention = load_attention(self._parameters, plan)
+        form = attention.heads if self._heads else attention.form
+        scores: Any = symmetry(form)
+        return scores.nan_to_num(0.0).reshape(-1)
+
+
+def penalty(
+    model: Any, kind: str, layers: Sequence[int] | None = None, heads: bool = False
+) -> Float[Array, ""]:
+    """The value of a `Penalty` that is asked for once."""
+    return Penalty(model, kind, layers, heads)()
+
+
+def _chosen(
+    plans: Sequence[AttentionPlan], layers: Sequence[int] | None, name: str
+) -> list[AttentionPlan]:
+    """The self-attention of these layers."""
+    own = [plan for plan in plans if plan.rule.kind == "self"]
+    numbers = sorted({plan.layer for plan in own})
+    wanted = numbers if layers is None else list(layers)
+    if not wanted or not set(wanted) <= set(numbers):
+        raise CheckpointError(
+            f"{name}: a penalty needs layers with self-attention, which are {numbers}, got {wanted}"
+        )
+    return [plan for plan in own if plan.layer in wanted]

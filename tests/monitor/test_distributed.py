@@ -1,0 +1,41 @@
+"""Two processes, sharded or not, write what one process writes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.monitor import distributed_worker
+from tests.monitor.models import bert, train
+from tests.monitor.test_monitor import same
+
+import wqk
+from wqk.runs import read_table
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("distributed")
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "error", distributed_worker.__file__]
+    processes = [
+        subprocess.Popen([*command, str(rank), str(folder)], env=environment) for rank in (0, 1)
+    ]
+    assert [process.wait(timeout=120) for process in processes] == [0, 0]
+    return folder / "run"
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_two_processes_write_one_process_s_rows(folder: Path, tmp_path: Path, kind: str) -> None:
+    alone = train(bert(), tmp_path / "run" / "scores.jsonl", distributed_worker.STEPS)
+    assert same(read_table(folder / f"{kind}.jsonl"), alone.table)
+    assert same(read_table(folder / f"{kind}-updates.jsonl"), alone.updates)
+    assert read_table(folder / f"{kind}.jsonl").metadata == alone.table.metadata
+
+
+def test_sharded_parameters_are_read_as_they_are_trained(folder: Path) -> None:
+    assert same(read_table(folder / "half.jsonl"), wqk.scan(bert()))

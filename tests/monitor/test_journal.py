@@ -1,0 +1,85 @@
+"""Files that are appended to: whatever tears them, whole rows stay and none comes twice."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+import wqk
+from wqk.monitor.journal import Journal
+from wqk.runs import read_table
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def rows(step: int) -> wqk.ScoreTable:
+    return wqk.ScoreTable.from_rows(
+        {"checkpoint": "ß", "step": step, "layer": layer, "symmetry": 0.5} for layer in range(3)
+    )
+
+
+def journal(path: Path) -> Journal:
+    made = Journal(path, gamma=2.0)
+    made.check()
+    return made
+
+
+def test_a_file_torn_at_any_byte_is_read_and_mended(tmp_path: Path) -> None:
+    path = tmp_path / "scores.jsonl"
+    whole = journal(path)
+    whole.begin(-1, {"gamma": 2.0})
+    for step in range(3):
+        whole.append(rows(step))
+    content = path.read_bytes()
+    for length in range(0, len(content), 43):
+        path.write_bytes(content[:length])
+        read = read_table(path).frame["step"].to_list()
+        assert read == [0, 0, 0, 1, 1, 1, 2, 2, 2][: len(read)]
+        assert len(read) == max(0, content[:length].count(b"\n") - 1)
+        mended = journal(path)
+        mended.begin(0, {"gamma": 2.0})
+        mended.append(rows(1))
+        table = wqk.ScoreTable.load(path)
+        assert table.frame["step"].to_list() == [0] * min(3, len(read)) + [1, 1, 1]
+        assert table.metadata["gamma"] == 2.0
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from tests.monitor.test_journal import journal, rows
+made = journal(Path(sys.argv[1]))
+made.begin(int(sys.argv[2]), {"gamma": 2.0})
+print("ready", flush=True)
+for step in range(int(sys.argv[2]) + 1, 10**6):
+    made.append(rows(step))
+"""
+
+
+def kill_one_writer(path: Path, keep: int, seconds: float) -> None:
+    command = [sys.executable, "-c", WRITER, str(path), str(keep)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        time.sleep(seconds)
+        process.send_signal(signal.SIGKILL)
+
+
+@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.campaign)])
+def test_killed_writers_leave_whole_rows(tmp_path: Path, kills: int) -> None:
+    path, keep = tmp_path / "scores.jsonl", -1
+    for kill in range(kills):
+        kill_one_writer(path, keep, seconds=0.02 + 0.013 * kill)
+        steps = read_table(path).frame["step"].to_list()
+        assert steps == sorted(steps)
+        assert all(steps.count(step) == 3 for step in set(steps[:-3]))
+        keep = max(steps) - 2
+    journal(path).begin(keep, {"gamma": 2.0})
+    frame = wqk.ScoreTable.load(path).frame
+    assert frame["step"].to_list() == [step for step in range(keep + 1) for _ in range(3)]
