@@ -15,7 +15,9 @@ A killed run leaves whole lines and at most one torn last line, which is not rea
 from __future__ import annotations
 
 import json
+import os
 import re
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +30,7 @@ from wqk.files import write_whole
 from wqk.tables import ScoreTable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from os import PathLike
 
 SETTINGS, METRICS, SCORES, UPDATES = "run.json", "metrics.jsonl", "scores.jsonl", "updates.jsonl"
@@ -162,6 +164,27 @@ def create_run(folder: str | PathLike[str], settings: Mapping[str, Any]) -> Run:
     content = json.dumps(dict(settings), indent=2, ensure_ascii=False) + "\n"
     write_whole(folder / SETTINGS, content.encode())
     return Run(folder, dict(settings))
+
+
+@contextmanager
+def one_writer(folder: Path) -> Iterator[None]:
+    """Keep other processes from training in the same folder; the lock ends with the process.
+
+    Raises
+    ------
+    RunError
+        Another process holds the lock.
+    """
+    import fcntl
+
+    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise RunError(f"{folder}: another process is training here; wait until it ends") from None
+    finally:
+        os.close(descriptor)
 
 
 def append_line(path: Path, record: Mapping[str, Any]) -> None:

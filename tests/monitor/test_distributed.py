@@ -19,11 +19,14 @@ from wqk.runs import read_table
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("distributed")
-    root = Path(__file__).parents[2]
-    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "error", distributed_worker.__file__]
+    command = [sys.executable, "-W", "error", "-m", "tests.monitor.distributed_worker"]
     processes = [
-        subprocess.Popen([*command, str(rank), str(folder)], env=environment) for rank in (0, 1)
+        subprocess.Popen(
+            [*command, str(rank), str(folder)],
+            cwd=Path(__file__).parents[2],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        for rank in (0, 1)
     ]
     assert [process.wait(timeout=120) for process in processes] == [0, 0]
     return folder / "run"

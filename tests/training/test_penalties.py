@@ -234,7 +234,7 @@ def test_cross_attention_is_left_out():
 def test_what_cannot_be_penalised_is_refused():
     with pytest.raises(FormError, match="one of symmetric, skew, got 'orthogonal'"):
         penalty(bert(), "orthogonal")
-    with pytest.raises(CheckpointError, match="expected an nn.Module, got dict"):
+    with pytest.raises(CheckpointError, match=r"expected an nn\.Module, got dict"):
         penalty({}, "skew")
     with torch.device("meta"), pytest.raises(CheckpointError, match="on the meta device"):
         penalty(bert(), "skew")

@@ -3,7 +3,7 @@
 from wqk.atlas.comparison import Comparison, compare
 from wqk.atlas.medians import summarise, survey_table
 from wqk.atlas.paper_tables import TrainingResult, paper_table
-from wqk.atlas.placing import Placement, place
+from wqk.atlas.placing import Placement, place, sound_models
 from wqk.atlas.published import Flag, flags, lookup, published
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "paper_table",
     "place",
     "published",
+    "sound_models",
     "summarise",
     "survey_table",
 ]

@@ -80,7 +80,7 @@ class Placement:
 def place(table: ScoreTable) -> list[Placement]:
     """Where the medians of a scan stand among the published rows that are sound.
 
-    Every published model counts once, with its last row.
+    The published models are those of `sound_models`.
 
     Returns
     -------
@@ -113,13 +113,20 @@ def _position(value: float | None, score: str) -> Position | None:
     sign = _SIGNS[score]
     standings = []
     for stack in ("encoder", "decoder"):
-        others = _models().filter(stack=stack)[score].drop_nulls()
+        others = sound_models().filter(stack=stack)[score].drop_nulls()
         exceeded = others.filter(sign * others < sign * round(value, 2))
         standings.append(Standing(len(exceeded), len(others)))
     return Position(value, *standings)
 
 
 @cache
-def _models() -> pl.DataFrame:
-    """Every sound published model once."""
-    return published().filter("sound").unique(subset="model", keep="last")
+def sound_models() -> pl.DataFrame:
+    """Every sound published model once, with its last row.
+
+    Examples
+    --------
+    >>> sound_models()["stack"].value_counts(sort=True).rows()
+    [('encoder', 24), ('decoder', 15)]
+    """
+    rows = published().filter("sound")
+    return rows.unique(subset="model", keep="last", maintain_order=True)

@@ -18,13 +18,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from wqk.runs import Run
+    from wqk.training.progress import TrainingProgress
     from wqk.training.recipe import Recipe
-    from wqk.training.training import TrainingProgress
 
 
 @contextmanager
 def progress(recipe: Recipe) -> Iterator[Callable[[TrainingProgress], None]]:
-    """A bar on a terminal; in a pipe a line for each held-out loss."""
+    """A bar on a terminal; in a pipe a line for each held-out loss; of one process only."""
+    if not _is_first_process():
+        yield lambda done: None
+        return
     if not sys.stderr.isatty():
         yield _print_held_out
         return
@@ -45,6 +48,10 @@ def progress(recipe: Recipe) -> Iterator[Callable[[TrainingProgress], None]]:
         yield update
 
 
+def _is_first_process() -> bool:
+    return os.environ.get("RANK", "0") == "0"  # as torchrun says it
+
+
 def _print_held_out(done: TrainingProgress) -> None:
     if done.held_out_is_new:
         display.say(f"step {done.steps_done}/{done.steps}: {state(done)}")
@@ -55,7 +62,7 @@ def state(done: TrainingProgress) -> str:
 
     Examples
     --------
-    >>> from wqk.training.training import TrainingProgress
+    >>> from wqk.training.progress import TrainingProgress
     >>> state(TrainingProgress(20, 100, 2.5, 2.625, 24_000.0, True))
     'loss 2.500, held out 2.625, 24,000 tokens/s'
     """
@@ -68,7 +75,7 @@ def state(done: TrainingProgress) -> str:
 
 def print_outcome(run: Run) -> None:
     """The end of a run in two lines; of several processes only the first speaks."""
-    if int(os.environ.get("RANK", "0")):
+    if not _is_first_process():
         return
     held_out = run.metrics.drop_nulls("held_out_loss")["held_out_loss"]
     last = run.metrics.filter(pl.col("seconds").is_not_null()).row(-1, named=True)

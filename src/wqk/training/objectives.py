@@ -22,6 +22,17 @@ class Task(NamedTuple):
     rows: Tensor
     targets: Tensor
 
+    def part(self, number: int, parts: int) -> Task:
+        """One of equal parts by blocks; of one part, all of it."""
+        batch, block = self.inputs.shape
+        blocks, predictions = batch // parts, len(self.rows) // parts
+        own = slice(number * predictions, (number + 1) * predictions)
+        return Task(
+            self.inputs[number * blocks : (number + 1) * blocks],
+            self.rows[own] - number * blocks * block,
+            self.targets[own],
+        )
+
 
 @dataclass(frozen=True)
 class Masking:

@@ -1,12 +1,11 @@
 """transformers' Trainer, fed with our blocks and tasks; import this file late, it needs torch.
 
-Axis letters: B batch, N tokens of a block.
+Axis letters: B batch, N tokens of a block, P predictions.
 """
 
 from __future__ import annotations
 
 import math
-import shutil
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,8 @@ from wqk.errors import RunError
 from wqk.runs import METRICS, append_line
 from wqk.training.blocks import HELD_OUT_MASKS, MASKS, draw_blocks, spaced_blocks, stream_seed
 from wqk.training.objectives import OBJECTIVES, Masking, RowSelection, Task, loss_of
+from wqk.training.progress import TrainingProgress
+from wqk.training.saving import STAGING, clear_staging, publish, thin_out, tokenizer_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
 
     from wqk.training.corpus.store import TokenStore
     from wqk.training.recipe import Recipe
-
-# Checkpoints are written in here and renamed out of it when complete.
-STAGING = ".saving"
 
 
 class BatchNumbers:
@@ -48,8 +46,8 @@ class BatchNumbers:
 class RunTrainer(Trainer):  # type: ignore[misc]
     """Trains a model by a recipe and keeps the run's metrics and checkpoints.
 
-    Batches, masks and held-out blocks are functions of the seed and the batch's number; of each
-    batch every process takes its own rows.
+    Blocks and masks are functions of the seed and the batch's number. All processes draw them
+    alike, and each takes its own rows.
     """
 
     control: Any
@@ -60,25 +58,23 @@ class RunTrainer(Trainer):  # type: ignore[misc]
         recipe: Recipe,
         corpus: TokenStore,
         arguments: TrainingArguments,
-        penalty: Callable[[], torch.Tensor] | None,
         seconds: float,
     ) -> None:
         super().__init__(model=model, args=arguments)
         self.remove_callback(PrinterCallback)
-        self.recipe, self.penalty = recipe, penalty
+        self.loss_is_scaled_for_ga = False  # ours is each batch's mean
+        self.recipe, self.folder = recipe, Path(arguments.output_dir)
         self.tokens = {split: corpus.tokens(split) for split in ("train", "held_out")}
-        self.folder = Path(arguments.output_dir)
+        self.tokenizer_files = tokenizer_files(corpus, recipe.block)
         self.selection = RowSelection(model)
         self.masking = Masking(
             recipe.mask_share, recipe.corruption, corpus.special["mask"], corpus.vocabulary_size
         )
-        self.draw = torch.Generator(device=self.args.device)
+        self.generator = torch.Generator(device=self.args.device)
+        self.penalty = _penalty(model, recipe)
         self.penalty_sum = torch.zeros((), device=self.args.device)
         self.logged_step = 0
-        self.seconds, self.resumed_at = seconds, time.perf_counter()
-        self.loss_is_scaled_for_ga = False
-        share = recipe.batch // self.args.world_size
-        self.own = slice(self.args.process_index * share, (self.args.process_index + 1) * share)
+        self.seconds, self.started = seconds, time.perf_counter()
 
     # What is trained on
 
@@ -87,24 +83,21 @@ class RunTrainer(Trainer):  # type: ignore[misc]
         per_step = self.recipe.accumulation
         return BatchNumbers(self.recipe.steps * per_step, lambda: self.state.global_step * per_step)
 
-    def _task(self, blocks: Any, stream: int, index: int, own: slice) -> Task:
-        """A batch's task, drawn for all processes alike; this one's rows of it."""
-        whole = torch.from_numpy(blocks).to(self.args.device, non_blocking=True)
-        self.draw.manual_seed(stream_seed(self.recipe.seed, stream, index))
-        task = OBJECTIVES[self.recipe.objective](whole, self.masking, self.draw)
-        if own == slice(0, len(whole)):
-            return task
-        each = len(task.rows) // len(whole)
-        mine = slice(own.start * each, own.stop * each)
-        first = own.start * whole.shape[1]
-        return Task(task.inputs[own], task.rows[mine] - first, task.targets[mine])
+    def _task(self, blocks: Any, stream: int, index: int) -> Task:
+        """A whole batch's task."""
+        batch = torch.from_numpy(blocks).to(self.args.device)
+        self.generator.manual_seed(stream_seed(self.recipe.seed, stream, index))
+        return OBJECTIVES[self.recipe.objective](batch, self.masking, self.generator)
 
     def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> torch.Tensor:
-        """Mean cross-entropy of one batch, in nats, and the weighted penalty."""
+        """Mean cross-entropy of this process's part of a batch, in nats; the weighted penalty."""
         recipe, index = self.recipe, inputs["index"]
-        tokens = self.tokens["train"]
-        blocks = draw_blocks(tokens, recipe.block, recipe.batch, seed=recipe.seed, index=index)
-        loss = loss_of(model, self.selection, self._task(blocks, MASKS, index, self.own))
+        blocks = draw_blocks(
+            self.tokens["train"], recipe.block, recipe.batch, seed=recipe.seed, index=index
+        )
+        task = self._task(blocks, MASKS, index)
+        part = task.part(self.args.process_index, self.args.world_size)
+        loss = loss_of(model, self.selection, part)
         if self.penalty is None:
             return loss
         penalty = self.penalty()
@@ -119,20 +112,16 @@ class RunTrainer(Trainer):  # type: ignore[misc]
 
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
         """Mean loss in nats over the same held-out blocks, under the same masks, every time."""
-        recipe, world = self.recipe, self.args.world_size
-        with self._clock_stopped(), torch.inference_mode():
+        recipe = self.recipe
+        blocks = spaced_blocks(self.tokens["held_out"], recipe.block, recipe.held_out_blocks)
+        total = torch.zeros(2, dtype=torch.float64, device=self.args.device)
+        with self._clock_stopped(), torch.no_grad():
             self.model.eval()
-            blocks = spaced_blocks(self.tokens["held_out"], recipe.block, recipe.held_out_blocks)
-            total = torch.zeros(2, dtype=torch.float64, device=self.args.device)
-            batch = max(1, recipe.batch // world)
-            for index, start in enumerate(range(0, len(blocks), batch)):
-                if index % world != self.args.process_index:
-                    continue
-                piece = blocks[start : start + batch]
-                task = self._task(piece, HELD_OUT_MASKS, index, slice(0, len(piece)))
-                with self.accelerator.autocast():
+            for index, start in enumerate(range(0, len(blocks), recipe.batch)):
+                if index % self.args.world_size == self.args.process_index:
+                    task = self._task(blocks[start : start + recipe.batch], HELD_OUT_MASKS, index)
                     loss = loss_of(self.model, self.selection, task)
-                total += torch.stack((loss * len(task.rows), loss.new_tensor(len(task.rows))))
+                    total += torch.stack((loss * len(task.rows), loss.new_tensor(len(task.rows))))
             total = self.accelerator.reduce(total, reduction="sum")
             self.model.train()
         held_out = {"held_out_loss": (total[0] / total[1]).item()}
@@ -144,60 +133,52 @@ class RunTrainer(Trainer):  # type: ignore[misc]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add a line to the run's metrics, and tell the loggers the same."""
-        step = self.state.global_step
         if "loss" in logs:
-            logs = {name: logs[name] for name in ("loss", "learning_rate")}
-            if self.penalty is not None:
-                mean = self.penalty_sum.item() / (step - self.logged_step)
-                logs |= {"loss": logs["loss"] - self.recipe.penalty_weight * mean, "penalty": mean}
-                self.penalty_sum.zero_()
-            self.logged_step = step
-            per_step = self.recipe.accumulation * self.recipe.batch * self.recipe.block
-            logs |= {"tokens": step * per_step, "seconds": round(self._clock(), 3)}
-            if not math.isfinite(logs["loss"]):
-                raise RunError(
-                    f"the loss is {logs['loss']} at step {step}; try a lower learning rate, more "
-                    f"warmup or float32. Its checkpoints up to here are in {self.folder}"
-                )
-        if not logs.keys() & {"loss", "held_out_loss"} and "train_loss" in logs:
-            return  # transformers' closing summary
-        if self.is_world_process_zero() and logs.keys() & {"loss", "held_out_loss"}:
-            append_line(self.folder / METRICS, {"step": step, **logs})
+            logs = self._training_line(logs)
+        elif "held_out_loss" not in logs:
+            return  # the Trainer's closing summary
+        if self.is_world_process_zero():
+            append_line(self.folder / METRICS, {"step": self.state.global_step, **logs})
         super().log(logs, start_time)
+
+    def _training_line(self, logs: dict[str, float]) -> dict[str, float]:
+        """Means since the line before, and what has been spent so far."""
+        recipe, step = self.recipe, self.state.global_step
+        line = {name: logs[name] for name in ("loss", "learning_rate")}
+        if not math.isfinite(line["loss"]):
+            raise RunError(
+                f"the loss is {line['loss']} at step {step}; try a lower learning rate or more "
+                f"warmup. Earlier checkpoints are in {self.folder}"
+            )
+        if self.penalty is not None:
+            line["penalty"] = self.penalty_sum.item() / (step - self.logged_step)
+            line["loss"] -= recipe.penalty_weight * line["penalty"]
+            self.penalty_sum.zero_()
+        self.logged_step = step
+        line["tokens"] = step * recipe.accumulation * recipe.batch * recipe.block
+        line["seconds"] = round(self._clock(), 3)
+        return line
 
     def _get_output_dir(self, trial: Any) -> str:
         """Where checkpoints are written before they get their name."""
         return str(self.folder / STAGING)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Write a checkpoint whole or not at all; let go of the one before unless it is kept."""
-        staging, main = self.folder / STAGING, self.is_world_process_zero()
-        name = f"checkpoint-{self.state.global_step}"
-        if (self.folder / name).exists():
-            return
+        """Write a checkpoint whole or not at all; let go of earlier ones that are not kept."""
+        first = self.is_world_process_zero()
         with self._clock_stopped():
-            if main:
-                shutil.rmtree(staging, ignore_errors=True)
+            if first:
+                clear_staging(self.folder)
             self.accelerator.wait_for_everyone()
             super()._save_checkpoint(model, trial)
             self.accelerator.wait_for_everyone()
-            if main:
-                (staging / name).rename(self.folder / name)
-                staging.rmdir()
-                self._thin_out(self.state.global_step)
-
-    def _thin_out(self, newest: int) -> None:
-        """Earlier checkpoints go, or stay without what only resuming needs."""
-        for path in self.folder.glob("checkpoint-*"):
-            step = int(path.name.rpartition("-")[2])
-            if step < newest and not self.recipe.keeps(step):
-                shutil.rmtree(path)
-            elif step < newest and self.recipe.keep_checkpoints != "all":
-                (path / "optimizer.pt").unlink(missing_ok=True)
+            if first:
+                publish(self.folder, self.state.global_step, self.tokenizer_files)
+                thin_out(self.folder, self.state.global_step, self.recipe)
 
     def _clock(self) -> float:
         """Seconds of training so far, over all interruptions."""
-        return self.seconds + time.perf_counter() - self.resumed_at
+        return self.seconds + time.perf_counter() - self.started
 
     @contextmanager
     def _clock_stopped(self) -> Iterator[None]:
@@ -206,7 +187,7 @@ class RunTrainer(Trainer):  # type: ignore[misc]
         try:
             yield
         finally:
-            self.resumed_at = time.perf_counter()
+            self.started = time.perf_counter()
 
 
 class Cadence(TrainerCallback):  # type: ignore[misc]
@@ -216,18 +197,56 @@ class Cadence(TrainerCallback):  # type: ignore[misc]
         self.trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The state before the first step."""
+        """Record the state before the first step."""
         self.trainer.logged_step = state.global_step
         if state.global_step == 0:
             self.trainer.evaluate()
             if self.trainer.recipe.keeps(0):
                 self.trainer._save_checkpoint(self.trainer.model, None)
-        self.trainer.resumed_at = time.perf_counter()
+        self.trainer.started = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Each at its own cadence, and all of them after the last step."""
+        """Each at its own cadence, and all of them after the last step.
+
+        A checkpoint comes with a line of metrics, so that a resumed run writes the same lines.
+        """
         recipe, step = self.trainer.recipe, state.global_step
         last = step >= recipe.steps
-        control.should_log = last or step % recipe.log_every == 0
         control.should_evaluate = last or step % recipe.held_out_every == 0
         control.should_save = last or step % recipe.save_every == 0 or step in recipe.kept_steps
+        control.should_log = control.should_save or step % recipe.log_every == 0
+
+
+class Reporter(TrainerCallback):  # type: ignore[misc]
+    """Turns the run's metrics into progress."""
+
+    def __init__(self, steps: int, on_progress: Callable[[TrainingProgress], None]) -> None:
+        self.steps, self.on_progress = steps, on_progress
+        self.latest: dict[str, float] = {}
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        """Keep the latest of each number, and tell them."""
+        before, self.latest = self.latest, self.latest | logs
+        if "tokens" in before and "tokens" in logs:
+            passed = logs["seconds"] - before["seconds"]
+            if passed > 0:
+                self.latest["speed"] = (logs["tokens"] - before["tokens"]) / passed
+        self.on_progress(
+            TrainingProgress(
+                state.global_step,
+                self.steps,
+                self.latest.get("loss"),
+                self.latest.get("held_out_loss"),
+                self.latest.get("speed"),
+                "held_out_loss" in logs,
+            )
+        )
+
+
+def _penalty(model: PreTrainedModel, recipe: Recipe) -> Callable[[], torch.Tensor] | None:
+    """The penalty as a function of the live weights."""
+    if recipe.penalty == "none":
+        return None
+    from wqk.training.penalties import Penalty
+
+    return Penalty(model, recipe.penalty)

@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import platform
-from contextlib import contextmanager
-from dataclasses import dataclass
+import shutil
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wqk._version import __version__
 from wqk.errors import CorpusError, MissingPackage, RunError
-from wqk.runs import METRICS, Run, create_run, drop_after, open_run, read_lines
+from wqk.runs import METRICS, Run, create_run, drop_after, one_writer, open_run, read_lines
 from wqk.training.recipe import Recipe, differences
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from os import PathLike
 
     from transformers import PreTrainedModel, TrainingArguments
 
+    from wqk.initialization import Initialization
     from wqk.training.corpus.store import TokenStore
-
-
-@dataclass(frozen=True)
-class TrainingProgress:
-    """How far a run is: steps, and the latest losses (in nats) and speed, as far as known."""
-
-    steps_done: int
-    steps: int
-    loss: float | None
-    held_out_loss: float | None
-    tokens_per_second: float | None
-    held_out_is_new: bool
+    from wqk.training.progress import TrainingProgress
 
 
 def train(
@@ -41,13 +28,14 @@ def train(
     folder: str | PathLike[str],
     *,
     resume: bool = False,
-    report_to: tuple[str, ...] = (),
+    report_to: Sequence[str] = (),
     on_progress: Callable[[TrainingProgress], None] | None = None,
 ) -> Run:
-    """Train a model and leave a run's directory, or go on with one that was interrupted.
+    r"""Train a model and leave a run's directory, or go on with one that was interrupted.
 
     On one process of a CPU the result is a function of recipe, corpus, software and number of
-    threads, bit by bit, wherever it was interrupted.
+    threads, bit by bit, wherever it was interrupted. Under torchrun every process calls this alike;
+    each takes its share of every batch, and the first one writes.
 
     Parameters
     ----------
@@ -58,30 +46,45 @@ def train(
     folder
         The run's directory: made here, or, to resume, the one to go on in.
     resume
-        Go on from the last checkpoint.
+        Go on from the last checkpoint, or begin again where there is none.
     report_to
         transformers' loggers besides the run's own files, such as ``tensorboard``.
     on_progress
-        Called at every entry of the metrics.
+        Called at every entry of the metrics, in the first process.
 
     Raises
     ------
     RunError
-        There is a run already, or, to resume, none, or one of another recipe or corpus; or the loss
-        is no longer finite.
+        There is a run already, or, to resume, none, or one of another recipe or corpus; another
+        process is training there; or the loss is no longer finite.
     CorpusError
         The token store cannot be used.
+    UnknownFamily
+        It is not known which weights of the model are queries and keys.
     MissingPackage
         torch, transformers or accelerate are not installed.
+
+    Examples
+    --------
+    >>> from tempfile import mkdtemp
+    >>> from wqk.training.corpus import CorpusOptions, build_corpus
+    >>> from wqk.training.recipe import make_recipe
+    >>> place = Path(mkdtemp())
+    >>> _ = Path(place, "roses.txt").write_text("a rose is a rose\nis a rose is a rose\n" * 20)
+    >>> options = CorpusOptions(text="characters", document="line", held_out=1)
+    >>> store = build_corpus([place / "roses.txt"], place / "corpus", options)
+    >>> recipe = make_recipe("fast", layers=1, width=16, heads=2, block=8, batch=4, steps=3)
+    >>> run = train(recipe, store.folder, place / "run")
+    >>> run.metrics["step"].to_list(), [step for step, _ in run.checkpoints]
+    ([0, 1, 2, 3], [0, 1, 3])
     """
     try:
-        import accelerate  # type: ignore[import-untyped]  # noqa: F401
-        import torch  # noqa: F401
-
         from wqk.monitor import ScoreCallback
-        from wqk.training.trainer import Cadence, RunTrainer
+        from wqk.training.arguments import trainer_arguments
+        from wqk.training.trainer import Cadence, Reporter, RunTrainer
     except ImportError as error:
         raise MissingPackage(f"training needs {error.name}: pip install 'wqk[train]'") from None
+    from wqk.initialization import initialize_
     from wqk.training.corpus.store import TokenStore
     from wqk.training.models import build_model
 
@@ -90,35 +93,27 @@ def train(
     store = TokenStore.open(corpus)
     if "mask" not in store.special:
         raise CorpusError(f"{store.folder}: training needs a vocabulary with a mask token")
-    arguments = _arguments(recipe, folder, report_to)
+    arguments = trainer_arguments(recipe, folder, report_to)
     if recipe.batch % arguments.world_size:
         raise RunError(
             f"a batch is divided among all processes; got {recipe.batch} blocks and "
             f"{arguments.world_size} processes"
         )
     model = build_model(recipe, store.vocabulary_size, store.special)
-    _initialize(model, recipe)
-    main = arguments.process_index == 0
-    checkpoint = None
+    start = initialize_(model, recipe.init, seed=recipe.seed, keep_norm=recipe.init_keep_norm)
+    first = arguments.process_index == 0
     if resume:
-        run = open_run(folder)
-        _same_corpus(run, store)
-        checkpoint = _last_checkpoint(run)
-    if main and not resume:
-        create_run(folder, _settings(recipe, store, model, arguments))
-    step = int(checkpoint.name.rpartition("-")[2]) if checkpoint else 0
-    if main and resume:
-        drop_after(folder / METRICS, step)
-    seconds = max(
-        (line.get("seconds", 0.0) for line in read_lines(folder / METRICS) if line["step"] <= step),
-        default=0.0,
-    )
-    with _quiet_transformers():
-        trainer = RunTrainer(model, recipe, store, arguments, _penalty(model, recipe), seconds)
+        _require_same_corpus(open_run(folder), store)
+    elif first:
+        create_run(folder, _settings(recipe, store, model, start, arguments))
+    with one_writer(folder) if first else nullcontext(), _quiet_transformers():
+        checkpoint = _last_checkpoint(open_run(folder)) if resume else None
+        seconds = _rewind(folder, checkpoint) if first else 0.0
+        trainer = RunTrainer(model, recipe, store, arguments, seconds)
         trainer.add_callback(Cadence(trainer))
         trainer.add_callback(ScoreCallback(folder, every=recipe.score_every))
-        if on_progress and main:
-            trainer.add_callback(_reporter(recipe, on_progress))
+        if on_progress and first:
+            trainer.add_callback(Reporter(recipe.steps, on_progress))
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     return open_run(folder)
 
@@ -132,16 +127,19 @@ def _what_to_do(
             raise RunError("a new run needs a recipe and a corpus; got only one of them, or none")
         return recipe, corpus
     settings = open_run(folder).settings
-    before = Recipe.from_json(settings["recipe"])
+    try:
+        before, store = Recipe.from_json(settings["recipe"]), settings["corpus"]["folder"]
+    except (KeyError, TypeError):
+        raise RunError(f"{folder}: its settings lack a recipe or a corpus") from None
     if recipe is not None and (changed := differences(before, recipe)):
         raise RunError(
             f"{folder}: a run is resumed by its own recipe; this one differs in "
             f"{'; '.join(changed)}"
         )
-    return before, corpus if corpus is not None else settings["corpus"]["folder"]
+    return before, corpus if corpus is not None else store
 
 
-def _same_corpus(run: Run, store: TokenStore) -> None:
+def _require_same_corpus(run: Run, store: TokenStore) -> None:
     before = run.settings["corpus"]["fingerprint"]
     if store.fingerprint != before:
         raise RunError(
@@ -152,17 +150,27 @@ def _same_corpus(run: Run, store: TokenStore) -> None:
 
 def _last_checkpoint(run: Run) -> Path | None:
     """The latest that holds all it takes to go on; None where the run has to begin again."""
-    whole = [path for _, path in run.checkpoints if (path / "optimizer.pt").is_file()]
+    whole = [path for step, path in run.checkpoints if step and (path / "optimizer.pt").is_file()]
     return whole[-1] if whole else None
 
 
+def _rewind(folder: Path, checkpoint: Path | None) -> float:
+    """Drop what was recorded after a checkpoint; the seconds of training up to there."""
+    for path in folder.glob("checkpoint-*") if checkpoint is None else ():
+        shutil.rmtree(path)
+    drop_after(folder / METRICS, int(checkpoint.name.rpartition("-")[2]) if checkpoint else -1)
+    return max((line.get("seconds", 0.0) for line in read_lines(folder / METRICS)), default=0.0)
+
+
 def _settings(
-    recipe: Recipe, store: TokenStore, model: PreTrainedModel, arguments: TrainingArguments
+    recipe: Recipe,
+    store: TokenStore,
+    model: PreTrainedModel,
+    start: Initialization,
+    arguments: TrainingArguments,
 ) -> dict[str, Any]:
     """What ``run.json`` says of a run."""
-    import accelerate
-    import torch
-    import transformers
+    from wqk.training.arguments import environment
 
     return {
         "schema_version": 1,
@@ -172,83 +180,23 @@ def _settings(
             "parameters": model.num_parameters(),
             "config": model.config.to_dict(),
         },
+        "initialization": [
+            {
+                "stack": change.stack,
+                "layer": change.layer,
+                **change.after._asdict(),
+                "norm_ratio": change.norm_ratio,
+            }
+            for change in start.layers
+        ],
         "corpus": {
             "folder": str(store.folder.resolve()),
             "fingerprint": store.fingerprint,
             "unit": store.unit,
             "vocabulary_size": store.vocabulary_size,
         },
-        "environment": {
-            "wqk": __version__,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "accelerate": accelerate.__version__,
-            "platform": platform.platform(),
-            "device": _device_name(arguments),
-            "precision": _precision(recipe),
-            "processes": arguments.world_size,
-            "threads": torch.get_num_threads(),
-        },
+        "environment": environment(recipe, arguments),
     }
-
-
-def _device_name(arguments: TrainingArguments) -> str:
-    import torch
-
-    if arguments.device.type == "cuda":
-        return str(torch.cuda.get_device_name(arguments.device))
-    return str(arguments.device.type)
-
-
-def _precision(recipe: Recipe) -> str:
-    """The recipe's precision where the device has it; float32 on a CPU, to the bit."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return "float32"
-    if recipe.precision == "bf16" and not torch.cuda.is_bf16_supported():
-        return "float32"
-    return recipe.precision
-
-
-def _arguments(recipe: Recipe, folder: Path, report_to: tuple[str, ...]) -> TrainingArguments:
-    """The recipe in the Trainer's words; what the Trainer would do by itself is switched off."""
-    import torch
-    from transformers import TrainingArguments
-
-    accelerated, precision = torch.cuda.is_available(), _precision(recipe)
-    distributed = int(os.environ.get("WORLD_SIZE", "1")) > 1  # as torchrun says it
-    return TrainingArguments(
-        output_dir=str(folder),
-        max_steps=recipe.steps,
-        per_device_train_batch_size=recipe.batch,
-        gradient_accumulation_steps=recipe.accumulation,
-        learning_rate=recipe.learning_rate,
-        lr_scheduler_type={"constant": "constant_with_warmup"}.get(
-            recipe.schedule, recipe.schedule
-        ),
-        warmup_steps=recipe.warmup,
-        weight_decay=recipe.weight_decay,
-        max_grad_norm=recipe.clip,
-        optim="adamw_torch_fused",
-        bf16=precision == "bf16",
-        fp16=precision == "fp16",
-        use_cpu=not accelerated,
-        ddp_backend=None if accelerated or not distributed else "gloo",
-        ddp_find_unused_parameters=False,
-        torch_compile=accelerated,
-        seed=recipe.seed,
-        report_to=list(report_to) or "none",
-        # The cadence is ours, and a batch is found by its number.
-        logging_strategy="no",
-        eval_strategy="no",
-        save_strategy="no",
-        ignore_data_skip=True,
-        logging_nan_inf_filter=False,
-        disable_tqdm=True,
-        dataloader_pin_memory=accelerated,
-    )
 
 
 @contextmanager
@@ -265,46 +213,3 @@ def _quiet_transformers() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if shown:
             logging.enable_progress_bar()
-
-
-def _initialize(model: PreTrainedModel, recipe: Recipe) -> None:
-    """Set queries and keys as the recipe says."""
-    from wqk.initialization import initialize_
-
-    initialize_(model, recipe.init, seed=recipe.seed, keep_norm=recipe.init_keep_norm)
-
-
-def _penalty(model: PreTrainedModel, recipe: Recipe) -> Callable[[], Any] | None:
-    """The penalty of the live model as a function without arguments."""
-    if recipe.penalty == "none":
-        return None
-    from wqk.training.penalties import penalty
-
-    return lambda: penalty(model, recipe.penalty)
-
-
-def _reporter(recipe: Recipe, on_progress: Callable[[TrainingProgress], None]) -> Any:
-    """A callback that turns the Trainer's logs into progress."""
-    from transformers import TrainerCallback
-
-    latest: dict[str, Any] = {}
-
-    class Reporter(TrainerCallback):  # type: ignore[misc]
-        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-            before = latest.get("tokens"), latest.get("seconds")
-            latest.update(logs or {})
-            if "tokens" in (logs or {}) and None not in before:
-                passed = latest["seconds"] - before[1]
-                latest["speed"] = (latest["tokens"] - before[0]) / passed if passed else None
-            on_progress(
-                TrainingProgress(
-                    state.global_step,
-                    recipe.steps,
-                    latest.get("loss"),
-                    latest.get("held_out_loss"),
-                    latest.get("speed"),
-                    "held_out_loss" in (logs or {}),
-                )
-            )
-
-    return Reporter()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from tests.training.corpus.samples import sentences, write_jsonl
+
 from wqk.training.corpus import CorpusOptions, TokenStore, build_corpus, gathering
 
 

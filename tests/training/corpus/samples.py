@@ -9,7 +9,10 @@ from pathlib import Path
 
 from wqk.training.corpus import TokenStore
 
-WORDS = "the a cat dog fish sees likes café Zürich naïve 12 3.5 of and or not, (very) big small 猫".split()
+WORDS = [
+    *("the", "a", "cat", "dog", "fish", "sees", "likes", "of", "and", "not,", "(very)", "big"),
+    *("café", "Zürich", "naïve", "猫", "12", "3.5"),
+]
 
 
 def sentences(count: int, seed: int = 0) -> list[str]:

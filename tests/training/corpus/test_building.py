@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from tests.training.corpus.samples import content, documents, sentences, write_jsonl
+
 from wqk.errors import CorpusError
 from wqk.training.corpus import (
     CorpusOptions,
@@ -191,7 +191,7 @@ def test_a_document_without_a_token_is_its_separator(tmp_path: Path) -> None:
 
 def test_one_document_is_not_enough_to_hold_one_out(tmp_path: Path) -> None:
     (tmp_path / "book.txt").write_text("one\n\ntwo\n\nthree\n")
-    with pytest.raises(CorpusError, match="1 different documents.*--document paragraph"):
+    with pytest.raises(CorpusError, match=r"1 different documents.*--document paragraph"):
         build_corpus([tmp_path / "book.txt"], tmp_path / "store")
     options = CorpusOptions(text="characters", document="paragraph")
     made = build_corpus([tmp_path / "book.txt"], tmp_path / "store", options)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-
 from tests.training.corpus.samples import sentences, write_jsonl
+
 from wqk.cli.main import command
 from wqk.training.corpus import CorpusOptions, TokenStore, build_corpus
 

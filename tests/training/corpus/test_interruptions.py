@@ -1,4 +1,4 @@
-"""A build may end at any point, by its own hand or by kill -9; the next one gives the same store."""
+"""A build may end anywhere, by an error or by kill -9; the next one gives the same store."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-
 from tests.training.corpus.samples import content, sentences, write_jsonl
+
 from wqk.errors import CorpusError
 from wqk.training.corpus import CorpusOptions, CorpusProgress, TokenStore, build_corpus, work
 
@@ -42,19 +42,20 @@ def test_a_build_that_ends_anywhere_goes_on(
     options: CorpusOptions, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = content(build_corpus([text_file], tmp_path / "whole", options).folder)
-    write, written = work.write_whole, 0
+    write = work.write_whole
+    left = 0
 
-    def write_and_count(path: Path, text: bytes) -> None:
-        nonlocal written
-        if written == limit:
+    def write_some(path: Path, text: bytes) -> None:
+        nonlocal left
+        if not left:
             raise Stop
-        written += 1
+        left -= 1
         write(path, text)
 
-    monkeypatch.setattr(work, "write_whole", write_and_count)
+    monkeypatch.setattr(work, "write_whole", write_some)
     ended = 0
-    for limit in (0, 1, 2, 3, 5, 2, 6, 1000):
-        written = 0
+    for files in (0, 1, 2, 3, 5, 2, 6, 1000):
+        left = files
         try:
             build_corpus([text_file], tmp_path / "store", options, jobs=1)
         except Stop:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-
 from tests.training.corpus.samples import sentences, write_jsonl
+
 from wqk.errors import CorpusError
 from wqk.training.corpus import reading
 from wqk.training.corpus.reading import read_documents

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from tests.training.corpus.samples import content
+
 from wqk.errors import CorpusError
 from wqk.training.corpus import Chunk, TokenStore, write_store
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.training.corpus.samples import sentences
 from tokenizers import Tokenizer
 
-from tests.training.corpus.samples import sentences
 from wqk.errors import CorpusError
 from wqk.training.corpus.encoding import Encoder
 from wqk.training.corpus.vocabularies import (

@@ -78,8 +78,8 @@ def _totals(updates: dict[int, list[BilinearForm]]) -> Finding:
 
 def _lemma(updates: dict[int, list[BilinearForm]]) -> Finding:
     """Whether a larger variance means a longer tail: by a counterexample, and for real norms."""
-    compared = [tails(form) for forms in updates.values() for form in forms]
-    agree = np.mean([(one.log_variance_ratio > 0) == (one.reach > 1) for one in compared])
+    every = [tails(form) for forms in updates.values() for form in forms]
+    agree = np.mean([(one.log_variance_ratio > 0) == (one.reach > 1) for one in every])
     wide, narrow = exceedance(WIDE, 2.0), exceedance(NARROW, 2.0)
     return Finding(
         "Lemma S1.11: the law with the larger variance exceeds high values more often",
@@ -88,14 +88,12 @@ def _lemma(updates: dict[int, list[BilinearForm]]) -> Finding:
         f"variances 1 and 0.5: Pr[X > 2] = {wide:g} and {narrow:g}; among these updates the side "
         f"with the larger variance holds the longest norm in {agree:.0%}",
         "fails",
-        tuple(
-            {"log_variance_ratio": one.log_variance_ratio, "reach": one.reach} for one in compared
-        ),
+        tuple({"log_variance_ratio": one.log_variance_ratio, "reach": one.reach} for one in every),
     )
 
 
 def _in_updates(updates: dict[int, list[BilinearForm]], causal: bool) -> Finding:
-    numbers = [{"layer": layer, **_compared(forms)} for layer, forms in updates.items()]
+    numbers = [{"layer": layer, **over_batches(forms)} for layer, forms in updates.items()]
     if causal:
         return Finding(
             "Theorems 2.3 and S1.12: the update's columns have the longer tail",
@@ -171,25 +169,25 @@ def _changed(evidence: Evidence) -> Iterator[dict[str, Any]]:
     """One row for each change and layer."""
     for layer, some in evidence.updates.items():
         for change, forms in in_isolation(some, evidence.subject.seed).items():
-            yield {"change": change, "layer": layer, **_compared(forms)}
+            yield {"change": change, "layer": layer, **over_batches(forms)}
     for change, subject in rearranged(evidence.subject).items():
         if subject is not evidence.subject:
             for layer, some in evidence.on(subject).updates.items():
                 forms = [update.form for update in some]
-                yield {"change": change, "layer": layer, **_compared(forms)}
+                yield {"change": change, "layer": layer, **over_batches(forms)}
 
 
-def _compared(forms: Sequence[BilinearForm]) -> dict[str, Any]:
+def over_batches(forms: Sequence[BilinearForm]) -> dict[str, Any]:
     """Means over batches, and which side's norms vary more beyond chance."""
-    compared = [tails(form) for form in forms]
+    every = [tails(form) for form in forms]
     names = ("log_variance_ratio", "reach", "beyond", "directionality", "directionality_excess")
-    ratios = np.array([one.log_variance_ratio for one in compared])
+    ratios = np.array([one.log_variance_ratio for one in every])
     error = np.inf
     if len(ratios) > 1:
         quantile = T_QUANTILES.get(len(ratios) - 1, T_BEYOND)
         error = quantile * ratios.std(ddof=1) / np.sqrt(len(ratios))
     return {
-        **{name: float(np.mean([getattr(one, name) for one in compared])) for name in names},
+        **{name: float(np.mean([getattr(one, name) for one in every])) for name in names},
         "log_variance_ratio_error": float(error),
         "longer": _longer(float(ratios.mean()), float(error)),
     }

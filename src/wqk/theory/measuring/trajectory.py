@@ -12,7 +12,6 @@ from wqk.theory.finding import Finding, Verdict, not_tested
 from wqk.theory.trajectory import follow
 
 
-
 def measure_run(ref: str, objective: str) -> list[Finding]:
     """How often columns led in what changed between the saves of a run; nothing if it is none.
 

@@ -172,40 +172,44 @@ def _clear(place: Path) -> None:
 def _lock(place: Path) -> Iterator[None]:
     """Keep other builds out; the system lets go of the lock however we end."""
     path = place / "lock"
-    while True:
-        try:
-            place.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        except FileNotFoundError:  # a build that just ended has taken the folder away
-            continue
-        except OSError as error:
-            raise _unwritable(place, error) from None
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not _is_same(descriptor, path):
-                os.close(descriptor)
-                continue
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
-        except BlockingIOError:
-            holder = os.read(descriptor, 200).decode(errors="replace") or "unknown"
-            os.close(descriptor)
-            raise CorpusError(
-                f"{place}: another build is running here ({holder}); wait for it, or choose "
-                "another folder"
-            ) from None
-        except OSError as error:
-            os.close(descriptor)
-            raise _unwritable(path, error) from None
-        break
+    descriptor = _take_lock(path)
+    while descriptor is None:  # a build that just ended has taken the folder away
+        descriptor = _take_lock(path)
     try:
         yield
     finally:
-        if [entry.name for entry in place.iterdir()] == ["lock"]:
+        if [entry.name for entry in place.iterdir()] == [path.name]:
             with contextlib.suppress(OSError):
                 path.unlink()
                 place.rmdir()
         os.close(descriptor)
+
+
+def _take_lock(path: Path) -> int | None:
+    """A descriptor that holds the lock; nothing if the file is gone by then."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise _unwritable(path.parent, error) from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not _is_same(descriptor, path):
+            os.close(descriptor)
+            return None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+    except BlockingIOError:
+        holder = os.read(descriptor, 200).decode(errors="replace") or "unknown"
+        os.close(descriptor)
+        raise CorpusError(
+            f"{path.parent}: another build is running here ({holder}); wait for it, or choose "
+            "another folder"
+        ) from None
+    except OSError as error:
+        os.close(descriptor)
+        raise _unwritable(path, error) from None
+    return descriptor
 
 
 def _is_same(descriptor: int, path: Path) -> bool:

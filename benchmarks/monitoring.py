@@ -1,0 +1,94 @@
+"""What watching costs beside training, on this machine: ``python -m benchmarks.monitoring``.
+
+A training step and a look are timed in turn, in one process and on the same model, so that whatever
+else the machine does falls on both. A look copies the queries and keys, scores all layers and heads
+and their changes, and appends the rows to the files. Times are medians; spread is (max − min) /
+median.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from transformers import BertConfig, BertForMaskedLM
+
+import wqk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MODELS = {
+    "BERT-mini, 4 layers, d 256": BertConfig(
+        hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024
+    ),
+    "BERT-base, 12 layers, d 768": BertConfig(),
+}
+CADENCES = (1000, 200)
+
+
+def seconds(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def measure(config: BertConfig, batch: int, tokens: int, rounds: int) -> list[list[float]]:
+    """Seconds of each training step, and of each look."""
+    torch.manual_seed(0)
+    model = BertForMaskedLM(config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    inputs = torch.randint(config.vocab_size, (batch, tokens))
+
+    def train() -> None:
+        loss = model(inputs, labels=inputs).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    with tempfile.TemporaryDirectory() as folder:
+        monitor = wqk.Monitor(model, Path(folder) / "scores.jsonl")
+        train()
+        monitor.look(0)
+        times = [
+            (seconds(train), seconds(lambda step=step: monitor.look(step)))
+            for step in range(1, rounds + 1)
+        ]
+    return [list(column) for column in zip(*times, strict=True)]
+
+
+def main() -> None:
+    """Print one line for each model."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--batch", type=int, default=8, help="sequences in a step")
+    parser.add_argument("--tokens", type=int, default=128, help="tokens in a sequence")
+    parser.add_argument("--rounds", type=int, default=9)
+    arguments = parser.parse_args()
+    print(
+        f"{platform.machine()}, {os.cpu_count()} cores, PyTorch {torch.__version__} on "
+        f"{torch.get_num_threads()} threads, {arguments.batch} sequences of {arguments.tokens} "
+        f"tokens a step\n\n| model | step | spread | look | spread |"
+        + "".join(f" every {every} |" for every in CADENCES)
+        + f"\n|:--|{'--:|' * (4 + len(CADENCES))}"
+    )
+    for name, config in MODELS.items():
+        cells = [name]
+        medians = []
+        for times in measure(config, arguments.batch, arguments.tokens, arguments.rounds):
+            medians.append(statistics.median(times))
+            spread = (max(times) - min(times)) / medians[-1]
+            cells += [f"{medians[-1] * 1e3:.0f} ms", f"{spread:.0%}"]
+        step, look = medians
+        cells += [f"{look / (every * step):.3%}" for every in CADENCES]
+        print(f"| {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()

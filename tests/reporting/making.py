@@ -1,0 +1,69 @@
+"""Score tables of any shape, made without models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from wqk.tables import ScoreTable
+
+# A name that would end a script, open a tag, run, and be read as an entity or a template.
+EVIL = "</script><img src=x onerror=document.title='owned'>&amp;<b>${title}</b>`"
+
+
+def rows(
+    checkpoint: str,
+    layers: int = 3,
+    heads: int = 2,
+    seed: int = 0,
+    **changes: Any,
+) -> list[dict[str, Any]]:
+    """A layer's row and one for each of its heads, again and again."""
+    dice = np.random.default_rng(seed)
+    made = []
+    for layer in range(layers):
+        for head in (None, *range(heads)):
+            symmetry, directionality, excess = dice.uniform(-1, 1, 3)
+            terms = {"within_heads": 0.25, "between_heads": 0.75, "within_random": 0.2}
+            made.append(
+                {
+                    "checkpoint": checkpoint,
+                    "model_type": "bert",
+                    "family": "bert",
+                    "parameters": 12_345_678,
+                    "stack": "encoder",
+                    "kind": "self",
+                    "layer": layer,
+                    "head": head,
+                    "heads": heads,
+                    "key_heads": heads,
+                    "d_query": 64,
+                    "d_key": 64,
+                    "circuit": "qk",
+                    "distance": 0,
+                    "norm": float(dice.uniform(1, 9)),
+                    "symmetry": symmetry,
+                    "symmetry_null": 0.02,
+                    **{
+                        f"symmetry_{name}": symmetry * share if head is None else None
+                        for name, share in terms.items()
+                    },
+                    "directionality": directionality,
+                    "directionality_excess": excess,
+                    "status": "ok",
+                    **changes,
+                }
+            )
+    return made
+
+
+def table(*parts: list[dict[str, Any]], **metadata: Any) -> ScoreTable:
+    return ScoreTable.from_rows([row for part in parts for row in part], metadata)
+
+
+def training(name: str, steps: tuple[int, ...], **options: Any) -> ScoreTable:
+    """A model at several steps, as a scan of its checkpoints names them."""
+    return table(
+        *(rows(f"{name}/checkpoint-{step}", step=step, seed=step, **options) for step in steps)
+    )

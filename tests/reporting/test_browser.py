@@ -1,0 +1,364 @@
+"""The report as a reader has it: in a browser, with mouse and keyboard, on paper, offline."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import time
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from tests.reporting.making import EVIL, rows, table, training
+
+import wqk
+from wqk.details import Details
+from wqk.tables import SCHEMA
+
+pytest.importorskip("plotly")
+
+WAIT = 60_000  # milliseconds; a machine may be busy
+MODELS = ("encoder", "decoder")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Reports of several kinds, each written once."""
+    place = tmp_path_factory.mktemp("reports")
+    models = [wqk.demo_model(name) for name in MODELS]
+    details = [wqk.read_details(model) for model in models]
+    wqk.write_report([wqk.scan(m) for m in models], place / "pair.html", details=details)
+    wqk.write_report(training("run", (0, 10, 200)), place / "steps.html")
+    wqk.write_report([table(rows(f"m{i}", seed=i)) for i in range(7)], place / "many.html")
+    wqk.write_report(table(rows(EVIL, layers=2), rows("plain")), place / "evil.html", title=EVIL)
+    odd = rows("odd", symmetry=None, symmetry_null=None, status="degenerate", norm=float("nan"))
+    wqk.write_report(table(odd), place / "odd.html", details=Details(()))
+    return place
+
+
+class Reader:
+    """A page that is watched: complaints and requests are kept."""
+
+    def __init__(self, browser: Any, path: Any, **options: Any) -> None:
+        self.context = browser.new_context(viewport={"width": 1200, "height": 900}, **options)
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(WAIT)
+        self.complaints: list[str] = []
+        self.requests: list[str] = []
+        self.page.on("console", lambda message: self.complaints.append(message.text))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.goto(path.as_uri())
+        self.own = path.as_uri()
+
+    def __enter__(self) -> Any:
+        return self.page
+
+    def __exit__(self, *error: object) -> None:
+        self.page.evaluate("drawEverything()")
+        self.context.close()
+        assert not self.complaints
+        foreign = [url for url in self.requests if not url.startswith((self.own, "data:", "blob:"))]
+        assert not foreign
+
+
+def curves(page: Any, section: str, figure: int = 0) -> dict[str, Any]:
+    """The named curves that a figure shows: their values."""
+    page.locator(f"#{section} .plot").nth(figure).scroll_into_view_if_needed()
+    page.wait_for_function(
+        "([id, i]) => document.querySelectorAll(`#${id} .plot`)[i]?.data", arg=[section, figure]
+    )
+    traces = page.evaluate(
+        "([id, i]) => document.querySelectorAll(`#${id} .plot`)[i].data"
+        ".map(({name, x, y, z}) => ({name, x, y, z}))",
+        [section, figure],
+    )
+    return {trace.get("name") or str(number): trace for number, trace in enumerate(traces)}
+
+
+def column(page: Any, name: str) -> list[str]:
+    """The cells that the table of rows shows of a column."""
+    names = page.locator("#table th").evaluate_all("cells => cells.map(c => c.dataset.column)")
+    return page.locator(f"#table tbody td:nth-child({names.index(name) + 1})").all_inner_texts()
+
+
+@pytest.mark.parametrize("name", ["pair", "steps", "many", "evil", "odd"])
+def test_nothing_is_fetched_and_nothing_complains(browser, folder, name):
+    with Reader(browser, folder / f"{name}.html") as page:
+        page.evaluate("drawEverything()")
+        drawn = page.locator("section:not([hidden]) .plot .main-svg")
+        assert drawn.count() >= 6
+        assert page.title() != "owned"
+
+
+def test_curves_are_the_scores(browser, folder):
+    with Reader(browser, folder / "pair.html") as page:
+        for figure, score in enumerate(("symmetry", "directionality", "directionality_excess")):
+            shown = curves(page, "layers", figure)
+            for name in MODELS:
+                expected = wqk.scan(wqk.demo_model(name), heads=False).frame[score]
+                np.testing.assert_allclose(shown[name]["y"], expected, rtol=1e-5)
+
+
+def test_bands_are_quartiles_over_heads(browser, folder):
+    with Reader(browser, folder / "pair.html") as page:
+        band = curves(page, "layers")["0"]
+        heads = wqk.scan(wqk.demo_model("encoder")).heads.frame
+        quartiles = [
+            [np.quantile(heads.filter(layer=layer)["symmetry"], q) for layer in range(4)]
+            for q in (0.75, 0.25)
+        ]
+        expected = [*quartiles[0], *reversed(quartiles[1])]
+        np.testing.assert_allclose(band["y"], expected, rtol=1e-5)
+
+
+def test_tabs_obey_mouse_and_keyboard(browser, folder):
+    heads = wqk.scan(wqk.demo_model("encoder")).heads.frame
+    with Reader(browser, folder / "pair.html") as page:
+        for key, score in (
+            (None, "symmetry"),
+            ("ArrowRight", "directionality"),
+            ("End", "norm"),
+            ("ArrowRight", "symmetry"),
+            ("ArrowLeft", "norm"),
+            ("Home", "symmetry"),
+        ):
+            if key:
+                page.keyboard.press(key)
+            else:
+                page.locator(f"#tab-{score}").click()
+            tab = page.locator("[role=tab][aria-selected=true]")
+            assert tab.get_attribute("id") == f"tab-{score}"
+            assert page.evaluate("document.activeElement.id") == f"tab-{score}"
+            assert page.locator("[role=tab][tabindex='0']").count() == 1
+            (shown,) = curves(page, "heads").values()
+            expected = heads[score].to_numpy().reshape(4, 4)
+            np.testing.assert_allclose(shown["z"], expected, rtol=1e-5)
+        page.locator("#order").select_option("score")
+        (shown,) = curves(page, "heads").values()
+        expected = -np.sort(-heads["symmetry"].to_numpy().reshape(4, 4))
+        np.testing.assert_allclose(shown["z"], expected, rtol=1e-5)
+
+
+def test_what_lies_under_the_mouse_is_told(browser, folder):
+    with Reader(browser, folder / "pair.html") as page:
+        curves(page, "heads")
+        box = page.locator("#heads .plot").first.locator(".nsewdrag").bounding_box()
+        page.mouse.move(box["x"] + 0.875 * box["width"], box["y"] + 0.125 * box["height"])
+        page.wait_for_selector("#heads .hovertext")
+        told = page.locator("#heads .hovertext").first.text_content()
+        value = wqk.scan(wqk.demo_model("encoder")).heads.frame.filter(layer=0, head=3)["symmetry"]
+        assert "layer 0, head 3" in told
+        assert f"{value[0]:.3f}".replace("-", "−") in told
+
+
+def test_rows_are_sorted_by_their_headings(browser, folder):
+    expected = pl.concat([wqk.scan(wqk.demo_model(name)).frame for name in MODELS])
+    with Reader(browser, folder / "pair.html") as page:
+        heading = page.locator("#table th[data-column=symmetry]")
+        for direction in ("descending", "ascending"):
+            heading.locator("button").press("Enter")
+            assert heading.get_attribute("aria-sort") == direction
+            values = expected["symmetry"].sort(descending=direction == "descending")
+            shown = [float(text.replace("−", "-")) for text in column(page, "symmetry")]
+            np.testing.assert_allclose(shown, values, atol=5.1e-4)
+        page.locator("#table th[data-column=symmetry_within_heads] button").click()
+        assert column(page, "symmetry_within_heads")[8:] == ["–"] * 32
+        assert page.locator("#table th[aria-sort=descending]").count() == 1
+
+
+def test_rows_are_filtered_by_words_and_comparisons(browser, folder):
+    frame = wqk.scan(wqk.demo_model("decoder")).frame
+    with Reader(browser, folder / "pair.html") as page:
+        page.locator("#filter").fill("DECODER layer=1 symmetry > 0.03")
+        kept = frame.filter(pl.col("layer") == 1, pl.col("symmetry") > 0.03)
+        assert 0 < kept.height < 5
+        assert len(column(page, "layer")) == kept.height
+        assert page.locator("#count").inner_text().startswith(f"{kept.height} of 40 rows")
+        page.locator("#filter").fill("")
+        page.locator("#which").select_option("layers")
+        assert column(page, "head") == ["all"] * 8
+        page.locator("#filter").fill("no such model")
+        assert column(page, "head") == []
+
+
+def test_rows_come_in_pages(browser, folder):
+    with Reader(browser, folder / "many.html") as page:
+        assert len(column(page, "model")) == 50
+        assert page.locator("#previous").is_disabled()
+        page.locator("#next").click()
+        assert len(column(page, "model")) == 13
+        assert page.locator("#next").is_disabled()
+        assert "page 2 of 2" in page.locator("#count").inner_text()
+
+
+def test_filtered_rows_are_saved_with_all_columns(browser, folder):
+    with Reader(browser, folder / "evil.html") as page:
+        page.locator("#filter").fill("owned layer<1")
+        with page.expect_download() as download:
+            page.locator("#csv").click()
+        content = download.value.path().read_text(encoding="utf-8")
+    lines = list(csv.DictReader(io.StringIO(content)))
+    assert list(lines[0]) == list(SCHEMA)
+    assert {line["checkpoint"] for line in lines} == {EVIL}
+    expected = [row["symmetry"] for row in rows(EVIL, layers=1)]
+    np.testing.assert_allclose([float(line["symmetry"]) for line in lines], expected, rtol=1e-5)
+
+
+def test_names_out_of_a_checkpoint_are_shown_as_they_are(browser, folder):
+    with Reader(browser, folder / "evil.html") as page:
+        legend = page.locator("#layers .legendtext").first.text_content()
+        shown = page.locator("#table tbody td").first.inner_text()
+        assert legend == shown
+        assert EVIL.endswith(shown)
+        assert page.locator("h1").inner_text() == EVIL
+        page.evaluate("document.body.append(document.createElement('img'))")
+        assert page.evaluate("document.querySelectorAll('main img').length") == 0
+
+
+def test_scripts_that_come_later_do_not_run(browser, folder):
+    reader = Reader(browser, folder / "pair.html")
+    reader.page.evaluate(
+        "const late = document.createElement('script');"
+        "late.textContent = 'document.title = `owned`';"
+        "document.body.append(late);"
+    )
+    assert reader.page.title() != "owned"
+    assert "Content Security Policy" in reader.complaints.pop()
+    reached = "fetch('https://example.org').then(() => true, () => false)"
+    assert reader.page.evaluate(reached) is False
+    reader.context.close()
+
+
+def test_steps_are_chosen_by_a_slider(browser, folder):
+    scores = training("run", (0, 10, 200)).layers.frame
+    with Reader(browser, folder / "steps.html") as page:
+        slider = page.locator("#step")
+        for key, step in ((None, 200), ("ArrowLeft", 10), ("Home", 0)):
+            if key:
+                slider.press(key)
+            assert slider.get_attribute("aria-valuetext") == str(step)
+            expected = scores.filter(step=step)["symmetry"]
+            np.testing.assert_allclose(curves(page, "layers")["run"]["y"], expected, rtol=1e-5)
+        course = curves(page, "course")
+        assert course["run"]["x"] == [0, 10, 200]
+        medians = [scores.filter(step=step)["symmetry"].median() for step in (0, 10, 200)]
+        np.testing.assert_allclose(course["run"]["y"], medians, rtol=1e-5)
+        layer = scores.filter(layer=2)["symmetry"]
+        np.testing.assert_allclose(course["layer 2"]["y"], layer, rtol=1e-5)
+        assert "Over training" in page.locator("nav").inner_text()
+
+
+def test_one_of_many_models_is_chosen(browser, folder):
+    with Reader(browser, folder / "many.html") as page:
+        page.locator("#group").select_option(label="m5")
+        (shown,) = curves(page, "heads").values()
+        heads = table(rows("m5", seed=5)).heads.frame["symmetry"].to_numpy().reshape(3, 2)
+        np.testing.assert_allclose(shown["z"], heads, rtol=1e-5)
+
+
+def test_matrices_and_coupling_follow_the_layer(browser, folder):
+    details = wqk.read_details(wqk.demo_model("decoder"))
+    with Reader(browser, folder / "pair.html") as page:
+        curves(page, "matrices")
+        page.locator("#layer").press("End")
+        block = details.blocks[3]
+        matrix = curves(page, "matrices", 2)["0"]
+        np.testing.assert_allclose(matrix["z"], block.image * block.image_unit / 127, rtol=1e-4)
+        coupling = curves(page, "matrices", 3)["0"]
+        np.testing.assert_allclose(coupling["z"], block.coupling, atol=6e-4)
+        said = page.locator("#matrices .said").nth(2).inner_text()
+        assert said.startswith(f"{len(block.outlying_rows)} outlying rows")
+        outlying = curves(page, "matrices", 5)
+        assert sorted(outlying["columns"]["x"]) == sorted(
+            dimension for one in details.blocks for dimension in one.outlying_columns.tolist()
+        )
+
+
+def test_what_is_not_there_is_said(browser, folder):
+    with Reader(browser, folder / "steps.html") as page:
+        section = page.locator("#matrices")
+        assert "not in this report" in section.inner_text()
+        assert section.locator(".plot").count() == 0
+        assert page.locator("#heads .absent").is_hidden()
+
+
+def test_the_theme_follows_the_system_and_the_button(browser, folder):
+    shades = []
+    for scheme in ("light", "dark"):
+        with Reader(browser, folder / "pair.html", color_scheme=scheme) as page:
+            ink = "getComputedStyle(document.body).color"
+            shades.append(page.evaluate(ink))
+            curves(page, "layers")
+            page.locator("#theme").click()
+            assert page.evaluate(ink) != shades[-1]
+            font = page.evaluate("document.querySelector('#layers .plot').layout.font.color")
+            assert re.findall(r"\d+", font)[:3] == re.findall(r"\d+", page.evaluate(ink))
+    assert shades[0] != shades[1]
+
+
+def test_the_first_stop_of_the_keyboard_skips_to_the_scores(browser, folder):
+    with Reader(browser, folder / "pair.html") as page:
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.className") == "skip"
+        assert page.locator(".skip").bounding_box()["x"] >= 0
+        page.keyboard.press("Enter")
+        assert page.evaluate("location.hash") == "#summary"
+        for _ in range(3):
+            page.keyboard.press("Tab")
+        outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+        assert outline == "solid"
+
+
+@pytest.mark.parametrize("name", ["pair", "evil", "many", "steps"])
+@pytest.mark.parametrize("width", [360, 800])
+def test_narrow_screens_need_no_sideways_scrolling(browser, folder, name, width):
+    with Reader(browser, folder / f"{name}.html") as page:
+        page.set_viewport_size({"width": width, "height": 740})
+        page.evaluate("drawEverything()")
+        page.evaluate("new Promise(requestAnimationFrame)")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        widths = page.locator(".plot .main-svg").evaluate_all(
+            "all => all.map(svg => svg.clientWidth)"
+        )
+        assert max(widths) <= width
+
+
+def test_printed_figures_are_drawn_in_light_and_fit_the_sheet(browser, folder):
+    with Reader(browser, folder / "pair.html", color_scheme="dark") as page:
+        page.evaluate(
+            "addEventListener('afterprint', () => {}); dispatchEvent(new Event('beforeprint'))"
+        )
+        assert (
+            page.locator("section:not([hidden]) .plot").count()
+            == page.locator("section:not([hidden]) .plot .main-svg:first-child").count()
+        )
+        assert "27" in page.evaluate("document.querySelector('#layers .plot').layout.font.color")
+        ends = page.locator(".plot").evaluate_all(
+            "all => all.map(plot => plot.getBoundingClientRect().width)"
+        )
+        assert max(ends) < 720
+        page.evaluate("dispatchEvent(new Event('afterprint'))")
+        assert page.locator("#theme").inner_text() == "Light theme"
+        assert page.pdf()[:5] == b"%PDF-"
+
+
+def test_the_largest_model_opens_soon(browser, tmp_path):
+    path = tmp_path / "large.html"
+    wqk.write_report(table(rows("large", layers=126, heads=128)), path)
+    assert path.stat().st_size < 9_000_000
+    start = time.perf_counter()
+    with Reader(browser, path) as page:
+        page.wait_for_selector("#layers .plot .main-svg")
+        # 2 to 3 s on two free cores; what is left is for busy ones.
+        assert time.perf_counter() - start < 30
+        assert page.locator("#count").inner_text().startswith("16,254 of 16,254 rows")
+
+
+def test_the_data_are_json_that_other_programs_read(folder):
+    text = (folder / "evil.html").read_text(encoding="utf-8")
+    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
+    assert json.loads(data)["groups"][0]["count"] == 6

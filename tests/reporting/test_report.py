@@ -1,0 +1,389 @@
+"""What the file holds before any browser opens it: numbers, words, and nothing that runs."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from click.testing import CliRunner
+from tests.reporting.making import EVIL, rows, table, training
+
+import wqk
+from wqk.cli.main import command
+from wqk.details import Details, Place, block_details
+from wqk.errors import MissingPackage, TableError
+from wqk.reporting.groups import groups, short_names
+from wqk.tables import SCHEMA, ScoreTable
+
+pytest.importorskip("plotly")
+
+ROOT = Path(__file__).parents[2]
+ENCODER = wqk.demo_model("encoder")
+
+
+@pytest.fixture(autouse=True)
+def short_script(monkeypatch):
+    """Tests of words and numbers need not read five megabytes of plotly again and again."""
+    monkeypatch.setattr("wqk.reporting.report._plotly", lambda: "/* plotly's place */")
+
+
+class Page(HTMLParser):
+    """A document's scripts, text, and the attributes of its elements, by a parser of its own."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.scripts: list[tuple[dict[str, Any], str]] = []
+        self.tags: list[tuple[str, dict[str, Any]]] = []
+        self.words: list[str] = []
+        self.feed(path.read_text(encoding="utf-8"))
+        self.data = json.loads(next(text for tag, text in self.scripts if tag.get("id") == "data"))
+        self.policy = next(
+            a["content"] for t, a in self.tags if a.get("http-equiv") == "Content-Security-Policy"
+        )
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, Any]]) -> None:
+        self.tags.append((tag, dict(attributes)))
+
+    def handle_data(self, text: str) -> None:
+        if self.tags and self.cdata_elem == "script":
+            self.scripts.append((self.tags[-1][1], text))
+        elif self.cdata_elem != "style":
+            self.words.append(text)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def written(folder: Path, *arguments: Any, **options: Any) -> Page:
+    path = folder / "report.html"
+    wqk.write_report(*arguments, path, **options)
+    return Page(path)
+
+
+def unpacked(group: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows out of their short form."""
+
+    def cell(column: dict[str, Any], i: int) -> Any:
+        if "all" in column:
+            return column["all"]
+        return column["words"][column["codes"][i]] if "words" in column else column["values"][i]
+
+    return [
+        {name: cell(column, i) for name, column in group["rows"].items()}
+        for i in range(group["count"])
+    ]
+
+
+def test_every_number_of_the_table_is_in_the_file(tmp_path):
+    scores = wqk.scan(ENCODER)
+    (group,) = written(tmp_path, scores).data["groups"]
+    for told, row in zip(unpacked(group), scores.frame.iter_rows(named=True), strict=True):
+        assert list(told) == list(SCHEMA)
+        for name, value in row.items():
+            is_number = isinstance(value, float)
+            assert told[name] == (pytest.approx(value, rel=1e-5) if is_number else value)
+
+
+def test_nan_infinity_and_nothing_are_nothing(tmp_path):
+    scores = table(rows("a", symmetry=float("nan"), norm=float("inf"), directionality=None))
+    (group,) = written(tmp_path, scores).data["groups"]
+    for row in unpacked(group):
+        assert row["symmetry"] is row["norm"] is row["directionality"] is None
+
+
+def test_scripts_are_allowed_by_their_hash_alone(tmp_path, monkeypatch):
+    monkeypatch.undo()
+    page = written(tmp_path, table(rows("a")))
+    assert "'unsafe-inline'" not in page.policy.split("style-src")[0]
+    assert page.policy.startswith("default-src 'none'; ")
+    running = [text for attributes, text in page.scripts if "type" not in attributes]
+    assert [len(script) > 1_000_000 for script in running] == [True, False]
+    for script in running:
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        assert f"'sha256-{digest}'" in page.policy
+
+
+def test_nothing_in_the_file_points_elsewhere(tmp_path):
+    page = written(tmp_path, table(rows("a")))
+    for tag, attributes in page.tags:
+        assert tag not in ("link", "iframe", "object", "base")
+        for name in ("src", "href", "action"):
+            assert attributes.get(name, "#").startswith("#")
+        assert not [name for name in attributes if name.startswith("on")]
+
+
+def test_names_out_of_a_checkpoint_are_text(tmp_path):
+    scores = table(
+        rows(EVIL, status="partial", revision=EVIL, family=EVIL),
+        partial={"encoder": EVIL},
+        inferred=[EVIL],
+    )
+    sound = written(tmp_path, table(rows("a")))
+    page = written(tmp_path, scores, title=EVIL)
+    assert EVIL in page.text
+    assert len(page.scripts) == len(sound.scripts)
+    assert {tag for tag, _ in page.tags} <= {tag for tag, _ in sound.tags} | {"h4", "ul", "li"}
+    assert page.data["groups"][0]["rows"]["checkpoint"] == {"all": EVIL}
+
+
+def test_the_summary_tells_medians_and_quartiles(tmp_path):
+    scores = table(rows("owner/name", layers=5), rows("other", layers=5, seed=1))
+    text = written(tmp_path, scores).text
+    for name in ("owner/name", "other"):
+        values = scores.layers.frame.filter(checkpoint=name)["symmetry"]
+        low, middle, high = (f"{np.quantile(values, q):.2f}" for q in (0.25, 0.5, 0.75))
+        assert f"{middle} {low} to {high}".replace("-", "−") in text
+    assert "12.3 M" in text
+
+
+def test_statuses_are_told_in_words(tmp_path):
+    scores = table(
+        rows("odd", layers=3, status="ok")[:-6] + rows("odd", layers=3, status="degenerate")[3:6],
+        rows("new", status="random-looking"),
+        rows("rotary", status="partial", stack="decoder"),
+        partial={"decoder": "the norms are outside"},
+        inferred=["guessed from q_proj"],
+    )
+    text = written(tmp_path, scores).text
+    assert "odd: the form of layer 1 is the zero matrix and has no scores." in text
+    assert "new: every layer's form looks as if it had never been trained" in text
+    assert "rotary: every layer's form is not all" in text
+    assert "scores with (the norms are outside)." in text
+    assert "guessed from q_proj; check with wqk verify." in text
+
+
+def test_gammas_that_differ_are_told(tmp_path):
+    tables = [table(rows("a"), gamma=2.0), table(rows("b"), gamma=3.0)]
+    page = written(tmp_path, tables)
+    assert "different gammas (2.0, 3.0)" in page.text
+    assert [own["group"] for own in page.data["published"]["own"]] == [0]
+
+
+def test_where_models_stand_among_published_ones(tmp_path):
+    scores = wqk.scan(ENCODER)
+    page = written(tmp_path, scores)
+    assert "more symmetric than 18 of 24 published encoders and 15 of 15 decoders" in page.text
+    (own,) = page.data["published"]["own"]
+    assert own["symmetry"] == pytest.approx(scores.layers.frame["symmetry"].median())
+    assert len(page.data["published"]["models"]) >= 30
+    folded = ScoreTable(scores.frame, {**scores.metadata, "folded_norms": True})
+    assert written(tmp_path, folded).data["published"] is None
+
+
+def test_how_the_scores_were_made(tmp_path):
+    text = written(tmp_path, wqk.scan(ENCODER, gamma=1.5)).text
+    for told in (f"wqk {wqk.__version__}", "gamma 1.5", "folded norms no", "biases no"):
+        assert told in text
+
+
+def test_the_citation_is_that_of_the_repository():
+    cff = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    bib = (ROOT / "src/wqk/reporting/citation.bib").read_text(encoding="utf-8")
+    flat = " ".join(bib.split())
+    told = [*re.findall(r'title: "(.*)"', cff), *re.findall(r'url: "(.*)"', cff)]
+    told += re.findall(r"version: ([\d.]+)\n", cff.removeprefix("cff-version: 1.2.0"))
+    told += [name.strip('" ') for name in re.findall(r"family-names: (.*?), given", cff)]
+    assert len(told) == 10
+    for words in told:
+        assert words in flat
+    assert wqk.__version__ in flat
+
+
+# What belongs together
+
+
+def test_steps_of_one_model_are_one_group():
+    scores = training("runs/bert", (10, 20))
+    (group,) = groups([scores])
+    assert group.label == "runs/bert"
+    assert group.latest["step"].unique().to_list() == [20]
+    assert group.facts["layer"] == 0
+
+
+def test_revisions_that_are_steps_are_one_group_and_others_are_not():
+    steps = [rows("o/m", step=step, revision=f"step{step}") for step in (1, 2)]
+    branches = [rows("o/n", revision=revision) for revision in ("main", "v2")]
+    labels = [group.label for group in groups([table(*steps, *branches)])]
+    assert labels == ["o/m", "o/n @ main", "o/n @ v2"]
+
+
+def test_stacks_and_kinds_of_one_model_are_told_apart_by_what_differs():
+    parts = [rows("o/m", stack=s, kind=k) for s, k in (("encoder", "self"), ("decoder", "cross"))]
+    labels = [group.label for group in groups([table(*parts, rows("o/single"))])]
+    assert labels == ["o/m, encoder, self", "o/m, decoder, cross", "o/single"]
+
+
+def test_a_row_that_is_given_twice_is_shown_once(tmp_path):
+    scores = table(rows("a"))
+    (group,) = written(tmp_path, [scores, scores]).data["groups"]
+    assert group["count"] == len(scores)
+
+
+def test_names_are_as_short_as_tells_them_apart():
+    names = ["/x/a/bert", "/x/b/bert", "/y/a/bert", "gpt", "owner/gpt", "/"]
+    short = short_names(names)
+    assert len(set(short.values())) == len(names)
+    assert short["owner/gpt"] == "owner/gpt"
+    assert short["gpt"] == "gpt"
+
+
+# Details
+
+
+def block(checkpoint: str, layer: int, d: int = 700, seed: int = 0) -> Any:
+    dice = np.random.default_rng(seed)
+    heads = wqk.BilinearForm(*dice.standard_normal((2, 2, 1, d, 3)))
+    place = Place(checkpoint, None, None, "encoder", "self", layer, "qk", 0)
+    return block_details(place, heads)
+
+
+def test_details_are_those_of_the_layers_in_the_table(tmp_path):
+    details = Details(tuple(block(name, layer, 40) for name in ("a", "b") for layer in range(4)))
+    page = written(tmp_path, table(rows("z"), rows("b")), details=[details, details])
+    told = page.data["details"]
+    assert [(one["group"], one["layer"]) for one in told] == [(1, 0), (1, 1), (1, 2)]
+    kept = details.blocks[4]
+    image = np.frombuffer(base64.b64decode(told[0]["image"]), np.int8).reshape(told[0]["shape"])
+    np.testing.assert_array_equal(image, kept.image)
+    np.testing.assert_allclose(told[0]["row_norms"], kept.row_norms, rtol=1e-5)
+    np.testing.assert_allclose(told[0]["coupling"], kept.coupling, atol=5e-4)
+    marked = {number for number, _ in told[0]["outlying_rows"]}
+    assert marked == set(kept.outlying_rows.tolist())
+
+
+def test_long_norms_and_many_images_are_made_smaller_without_losing_peaks(tmp_path, monkeypatch):
+    monkeypatch.setattr("wqk.reporting.payload.PIXELS", 3 * 64 * 64)
+    kept = block("a", 0)
+    kept.row_norms[123] = 1e3
+    (told,) = written(tmp_path, table(rows("a")), details=Details((kept,))).data["details"]
+    assert len(told["row_norms"]) == 512
+    assert max(told["row_norms"]) == 1e3
+    assert told["shape"] == [110, 110]
+    image = np.frombuffer(base64.b64decode(told["image"]), np.int8).reshape(110, 110)
+    edges = [round(256 * i / 110) for i in range(111)]
+    for i, j in ((0, 0), (17, 93), (86, 43), (109, 109)):
+        shared = kept.image[edges[i] : edges[i + 1], edges[j] : edges[j + 1]].ravel().tolist()
+        assert image[i, j] == max(shared, key=lambda level: (abs(level), level))
+
+
+# What cannot be written
+
+
+@pytest.mark.parametrize("tables", [[], [ScoreTable.from_rows([])]])
+def test_a_report_of_nothing(tables, tmp_path):
+    with pytest.raises(TableError, match="at least one row"):
+        wqk.write_report(tables, tmp_path / "report.html")
+    assert not list(tmp_path.iterdir())
+
+
+def test_another_ending(tmp_path):
+    with pytest.raises(TableError, match=r"written as \.html"):
+        wqk.write_report(table(rows("a")), tmp_path / "report.pdf")
+
+
+def test_without_plotly(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    with pytest.raises(MissingPackage, match=r"pip install 'wqk\[report\]'"):
+        wqk.write_report(table(rows("a")), tmp_path / "report.html")
+
+
+def test_one_table_gives_one_file_byte_for_byte(tmp_path):
+    for name in ("one.html", "two.html"):
+        wqk.write_report(wqk.scan(ENCODER), tmp_path / name)
+    assert (tmp_path / "one.html").read_bytes() == (tmp_path / "two.html").read_bytes()
+
+
+# The command
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """The command, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return lambda *arguments: CliRunner().invoke(command, [*map(str, arguments)])
+
+
+def test_scan_writes_report_and_details_and_report_writes_the_same(run, tmp_path):
+    scan = ("scan", ENCODER, "--heads", "--out", "scores.parquet")
+    done = run(*scan, "--details", "forms.npz", "--report", "one.html")
+    assert done.exit_code == 0, done.stderr
+    assert "report: one.html" in done.stderr
+    again = ("report", "scores.parquet", "--details", "forms.npz", "-o", "two.html")
+    assert run(*again).exit_code == 0
+    one, two = Page(tmp_path / "one.html").data, Page(tmp_path / "two.html").data
+    assert one["groups"] == two["groups"]
+    for exact, rounded in zip(one["details"], two["details"], strict=True):
+        assert exact["image"] == rounded["image"]
+
+
+def test_a_report_has_the_heads_that_the_terminal_does_not_show(run, tmp_path):
+    done = run("scan", ENCODER, "--report", "r.html", "--out", "s.parquet")
+    assert "by head" not in done.stdout
+    assert ScoreTable.load(tmp_path / "s.parquet").heads.frame.height == 0
+    (group,) = Page(tmp_path / "r.html").data["groups"]
+    assert group["count"] == 4 * (1 + 4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("report", "absent.parquet", "-o", "r.html"), "cannot be read"),
+        (("report", "bad.jsonl", "-o", "r.html"), "holds no score table"),
+        (("report", ".", "-o", "r.html"), "holds no scores of a survey"),
+        (("report", "good.csv", "-o", "r.docx"), "written as .html"),
+        (("report", "good.csv", "-o", "absent/r.html"), "cannot be written"),
+        (("report", "good.csv", "--details", "good.csv", "-o", "r.html"), "holds no details"),
+        (("scan", str(ENCODER), "--report", "r.txt"), "written as .html"),
+        (("scan", str(ENCODER), "--details", "r.txt"), "saved as .npz"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, message, run, tmp_path):
+    (tmp_path / "bad.jsonl").write_text("{}", encoding="utf-8")
+    table(rows("a")).save(tmp_path / "good.csv")
+    before = set(tmp_path.iterdir())
+    done = run(*arguments)
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stdout == ""
+    assert set(tmp_path.iterdir()) == before
+
+
+def test_reports_of_runs_and_surveys(run, tmp_path):
+    from wqk.runs import create_run
+
+    create_run(tmp_path / "run", {"recipe": {}})
+    training("run", (5, 10)).save(tmp_path / "run" / "scores.jsonl")
+    assert run("survey", ENCODER, "--out", "survey").exit_code == 0
+    done = run("report", "run", "survey", "-o", "r.html", "--title", "Two")
+    assert done.exit_code == 0, done.stderr
+    page = Page(tmp_path / "r.html")
+    assert [group["label"] for group in page.data["groups"]] == ["run", "encoder"]
+    assert "Two – wqk" in page.text
+
+
+def test_the_demo_writes_a_report_with_matrices(run, tmp_path):
+    done = run("demo")
+    assert done.exit_code == 0, done.stderr
+    data = Page(tmp_path / "wqk-demo.html").data
+    assert [group["label"] for group in data["groups"]] == ["encoder", "decoder"]
+    assert [(one["group"], one["layer"]) for one in data["details"]] == [
+        (group, layer) for group in (0, 1) for layer in range(4)
+    ]
+
+
+def test_a_frame_read_from_csv_can_be_reported(tmp_path):
+    table(rows("a")).save(tmp_path / "scores.csv")
+    loaded = ScoreTable.load(tmp_path / "scores.csv")
+    page = written(tmp_path, loaded)
+    assert page.data["groups"][0]["count"] == loaded.frame.select(pl.len()).item()

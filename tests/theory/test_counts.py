@@ -1,0 +1,163 @@
+"""Counts against a loop over all pairs, the paper's equations, and planted orders of words."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wqk.errors import CorpusError
+from wqk.theory.counts import (
+    PairCounts,
+    Pieces,
+    count_pairs,
+    cut,
+    position_information,
+    shares_above_one,
+)
+
+CUTS = ("stream", "documents", "aligned", "starts")
+
+
+def by_loop(tokens: np.ndarray, pieces: Pieces, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Every pair (i, j) with j before i in one piece: j is context, i is predicted."""
+    context, prediction = np.zeros((2, size))
+    for start, stop in zip(*pieces, strict=True):
+        for i in range(start, stop):
+            for j in range(start, i):
+                context[tokens[j]] += 1
+                prediction[tokens[i]] += 1
+    return context, prediction
+
+
+streams = st.lists(st.lists(st.integers(0, 4), max_size=9), min_size=1, max_size=6)
+
+
+@settings(max_examples=40)
+@given(streams, st.sampled_from(CUTS), st.integers(1, 7), st.integers(1, 4))
+def test_counts_are_those_of_a_loop_over_pairs(
+    documents: list[list[int]], how: str, block: int, chunks: int
+) -> None:
+    tokens = np.array([token for document in documents for token in document], np.uint16)
+    offsets = np.cumsum([0, *map(len, documents)])
+    if how == "stream" and len(tokens) < block:
+        with pytest.raises(CorpusError, match="whole text"):
+            cut(offsets, how, block)
+        return
+    pieces = cut(offsets, how, block)
+    counts = count_pairs(tokens, pieces, 5, chunks=chunks)
+    context, prediction = by_loop(tokens, pieces, 5)
+    assert counts.context.shape == (chunks, 5)
+    np.testing.assert_array_equal(counts.context.sum(axis=0), context)
+    np.testing.assert_array_equal(counts.prediction.sum(axis=0), prediction)
+    assert counts.context.sum() == counts.prediction.sum()
+    read = np.concatenate([tokens[a:b] for a, b in zip(*pieces, strict=True)] or [tokens[:0]])
+    np.testing.assert_array_equal(counts.occurrences, np.bincount(read, minlength=5))
+
+
+@settings(max_examples=40)
+@given(streams, st.integers(1, 7))
+def test_whole_cuts_keep_every_token_in_blocks_no_longer_than_asked(
+    documents: list[list[int]], block: int
+) -> None:
+    offsets = np.cumsum([0, *map(len, documents)])
+    for how in ("documents", "aligned"):
+        starts, stops = cut(offsets, how, block)
+        assert (stops - starts).sum() == offsets[-1]
+    starts, stops = cut(offsets, "aligned", block)
+    assert (stops - starts <= block).all()
+    # No block crosses from one document to the next.
+    assert all(np.searchsorted(offsets, a, "right") == np.searchsorted(offsets, b, "left")
+               for a, b in zip(starts, stops, strict=True) if a < b)  # fmt: skip
+
+
+def test_long_texts_are_counted_in_parts_that_fit_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(0)
+    tokens = random.integers(0, 50, 5000)
+    pieces = cut(np.sort(np.append(random.integers(0, 5000, 40), [0, 5000])), "aligned", 64)
+    whole = count_pairs(tokens, pieces, 50, chunks=3)
+    monkeypatch.setattr("wqk.theory.counts.CHUNK", 100)
+    in_parts = count_pairs(tokens, pieces, 50, chunks=3)
+    np.testing.assert_array_equal(whole.context, in_parts.context)
+    np.testing.assert_array_equal(whole.prediction, in_parts.prediction)
+
+
+def test_equation_s68_gives_the_ratio_from_the_chances_at_each_position() -> None:
+    random = np.random.default_rng(1)
+    blocks = np.stack([random.choice(3, 400, p=p) for p in random.dirichlet(np.ones(3), 6)], axis=1)
+    counts = count_pairs(blocks.ravel(), cut(np.array([0, 2400]), "stream", 6), 3)
+    k = np.arange(1, 7)
+    for token in range(3):
+        chance = (blocks == token).mean(axis=0)
+        expected = ((6 - k) * chance).sum() / ((k - 1) * chance).sum()
+        assert counts.ratio[token] == pytest.approx(expected, rel=1e-12)
+
+
+def test_masked_counts_are_equal_on_average_and_have_the_expected_size() -> None:
+    # Σ_k' Pr(mask) over the N − 1 others, without the further N of Equations S79 and S80.
+    share, block, blocks = 0.3, 10, 20_000
+    tokens = np.tile(np.arange(block), blocks)
+    pieces = cut(np.array([0, len(tokens)]), "stream", block)
+    counts = count_pairs(tokens, pieces, block, mask_share=share)
+    expected = blocks * share * (1 - share) * (block - 1)
+    for side in (counts.context, counts.prediction):
+        np.testing.assert_allclose(side.sum(axis=0), expected, rtol=0.03)
+    np.testing.assert_allclose(counts.ratio, 1, rtol=0.05)
+    # The same tokens in the same places, read from left to right, are nothing like equal.
+    assert count_pairs(tokens, pieces, block).ratio[[0, -1]].tolist() == [np.inf, 0]
+
+
+def test_masks_are_those_of_the_seed() -> None:
+    tokens, pieces = np.arange(100) % 7, cut(np.array([0, 100]), "stream", 10)
+    one, again, other = (
+        count_pairs(tokens, pieces, 7, mask_share=0.2, seed=seed).context for seed in (0, 0, 1)
+    )
+    assert (one == again).all()
+    assert (one != other).any()
+
+
+def test_where_blocks_are_cut_from_a_stream_no_token_prefers_a_place() -> None:
+    # Words with a strong order, in sentences of many lengths: nearly the same ratio for all.
+    random = np.random.default_rng(2)
+    sentences = [[0, *random.integers(3, 20, random.integers(3, 30)), 1, 2] for _ in range(8_000)]
+    tokens = np.concatenate(sentences)
+    offsets = np.cumsum([0, *map(len, sentences)])
+    stream = count_pairs(tokens, cut(offsets, "stream", 32), 20)
+    alone = count_pairs(tokens, cut(offsets, "documents", 32), 20)
+    assert np.abs(stream.ratio - 1).max() < 0.08
+    assert alone.ratio[0] == np.inf
+    assert alone.ratio[2] == 0
+    bits = [position_information(tokens, cut(offsets, how, 32), 20) for how in CUTS[:2]]
+    assert abs(bits[0]) < 0.001 < 0.1 < bits[1]
+
+
+def test_shares_above_one_are_those_of_plain_counting() -> None:
+    random = np.random.default_rng(3)
+    context, prediction = random.poisson(100.0, (2, 8, 40)).astype(float)
+    occurrences = random.integers(1, 100, 40)
+    shares = shares_above_one(PairCounts(context, prediction, occurrences), at_least=30)
+    seen = occurrences >= 30
+    above = context.sum(axis=0)[seen] > prediction.sum(axis=0)[seen]
+    assert shares.types == above.mean()
+    assert shares.mass == pytest.approx(occurrences[seen][above].sum() / occurrences[seen].sum())
+    assert shares.entries == seen.sum()
+    assert 0 < shares.types_error < 0.3
+    assert shares.low < shares.median < shares.high
+    # Of ratios that are 1 but for chance, one in twenty differs clearly.
+    assert shares.clearly_above + shares.clearly_below < 0.2
+
+
+def test_planted_preferences_are_clear() -> None:
+    tokens = np.tile([5, 5, 3, 3, 3, 1], 500)
+    counts = count_pairs(tokens, cut(np.array([0, 3000]), "stream", 6), 6)
+    shares = shares_above_one(counts)
+    assert shares.entries == 3
+    assert shares.types == shares.clearly_above == pytest.approx(1 / 3)
+    assert shares.clearly_below == pytest.approx(2 / 3)
+
+
+def test_too_little_text_is_said() -> None:
+    counts = count_pairs(np.arange(10), cut(np.array([0, 10]), "stream", 5), 10)
+    with pytest.raises(CorpusError, match="no token occurs 30 times"):
+        shares_above_one(counts)
