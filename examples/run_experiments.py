@@ -19,8 +19,8 @@ from typing import Any
 
 def commands(
     experiments: dict[str, Any], corpora: Path, out: Path
-) -> list[tuple[Path, list[str]]]:
-    """Folder and command line of every run, a cell's seeds one after the other."""
+) -> list[tuple[Path, list[str], int]]:
+    """Folder, command line and steps of every run, a cell's seeds one after the other."""
     runs = []
     for cell in experiments["cell"]:
         settings = experiments["recipe"] | cell
@@ -29,7 +29,7 @@ def commands(
         options = chain.from_iterable((f"--{key}", str(value)) for key, value in settings.items())
         shared = [sys.executable, "-m", "wqk", "train", *options]
         runs += [
-            (folder, [*shared, "--seed", str(seed), "--out", str(folder)])
+            (folder, [*shared, "--seed", str(seed), "--out", str(folder)], settings["steps"])
             for seed in seeds
             for folder in [out / f"{name}-{seed}"]
         ]
@@ -58,10 +58,9 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time (%(default)s)")
     arguments = parser.parse_args()
     experiments = tomllib.loads(arguments.experiments.read_text())
-    steps = experiments["recipe"]["steps"]
     arguments.out.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        for folder, command in commands(experiments, arguments.corpora, arguments.out):
+        for folder, command, steps in commands(experiments, arguments.corpora, arguments.out):
             if arguments.only in folder.name:
                 pool.submit(train, folder, command, steps)
 

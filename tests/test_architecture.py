@@ -14,12 +14,13 @@ import wqk
 SOURCE = Path(wqk.__file__).parent
 
 # Each part of the package and the parts that it may import. Everything may use `leaves`.
-LEAVES = {"_caching", "errors", "files", "_typing", "_version"}
+LEAVES = {"_caching", "_html", "errors", "files", "_typing", "_version"}
 # fmt: off
 ARROWS = {
     "errors": set(),
     "files": set(),
     "_caching": set(),
+    "_html": set(),
     "_typing": set(),
     "_version": set(),
     "checkpoints": set(),

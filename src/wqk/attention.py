@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from array_api_compat import array_namespace
 
 from wqk._caching import cached_property
+from wqk._html import html_table
 from wqk._typing import Array, Float
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import CheckpointError, NonFiniteWeights
@@ -104,6 +105,19 @@ class Attention:
             f"Attention({self.plan.stack} {self.plan.rule.kind}, layer {self.layer}: "
             f"{heads}, {self.form.shape[0]} × {self.form.shape[1]})"
         )
+
+    def _repr_html_(self) -> str:
+        plan = self.plan
+        facts = {
+            "attention": f"{plan.stack} {plan.rule.kind}, layer {self.layer}, family {plan.family}",
+            "heads": f"{self.head_count} over {self.key_head_count} key heads, of width "
+            f"{self.query_weight.shape[1]}",
+            "form": f"{self.form.shape[0]} × {self.form.shape[1]}, rank {self.form.rank}",
+            "score scale": f"{plan.scale:.4g}, not part of the form",
+            "positions": "rotary" if plan.rotary else plan.position or "none in the score",
+            "status": plan.reason or plan.status,
+        }
+        return html_table("Attention", ("", ""), facts.items())
 
 
 def attention_plans(

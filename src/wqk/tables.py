@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from wqk._html import html_table
 from wqk.errors import TableError
 from wqk.files import write_whole
 
@@ -57,6 +58,9 @@ KEY = ("checkpoint", "revision", "step", "stack", "kind", "layer", "head", "circ
 
 # What one line of a summary is about.
 GROUP = ("checkpoint", "revision", "step", "stack", "kind", "circuit", "distance")
+
+# Lines of a table that a notebook shows.
+SHOWN_IN_NOTEBOOKS = 48
 
 SUMMARISED = ("symmetry", "directionality", "directionality_excess")
 
@@ -156,9 +160,13 @@ class ScoreTable:
         return f"ScoreTable({len(self)} rows)\n{self.summary()}"
 
     def _repr_html_(self) -> str:
-        return self.layers.frame.select(
-            "checkpoint", "stack", "kind", "layer", *SUMMARISED, "status"
-        )._repr_html_()
+        context, cells = _printed_rows(self)
+        header = [*context, *(markdown for markdown, _ in _PRINTED.values())]
+        names = self.frame["checkpoint"].unique(maintain_order=True).drop_nulls().to_list()
+        caption = f"{', '.join(names[:4])}: {len(self)} rows, {len(cells)} of them layers"
+        if len(cells) > SHOWN_IN_NOTEBOOKS:
+            caption += f", of which the first {SHOWN_IN_NOTEBOOKS} are shown"
+        return html_table(caption, header, cells[:SHOWN_IN_NOTEBOOKS])
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the table in the format of the file's ending; whole or not at all.

@@ -58,7 +58,7 @@ def test_the_layer_has_the_symmetry_of_its_kind(kind, key_heads, sharing, width,
 @KINDS
 @pytest.mark.parametrize(("heads", "key_heads"), [(4, 4), (3, 3), (6, 2)])
 def test_the_norm_grows_as_the_table_says(kind, heads, key_heads):
-    width, d, draws = 8, 24, 400
+    width, d, draws = 8, 24, 100
     turn, _ = TURNS[kind]
     rank = key_heads * width
     trace, trace_of_square = {

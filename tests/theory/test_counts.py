@@ -34,7 +34,7 @@ def by_loop(tokens: np.ndarray, pieces: Pieces, size: int) -> tuple[np.ndarray, 
 streams = st.lists(st.lists(st.integers(0, 4), max_size=9), min_size=1, max_size=6)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(streams, st.sampled_from(CUTS), st.integers(1, 7), st.integers(1, 4))
 def test_counts_are_those_of_a_loop_over_pairs(
     documents: list[list[int]], how: str, block: int, chunks: int
@@ -56,7 +56,7 @@ def test_counts_are_those_of_a_loop_over_pairs(
     np.testing.assert_array_equal(counts.occurrences, np.bincount(read, minlength=5))
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(streams, st.integers(1, 7))
 def test_whole_cuts_keep_every_token_in_blocks_no_longer_than_asked(
     documents: list[list[int]], block: int

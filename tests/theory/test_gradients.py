@@ -27,58 +27,27 @@ if TYPE_CHECKING:
 
 DISTANCES = (0, 1, 4)
 
-# Families whose scores are not bilinear forms of what is projected, and the reason that is given.
-REFUSED = {
-    **dict.fromkeys(
-        [
-            "qwen3",
-            "phi-norms",
-            "stablelm-norms",
-            "persimmon",
-            "olmo2",
-            "olmo3",
-            "cohere-norms",
-            "gemma3-text",
-            "gemma3-text-hub",
-            "gemma3",
-            "gemma3-hub",
-            "dots1",
-            "glm4-moe",
-            "minimax-m2",
-            "olmoe",
-            "qwen3-moe",
-            "exaone4",
-            "exaone4-full",
-            "nanochat",
-            "apertus",
-            "lfm2",
-            "swinv2",
-            "mllama",
-        ],
-        "normalised token by token before they meet",
+# Families that are refused, and the reason that is given.
+# fmt: off
+REFUSALS = {
+    "normalised token by token before they meet": (
+        "apertus", "cohere-norms", "dots1", "exaone4", "exaone4-full", "gemma3", "gemma3-hub",
+        "gemma3-text", "gemma3-text-hub", "glm4-moe", "lfm2", "minimax-m2", "mllama", "nanochat",
+        "olmo2", "olmo3", "olmoe", "persimmon", "phi-norms", "qwen3", "qwen3-moe",
+        "stablelm-norms", "swinv2",
     ),
-    **dict.fromkeys(
-        ("deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "deepseek-v3-yarn"),
-        "go through a latent",
+    "go through a latent": (
+        "deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "deepseek-v3-yarn",
     ),
-    **dict.fromkeys(("mpt-clipped", "olmo-clipped"), "cut off at ±0.7"),
-    "falcon-alibi": "linear biases twice",
-    # What they hand out is not what meets the values, or they hand out nothing.
-    **dict.fromkeys(
-        [
-            "data2vec-vision",
-            "mask2former",
-            "sam",
-            "seggpt",
-            "siglip",
-            "siglip-vision",
-            "siglip-hub",
-            "wavlm",
-            "wavlm-large",
-        ],
-        "hands out no attention",
+    "cut off at ±0.7": ("mpt-clipped", "olmo-clipped"),
+    "linear biases twice": ("falcon-alibi",),
+    "hands out no attention": (
+        "data2vec-vision", "mask2former", "sam", "seggpt", "siglip", "siglip-hub", "siglip-vision",
+        "wavlm", "wavlm-large",
     ),
 }
+# fmt: on
+REFUSED = {name: reason for reason, names in REFUSALS.items() for name in names}
 
 
 class PutIntoScores(torch.overrides.TorchFunctionMode):

@@ -19,7 +19,7 @@ from wqk.theory.growth import (
 numbers = st.floats(-3, 3, allow_nan=False, width=32).map(float)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(arrays(np.float64, (4, 3), elements=numbers), arrays(np.float64, (4, 4), elements=numbers))
 def test_contributions_are_the_norms_of_each_tokens_own_matrix(
     x: np.ndarray, beta: np.ndarray
@@ -125,7 +125,7 @@ def test_a_coordinate_that_never_varies_is_left_out_of_the_ratios() -> None:
     assert np.isfinite(spread_of(vectors).growth_high)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     arrays(np.float64, (2, 5), elements=st.integers(0, 4).map(float)),
     arrays(np.float64, (2, 5), elements=st.integers(0, 4).map(float)),

@@ -17,7 +17,7 @@ def random_form(seed: int, width: int = 12) -> BilinearForm:
     return BilinearForm(*(random.standard_normal((2, width, 5)) * scales))
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(st.integers(0, 10**6))
 def test_totals_are_equal_and_the_smaller_mean_has_the_larger_variance(seed: int) -> None:
     form = random_form(seed)
@@ -26,7 +26,7 @@ def test_totals_are_equal_and_the_smaller_mean_has_the_larger_variance(seed: int
     assert (columns.var() > rows.var()) == (columns.mean() < rows.mean())
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(st.integers(0, 10**6))
 def test_tails_are_those_of_the_dense_matrix_and_turn_with_it(seed: int) -> None:
     form = random_form(seed)
@@ -43,7 +43,7 @@ def test_tails_are_those_of_the_dense_matrix_and_turn_with_it(seed: int) -> None
     assert turned.directionality_excess == pytest.approx(-one.directionality_excess)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(st.floats(1.1, 5), st.floats(-2, 2), st.integers(0, 1000))
 def test_the_lemma_holds_for_laws_of_one_shape(wider: float, mean: float, seed: int) -> None:
     values = np.random.default_rng(seed).standard_normal(7)
@@ -72,12 +72,12 @@ def some_large(width: int = 96) -> np.ndarray:
 def mean_tails(variances: np.ndarray, context_share: float) -> dict[str, float]:
     many = [
         tails(simulate_update(variances, context_share=context_share, seed=seed))
-        for seed in range(20)
+        for seed in range(12)
     ]
     return {
         "ratio": float(np.mean([one.log_variance_ratio for one in many])),
         "excess": float(np.mean([one.directionality_excess for one in many])),
-        "error": float(np.std([one.directionality_excess for one in many]) / np.sqrt(20)),
+        "error": float(np.std([one.directionality_excess for one in many]) / np.sqrt(12)),
     }
 
 
@@ -112,7 +112,7 @@ def test_the_simulated_update_is_the_sum_over_tokens_drawn_one_by_one() -> None:
     variances, contexts, tokens = np.array([1.0, 4.0, 9.0]), 64, 8
     random = np.random.default_rng(9)
     drawn, simulated = np.zeros((2, 2, 3))
-    for seed in range(300):
+    for seed in range(100):
         x = random.standard_normal((contexts, tokens, 3)) * np.sqrt(variances)
         beta, y = (
             random.standard_normal((contexts, tokens)),
@@ -122,4 +122,4 @@ def test_the_simulated_update_is_the_sum_over_tokens_drawn_one_by_one() -> None:
         drawn += [(dense**2).sum(axis=0), (dense**2).sum(axis=1)]
         form = simulate_update(variances, contexts=contexts, tokens=tokens, seed=seed)
         simulated += [form.column_norms**2, form.row_norms**2]
-    np.testing.assert_allclose(simulated, drawn, rtol=0.15)
+    np.testing.assert_allclose(simulated, drawn, rtol=0.2)

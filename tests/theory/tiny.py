@@ -22,26 +22,12 @@ LENGTH = 9
 
 # One of each way in which a score is made: fused and separate, grouped, rotary in both orders and
 # in part, scaled rotary, linear and learned biases of positions, soft caps, sinks, shared layers.
-VARIETY = [
-    "bert",
-    "gpt2",
-    "gptj",
-    "gpt-neox",
-    "llama",
-    "llama-yarn",
-    "phi",
-    "phi3",
-    "phi4-mini",
-    "falcon-grouped",
-    "bloom",
-    "mpt",
-    "t5",
-    "bart",
-    "gemma2",
-    "gpt-oss",
-    "albert",
-    "modernbert",
-]
+# fmt: off
+VARIETY = (
+    "bert", "gpt2", "gptj", "gpt-neox", "llama", "llama-yarn", "phi", "phi3", "phi4-mini",
+    "falcon-grouped", "bloom", "mpt", "t5", "bart", "gemma2", "gpt-oss", "albert", "modernbert",
+)
+# fmt: on
 
 
 @contextmanager

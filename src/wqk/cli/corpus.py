@@ -86,6 +86,7 @@ class _SizeOrFile(click.ParamType):  # type: ignore[type-arg]
 @click.pass_context
 def corpus(
     context: click.Context,
+    /,
     texts: tuple[str, ...],
     out: Path,
     jobs: int | None,

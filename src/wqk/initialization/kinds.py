@@ -1,7 +1,7 @@
 """The ways in which a layer's keys can be set from its queries, as functions of arrays.
 
-All but one keep the queries as they were drawn and turn them into keys, with an orthogonal map T
-of the layer's key dimensions. With Q̄_g = Σ_{h in g} Q_h / √(H/G), the queries that share key head g,
+All but one keep the queries as they were drawn and turn them into keys, by an orthogonal map T of
+the layer's key dimensions. With Q̄_g = Σ_{h in g} Q_h / √(H/G), the queries that share key head g,
 
     W_k = Q̄ Tᵀ,    W_qk = √(H/G) Q̄ T Q̄ᵀ,
 

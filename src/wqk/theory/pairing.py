@@ -156,8 +156,9 @@ def pairing(gradient: LayerGradient) -> Pairing:
     whole = float(form.norm) ** 2
     summed = beta.sum(axis=1)
     reciprocal = summed * summed.swapaxes(-1, -2) * _sizes(gradient)
-    diagonal = float(np.trace(reciprocal, axis1=-2, axis2=-1).sum()) / whole
-    pairs = float(reciprocal.sum()) / whole - diagonal
+    itself = np.eye(beta.shape[-1], dtype=bool)
+    diagonal = float(reciprocal.sum(where=itself)) / whole
+    pairs = float(reciprocal.sum(where=~itself)) / whole
     s = float(symmetry(form))
     plan = gradient.attention.plan
     return Pairing(

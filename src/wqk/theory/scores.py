@@ -227,7 +227,7 @@ def _softmax_error(whole: np.ndarray, shares: np.ndarray) -> float:
 def _disorder(scores: np.ndarray, shares: np.ndarray, visible: np.ndarray) -> float:
     """The most by which a key with less attention has a higher score, all pairs of keys."""
     order = np.argsort(shares, axis=-1, kind="stable")
-    ranked = np.take_along_axis(np.where(visible, scores, -np.inf), order, axis=-1)
+    ranked = np.take_along_axis(np.where(visible, scores, scores.min()), order, axis=-1)
     seen = np.take_along_axis(visible, order, axis=-1)[..., 1:]
     excess = np.maximum.accumulate(ranked, axis=-1)[..., :-1] - ranked[..., 1:]
     tied = np.diff(np.take_along_axis(shares, order, axis=-1), axis=-1) == 0

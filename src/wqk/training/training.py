@@ -73,7 +73,8 @@ def train(
     >>> _ = Path(place, "roses.txt").write_text("a rose is a rose\nis a rose is a rose\n" * 20)
     >>> options = CorpusOptions(text="characters", document="line", held_out=1)
     >>> store = build_corpus([place / "roses.txt"], place / "corpus", options)
-    >>> recipe = make_recipe("fast", layers=1, width=16, heads=2, block=8, batch=4, steps=3)
+    >>> tiny = {"layers": 1, "width": 16, "heads": 2, "block": 8, "batch": 4, "steps": 3}
+    >>> recipe = make_recipe("fast", **tiny, held_out_blocks=4)
     >>> run = train(recipe, store.folder, place / "run")
     >>> run.metrics["step"].to_list(), [step for step, _ in run.checkpoints]
     ([0, 1, 2, 3], [0, 1, 3])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -102,9 +101,9 @@ def test_a_header_has_no_trace_of_the_machine(text_file: Path, tmp_path: Path) -
     }
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(
-    st.lists(st.sampled_from([f"text {n}" for n in range(12)]), min_size=2, max_size=40),
+    st.lists(st.sampled_from(["a" * n for n in range(1, 13)]), min_size=2, max_size=40),
     st.integers(0, 6) | st.floats(0.01, 0.6),
 )
 def test_no_text_is_on_both_sides(
@@ -122,9 +121,7 @@ def test_no_text_is_on_both_sides(
     train, apart = documents(made, "train"), documents(made, "held_out")
     assert not set(train) & set(apart)
     assert len(set(apart)) == wanted
-    # A digit that training text lacks is unknown.
-    shown = [text.replace("[UNK]", "?") for text in train + apart]
-    assert Counter(map(len, shown)) == Counter(map(len, texts))
+    assert sorted(train + apart) == sorted(texts)
 
 
 def test_what_is_held_out_does_not_depend_on_the_rest(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ import shutil
 import socket
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from zipfile import BadZipFile
 
 import numpy as np
 import polars as pl
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # What the disk may say at any step.
-UNREADABLE = (OSError, ValueError, KeyError, EOFError, pl.exceptions.PolarsError)
+UNREADABLE = (OSError, ValueError, KeyError, BadZipFile, pl.exceptions.PolarsError)
 
 
 class Work:
@@ -104,7 +105,7 @@ class Work:
     def load_tokens(self, shard: Path, split: str) -> Chunk:
         """The tokens of a shard."""
         path = self.tokens(shard)
-        with self._whole(path), np.load(path) as file:
+        with self._whole(path), np.load(io.BytesIO(path.read_bytes())) as file:
             tokens, lengths, characters = (
                 file[f"{split}_{name}"] for name in ("tokens", "lengths", "characters")
             )

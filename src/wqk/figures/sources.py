@@ -1,0 +1,90 @@
+"""What figures are drawn from: score tables, surveys, training runs and details, by their paths."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from wqk.atlas import survey_table
+from wqk.details import BlockDetails, Details
+from wqk.errors import TableError
+from wqk.runs import SETTINGS, Run, open_run
+from wqk.tables import ScoreTable, join
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from os import PathLike
+
+
+@dataclass(frozen=True)
+class Sources:
+    """All that a figure may take its numbers from.
+
+    Attributes
+    ----------
+    runs
+        Training runs, finished or not.
+    table
+        The scores of all tables and surveys; None where there are none.
+    blocks
+        Layers looked at closely, of all ``.npz`` files.
+    """
+
+    runs: tuple[Run, ...] = ()
+    table: ScoreTable | None = None
+    blocks: tuple[BlockDetails, ...] = ()
+
+
+def read_sources(*paths: str | PathLike[str]) -> Sources:
+    """Open what lies under some paths.
+
+    A path is a training run's folder, a folder of such folders, the folder of a survey, a score
+    table (``.parquet``, ``.jsonl``, ``.csv``) or the details of a scan (``.npz``).
+
+    Raises
+    ------
+    WqkError
+        A path holds none of these, or something that cannot be read.
+
+    Examples
+    --------
+    >>> import tempfile, wqk
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     wqk.scan(wqk.demo_model("encoder")).save(folder + "/scores.parquet")
+    ...     sources = read_sources(folder + "/scores.parquet")
+    >>> len(sources.runs), len(sources.table)
+    (0, 20)
+    """
+    runs: list[Run] = []
+    tables: list[ScoreTable] = []
+    blocks: list[BlockDetails] = []
+    for path in map(Path, paths):
+        if folders := _run_folders(path):
+            runs += map(open_run, folders)
+        elif path.is_dir():
+            tables.append(_survey(path))
+        elif path.suffix == ".npz":
+            blocks += Details.load(path).blocks
+        else:
+            tables.append(ScoreTable.load(path))
+    return Sources(tuple(runs), join(tables) if tables else None, tuple(blocks))
+
+
+def _run_folders(path: Path) -> list[Path]:
+    """The run's own folder, or those of the runs directly below it."""
+    return [path] if (path / SETTINGS).is_file() else _sorted_parents(path.glob(f"*/{SETTINGS}"))
+
+
+def _sorted_parents(files: Iterable[Path]) -> list[Path]:
+    return sorted(file.parent for file in files)
+
+
+def _survey(folder: Path) -> ScoreTable:
+    try:
+        return survey_table(folder)
+    except TableError:
+        raise TableError(
+            f"{folder}: holds no training run and no survey; expected a folder that wqk train or "
+            "wqk survey made, a score table or details (.npz)"
+        ) from None

@@ -1,0 +1,37 @@
+"""What a notebook shows of an object: small, escaped, without scripts."""
+
+from __future__ import annotations
+
+from tests.reporting.making import EVIL, rows, table
+
+import wqk
+
+
+def test_a_table_shows_its_layers():
+    scores = wqk.scan(wqk.demo_model("encoder"))
+    shown = scores._repr_html_()
+    assert shown.count("<tr>") == 1 + 4
+    for value in scores.layers.frame["symmetry"]:
+        assert f"<td>{value:.3f}</td>" in shown
+
+
+def test_long_tables_are_cut_and_say_so():
+    shown = table(rows("a", layers=126, heads=0))._repr_html_()
+    assert "126 of them layers, of which the first 48 are shown" in shown
+    assert shown.count("<tr>") == 1 + 48
+    assert len(shown) < 10_000
+
+
+def test_names_are_escaped():
+    shown = table(rows(EVIL), rows("plain"))._repr_html_()
+    assert "<script" not in shown
+    assert "<img" not in shown
+    assert "&lt;/script&gt;" in shown
+
+
+def test_attention_says_what_it_is():
+    attention = wqk.read_attention(wqk.demo_model("decoder"), 2)
+    shown = attention._repr_html_()
+    for told in ("decoder self, layer 2", "4 over 4 key heads, of width 32", "128 × 128, rank 128"):
+        assert told in shown
+    assert repr(attention.form) == "BilinearForm(128 × 128, rank 128)"

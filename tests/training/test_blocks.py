@@ -1,0 +1,83 @@
+"""Blocks: pieces of the stream, a function of seed and number alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wqk.errors import CorpusError
+from wqk.training.blocks import draw_blocks, spaced_blocks, stream_seed
+
+
+@given(
+    size=st.integers(5, 300),
+    block=st.integers(2, 5),
+    batch=st.integers(1, 9),
+    seed=st.integers(0, 2**40),
+    index=st.integers(0, 2**40),
+)
+def test_every_block_is_a_piece_of_the_stream(
+    size: int, block: int, batch: int, seed: int, index: int
+) -> None:
+    tokens = np.arange(size, dtype=np.uint16)
+    blocks = draw_blocks(tokens, block, batch, seed=seed, index=index)
+    assert blocks.shape == (batch, block)
+    assert blocks.dtype == np.int64
+    assert (np.diff(blocks, axis=1) == 1).all()
+    assert (blocks == draw_blocks(tokens, block, batch, seed=seed, index=index)).all()
+
+
+def test_all_beginnings_are_equally_likely() -> None:
+    tokens = np.arange(13)
+    starts = [draw_blocks(tokens, 4, 50, seed=3, index=n)[:, 0] for n in range(400)]
+    counts = np.bincount(np.concatenate(starts), minlength=10)
+    assert len(counts) == 10
+    expected = 400 * 50 / 10
+    assert ((counts - expected) ** 2 / expected).sum() < 27.9  # chi-square, 9 degrees, p = .001
+
+
+def test_batches_differ_by_number_and_seed() -> None:
+    tokens = np.arange(10_000)
+    drawn = {
+        draw_blocks(tokens, 4, 8, seed=seed, index=index).tobytes()
+        for seed in range(10)
+        for index in range(10)
+    }
+    assert len(drawn) == 100
+
+
+def test_streams_have_seeds_of_their_own() -> None:
+    seeds = {stream_seed(s, stream, n) for s in range(9) for stream in range(3) for n in range(9)}
+    assert len(seeds) == 9 * 3 * 9
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+@pytest.mark.parametrize("dtype", ["<u2", "<u4"])
+def test_blocks_of_a_memory_map(tmp_path: Path, dtype: str) -> None:
+    np.arange(500, dtype=dtype).tofile(tmp_path / "tokens")
+    mapped = np.memmap(tmp_path / "tokens", dtype, mode="r")
+    blocks = draw_blocks(mapped, 8, 4, seed=1, index=0)
+    assert type(blocks) is np.ndarray
+    assert (blocks == draw_blocks(np.arange(500), 8, 4, seed=1, index=0)).all()
+
+
+@given(size=st.integers(3, 200), block=st.integers(2, 3), count=st.integers(2, 50))
+def test_spaced_blocks_reach_from_end_to_end(size: int, block: int, count: int) -> None:
+    blocks = spaced_blocks(np.arange(size), block, count)
+    assert blocks.shape == (count, block)
+    assert (blocks[0, 0], blocks[-1, -1]) == (0, size - 1)
+    gaps = np.diff(blocks[:, 0])
+    assert gaps.max() - gaps.min() <= 1
+
+
+def test_a_stream_shorter_than_a_block() -> None:
+    tokens = np.arange(3)
+    assert draw_blocks(tokens, 3, 2, seed=1, index=0).tolist() == [[0, 1, 2]] * 2
+    with pytest.raises(CorpusError, match="a block takes 4 tokens, but the stream has 3"):
+        draw_blocks(tokens, 4, 2, seed=1, index=0)
+    with pytest.raises(CorpusError, match="the stream has 3"):
+        spaced_blocks(tokens, 4, 1)
