@@ -44,7 +44,7 @@ ARROWS = {
     "images": {"forms", "scores"},
     "runs": {"tables"},
     "atlas": {"model_sets", "tables"},
-    "figures": {"atlas", "images", "runs", "scores", "tables"},
+    "figures": {"atlas", "details", "images", "model_sets", "runs", "scores", "tables"},
     "details": {"attention", "checkpoints", "coordinates", "forms", "images", "scanning", "scores"},
     "reporting": {"atlas", "details", "images", "runs", "tables"},
     "initialization": {"attention", "checkpoints", "families", "forms", "scores"},

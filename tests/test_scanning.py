@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+from polars.testing import assert_frame_equal
 from tests.stand_in import Module
 
 import wqk
@@ -160,3 +161,18 @@ def test_memory_does_not_grow_with_the_number_of_layers(tmp_path: Path) -> None:
         peaks.append(int(told) / 1024)
     # Twenty more layers are 168 MB of weights; none of them may stay.
     assert peaks[1] - peaks[0] < 30
+
+
+@pytest.mark.parametrize("distances", [(0,), (0, 3)])
+def test_a_device_changes_only_the_rounding(distances: tuple[int, ...], shared: Path) -> None:
+    pytest.importorskip("torch")
+    folder = shared / "checkpoints" / "stories260k"
+    here = wqk.scan(folder, distances=distances).frame
+    there = wqk.scan(folder, distances=distances, device="cpu").frame
+    assert_frame_equal(here, there, abs_tol=1e-6, rel_tol=1e-5)
+
+
+def test_a_device_that_is_not_there_is_named() -> None:
+    pytest.importorskip("torch")
+    with pytest.raises(wqk.errors.MissingPackage, match="'nowhere': PyTorch cannot use it"):
+        wqk.scan(wqk.demo_model("encoder"), device="nowhere")

@@ -18,7 +18,8 @@ from wqk._version import __version__
 from wqk.attention import attention_plans
 from wqk.checkpoints import open_checkpoint
 from wqk.coordinates import PLAIN, Block, Coordinates, lacks_norm, read_block
-from wqk.errors import CheckpointError
+from wqk.errors import CheckpointError, MissingPackage
+from wqk.forms import BilinearForm
 from wqk.randomness import looks_random
 from wqk.scores import directionality, head_terms, symmetry, symmetry_null
 from wqk.tables import ScoreTable
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
     from wqk.checkpoints import Checkpoint, Part
     from wqk.families import AttentionPlan
-    from wqk.forms import BilinearForm
 
 
 # Memory, in bytes, that may be spent on scoring several blocks at once.
@@ -57,6 +57,7 @@ def scan(
     distances: Sequence[int] = (0,),
     family: Path | None = None,
     heads_per_layer: int | None = None,
+    device: str | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     **hub: Any,
 ) -> ScoreTable:
@@ -78,6 +79,8 @@ def scan(
         A family file to use instead of the model type's own.
     heads_per_layer
         Number of query heads, where the tensors have to be guessed and the configuration is silent.
+    device
+        Where PyTorch multiplies, such as ``"cuda"``; without it NumPy does, on the CPU.
     on_progress
         Called after every block.
     **hub
@@ -101,14 +104,22 @@ def scan(
     >>> table.frame["layer"].to_list()
     [0, 1, 2, 3]
     """
+    move = _mover(device) if device else None
     checkpoint = open_checkpoint(ref, **hub)
+    coordinates = Coordinates(circuit, fold_norm, bias, tuple(distances))
+
+    def read(plan: AttentionPlan) -> Block:
+        block = read_block(checkpoint, plan, coordinates)
+        return block if move is None else block._replace(forms=map(move, block.forms))
+
     return scan_plans(
         checkpoint,
         attention_plans(checkpoint, family, heads_per_layer),
-        Coordinates(circuit, fold_norm, bias, tuple(distances)),
+        coordinates,
         gamma=gamma,
         heads=heads,
         on_progress=on_progress,
+        read=read,
     )
 
 
@@ -267,7 +278,7 @@ def score_heads(
         }
     if not heads:
         return [row]
-    columns = {name: np.ravel(values) for name, values in _score_arrays(stack, gamma).items()}
+    columns = {name: _flat(values) for name, values in _score_arrays(stack, gamma).items()}
     _, sharing = stack.stack
     return [row] + [
         {
@@ -303,6 +314,31 @@ def _status(
     if weights and symmetry is not None and looks_random(weights, symmetry, weights[0].shape[-1]):
         return "random-looking"
     return "partial" if lacks_norm(plan, coordinates) else plan.status
+
+
+def _mover(device: str) -> Callable[[tuple[int, BilinearForm]], tuple[int, BilinearForm]]:
+    """What takes a form at its distance to a device of PyTorch's."""
+    try:
+        import torch
+    except ImportError:
+        raise MissingPackage("a device needs PyTorch: pip install 'wqk[train]'") from None
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise MissingPackage(f"device {device!r}: PyTorch cannot use it here ({reason})") from None
+
+    def move(placed: tuple[int, BilinearForm]) -> tuple[int, BilinearForm]:
+        distance, form = placed
+        query, key = (torch.tensor(factor, device=device) for factor in (form.query, form.key))
+        return distance, BilinearForm(query, key)
+
+    return move
+
+
+def _flat(values: Any) -> np.ndarray:
+    """Scores of a stack as one row, on the host."""
+    return np.ravel(values.cpu() if hasattr(values, "cpu") else values)
 
 
 def _scores(form: BilinearForm, gamma: float) -> dict[str, float]:

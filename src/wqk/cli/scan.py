@@ -38,6 +38,9 @@ from wqk.cli.options import DistanceRanges, family_file, gamma, heads_per_layer,
 @family_file
 @heads_per_layer
 @click.option(
+    "--device", metavar="D", help="Let PyTorch multiply there, such as on cuda, instead of NumPy."
+)
+@click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
@@ -67,6 +70,7 @@ def scan(
     revisions: tuple[str, ...],
     family: Path | None,
     heads_per_layer: int | None,
+    device: str | None,
     out: Path | None,
     report: Path | None,
     details: Path | None,
@@ -114,6 +118,7 @@ def scan(
                 checkpoint,
                 heads=heads or report is not None,
                 distances=distances,
+                device=device,
                 on_progress=on_progress,
                 **coordinates,
             )

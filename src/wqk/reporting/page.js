@@ -28,8 +28,10 @@ const chosen = {
   order: 'number',
 };
 
-const stale = new Set();
+/* Sections that can be drawn, those of them that are in sight, and those to be drawn anew. */
+const drawable = new Set();
 const seen = new Set();
+const stale = new Set();
 
 function drawSeen() {
   for (const id of seen) {
@@ -44,11 +46,12 @@ function choose(change, sections = Object.keys(DRAW)) {
   drawSeen();
 }
 
+/** For paper, which shows what nobody has scrolled to. */
 function drawEverything() {
-  for (const section of document.querySelectorAll('main section:not([hidden])')) {
-    if (section.id in DRAW && THERE[section.dataset.needs] !== false) seen.add(section.id);
+  for (const id of drawable) {
+    stale.delete(id);
+    DRAW[id](chosen);
   }
-  choose({});
 }
 
 /* Theme. */
@@ -78,7 +81,11 @@ function startTheme() {
     document.body.classList.remove('printing');
     setTheme(before);
   });
-  addEventListener('resize', () => choose({}));
+  let width = innerWidth;
+  addEventListener('resize', () => {
+    if (innerWidth !== width) choose({});
+    width = innerWidth;
+  });
   setTheme('');
 }
 
@@ -194,7 +201,10 @@ function startSections() {
     const absent = section.querySelector('.absent');
     if (absent) absent.hidden = there;
     if (there) {
-      if (section.id in DRAW) observer.observe(section);
+      if (section.id in DRAW) {
+        drawable.add(section.id);
+        observer.observe(section);
+      }
     } else {
       section.hidden = !absent;
       section.querySelector('.present')?.toggleAttribute('hidden', true);

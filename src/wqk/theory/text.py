@@ -156,9 +156,14 @@ def _tokenizer(ref: str, revision: str | None) -> Any:
     except ImportError:
         raise MissingPackage("text needs transformers: pip install 'wqk[train]'") from None
     try:
-        return AutoTokenizer.from_pretrained(ref, revision=revision)
+        tokenizer = AutoTokenizer.from_pretrained(ref, revision=revision)
+        # Where its files are missing, one may be made that knows no words.
+        reason = "no vocabulary" if len(tokenizer) <= len(tokenizer.all_special_ids) else ""
     except FAILURES as error:
+        reason = first_line(error)
+    if reason:
         raise CorpusError(
-            f"{ref}: has no tokenizer that reads text ({first_line(error)}); "
+            f"{ref}: has no tokenizer that reads text ({reason}); "
             "give a token store, or token numbers in a .npy file"
-        ) from None
+        )
+    return tokenizer

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from typing import Any
 
 from wqk.errors import RunError
@@ -97,8 +97,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         for entry in fields(self):
-            value = _checked(entry.name, getattr(self, entry.name), entry.type, entry.metadata)
-            object.__setattr__(self, entry.name, value)
+            object.__setattr__(self, entry.name, _checked(entry, getattr(self, entry.name)))
         for rule, message in _RULES:
             if not rule(self):
                 raise RunError(f"recipe: {message.format(**asdict(self))}")
@@ -156,8 +155,9 @@ Chosen = Mapping[str, Any]
 def _stream_width(chosen: Chosen) -> float:
     """Width of the model, be it the recipe's own or that of a configuration."""
     config = chosen["config"] or {}
-    named = (config.get(name) for name in ("hidden_size", "n_embd", "d_model"))
-    return float(chosen["width"] or next(filter(None, named), SIZES["mini"]["width"]))
+    named = [chosen["width"], *(config.get(name) for name in ("hidden_size", "n_embd", "d_model"))]
+    known = (width for width in named if isinstance(width, int) and width > 0)
+    return float(next(known, SIZES["mini"]["width"]))
 
 
 # A value, or a formula of the values above it.
@@ -258,7 +258,7 @@ def make_recipe(preset: str = "fast", *, size: str | None = None, **overrides: A
     """
     given = {name: value for name, value in overrides.items() if value is not None}
     _known("preset", preset, PRESETS)
-    names = [entry.name for entry in fields(Recipe)]
+    names = {entry.name: entry for entry in fields(Recipe)}
     if odd := [name for name in given if name not in names]:
         raise RunError(f"recipe: no field is called {', '.join(odd)}; there are {', '.join(names)}")
     own = given.get("config") is not None
@@ -269,9 +269,9 @@ def make_recipe(preset: str = "fast", *, size: str | None = None, **overrides: A
     _known("size", size, SIZES)
     defaults |= dict.fromkeys(MODEL_FIELDS) if own else SIZES[size]
     chosen: dict[str, Any] = {}
-    for name in names:
+    for name, entry in names.items():
         value = given.get(name, defaults[name])
-        chosen[name] = value(chosen) if callable(value) else value
+        chosen[name] = _checked(entry, value(chosen) if callable(value) else value)
     return Recipe(**chosen)
 
 
@@ -323,10 +323,11 @@ _BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
 }
 
 
-def _checked(name: str, value: Any, annotation: Any, bounds: Mapping[str, Any]) -> Any:
-    """The value, whole numbers as floats where floats are wanted."""
-    wanted = str(annotation).removesuffix(" | None")
-    if value is None and wanted != annotation:
+def _checked(entry: Field[Any], value: Any) -> Any:
+    """A field's value, whole numbers as floats where floats are wanted."""
+    name, bounds = entry.name, entry.metadata
+    wanted = str(entry.type).removesuffix(" | None")
+    if value is None and wanted != entry.type:
         return None
     if wanted == "float" and type(value) is int:
         value = float(value)

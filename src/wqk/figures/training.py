@@ -1,0 +1,200 @@
+"""How symmetry and directionality arise in training: Figures 3, S3 and S4, and the updates."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import polars as pl
+
+from wqk.errors import RunError
+from wqk.figures.cells import by_mode, one, pairs
+from wqk.figures.curves import SCORES, of_cells, score_curves
+from wqk.figures.style import (
+    COLOURS,
+    GREY,
+    LABELS,
+    PAGE,
+    heading,
+    label_ends,
+    letter,
+    new_figure,
+    shades,
+    style,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from wqk.figures.cells import Comparison
+    from wqk.runs import Run
+
+    # Where a curve ends, its name and its colour.
+    End = tuple[float, str, Any]
+
+LINES = {"encoder": "-", "decoder": "--"}
+
+
+def one_pair(runs: Sequence[Run]) -> pl.DataFrame:
+    """What Figure 3 shows: the curves of an encoder and a decoder that are trained alike.
+
+    Columns are those of `wqk.figures.curves`, after ``comparison`` (the corpus) and ``mode``.
+
+    Raises
+    ------
+    RunError
+        The runs hold no such pair, several, or one without scores.
+    """
+    return _curves([one(pairs(runs, "fig3"), "fig3", "s3 or s4")])
+
+
+def all_pairs(runs: Sequence[Run], figure: str) -> pl.DataFrame:
+    """What Figures S3 and S4 show: as `one_pair`, of every corpus or recipe there is.
+
+    Raises
+    ------
+    RunError
+        The runs hold no such pair, or one without scores.
+    """
+    return _curves(pairs(runs, figure))
+
+
+def update_curves(runs: Sequence[Run]) -> pl.DataFrame:
+    """Scores of what each form changed by between two looks; a mode needs no partner.
+
+    Raises
+    ------
+    RunError
+        There are no runs, or some without updates.
+    """
+    if not runs:
+        raise RunError("updates needs runs (wqk train); got none")
+    return _curves(by_mode(runs), "updates")
+
+
+def medians_and_layers(curves: pl.DataFrame) -> Figure:
+    """Figure 3: medians over layers (a, b), and every layer of encoder and decoder (c, d)."""
+    with style():
+        figure = new_figure(PAGE, 3.8)
+        axes = figure.subplots(2, 3, sharex=True, sharey="row")
+        for row, score, letters in zip(axes, SCORES, ("ac", "bd"), strict=True):
+            some = curves.filter(quantity=score)
+            ends = [_draw_medians(row[0], some)]
+            ends += [
+                _draw_layers(axis, some.filter(mode=mode), mode)
+                for axis, mode in zip(row[1:], COLOURS, strict=True)
+            ]
+            _finish_row(row, ends, LABELS[score])
+            for axis, name in zip(row, letters, strict=False):
+                letter(axis, name)
+        titles = ("median over layers", "encoder, by layer", "decoder, by layer")
+        for axis, title in zip(axes[0], titles, strict=True):
+            axis.set_title(title)
+        _label_steps(axes[-1])
+    return figure
+
+
+def medians_by_comparison(curves: pl.DataFrame) -> Figure:
+    """Figure S3: medians over layers, a column for every corpus."""
+    groups = curves.partition_by("comparison", maintain_order=True)
+    with style():
+        figure = new_figure(min(PAGE, 1.2 + 2.1 * len(groups)), 3.8)
+        axes = figure.subplots(2, len(groups), sharex="col", sharey="row", squeeze=False)
+        for row, score, name in zip(axes, SCORES, "ab", strict=True):
+            ends = [
+                _draw_medians(axis, group.filter(quantity=score))
+                for axis, group in zip(row, groups, strict=True)
+            ]
+            _finish_row(row, ends, LABELS[score])
+            letter(row[0], name)
+        for axis, group in zip(axes[0], groups, strict=True):
+            axis.set_title(group["comparison"][0])
+        _label_steps(axes[-1])
+    return figure
+
+
+def layers_by_comparison(curves: pl.DataFrame) -> Figure:
+    """Figure S4: every layer of encoder and decoder, a row for every corpus."""
+    groups = curves.partition_by("comparison", maintain_order=True)
+    with style():
+        figure = new_figure(PAGE, 0.3 + 1.75 * len(groups))
+        axes = figure.subplots(len(groups), 4, sharex="row", squeeze=False)
+        for row, group in zip(axes, groups, strict=True):
+            for pair, score in zip((row[:2], row[2:]), SCORES, strict=True):
+                pair[1].sharey(pair[0])
+                pair[1].tick_params(labelleft=False)
+                some = group.filter(quantity=score)
+                ends = [
+                    _draw_layers(axis, some.filter(mode=mode), mode)
+                    for axis, mode in zip(pair, COLOURS, strict=True)
+                ]
+                _finish_row(pair, ends, LABELS[score])
+            for axis, mode in zip(row, [*COLOURS] * 2, strict=True):
+                axis.set_title(mode, fontweight="normal", fontsize=8)
+            heading(row[0], group["comparison"][0])
+        _label_steps(axes[-1])
+    return figure
+
+
+def draw_curve(axis: Axes, curve: pl.DataFrame, band: tuple[str, str], **look: Any) -> None:
+    """One line over the steps, in the middle of a band; short curves show their points."""
+    marker = "o" if curve.height < 3 else None
+    axis.plot(curve["step"], curve["value"], marker=marker, markersize=2.5, **look)
+    low, high = (curve[name] for name in band)
+    axis.fill_between(curve["step"], low, high, color=look["color"], alpha=0.18, linewidth=0)
+
+
+def _curves(
+    comparisons: Iterable[Comparison], of: Literal["scores", "updates"] = "scores"
+) -> pl.DataFrame:
+    return of_cells(
+        {
+            comparison.title: of_cells(
+                {mode: score_curves(cell.runs, of) for mode, cell in comparison.cells.items()},
+                "mode",
+            )
+            for comparison in comparisons
+        },
+        "comparison",
+    )
+
+
+def _draw_medians(axis: Axes, curves: pl.DataFrame) -> list[End]:
+    """The median over layers of each mode, in a band from quartile to quartile."""
+    medians = curves.filter(pl.col("layer").is_null())
+    ends: list[End] = []
+    for curve in medians.partition_by("mode", maintain_order=True):
+        mode = curve["mode"][0]
+        draw_curve(axis, curve, ("q25", "q75"), color=COLOURS[mode], linestyle=LINES[mode])
+        ends.append((curve["value"][-1], mode, COLOURS[mode]))
+    return ends
+
+
+def _draw_layers(axis: Axes, curves: pl.DataFrame, mode: str) -> list[End]:
+    """A curve for each layer, light to dark, with the range over seeds as a band."""
+    layers = curves.drop_nulls("layer").partition_by("layer", maintain_order=True)
+    colours = shades(COLOURS[mode], len(layers))
+    for colour, curve in zip(colours, layers, strict=True):
+        draw_curve(axis, curve, ("low", "high"), color=colour, linestyle=LINES[mode])
+    every = -(-len(layers) // 12)
+    return [
+        (curve["value"][-1], str(curve["layer"][0]), colour)
+        for colour, curve in list(zip(colours, layers, strict=True))[::every]
+    ]
+
+
+def _finish_row(axes: Sequence[Axes], ends: Sequence[Sequence[End]], label: str) -> None:
+    """Zero, the axis' name, and the curves' names, once the limits stand."""
+    axes[0].set_ylabel(label)
+    for axis, some in zip(axes, ends, strict=True):
+        axis.axhline(0, color=GREY, linewidth=0.5, zorder=0)
+        axis.set_ylim(axes[0].get_ylim())
+        label_ends(axis, some)
+
+
+def _label_steps(axes: Iterable[Axes]) -> None:
+    for axis in axes:
+        axis.set_xlabel("training step")
+        axis.set_xlim(left=0)

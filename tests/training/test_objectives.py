@@ -1,0 +1,191 @@
+"""Objectives: what is hidden, what is asked, and the loss against the model's own full logits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wqk.training.models import build_model
+from wqk.training.objectives import (
+    OBJECTIVES,
+    Masking,
+    RowSelection,
+    Task,
+    causal,
+    loss_of,
+    masked,
+    masked_next,
+)
+
+VOCABULARY, MASK = 40, 1
+SPECIAL = {"padding": 0, "mask": MASK, "unknown": 2, "separator": 3}
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
+    "llama": {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 64,
+        "max_position_embeddings": 64,
+    },
+    "modernbert": {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+        "max_position_embeddings": 64,
+        "cls_token_id": 3,
+    },
+}
+
+
+def draw(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def some_blocks(batch: int, block: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(4, VOCABULARY, (batch, block), generator=draw(seed))
+
+
+@given(
+    name=st.sampled_from(["masked", "masked-next"]),
+    batch=st.integers(1, 6),
+    block=st.integers(4, 30),
+    share=st.floats(0.13, 0.6),
+    corruption=st.sampled_from(["bert", "mask"]),
+    seed=st.integers(0, 1000),
+)
+def test_equally_many_tokens_are_asked_in_every_block(
+    name: str, batch: int, block: int, share: float, corruption: str, seed: int
+) -> None:
+    blocks = some_blocks(batch, block, seed)
+    masking = Masking(share, corruption, MASK, VOCABULARY)
+    task = OBJECTIVES[name](blocks, masking, draw(seed))
+    shift = 1 if name == "masked-next" else 0
+    asked = torch.zeros(batch * block, dtype=torch.bool)
+    asked[task.rows + shift] = True
+    asked = asked.view(batch, block)
+    assert (asked.sum(1) == round(share * block)).all()
+    assert torch.equal(blocks.flatten()[task.rows + shift], task.targets)
+    assert torch.equal(task.inputs[~asked], blocks[~asked])
+    if corruption == "mask":
+        assert (task.inputs[asked] == MASK).all()
+    assert not (shift and asked[:, 0].any())
+
+
+def test_causal_asks_each_next_token() -> None:
+    blocks = some_blocks(3, 5)
+    task = causal(blocks, Masking(0.15, "bert", MASK, VOCABULARY), draw(0))
+    assert task.inputs is blocks
+    assert task.rows.tolist() == [0, 1, 2, 3, 5, 6, 7, 8, 10, 11, 12, 13]
+    assert torch.equal(task.targets, blocks[:, 1:].flatten())
+
+
+def test_corruption_is_bert_s() -> None:
+    blocks = torch.full((400, 100), 7)
+    task = masked(blocks, Masking(0.5, "bert", MASK, VOCABULARY), draw(3))
+    shown = task.inputs.flatten()[task.rows]
+    share = shown.bincount(minlength=VOCABULARY) / len(shown)
+    anything = 0.1 / VOCABULARY
+    tolerance = 4 * (0.8 * 0.2 / len(shown)) ** 0.5
+    assert abs(share[MASK] - (0.8 + anything)) < tolerance
+    assert abs(share[7] - (0.1 + anything)) < tolerance
+    others = torch.cat([share[:MASK], share[MASK + 1 : 7], share[8:]])
+    assert (others - anything).abs().max() < 4 * (anything / len(shown)) ** 0.5
+
+
+def test_every_position_is_as_likely_to_be_asked() -> None:
+    for objective, first in ((masked, 0), (masked_next, 1)):
+        task = objective(some_blocks(5000, 10), Masking(0.3, "mask", MASK, VOCABULARY), draw(1))
+        positions = (task.inputs == MASK).sum(0)
+        assert positions[:first].sum() == 0
+        expected = 15_000 / (10 - first)
+        assert (positions[first:] - expected).abs().max() < 4 * expected**0.5
+
+
+@given(name=st.sampled_from(sorted(OBJECTIVES)), parts=st.sampled_from([1, 2, 3, 6]))
+def test_parts_make_up_the_whole(name: str, parts: int) -> None:
+    blocks, masking = some_blocks(6, 8), Masking(0.3, "bert", MASK, VOCABULARY)
+    task = OBJECTIVES[name](blocks, masking, draw(2))
+    pieces = [task.part(number, parts) for number in range(parts)]
+    offset = 6 // parts * 8
+    assert torch.equal(torch.cat([piece.inputs for piece in pieces]), task.inputs)
+    assert torch.equal(torch.cat([piece.targets for piece in pieces]), task.targets)
+    rows = [piece.rows + number * offset for number, piece in enumerate(pieces)]
+    assert torch.equal(torch.cat(rows), task.rows)
+
+
+def full_loss(model: Any, task: Task) -> torch.Tensor:
+    """From the logits of all positions, without our hook's help."""
+    logits = model(input_ids=task.inputs).logits.flatten(0, 1).double()
+    return -logits.log_softmax(1)[task.rows, task.targets].mean()
+
+
+@pytest.mark.parametrize("name", sorted(OBJECTIVES))
+@pytest.mark.parametrize("architecture", ["post", "pre", *CONFIGS])
+def test_logits_of_the_asked_rows_alone_give_the_same_loss(
+    name: str, architecture: str, tiny: Any
+) -> None:
+    mode = "encoder" if name == "masked" else "decoder"
+    if (architecture, mode) in (("gpt2", "encoder"), ("llama", "encoder")):
+        pytest.skip("no masked model of this type")
+    if (architecture, mode) == ("modernbert", "decoder"):
+        pytest.skip("no causal model without its decoder's type")
+    if architecture in CONFIGS:
+        config = {"model_type": architecture, **CONFIGS[architecture]}
+        recipe = tiny(mode=mode, objective=name, config=config)
+    else:
+        recipe = tiny(mode=mode, objective=name, norm=architecture, dropout=0.0)
+    model = build_model(recipe, VOCABULARY, SPECIAL).eval()
+    blocks = some_blocks(recipe.batch, recipe.block)
+    task = OBJECTIVES[name](blocks, Masking(0.3, "bert", MASK, VOCABULARY), draw(5))
+    expected = full_loss(model, task)
+    expected.backward()
+    gradients = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad()
+    selection = RowSelection(model)
+    loss = loss_of(model, selection, task)
+    loss.backward()
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-6)
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        assert (parameter.grad is None) == (gradient is None)
+        if gradient is not None:
+            torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-6)
+    assert model(input_ids=blocks).logits.shape == (*blocks.shape, VOCABULARY)
+
+
+def test_only_the_asked_rows_reach_the_head(tiny: Any) -> None:
+    model = build_model(tiny(), VOCABULARY, SPECIAL)
+    seen = []
+    model.lm_head.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].shape))
+    selection = RowSelection(model)
+    task = masked(some_blocks(8, 16), Masking(0.25, "mask", MASK, VOCABULARY), draw(1))
+    loss_of(model, selection, task)
+    assert seen == [(1, 8 * 4, 32)]
+
+
+def test_the_causal_loss_is_transformers_own(tiny: Any) -> None:
+    model = build_model(tiny(mode="decoder"), VOCABULARY, SPECIAL).eval()
+    blocks = some_blocks(4, 16)
+    model.config.loss_type = "ForCausalLMLoss"
+    own = model(input_ids=blocks, labels=blocks).loss.item()
+    task = causal(blocks, Masking(0.3, "mask", MASK, VOCABULARY), draw(0))
+    assert loss_of(model, RowSelection(model), task).item() == pytest.approx(own, abs=1e-6)
+
+
+def test_masked_next_is_a_collator_s_labels_shifted_by_a_causal_model(tiny: Any) -> None:
+    recipe = replace(tiny(mode="decoder"), objective="masked-next")
+    model = build_model(recipe, VOCABULARY, SPECIAL).eval()
+    task = masked_next(some_blocks(4, 16), Masking(0.3, "bert", MASK, VOCABULARY), draw(4))
+    labels = torch.full((4 * 16,), -100)
+    labels[task.rows + 1] = task.targets
+    model.config.loss_type = "ForCausalLMLoss"
+    own = model(input_ids=task.inputs, labels=labels.view(4, 16)).loss.item()
+    assert loss_of(model, RowSelection(model), task).item() == pytest.approx(own, abs=1e-6)
