@@ -76,7 +76,8 @@ def main() -> None:
     torch.set_num_threads(1)
     print(
         f"{platform.machine()}, {os.cpu_count()} cores, PyTorch {torch.__version__}, "
-        f"{arguments.batch} sequences of {arguments.tokens} tokens a step\n\n| model | step | spread | look | spread |"
+        f"{arguments.batch} sequences of {arguments.tokens} tokens a step\n\n"
+        "| model | step | spread | look | spread |"
         + "".join(f" every {every} |" for every in CADENCES)
         + f"\n|:--|{'--:|' * (4 + len(CADENCES))}"
     )

@@ -21,6 +21,7 @@ SHAPED = (
     "figures",
     "forms",
     "images",
+    "initialization.kinds",
     "kernels",
     "randomness",
     "scores",

@@ -49,7 +49,8 @@ ARROWS = {
     "reporting": {"atlas", "details", "images", "runs", "tables"},
     "initialization": {"attention", "checkpoints", "families", "forms", "scores"},
     "monitor": {
-        "attention", "checkpoints", "coordinates", "families", "forms", "runs", "scanning", "tables",
+        "attention", "checkpoints", "coordinates", "families", "forms", "runs", "scanning",
+        "tables",
     },
     "training": {
         "attention", "checkpoints", "families", "forms", "initialization", "monitor", "runs",

@@ -69,8 +69,25 @@ class Run:
     @property
     def recipe(self) -> Mapping[str, Any]:
         """Everything that decided the numbers, as `wqk.training.recipe.Recipe` wrote it."""
-        recipe: Mapping[str, Any] = self.settings.get("recipe", {})
-        return recipe
+        return self._setting("recipe")
+
+    @property
+    def corpus(self) -> Mapping[str, Any]:
+        """The token store that it learns from: ``folder``, ``fingerprint``, ``unit`` …"""
+        return self._setting("corpus")
+
+    def _setting(self, name: str) -> Mapping[str, Any]:
+        """A part of the settings.
+
+        Raises
+        ------
+        RunError
+            There is none.
+        """
+        part = self.settings.get(name)
+        if not isinstance(part, dict):
+            raise RunError(f"{self.folder / SETTINGS}: expected an object {name!r}, got {part!r}")
+        return part
 
     @cached_property
     def metrics(self) -> pl.DataFrame:

@@ -126,7 +126,9 @@ def test_with_rotary_positions_the_scores_of_every_pair_are_symmetric(name, kind
 
     def turned(weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
         vectors = tokens @ weight.astype(np.float64).swapaxes(-1, -2)
-        return plans[1].rotary.rotate(vectors if bias is None else vectors + bias[:, None], positions)
+        return plans[1].rotary.rotate(
+            vectors if bias is None else vectors + bias[:, None], positions
+        )
 
     queries = turned(attention.query_weight, attention.query_bias)
     keys = turned(attention.key_weight, attention.key_bias)
@@ -204,6 +206,17 @@ def test_cross_attention_is_left_alone():
     assert len(changed) == 2 * 5
 
 
+def test_zero_forms_are_measured_all_the_same():
+    model = bert()
+    with torch.no_grad():
+        attention_of(model).query.weight.zero_()
+    report = wqk.initialize_(model, "random")
+    assert math.isnan(report.layers[0].norm_ratio)
+    assert "nan" in repr(report)
+    wqk.initialize_(model, "mimetic", keep_norm=True)
+    assert not attention_of(model).key.weight.any()
+
+
 def test_a_guess_is_not_written_to():
     class Unknown(torch.nn.Module):
         def __init__(self) -> None:
@@ -236,7 +249,7 @@ def test_a_family_of_ones_own(tmp_path: Path):
 
 
 def test_what_cannot_be_set_is_refused():
-    with pytest.raises(FormError, match="one of random, symmetric, .*, got 'orthogonal'"):
+    with pytest.raises(FormError, match=r"one of random, symmetric, .*, got 'orthogonal'"):
         wqk.initialize_(bert(), "orthogonal")
     with pytest.raises(CheckpointError, match=r"expected an nn\.Module, got dict"):
         wqk.initialize_({}, "symmetric")

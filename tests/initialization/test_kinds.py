@@ -59,7 +59,7 @@ def test_the_layer_has_the_symmetry_of_its_kind(kind, key_heads, sharing, width,
 @pytest.mark.parametrize(("heads", "key_heads"), [(4, 4), (3, 3), (6, 2)])
 def test_the_norm_grows_as_the_table_says(kind, heads, key_heads):
     width, d, draws = 8, 24, 100
-    turn, _ = TURNS[kind]
+    turn = TURNS[kind].keys
     rank = key_heads * width
     trace, trace_of_square = {
         "symmetric": (rank, rank),
@@ -77,7 +77,7 @@ def test_the_norm_grows_as_the_table_says(kind, heads, key_heads):
 
 
 def test_signs_are_balanced_in_every_head_that_can_be():
-    turn, _ = TURNS["indefinite"]
+    turn = TURNS["indefinite"].keys
     for width in (4, 12, 64):
         assert not turn(np.ones((3, width, 1)), np.arange(width)).sum(1).any()
     assert not turn(np.ones((2, 6, 1)), np.arange(6)).sum()
@@ -106,7 +106,7 @@ def test_planes_are_the_pairs_that_positions_turn(name):
 @pytest.mark.parametrize("kind", ["symmetric", "indefinite", "skew"])
 def test_the_map_commutes_with_rotations(kind):
     plan = attention_plans(open_checkpoint(build(NAMED["llama"])))[0]
-    turn, _ = TURNS[kind]
+    turn = TURNS[kind].keys
     order, vectors = planes(plan), drawn(2, plan.key.head_width, 7, 0)
 
     def rotated(stack: np.ndarray) -> Any:

@@ -1,4 +1,4 @@
-"""The callback in real Trainers: rows, logs that TensorBoard reads back, resumed and stopped runs."""
+"""The callback in real Trainers: rows, logs read from TensorBoard, runs resumed and stopped."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from transformers import (
 import wqk
 from wqk.errors import UnknownFamily
 
-# Of the Trainer on a machine without an accelerator, and of how the writer's library finds protobuf.
+# Of the Trainer on a machine without an accelerator, and of what TensorBoard's writer imports.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard|torch|google"),

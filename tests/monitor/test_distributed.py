@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         for rank in (0, 1)
     ]
-    assert [process.wait(timeout=120) for process in processes] == [0, 0]
+    assert [process.wait(timeout=600) for process in processes] == [0, 0]
     return folder / "run"
 
 

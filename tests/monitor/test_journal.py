@@ -6,16 +6,13 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 import wqk
 from wqk.monitor.journal import Journal
 from wqk.runs import read_table
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def rows(step: int) -> wqk.ScoreTable:
@@ -56,17 +53,18 @@ from pathlib import Path
 from tests.monitor.test_journal import journal, rows
 made = journal(Path(sys.argv[1]))
 made.begin(int(sys.argv[2]), {"gamma": 2.0})
-print("ready", flush=True)
 for step in range(int(sys.argv[2]) + 1, 10**6):
     made.append(rows(step))
+    print(flush=True)
 """
 
 
 def kill_one_writer(path: Path, keep: int, seconds: float) -> None:
     command = [sys.executable, "-c", WRITER, str(path), str(keep)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+    root = Path(__file__).parents[2]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=root) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
+        assert process.stdout.readline() == b"\n"
         time.sleep(seconds)
         process.send_signal(signal.SIGKILL)
 

@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import re
-import time
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from wqk.tables import SCHEMA
 
 pytest.importorskip("plotly")
 
-WAIT = 60_000  # milliseconds; a machine may be busy
+WAIT = 300_000  # milliseconds; a machine may be busy
 MODELS = ("encoder", "decoder")
 
 
@@ -35,7 +34,8 @@ def folder(tmp_path_factory):
     wqk.write_report([table(rows(f"m{i}", seed=i)) for i in range(7)], place / "many.html")
     wqk.write_report(table(rows(EVIL, layers=2), rows("plain")), place / "evil.html", title=EVIL)
     odd = rows("odd", symmetry=None, symmetry_null=None, status="degenerate", norm=float("nan"))
-    wqk.write_report(table(odd), place / "odd.html", details=Details(()))
+    scores = [table(odd), table(rows("no layers")).heads]
+    wqk.write_report(scores, place / "odd.html", details=Details(()))
     return place
 
 
@@ -319,12 +319,18 @@ def test_the_largest_model_opens_soon(browser, tmp_path):
     path = tmp_path / "large.html"
     wqk.write_report(table(rows("large", layers=126, heads=128)), path)
     assert path.stat().st_size < 9_000_000
-    start = time.perf_counter()
-    with Reader(browser, path) as page:
-        page.wait_for_selector("#layers .plot .main-svg")
-        # 2 to 3 s on two free cores; what is left is for busy ones.
-        assert time.perf_counter() - start < 30
-        assert page.locator("#count").inner_text().startswith("16,254 of 16,254 rows")
+    context = browser.new_context(viewport={"width": 1200, "height": 900})
+    page = context.new_page()
+    page.set_default_timeout(WAIT)
+    # The processor time of the page's own thread, which other programs do not lengthen.
+    clock = context.new_cdp_session(page)
+    clock.send("Performance.enable", {"timeDomain": "threadTicks"})
+    page.goto(path.as_uri())
+    page.wait_for_selector("#layers .plot .main-svg", state="attached")
+    metrics = clock.send("Performance.getMetrics")["metrics"]
+    assert next(one["value"] for one in metrics if one["name"] == "TaskDuration") < 8
+    assert page.locator("#count").inner_text().startswith("16,254 of 16,254 rows")
+    context.close()
 
 
 def test_the_data_are_json_that_other_programs_read(folder):

@@ -230,11 +230,17 @@ def test_a_row_that_is_given_twice_is_shown_once(tmp_path):
 
 
 def test_names_are_as_short_as_tells_them_apart():
-    names = ["/x/a/bert", "/x/b/bert", "/y/a/bert", "gpt", "owner/gpt", "/"]
+    names = ["/x/a/bert", "/x/b/bert", "/y/a/bert", "gpt", "owner/gpt", "/", "x/y/z", "x//y/z"]
     short = short_names(names)
     assert len(set(short.values())) == len(names)
     assert short["owner/gpt"] == "owner/gpt"
     assert short["gpt"] == "gpt"
+
+
+def test_rows_of_heads_alone_are_a_report(tmp_path):
+    page = written(tmp_path, table(rows("a")).heads)
+    assert page.data["groups"][0]["count"] == 6
+    assert page.data["published"] is None
 
 
 # Details

@@ -127,6 +127,13 @@ def test_damaged_scores_are_named(run: Run, line: dict[str, Any]) -> None:
         _ = run.scores
 
 
+def test_settings_without_a_recipe(tmp_path: Path) -> None:
+    run = create_run(tmp_path / "run", {"recipe": [], "corpus": {"unit": "words"}})
+    assert run.corpus == {"unit": "words"}
+    with pytest.raises(RunError, match=r"run\.json: expected an object 'recipe', got \[\]"):
+        _ = run.recipe
+
+
 def test_a_run_is_made_once(run: Run) -> None:
     before = (run.folder / SETTINGS).read_bytes()
     with pytest.raises(RunError, match="holds a run already"):

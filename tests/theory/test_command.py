@@ -11,6 +11,8 @@ from click.testing import CliRunner, Result
 from tests.theory import subjects
 
 from wqk.cli.main import command
+from wqk.theory.finding import Finding, not_tested
+from wqk.theory.report import WRITERS, Report, save
 
 SMALL = ["--batches", "2", "--batch", "2", "--block", "16"]
 
@@ -19,7 +21,7 @@ SMALL = ["--batches", "2", "--batch", "2", "--block", "16"]
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("command")
     subjects.save(subjects.llama(), folder / "llama")
-    subjects.run_of({0: subjects.llama(), 4: subjects.llama()}, folder / "run")
+    subjects.run_of({0: subjects.llama(), 4: subjects.bert(decoder=True)}, folder / "run")
     subjects.tokens_file(folder)
     return folder
 
@@ -29,39 +31,47 @@ def run(place: Path, ref: str, *options: str) -> Result:
     return CliRunner().invoke(command, [*arguments, *options])
 
 
-def test_findings_are_printed_and_saved(place: Path) -> None:
-    files = [place / f"findings{ending}" for ending in (".json", ".md", ".csv")]
-    picture = place / "tails.svg"
-    for path in files:
-        more = ["--figure", str(picture)] if path is files[0] else ["--layers", "1"]
-        result = run(place, "llama", "--out", str(path), *more)
-        assert result.exit_code == 0, result.output
-        assert "llama: causal; 2 × 2 blocks of 16 tokens of tokens.npy" in result.stdout
-        assert "Theorem S1.12, Equation S96" in result.stdout
-        assert "× holds" in result.stdout
-    (report,) = json.loads(files[0].read_text())["reports"]
-    assert report["block"] == 16
-    statements = [finding["statement"] for finding in report["findings"]]
-    markdown = files[1].read_text()
-    assert all(statement.replace("|", "\\|") in markdown for statement in statements)
-    with files[2].open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [row["statement"] for row in rows] == statements
-    assert {row["model"] for row in rows} == {"llama"}
-    assert picture.read_text().count("isotropic") >= 1
-
-
-def test_json_is_the_whole_report_and_nothing_else(place: Path) -> None:
-    result = run(place, "llama", "--json")
+def test_findings_are_printed_saved_and_drawn(place: Path) -> None:
+    out, picture = place / "findings.json", place / "tails.svg"
+    result = run(place, "llama", "--out", str(out), "--figure", str(picture))
     assert result.exit_code == 0, result.output
-    assert result.stderr == ""
+    assert "llama: causal; 2 × 2 blocks of 16 tokens of tokens.npy" in result.stdout
+    assert "Theorem S1.12, Equation S96" in result.stdout
+    assert "× holds" in result.stdout
+    assert "isotropic" in picture.read_text()
+    # The same again, as JSON: nothing else on either stream, and the same numbers.
+    result = run(place, "llama", "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
     (report,) = json.loads(result.stdout, parse_constant=pytest.fail)["reports"]
+    assert json.loads(out.read_text())["reports"] == [report]
     assert all(f["numbers"] or f["verdict"] == "not tested" for f in report["findings"])
-    assert json.loads(run(place, "llama", "--json").stdout)["reports"] == [report]
+
+
+def test_files_hold_every_finding(tmp_path: Path) -> None:
+    findings = (
+        Finding("A | b", "none", "one", "two,\n2", "holds", ({"x": 1.5}, {"x": float("nan")})),
+        not_tested("C", "no way"),
+    )
+    report = Report("m", 3, "t", "masked", 1, 2, 8, 0.15, 0, ("beware",), findings)
+    for ending in WRITERS:
+        save([report, report], tmp_path / f"findings{ending}")
+    both = json.loads((tmp_path / "findings.json").read_text())["reports"]
+    assert both[0] == both[1]
+    assert both[0]["findings"][0]["numbers"] == [{"x": 1.5}, {"x": None}]
+    markdown = (tmp_path / "findings.md").read_text()
+    assert "## m, step 3: masked, 15% masked; 1 × 2 blocks of 8 tokens of t" in markdown
+    assert "| A \\| b | none | one | two, 2 | holds |" in markdown
+    assert "- beware" in markdown
+    with (tmp_path / "findings.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["statement"] for row in rows] == ["A | b", "C"] * 2
+    assert rows[1]["verdict"] == "not tested"
+    assert report.numbers("A | b")[0] == {"x": 1.5}
 
 
 def test_steps_of_a_run_stand_side_by_side(place: Path) -> None:
-    result = run(place, "run", "--steps", "all", "--out", str(place / "steps.json"))
+    chosen = ("--layers", "1", "--steps", "all")
+    result = run(place, "run", *chosen, "--out", str(place / "steps.json"))
     assert result.exit_code == 0, result.output
     assert "✓ holds, ~ holds in part, ✗ fails, – not tested" in result.stdout
     reports = json.loads((place / "steps.json").read_text())["reports"]
@@ -93,12 +103,12 @@ def test_refusals_are_one_line_and_leave_no_file(case: str, place: Path) -> None
     assert sorted(place.rglob("*")) == before
 
 
-@pytest.mark.parametrize(
-    "options",
-    [["--batches", "1"], ["--block", "2"], ["--mask-share", "1"], ["--steps", "x"], ["--layers", "-"]],
-)  # fmt: skip
-def test_impossible_options_are_usage_errors(options: list[str], place: Path) -> None:
-    result = run(place, "llama", *options)
+IMPOSSIBLE = ("--batches 1", "--block 2", "--mask-share 1", "--steps x", "--layers -")
+
+
+@pytest.mark.parametrize("options", IMPOSSIBLE)
+def test_impossible_options_are_usage_errors(options: str, place: Path) -> None:
+    result = run(place, "llama", *options.split())
     assert result.exit_code == 2
     assert "Usage" in result.stderr
 

@@ -80,7 +80,9 @@ def tiny() -> MakeRecipe:
             "keep_checkpoints": "last",
         }
         if overrides.get("config"):
-            small = {name: small[name] for name in small if name not in ("layers", "width", "heads")}
+            small = {
+                name: small[name] for name in small if name not in ("layers", "width", "heads")
+            }
         return make_recipe(preset, **{**small, **overrides})
 
     return make

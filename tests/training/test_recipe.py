@@ -129,12 +129,13 @@ def test_which_checkpoints_stay() -> None:
     spaced = make_recipe(steps=1024)
     assert sorted(spaced.kept_steps) == [0, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]
     assert sorted(make_recipe(steps=5).kept_steps) == [0, 1, 2, 5]
-    listed = make_recipe(steps=100, keep_checkpoints="0, 7,500")
+    listed = make_recipe(steps=100, keep_checkpoints="0, 7,500", save_every=40)
     assert sorted(listed.kept_steps) == [0, 7, 100]
-    assert [step for step in range(101) if listed.keeps(step)] == [0, 7, 100]
-    last = make_recipe(steps=100, keep_checkpoints="last")
-    assert last.kept_steps == {100}
-    assert make_recipe(keep_checkpoints="all").keeps(33)
+    assert sorted(listed.saved_steps) == [0, 7, 40, 80, 100]
+    last = make_recipe(steps=100, keep_checkpoints="last", save_every=50)
+    assert (sorted(last.kept_steps), sorted(last.saved_steps)) == ([100], [50, 100])
+    everything = make_recipe(steps=100, keep_checkpoints="all", save_every=40)
+    assert sorted(everything.kept_steps) == sorted(everything.saved_steps) == [0, 40, 80, 100]
 
 
 @given(st.sampled_from(fields(Recipe)), st.none() | st.integers() | st.text() | st.lists(st.none()))

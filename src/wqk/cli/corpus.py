@@ -130,7 +130,7 @@ def _progress() -> Iterator[Callable[[CorpusProgress], None] | None]:
 
     bar = Progress(
         TextColumn("{task.description}"),
-        BarColumn(),
+        BarColumn(bar_width=12),
         TextColumn("{task.fields[rate]}"),
         console=Console(stderr=True),
         transient=True,
@@ -154,18 +154,13 @@ def _rate(done: CorpusProgress, seconds: float) -> str:
     --------
     >>> from wqk.training.corpus import CorpusProgress
     >>> _rate(CorpusProgress("tokenising", 1200, 8_000_000, 1_700_000, 0.5), 2.0)
-    '1,200 documents, 8.0 M characters, 4.0 M characters/s, 0.85 M tokens/s'
+    '1,200 documents, 8.0 M characters, 0.85 M tokens/s'
     """
     if not done.documents:
         return ""
-    amounts = {"characters": done.characters, "tokens": done.tokens}
-    rates = [
-        f"{amount / max(seconds, 1e-9) / 1e6:.2g} M {name}/s"
-        for name, amount in amounts.items()
-        if amount
-    ]
-    total = f"{done.documents:,} documents, {done.characters / 1e6:.1f} M characters"
-    return ", ".join([total, *rates])
+    amount, name = (done.tokens, "tokens") if done.tokens else (done.characters, "characters")
+    speed = f"{amount / max(seconds, 1e-9) / 1e6:.2g} M {name}/s"
+    return f"{done.documents:,} documents, {done.characters / 1e6:.1f} M characters, {speed}"
 
 
 def _print(store: TokenStore, as_json: bool) -> None:

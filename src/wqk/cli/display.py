@@ -42,9 +42,16 @@ HALF_BAR = 6
 POSITIVE, NEGATIVE = "dodger_blue2", "dark_orange"
 
 
+class _Output(Console):
+    """A console whose broken pipe is the command's to deal with, as every other's is."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def output() -> Console:
     """Standard output as it is now; numbers are not coloured by guesswork."""
-    return Console(highlight=False, markup=False)
+    return _Output(highlight=False, markup=False)
 
 
 def say(message: str) -> None:

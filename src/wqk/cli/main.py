@@ -14,6 +14,7 @@ from wqk.cli.corpus import corpus
 from wqk.cli.demo import demo
 from wqk.cli.diff import diff
 from wqk.cli.explain import explain
+from wqk.cli.figure import figure
 from wqk.cli.report import report
 from wqk.cli.scan import scan
 from wqk.cli.show import show
@@ -47,8 +48,12 @@ def command(debug: bool) -> None:
     """
 
 
-for verb in (scan, explain, verify, show, diff, survey, atlas, report, corpus, train, theory, demo):
+# fmt: off
+for verb in (
+    scan, explain, verify, show, diff, survey, atlas, report, figure, corpus, train, theory, demo,
+):
     command.add_command(verb)
+# fmt: on
 
 
 def main() -> None:

@@ -102,7 +102,7 @@ def scan(
     ):
         if path:
             check(path)
-    coordinates: dict[str, Any] = {
+    options: dict[str, Any] = {
         "gamma": gamma,
         "circuit": circuit,
         "fold_norm": fold_norm,
@@ -120,7 +120,7 @@ def scan(
                 distances=distances,
                 device=device,
                 on_progress=on_progress,
-                **coordinates,
+                **options,
             )
         tables.append(table)
         if not as_json:
@@ -129,7 +129,7 @@ def scan(
             with display.progress(f"{place}, details") as on_progress:
                 looks.append(
                     read_details(
-                        checkpoint, distance=distances[0], on_progress=on_progress, **coordinates
+                        checkpoint, distance=distances[0], on_progress=on_progress, **options
                     )
                 )
         display.say_traffic(checkpoint)

@@ -115,7 +115,7 @@ def train(
     if config:
         given["config"] = _configuration(config)
     if resume:
-        before = Recipe.from_json(open_run(out).settings["recipe"])
+        before = Recipe.from_json(open_run(out).recipe)
         named: dict[str, Any] = {"preset": preset} if preset else {}
         recipe = replace(before, **(named | SIZES.get(size or "", {}) | given))
     else:

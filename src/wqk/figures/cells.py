@@ -1,28 +1,34 @@
 """Training runs in order: cells (one recipe, several seeds), and cells that compare.
 
 Two runs are of one cell if nothing that decides their numbers differs but the seed. Cells compare
-if they differ in one thing alone: an encoder with its decoder, a start with other starts.
+if they differ in one thing alone: an encoder and its decoder, a start and other starts.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from itertools import product
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from wqk.errors import RunError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from wqk.runs import Run
 
-# Fields of a recipe that tell runs of one cell apart, or do not touch the numbers.
+# Fields of a recipe in which runs of one cell may differ, or which do not touch the numbers.
 WITHIN_A_CELL = {"seed", "preset", "keep_checkpoints", "save_every"}
 
 # What an encoder and a decoder that compare differ in, and what starts that compare differ in.
 MODE = ("mode", "objective")
 START = ("init", "init_keep_norm", "penalty", "penalty_weight")
+
+T = TypeVar("T")
+
+OWN_OBJECTIVES = {("encoder", "masked"), ("decoder", "causal")}
 
 
 @dataclass(frozen=True)
@@ -34,8 +40,8 @@ class Cell:
     runs
         At least one.
     settings
-        What they share: the fields of their recipe that are on, and the corpus' ``corpus`` (its
-        folder's name) and ``fingerprint``.
+        What they share: the fields of their recipe that are on (``objective`` where it is not the
+        mode's own), the name of the corpus' folder as ``corpus``, and its ``fingerprint``.
     """
 
     runs: tuple[Run, ...]
@@ -44,30 +50,34 @@ class Cell:
     @property
     def mode(self) -> str:
         """``encoder`` or ``decoder``."""
-        return str(self.settings.get("mode", "encoder"))
+        return str(self.settings.get("mode"))
+
+    @property
+    def penalty(self) -> str:
+        """What is added to the loss, with its weight; empty where nothing is."""
+        penalty = self.settings.get("penalty", "none")
+        weight = self.settings.get("penalty_weight", 0)
+        return "" if penalty == "none" else f"{penalty} penalty {weight:g}"
 
     @property
     def start(self) -> str:
-        """How its queries and keys start, and the penalty, in words."""
-        words = str(self.settings.get("init", "random"))
-        if self.settings.get("init_keep_norm"):
-            words += ", norm kept"
-        if (penalty := self.settings.get("penalty", "none")) != "none":
-            weight = self.settings.get("penalty_weight", 0)
-            words = f"{penalty} penalty {weight:g}" + ("" if words == "random" else f", {words}")
-        return words
+        """How queries and keys start, and the penalty, in words."""
+        init = str(self.settings.get("init", "random"))
+        norm = "norm kept" if self.settings.get("init_keep_norm") else ""
+        words = [init] if init != "random" or not self.penalty else []
+        return ", ".join(filter(None, [*words, norm, self.penalty]))
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Cells that differ in one thing alone.
+    """An encoder and a decoder that are trained alike, or one of them alone.
 
     Attributes
     ----------
     title
-        What tells it from the other comparisons: the corpus, and what else varies among them.
+        What tells it from other comparisons: the corpus, and what else varies among them.
     cells
-        By what they differ in: ``encoder`` and ``decoder``, or starts.
+        By mode, the encoder first.
     """
 
     title: str
@@ -75,7 +85,7 @@ class Comparison:
 
 
 def cells(runs: Iterable[Run]) -> list[Cell]:
-    """Put runs that differ in their seed alone together, in the order of the first of each.
+    """Gather runs that differ in their seed alone, in the order of the first of each.
 
     Examples
     --------
@@ -87,18 +97,10 @@ def cells(runs: Iterable[Run]) -> list[Cell]:
     >>> [(cell.start, [run.name for run in cell.runs]) for cell in cells(runs)]
     [('random', ['random-1', 'random-2']), ('paired', ['paired-1', 'paired-2'])]
     """
-    grouped: list[tuple[dict[str, Any], list[Run]]] = []
-    for run in runs:
-        settings = _settings(run)
-        same = next((members for known, members in grouped if known == settings), None)
-        if same is None:
-            grouped.append((settings, [run]))
-        else:
-            same.append(run)
-    return [Cell(tuple(members), settings) for settings, members in grouped]
+    return [Cell(tuple(group), _settings(group[0])) for group in _gathered(runs, _settings)]
 
 
-def pairs(runs: Iterable[Run], figure: str) -> list[Comparison]:
+def pairs(runs: Sequence[Run], figure: str) -> list[Comparison]:
     """Encoders and decoders that differ in nothing else.
 
     Raises
@@ -106,48 +108,45 @@ def pairs(runs: Iterable[Run], figure: str) -> list[Comparison]:
     RunError
         There is no such pair; says what ``figure`` needs.
     """
-    found = [c for c in by_mode(runs) if len(c.cells) == 2]
+    found = [members for members in _by_mode(runs) if len(members) == 2]
     if not found:
         raise RunError(
             f"{figure} needs runs of an encoder and of a decoder that are trained alike: wqk train "
             f"--mode encoder and --mode decoder; got {_listed(runs, MODE[0])}"
         )
-    return found
+    return _comparisons(found)
 
 
-def by_mode(runs: Iterable[Run]) -> list[Comparison]:
-    """Cells by mode, each beside the one that differs in the mode alone, if there is one."""
-    groups = _groups(cells(runs), MODE)
-    titles = _titles([group[0] for group in groups], MODE)
-    return [
-        Comparison(title, {cell.mode: cell for cell in sorted(group, key=_encoder_first)})
-        for title, group in zip(titles, groups, strict=True)
-    ]
+def modes(runs: Iterable[Run]) -> list[Comparison]:
+    """As `pairs`, and cells that are no part of a pair."""
+    return _comparisons(_by_mode(runs))
 
 
-def starts(runs: Iterable[Run], figure: str, penalties: bool) -> Comparison:
-    """The cells that differ in how they start alone; with ``penalties``, or in the penalty.
+def starts(runs: Sequence[Run], figure: str, penalties: bool) -> dict[str, Cell]:
+    """The cells that differ in how they start alone, or, with ``penalties``, in the penalty.
+
+    The random start comes first.
 
     Raises
     ------
     RunError
         No two cells do, or those of several recipes do.
     """
-    some = [c for c in cells(runs) if penalties or c.settings.get("penalty", "none") == "none"]
-    groups = [group for group in _groups(some, START) if len(group) > 1]
+    some = [cell for cell in cells(runs) if penalties or not cell.penalty]
+    groups = [group for group in _gathered(some, _without(START)) if len(group) > 1]
     if not groups:
         raise RunError(
             f"{figure} needs runs that start differently and are trained alike: wqk train --init "
             f"random and --init symmetric; got {_listed(runs, START[0])}"
         )
-    titles = _titles([group[0] for group in groups], START)
     if len(groups) > 1:
+        titles = "; ".join(_titles([group[0] for group in groups]))
         raise RunError(
-            f"{figure} compares the starts of one recipe; got those of {'; '.join(titles)}: give "
-            "the runs of one"
+            f"{figure} compares the starts of one recipe; got those of {titles}: give the runs of "
+            "one"
         )
     ordered = sorted(groups[0], key=lambda cell: cell.start != "random")
-    return Comparison(titles[0], {cell.start: cell for cell in ordered})
+    return {cell.start: cell for cell in ordered}
 
 
 def one(comparisons: Sequence[Comparison], figure: str, instead: str) -> Comparison:
@@ -170,55 +169,74 @@ def one(comparisons: Sequence[Comparison], figure: str, instead: str) -> Compari
 def _settings(run: Run) -> dict[str, Any]:
     """What decides a run's numbers, but for its seed.
 
-    What is off is left out: runs that were recorded before there was such a field lack it.
+    What is off is left out, for runs that were recorded before there was such a field lack it.
     """
     recipe = {k: v for k, v in run.recipe.items() if v and k not in WITHIN_A_CELL}
+    if (recipe.get("mode"), recipe.get("objective")) in OWN_OBJECTIVES:
+        del recipe["objective"]
     corpus = run.settings.get("corpus", {})
-    named = {"corpus": PurePath(str(corpus.get("folder", ""))).name}
+    named = {"corpus": PurePath(corpus.get("folder", "")).name}
     return named | recipe | {"fingerprint": corpus.get("fingerprint")}
 
 
-def _groups(some: Iterable[Cell], but: Sequence[str]) -> list[list[Cell]]:
-    """Cells that agree in everything except ``but``."""
-    groups: list[tuple[dict[str, Any], list[Cell]]] = []
-    for cell in some:
-        key = {name: value for name, value in cell.settings.items() if name not in but}
-        same = next((members for known, members in groups if known == key), None)
-        if same is None:
-            groups.append((key, [cell]))
-        else:
-            same.append(cell)
-    return [members for _, members in groups]
+def _gathered(items: Iterable[T], key: Callable[[T], Any]) -> list[list[T]]:
+    """Items with equal keys together, in the order of the first of each."""
+    groups: dict[str, list[T]] = {}
+    for item in items:
+        groups.setdefault(json.dumps(key(item), sort_keys=True), []).append(item)
+    return list(groups.values())
 
 
-def _titles(firsts: Sequence[Cell], but: Sequence[str]) -> list[str]:
-    """The corpus of each, and the settings in which they differ."""
-    names = dict.fromkeys(name for cell in firsts for name in cell.settings if name not in but)
-    varying = [
-        name
-        for name in names
-        if name not in ("corpus", "fingerprint")
-        and any(cell.settings.get(name) != firsts[0].settings.get(name) for cell in firsts)
+def _without(names: Sequence[str]) -> Callable[[Cell], dict[str, Any]]:
+    """A cell's settings but some."""
+    return lambda cell: {k: v for k, v in cell.settings.items() if k not in names}
+
+
+def _by_mode(runs: Iterable[Run]) -> list[tuple[Cell, ...]]:
+    """Each encoder with each decoder that differs in the mode alone; others by themselves."""
+    found: list[tuple[Cell, ...]] = []
+    for group in _gathered(cells(runs), _without(MODE)):
+        encoders, decoders = (
+            [cell for cell in group if cell.mode == mode] for mode in ("encoder", "decoder")
+        )
+        found += product(encoders, decoders) if encoders and decoders else ((c,) for c in group)
+    return found
+
+
+def _comparisons(found: Sequence[tuple[Cell, ...]]) -> list[Comparison]:
+    titles = _titles([members[-1] for members in found])
+    return [
+        Comparison(title, {cell.mode: cell for cell in members})
+        for title, members in zip(titles, found, strict=True)
     ]
+
+
+def _titles(some: Sequence[Cell]) -> list[str]:
+    """What tells some cells apart: the corpus, how they start, and other settings that differ."""
+    told = {"mode", "corpus", "fingerprint", *START}
+    names = dict.fromkeys(name for cell in some for name in cell.settings if name not in told)
+    varying = [name for name in names if len({str(cell.settings.get(name)) for cell in some}) > 1]
+    starts_vary = len({cell.start for cell in some}) > 1
+    texts = {(cell.settings["corpus"], cell.settings["fingerprint"]) for cell in some}
+    namesakes = len(texts) > len({name for name, _ in texts})
     return [
         ", ".join(
             [
-                cell.settings["corpus"] or "unknown corpus",
-                *(f"{name.replace('_', ' ')} {cell.settings.get(name, 'off')}" for name in varying),
+                cell.settings["corpus"] or "corpus without a name",
+                *([str(cell.settings["fingerprint"])[:8]] if namesakes else []),
+                *([cell.start] if starts_vary else []),
+                *(
+                    f"{name.replace('_', ' ')} {cell.settings[name]}"
+                    for name in varying
+                    if name in cell.settings
+                ),
             ]
         )
-        for cell in firsts
+        for cell in some
     ]
 
 
-def _encoder_first(cell: Cell) -> bool:
-    return cell.mode != "encoder"
-
-
-def _listed(runs: Iterable[Run], field: str) -> str:
+def _listed(runs: Sequence[Run], field: str) -> str:
     """What a field of the runs' recipes holds."""
-    found = list(runs)
-    if not found:
-        return "no run"
-    values = dict.fromkeys(str(run.recipe.get(field)) for run in found)
-    return f"{len(found)} run{'s' * (len(found) > 1)} ({', '.join(values)})"
+    values = dict.fromkeys(str(run.recipe.get(field)) for run in runs)
+    return f"{len(runs)} runs ({field} {', '.join(values)})" if runs else "no run"

@@ -16,7 +16,6 @@ from wqk.errors import RunError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from wqk.figures.cells import Cell
     from wqk.runs import Run
     from wqk.tables import ScoreTable
 
@@ -35,9 +34,7 @@ CURVE: dict[str, pl.DataType] = {
 }
 
 
-def score_curves(
-    runs: Sequence[Run], of: Literal["scores", "updates"] = "scores"
-) -> pl.DataFrame:
+def score_curves(runs: Sequence[Run], of: Literal["scores", "updates"] = "scores") -> pl.DataFrame:
     """Symmetry and directionality (excess) along runs of one cell.
 
     For each layer; for all layers their median and quartiles; and as ``symmetry_gap`` the
@@ -80,8 +77,11 @@ def loss_differences(runs: Sequence[Run], baseline: Sequence[Run]) -> pl.DataFra
         [
             held_out_losses(run)
             .join(others[run.recipe.get("seed")].select("step", other="value"), on="step")
-            .with_columns(pl.lit("loss_difference").alias("quantity"), value=pl.col("value") - pl.col("other"))
-            .drop("other")
+            .select(
+                "step",
+                pl.lit("loss_difference").alias("quantity"),
+                pl.col("value") - pl.col("other"),
+            )
             for run in shared
         ]
     )
@@ -128,8 +128,7 @@ def held_out_losses(run: Run) -> pl.DataFrame:
 
 def over_seeds(frames: Sequence[pl.DataFrame]) -> pl.DataFrame:
     """Mean, least and greatest of several runs' curves, at the steps that all of them have."""
-    empty = pl.DataFrame(schema={k: v for k, v in CURVE.items() if k not in ("low", "high", "runs")})
-    seeds = pl.concat([empty, *frames], how="diagonal")
+    seeds = pl.concat([pl.DataFrame(schema=CURVE), *frames], how="diagonal")
     return (
         seeds.group_by("quantity", "layer", "step")
         .agg(

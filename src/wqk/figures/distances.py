@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from wqk.figures.style import BLUE, GREY, new_figure, style
+import polars as pl
+
+from wqk.errors import TableError
+from wqk.figures.panels import label_ends, shades
+from wqk.figures.selection import latest, titled
+from wqk.figures.style import BLUE, GREY, LABELS, PAGE, new_figure, style
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from matplotlib.figure import Figure
 
-PANELS = {"symmetry": "symmetry", "directionality_excess": "directionality (excess)"}
+    from wqk.tables import ScoreTable
 
 
 def distance_curves(values: Mapping[str, Any], title: str) -> Figure:
@@ -27,8 +32,8 @@ def distance_curves(values: Mapping[str, Any], title: str) -> Figure:
     """
     with style():
         figure = new_figure(5.2, 2.4)
-        axes = figure.subplots(1, len(PANELS))
-        for axis, (score, label) in zip(axes, PANELS.items(), strict=True):
+        axes = figure.subplots(1, len(LABELS))
+        for axis, (score, label) in zip(axes, LABELS.items(), strict=True):
             axis.plot(values["distance"], values["heads"][score], color=GREY, linewidth=0.5)
             axis.plot(values["distance"], values[score], color=BLUE, label="layer")
             axis.axhline(0, color="black", linewidth=0.4, zorder=0)
@@ -36,4 +41,49 @@ def distance_curves(values: Mapping[str, Any], title: str) -> Figure:
         axes[0].plot([], [], color=GREY, linewidth=0.5, label="heads")
         axes[0].legend(loc="upper right")
         figure.suptitle(title, fontsize=8)
+    return figure
+
+
+def distance_rows(table: ScoreTable | None) -> pl.DataFrame:
+    """The scores of every layer that was scored at several distances.
+
+    Returns
+    -------
+    polars.DataFrame
+        ``title`` (the model), ``layer``, ``distance`` and both scores.
+
+    Raises
+    ------
+    TableError
+        There is no such layer.
+    """
+    frame = pl.DataFrame() if table is None else latest(table).layers.frame
+    if frame.is_empty() or frame["distance"].n_unique() < 2:
+        raise TableError(
+            "distances needs scores at several distances: wqk scan REF --distance 0:64 --out FILE "
+            "(rotary models), then --from FILE; got none"
+        )
+    several = pl.col("distance").n_unique().over("title") > 1
+    return titled(frame).filter(several).select("title", "layer", "distance", *LABELS)
+
+
+def distances_by_layer(rows: pl.DataFrame) -> Figure:
+    """Draw `distance_rows`: a curve for every layer, light to dark; a row for every model."""
+    groups = rows.partition_by("title", maintain_order=True)
+    with style():
+        figure = new_figure(0.8 * PAGE, 0.4 + 1.9 * len(groups))
+        axes = figure.subplots(len(groups), len(LABELS), squeeze=False)
+        for row, group in zip(axes, groups, strict=True):
+            layers = group.sort("layer", "distance").partition_by("layer", maintain_order=True)
+            for axis, (score, label) in zip(row, LABELS.items(), strict=True):
+                drawn = list(zip(layers, shades(BLUE, len(layers)), strict=True))
+                for curve, shade in drawn:
+                    axis.plot(curve["distance"], curve[score], color=shade)
+                axis.axhline(0, color=GREY, linewidth=0.5, zorder=0)
+                axis.margins(x=0)
+                axis.set_ylabel(label)
+                label_ends(axis, [(c[score][-1], str(c["layer"][0]), shade) for c, shade in drawn])
+            row[0].set_title(group["title"][0])
+        for axis in axes[-1]:
+            axis.set_xlabel("distance i − j (tokens)")
     return figure

@@ -5,12 +5,29 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import polars as pl
 
 from wqk._typing import Array, Float
-from wqk.figures.style import new_figure, style
+from wqk.errors import TableError
+from wqk.figures.selection import titles
+from wqk.figures.style import PAGE, new_figure, style
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
+
+    from wqk.details import BlockDetails
+
+LABEL = "tr(M_a M_b) / (‖M_a‖ ‖M_b‖)"
+
+# Up to so many heads, the numbers are printed into the matrix.
+PRINTED_HEADS = 16
+
+# Small matrices beside each other.
+COLUMNS = 6
 
 
 def coupling(matrix: Float[Array, "heads heads"], title: str) -> Figure:
@@ -19,18 +36,12 @@ def coupling(matrix: Float[Array, "heads heads"], title: str) -> Figure:
     1 (red) where two heads are each other's transpose; the diagonal holds each head's own symmetry.
     Numbers are printed in hundredths where they fit.
     """
-    heads = len(matrix)
     with style():
         figure = new_figure(3.9, 3.5)
         axis = figure.subplots()
-        drawn = axis.imshow(matrix, cmap="RdBu_r", vmin=-1, vmax=1, interpolation="nearest")
-        step = max(1, int(np.ceil(heads / 16)))
+        drawn = _draw_coupling(axis, matrix, ticks=16)
         axis.set(title=title, xlabel="head b", ylabel="head a")
-        axis.set_xticks(range(0, heads, step))
-        axis.set_yticks(range(0, heads, step))
-        axis.spines[:].set_visible(False)
-        axis.tick_params(length=0)
-        if heads <= 16:
+        if len(matrix) <= PRINTED_HEADS:
             for (a, b), value in np.ndenumerate(matrix):
                 colour = "white" if abs(value) > 0.6 else "black"
                 axis.text(
@@ -38,5 +49,63 @@ def coupling(matrix: Float[Array, "heads heads"], title: str) -> Figure:
                 )
         bar = figure.colorbar(drawn, ax=axis, shrink=0.8)
         bar.outline.set_visible(False)
-        bar.set_label("tr(M_a M_b) / (‖M_a‖ ‖M_b‖)", fontsize=7)
+        bar.set_label(LABEL, fontsize=7)
     return figure
+
+
+def coupling_rows(blocks: Sequence[BlockDetails]) -> pl.DataFrame:
+    """The coupling of each pair of heads in some layers, a row for each pair.
+
+    Raises
+    ------
+    TableError
+        There are no details, or none of a square form.
+    """
+    square = [block for block in blocks if block.coupling is not None]
+    if not square:
+        raise TableError(
+            "coupling needs details of square forms: wqk scan REF --details FILE.npz, then --from "
+            f"FILE.npz; got {len(blocks)} layers"
+        )
+    names = titles([vars(block.place) for block in square])
+    return pl.concat([_pairs(name, block) for name, block in zip(names, square, strict=True)])
+
+
+def coupling_by_layer(rows: pl.DataFrame) -> Figure:
+    """The matrices of `coupling_rows`, small, on one colour scale."""
+    groups = rows.partition_by("title", "layer", maintain_order=True)
+    columns = min(COLUMNS, len(groups))
+    lines = -(-len(groups) // columns)
+    with style():
+        width = min(PAGE, 1.0 + 1.5 * columns)
+        figure = new_figure(width, 0.3 + lines * (0.35 + (width - 0.7) / columns))
+        axes = figure.subplots(lines, columns, squeeze=False)
+        for axis, group in zip(axes.flat, groups, strict=False):
+            heads = group["b"].max() + 1
+            drawn = _draw_coupling(axis, group["coupling"].to_numpy().reshape(-1, heads), ticks=4)
+            axis.set_title(f"{group['title'][0]}\nlayer {group['layer'][0]}", fontsize=7)
+        for axis in axes.flat[len(groups) :]:
+            axis.remove()
+        axes[0, 0].set(xlabel="head b", ylabel="head a")
+        bar = figure.colorbar(drawn, ax=axes, shrink=min(1.0, 1.6 / lines), aspect=15)
+        bar.outline.set_visible(False)
+        bar.set_label(LABEL, fontsize=7)
+    return figure
+
+
+def _draw_coupling(axis: Axes, matrix: Float[Array, "heads heads"], ticks: int) -> AxesImage:
+    drawn = axis.imshow(matrix, cmap="RdBu_r", vmin=-1, vmax=1, interpolation="nearest")
+    step = max(1, int(np.ceil(len(matrix) / ticks)))
+    axis.set_xticks(range(0, len(matrix), step))
+    axis.set_yticks(range(0, len(matrix), step))
+    axis.spines[:].set_visible(False)
+    axis.tick_params(length=0)
+    return drawn
+
+
+def _pairs(title: str, block: BlockDetails) -> pl.DataFrame:
+    matrix = np.asarray(block.coupling, np.float64)
+    a, b = np.indices(matrix.shape)
+    return pl.DataFrame({"a": a.ravel(), "b": b.ravel(), "coupling": matrix.ravel()}).select(
+        pl.lit(title).alias("title"), pl.lit(block.place.layer).alias("layer"), pl.all()
+    )

@@ -6,14 +6,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from wqk.figures.selection import titles
 from wqk.figures.style import BLUE, GREY, ORANGE, new_figure, style
+from wqk.images import MatrixImage
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.gridspec import SubplotSpec
     from matplotlib.image import AxesImage
 
-    from wqk.images import MatrixImage
+    from wqk.details import BlockDetails
 
 # Colours reach their end at this quantile of the pixels' magnitudes.
 SATURATION = 0.995
@@ -53,6 +58,66 @@ def matrix(image: MatrixImage, title: str, subtitle: str = "") -> Figure:
                 ha="left", va="bottom", fontsize=5.5, color=GREY,
             )  # fmt: skip
     return figure
+
+
+def draw_form(figure: Figure, place: SubplotSpec, image: MatrixImage, title: str) -> None:
+    """A form in one cell of a grid: its entries, and its norms above and right of them."""
+    grid = place.subgridspec(
+        2, 2, width_ratios=[4, 1], height_ratios=[1, 4], wspace=0.03, hspace=0.03
+    )
+    entries = figure.add_subplot(grid[1, 0])
+    draw_entries(entries, image)
+    entries.set(xlabel="key side", ylabel="query side", xticks=[], yticks=[])
+    columns = figure.add_subplot(grid[0, 0], sharex=entries)
+    rows = figure.add_subplot(grid[1, 1], sharey=entries)
+    _draw_norms(columns, image.column_norms, image.outlying_columns, sideways=False)
+    _draw_norms(rows, image.row_norms, image.outlying_rows, sideways=True)
+    for axis in (columns, rows):
+        axis.tick_params(labelbottom=False, labelleft=False, length=0)
+        axis.set(xlabel="", ylabel="")
+    columns.set_title(title)
+
+
+def examples(blocks: Iterable[BlockDetails]) -> dict[str, MatrixImage]:
+    """By title, the encoder's most symmetric form and the decoder's with the most uneven columns.
+
+    Symmetry is taken from the image, so that of a form wider than it is a guess.
+    """
+    shown = list(blocks)
+    measures = {"encoder": _image_symmetry, "decoder": _unevenness}
+    chosen = [
+        max(of_stack, key=measure)
+        for stack, measure in measures.items()
+        if (of_stack := [block for block in shown if block.place.stack == stack])
+    ]
+    names = titles([vars(block.place) for block in chosen])
+    return {
+        f"{name}, layer {block.place.layer}": picture(block)
+        for name, block in zip(names, chosen, strict=True)
+    }
+
+
+def _image_symmetry(block: BlockDetails) -> float:
+    image = block.image.astype(np.float64)
+    square = image.shape[0] == image.shape[1]
+    return float(np.sum(image * image.T) / np.sum(image**2)) if square and image.any() else -1.0
+
+
+def _unevenness(block: BlockDetails) -> float:
+    return float(np.std(block.column_norms) / (np.std(block.row_norms) or 1.0))
+
+
+def picture(block: BlockDetails) -> MatrixImage:
+    """A form out of the details of a scan, as figures draw it."""
+    outlying = [
+        np.isin(np.arange(len(norms)), places)
+        for norms, places in (
+            (block.row_norms, block.outlying_rows),
+            (block.column_norms, block.outlying_columns),
+        )
+    ]
+    pixels = block.image.astype(np.float32)
+    return MatrixImage(pixels, block.row_norms, block.column_norms, *outlying)
 
 
 def draw_entries(axis: Axes, image: MatrixImage) -> AxesImage:

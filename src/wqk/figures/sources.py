@@ -35,6 +35,14 @@ class Sources:
     table: ScoreTable | None = None
     blocks: tuple[BlockDetails, ...] = ()
 
+    @property
+    def scores(self) -> ScoreTable | None:
+        """The scores of the table and of all runs; None where there are neither."""
+        tables = [run.scores for run in self.runs]
+        if self.table is not None:
+            tables.insert(0, self.table)
+        return join(tables) if tables else None
+
 
 def read_sources(*paths: str | PathLike[str]) -> Sources:
     """Open what lies under some paths.

@@ -9,6 +9,7 @@ import polars as pl
 
 from wqk.figures.cells import starts
 from wqk.figures.curves import loss_curves, loss_differences, of_cells, score_curves
+from wqk.figures.panels import draw_curve, draw_layers, finish_row, label_steps, letter
 from wqk.figures.style import (
     BLUE,
     GREEN,
@@ -17,19 +18,13 @@ from wqk.figures.style import (
     PAGE,
     PURPLE,
     SKY,
-    SYMMETRY,
     YELLOW,
-    draw_curve,
-    label_ends,
-    label_steps,
-    letter,
     new_figure,
-    shades,
     style,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Mapping, Sequence
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -52,7 +47,7 @@ OTHERS: tuple[dict[str, Any], ...] = (
     {"color": PURPLE, "linestyle": ":"},
 )
 
-# Losses are drawn from this share of the steps on; before it, all fall alike.
+# Losses are drawn from this share of the steps on: before it, all fall alike.
 SETTLED = 0.1
 
 
@@ -66,7 +61,7 @@ def start_curves(runs: Sequence[Run]) -> pl.DataFrame:
     RunError
         The runs do not start in two ways at least, or some have no scores or losses.
     """
-    found = starts(runs, "s5", penalties=False).cells
+    found = starts(runs, "s5", penalties=False)
     return of_cells(
         {
             start: pl.concat([score_curves(cell.runs), loss_curves(cell.runs)])
@@ -76,17 +71,17 @@ def start_curves(runs: Sequence[Run]) -> pl.DataFrame:
     )
 
 
-def loss_by_start(runs: Sequence[Run]) -> pl.DataFrame:
-    """Held-out losses of all starts and penalties, and their differences to the random start.
+def losses_by_start(runs: Sequence[Run]) -> pl.DataFrame:
+    """Held-out losses from all starts and with all penalties, and how far they are from the first.
 
-    Differences are taken seed by seed; where no run starts at random, to the first start.
+    The first is the random start, where there is one. Differences are taken seed by seed.
 
     Raises
     ------
     RunError
         The runs do not start in two ways at least, or some have no losses.
     """
-    found = starts(runs, "losses", penalties=True).cells
+    found = starts(runs, "losses", penalties=True)
     baseline = next(iter(found.values())).runs
     return of_cells(
         {
@@ -98,31 +93,88 @@ def loss_by_start(runs: Sequence[Run]) -> pl.DataFrame:
 
 
 def loss_and_symmetry(curves: pl.DataFrame) -> Figure:
-    """Figure S5: loss (a), median symmetry (b), gap between layers, and every layer (c)."""
-    names = curves["start"].unique(maintain_order=True).to_list()
-    looks = _looks(names)
-    columns = max(3, min(len(names), 4))
-    rows = 1 + -(-len(names) // columns)
+    """Figure S5: loss (a), median symmetry and the gap between layers (b), every layer (c)."""
+    looks = _looks(curves)
+    columns = len(looks) if len(looks) < 5 else -(-len(looks) // 2)
+    rows = -(-len(looks) // columns)
     with style():
-        figure = new_figure(PAGE, 2.0 + 1.7 * (rows - 1))
-        grid = figure.add_gridspec(rows, 1)
-        first = grid[0].subgridspec(1, 3).subplots()
-        panels = (("held_out_loss", "held-out loss (nats)", ("low", "high")),
-                  ("symmetry", "median symmetry", ("q25", "q75")),
-                  ("symmetry_gap", "largest − least symmetry", ("low", "high")))  # fmt: skip
-        for axis, (quantity, label, band) in zip(first, panels, strict=True):
-            some = curves.filter(pl.col("layer").is_null(), quantity=quantity)
-            _draw_starts(axis, some, looks, band, label)
-        letter(first[0], "a")
-        letter(first[1], "b")
-        below = [
-            axis
-            for row in range(1, rows)
-            for axis in grid[row].subgridspec(1, columns).subplots(sharey=True)
-        ]
+        figure = new_figure(PAGE, 2.3 + 1.6 * rows)
+        upper, lower = figure.subfigures(2, 1, height_ratios=[2.1, 0.2 + 1.6 * rows])
+        above = upper.subplots(1, 3)
+        medians = curves.filter(pl.col("layer").is_null())
+        _draw_losses(above[0], medians, looks)
+        for axis, quantity, label, band in (
+            (above[1], "symmetry", "median symmetry", ("q25", "q75")),
+            (above[2], "symmetry_gap", "gap between layers", ("low", "high")),
+        ):
+            _draw_starts(axis, medians.filter(quantity=quantity), looks, band)
+            finish_row([axis], label)
+        upper.legend(*above[0].get_legend_handles_labels(), loc="outside upper center", ncols=6)
+        below = list(lower.subplots(rows, columns, sharey=True, squeeze=False).flat)
+        for axis in below[len(looks) :]:
+            axis.remove()
+        below = below[: len(looks)]
         symmetry = curves.filter(pl.col("layer").is_not_null(), quantity="symmetry")
-        for axis, name in zip(below, names, strict=False):
-            _draw_layers(axis, symmetry.filter(start=name), looks[name]["color"])
-            axis.set_title(name)
-        letter(below[0], "c")
+        ends = []
+        for axis, (start, look) in zip(below, looks.items(), strict=True):
+            ends.append(draw_layers(axis, symmetry.filter(start=start), _hue(look)))
+            axis.set_title(start)
+        for first in range(0, len(looks), columns):
+            finish_row(below[first:][:columns], "symmetry", ends[first:])
+        label_steps([*above, *below])
+        for axis, name in zip((above[0], above[1], below[0]), "abc", strict=True):
+            letter(axis, name)
     return figure
+
+
+def losses_and_differences(curves: pl.DataFrame) -> Figure:
+    """The held-out loss from every start, and its difference to the random start's."""
+    looks = _looks(curves)
+    with style():
+        figure = new_figure(PAGE, 2.9)
+        axes = figure.subplots(1, 2)
+        _draw_losses(axes[0], curves, looks)
+        differences = curves.filter(quantity="loss_difference")
+        _draw_starts(axes[1], differences, looks, ("low", "high"))
+        _from_settled(axes[1], differences)
+        finish_row([axes[1]], f"difference to {next(iter(looks))} (nats)")
+        label_steps(axes)
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
+    return figure
+
+
+def _draw_losses(axis: Axes, curves: pl.DataFrame, looks: Mapping[str, Any]) -> None:
+    losses = curves.filter(quantity="held_out_loss")
+    _draw_starts(axis, losses, looks, ("low", "high"))
+    _from_settled(axis, losses)
+    axis.set_ylabel("held-out loss (nats)")
+
+
+def _draw_starts(
+    axis: Axes, curves: pl.DataFrame, looks: Mapping[str, Any], band: tuple[str, str]
+) -> None:
+    for start, look in looks.items():
+        draw_curve(axis, curves.filter(start=start), band, label=start, **look)
+
+
+def _from_settled(axis: Axes, curves: pl.DataFrame) -> None:
+    """Limits that show what comes after the first steps; all of a run that has not come so far."""
+    settled = curves.filter(pl.col("step") >= SETTLED * pl.col("step").max())
+    low, high = settled["low"].min(), settled["high"].max()
+    if low < high:
+        axis.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
+
+
+def _looks(curves: pl.DataFrame) -> dict[str, dict[str, Any]]:
+    """A look for every start, the same in all figures for those that have one."""
+    others = cycle(OTHERS)
+    names = curves["start"].unique(maintain_order=True)
+    known = [name for name in LOOKS if name in names]
+    return {name: LOOKS[name] for name in known} | {
+        name: next(others) for name in names if name not in LOOKS
+    }
+
+
+def _hue(look: Mapping[str, Any]) -> str:
+    """What the layers of a start are shades of."""
+    return GREY if look["color"] == "black" else str(look["color"])

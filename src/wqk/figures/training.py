@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import polars as pl
 
 from wqk.errors import RunError
-from wqk.figures.cells import by_mode, one, pairs
+from wqk.figures.cells import modes, one, pairs
 from wqk.figures.curves import SCORES, of_cells, score_curves
-from wqk.figures.style import (
-    COLOURS,
-    GREY,
-    LABELS,
-    PAGE,
+from wqk.figures.panels import (
+    draw_curve,
+    draw_layers,
+    finish_row,
     heading,
-    label_ends,
+    label_steps,
     letter,
-    new_figure,
-    shades,
-    style,
 )
+from wqk.figures.style import COLOURS, LABELS, PAGE, new_figure, style
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -29,10 +26,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from wqk.figures.cells import Comparison
+    from wqk.figures.panels import End
     from wqk.runs import Run
-
-    # Where a curve ends, its name and its colour.
-    End = tuple[float, str, Any]
 
 LINES = {"encoder": "-", "decoder": "--"}
 
@@ -71,7 +66,7 @@ def update_curves(runs: Sequence[Run]) -> pl.DataFrame:
     """
     if not runs:
         raise RunError("updates needs runs (wqk train); got none")
-    return _curves(by_mode(runs), "updates")
+    return _curves(modes(runs), "updates")
 
 
 def medians_and_layers(curves: pl.DataFrame) -> Figure:
@@ -83,35 +78,33 @@ def medians_and_layers(curves: pl.DataFrame) -> Figure:
             some = curves.filter(quantity=score)
             ends = [_draw_medians(row[0], some)]
             ends += [
-                _draw_layers(axis, some.filter(mode=mode), mode)
+                draw_layers(axis, some.filter(mode=mode), COLOURS[mode], linestyle=LINES[mode])
                 for axis, mode in zip(row[1:], COLOURS, strict=True)
             ]
-            _finish_row(row, ends, LABELS[score])
+            finish_row(row, LABELS[score], ends)
             for axis, name in zip(row, letters, strict=False):
                 letter(axis, name)
         titles = ("median over layers", "encoder, by layer", "decoder, by layer")
         for axis, title in zip(axes[0], titles, strict=True):
             axis.set_title(title)
-        _label_steps(axes[-1])
+        label_steps(axes[-1])
     return figure
 
 
 def medians_by_comparison(curves: pl.DataFrame) -> Figure:
-    """Figure S3: medians over layers, a column for every corpus."""
+    """Figure S3: medians over layers, a row for every corpus; updates are shown alike."""
     groups = curves.partition_by("comparison", maintain_order=True)
     with style():
-        figure = new_figure(min(PAGE, 1.2 + 2.1 * len(groups)), 3.8)
-        axes = figure.subplots(2, len(groups), sharex="col", sharey="row", squeeze=False)
-        for row, score, name in zip(axes, SCORES, "ab", strict=True):
-            ends = [
-                _draw_medians(axis, group.filter(quantity=score))
-                for axis, group in zip(row, groups, strict=True)
-            ]
-            _finish_row(row, ends, LABELS[score])
-            letter(row[0], name)
-        for axis, group in zip(axes[0], groups, strict=True):
-            axis.set_title(group["comparison"][0])
-        _label_steps(axes[-1])
+        figure = new_figure(0.8 * PAGE, 0.4 + 1.6 * len(groups))
+        axes = figure.subplots(len(groups), 2, sharex="row", sharey="col", squeeze=False)
+        for row, group in zip(axes, groups, strict=True):
+            for axis, score in zip(row, SCORES, strict=True):
+                ends = _draw_medians(axis, group.filter(quantity=score))
+                finish_row([axis], LABELS[score], [ends])
+            row[0].set_title(group["comparison"][0])
+        for axis, name in zip(axes[0], "ab", strict=True):
+            letter(axis, name)
+        label_steps(axes[-1])
     return figure
 
 
@@ -127,23 +120,15 @@ def layers_by_comparison(curves: pl.DataFrame) -> Figure:
                 pair[1].tick_params(labelleft=False)
                 some = group.filter(quantity=score)
                 ends = [
-                    _draw_layers(axis, some.filter(mode=mode), mode)
+                    draw_layers(axis, some.filter(mode=mode), COLOURS[mode], linestyle=LINES[mode])
                     for axis, mode in zip(pair, COLOURS, strict=True)
                 ]
-                _finish_row(pair, ends, LABELS[score])
+                finish_row(pair, LABELS[score], ends)
             for axis, mode in zip(row, [*COLOURS] * 2, strict=True):
-                axis.set_title(mode, fontweight="normal", fontsize=8)
+                axis.set_title(f"\n{mode}", fontweight="normal", fontsize=8)
             heading(row[0], group["comparison"][0])
-        _label_steps(axes[-1])
+        label_steps(axes[-1])
     return figure
-
-
-def draw_curve(axis: Axes, curve: pl.DataFrame, band: tuple[str, str], **look: Any) -> None:
-    """One line over the steps, in the middle of a band; short curves show their points."""
-    marker = "o" if curve.height < 3 else None
-    axis.plot(curve["step"], curve["value"], marker=marker, markersize=2.5, **look)
-    low, high = (curve[name] for name in band)
-    axis.fill_between(curve["step"], low, high, color=look["color"], alpha=0.18, linewidth=0)
 
 
 def _curves(
@@ -170,31 +155,3 @@ def _draw_medians(axis: Axes, curves: pl.DataFrame) -> list[End]:
         draw_curve(axis, curve, ("q25", "q75"), color=COLOURS[mode], linestyle=LINES[mode])
         ends.append((curve["value"][-1], mode, COLOURS[mode]))
     return ends
-
-
-def _draw_layers(axis: Axes, curves: pl.DataFrame, mode: str) -> list[End]:
-    """A curve for each layer, light to dark, with the range over seeds as a band."""
-    layers = curves.drop_nulls("layer").partition_by("layer", maintain_order=True)
-    colours = shades(COLOURS[mode], len(layers))
-    for colour, curve in zip(colours, layers, strict=True):
-        draw_curve(axis, curve, ("low", "high"), color=colour, linestyle=LINES[mode])
-    every = -(-len(layers) // 12)
-    return [
-        (curve["value"][-1], str(curve["layer"][0]), colour)
-        for colour, curve in list(zip(colours, layers, strict=True))[::every]
-    ]
-
-
-def _finish_row(axes: Sequence[Axes], ends: Sequence[Sequence[End]], label: str) -> None:
-    """Zero, the axis' name, and the curves' names, once the limits stand."""
-    axes[0].set_ylabel(label)
-    for axis, some in zip(axes, ends, strict=True):
-        axis.axhline(0, color=GREY, linewidth=0.5, zorder=0)
-        axis.set_ylim(axes[0].get_ylim())
-        label_ends(axis, some)
-
-
-def _label_steps(axes: Iterable[Axes]) -> None:
-    for axis in axes:
-        axis.set_xlabel("training step")
-        axis.set_xlim(left=0)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from wqk._typing import Array
 from wqk.attention import attention_plans, load_attention
 from wqk.checkpoints import Part, open_checkpoint
 from wqk.checkpoints.live import Parameters
@@ -157,14 +158,15 @@ def _plan_start(
     start = _start(trial, plan, kind, draw)
     _write(start, plan, copies)
     after = _measured(trial, plan)
-    _, promised = TURNS.get(kind, (None, after.symmetry))
-    if not abs(after.symmetry - promised) < TOLERANCE:
+    if kind in TURNS and not abs(after.symmetry - TURNS[kind].symmetry) < TOLERANCE:
         raise CheckpointError(
             f"{checkpoint.name}: layer {plan.layer} of the {plan.stack} would have symmetry "
-            f"{after.symmetry:.3f}, where a {kind} start has {promised:.0f}: its queries are zero, "
-            "or the gains of its query and key norms differ; set these first"
+            f"{after.symmetry:.3f}, where a {kind} start has {TURNS[kind].symmetry:.0f}: its "
+            "queries are zero, or the gains of its query and key norms differ; set these first"
         )
-    return before, start.scaled(before.norm / after.norm) if keep_norm else start
+    if keep_norm and start.key is not None:
+        start = start.scaled(before.norm / after.norm)
+    return before, start
 
 
 def _start(
@@ -187,13 +189,12 @@ def _start(
             )
         drawn = draw(heads, key_heads, width, d)
         return Start(*(weight.astype(query.dtype) for weight in drawn))
-    turn, _ = TURNS[kind]
     order = planes(plan)
 
-    def keys(side: np.ndarray) -> np.ndarray:
+    def keys(side: Array) -> Array:
         if plan.query_norm and plan.rule.norm == "layer":
             side = side - side.mean(axis=1, keepdims=True)  # as the norm will
-        return turn(shared_queries(side, key_heads), order)
+        return TURNS[kind].keys(shared_queries(side, key_heads), order)
 
     if plan.query_bias is None or plan.key_bias is None:
         return Start(key=keys(query))

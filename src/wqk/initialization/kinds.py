@@ -25,7 +25,7 @@ Axes: H query heads, G key heads, R head width, D model width, r = G R.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -114,12 +114,18 @@ def skew(shared: Shared, order: np.ndarray) -> Shared:
     return turned
 
 
-# Each with the symmetry that a layer's form then has.
-TURNS: Mapping[str, tuple[Callable[[Shared, np.ndarray], Shared], float]] = {
-    "symmetric": (symmetric, 1.0),
-    "indefinite": (indefinite, 1.0),
-    "paired": (paired, 1.0),
-    "skew": (skew, -1.0),
+class Turn(NamedTuple):
+    """A map of queries to keys, and the symmetry that a layer's form then has."""
+
+    keys: Callable[[Shared, np.ndarray], Shared]
+    symmetry: float
+
+
+TURNS: Mapping[str, Turn] = {
+    "symmetric": Turn(symmetric, 1.0),
+    "indefinite": Turn(indefinite, 1.0),
+    "paired": Turn(paired, 1.0),
+    "skew": Turn(skew, -1.0),
 }
 
 

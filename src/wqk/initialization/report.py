@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -36,8 +37,8 @@ class LayerChange:
 
     @property
     def norm_ratio(self) -> float:
-        """‖W_qk‖ after over ‖W_qk‖ before."""
-        return self.after.norm / self.before.norm
+        """‖W_qk‖ after over ‖W_qk‖ before, NaN where that was zero."""
+        return self.after.norm / self.before.norm if self.before.norm else math.nan
 
 
 @dataclass(frozen=True, repr=False)

@@ -59,16 +59,12 @@ def groups(tables: Sequence[ScoreTable]) -> list[Group]:
     >>> [(group.label, len(group.rows)) for group in groups([ScoreTable.from_rows(rows)])]
     [('runs/bert', 2)]
     """
-    frame = (
-        pl.concat(
-            table.frame.with_columns(model_name().alias("model"), pl.lit(number).alias("table"))
-            for number, table in enumerate(tables)
-        )
-        if tables
-        else pl.DataFrame(schema={})
-    )
-    if not frame.height:
+    if not any(map(len, tables)):
         raise TableError("a report needs at least one row of scores, got none")
+    frame = pl.concat(
+        table.frame.with_columns(model_name().alias("model"), pl.lit(number).alias("table"))
+        for number, table in enumerate(tables)
+    )
     frame = frame.unique(KEY, keep="first", maintain_order=True)
     parts = frame.partition_by("model", "stack", "kind", "circuit", maintain_order=True)
     firsts = [part.row(0, named=True) for part in parts]
@@ -113,6 +109,8 @@ def short_names(names: Sequence[str]) -> dict[str, str]:
         values = list(short.values())
         crowded = [n for n in names if values.count(short[n]) > 1 and length[n] < len(parts[n])]
         if not crowded:
-            return short
+            return {
+                name: label if values.count(label) == 1 else name for name, label in short.items()
+            }
         for name in crowded:
             length[name] += 1

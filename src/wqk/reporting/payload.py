@@ -64,8 +64,8 @@ def in_script(text: str) -> str:
 
     Examples
     --------
-    >>> in_script('"</script>"')
-    '"\\\\u003c/script>"'
+    >>> "<" in in_script('"</script>"'), json.loads(in_script('"</script>"'))
+    (False, '</script>')
     """
     return text.replace("<", "\\u003c")
 

@@ -9,20 +9,26 @@ const SCORES = {
   directionality_excess: 'directionality (excess)',
 };
 
-/** One object for each row, out of columns that tell repeated values once. */
-function unpack(columns, count) {
-  const readers = Object.entries(columns).map(([name, column]) => {
-    if ('all' in column) return [name, () => column.all];
-    if (column.words) return [name, (i) => column.words[column.codes[i]]];
-    return [name, (i) => column.values[i]];
+/** How a column that tells repeated values once is read. */
+function reader(column) {
+  if ('all' in column) return () => column.all;
+  if (column.words) return (i) => column.words[column.codes[i]];
+  return (i) => column.values[i];
+}
+
+/** One object for each row of a group. */
+function unpack({label, rows, count}) {
+  const columns = Object.entries(rows).map(([name, column]) => [name, reader(column)]);
+  return Array.from({length: count}, (_, i) => {
+    const row = {model: label};
+    for (const [name, read] of columns) row[name] = read(i);
+    return row;
   });
-  return Array.from({length: count}, (_, i) =>
-    Object.fromEntries(readers.map(([name, read]) => [name, read(i)])));
 }
 
 /** The models' attentions, each with its rows. */
 const GROUPS = DATA.groups.map((group, index) => {
-  const rows = unpack(group.rows, group.count);
+  const rows = unpack(group);
   return {
     index,
     label: group.label,

@@ -2,7 +2,7 @@
 /* All rows: filtered, sorted, in pages, and as a file. */
 
 const PAGE = 50;
-const ALL_ROWS = GROUPS.flatMap((group) => group.rows.map((row) => ({model: group.label, ...row})));
+const ALL_ROWS = GROUPS.flatMap((group) => group.rows);
 const ALWAYS = ['model', 'layer', 'head', 'symmetry', 'symmetry_null', 'directionality',
   'directionality_excess', 'norm', 'status'];
 const IF_VARIED = ['step', 'distance', 'stack', 'kind', 'circuit', 'window'];

@@ -25,8 +25,9 @@ Cut = Literal["stream", "documents", "aligned", "starts"]
 # Tokens that are counted at once: what is in work fits in a processor's cache, or nearly.
 CHUNK = 1 << 18
 
-# Draws of a bootstrap.
+# Draws of a bootstrap, and the fewest chunks that it makes sense to draw from.
 DRAWS = 500
+FEWEST = 5
 
 
 class Pieces(NamedTuple):
@@ -188,7 +189,7 @@ def shares_above_one(counts: PairCounts, at_least: int = 30, seed: int = 0) -> S
     Parameters
     ----------
     counts
-        With at least two chunks, which are drawn with replacement for the intervals.
+        In chunks, which are drawn with replacement for the intervals.
     at_least
         Entries that occur more rarely are left out: their ratio is an accident.
     seed
@@ -197,7 +198,7 @@ def shares_above_one(counts: PairCounts, at_least: int = 30, seed: int = 0) -> S
     Raises
     ------
     CorpusError
-        No entry occurs often enough.
+        No entry occurs often enough, or too few chunks hold any text.
 
     Examples
     --------
@@ -209,9 +210,10 @@ def shares_above_one(counts: PairCounts, at_least: int = 30, seed: int = 0) -> S
     seen = counts.occurrences >= at_least
     if not seen.any():
         raise CorpusError(f"no token occurs {at_least} times; counting needs more text")
-    context, prediction = counts.context[:, seen], counts.prediction[:, seen]
-    chunks = len(context)
-    surplus = context - prediction
+    surplus = (counts.context - counts.prediction)[counts.context.any(axis=1)][:, seen]
+    chunks = len(surplus)
+    if chunks < FEWEST:
+        raise CorpusError(f"spreads need {FEWEST} chunks of text, got {chunks}; cut it shorter")
     spread = surplus.std(axis=0, ddof=1) / np.sqrt(chunks)
     clear = np.abs(surplus.mean(axis=0)) > 2 * spread
     above = surplus.sum(axis=0) > 0

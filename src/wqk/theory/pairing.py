@@ -22,6 +22,7 @@ import numpy as np
 
 from wqk._typing import Array, Bool, Float
 from wqk.errors import TheoryError
+from wqk.forms import BilinearForm
 from wqk.scores import symmetry
 from wqk.theory.gradients import gradients
 
@@ -220,6 +221,69 @@ def predicted_pairing(
         pair_symmetry_of_one=_among(gradient, kinds["one"]),
         likeness_of_both=float(cosines[kinds["both"]].mean()),
         likeness_of_one=float(cosines[kinds["one"]].mean()),
+    )
+
+
+@dataclass(frozen=True)
+class CommonUpdate:
+    """What the updates of one layer on several batches have in common.
+
+    Attributes
+    ----------
+    single
+        Median symmetry of one batch's update.
+    together
+        Symmetry of their sum.
+    common
+        Σ_{a≠b} tr(G_a G_b) / Σ_{a≠b} ⟨G_a, G_b⟩ over two different batches: the symmetry of the
+        update that is expected of a batch, into which no batch's own chance enters. NaN where
+        batches have nothing in common.
+    share
+        Σ_{a≠b} ⟨G_a, G_b⟩ / (n−1) Σ_a ‖G_a‖²: how much of a batch's update is that of all.
+    """
+
+    single: float
+    together: float
+    common: float
+    share: float
+
+
+def common_update(updates: Sequence[BilinearForm]) -> CommonUpdate:
+    """The symmetry of what several updates have in common, beside that of each.
+
+    The theorem is about expectations too: the chance of a batch may hide what adds up over many.
+
+    Raises
+    ------
+    TheoryError
+        There are fewer than two updates.
+
+    Examples
+    --------
+    >>> from wqk.forms import BilinearForm
+    >>> random = np.random.default_rng(0)
+    >>> symmetric = np.diag([1.0, 2.0, 3.0, 4.0])
+    >>> noise = 2 * random.standard_normal((400, 4, 4))
+    >>> found = common_update([BilinearForm(symmetric + n, np.eye(4)) for n in noise])
+    >>> found.single < 0.7, round(found.common, 1)
+    (True, 1.0)
+    """
+    count = len(updates)
+    if count < 2:
+        raise TheoryError("what batches have in common takes two of them, got one")
+    each = np.array([float(symmetry(update)) for update in updates])
+    squares = np.array([float(update.norm) ** 2 for update in updates])
+    whole = BilinearForm(
+        np.concatenate([update.query for update in updates], axis=-1),
+        np.concatenate([update.key for update in updates], axis=-1),
+    )
+    together, square = float(symmetry(whole)), float(whole.norm) ** 2
+    shared = square - squares.sum()
+    return CommonUpdate(
+        single=float(np.median(each)),
+        together=together,
+        common=(together * square - each @ squares) / shared if shared > 0 else float("nan"),
+        share=shared / (count - 1) / float(squares.sum()),
     )
 
 

@@ -129,10 +129,14 @@ def _markdown(reports: Sequence[Report]) -> str:
         lines += [f"- {note}" for note in one.notes] + [""] * bool(one.notes)
         lines += [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
         for finding in one.findings:
-            cells = (str(getattr(finding, column)).replace("|", "\\|") for column in COLUMNS)
+            cells = (_cell(getattr(finding, column)) for column in COLUMNS)
             lines.append(f"| {' | '.join(cells)} |")
         lines.append("")
     return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
 
 
 def _csv(reports: Sequence[Report]) -> str:

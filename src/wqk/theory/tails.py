@@ -9,6 +9,7 @@ Axes: D width, T context tokens, N tokens that each of them predicts.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -52,7 +53,7 @@ class Tails(NamedTuple):
 
 
 def tails(form: BilinearForm, gamma: float = 2.0) -> Tails:
-    """Compare the norms of a form's columns and rows.
+    """Compare the norms of a form's columns and rows; all NaN for the zero matrix.
 
     Parameters
     ----------
@@ -69,6 +70,8 @@ def tails(form: BilinearForm, gamma: float = 2.0) -> Tails:
     (0.0, True, 0.0625, -1.0)
     """
     columns, rows = (np.asarray(n, np.float64) for n in (form.column_norms, form.row_norms))
+    if not columns.any():
+        return Tails(*[math.nan] * len(Tails._fields))
     longest, other = (columns, rows) if columns.max() >= rows.max() else (rows, columns)
     return Tails(
         columns_spread=float(columns.std() / np.sqrt((columns**2).mean())),

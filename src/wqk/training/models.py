@@ -9,7 +9,7 @@ from wqk.errors import MissingPackage, RunError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
     from wqk.training.recipe import Recipe
 
@@ -104,22 +104,22 @@ def _own_model(recipe: Recipe, tokens: Mapping[str, Any]) -> PreTrainedModel:
         raise RunError(
             f"the configuration's model_type is one that transformers knows; got {kind!r}"
         )
-    config: PretrainedConfig = transformers.AutoConfig.for_model(
-        kind, **{**values, "use_cache": False}
-    )
+    automatic = {
+        "encoder": transformers.AutoModelForMaskedLM,
+        "decoder": transformers.AutoModelForCausalLM,
+    }[recipe.mode]
+    try:
+        config = transformers.AutoConfig.for_model(kind, **{**values, "use_cache": False})
+        model: PreTrainedModel = automatic.from_config(config, attn_implementation=recipe.attention)
+    except Exception as error:  # a configuration can be wrong in as many ways as there are models
+        reason = " ".join(str(error).split())
+        raise RunError(
+            f"transformers makes no {recipe.mode} of type {kind} from this configuration ({reason})"
+        ) from None
     positions = getattr(config, "max_position_embeddings", None)
     if positions is not None and positions < recipe.block:
         raise RunError(
             f"blocks of {recipe.block} tokens need as many positions; the configuration has "
             f"{positions}"
         )
-    automatic = {
-        "encoder": transformers.AutoModelForMaskedLM,
-        "decoder": transformers.AutoModelForCausalLM,
-    }[recipe.mode]
-    try:
-        model: PreTrainedModel = automatic.from_config(config, attn_implementation=recipe.attention)
-    except ValueError as error:
-        reason = str(error).splitlines()[0]
-        raise RunError(f"transformers has no {recipe.mode} of type {kind} ({reason})") from None
     return model

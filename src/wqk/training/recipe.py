@@ -115,23 +115,28 @@ class Recipe:
         RunError
             Fields are missing, unknown or wrong.
         """
+        if not isinstance(values, Mapping):
+            raise RunError(f"recipe: a JSON object is expected, got {values!r}")
         needed = {entry.name for entry in fields(cls) if entry.default is MISSING}
         known = {entry.name for entry in fields(cls)}
         if odd := sorted((needed - set(values)) | (set(values) - known)):
             raise RunError(f"recipe: fields are missing or unknown: {', '.join(odd)}")
         return cls(**values)
 
-    def keeps(self, step: int) -> bool:
-        """Whether the checkpoint after ``step`` steps stays when later ones are there."""
-        return self.keep_checkpoints == "all" or step in self.kept_steps
-
     @property
     def kept_steps(self) -> set[int]:
-        """Steps whose checkpoints are saved, and stay, whatever ``save_every`` says."""
+        """Steps whose checkpoints stay when there are later ones."""
+        if self.keep_checkpoints == "all":
+            return {0, *range(0, self.steps, self.save_every), self.steps}
         if self.keep_checkpoints == "spaced":
             return {0, *(self.steps >> halvings for halvings in range(10))}
         listed = set(_step_list(self.keep_checkpoints) or ())
         return {step for step in listed if step <= self.steps} | {self.steps}
+
+    @property
+    def saved_steps(self) -> set[int]:
+        """Steps after which a checkpoint is saved: to stay, or to resume from for the time being."""
+        return {*range(self.save_every, self.steps, self.save_every), *self.kept_steps}
 
 
 def differences(left: Recipe, right: Recipe) -> list[str]:

@@ -53,7 +53,7 @@ def thin_out(folder: Path, newest: int, recipe: Recipe) -> None:
         step = int(path.name.rpartition("-")[2])
         if step >= newest or recipe.keep_checkpoints == "all":
             continue
-        if recipe.keeps(step):
+        if step in recipe.kept_steps:
             for name in FOR_RESUMING:
                 (path / name).unlink(missing_ok=True)
         else:

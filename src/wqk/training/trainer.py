@@ -194,14 +194,14 @@ class Cadence(TrainerCallback):  # type: ignore[misc]
     """When to log, evaluate and save, as the recipe says."""
 
     def __init__(self, trainer: RunTrainer) -> None:
-        self.trainer = trainer
+        self.trainer, self.saved_steps = trainer, trainer.recipe.saved_steps
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Record the state before the first step."""
         self.trainer.logged_step = state.global_step
         if state.global_step == 0:
             self.trainer.evaluate()
-            if self.trainer.recipe.keeps(0):
+            if 0 in self.saved_steps:
                 self.trainer._save_checkpoint(self.trainer.model, None)
         self.trainer.started = time.perf_counter()
 
@@ -213,7 +213,7 @@ class Cadence(TrainerCallback):  # type: ignore[misc]
         recipe, step = self.trainer.recipe, state.global_step
         last = step >= recipe.steps
         control.should_evaluate = last or step % recipe.held_out_every == 0
-        control.should_save = last or step % recipe.save_every == 0 or step in recipe.kept_steps
+        control.should_save = step in self.saved_steps
         control.should_log = control.should_save or step % recipe.log_every == 0
 
 

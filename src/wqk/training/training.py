@@ -100,6 +100,7 @@ def train(
             f"a batch is divided among all processes; got {recipe.batch} blocks and "
             f"{arguments.world_size} processes"
         )
+    _require_loggers(report_to)
     model = build_model(recipe, store.vocabulary_size, store.special)
     start = initialize_(model, recipe.init, seed=recipe.seed, keep_norm=recipe.init_keep_norm)
     first = arguments.process_index == 0
@@ -112,7 +113,10 @@ def train(
         seconds = _rewind(folder, checkpoint) if first else 0.0
         trainer = RunTrainer(model, recipe, store, arguments, seconds)
         trainer.add_callback(Cadence(trainer))
-        trainer.add_callback(ScoreCallback(folder, every=recipe.score_every))
+        # A resumed run looks at the checkpoint that it starts from; so does one that never stopped.
+        trainer.add_callback(
+            ScoreCallback(folder, every=recipe.score_every, steps=recipe.saved_steps)
+        )
         if on_progress and first:
             trainer.add_callback(Reporter(recipe.steps, on_progress))
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
@@ -127,21 +131,29 @@ def _what_to_do(
         if recipe is None or corpus is None:
             raise RunError("a new run needs a recipe and a corpus; got only one of them, or none")
         return recipe, corpus
-    settings = open_run(folder).settings
-    try:
-        before, store = Recipe.from_json(settings["recipe"]), settings["corpus"]["folder"]
-    except (KeyError, TypeError):
-        raise RunError(f"{folder}: its settings lack a recipe or a corpus") from None
+    run = open_run(folder)
+    before = Recipe.from_json(run.recipe)
     if recipe is not None and (changed := differences(before, recipe)):
         raise RunError(
             f"{folder}: a run is resumed by its own recipe; this one differs in "
             f"{'; '.join(changed)}"
         )
-    return before, corpus if corpus is not None else store
+    return before, corpus if corpus is not None else run.corpus["folder"]
+
+
+def _require_loggers(names: Sequence[str]) -> None:
+    from transformers.integrations import get_available_reporting_integrations
+
+    available = get_available_reporting_integrations()
+    if odd := sorted(set(names) - set(available)):
+        raise RunError(
+            f"loggers that are installed here: {', '.join(available) or 'none'}; got "
+            f"{', '.join(odd)}"
+        )
 
 
 def _require_same_corpus(run: Run, store: TokenStore) -> None:
-    before = run.settings["corpus"]["fingerprint"]
+    before = run.corpus["fingerprint"]
     if store.fingerprint != before:
         raise RunError(
             f"{run.folder}: a run is resumed on its own corpus, {before[:12]}; "

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from tests.training.corpus.samples import sentences, write_jsonl
+from tests.training.corpus.samples import content, sentences, write_jsonl
 
 from wqk.cli.main import command
 from wqk.training.corpus import CorpusOptions, TokenStore, build_corpus
@@ -20,14 +20,14 @@ def run(*arguments: object) -> Result:
 def test_the_command_builds_what_the_function_builds(text_file: Path, tmp_path: Path) -> None:
     result = run(
         *(text_file, "-o", tmp_path / "a", "--text", "characters", "--characters", 50),
-        *("--lower", "--held-out", 0.1, "--max-documents", 100, "--jobs", 2),
+        *("--lower", "--held-out", 10, "--max-documents", 100, "--jobs", 2),
     )
     assert result.exit_code == 0, result.output
     options = CorpusOptions(
-        text="characters", characters=50, lower=True, held_out=0.1, max_documents=100
+        text="characters", characters=50, lower=True, held_out=10, max_documents=100
     )
     made = build_corpus([text_file], tmp_path / "b", options)
-    assert TokenStore.open(tmp_path / "a").fingerprint == made.fingerprint
+    assert content(tmp_path / "a") == content(made.folder)
     assert "characters, vocabulary of" in result.stdout
     assert "90 documents" in result.stdout
     assert made.fingerprint[:16] in result.stdout
@@ -52,6 +52,8 @@ def test_a_vocabulary_file_is_named_in_the_header(text_file: Path, tmp_path: Pat
     made = TokenStore.open(tmp_path / "store")
     assert made.vocabulary_size == 5
     assert made.header.about["options"]["vocabulary"] == "vocab.txt"
+    same = build_corpus([text_file], tmp_path / "same", CorpusOptions(vocabulary=vocabulary))
+    assert content(same.folder) == content(made.folder)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, get_args
 
+from wqk.errors import CorpusError
 from wqk.theory.counts import Cut, count_pairs, cut, position_information, shares_above_one
 from wqk.theory.finding import Finding, Verdict
 
@@ -31,9 +32,14 @@ def _ratio_from_left_to_right(evidence: Evidence) -> Finding:
     numbers: list[dict[str, Any]] = []
     for how in get_args(Cut):
         pieces = cut(text.documents, how, block)
-        shares = shares_above_one(count_pairs(text.tokens, pieces, text.vocabulary_size))
+        try:
+            shares = shares_above_one(count_pairs(text.tokens, pieces, text.vocabulary_size))
+        except CorpusError:
+            continue  # cut so, it is too little
         bits = position_information(text.tokens, pieces, text.vocabulary_size)
         numbers.append({"cut": how, **shares._asdict(), "position_bits": bits})
+    if not numbers:
+        raise CorpusError(f"{text.name}: too little text to count, however it is cut")
     shown = "; ".join(
         f"{row['cut']} {row['types']:.0%} ± {100 * row['types_error']:.0f} of the entries, "
         f"{row['mass']:.0%} ± {100 * row['mass_error']:.0f} of the text "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -144,13 +145,13 @@ def _make_tokenizer(
 
     lower, vocabulary = options.lowered, options.vocabulary
     if options.tokenizer is not None:
-        content = read_tokenizer(options.tokenizer)
+        content = read_tokenizer(os.fspath(options.tokenizer))
     elif options.text == "characters":
         content = learn_characters(texts(), options.characters or ALPHABET, lower)
-    elif isinstance(vocabulary, str):
-        content = read_words(Path(vocabulary), lower)
-    else:
+    elif vocabulary is None or isinstance(vocabulary, int):
         content = learn_words(texts, vocabulary or VOCABULARY_SIZE, lower, threads=threads)
+    else:
+        content = read_words(Path(vocabulary), lower)
     work.note_tokenizer(content)
     return content
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 FORMAT, VERSION = "wqk token store", 1
 UNITS = ("words", "characters", "tokenizer")
 SPLITS = ("train", "held_out")
+STORED = {"uint16": "<u2", "uint32": "<u4"}
 
 # A header is some kilobytes; what is larger is something else.
 MOST_BYTES = 16 << 20
@@ -70,7 +71,7 @@ class Header:
     @property
     def dtype(self) -> str:
         """Of the token files: two bytes a token where the vocabulary allows."""
-        return "uint16" if self.vocabulary_size <= 65_535 else "uint32"
+        return token_dtype(self.vocabulary_size)
 
     @property
     def fingerprint(self) -> str:
@@ -98,6 +99,17 @@ class Header:
             **asdict(self),
         }
         return (json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode()
+
+
+def token_dtype(vocabulary_size: int) -> str:
+    """The type of the ids of a vocabulary, little-endian in the files (see `STORED`).
+
+    Examples
+    --------
+    >>> token_dtype(30_522), STORED[token_dtype(128_256)]
+    ('uint16', '<u4')
+    """
+    return "uint16" if vocabulary_size <= 65_535 else "uint32"
 
 
 def read_header(path: Path) -> Header:

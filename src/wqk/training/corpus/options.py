@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,8 +61,8 @@ class CorpusOptions:
     """
 
     text: str = "words"
-    vocabulary: str | int | None = None
-    tokenizer: str | None = None
+    vocabulary: str | os.PathLike[str] | int | None = None
+    tokenizer: str | os.PathLike[str] | None = None
     characters: int | None = None
     lower: bool | None = None
     held_out: float | None = None
@@ -73,6 +74,9 @@ class CorpusOptions:
     max_characters: int | None = None
 
     def __post_init__(self) -> None:
+        for name in ("vocabulary", "tokenizer"):
+            if isinstance(path := getattr(self, name), os.PathLike):
+                object.__setattr__(self, name, os.fspath(path))
         _one_of("text", self.text, ("words", "characters"))
         _one_of("document", self.document, DOCUMENTS)
         if self.tokenizer is not None:
@@ -90,6 +94,8 @@ class CorpusOptions:
             raise CorpusError(
                 f"held-out: expected a share below 1 or a number of documents, got {some}"
             )
+        if some is not None and (some >= 1 or not some):
+            object.__setattr__(self, "held_out", int(some))
 
     @property
     def unit(self) -> str:

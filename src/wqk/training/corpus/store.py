@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wqk.errors import CorpusError, MissingPackage
-from wqk.training.corpus.header import SPLITS, Header, read_header
+from wqk.training.corpus.header import SPLITS, STORED, Header, read_header
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -132,7 +132,7 @@ class TokenStore:
         CorpusError
             There is no such split, or the file is gone.
         """
-        dtype = np.dtype(self.header.dtype).newbyteorder("<")
+        dtype = np.dtype(STORED[self.header.dtype])
         return self._map(self._path(split, "tokens"), dtype, self._split(split).tokens)
 
     def documents(self, split: str = "train") -> NDArray[np.int64]:

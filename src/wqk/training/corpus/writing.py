@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wqk.errors import CorpusError
-from wqk.training.corpus.header import SPLITS, Header, Split
+from wqk.training.corpus.header import SPLITS, STORED, Header, Split, token_dtype
 from wqk.training.corpus.store import HEADER, TOKENIZER, TokenStore
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def write_store(
 
 def _write_split(folder: Path, name: str, chunks: Iterable[Chunk], vocabulary_size: int) -> Split:
     """Both files of a split, chunk by chunk."""
-    dtype = "<u2" if vocabulary_size <= 65_535 else "<u4"
+    dtype = STORED[token_dtype(vocabulary_size)]
     total = documents = characters = 0
     with (
         _HashedFile(folder / f"{name}.tokens") as tokens,

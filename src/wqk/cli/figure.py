@@ -1,0 +1,123 @@
+"""``wqk figure``: the paper's figures and tables, and others, from one's own results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from wqk.cli.options import json_output
+
+if TYPE_CHECKING:
+    from wqk.figures.sources import Sources
+
+# Kept here, for names are needed before anything heavy is loaded; a test holds them to the figures.
+FIGURES = (
+    "fig2", "fig3", "s1", "s2", "s3", "s4", "s5", "losses", "updates", "heads", "coupling",
+    "distances",
+)  # fmt: skip
+TABLES = ("table1", "tableS2", "tableS3")
+
+
+@click.command()
+@click.argument("name", type=click.Choice([*FIGURES, *TABLES]), metavar="NAME")
+@click.argument("more", nargs=-1, type=click.Path(path_type=Path), metavar="[SOURCE]...")
+@click.option(
+    "--from",
+    "sources",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    metavar="SOURCE",
+    help="Same as SOURCE; repeatable.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Picture: .pdf, .svg, .png; numbers: .csv; table: .md, .tex.  [default: NAME.pdf]",
+)
+@json_output
+def figure(
+    name: str, more: tuple[Path, ...], sources: tuple[Path, ...], out: Path | None, as_json: bool
+) -> None:
+    """Draw a figure of the paper, or one of ours, from published and one's own results.
+
+    SOURCE is the folder of a training run, of several runs, or of a survey, a score table, or
+    details of a scan (.npz).
+
+    \b
+    From published scores, with surveys and tables drawn in:
+      fig2       symmetry and directionality against parameters, language
+      s1         the same, vision and audio
+      s2         the same, models with an encoder and a decoder
+      table1, tableS2, tableS3
+    From training runs:
+      fig3       an encoder and a decoder along training, medians and layers
+      s3, s4     the same for several corpora: medians; layers
+      s5         starts: loss, symmetry, gap between layers, layers
+      losses     starts and penalties: loss, difference to the random start
+      updates    symmetry and directionality of what changes
+    From tables and details:
+      heads      symmetry within and between heads, and by chance
+      coupling   how heads transpose each other (.npz)
+      distances  scores over relative distance (rotary models)
+
+    \b
+    Examples:
+      wqk figure fig2 --from survey --out fig2.pdf
+      wqk figure fig3 runs/wikipedia-*
+      wqk figure tableS2 --from survey --out tableS2.tex
+    """
+    from wqk.figures.sources import read_sources
+
+    found = read_sources(*sources, *more)
+    if name in TABLES:
+        if as_json:
+            raise click.UsageError(f"{name} is text; wqk atlas --json prints its rows")
+        _write_table(name, found, out)
+    else:
+        _draw(name, found, out or Path(f"{name}.pdf"), as_json)
+
+
+def _draw(name: str, sources: Sources, out: Path, as_json: bool) -> None:
+    """Save a figure, or print its numbers."""
+    from wqk.cli import display
+    from wqk.figures.catalogue import FIGURES, check_ending, save
+    from wqk.figures.sources import Sources
+    from wqk.tables import records
+
+    check_ending(out)
+    entry = FIGURES[name]
+    if sources == Sources():
+        sources = _own_models(entry.stand_in)
+    if as_json:
+        display.print_object({"figure": name, "rows": records(entry.numbers(sources))})
+    else:
+        save(entry, sources, out)
+        display.say(f"{name}: {out}")
+
+
+def _own_models(part: str | None) -> Sources:
+    """What a figure takes of the two models that come with the package."""
+    from wqk.demo import demo_details, demo_table
+    from wqk.figures.sources import Sources
+
+    return Sources(
+        table=demo_table() if part == "table" else None,
+        blocks=demo_details().blocks if part == "blocks" else (),
+    )
+
+
+def _write_table(name: Any, sources: Sources, out: Path | None) -> None:
+    """Write one of the paper's tables, or print it."""
+    from wqk.cli import display
+    from wqk.figures.results import table_text
+    from wqk.files import write_whole
+
+    text = table_text(name, sources, out.suffix if out else ".md")
+    if out:
+        write_whole(out, text.encode())
+        display.say(f"{name}: {out}")
+    else:
+        click.echo(text, nl=False)

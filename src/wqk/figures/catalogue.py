@@ -1,0 +1,132 @@
+"""All figures by name: the numbers behind each, and how they are drawn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+import polars as pl
+
+from wqk.errors import TableError
+from wqk.figures import distances, heads, matrix, models, starts, terms, training
+from wqk.figures.style import PICTURES, save_figure
+from wqk.files import write_whole
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from matplotlib.figure import Figure
+
+    from wqk.figures.sources import Sources
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One figure.
+
+    Attributes
+    ----------
+    numbers
+        What it shows, as a frame in long form, out of the sources.
+    draw
+        The picture of these numbers; the sources give the matrices beside them.
+    stand_in
+        What of the package's own two models takes the place of sources where none are given.
+    """
+
+    numbers: Callable[[Sources], pl.DataFrame]
+    draw: Callable[[pl.DataFrame, Sources], Figure]
+    stand_in: Literal["table", "blocks"] | None = None
+
+
+def _alone(draw: Callable[[pl.DataFrame], Figure]) -> Callable[[pl.DataFrame, Sources], Figure]:
+    """A picture that needs nothing but the numbers."""
+    return lambda numbers, sources: draw(numbers)
+
+
+def _of_models(name: str, sources: Sources) -> pl.DataFrame:
+    return models.model_rows(name, sources.scores)
+
+
+def _of_pairs(name: str, sources: Sources) -> pl.DataFrame:
+    return training.all_pairs(sources.runs, name)
+
+
+def _with_matrices(rows: pl.DataFrame, sources: Sources) -> Figure:
+    return models.by_size(rows, matrix.examples(sources.blocks))
+
+
+FIGURES: dict[str, Entry] = {
+    "fig2": Entry(partial(_of_models, "fig2"), _with_matrices, stand_in="blocks"),
+    "s1": Entry(partial(_of_models, "s1"), _alone(models.by_size)),
+    "s2": Entry(partial(_of_models, "s2"), _alone(models.by_size)),
+    "fig3": Entry(
+        lambda sources: training.one_pair(sources.runs), _alone(training.medians_and_layers)
+    ),
+    "s3": Entry(partial(_of_pairs, "s3"), _alone(training.medians_by_comparison)),
+    "s4": Entry(partial(_of_pairs, "s4"), _alone(training.layers_by_comparison)),
+    "s5": Entry(
+        lambda sources: starts.start_curves(sources.runs), _alone(starts.loss_and_symmetry)
+    ),
+    "losses": Entry(
+        lambda sources: starts.losses_by_start(sources.runs),
+        _alone(starts.losses_and_differences),
+    ),
+    "updates": Entry(
+        lambda sources: training.update_curves(sources.runs),
+        _alone(training.medians_by_comparison),
+    ),
+    "heads": Entry(
+        lambda sources: terms.head_terms(sources.scores),
+        _alone(terms.terms_by_layer),
+        stand_in="table",
+    ),
+    "coupling": Entry(
+        lambda sources: heads.coupling_rows(sources.blocks),
+        _alone(heads.coupling_by_layer),
+        stand_in="blocks",
+    ),
+    "distances": Entry(
+        lambda sources: distances.distance_rows(sources.scores),
+        _alone(distances.distances_by_layer),
+    ),
+}
+
+
+# What a figure is saved as: a picture, or the numbers behind it.
+ENDINGS = (*PICTURES, ".csv")
+
+
+def check_ending(path: Path) -> None:
+    """Raise `TableError` where no figure can be saved under this name."""
+    if path.suffix not in ENDINGS:
+        raise TableError(f"{path}: a figure is saved as {', '.join(ENDINGS)}; got {path.suffix!r}")
+
+
+def save(entry: Entry, sources: Sources, path: Path) -> None:
+    """Draw a figure into a file, or write its numbers; whole or not at all.
+
+    Raises
+    ------
+    WqkError
+        The sources lack what the figure needs, or the file cannot be written.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from wqk.figures.sources import Sources
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save(FIGURES["fig2"], Sources(), Path(folder, "fig2.csv"))
+    ...     print(Path(folder, "fig2.csv").read_text().splitlines()[1][:38])
+    published,BERT-large,google-bert/bert-
+    """
+    check_ending(path)
+    numbers = entry.numbers(sources)
+    if path.suffix == ".csv":
+        plain = numbers.with_columns(pl.col(pl.List(pl.String)).list.join(" "))
+        write_whole(path, plain.write_csv().encode())
+    else:
+        save_figure(entry.draw(numbers, sources), path)

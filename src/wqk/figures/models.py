@@ -1,0 +1,240 @@
+"""Trained models by size: Figures 2, S1 and S2."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from wqk.atlas import flags, published, sound_models, summarise
+from wqk.atlas.published import COLUMNS, last_part
+from wqk.errors import TableError
+from wqk.figures.matrix import draw_form
+from wqk.figures.panels import letter
+from wqk.figures.selection import latest
+from wqk.figures.style import (
+    COLOURS,
+    DIRECTIONALITY,
+    GREY,
+    PAGE,
+    SYMMETRY,
+    new_figure,
+    style,
+)
+from wqk.model_sets import model_set, model_sets
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from wqk.images import MatrixImage
+    from wqk.tables import ScoreTable
+
+SCORES = {"symmetry": SYMMETRY, "directionality": DIRECTIONALITY}
+
+# What each figure shows of the published rows, and of the paper's sets of models.
+MODALITIES = {"fig2": "language", "s1": "vision", "s2": None}
+SETS = {
+    "fig2": ("paper:language",),
+    "s1": ("paper:vision", "paper:audio"),
+    "s2": ("paper:encoder-decoder",),
+}
+
+# What counts as an encoder and as a decoder; other stacks have no place in these figures.
+STACKS = {"encoder": "encoder", "vision": "encoder", "decoder": "decoder"}
+
+MARKERS = {"encoder": "o", "decoder": "s"}
+
+# Rows that are no scores of a trained model's own form are hollow; the first of these tells why.
+HOLLOW = {
+    "random-looking": "X",
+    "grouped-heads": "D",
+    "fused-tensor": "v",
+    "missing-layers": "^",
+    "cross-attention": "<",
+}
+
+# More scans of one's own than this are not named one by one.
+NAMED = 8
+
+
+def model_rows(figure: str, table: ScoreTable | None = None) -> pl.DataFrame:
+    """The rows behind Figure 2, S1 or S2: published ones, then those of one's own scores.
+
+    Of the published rows, every sound model is taken once, and every artefact. Of one's own scores,
+    those of models that the paper's sets place in another figure are left out; models of no set go
+    to Figure S2 if they have an encoder and a decoder, else to the others. Of several steps, the
+    last counts.
+
+    Parameters
+    ----------
+    figure
+        ``fig2`` (language), ``s1`` (vision and audio) or ``s2`` (encoder-decoder models).
+    table
+        Scores of one's own.
+
+    Returns
+    -------
+    polars.DataFrame
+        The columns of `wqk.atlas.published`; ``stack`` is ``encoder`` or ``decoder``.
+
+    Raises
+    ------
+    TableError
+        There is no row to show.
+
+    Examples
+    --------
+    >>> rows = model_rows("fig2")
+    >>> rows.group_by("stack", "sound").len().sort("stack", "sound").rows()
+    [('decoder', False, 16), ('decoder', True, 15), ('encoder', False, 1), ('encoder', True, 17)]
+    """
+    own = _own_rows(table)
+    shown = own.filter([_belongs(figure, row, own) for row in own.iter_rows(named=True)])
+    rows = pl.concat([_published_rows(MODALITIES[figure]), shown])
+    if rows.is_empty():
+        needed = " ".join(SETS[figure])
+        raise TableError(
+            f"{figure} needs scores of models of this kind: wqk survey {needed} --out DIR, then "
+            f"--from DIR; got {f'{own.height} others' if own.height else 'none'}"
+        )
+    return rows
+
+
+def by_size(rows: pl.DataFrame, matrices: Mapping[str, MatrixImage] | None = None) -> Figure:
+    """Medians and quartiles over layers against parameters; Figure 2 with a matrix at each score.
+
+    Parameters
+    ----------
+    rows
+        From `model_rows`.
+    matrices
+        By title, at most one for each score.
+    """
+    matrices = matrices or {}
+    with style():
+        figure = new_figure(PAGE, 5.4 if matrices else 3.0)
+        shape, widths = ((2, 2), [1.6, 1.0]) if matrices else ((1, 2), [1.0, 1.0])
+        grid = figure.add_gridspec(*shape, width_ratios=widths)
+        for index, (score, label) in enumerate(SCORES.items()):
+            axis = figure.add_subplot(grid[index, 0] if matrices else grid[0, index])
+            _draw_models(axis, rows.drop_nulls(score), score)
+            axis.set_ylabel(label)
+            letter(axis, "ab"[index])
+        for index, (title, image) in enumerate(matrices.items()):
+            draw_form(figure, grid[index, 1], image, title)
+        figure.legend(handles=_handles(rows), loc="outside lower center", ncols=3)
+    return figure
+
+
+def _published_rows(modality: str | None) -> pl.DataFrame:
+    artefacts = published().filter(~pl.col("sound"))
+    once = artefacts.unique(["model", *SCORES], keep="last", maintain_order=True)
+    return pl.concat([sound_models(), once]).filter(modality=modality)
+
+
+def _own_rows(table: ScoreTable | None) -> pl.DataFrame:
+    """One row for each encoder and decoder among one's own scores."""
+    if table is None:
+        return pl.DataFrame(schema=COLUMNS)
+    rows = summarise(latest(table))
+    return rows.with_columns(pl.col("stack").replace_strict(STACKS, default=None)).drop_nulls(
+        ["stack", "parameters"]
+    )
+
+
+def _belongs(figure: str, row: Mapping[str, Any], own: pl.DataFrame) -> bool:
+    """Whether a model of one's own is shown in a figure."""
+    name = last_part(row["model"]).lower()
+    sets = [some for some in model_sets() if name in _names(some)]
+    stacks = own.filter(model=row["model"])["stack"].n_unique()
+    if SETS["s2"][0] in sets or (not sets and stacks > 1):
+        return figure == "s2"
+    return figure != "s2" and (not sets or any(some in sets for some in SETS[figure]))
+
+
+@cache
+def _names(some: str) -> set[str]:
+    """What the models of a set are called, without their owners."""
+    return {last_part(model).lower() for model in model_set(some)}
+
+
+def _draw_models(axis: Axes, rows: pl.DataFrame, score: str) -> None:
+    from matplotlib.patheffects import withStroke
+
+    own = rows.filter(source="own")
+    for row in rows.iter_rows(named=True):
+        look = _look(row, faint=bool(own.height))
+        below, above = (row[f"{score}_{side}"] for side in ("below", "above"))
+        axis.errorbar(
+            row["parameters"],
+            row[score],
+            [[max(below, 0)], [max(above, 0)]],
+            linestyle="",
+            elinewidth=0.7,
+            **look,
+        )
+    if own.height <= NAMED:
+        for row in own.iter_rows(named=True):
+            axis.annotate(
+                row["name"],
+                (row["parameters"], row[score]),
+                xytext=(5, 3),
+                textcoords="offset points",
+                fontsize=6.5,
+                color=COLOURS[row["stack"]],
+                zorder=5,
+                path_effects=[withStroke(linewidth=1.5, foreground="white")],
+            )
+    axis.axhline(0, color=GREY, linewidth=0.5, zorder=0)
+    axis.set(xscale="log", xlabel="parameters")
+
+
+def _look(row: Mapping[str, Any], faint: bool) -> dict[str, Any]:
+    """How a row is drawn; published rows are faint beside one's own."""
+    if not row["sound"]:
+        return {"marker": _reason(row), "color": GREY, "mfc": "white", "ms": 4, "zorder": 1} | {
+            "alpha": 0.6, "mew": 0.7
+        }  # fmt: skip
+    own = row["source"] == "own"
+    return {
+        "marker": MARKERS[row["stack"]],
+        "color": COLOURS[row["stack"]],
+        "mec": "black" if own else "white",
+        "mew": 0.7 if own else 0.4,
+        "ms": 6.0 if own else 4.5,
+        "alpha": 0.45 if faint and not own else 1.0,
+        "zorder": 4 if own else 3,
+    }
+
+
+def _reason(row: Mapping[str, Any]) -> str:
+    """The marker of the first reason for which a row is no score of a model's own form."""
+    return next(marker for flag, marker in HOLLOW.items() if flag in row["flags"])
+
+
+def _handles(rows: pl.DataFrame) -> list[Any]:
+    """The legend: encoders, decoders, and the reasons for hollow marks, with their numbers."""
+    from matplotlib.lines import Line2D
+
+    def handle(row: Mapping[str, Any], label: str) -> Line2D:
+        look = _look(row, faint=False) | {"linestyle": "", "label": label}
+        return Line2D([], [], **look)
+
+    handles = []
+    for source, sound in (("published", "published"), ("own", "own scan")):
+        some = rows.filter("sound", source=source)
+        handles += [
+            handle(group.row(0, named=True), f"{group['stack'][0]}, {sound} ({group.height})")
+            for group in some.sort("stack", descending=True).partition_by(
+                "stack", maintain_order=True
+            )
+        ]
+    artefacts = rows.filter(~pl.col("sound")).to_dicts()
+    for flag, marker in HOLLOW.items():
+        if some := [row for row in artefacts if _reason(row) == marker]:
+            handles.append(handle(some[0], f"{flags()[flag].title} ({len(some)})"))
+    return handles

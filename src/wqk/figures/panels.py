@@ -1,0 +1,148 @@
+"""Parts of panels that several figures share: curves in bands, their names, shades, letters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from wqk.figures.style import GREY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import polars as pl
+    from matplotlib.axes import Axes
+    from matplotlib.text import Annotation
+
+    Colour = str | tuple[float, float, float]
+    # Where a curve ends, its name and its colour.
+    End = tuple[float, str, Colour]
+
+# Names at the ends of curves are in this size; more layers than this are not all named.
+SMALL = 7
+NAMED_LAYERS = 12
+
+
+def draw_curve(axis: Axes, curve: pl.DataFrame, band: tuple[str, str], **look: Any) -> None:
+    """One line over the steps, in the middle of a band; a lone point is marked."""
+    axis.plot(curve["step"], curve["value"], marker="o" if curve.height == 1 else "", **look)
+    low, high = (curve[name] for name in band)
+    axis.fill_between(curve["step"], low, high, color=look["color"], alpha=0.15, linewidth=0)
+    axis.margins(x=0)
+    axis.locator_params(axis="x", nbins=4)
+
+
+def draw_layers(axis: Axes, curves: pl.DataFrame, colour: str, **look: Any) -> list[End]:
+    """A curve for each layer, light to dark, with the range over seeds as a band."""
+    layers = curves.drop_nulls("layer").partition_by("layer", maintain_order=True)
+    drawn = list(zip(layers, shades(colour, len(layers)), strict=True))
+    for curve, shade in drawn:
+        draw_curve(axis, curve, ("low", "high"), color=shade, **look)
+    every = -(-len(layers) // NAMED_LAYERS) or 1
+    return [(curve["value"][-1], str(curve["layer"][0]), shade) for curve, shade in drawn[::every]]
+
+
+def finish_row(
+    axes: Sequence[Axes], label: str, ends: Iterable[Sequence[End]] = (), zero: bool = True
+) -> None:
+    """Name the axis that panels share, and the curves, once all limits stand; draw zero."""
+    axes[0].set_ylabel(label)
+    if zero:
+        for axis in axes:
+            axis.axhline(0, color=GREY, linewidth=0.5, zorder=0)
+    for axis, some in zip(axes, ends, strict=False):
+        axis.set_ylim(axes[0].get_ylim())
+        label_ends(axis, some)
+
+
+def label_steps(axes: Iterable[Axes]) -> None:
+    """Name the axis of steps."""
+    for axis in axes:
+        axis.set_xlabel("training step")
+
+
+def shades(colour: str, count: int) -> list[tuple[float, float, float]]:
+    """A colour from light to dark, in so many steps.
+
+    Examples
+    --------
+    >>> from wqk.figures.style import BLUE
+    >>> [round(sum(shade), 2) for shade in shades(BLUE, 3)]
+    [2.07, 1.15, 0.46]
+    """
+    from matplotlib.colors import to_rgb
+
+    def shade(place: float) -> tuple[float, float, float]:
+        # Half way to white at the light end, three fifths of the way to black at the dark one.
+        towards, share = (1.0, 0.5 - place) if place < 0.5 else (0.0, 1.2 * (place - 0.5))
+        red, green, blue = (c + (towards - c) * share for c in to_rgb(colour))
+        return red, green, blue
+
+    return [shade(0.5 if count == 1 else index / (count - 1)) for index in range(count)]
+
+
+def letter(axis: Axes, text: str) -> None:
+    """Name a panel, left of its top."""
+    _above(axis, text, (-26, 8), 10)
+
+
+def heading(axis: Axes, text: str) -> None:
+    """Name a row of panels, in the first line of its first panel's title, which is left empty."""
+    _above(axis, text, (-26, 16), 9).set_in_layout(False)
+
+
+def _above(axis: Axes, text: str, offset: tuple[float, float], size: float) -> Annotation:
+    return axis.annotate(
+        text,
+        (0, 1),
+        xytext=offset,
+        xycoords="axes fraction",
+        textcoords="offset points",
+        fontsize=size,
+        fontweight="bold",
+    )
+
+
+def label_ends(axis: Axes, ends: Sequence[tuple[float, str, Any]], gap: float = 0.085) -> None:
+    """Write the names of curves right of where they end, in their colours, without overlaps.
+
+    Parameters
+    ----------
+    axis
+        Its limits have to stand.
+    ends
+        For every curve its last value, its name and its colour.
+    gap
+        Least distance between two names, as a share of the axis' height.
+    """
+    low, high = axis.get_ylim()
+    ordered = sorted(ends, key=lambda end: end[0])
+    heights = spread_apart([(value - low) / (high - low) for value, _, _ in ordered], gap)
+    for height, (_, name, colour) in zip(heights, ordered, strict=True):
+        axis.text(
+            1.02, height, name, color=colour, fontsize=SMALL, va="center", transform=axis.transAxes
+        )
+
+
+def spread_apart(heights: Sequence[float], gap: float) -> list[float]:
+    """Ascending heights in [0, 1], moved as little as it takes for none to be closer than ``gap``.
+
+    Examples
+    --------
+    >>> spread_apart([0.1, 0.5, 0.5], 0.25)
+    [0.1, 0.375, 0.625]
+    """
+    # Clusters of names that touch: the sum of where they would be, less their places within.
+    clusters: list[tuple[float, int]] = []
+    for height in heights:
+        total, count = height, 1
+        while clusters and total / count - gap * (count - 1) / 2 < (
+            clusters[-1][0] / clusters[-1][1] + gap * (clusters[-1][1] - 1) / 2 + gap
+        ):
+            before = clusters.pop()
+            total, count = total + before[0], count + before[1]
+        clusters.append((total, count))
+    return [
+        total / count + gap * (index - (count - 1) / 2)
+        for total, count in clusters
+        for index in range(count)
+    ]

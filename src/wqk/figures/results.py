@@ -1,0 +1,85 @@
+"""The paper's tables, with one's own scores and losses beside the published ones."""
+
+from __future__ import annotations
+
+from statistics import mean, stdev
+from typing import TYPE_CHECKING, Literal
+
+from wqk.atlas import TrainingResult, paper_table
+from wqk.errors import RunError, TableError
+from wqk.figures.cells import cells
+from wqk.figures.curves import held_out_losses
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from wqk.atlas.paper_tables import Name
+    from wqk.figures.cells import Cell
+    from wqk.figures.sources import Sources
+    from wqk.runs import Run
+
+TEXTS: dict[str, Literal["markdown", "latex"]] = {".md": "markdown", ".tex": "latex"}
+
+
+def table_text(name: Name, sources: Sources, ending: str = ".md") -> str:
+    """Table 1, S2 or S3 as text, with what the sources say beside what is published.
+
+    Parameters
+    ----------
+    name
+        As for `wqk.atlas.paper_table`.
+    sources
+        Training runs for ``table1``, any scores for the others; none for the table as published.
+    ending
+        ``.md`` or ``.tex``.
+
+    Raises
+    ------
+    TableError
+        There are sources, but of the wrong kind; or the ending is another one.
+
+    Examples
+    --------
+    >>> from wqk.figures.sources import Sources
+    >>> table_text("table1", Sources()).splitlines()[2]
+    '| Model | Loss | Speed-up |'
+    """
+    if ending not in TEXTS:
+        raise TableError(f"{name} is written as {' or '.join(TEXTS)}; got the ending {ending!r}")
+    own = training_results(sources.runs) if name == "table1" else sources.scores
+    if not own and (sources.runs or sources.table or sources.blocks):
+        needed = "training runs" if name == "table1" else "scores (wqk survey, wqk scan --out)"
+        raise TableError(f"{name} takes {needed} beside the published values; got none")
+    return paper_table(name, TEXTS[ending], own or None)
+
+
+def training_results(runs: Sequence[Run]) -> list[TrainingResult]:
+    """Mean and standard deviation over seeds of the last held-out loss of encoders.
+
+    Runs that have not come to their last step are left out. Speed-ups are not computed.
+
+    Raises
+    ------
+    RunError
+        No run of an encoder is through.
+    """
+    done = [run for run in runs if run.recipe.get("mode") == "encoder" and _last_loss(run)]
+    if runs and not done:
+        raise RunError(f"table1 needs encoders at the end of training; got {len(runs)} other runs")
+    return [_result(cell) for cell in cells(done)]
+
+
+def _result(cell: Cell) -> TrainingResult:
+    losses = [loss for run in cell.runs for loss in _last_loss(run)]
+    return TrainingResult(
+        size=f"{cell.settings.get('layers')}-layer",
+        dataset=str(cell.settings["corpus"]).capitalize(),
+        initialization=cell.start,
+        loss=mean(losses),
+        loss_sd=stdev(losses) if len(losses) > 1 else None,
+    )
+
+
+def _last_loss(run: Run) -> list[float]:
+    """The held-out loss after the last step of the recipe, if the run has come so far."""
+    return held_out_losses(run).filter(step=run.recipe.get("steps"))["value"].to_list()

@@ -1,0 +1,175 @@
+"""Interrupted runs: killed at any moment, they go on and end in the very same bits."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from wqk.runs import Run, open_run
+from wqk.training.corpus import TokenStore
+from wqk.training.recipe import Recipe
+from wqk.training.training import train
+
+Order = Callable[[Recipe, Path, int], int]
+
+
+@pytest.fixture(scope="module")
+def order(corpus: TokenStore) -> Iterator[Order]:
+    """Train in a child that dies at its n-th touch of the run's files (0: never): its exit code."""
+    helper = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("killing.py"))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+    def send(recipe: Recipe, folder: Path, touch: int) -> int:
+        order = {
+            "recipe": recipe.to_json(),
+            "corpus": str(corpus.folder),
+            "folder": str(folder),
+            "touch": touch,
+        }
+        assert helper.stdin
+        assert helper.stdout
+        helper.stdin.write(json.dumps(order) + "\n")
+        helper.stdin.flush()
+        return int(helper.stdout.readline())
+
+    with helper:
+        yield send
+        assert helper.stdin
+        helper.stdin.close()
+
+
+def result(run: Run) -> dict[str, Any]:
+    """All that a run says, but for how long it took."""
+    _, last = run.checkpoints[-1]
+    files = ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth")
+    return {
+        "weights": {name: (last / name).read_bytes() for name in files},
+        "metrics": run.metrics.drop("seconds").rows(),
+        "scores": run.scores.frame.select(pl.exclude("checkpoint")).rows(),
+        "updates": run.updates.frame.select(pl.exclude("checkpoint")).rows(),
+        "checkpoints": [step for step, _ in run.checkpoints],
+    }
+
+
+def with_dropout(tiny: Any, **overrides: Any) -> Recipe:
+    recipe: Recipe = tiny(
+        "paper", steps=30, save_every=7, keep_checkpoints="0,10", accumulation=2, **overrides
+    )
+    return recipe
+
+
+def interrupt_and_finish(
+    order: Order, recipe: Recipe, folder: Path, interruptions: int, seed: int
+) -> int:
+    """How often the run was killed before it came to its end."""
+    random_touch, killed = random.Random(seed), 0
+    for _ in range(interruptions):
+        code = order(recipe, folder, random_touch.randint(1, 45))
+        assert code in (0, -signal.SIGKILL)
+        if code == 0:
+            return killed
+        killed += 1
+    assert order(recipe, folder, 0) == 0
+    return killed
+
+
+def test_killed_ten_times_a_run_ends_in_the_same_bits(
+    order: Order, corpus: TokenStore, tiny: Any, tmp_path: Path
+) -> None:
+    recipe = with_dropout(tiny)
+    whole = train(recipe, corpus.folder, tmp_path / "whole")
+    killed = interrupt_and_finish(order, recipe, tmp_path / "killed", 10, seed=1)
+    assert killed >= 5
+    assert result(open_run(tmp_path / "killed")) == result(whole)
+    assert not (tmp_path / "killed" / ".saving").exists()
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("mode", ["encoder", "decoder"])
+def test_killed_at_many_moments(
+    mode: str, seed: int, order: Order, corpus: TokenStore, tiny: Any, tmp_path: Path
+) -> None:
+    recipe = with_dropout(tiny, mode=mode, penalty="symmetric", penalty_weight=0.1)
+    whole = train(recipe, corpus.folder, tmp_path / "whole")
+    interrupt_and_finish(order, recipe, tmp_path / "killed", 40, seed)
+    assert result(open_run(tmp_path / "killed")) == result(whole)
+
+
+@pytest.mark.campaign
+def test_killed_at_every_single_touch(
+    order: Order, corpus: TokenStore, tiny: Any, tmp_path: Path
+) -> None:
+    recipe = tiny(steps=4, save_every=2, held_out_every=2, score_every=2)
+    whole = result(train(recipe, corpus.folder, tmp_path / "whole"))
+    for touch in range(1, 500):
+        folder = tmp_path / str(touch)
+        if order(recipe, folder, touch) == 0:
+            break
+        assert order(recipe, folder, 0) == 0
+        assert result(open_run(folder)) == whole, touch
+    assert touch > 40
+
+
+class Interrupted(Exception):
+    """Stands for any end that is not a kill: Ctrl-C, an error, a full disk."""
+
+
+def interrupt_at(step: int) -> Callable[[Any], None]:
+    def on_progress(progress: Any) -> None:
+        if progress.steps_done == step:
+            raise Interrupted
+
+    return on_progress
+
+
+def interrupted(recipe: Recipe, corpus: TokenStore, folder: Path, step: int) -> Run:
+    with pytest.raises(Interrupted):
+        train(recipe, corpus.folder, folder, on_progress=interrupt_at(step))
+    return open_run(folder)
+
+
+def test_an_exception_is_survived_too(corpus: TokenStore, tiny: Any, tmp_path: Path) -> None:
+    recipe = with_dropout(tiny)
+    whole = train(recipe, corpus.folder, tmp_path / "whole")
+    stopped = interrupted(recipe, corpus, tmp_path / "stopped", 20)
+    assert [step for step, _ in stopped.checkpoints] == [0, 10, 14]
+    assert result(train(None, None, tmp_path / "stopped", resume=True)) == result(whole)
+
+
+@pytest.mark.parametrize("lost", ["rng_state.pth", "optimizer.pt"])
+def test_without_its_state_a_run_ends_elsewhere(
+    lost: str, corpus: TokenStore, tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The control: what the bitwise tests compare does depend on what a checkpoint holds.
+    import torch
+
+    recipe = with_dropout(tiny)
+    whole = train(recipe, corpus.folder, tmp_path / "whole")
+    stopped = interrupted(recipe, corpus, tmp_path / "stopped", 20)
+    _, last = stopped.checkpoints[-1]
+    if lost == "optimizer.pt":
+        state = torch.load(last / lost, weights_only=True)
+        for moments in state["state"].values():
+            moments["exp_avg"].zero_()
+        torch.save(state, last / lost)
+    else:
+        (last / lost).unlink()
+    resumed = train(None, None, tmp_path / "stopped", resume=True)
+    assert (
+        result(resumed)["weights"]["model.safetensors"]
+        != (result(whole)["weights"]["model.safetensors"])
+    )
