@@ -73,7 +73,7 @@ class Run:
 
     @property
     def corpus(self) -> Mapping[str, Any]:
-        """The token store that it learns from: ``folder``, ``fingerprint``, ``unit`` …"""
+        """The token store that it learns from: ``folder``, ``fingerprint``, ``unit`` and others."""
         return self._setting("corpus")
 
     def _setting(self, name: str) -> Mapping[str, Any]:

@@ -11,8 +11,9 @@ import pytest
 from tests.theory.tiny import batch_for, built, linear, objective
 
 from wqk.errors import TheoryError
+from wqk.forms import BilinearForm
 from wqk.theory.gradients import LayerGradient, gradients
-from wqk.theory.pairing import masking_sweep, pairing, predicted_pairing
+from wqk.theory.pairing import common_update, masking_sweep, pairing, predicted_pairing
 from wqk.theory.subject import Subject
 
 torch = pytest.importorskip("torch")
@@ -182,6 +183,26 @@ def test_the_last_layer_has_rows_of_predicted_tokens_alone() -> None:
 def masked(model: Any) -> Subject:
     blocks = np.random.default_rng(0).integers(4, 61, (2, 3, 10))
     return Subject("tiny", model, "masked", blocks, mask_token=3)
+
+
+def test_what_updates_have_in_common() -> None:
+    random = np.random.default_rng(0)
+    symmetric = random.standard_normal((12, 12))
+    symmetric += symmetric.T
+    noise = 4 * random.standard_normal((60, 12, 12))
+    noise -= noise.swapaxes(-1, -2)  # each batch's own part is skew
+    matrices = symmetric + noise
+    found = common_update([BilinearForm(m, np.eye(12)) for m in matrices])
+    assert found.single < -0.5 < 0.8 < found.common < 1.2
+    crossed = [(a, b) for a, b in np.ndindex(60, 60) if a != b]
+    above = sum((matrices[a] * matrices[b].T).sum() for a, b in crossed)
+    below = sum((matrices[a] * matrices[b]).sum() for a, b in crossed)
+    assert found.common == pytest.approx(above / below)
+    assert found.share == pytest.approx(below / 59 / (matrices**2).sum())
+    total = matrices.sum(axis=0)
+    assert found.together == pytest.approx((total * total.T).sum() / (total**2).sum())
+    with pytest.raises(TheoryError, match="takes two of them, got one"):
+        common_update([BilinearForm(symmetric, symmetric)])
 
 
 def test_a_sweep_over_shares() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,6 +41,16 @@ def test_the_paper_s_preset_is_the_paper_s(
     assert (recipe.weight_decay, recipe.precision, recipe.mask_share) == (0.01, "fp16", 0.15)
     assert recipe.corruption == "bert"
     assert make_recipe("paper", mode="decoder").objective == "causal"
+
+
+def test_the_documented_presets_are_these() -> None:
+    page = Path(__file__).parents[2] / "docs" / "training.md"
+    rows = re.findall(r"^\| `(\w+)` \| (\S+) \| (\S+) \|$", page.read_text("utf-8"), re.MULTILINE)
+    assert len(rows) > 20
+    for name, *cells in rows:
+        values = (getattr(make_recipe(preset), name) for preset in ("paper", "fast"))
+        printed = [f"{value:,}" if isinstance(value, int) else str(value) for value in values]
+        assert cells == printed, name
 
 
 def test_the_paper_s_size_is_base() -> None:

@@ -16,11 +16,12 @@ from wqk.runs import open_run
 from wqk.training.corpus import TokenStore
 from wqk.training.training import train
 
-FLAGS = (
-    "--layers 2 --width 32 --heads 4 --block 16 --batch 8 --accumulation 2 --steps 12 --warmup 2 "
-    "--log-every 5 --held-out-every 6 --held-out-blocks 20 --score-every 6 --save-every 4 "
-    "--keep-checkpoints last --penalty symmetric=0.1"
-).split()
+SMALL = {
+    "layers": 2, "width": 32, "heads": 4, "block": 16, "batch": 8, "accumulation": 2, "steps": 12,
+    "warmup": 2, "log-every": 5, "held-out-every": 6, "held-out-blocks": 20, "score-every": 6,
+    "save-every": 4, "keep-checkpoints": "last", "penalty": "symmetric=0.1",
+}  # fmt: skip
+FLAGS = [word for name, value in SMALL.items() for word in (f"--{name}", str(value))]
 
 
 def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -51,7 +52,8 @@ def test_two_processes_train_as_one(corpus: TokenStore, tiny: Any, tmp_path: Pat
         load_file(run.checkpoints[-1][1] / "model.safetensors") for run in (one, two)
     )
     for name, weight in weights.items():
-        assert others[name] == pytest.approx(weight, abs=2e-5), name
+        if not name.endswith("key.bias"):  # moves no attention weight: its gradient is rounding
+            assert others[name] == pytest.approx(weight, abs=2e-5), name
     key = ["step", "layer", "head"]
     assert two.scores.frame.select(key).equals(one.scores.frame.select(key))
     assert (two.scores.frame["norm"] / one.scores.frame["norm"] - 1).abs().max() < 1e-4

@@ -15,9 +15,18 @@ from wqk.runs import open_run
 from wqk.training.corpus import TokenStore
 from wqk.training.recipe import Recipe, make_recipe
 
-SMALL = (
-    "--layers 1 --width 16 --heads 2 --block 8 --batch 4 --steps 4 --warmup 1 --held-out-blocks 4"
-).split()
+SMALL = {
+    "layers": 1, "width": 16, "heads": 2, "block": 8, "batch": 4, "steps": 4, "warmup": 1,
+    "held_out_blocks": 4,
+}  # fmt: skip
+
+
+def flags(**fields: Any) -> list[str]:
+    return [
+        word
+        for name, value in fields.items()
+        for word in (f"--{name.replace('_', '-')}", str(value))
+    ]
 
 
 def wqk_train(*arguments: str) -> Result:
@@ -40,15 +49,14 @@ def test_what_is_given_is_heard_and_the_rest_is_the_preset_s(
     where: list[str], tmp_path: Path
 ) -> None:
     done = wqk_train(
-        *SMALL, *where, "--mode", "decoder", "--penalty", "skew=0.5", "--init", "skew",
+        *flags(**SMALL), *where, "--mode", "decoder", "--penalty", "skew=0.5", "--init", "skew",
         "--init-keep-norm", "--threads", "1",
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     run = open_run(tmp_path / "run")
-    small = {"layers": 1, "width": 16, "heads": 2, "block": 8, "batch": 4, "steps": 4}
     expected = make_recipe(
         "fast", mode="decoder", penalty="skew", penalty_weight=0.5, init="skew",
-        init_keep_norm=True, warmup=1, held_out_blocks=4, **small,
+        init_keep_norm=True, **SMALL,
     )  # fmt: skip
     assert run.recipe == expected.to_json()
     assert "4 steps, 128 tokens" in done.stdout
@@ -63,7 +71,7 @@ def test_a_configuration_of_one_s_own(where: list[str], tmp_path: Path) -> None:
     config = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2}
     (tmp_path / "config.json").write_text(json.dumps(config))
     own = ("--config", str(tmp_path / "config.json"), "--mode", "decoder")
-    small = "--block 8 --batch 4 --steps 2 --warmup 0 --held-out-blocks 4".split()
+    small = flags(block=8, batch=4, steps=2, warmup=0, held_out_blocks=4)
     done = wqk_train(*own, *small, *where)
     assert done.exit_code == 0, done.output
     run = open_run(tmp_path / "run")
@@ -73,11 +81,11 @@ def test_a_configuration_of_one_s_own(where: list[str], tmp_path: Path) -> None:
 
 
 def test_resuming_needs_no_more_than_the_folder(where: list[str], tmp_path: Path) -> None:
-    assert wqk_train(*SMALL, *where).exit_code == 0
+    assert wqk_train(*flags(**SMALL), *where).exit_code == 0
     run = str(tmp_path / "run")
     assert wqk_train("--resume", "-o", run).exit_code == 0
     # The same command again is as good, another is not.
-    assert wqk_train("--resume", *SMALL, *where).exit_code == 0
+    assert wqk_train("--resume", *flags(**SMALL), *where).exit_code == 0
     refused = wqk_train("--resume", "-o", run, "--seed", "3", "--width", "32")
     assert refused.exit_code == 2
     assert "differs in width: 16 → 32; seed: 1 → 3" in refused.stderr
@@ -116,7 +124,7 @@ def test_a_corpus_is_needed(tmp_path: Path) -> None:
 def test_a_run_that_exists(where: list[str], tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.json").write_text("{}")
-    done = wqk_train(*SMALL, *where)
+    done = wqk_train(*flags(**SMALL), *where)
     assert done.exit_code == 2
     assert "holds a run already" in done.stderr
     empty = wqk_train("--resume", "-o", str(tmp_path / "run"))
@@ -133,6 +141,6 @@ def test_interrupted_it_says_how_to_go_on(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(wqk.training.training, "train", interrupt)
-    done = wqk_train(*SMALL, *where)
+    done = wqk_train(*flags(**SMALL), *where)
     assert done.exit_code == 130
     assert f"wqk train --resume -o {tmp_path / 'run'} goes on" in done.stderr

@@ -169,10 +169,10 @@ def test_the_loss_is_told_without_the_penalty(
 
 
 def test_a_penalty_does_what_it_is_for(corpus: TokenStore, tiny: Any, tmp_path: Path) -> None:
-    recipe = tiny(penalty="symmetric", penalty_weight=1.0, steps=40, learning_rate=1e-2)
+    recipe = tiny(penalty="symmetric", penalty_weight=1.0, steps=25, learning_rate=1e-2)
     run = train(recipe, corpus.folder, tmp_path / "run")
     layers = run.scores.layers.frame
-    before, after = (layers.filter(layers["step"] == step)["symmetry"] for step in (0, 40))
+    before, after = (layers.filter(layers["step"] == step)["symmetry"] for step in (0, 25))
     assert min(after) > max(before) + 0.2
 
 
@@ -245,7 +245,7 @@ def test_two_do_not_train_in_one_folder(run: Run) -> None:
 def test_a_new_run_needs_a_recipe_and_a_corpus(tiny: Any, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="needs a recipe and a corpus"):
         train(tiny(), None, tmp_path / "run")
-    with pytest.raises(RunError, match="has a run.json; there is none"):
+    with pytest.raises(RunError, match=r"has a run\.json; there is none"):
         train(None, None, tmp_path / "run", resume=True)
     create_run(tmp_path / "odd", {"recipe": None})
     with pytest.raises(RunError, match="expected an object 'recipe', got None"):
@@ -304,16 +304,6 @@ def test_the_same_recipe_gives_the_same_bits(corpus: TokenStore, tiny: Any, tmp_
     assert first.read_bytes() == second.read_bytes()
     other = train(replace(recipe, seed=2), corpus.folder, tmp_path / "c").checkpoints[-1][1]
     assert first.read_bytes() != (other / "model.safetensors").read_bytes()
-
-
-def test_the_model_learns_what_there_is_to_learn(
-    corpus: TokenStore, tiny: Any, tmp_path: Path
-) -> None:
-    # A walk of steps 1, 2, 5 with shares .7, .2, .1 has far less entropy than its tokens, log 36.
-    recipe = tiny(mode="decoder", steps=150, learning_rate=1e-2, save_every=150, held_out_every=150)
-    held_out = train(recipe, corpus.folder, tmp_path / "run").metrics["held_out_loss"]
-    assert held_out[0] > 3.5
-    assert held_out[-1] < 2.5
 
 
 def test_loss_of_is_the_trainer_s_loss(corpus: TokenStore, tiny: Any, tmp_path: Path) -> None:

@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wqk.cli.options import json_output
-
 if TYPE_CHECKING:
-    from wqk.figures.sources import Sources
+    from wqk.figures import Sources
 
 # Kept here, for names are needed before anything heavy is loaded; a test holds them to the figures.
 FIGURES = (
@@ -37,7 +35,7 @@ TABLES = ("table1", "tableS2", "tableS3")
     metavar="FILE",
     help="Picture: .pdf, .svg, .png; numbers: .csv; table: .md, .tex.  [default: NAME.pdf]",
 )
-@json_output
+@click.option("--json", "as_json", is_flag=True, help="Print the numbers behind a figure as JSON.")
 def figure(
     name: str, more: tuple[Path, ...], sources: tuple[Path, ...], out: Path | None, as_json: bool
 ) -> None:
@@ -69,7 +67,7 @@ def figure(
       wqk figure fig3 runs/wikipedia-*
       wqk figure tableS2 --from survey --out tableS2.tex
     """
-    from wqk.figures.sources import read_sources
+    from wqk.figures import read_sources
 
     found = read_sources(*sources, *more)
     if name in TABLES:
@@ -83,25 +81,24 @@ def figure(
 def _draw(name: str, sources: Sources, out: Path, as_json: bool) -> None:
     """Save a figure, or print its numbers."""
     from wqk.cli import display
-    from wqk.figures.catalogue import FIGURES, check_ending, save
-    from wqk.figures.sources import Sources
+    from wqk.figures import FIGURES, Sources, numbers
+    from wqk.figures.catalogue import check_ending, save
     from wqk.tables import records
 
     check_ending(out)
-    entry = FIGURES[name]
     if sources == Sources():
-        sources = _own_models(entry.stand_in)
+        sources = _own_models(FIGURES[name].stand_in)
     if as_json:
-        display.print_object({"figure": name, "rows": records(entry.numbers(sources))})
+        display.print_object({"figure": name, "rows": records(numbers(name, sources))})
     else:
-        save(entry, sources, out)
+        save(name, sources, out)
         display.say(f"{name}: {out}")
 
 
 def _own_models(part: str | None) -> Sources:
     """What a figure takes of the two models that come with the package."""
     from wqk.demo import demo_details, demo_table
-    from wqk.figures.sources import Sources
+    from wqk.figures import Sources
 
     return Sources(
         table=demo_table() if part == "table" else None,
@@ -112,7 +109,7 @@ def _own_models(part: str | None) -> Sources:
 def _write_table(name: Any, sources: Sources, out: Path | None) -> None:
     """Write one of the paper's tables, or print it."""
     from wqk.cli import display
-    from wqk.figures.results import table_text
+    from wqk.figures import table_text
     from wqk.files import write_whole
 
     text = table_text(name, sources, out.suffix if out else ".md")

@@ -1,18 +1,27 @@
-"""Figures from score tables and matrices; they open no checkpoint (extra ``report``)."""
+"""Figures from score tables, runs and matrices; they open no checkpoint (extra ``report``)."""
 
+from wqk.figures.catalogue import FIGURES, draw, numbers
 from wqk.figures.contrast import contrast, layer_curves
 from wqk.figures.distances import distance_curves
 from wqk.figures.heads import coupling
 from wqk.figures.matrix import draw_entries, matrix
+from wqk.figures.results import table_text
+from wqk.figures.sources import Sources, read_sources
 from wqk.figures.style import save_figure, style
 
 __all__ = [
+    "FIGURES",
+    "Sources",
     "contrast",
     "coupling",
     "distance_curves",
+    "draw",
     "draw_entries",
     "layer_curves",
     "matrix",
+    "numbers",
+    "read_sources",
     "save_figure",
     "style",
+    "table_text",
 ]

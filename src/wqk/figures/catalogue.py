@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Literal
 import polars as pl
 
 from wqk.errors import TableError
-from wqk.figures import distances, heads, matrix, models, starts, terms, training
+from wqk.figures import distances, heads, models, starts, terms, training
+from wqk.figures.matrix import examples
 from wqk.figures.style import PICTURES, save_figure
 from wqk.files import write_whole
 
@@ -55,7 +56,7 @@ def _of_pairs(name: str, sources: Sources) -> pl.DataFrame:
 
 
 def _with_matrices(rows: pl.DataFrame, sources: Sources) -> Figure:
-    return models.by_size(rows, matrix.examples(sources.blocks))
+    return models.by_size(rows, examples(sources.blocks))
 
 
 FIGURES: dict[str, Entry] = {
@@ -99,34 +100,63 @@ FIGURES: dict[str, Entry] = {
 ENDINGS = (*PICTURES, ".csv")
 
 
+def numbers(name: str, sources: Sources) -> pl.DataFrame:
+    """The numbers that a figure shows.
+
+    Raises
+    ------
+    WqkError
+        There is no such figure, or the sources lack what it needs.
+
+    Examples
+    --------
+    >>> from wqk.figures import Sources
+    >>> numbers("fig2", Sources()).height
+    49
+    """
+    return _entry(name).numbers(sources)
+
+
+def draw(name: str, sources: Sources) -> Figure:
+    """A figure, for `save_figure` or a notebook.
+
+    Raises
+    ------
+    WqkError
+        As for `numbers`; or matplotlib is not installed.
+
+    Examples
+    --------
+    >>> from wqk.figures import Sources
+    >>> [axis.get_ylabel() for axis in draw("fig2", Sources()).axes]
+    ['symmetry', 'directionality (excess)']
+    """
+    return _entry(name).draw(numbers(name, sources), sources)
+
+
+def save(name: str, sources: Sources, path: Path) -> None:
+    """Draw a figure into a file, or write its numbers; whole or not at all.
+
+    Raises
+    ------
+    WqkError
+        As for `draw`; or the file has another ending or cannot be written.
+    """
+    check_ending(path)
+    if path.suffix == ".csv":
+        plain = numbers(name, sources).with_columns(pl.col(pl.List(pl.String)).list.join(" "))
+        write_whole(path, plain.write_csv().encode())
+    else:
+        save_figure(draw(name, sources), path)
+
+
 def check_ending(path: Path) -> None:
     """Raise `TableError` where no figure can be saved under this name."""
     if path.suffix not in ENDINGS:
         raise TableError(f"{path}: a figure is saved as {', '.join(ENDINGS)}; got {path.suffix!r}")
 
 
-def save(entry: Entry, sources: Sources, path: Path) -> None:
-    """Draw a figure into a file, or write its numbers; whole or not at all.
-
-    Raises
-    ------
-    WqkError
-        The sources lack what the figure needs, or the file cannot be written.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> from pathlib import Path
-    >>> from wqk.figures.sources import Sources
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     save(FIGURES["fig2"], Sources(), Path(folder, "fig2.csv"))
-    ...     print(Path(folder, "fig2.csv").read_text().splitlines()[1][:38])
-    published,BERT-large,google-bert/bert-
-    """
-    check_ending(path)
-    numbers = entry.numbers(sources)
-    if path.suffix == ".csv":
-        plain = numbers.with_columns(pl.col(pl.List(pl.String)).list.join(" "))
-        write_whole(path, plain.write_csv().encode())
-    else:
-        save_figure(entry.draw(numbers, sources), path)
+def _entry(name: str) -> Entry:
+    if name not in FIGURES:
+        raise TableError(f"{name}: no such figure; there are {', '.join(FIGURES)}")
+    return FIGURES[name]

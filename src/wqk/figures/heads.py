@@ -9,6 +9,7 @@ import polars as pl
 
 from wqk._typing import Array, Float
 from wqk.errors import TableError
+from wqk.figures.panels import heading
 from wqk.figures.selection import titles
 from wqk.figures.style import PAGE, new_figure, style
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from wqk.details import BlockDetails
 
-LABEL = "tr(M_a M_b) / (‖M_a‖ ‖M_b‖)"
+LABEL = r"$\mathrm{tr}(M_a M_b) \,/\, \|M_a\| \|M_b\|$"
 
 # Up to so many heads, the numbers are printed into the matrix.
 PRINTED_HEADS = 16
@@ -72,22 +73,28 @@ def coupling_rows(blocks: Sequence[BlockDetails]) -> pl.DataFrame:
 
 
 def coupling_by_layer(rows: pl.DataFrame) -> Figure:
-    """The matrices of `coupling_rows`, small, on one colour scale."""
-    groups = rows.partition_by("title", "layer", maintain_order=True)
-    columns = min(COLUMNS, len(groups))
-    lines = -(-len(groups) // columns)
+    """The matrices of `coupling_rows`, small, on one colour scale; every model begins a row."""
+    models = [
+        model.partition_by("layer", maintain_order=True)
+        for model in rows.partition_by("title", maintain_order=True)
+    ]
+    columns = min(COLUMNS, max(map(len, models)))
+    lines = [model[at : at + columns] for model in models for at in range(0, len(model), columns)]
     with style():
-        width = min(PAGE, 1.0 + 1.5 * columns)
-        figure = new_figure(width, 0.3 + lines * (0.35 + (width - 0.7) / columns))
-        axes = figure.subplots(lines, columns, squeeze=False)
-        for axis, group in zip(axes.flat, groups, strict=False):
-            heads = group["b"].max() + 1
-            drawn = _draw_coupling(axis, group["coupling"].to_numpy().reshape(-1, heads), ticks=4)
-            axis.set_title(f"{group['title'][0]}\nlayer {group['layer'][0]}", fontsize=7)
-        for axis in axes.flat[len(groups) :]:
-            axis.remove()
+        width = 1.2 + (PAGE - 1.2) / COLUMNS * columns
+        figure = new_figure(width, 0.3 + len(lines) * (0.25 + (width - 1.2) / columns))
+        axes = figure.subplots(len(lines), columns, squeeze=False)
+        for row, line in zip(axes, lines, strict=True):
+            for axis, layer in zip(row, line, strict=False):
+                square = layer["coupling"].to_numpy().reshape(layer["a"].n_unique(), -1)
+                drawn = _draw_coupling(axis, square, ticks=4)
+                axis.set_title(f"\nlayer {layer['layer'][0]}", fontsize=8, fontweight="normal")
+            for axis in row[len(line) :]:
+                axis.remove()
+            if any(line[0] is model[0] for model in models):
+                heading(row[0], line[0]["title"][0])
         axes[0, 0].set(xlabel="head b", ylabel="head a")
-        bar = figure.colorbar(drawn, ax=axes, shrink=min(1.0, 1.6 / lines), aspect=15)
+        bar = figure.colorbar(drawn, ax=figure.axes, shrink=min(1.0, 1.6 / len(lines)), aspect=15)
         bar.outline.set_visible(False)
         bar.set_label(LABEL, fontsize=7)
     return figure

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 SCORES = {"symmetry": SYMMETRY, "directionality": DIRECTIONALITY}
 
 # What each figure shows of the published rows, and of the paper's sets of models.
-MODALITIES = {"fig2": "language", "s1": "vision", "s2": None}
+MODALITIES: dict[str, list[str]] = {"fig2": ["language"], "s1": ["vision"], "s2": []}
 SETS = {
     "fig2": ("paper:language",),
     "s1": ("paper:vision", "paper:audio"),
@@ -130,10 +130,10 @@ def by_size(rows: pl.DataFrame, matrices: Mapping[str, MatrixImage] | None = Non
     return figure
 
 
-def _published_rows(modality: str | None) -> pl.DataFrame:
+def _published_rows(modalities: list[str]) -> pl.DataFrame:
     artefacts = published().filter(~pl.col("sound"))
     once = artefacts.unique(["model", *SCORES], keep="last", maintain_order=True)
-    return pl.concat([sound_models(), once]).filter(modality=modality)
+    return pl.concat([sound_models(), once]).filter(pl.col("modality").is_in(modalities))
 
 
 def _own_rows(table: ScoreTable | None) -> pl.DataFrame:

@@ -87,7 +87,7 @@ def letter(axis: Axes, text: str) -> None:
 
 def heading(axis: Axes, text: str) -> None:
     """Name a row of panels, in the first line of its first panel's title, which is left empty."""
-    _above(axis, text, (-26, 16), 9).set_in_layout(False)
+    _above(axis, text, (0, 16), 8.5).set_in_layout(False)
 
 
 def _above(axis: Axes, text: str, offset: tuple[float, float], size: float) -> Annotation:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import polars as pl
 
 from wqk.figures.cells import starts
@@ -99,7 +100,8 @@ def loss_and_symmetry(curves: pl.DataFrame) -> Figure:
     rows = -(-len(looks) // columns)
     with style():
         figure = new_figure(PAGE, 2.3 + 1.6 * rows)
-        upper, lower = figure.subfigures(2, 1, height_ratios=[2.1, 0.2 + 1.6 * rows])
+        parts = figure.subfigures(2, 1, height_ratios=[2.1, 0.2 + 1.6 * rows], squeeze=False)
+        upper, lower = parts[:, 0]
         above = upper.subplots(1, 3)
         medians = curves.filter(pl.col("layer").is_null())
         _draw_losses(above[0], medians, looks)
@@ -110,7 +112,7 @@ def loss_and_symmetry(curves: pl.DataFrame) -> Figure:
             _draw_starts(axis, medians.filter(quantity=quantity), looks, band)
             finish_row([axis], label)
         upper.legend(*above[0].get_legend_handles_labels(), loc="outside upper center", ncols=6)
-        below = list(lower.subplots(rows, columns, sharey=True, squeeze=False).flat)
+        below = list(lower.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
         for axis in below[len(looks) :]:
             axis.remove()
         below = below[: len(looks)]
@@ -119,6 +121,7 @@ def loss_and_symmetry(curves: pl.DataFrame) -> Figure:
         for axis, (start, look) in zip(below, looks.items(), strict=True):
             ends.append(draw_layers(axis, symmetry.filter(start=start), _hue(look)))
             axis.set_title(start)
+            axis.tick_params(labelbottom=True)
         for first in range(0, len(looks), columns):
             finish_row(below[first:][:columns], "symmetry", ends[first:])
         label_steps([*above, *below])
@@ -160,9 +163,10 @@ def _draw_starts(
 def _from_settled(axis: Axes, curves: pl.DataFrame) -> None:
     """Limits that show what comes after the first steps; all of a run that has not come so far."""
     settled = curves.filter(pl.col("step") >= SETTLED * pl.col("step").max())
-    low, high = settled["low"].min(), settled["high"].max()
-    if low < high:
-        axis.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
+    ends = settled.select("low", "high").to_numpy()
+    if ends.size and np.ptp(ends) > 0:
+        margin = 0.05 * np.ptp(ends)
+        axis.set_ylim(ends.min() - margin, ends.max() + margin)
 
 
 def _looks(curves: pl.DataFrame) -> dict[str, dict[str, Any]]:

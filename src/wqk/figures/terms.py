@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 TERMS = ("symmetry_within_heads", "symmetry_between_heads", "symmetry_within_random")
 
+LEGEND = ("within heads", "between heads", "within, by chance", "sum of both")
+
 # Panels beside each other.
 COLUMNS = 3
 
@@ -68,7 +70,9 @@ def terms_by_layer(rows: pl.DataFrame) -> Figure:
             axis.remove()
         for row in axes:
             row[0].set_ylabel("symmetry")
-        figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+        handles, _ = axes[0, 0].get_legend_handles_labels()
+        handles.sort(key=lambda handle: LEGEND.index(handle.get_label()))
+        figure.legend(handles=handles, loc="outside lower center", ncols=len(LEGEND))
     return figure
 
 
@@ -76,14 +80,13 @@ def _draw_terms(axis: Axes, rows: pl.DataFrame) -> None:
     width = 0.38
     places = rows["layer"].to_numpy()
     within, between, chance = (rows[term] for term in TERMS)
-    axis.bar(places - width / 2, within, width, color=BLUE, label="within heads")
-    axis.bar(places + width / 2, between, width, color=SKY, label="between heads")
-    axis.hlines(
-        chance, places - width, places, color="black", linewidth=1.2, label="within, by chance"
-    )
+    names = iter(LEGEND)
+    axis.bar(places - width / 2, within, width, color=BLUE, label=next(names))
+    axis.bar(places + width / 2, between, width, color=SKY, label=next(names))
+    axis.hlines(chance, places - width, places, color="black", linewidth=1.2, label=next(names))
     axis.plot(
-        places, rows["symmetry"], "D", color="black", mfc="white", ms=3, mew=0.7, label="their sum"
+        places, rows["symmetry"], "D", color="black", mfc="white", ms=3, mew=0.7, label=next(names)
     )
     axis.axhline(0, color=GREY, linewidth=0.5, zorder=0)
     axis.set_xlabel("layer")
-    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.locator_params(axis="x", integer=True)

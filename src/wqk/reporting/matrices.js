@@ -10,7 +10,7 @@ function drawMatrices(chosen) {
   const figures = looks.flatMap(({group, blocks}) => {
     const block = blocks.findLast(({layer}) => layer <= chosen.layer) ?? blocks[0];
     const coupling = (width) => couplingFigure({group, block}, width);
-    return [() => matrixFigure({group, block}), ...(block.coupling ? [coupling] : [])];
+    return [(width) => matrixFigure({group, block}, width), ...(block.coupling ? [coupling] : [])];
   });
   panels(drawing('matrices'), figures, (draw, width) => draw(width));
   panels(document.getElementById('outlying'), looks, outlyingFigure);
@@ -28,7 +28,7 @@ function middles(length, parts) {
   return Array.from({length: parts}, (_, i) => (i + 0.5) * length / parts - 0.5);
 }
 
-function matrixFigure({group, block}) {
+function matrixFigure({group, block}, width) {
   const entries = {
     type: 'heatmap',
     x: middles(block.columns, block.shape[1]),
@@ -49,7 +49,7 @@ function matrixFigure({group, block}) {
       axis('column (key side)', {...bare, domain: [0, 0.84], range: [-0.5, block.columns - 0.5]}),
       axis('row (query side)', {...bare, domain: [0, 0.84], range: [block.rows - 0.5, -0.5]}),
       {
-        height: 440,
+        height: Math.min(440, width),
         xaxis2: axis('', {...bare, domain: [0.86, 1], rangemode: 'tozero', nticks: 2, anchor: 'y'}),
         yaxis2: axis('', {...bare, domain: [0.86, 1], rangemode: 'tozero', nticks: 2, anchor: 'x'}),
       },
@@ -97,7 +97,7 @@ function couplingFigure({group, block}, width) {
     layout: layout(
       wholeAxis('head b', heads - 1, {range: [-0.5, heads - 0.5], showgrid: false}),
       downwards('head a', heads - 1),
-      {height: 440},
+      {height: Math.min(440, width)},
     ),
   };
 }

@@ -282,7 +282,7 @@ def common_update(updates: Sequence[BilinearForm]) -> CommonUpdate:
     return CommonUpdate(
         single=float(np.median(each)),
         together=together,
-        common=(together * square - each @ squares) / shared if shared > 0 else float("nan"),
+        common=float(together * square - each @ squares) / shared if shared > 0 else float("nan"),
         share=shared / (count - 1) / float(squares.sum()),
     )
 

@@ -109,13 +109,6 @@ class Penalty:
         return scores.nan_to_num(0.0).reshape(-1)
 
 
-def penalty(
-    model: Any, kind: str, layers: Sequence[int] | None = None, heads: bool = False
-) -> Float[Array, ""]:
-    """The value of a `Penalty` that is asked for once."""
-    return Penalty(model, kind, layers, heads)()
-
-
 def _chosen(
     plans: Sequence[AttentionPlan], layers: Sequence[int] | None, name: str
 ) -> list[AttentionPlan]:

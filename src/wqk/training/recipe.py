@@ -135,7 +135,7 @@ class Recipe:
 
     @property
     def saved_steps(self) -> set[int]:
-        """Steps after which a checkpoint is saved: to stay, or to resume from for the time being."""
+        """Steps after which a checkpoint is saved: to stay, or for now to resume from."""
         return {*range(self.save_every, self.steps, self.save_every), *self.kept_steps}
 
 

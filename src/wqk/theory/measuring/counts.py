@@ -43,7 +43,7 @@ def _ratio_from_left_to_right(evidence: Evidence) -> Finding:
     shown = "; ".join(
         f"{row['cut']} {row['types']:.0%} ± {100 * row['types_error']:.0f} of the entries, "
         f"{row['mass']:.0%} ± {100 * row['mass_error']:.0f} of the text "
-        f"(90 % of it in {row['low']:.2f}-{row['high']:.2f})"
+        f"(90 % of it in {row['low']:.3f}-{row['high']:.3f})"
         for row in numbers
     )
     most = [

@@ -8,7 +8,7 @@ import numpy as np
 
 from wqk.theory.finding import Finding, Verdict, not_tested
 from wqk.theory.measuring.rows import by_layer, rows_of, span
-from wqk.theory.pairing import masking_sweep, pairing
+from wqk.theory.pairing import common_update, masking_sweep, pairing
 
 if TYPE_CHECKING:
     from wqk.theory.measuring.evidence import Evidence
@@ -28,7 +28,12 @@ def measure_pairing(evidence: Evidence) -> list[Finding]:
     """β_ij beside β_ji, the symmetry of the update and where it is from, and the share of pairs."""
     rows = rows_of(evidence.gradients, pairing)
     causal = evidence.subject.objective == "causal"
-    return [_coefficients(rows, causal), _symmetry(rows, causal), _shares(evidence)]
+    return [
+        _coefficients(rows, causal),
+        _symmetry(rows, causal),
+        _in_common(evidence, causal),
+        _shares(evidence),
+    ]
 
 
 def _coefficients(rows: tuple[Row, ...], causal: bool) -> Finding:
@@ -62,15 +67,13 @@ def _coefficients(rows: tuple[Row, ...], causal: bool) -> Finding:
 
 
 def _symmetry(rows: tuple[Row, ...], causal: bool) -> Finding:
-    symmetry = by_layer(rows, "symmetry")
-    seen = (
-        f"symmetry of Σ β K {span(rows, 'symmetry')}: from pairs {span(rows, 'from_pairs')}, from "
-        f"tokens with themselves {span(rows, 'from_diagonal')}, from tokens that are alike "
-        f"{span(rows, 'from_likeness')}"
+    symmetry, pairs, likeness = (
+        by_layer(rows, name) for name in ("symmetry", "from_pairs", "from_likeness")
     )
+    symmetric = symmetry.min() > SYMMETRIC
     verdict: Verdict = (
         "holds"
-        if symmetry.min() > SYMMETRIC
+        if symmetric and (pairs > np.abs(likeness)).all()
         else "holds in part"
         if symmetry.max() > SYMMETRIC
         else "fails"
@@ -79,7 +82,35 @@ def _symmetry(rows: tuple[Row, ...], causal: bool) -> Finding:
         "Theorem 2.4: the update is symmetric, made so by its pairs",
         "a causal mask, as a control" if causal else "β_ij ≈ β_ji",
         "no prediction" if causal else "symmetry well above 0, from pairs",
-        seen,
+        f"symmetry of Σ β K {span(rows, 'symmetry')}: from pairs {span(rows, 'from_pairs')}, from "
+        f"tokens with themselves {span(rows, 'from_diagonal')}, from tokens that are alike "
+        f"{span(rows, 'from_likeness')}",
+        "not tested" if causal else verdict,
+        rows,
+    )
+
+
+def _in_common(evidence: Evidence, causal: bool) -> Finding:
+    """The same of what adds up over batches."""
+    statement = "Theorem 2.4 on average: what the updates have in common is symmetric"
+    updates = {layer: [u.form for u in some] for layer, some in evidence.updates.items()}
+    if min(len(forms) for forms in updates.values()) < 2:
+        return not_tested(statement, "one batch only; take two or more")
+    rows = tuple({"layer": layer, **vars(common_update(u))} for layer, u in updates.items())
+    common = by_layer(rows, "common")
+    verdict: Verdict = (
+        "holds"
+        if np.nanmin(common) > SYMMETRIC
+        else "holds in part"
+        if np.nanmax(common) > SYMMETRIC
+        else "fails"
+    )
+    return Finding(
+        statement,
+        f"{span(rows, 'share', '.0%')} of a batch's update is common to all",
+        "no prediction" if causal else "symmetry well above 0",
+        f"symmetry {span(rows, 'common')} of what batches have in common, {span(rows, 'together')} "
+        f"of their sum, {span(rows, 'single')} of one",
         "not tested" if causal else verdict,
         rows,
     )

@@ -151,7 +151,7 @@ def _causes(evidence: Evidence, updates: dict[int, list[BilinearForm]]) -> Findi
         f"{change} {effect:+.2f}" for change, effect in effects.items()
     )
     whole = effects["as it is"]
-    if whole <= 0:
+    if whole <= 0 or not _count(_grouped(numbers)["as it is"], "columns"):
         finding = not_tested(CAUSES, f"no column dominance in these updates to explain; {seen}")
         return Finding(**{**vars(finding), "numbers": tuple(numbers)})
     gone = [effects[change] < REMOVED * whole for change in ("shuffled", "isotropic")]

@@ -1,0 +1,174 @@
+"""Every figure is drawn, from plenty and from little; what is drawn are the numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib.figure import Figure
+from tests.figures.making import make_run, row, table
+
+from wqk.demo import demo_details, demo_table
+from wqk.errors import RunError, TableError
+from wqk.figures import FIGURES, Sources, draw, numbers
+from wqk.figures.curves import score_curves
+from wqk.figures.panels import shades, spread_apart
+from wqk.figures.starts import LOOKS, OTHERS
+from wqk.figures.style import BLUE
+
+TRAINING = ("fig3", "s3", "s4", "s5", "losses", "updates")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Sources:
+    """Two corpora, two modes, two seeds; four starts and a penalty on the first."""
+    folder = tmp_path_factory.mktemp("runs")
+    changes: list[dict[str, Any]] = [
+        {}, {"mode": "decoder"}, {"init": "symmetric"}, {"init": "paired"}, {"init": "skew"},
+        {"init": "mimetic"}, {"penalty": "symmetric", "penalty_weight": 0.1},
+    ]  # fmt: skip
+    return Sources(
+        tuple(
+            make_run(folder / f"{index}-{seed}", seed=seed, **change)
+            for index, change in enumerate(changes)
+            for seed in (1, 2)
+        )
+    )
+
+
+def other_corpus(folder: Path) -> Sources:
+    modes = ("encoder", "decoder")
+    return Sources(
+        tuple(make_run(folder / f"{m}{c}", corpus=c, mode=m) for c in ("a", "b") for m in modes)
+    )
+
+
+def laid_out(figure: Figure) -> Figure:
+    """Warnings of a layout that does not fit are errors here."""
+    figure.draw_without_rendering()
+    return figure
+
+
+@pytest.mark.parametrize("name", ["fig3", "s5", "losses", "updates"])
+def test_runs_are_drawn(name: str, runs: Sources) -> None:
+    laid_out(draw(name, runs))
+
+
+@pytest.mark.parametrize("name", ["s3", "s4"])
+def test_corpora_are_rows(name: str, tmp_path: Path) -> None:
+    figure = laid_out(draw(name, other_corpus(tmp_path)))
+    texts = [text.get_text() for a in figure.axes for text in (a.title, *a.texts)]
+    texts += [a.get_title(loc="left") for a in figure.axes]
+    assert {"a", "b"} <= set(texts)
+
+
+def test_two_corpora_do_not_go_into_figure_3(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="fig3 shows one pair"):
+        draw("fig3", other_corpus(tmp_path))
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_one_layer_one_look_one_seed_are_enough(name: str, tmp_path: Path) -> None:
+    change = {"init": "skew"} if name in ("s5", "losses") else {"mode": "decoder"}
+    pair = [make_run(tmp_path / str(i), (0,), layers=1, **c) for i, c in enumerate(({}, change))]
+    laid_out(draw(name, Sources(tuple(pair))))
+
+
+def test_many_layers_are_not_all_named(tmp_path: Path) -> None:
+    pair = [make_run(tmp_path / m, mode=m, layers=30) for m in ("encoder", "decoder")]
+    axes = laid_out(draw("fig3", Sources(tuple(pair)))).axes
+    assert len(axes[1].lines) == 30 + 1
+    assert [text.get_text() for text in axes[1].texts if text.get_text().isdigit()] is not None
+    assert sum(text.get_text().isdigit() for text in axes[1].texts) == 10
+
+
+def test_lines_are_the_numbers(runs: Sources) -> None:
+    axes = draw("fig3", runs).axes
+    encoders = [run for run in runs.runs if run.name.startswith("0-")]
+    curves = score_curves(encoders).filter(quantity="symmetry")
+    medians = curves.filter(layer=None) if False else curves.filter(curves["layer"].is_null())
+    assert axes[0].lines[0].get_ydata().tolist() == medians["value"].to_list()
+    for layer in range(3):
+        drawn = axes[1].lines[layer].get_ydata().tolist()
+        assert drawn == curves.filter(layer=layer)["value"].to_list()
+
+
+def test_starts_keep_their_looks_and_no_two_look_alike() -> None:
+    looks = [(look["color"], str(look["linestyle"])) for look in (*LOOKS.values(), *OTHERS)]
+    assert len(set(looks)) == len(looks)
+
+
+@pytest.mark.parametrize("name", ["fig2", "coupling"])
+def test_the_packages_own_models_stand_in(name: str) -> None:
+    assert FIGURES[name].stand_in == "blocks"
+    laid_out(draw(name, Sources(blocks=demo_details().blocks)))
+
+
+def test_own_scans_are_named_in_figure_2() -> None:
+    figure = laid_out(draw("fig2", Sources(table=table(row(0, checkpoint="mine")))))
+    assert "mine" in [text.get_text() for text in figure.axes[0].texts]
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels[:2] == ["encoder, published (17)", "decoder, published (15)"]
+    assert "encoder, own scan (1)" in labels
+    assert "wrong pairs of heads (14)" in labels
+
+
+def test_terms_within_and_between_heads() -> None:
+    sources = Sources(table=demo_table())
+    rows = numbers("heads", sources)
+    sums = rows["symmetry_within_heads"] + rows["symmetry_between_heads"]
+    np.testing.assert_allclose(sums, rows["symmetry"], atol=1e-6)
+    axes = laid_out(draw("heads", sources)).axes
+    assert [axis.get_title(loc="left") for axis in axes] == ["encoder", "decoder"]
+    heights = [bar.get_height() for bar in axes[0].patches[:4]]
+    assert heights == rows["symmetry_within_heads"].to_list()[:4]
+
+
+def test_coupling_is_that_of_the_details() -> None:
+    blocks = demo_details().blocks
+    axes = laid_out(draw("coupling", Sources(blocks=blocks))).axes
+    for axis, block in zip(axes, blocks, strict=False):
+        np.testing.assert_array_equal(axis.images[0].get_array(), block.coupling)
+
+
+def test_distances_are_curves_of_the_layers() -> None:
+    rows = [row(n, distance=d, symmetry=n + d / 10) for n in (0, 1) for d in (4, 0, 2)]
+    figure = laid_out(draw("distances", Sources(table=table(*rows))))
+    lines = figure.axes[0].lines
+    assert lines[0].get_xdata().tolist() == [0, 2, 4]
+    assert lines[1].get_ydata().tolist() == [1.0, 1.2, 1.4]
+
+
+@pytest.mark.parametrize(
+    ("name", "needed"),
+    [(name, "got no") for name in TRAINING]
+    + [("distances", "--distance 0:64"), ("heads", "wqk scan"), ("coupling", "--details")],
+)
+def test_what_a_figure_lacks_is_told(name: str, needed: str) -> None:
+    with pytest.raises((RunError, TableError), match=needed):
+        draw(name, Sources())
+
+
+def test_there_is_no_other_figure() -> None:
+    with pytest.raises(TableError, match="no such figure; there are fig2, s1"):
+        draw("fig9", Sources())
+
+
+@settings(max_examples=50)
+@given(st.lists(st.floats(0, 1), max_size=8).map(sorted), st.floats(0.01, 0.2))
+def test_names_are_moved_apart_in_order_and_no_further(heights: list[float], gap: float) -> None:
+    moved = spread_apart(heights, gap)
+    steps = np.diff(moved)
+    assert (steps >= gap - 1e-9).all()
+    assert sum(moved) == pytest.approx(sum(heights))
+    if len(heights) > 1 and (np.diff(heights) >= gap).all():
+        assert moved == pytest.approx(heights)
+
+
+def test_shades_go_from_light_to_dark() -> None:
+    lightness = [sum(shade) for shade in shades(BLUE, 12)]
+    assert lightness == sorted(lightness, reverse=True)
