@@ -48,7 +48,8 @@ def test_nothing_gives_nothing() -> None:
 
 
 def test_losses_at_the_end_stand_beside_table_1(tmp_path: Path) -> None:
-    runs = tuple(make_run(tmp_path / f"{s}", seed=s) for s in (1, 2)) + (
+    runs = (
+        *(make_run(tmp_path / f"{s}", seed=s) for s in (1, 2)),
         make_run(tmp_path / "short", (0, 20), seed=3),
         make_run(tmp_path / "decoder", mode="decoder"),
         make_run(tmp_path / "paired", init="paired"),

@@ -29,9 +29,10 @@ def sharded(model: torch.nn.Module, policy: MixedPrecisionPolicy) -> torch.nn.Mo
 def in_half_precision(model: torch.nn.Module, path: Path) -> None:
     """A look after a forward pass without a backward one, which leaves FSDP's copies in place."""
     sharded(model, MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+    monitor = wqk.Monitor(model, path)
     with torch.no_grad():
         model(torch.zeros(1, 4, dtype=torch.long))
-    wqk.Monitor(model, path)(0)
+    monitor(0)
     model(torch.zeros(1, 4, dtype=torch.long)).last_hidden_state.sum().backward()
 
 

@@ -112,7 +112,7 @@ def numbers(name: str, sources: Sources) -> pl.DataFrame:
     --------
     >>> from wqk.figures import Sources
     >>> numbers("fig2", Sources()).height
-    49
+    50
     """
     return _entry(name).numbers(sources)
 

@@ -90,7 +90,7 @@ def model_rows(figure: str, table: ScoreTable | None = None) -> pl.DataFrame:
     --------
     >>> rows = model_rows("fig2")
     >>> rows.group_by("stack", "sound").len().sort("stack", "sound").rows()
-    [('decoder', False, 16), ('decoder', True, 15), ('encoder', False, 1), ('encoder', True, 17)]
+    [('decoder', False, 17), ('decoder', True, 15), ('encoder', False, 1), ('encoder', True, 17)]
     """
     own = _own_rows(table)
     shown = own.filter([_belongs(figure, row, own) for row in own.iter_rows(named=True)])

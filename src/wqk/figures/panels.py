@@ -82,12 +82,12 @@ def shades(colour: str, count: int) -> list[tuple[float, float, float]]:
 
 def letter(axis: Axes, text: str) -> None:
     """Name a panel, left of its top."""
-    _above(axis, text, (-26, 8), 10)
+    _above(axis, text, (-26.0, 8.0), 10.0)
 
 
 def heading(axis: Axes, text: str) -> None:
     """Name a row of panels, in the first line of its first panel's title, which is left empty."""
-    _above(axis, text, (0, 16), 8.5).set_in_layout(False)
+    _above(axis, text, (0.0, 16.0), 8.5).set_in_layout(False)
 
 
 def _above(axis: Axes, text: str, offset: tuple[float, float], size: float) -> Annotation:
