@@ -34,10 +34,11 @@ def by_loop(tokens: np.ndarray, pieces: Pieces, size: int) -> tuple[np.ndarray, 
 streams = st.lists(st.lists(st.integers(0, 4), max_size=9), min_size=1, max_size=6)
 
 
+@pytest.mark.parametrize("how", CUTS)
 @settings(max_examples=25)
-@given(streams, st.sampled_from(CUTS), st.integers(1, 7), st.integers(1, 4))
+@given(documents=streams, block=st.integers(1, 7), chunks=st.integers(1, 4))
 def test_counts_are_those_of_a_loop_over_pairs(
-    documents: list[list[int]], how: str, block: int, chunks: int
+    how: str, documents: list[list[int]], block: int, chunks: int
 ) -> None:
     tokens = np.array([token for document in documents for token in document], np.uint16)
     offsets = np.cumsum([0, *map(len, documents)])
@@ -157,7 +158,21 @@ def test_planted_preferences_are_clear() -> None:
     assert shares.clearly_below == pytest.approx(2 / 3)
 
 
+def test_as_often_context_as_prediction_is_not_above() -> None:
+    counts = PairCounts(np.full((8, 2), 5.0), np.full((8, 2), [5.0, 4.0]), np.array([50, 50]))
+    assert shares_above_one(counts).types == 0.5
+
+
+def test_rare_words_do_not_pass_for_an_order() -> None:
+    tokens = np.random.default_rng(4).integers(0, 1000, 4000)
+    pieces = cut(np.array([0, 4000]), "stream", 16)
+    assert abs(position_information(tokens, pieces, 1000)) < 0.05
+
+
 def test_too_little_text_is_said() -> None:
     counts = count_pairs(np.arange(10), cut(np.array([0, 10]), "stream", 5), 10)
     with pytest.raises(CorpusError, match="no token occurs 30 times"):
+        shares_above_one(counts)
+    counts = count_pairs(np.zeros(100, int), cut(np.array([0, 100]), "documents", 5), 1)
+    with pytest.raises(CorpusError, match="spreads need 5 chunks of text, got 1"):
         shares_above_one(counts)

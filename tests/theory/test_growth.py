@@ -71,6 +71,13 @@ def test_growth_does_not_depend_on_how_coordinates_are_correlated() -> None:
     np.testing.assert_allclose(growth.expected, expected_growth(np.diag(mixing @ mixing.T)))
 
 
+def test_intervals_are_as_wide_as_the_spread_over_seeds() -> None:
+    drawn = [simulate_growth(np.diag(VARIANCES["spread"]), trials=500, seed=s) for s in range(60)]
+    spread = np.std([growth.ratio for growth in drawn], axis=0)
+    half = np.mean([growth.high - growth.ratio for growth in drawn], axis=0)
+    np.testing.assert_allclose(half, 1.96 * spread, rtol=0.3)
+
+
 def test_a_wrong_expectation_does_not_agree() -> None:
     growth = simulate_growth(np.diag(VARIANCES["spread"]), trials=20_000)
     assert not growth._replace(expected=growth.expected * 1.1).agrees

@@ -235,6 +235,6 @@ def _handles(rows: pl.DataFrame) -> list[Any]:
         ]
     artefacts = rows.filter(~pl.col("sound")).to_dicts()
     for flag, marker in HOLLOW.items():
-        if some := [row for row in artefacts if _reason(row) == marker]:
-            handles.append(handle(some[0], f"{flags()[flag].title} ({len(some)})"))
+        if same := [row for row in artefacts if _reason(row) == marker]:
+            handles.append(handle(same[0], f"{flags()[flag].title} ({len(same)})"))
     return handles

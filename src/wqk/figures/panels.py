@@ -28,7 +28,7 @@ def draw_curve(axis: Axes, curve: pl.DataFrame, band: tuple[str, str], **look: A
     low, high = (curve[name] for name in band)
     axis.fill_between(curve["step"], low, high, color=look["color"], alpha=0.15, linewidth=0)
     axis.margins(x=0)
-    axis.locator_params(axis="x", nbins=4)
+    axis.locator_params(axis="x", nbins=4, integer=True, min_n_ticks=1)
 
 
 def draw_layers(axis: Axes, curves: pl.DataFrame, colour: str, **look: Any) -> list[End]:
@@ -124,25 +124,32 @@ def label_ends(axis: Axes, ends: Sequence[tuple[float, str, Any]], gap: float = 
 
 
 def spread_apart(heights: Sequence[float], gap: float) -> list[float]:
-    """Ascending heights in [0, 1], moved as little as it takes for none to be closer than ``gap``.
+    """Ascending heights, moved until none are closer than ``gap``, within [0, 1] if there is room.
 
     Examples
     --------
     >>> spread_apart([0.1, 0.5, 0.5], 0.25)
     [0.1, 0.375, 0.625]
     """
-    # Clusters of names that touch: the sum of where they would be, less their places within.
+    # Names that touch form a cluster, kept as the sum and the number of where they would be.
     clusters: list[tuple[float, int]] = []
+
+    def middle(total: float, count: int) -> float:
+        half = min(gap * (count - 1) / 2, 0.5)
+        return min(max(total / count, half), 1 - half)
+
     for height in heights:
         total, count = height, 1
-        while clusters and total / count - gap * (count - 1) / 2 < (
-            clusters[-1][0] / clusters[-1][1] + gap * (clusters[-1][1] - 1) / 2 + gap
-        ):
-            before = clusters.pop()
+        while clusters:
+            before = clusters[-1]
+            apart = gap * (count + before[1]) / 2
+            if middle(total, count) - middle(*before) >= apart:
+                break
             total, count = total + before[0], count + before[1]
+            clusters.pop()
         clusters.append((total, count))
     return [
-        total / count + gap * (index - (count - 1) / 2)
+        middle(total, count) + gap * (index - (count - 1) / 2)
         for total, count in clusters
         for index in range(count)
     ]

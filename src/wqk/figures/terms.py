@@ -72,7 +72,7 @@ def terms_by_layer(rows: pl.DataFrame) -> Figure:
             row[0].set_ylabel("symmetry")
         handles, _ = axes[0, 0].get_legend_handles_labels()
         handles.sort(key=lambda handle: LEGEND.index(handle.get_label()))
-        figure.legend(handles=handles, loc="outside lower center", ncols=len(LEGEND))
+        figure.legend(handles=handles, loc="outside lower center", ncols=2 * min(columns, 2))
     return figure
 
 
@@ -89,4 +89,4 @@ def _draw_terms(axis: Axes, rows: pl.DataFrame) -> None:
     )
     axis.axhline(0, color=GREY, linewidth=0.5, zorder=0)
     axis.set_xlabel("layer")
-    axis.locator_params(axis="x", integer=True)
+    axis.locator_params(axis="x", integer=True, min_n_ticks=1)
