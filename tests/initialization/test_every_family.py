@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 from tests.families.architectures import ALL, NAMED
-from tests.families.proving import build
+from tests.initialization.untrained import build_untrained
 
 import wqk
-from wqk.attention import attention_plans, load_attention
+from wqk.attention import load_attention
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import CheckpointError
 from wqk.families import Projection
@@ -37,22 +37,6 @@ REFUSED = {
 LIVE = [a for a in ALL if not a.hub and not a.spelling]
 SETTABLE = [architecture for architecture in LIVE if architecture.name not in REFUSED]
 SYMMETRY = {"symmetric": 1, "indefinite": 1, "paired": 1, "skew": -1}
-
-
-def build_untrained(architecture: Architecture) -> tuple[Any, list[AttentionPlan]]:
-    """A random model whose query and key norms are as before training, and its self-attention."""
-    model = build(architecture)
-    parameters = dict(model.named_parameters())
-    plans = [p for p in attention_plans(open_checkpoint(model)) if p.rule.kind == "self"]
-    with torch.no_grad():
-        for plan in plans:
-            for part in (*plan.query_norm, *plan.key_norm):
-                parameters[part.name].fill_(1 - plan.rule.norm_offset)
-            for part in (*plan.query_norm_bias, *plan.key_norm_bias):
-                parameters[part.name].zero_()
-            if plan.temperature:
-                parameters[plan.temperature.name].fill_(2.0)
-    return model, plans
 
 
 @pytest.mark.parametrize("architecture", SETTABLE, ids=lambda architecture: architecture.name)

@@ -11,7 +11,7 @@ import torch
 import transformers
 from tests.families.architectures import NAMED
 from tests.families.proving import build
-from tests.initialization.test_every_family import build_untrained
+from tests.initialization.untrained import build_untrained
 
 import wqk
 from wqk.attention import attention_plans, load_attention

@@ -194,6 +194,7 @@ def test_what_updates_have_in_common() -> None:
     matrices = symmetric + noise
     found = common_update([BilinearForm(m, np.eye(12)) for m in matrices])
     assert found.single < -0.5 < 0.8 < found.common < 1.2
+    assert 0 < found.share_error < found.share
     crossed = [(a, b) for a, b in np.ndindex(60, 60) if a != b]
     above = sum((matrices[a] * matrices[b].T).sum() for a, b in crossed)
     below = sum((matrices[a] * matrices[b]).sum() for a, b in crossed)
@@ -201,8 +202,15 @@ def test_what_updates_have_in_common() -> None:
     assert found.share == pytest.approx(below / 59 / (matrices**2).sum())
     total = matrices.sum(axis=0)
     assert found.together == pytest.approx((total * total.T).sum() / (total**2).sum())
-    with pytest.raises(TheoryError, match="takes two of them, got one"):
-        common_update([BilinearForm(symmetric, symmetric)])
+    with pytest.raises(TheoryError, match="takes three of them, got 2"):
+        common_update([BilinearForm(symmetric, symmetric)] * 2)
+
+
+def test_updates_that_have_nothing_in_common() -> None:
+    noise = np.random.default_rng(0).standard_normal((8, 12, 12))
+    found = common_update([BilinearForm(m, np.eye(12)) for m in noise])
+    assert abs(found.share) < found.share_error
+    assert math.isnan(found.common)
 
 
 def test_a_sweep_over_shares() -> None:

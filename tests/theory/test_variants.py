@@ -118,14 +118,14 @@ def test_steps_are_those_of_the_weights_own_gradients() -> None:
     weights = [attention.query.weight, attention.key.weight]
     query, key = (weight.detach().numpy().T for weight in weights)
     on_query, on_key = (weight.grad.numpy().T for weight in weights)
+    on_bias = attention.query.bias.grad.numpy()
     np.testing.assert_allclose(made["gradient"], update.form.dense(), atol=1e-6)
     for kind, (dq, dk) in {
         "descent": (on_query, on_key),
         "signs": (np.sign(on_query), np.sign(on_key)),
+        # The bias's gradient is what all rows of the weight's have in common, per unit of input.
+        "centred": (np.sign(on_query - np.outer(mean, on_bias)), np.sign(on_key)),
     }.items():
         expected = -(dq @ key.T + query @ dk.T)
         np.testing.assert_allclose(made[kind], expected, atol=1e-3 * np.abs(expected).max())
-    # Centring moves the step of the queries alone.
-    moved = made["centred"] - made["signs"]
-    assert np.linalg.matrix_rank(moved, tol=1e-3) > 0
-    np.testing.assert_allclose(moved @ np.linalg.pinv(key.T) @ key.T, moved, atol=1e-3)
+    assert not np.allclose(made["centred"], made["signs"], atol=1e-2)

@@ -64,7 +64,7 @@ def figure(
     \b
     Examples:
       wqk figure fig2 --from survey --out fig2.pdf
-      wqk figure fig3 runs/wikipedia-*
+      wqk figure fig3 runs/wikipedia-*/
       wqk figure tableS2 --from survey --out tableS2.tex
     """
     from wqk.figures import read_sources

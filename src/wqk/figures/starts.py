@@ -157,7 +157,10 @@ def _draw_starts(
     axis: Axes, curves: pl.DataFrame, looks: Mapping[str, Any], band: tuple[str, str]
 ) -> None:
     for start, look in looks.items():
-        draw_curve(axis, curves.filter(start=start), band, label=start, **look)
+        curve = curves.filter(start=start)
+        runs = curve["runs"].max() or 0
+        label = f"{start}, {runs} run{'s' * (runs != 1)}"
+        draw_curve(axis, curve, band, label=label, **look)
 
 
 def _from_settled(axis: Axes, curves: pl.DataFrame) -> None:

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from wqk.scores import symmetry
+from wqk.theory.products import cosine
 
 if TYPE_CHECKING:
-    from wqk.forms import BilinearForm
     from wqk.theory.gradients import LayerGradient
 
 
@@ -86,7 +86,7 @@ def softmax_effect(gradient: LayerGradient) -> SoftmaxEffect:
     visible = gradient.probabilities > 0
     without = replace(gradient, beta=np.where(visible, gradient.error, 0))
     beta, error = (a.beta[visible].astype(np.float64) for a in (gradient, without))
-    cosine = _cosine(beta, error)
+    angle = _cosine(beta, error)
     one, other = gradient.by_prediction(), without.by_prediction()
     square = one.is_square
     return SoftmaxEffect(
@@ -94,30 +94,16 @@ def softmax_effect(gradient: LayerGradient) -> SoftmaxEffect:
         kind=plan.rule.kind,
         layer=plan.layer,
         application=gradient.application,
-        cosine=cosine,
+        cosine=angle,
         correlation=_cosine(beta - beta.mean(), error - error.mean()),
         agreement=float((beta * error > 0)[beta * error != 0].mean()),
-        relative_error=float(np.sqrt(max(0.0, 1 - cosine**2))),
+        relative_error=float(np.sqrt(max(0.0, 1 - angle**2))),
         row_sums=float(np.abs(gradient.beta.sum(-1)).max() / np.abs(gradient.beta).sum(-1).max()),
         row_sums_without=float(np.median(_one_sidedness(without.beta))),
-        cosine_of_forms=cosine_of_forms(one, other),
+        cosine_of_forms=cosine(one, other),
         symmetry=float(symmetry(one)) if square else float("nan"),
         symmetry_without=float(symmetry(other)) if square else float("nan"),
     )
-
-
-def cosine_of_forms(one: BilinearForm, other: BilinearForm) -> float:
-    """Cosine of two forms as vectors of their entries.
-
-    Examples
-    --------
-    >>> from wqk.forms import BilinearForm
-    >>> form = BilinearForm(np.array([[1.0], [2.0]]), np.array([[3.0], [4.0]]))
-    >>> round(cosine_of_forms(form, form * -2.0), 12)
-    -1.0
-    """
-    product = ((one.query.T @ other.query) * (one.key.T @ other.key)).sum()
-    return float(product / (one.norm * other.norm))
 
 
 def _cosine(a: np.ndarray, b: np.ndarray) -> float:

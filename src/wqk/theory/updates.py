@@ -24,7 +24,7 @@ from wqk.errors import TheoryError
 from wqk.forms import BilinearForm
 from wqk.scores import symmetry
 from wqk.theory.capture import bilinear_plans
-from wqk.theory.softmax import cosine_of_forms
+from wqk.theory.products import cosine
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -202,7 +202,7 @@ def update_symmetry(gradient: LayerGradient) -> UpdateSymmetry:
             replace(gradient, attention=plain, beta=both_ways)
         ),
         expected=expected_symmetry(*attention.query_weight.shape[:0:-1]),
-        alignment=-cosine_of_forms(update, whole),
+        alignment=-cosine(update, whole),
     )
 
 

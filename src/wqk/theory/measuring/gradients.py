@@ -8,7 +8,8 @@ import numpy as np
 
 from wqk.theory.finding import Finding, Verdict
 from wqk.theory.measuring.rows import by_layer, rows_of, span
-from wqk.theory.softmax import cosine_of_forms, softmax_effect
+from wqk.theory.products import cosine
+from wqk.theory.softmax import softmax_effect
 from wqk.theory.updates import parameter_gradients
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def _against_autograd(evidence: Evidence) -> list[Row]:
             _difference(sum(one[side] for one in implied), own)
             for side, own in enumerate((query, key))
         ]
-        two = [1 - cosine_of_forms(one.by_prediction(), one.by_context()) for one in layers]
+        two = [1 - cosine(one.by_prediction(), one.by_context()) for one in layers]
         row = {"stack": stack, "kind": kind, "layer": number}
         rows.append({**row, "query": errors[0], "key": errors[1], "groupings": max(two)})
     return rows

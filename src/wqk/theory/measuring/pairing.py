@@ -94,9 +94,12 @@ def _in_common(evidence: Evidence, causal: bool) -> Finding:
     """The same of what adds up over batches."""
     statement = "Theorem 2.4 on average: what the updates have in common is symmetric"
     updates = {layer: [u.form for u in some] for layer, some in evidence.updates.items()}
-    if min(len(forms) for forms in updates.values()) < 2:
-        return not_tested(statement, "one batch only; take two or more")
+    if min(len(forms) for forms in updates.values()) < 3:
+        return not_tested(statement, "less than three batches")
     rows = tuple({"layer": layer, **vars(common_update(u))} for layer, u in updates.items())
+    shares = f"{span(rows, 'share', '.0%')} of a batch's update is common to all"
+    if not any(np.isfinite(row["common"]) for row in rows):
+        return not_tested(statement, f"{shares}, no more than by chance; take more batches")
     common = by_layer(rows, "common")
     verdict: Verdict = (
         "holds"
@@ -107,7 +110,7 @@ def _in_common(evidence: Evidence, causal: bool) -> Finding:
     )
     return Finding(
         statement,
-        f"{span(rows, 'share', '.0%')} of a batch's update is common to all",
+        shares,
         "no prediction" if causal else "symmetry well above 0",
         f"symmetry {span(rows, 'common')} of what batches have in common, {span(rows, 'together')} "
         f"of their sum, {span(rows, 'single')} of one",

@@ -1,0 +1,32 @@
+"""Models as they are before training: random weights, and norms that change no scale."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tests.families.proving import build
+
+from wqk.attention import attention_plans
+from wqk.checkpoints import open_checkpoint
+
+if TYPE_CHECKING:
+    from tests.families.architectures import Architecture
+
+    from wqk.families import AttentionPlan
+
+
+def build_untrained(architecture: Architecture) -> tuple[Any, list[AttentionPlan]]:
+    """A random model whose query and key norms are as before training, and its self-attention."""
+    model = build(architecture)
+    parameters = dict(model.named_parameters())
+    plans = [p for p in attention_plans(open_checkpoint(model)) if p.rule.kind == "self"]
+    with torch.no_grad():
+        for plan in plans:
+            for part in (*plan.query_norm, *plan.key_norm):
+                parameters[part.name].fill_(1 - plan.rule.norm_offset)
+            for part in (*plan.query_norm_bias, *plan.key_norm_bias):
+                parameters[part.name].zero_()
+            if plan.temperature:
+                parameters[plan.temperature.name].fill_(2.0)
+    return model, plans

@@ -1,0 +1,35 @@
+"""The documentation's notebooks run as they stand, and are kept with what they show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+NOTEBOOKS = sorted(Path(__file__).parents[1].glob("docs/notebooks/*.ipynb"))
+
+
+def read(path: Path) -> Any:
+    return pytest.importorskip("nbformat").read(path, as_version=4)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(path: Path, tmp_path: Path):
+    nbclient = pytest.importorskip("nbclient")
+    nbclient.NotebookClient(read(path), timeout=300).execute(cwd=str(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_kept_small_and_with_its_output(path: Path):
+    assert path.stat().st_size < 300_000
+    code = [cell for cell in read(path).cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    outputs = [output for cell in code for output in cell.outputs]
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+    assert not any(output.get("name") == "stderr" for output in outputs)
+
+
+def test_there_are_notebooks():
+    assert [path.stem for path in NOTEBOOKS] == ["follow-a-run", "look-at-a-model"]
