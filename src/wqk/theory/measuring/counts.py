@@ -79,7 +79,7 @@ def _ratio_where_masked(evidence: Evidence) -> Finding:
         f"masks do not depend on the token; {subject.mask_share:.0%} are masked",
         f"μ_c/μ_p = 1 for every token; {BY_CHANCE:.0%} differ clearly by chance",
         f"{unequal:.1%} of {shares.entries} entries differ clearly; 90 % of the text has a ratio "
-        f"in {shares.low:.2f}-{shares.high:.2f}",
+        f"in {shares.low:.3f}-{shares.high:.3f}",
         verdict,
         ({"cut": "stream", **shares._asdict()},),
     )
