@@ -8,11 +8,16 @@ READY := $(VENV)/.ready
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 CHECKED := src tests benchmarks examples docs
 
-.PHONY: help demo test check docs format bench campaign clean
+# make train: what is trained on, and where everything about it lies.
+RUNS := out/pair
+TEXT := $(RUNS)/docstrings.jsonl
+
+.PHONY: help demo test train check docs format bench campaign clean
 
 help:
 	@echo "make demo      scan two small models that come with the package"
 	@echo "make test      run the tests"
+	@echo "make train     train an encoder and a decoder and draw their scores; TEXT=FILE, RUNS=FOLDER"
 	@echo "make check     formatter, linter, types, documentation: what CI runs"
 	@echo "make format    let the formatter and the linter mend what they can"
 	@echo "make bench     measure against dense products and the machine's own limits"
@@ -35,6 +40,18 @@ demo: $(LIGHT)
 
 test: $(READY)
 	$(BIN)/python -m pytest -m "not campaign"
+
+# Text that every Python has; a few minutes on two cores. Interrupted, the same command goes on.
+$(RUNS)/docstrings.jsonl: | $(READY)
+	$(BIN)/python examples/write_docstrings.py $@
+
+$(RUNS)/corpus/store.json: | $(READY) $(TEXT)
+	$(BIN)/wqk corpus $(TEXT) --text characters -o $(@D)
+
+train: $(READY) $(RUNS)/corpus/store.json
+	$(BIN)/python examples/run_experiments.py --experiments examples/pair.toml \
+		--corpora $(RUNS) --out $(RUNS) --jobs 2
+	$(BIN)/wqk figure fig3 $(RUNS)/encoder-1 $(RUNS)/decoder-1 --out $(RUNS)/fig3.png
 
 check: $(READY)
 	$(BIN)/ruff format --check $(CHECKED)

@@ -18,7 +18,6 @@ extensions = [
     "sphinx.ext.napoleon",
 ]
 exclude_patterns = ["_build"]
-suppress_warnings = ["toc.empty_glob"]
 
 # In docstrings, names in single backticks are links where they are documented.
 default_role = "py:obj"

@@ -36,19 +36,21 @@ def commands(
     return runs
 
 
-def train(folder: Path, command: list[str], steps: int) -> None:
-    """Run one command, from its last checkpoint where it has begun already."""
+def train(folder: Path, command: list[str], steps: int) -> bool:
+    """Run one command, from its last checkpoint where it has begun already; whether it is done."""
     if (folder / f"checkpoint-{steps}").is_dir():
-        return
+        return True
     if (folder / "run.json").is_file():
         command = [*command, "--resume"]
     with folder.with_suffix(".txt").open("a") as printed:
+        print(f"{folder.name}: training, see {printed.name}", flush=True)
         status = subprocess.run(command, stdout=printed, stderr=subprocess.STDOUT).returncode
     print(f"{folder.name}: {'done' if status == 0 else f'failed, see {printed.name}'}", flush=True)
+    return status == 0
 
 
 def main() -> None:
-    """Train what is not trained yet."""
+    """Train what is not trained yet; exit status 1 if any run failed."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     beside = Path(__file__).with_name("experiments.toml")
     parser.add_argument("--experiments", type=Path, default=beside, help="(%(default)s)")
@@ -60,9 +62,13 @@ def main() -> None:
     experiments = tomllib.loads(arguments.experiments.read_text())
     arguments.out.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        for folder, command, steps in commands(experiments, arguments.corpora, arguments.out):
-            if arguments.only in folder.name:
-                pool.submit(train, folder, command, steps)
+        begun = [
+            pool.submit(train, *run)
+            for run in commands(experiments, arguments.corpora, arguments.out)
+            if arguments.only in run[0].name
+        ]
+    if not all(run.result() for run in begun):
+        sys.exit(1)
 
 
 if __name__ == "__main__":

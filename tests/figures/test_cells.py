@@ -55,15 +55,17 @@ def test_pairs_differ_in_the_mode_alone() -> None:
     assert [cell.settings["steps"] for cell in pair.cells.values()] == [40, 40]
 
 
-def test_titles_tell_corpora_starts_and_settings_apart() -> None:
-    runs = [
-        run(**changes, **mode)
-        for mode in ({}, DECODER)
-        for changes in ({}, {"corpus": "toxic"}, {"steps": 7}, {"init": "paired"})
+def test_titles_tell_comparisons_apart_and_no_more() -> None:
+    changes: list[dict[str, Any]] = [
+        {},
+        {"corpus": "toxic", "fingerprint": "g", "steps": 9},
+        {"steps": 7, "log_every": 3},
+        {"init": "paired"},
     ]
+    runs = [run(**change, **mode) for mode in ({}, DECODER) for change in changes]
     assert [pair.title for pair in pairs(runs, "s3")] == [
         "wikipedia, random, steps 40",
-        "toxic, random, steps 40",
+        "toxic",
         "wikipedia, random, steps 7",
         "wikipedia, paired, steps 40",
     ]

@@ -66,6 +66,20 @@ def test_corpora_are_rows(name: str, tmp_path: Path) -> None:
     assert {"a", "b"} <= set(texts)
 
 
+@pytest.mark.parametrize("name", ["s3", "s4", "updates"])
+def test_no_row_is_cut_off(name: str, tmp_path: Path) -> None:
+    seeds = {"a": 3, "b": 4, "c": 5}
+    runs = [
+        make_run(tmp_path / f"{mode}{corpus}", corpus=corpus, mode=mode, seed=seed)
+        for corpus, seed in seeds.items()
+        for mode in ("encoder", "decoder")
+    ]
+    for axis in draw(name, Sources(tuple(runs))).axes:
+        low, high = axis.get_ylim()
+        for line in axis.lines:
+            assert low <= min(line.get_ydata()) <= max(line.get_ydata()) <= high
+
+
 def test_two_corpora_do_not_go_into_figure_3(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="fig3 shows one pair"):
         draw("fig3", other_corpus(tmp_path))

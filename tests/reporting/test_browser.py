@@ -66,7 +66,7 @@ class Reader:
 
 def curves(page: Any, section: str, figure: int = 0) -> dict[str, Any]:
     """The named curves that a figure shows: their values."""
-    page.locator(f"#{section} .plot").nth(figure).scroll_into_view_if_needed()
+    page.evaluate("id => document.getElementById(id).scrollIntoView()", section)
     page.wait_for_function(
         "([id, i]) => document.querySelectorAll(`#${id} .plot`)[i]?.data", arg=[section, figure]
     )
@@ -108,7 +108,7 @@ def test_curves_are_the_scores_and_bands_the_quartiles_over_heads(browser, folde
     np.testing.assert_allclose(band["y"], [*high, *reversed(low)], rtol=1e-5)
 
 
-def test_tabs_obey_mouse_and_keyboard(browser, folder):
+def test_heads_obey_tabs_keyboard_and_order_and_tell_what_lies_under_the_mouse(browser, folder):
     heads = wqk.scan(wqk.demo_model("encoder")).heads.frame
     with Reader(browser, folder / "pair.html") as page:
         for key, score in (
@@ -135,17 +135,14 @@ def test_tabs_obey_mouse_and_keyboard(browser, folder):
         expected = -np.sort(-heads["symmetry"].to_numpy().reshape(4, 4))
         np.testing.assert_allclose(shown["z"], expected, rtol=1e-5)
 
-
-def test_what_lies_under_the_mouse_is_told(browser, folder):
-    with Reader(browser, folder / "pair.html") as page:
-        curves(page, "heads")
+        page.locator("#heads .plot").first.scroll_into_view_if_needed()
         box = page.locator("#heads .plot").first.locator(".nsewdrag").bounding_box()
         page.mouse.move(box["x"] + 0.875 * box["width"], box["y"] + 0.125 * box["height"])
         page.wait_for_selector("#heads .hovertext")
         told = page.locator("#heads .hovertext").first.text_content()
-        value = wqk.scan(wqk.demo_model("encoder")).heads.frame.filter(layer=0, head=3)["symmetry"]
-        assert "layer 0, head 3" in told
-        assert f"{value[0]:.3f}".replace("-", "−") in told
+        lowest = heads.filter(layer=0).sort("symmetry").row(0, named=True)
+        assert f"layer 0, head {lowest['head']}" in told
+        assert f"{lowest['symmetry']:.3f}".replace("-", "−") in told
 
 
 def test_rows_are_sorted_by_their_headings_and_filtered_by_what_is_typed(browser, folder):
@@ -261,17 +258,20 @@ def test_matrices_and_coupling_follow_the_layer(browser, folder):
 
 
 def test_the_theme_follows_the_system_and_the_button(browser, folder):
+    ink = "getComputedStyle(document.body).color"
+    drawn = "document.querySelector('#layers .plot').layout.font.color"
     shades = []
-    for scheme in ("light", "dark"):
-        with Reader(browser, folder / "pair.html", color_scheme=scheme) as page:
-            ink = "getComputedStyle(document.body).color"
+    with Reader(browser, folder / "pair.html") as page:
+        curves(page, "layers")
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            other = {"light": "Dark", "dark": "Light"}[scheme]
+            page.locator("#theme", has_text=f"{other} theme").wait_for()
             shades.append(page.evaluate(ink))
-            curves(page, "layers")
-            page.locator("#theme").click()
-            assert page.evaluate(ink) != shades[-1]
-            font = page.evaluate("document.querySelector('#layers .plot').layout.font.color")
-            assert re.findall(r"\d+", font)[:3] == re.findall(r"\d+", page.evaluate(ink))
-    assert shades[0] != shades[1]
+            assert re.findall(r"\d+", page.evaluate(drawn))[:3] == re.findall(r"\d+", shades[-1])
+        page.locator("#theme").click()
+        assert page.evaluate(ink) == shades[0] != shades[1]
+        assert re.findall(r"\d+", page.evaluate(drawn))[:3] == re.findall(r"\d+", shades[0])
 
 
 def test_the_first_stop_of_the_keyboard_skips_to_the_scores(browser, folder):

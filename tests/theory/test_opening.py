@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,14 @@ from hypothesis import strategies as st
 from tests.theory import subjects
 from tests.theory.subjects import MASK, VOCABULARY, torch
 
-from wqk.errors import CheckpointError, CorpusError, RunError, UnknownFamily, WqkError
+from wqk.errors import (
+    CheckpointError,
+    CorpusError,
+    MissingPackage,
+    RunError,
+    UnknownFamily,
+    WqkError,
+)
 from wqk.theory.opening import open_subjects
 from wqk.theory.subject import Subject, choose
 from wqk.theory.text import open_text
@@ -207,6 +215,26 @@ def test_a_subject_needs_a_mask_token_only_for_masks() -> None:
     Subject("s", None, "causal", blocks)
     with pytest.raises(CorpusError, match="mask token"):
         Subject("s", None, "masked", blocks)
+
+
+def test_a_folder_named_like_a_model_type_is_a_checkpoint(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    _, states = open_subjects("bert", "store", **SMALL)
+    subject = next(states)
+    assert not subject.notes
+    weight = subject.model.bert.encoder.layer[0].attention.self.query.weight
+    expected = subjects.bert().bert.encoder.layer[0].attention.self.query.weight
+    assert (weight == expected).all()
+
+
+def test_without_pytorch_it_is_said_what_to_install(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(MissingPackage, match=r"pip install 'wqk\[train\]'"):
+        open_subjects(str(place / "bert"), place / "store", **SMALL)
 
 
 def test_a_vocabulary_is_that_of_the_text_for_a_bare_type() -> None:

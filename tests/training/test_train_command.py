@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -130,6 +132,18 @@ def test_a_run_that_exists(where: list[str], tmp_path: Path) -> None:
     empty = wqk_train("--resume", "-o", str(tmp_path / "run"))
     assert empty.exit_code == 2
     assert "expected an object 'recipe', got None" in empty.stderr
+
+
+def test_without_torch_it_says_what_to_install(where: list[str]) -> None:
+    code = (
+        "import sys\nsys.modules['torch'] = sys.modules['transformers'] = None\n"
+        "from wqk.cli import main\nmain()"
+    )
+    command = [sys.executable, "-c", code, "train", *where]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "pip install 'wqk[train]'" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_interrupted_it_says_how_to_go_on(

@@ -277,7 +277,11 @@ def test_a_corpus_without_a_mask_or_too_short(tiny: Any, tmp_path: Path) -> None
         train(tiny(), store("short", 9, {"mask": 1}), tmp_path / "run2")
     with pytest.raises(CorpusError, match="no token store"):
         train(tiny(), tmp_path / "nowhere", tmp_path / "run3")
-    assert not (tmp_path / "run").exists()
+    damaged = store("damaged", 100, {"mask": 1})
+    (damaged / "tokenizer.json").write_text("{}")
+    with pytest.raises(CorpusError, match="is no tokenizer"):
+        train(tiny(), damaged, tmp_path / "run4")
+    assert not list(tmp_path.glob("run*"))
 
 
 def test_a_model_whose_queries_nobody_knows(corpus: TokenStore, tiny: Any, tmp_path: Path) -> None:

@@ -26,6 +26,12 @@ WITHIN_A_CELL = {"seed", "preset", "keep_checkpoints", "save_every"}
 MODE = ("mode", "objective")
 START = ("init", "init_keep_norm", "penalty", "penalty_weight")
 
+# What titles leave out: told in other words, or only of when a run was looked at.
+UNTOLD = {
+    "mode", "corpus", "fingerprint", *START,
+    "log_every", "held_out_every", "held_out_blocks", "score_every",
+}  # fmt: skip
+
 T = TypeVar("T")
 
 OWN_OBJECTIVES = {("encoder", "masked"), ("decoder", "causal")}
@@ -75,7 +81,7 @@ class Comparison:
     Attributes
     ----------
     title
-        What tells it from other comparisons: the corpus, and what else varies among them.
+        The corpus, and what tells it from other comparisons on corpora of that name.
     cells
         By mode, the encoder first.
     """
@@ -212,28 +218,27 @@ def _comparisons(found: Sequence[tuple[Cell, ...]]) -> list[Comparison]:
 
 
 def _titles(some: Sequence[Cell]) -> list[str]:
-    """What tells some cells apart: the corpus, how they start, and other settings that differ."""
-    told = {"mode", "corpus", "fingerprint", *START}
-    names = dict.fromkeys(name for cell in some for name in cell.settings if name not in told)
-    varying = [name for name in names if len({str(cell.settings.get(name)) for cell in some}) > 1]
-    starts_vary = len({cell.start for cell in some}) > 1
-    texts = {(cell.settings["corpus"], cell.settings["fingerprint"]) for cell in some}
-    namesakes = len(texts) > len({name for name, _ in texts})
-    return [
-        ", ".join(
-            [
-                cell.settings["corpus"] or "corpus without a name",
-                *([str(cell.settings["fingerprint"])[:8]] if namesakes else []),
-                *([cell.start] if starts_vary else []),
-                *(
-                    f"{name.replace('_', ' ')} {cell.settings[name]}"
-                    for name in varying
-                    if name in cell.settings
-                ),
-            ]
-        )
-        for cell in some
-    ]
+    """The corpus, and what differs among cells whose corpora are called alike."""
+    titles = []
+    for cell in some:
+        corpus = cell.settings["corpus"]
+        others = [other for other in some if other.settings["corpus"] == corpus]
+        words = [corpus or "corpus without a name"]
+        if _varies(others, "fingerprint"):
+            words.append(str(cell.settings["fingerprint"])[:8])
+        if len({other.start for other in others}) > 1:
+            words.append(cell.start)
+        words += [
+            f"{name.replace('_', ' ')} {value}"
+            for name, value in cell.settings.items()
+            if name not in UNTOLD and _varies(others, name)
+        ]
+        titles.append(", ".join(words))
+    return titles
+
+
+def _varies(some: Iterable[Cell], name: str) -> bool:
+    return len({str(cell.settings.get(name)) for cell in some}) > 1
 
 
 def _listed(runs: Sequence[Run], field: str) -> str:

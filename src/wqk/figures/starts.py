@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure, FigureBase
 
     from wqk.runs import Run
 
@@ -111,19 +111,12 @@ def loss_and_symmetry(curves: pl.DataFrame) -> Figure:
         ):
             _draw_starts(axis, medians.filter(quantity=quantity), looks, band)
             finish_row([axis], label)
-        upper.legend(*above[0].get_legend_handles_labels(), loc="outside upper center", ncols=6)
+        _add_legend(upper, above[0])
         below = list(lower.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
         for axis in below[len(looks) :]:
             axis.remove()
         below = below[: len(looks)]
-        symmetry = curves.filter(pl.col("layer").is_not_null(), quantity="symmetry")
-        ends = []
-        for axis, (start, look) in zip(below, looks.items(), strict=True):
-            ends.append(draw_layers(axis, symmetry.filter(start=start), _hue(look)))
-            axis.set_title(start)
-            axis.tick_params(labelbottom=True)
-        for first in range(0, len(looks), columns):
-            finish_row(below[first:][:columns], "symmetry", ends[first:])
+        _draw_every_layer(below, curves, looks, columns)
         label_steps([*above, *below])
         for axis, name in zip((above[0], above[1], below[0]), "abc", strict=True):
             letter(axis, name)
@@ -142,8 +135,29 @@ def losses_and_differences(curves: pl.DataFrame) -> Figure:
         _from_settled(axes[1], differences)
         finish_row([axes[1]], f"difference to {next(iter(looks))} (nats)")
         label_steps(axes)
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
+        _add_legend(figure, axes[0])
     return figure
+
+
+def _draw_every_layer(
+    axes: Sequence[Axes], curves: pl.DataFrame, looks: Mapping[str, Any], columns: int
+) -> None:
+    """The symmetry of every layer, a panel for each start."""
+    symmetry = curves.filter(pl.col("layer").is_not_null(), quantity="symmetry")
+    ends = []
+    for axis, (start, look) in zip(axes, looks.items(), strict=True):
+        ends.append(draw_layers(axis, symmetry.filter(start=start), _hue(look)))
+        axis.set_title(start)
+        axis.tick_params(labelbottom=True)
+    for first in range(0, len(axes), columns):
+        finish_row(axes[first:][:columns], "symmetry", ends[first:])
+
+
+def _add_legend(figure: FigureBase, axis: Axes) -> None:
+    """A panel's legend above them all, in as many columns as fit on a page."""
+    handles, labels = axis.get_legend_handles_labels()
+    inches = 0.6 + 0.06 * max(map(len, labels))
+    figure.legend(handles, labels, loc="outside upper center", ncols=max(1, int(PAGE / inches)))
 
 
 def _draw_losses(axis: Axes, curves: pl.DataFrame, looks: Mapping[str, Any]) -> None:
@@ -158,7 +172,7 @@ def _draw_starts(
 ) -> None:
     for start, look in looks.items():
         curve = curves.filter(start=start)
-        runs = curve["runs"].max() or 0
+        runs = int(curve["runs"].to_numpy().max(initial=0))
         label = f"{start}, {runs} run{'s' * (runs != 1)}"
         draw_curve(axis, curve, band, label=label, **look)
 

@@ -97,11 +97,16 @@ def medians_by_comparison(curves: pl.DataFrame) -> Figure:
     with style():
         figure = new_figure(0.8 * PAGE, 0.4 + 1.6 * len(groups))
         axes = figure.subplots(len(groups), 2, sharex="row", sharey="col", squeeze=False)
-        for row, group in zip(axes, groups, strict=True):
-            for axis, score in zip(row, SCORES, strict=True):
-                ends = _draw_medians(axis, group.filter(quantity=score))
-                finish_row([axis], LABELS[score], [ends])
-            row[0].set_title(group["comparison"][0])
+        for column, score in zip(axes.T, SCORES, strict=True):
+            ends = [
+                _draw_medians(axis, group.filter(quantity=score))
+                for axis, group in zip(column, groups, strict=True)
+            ]
+            # The column has one scale, which stands when all of it is drawn.
+            for axis, some in zip(column, ends, strict=True):
+                finish_row([axis], LABELS[score], [some])
+        for axis, group in zip(axes[:, 0], groups, strict=True):
+            axis.set_title(group["comparison"][0])
         for axis, name in zip(axes[0], "ab", strict=True):
             letter(axis, name)
         label_steps(axes[-1])

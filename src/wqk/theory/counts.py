@@ -164,7 +164,7 @@ class Shares(NamedTuple):
     mass, mass_error
         The same, each entry counted as often as it occurs.
     clearly_above, clearly_below
-        Share of entries whose ratio differs from 1 by more than chance (|t| > 2 over chunks).
+        Share of entries whose ratio differs from 1 by more than two standard errors over chunks.
     entries
         Number of vocabulary entries that were looked at.
     low, median, high

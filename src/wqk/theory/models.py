@@ -37,8 +37,10 @@ class State:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether there are no weights: a configuration file or a bare model type."""
-        return Path(self.ref).suffix == ".json" or self.ref in known_types()
+        """Whether there are no weights: a configuration file, or a model type and no folder."""
+        return Path(self.ref).suffix == ".json" or (
+            self.ref in known_types() and not Path(self.ref).exists()
+        )
 
 
 def known_types() -> frozenset[str]:

@@ -46,7 +46,8 @@ class ScoreCheck:
     stack, kind, layer, application
         Which; ``application`` counts the uses of shared weights from 0.
     form
-        Largest |x_i W_h x_jᵀ − q_i · k_j|, W_h dense, relative to the largest score; no biases.
+        Largest difference of x_i W_h x_jᵀ, W_h dense, from q_i · k_j, relative to the largest score;
+        no biases.
     attention
         Largest difference of the model's probabilities from the softmax of the scores; None where
         the family adds terms of its own to them.
@@ -58,7 +59,7 @@ class ScoreCheck:
     order_layer
         The same for the layer's form, Σ_h W_h, and the mean of the heads' probabilities.
     convexity
-        Largest |Σ_j α_ij − 1|; not near 0 where a sink takes its share.
+        Largest difference of Σ_j α_ij from 1; not near 0 where a sink takes its share.
     mixing
         Largest difference of what W_o is given from Σ_j α_ij (x_j W_v + b_v), relative; None where
         the family names no values.

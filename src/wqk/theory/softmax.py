@@ -42,9 +42,10 @@ class SoftmaxEffect:
     relative_error
         ‖β − c e‖ / ‖β‖ with the best c: what no learning rate can make up for.
     row_sums
-        Largest |Σ_j β_ij| over the largest Σ_j |β_ij|: 0 but for rounding, sinks and soft caps.
+        Largest sum of a row of β over the largest sum of a row's absolute values: 0 but for
+        rounding, sinks and soft caps.
     row_sums_without
-        The median of |Σ_j e_ij| / Σ_j |e_ij|: 1 where the coefficients of a row have one sign.
+        The same ratio of a row of e, the median: 1 where the coefficients of a row have one sign.
     cosine_of_forms
         Of Σ β_ij K_ij and Σ e_ij K_ij, as matrices, summed over heads.
     symmetry, symmetry_without

@@ -27,6 +27,22 @@ def stream_seed(seed: int, stream: int, index: int) -> int:
     return int(state[0] >> np.uint64(1))
 
 
+def places(tokens: npt.NDArray[Any], block: int) -> int:
+    """How many places there are for a block to begin.
+
+    Raises
+    ------
+    CorpusError
+        There are none: the stream is shorter than a block.
+    """
+    if len(tokens) < block:
+        raise CorpusError(
+            f"a block takes {block} tokens, but the stream has {len(tokens)}; use shorter blocks "
+            "or more text"
+        )
+    return len(tokens) - block + 1
+
+
 def draw_blocks(
     tokens: npt.NDArray[Any], block: int, batch: int, *, seed: int, index: int
 ) -> npt.NDArray[np.int64]:
@@ -46,7 +62,7 @@ def draw_blocks(
            [49, 50, 51, 52]])
     """
     generator = np.random.default_rng(stream_seed(seed, BLOCKS, index))
-    starts = generator.integers(_starts(tokens, block), size=batch)
+    starts = generator.integers(places(tokens, block), size=batch)
     return _gather(tokens, starts, block)
 
 
@@ -63,18 +79,8 @@ def spaced_blocks(tokens: npt.NDArray[Any], block: int, count: int) -> npt.NDArr
     >>> spaced_blocks(np.arange(10), 3, 2).tolist()
     [[0, 1, 2], [7, 8, 9]]
     """
-    starts = np.linspace(0, _starts(tokens, block) - 1, count).round().astype(np.int64)
+    starts = np.linspace(0, places(tokens, block) - 1, count).round().astype(np.int64)
     return _gather(tokens, starts, block)
-
-
-def _starts(tokens: npt.NDArray[Any], block: int) -> int:
-    """How many places there are for a block to begin."""
-    if len(tokens) < block:
-        raise CorpusError(
-            f"a block takes {block} tokens, but the stream has {len(tokens)}; use shorter blocks "
-            "or more text"
-        )
-    return len(tokens) - block + 1
 
 
 def _gather(

@@ -7,6 +7,8 @@ import os
 import shutil
 from typing import TYPE_CHECKING
 
+from wqk.errors import CorpusError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
@@ -63,11 +65,21 @@ def thin_out(folder: Path, newest: int, recipe: Recipe) -> None:
 
 
 def tokenizer_files(corpus: TokenStore, block: int) -> dict[str, bytes]:
-    """Files with which transformers' AutoTokenizer reads a checkpoint's folder."""
+    """Files with which transformers' AutoTokenizer reads a checkpoint's folder.
+
+    Raises
+    ------
+    CorpusError
+        The store's tokenizer is damaged.
+    """
     from tokenizers import Tokenizer
 
-    content = corpus.tokenizer.read_bytes()
-    tokenizer = Tokenizer.from_buffer(content)
+    try:
+        content = corpus.tokenizer.read_bytes()
+        tokenizer = Tokenizer.from_buffer(content)
+    except Exception as error:  # the library raises nothing narrower
+        reason = " ".join(str(error).split())
+        raise CorpusError(f"{corpus.tokenizer}: is no tokenizer ({reason})") from None
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": block,

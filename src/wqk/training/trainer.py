@@ -19,10 +19,10 @@ from wqk.runs import METRICS, append_line
 from wqk.training.blocks import HELD_OUT_MASKS, MASKS, draw_blocks, spaced_blocks, stream_seed
 from wqk.training.objectives import OBJECTIVES, Masking, RowSelection, Task, loss_of
 from wqk.training.progress import TrainingProgress
-from wqk.training.saving import STAGING, clear_staging, publish, thin_out, tokenizer_files
+from wqk.training.saving import STAGING, clear_staging, publish, thin_out
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from transformers import PreTrainedModel
 
@@ -58,6 +58,7 @@ class RunTrainer(Trainer):  # type: ignore[misc]
         recipe: Recipe,
         corpus: TokenStore,
         arguments: TrainingArguments,
+        tokenizer: Mapping[str, bytes],
         seconds: float,
     ) -> None:
         super().__init__(model=model, args=arguments)
@@ -65,7 +66,7 @@ class RunTrainer(Trainer):  # type: ignore[misc]
         self.loss_is_scaled_for_ga = False  # ours is each batch's mean
         self.recipe, self.folder = recipe, Path(arguments.output_dir)
         self.tokens = {split: corpus.tokens(split) for split in ("train", "held_out")}
-        self.tokenizer_files = tokenizer_files(corpus, recipe.block)
+        self.tokenizer = tokenizer
         self.selection = RowSelection(model)
         self.masking = Masking(
             recipe.mask_share, recipe.corruption, corpus.special["mask"], corpus.vocabulary_size
@@ -173,7 +174,7 @@ class RunTrainer(Trainer):  # type: ignore[misc]
             super()._save_checkpoint(model, trial)
             self.accelerator.wait_for_everyone()
             if first:
-                publish(self.folder, self.state.global_step, self.tokenizer_files)
+                publish(self.folder, self.state.global_step, self.tokenizer)
                 thin_out(self.folder, self.state.global_step, self.recipe)
 
     def _clock(self) -> float:

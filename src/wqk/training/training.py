@@ -82,10 +82,12 @@ def train(
     try:
         from wqk.monitor import ScoreCallback
         from wqk.training.arguments import trainer_arguments
+        from wqk.training.saving import tokenizer_files
         from wqk.training.trainer import Cadence, Reporter, RunTrainer
     except ImportError as error:
         raise MissingPackage(f"training needs {error.name}: pip install 'wqk[train]'") from None
     from wqk.initialization import initialize_
+    from wqk.training.blocks import places
     from wqk.training.corpus.store import TokenStore
     from wqk.training.models import build_model
 
@@ -94,6 +96,9 @@ def train(
     store = TokenStore.open(corpus)
     if "mask" not in store.special:
         raise CorpusError(f"{store.folder}: training needs a vocabulary with a mask token")
+    for split in ("train", "held_out"):
+        places(store.tokens(split), recipe.block)
+    tokenizer = tokenizer_files(store, recipe.block)
     arguments = trainer_arguments(recipe, folder, report_to)
     if recipe.batch % arguments.world_size:
         raise RunError(
@@ -111,7 +116,7 @@ def train(
     with one_writer(folder) if first else nullcontext(), _quiet_transformers():
         checkpoint = _last_checkpoint(open_run(folder)) if resume else None
         seconds = _rewind(folder, checkpoint) if first else 0.0
-        trainer = RunTrainer(model, recipe, store, arguments, seconds)
+        trainer = RunTrainer(model, recipe, store, arguments, tokenizer, seconds)
         trainer.add_callback(Cadence(trainer))
         # A resumed run looks at the checkpoint that it starts from; so does one that never stopped.
         trainer.add_callback(
