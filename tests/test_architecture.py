@@ -43,8 +43,12 @@ ARROWS = {
     "verification": {"attention", "checkpoints", "families", "forms"},
     "images": {"forms", "scores"},
     "runs": {"tables"},
+    "cells": {"runs"},
+    "speedup": {"cells", "runs"},
     "atlas": {"model_sets", "tables"},
-    "figures": {"atlas", "details", "images", "model_sets", "runs", "scores", "tables"},
+    "figures": {
+        "atlas", "cells", "details", "images", "model_sets", "runs", "scores", "speedup", "tables",
+    },
     "details": {"attention", "checkpoints", "coordinates", "forms", "images", "scanning", "scores"},
     "reporting": {"atlas", "details", "images", "runs", "tables"},
     "initialization": {"attention", "checkpoints", "families", "forms", "scores"},
@@ -67,8 +71,8 @@ ARROWS = {
     "demo": {"attention", "details", "figures", "images", "scanning", "tables"},
     "cli": {
         "atlas", "attention", "checkpoints", "demo", "details", "differences", "explanation",
-        "figures", "initialization", "monitor", "reporting", "runs", "scanning", "surveying",
-        "tables", "theory", "training", "verification", "views",
+        "figures", "initialization", "monitor", "reporting", "runs", "scanning", "speedup",
+        "surveying", "tables", "theory", "training", "verification", "views",
     },
     "__main__": {"cli"},
 }

@@ -113,6 +113,15 @@ def test_scripts_are_allowed_by_their_hash_alone(tmp_path, monkeypatch):
         assert f"'sha256-{digest}'" in page.policy
 
 
+def test_a_script_that_could_end_early_does_not(tmp_path, monkeypatch):
+    monkeypatch.setattr("wqk.reporting.report._plotly", lambda: "a = '</script>';\r\nb = 1;")
+    page = written(tmp_path, table(rows("a")))
+    first = next(text for attributes, text in page.scripts if "type" not in attributes)
+    assert first == "a = '<\\/script>';\nb = 1;"
+    digest = base64.b64encode(hashlib.sha256(first.encode()).digest()).decode()
+    assert f"'sha256-{digest}'" in page.policy
+
+
 def test_nothing_in_the_file_points_elsewhere(tmp_path):
     page = written(tmp_path, table(rows("a")))
     for tag, attributes in page.tags:

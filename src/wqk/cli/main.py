@@ -18,6 +18,7 @@ from wqk.cli.figure import figure
 from wqk.cli.report import report
 from wqk.cli.scan import scan
 from wqk.cli.show import show
+from wqk.cli.speedup import speedup
 from wqk.cli.survey import survey
 from wqk.cli.theory import theory
 from wqk.cli.train import train
@@ -50,7 +51,8 @@ def command(debug: bool) -> None:
 
 # fmt: off
 for verb in (
-    scan, explain, verify, show, diff, survey, atlas, report, figure, corpus, train, theory, demo,
+    scan, explain, verify, show, diff, survey, atlas, report, figure, corpus, train, speedup,
+    theory, demo,
 ):
     command.add_command(verb)
 # fmt: on

@@ -87,5 +87,5 @@ def print_outcome(run: Run) -> None:
         soft_wrap=True,
     )
     console.print(
-        f"next: wqk scan {run.folder}, or wqk figure fig3 --from {run.folder}", soft_wrap=True
+        f"next: wqk scan {run.folder}, or wqk figure updates {run.folder}", soft_wrap=True
     )

@@ -6,15 +6,16 @@ from statistics import mean, stdev
 from typing import TYPE_CHECKING, Literal
 
 from wqk.atlas import TrainingResult, paper_table
+from wqk.cells import cells, differ_in_start
 from wqk.errors import RunError, TableError
-from wqk.figures.cells import cells
 from wqk.figures.curves import held_out_losses
+from wqk.speedup import compare
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from wqk.atlas.paper_tables import Name
-    from wqk.figures.cells import Cell
+    from wqk.cells import Cell
     from wqk.figures.sources import Sources
     from wqk.runs import Run
 
@@ -54,9 +55,10 @@ def table_text(name: Name, sources: Sources, ending: str = ".md") -> str:
 
 
 def training_results(runs: Sequence[Run]) -> list[TrainingResult]:
-    """Mean and standard deviation over seeds of the last held-out loss of encoders.
+    """Mean and standard deviation over seeds of encoders' last held-out loss, and their speed-up.
 
-    Runs that have not come to their last step are left out. Speed-ups are not computed.
+    Runs that have not come to their last step are left out. A speed-up is over the random start of
+    the same recipe, where there is one; see `wqk.speedup`.
 
     Raises
     ------
@@ -66,10 +68,23 @@ def training_results(runs: Sequence[Run]) -> list[TrainingResult]:
     done = [run for run in runs if run.recipe.get("mode") == "encoder" and _last_loss(run)]
     if runs and not done:
         raise RunError(f"table1 needs encoders at the end of training; got {len(runs)} other runs")
-    return [_result(cell) for cell in cells(done)]
+    found = cells(done)
+    return [_result(cell, [c for c in found if _is_baseline(c, cell)]) for cell in found]
 
 
-def _result(cell: Cell) -> TrainingResult:
+def _is_baseline(baseline: Cell, cell: Cell) -> bool:
+    """Whether a cell starts at random, and another differs in its start but not in all seeds."""
+    seeds = ({run.recipe.get("seed") for run in some.runs} for some in (baseline, cell))
+    return (
+        baseline is not cell
+        and baseline.start == "random"
+        and differ_in_start(baseline, cell)
+        and bool(set.intersection(*seeds))
+    )
+
+
+def _result(cell: Cell, baselines: Sequence[Cell]) -> TrainingResult:
+    saved = [compare(baseline, cell).spread("first") for baseline in baselines[:1]]
     losses = [loss for run in cell.runs for loss in _last_loss(run)]
     return TrainingResult(
         size=f"{cell.settings.get('layers')}-layer",
@@ -77,6 +92,8 @@ def _result(cell: Cell) -> TrainingResult:
         initialization=cell.start,
         loss=mean(losses),
         loss_sd=stdev(losses) if len(losses) > 1 else None,
+        speed_up=saved[0][0] if saved else None,
+        speed_up_sd=saved[0][1] if saved else None,
     )
 
 

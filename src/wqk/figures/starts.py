@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from wqk.figures.cells import starts
+from wqk.cells import starts
 from wqk.figures.curves import loss_curves, loss_differences, of_cells, score_curves
 from wqk.figures.panels import draw_curve, draw_layers, finish_row, label_steps, letter
 from wqk.figures.style import (

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Literal
 
 import polars as pl
 
+from wqk.cells import modes, one, pairs
 from wqk.errors import RunError
-from wqk.figures.cells import modes, one, pairs
 from wqk.figures.curves import SCORES, of_cells, score_curves
 from wqk.figures.panels import (
     draw_curve,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from wqk.figures.cells import Comparison
+    from wqk.cells import Comparison
     from wqk.figures.panels import End
     from wqk.runs import Run
 

@@ -115,7 +115,7 @@ def train(
         create_run(folder, _settings(recipe, store, model, start, arguments))
     with one_writer(folder) if first else nullcontext(), _quiet_transformers():
         checkpoint = _last_checkpoint(open_run(folder)) if resume else None
-        seconds = _rewind(folder, checkpoint) if first else 0.0
+        seconds = _rewind(folder, checkpoint, recipe) if first else 0.0
         trainer = RunTrainer(model, recipe, store, arguments, tokenizer, seconds)
         trainer.add_callback(Cadence(trainer))
         # A resumed run looks at the checkpoint that it starts from; so does one that never stopped.
@@ -172,11 +172,19 @@ def _last_checkpoint(run: Run) -> Path | None:
     return whole[-1] if whole else None
 
 
-def _rewind(folder: Path, checkpoint: Path | None) -> float:
-    """Drop what was recorded after a checkpoint; the seconds of training up to there."""
-    for path in folder.glob("checkpoint-*") if checkpoint is None else ():
-        shutil.rmtree(path)
-    drop_after(folder / METRICS, int(checkpoint.name.rpartition("-")[2]) if checkpoint else -1)
+def _rewind(folder: Path, checkpoint: Path | None, recipe: Recipe) -> float:
+    """Bring a folder to the state of a checkpoint; the seconds of training up to there."""
+    from wqk.training.saving import clear_staging, thin_out
+
+    clear_staging(folder)
+    if checkpoint is None:
+        for path in folder.glob("checkpoint-*"):
+            shutil.rmtree(path)
+        drop_after(folder / METRICS, -1)
+    else:
+        step = int(checkpoint.name.rpartition("-")[2])
+        thin_out(folder, step, recipe)
+        drop_after(folder / METRICS, step)
     return max((line.get("seconds", 0.0) for line in read_lines(folder / METRICS)), default=0.0)
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from tests.figures.making import RECIPE
 
+from wqk.cells import cells, modes, one, pairs, starts
 from wqk.errors import RunError
-from wqk.figures.cells import cells, modes, one, pairs, starts
 from wqk.runs import Run
 
 

@@ -155,6 +155,12 @@ def starts(runs: Sequence[Run], figure: str, penalties: bool) -> dict[str, Cell]
     return {cell.start: cell for cell in ordered}
 
 
+def differ_in_start(left: Cell, right: Cell) -> bool:
+    """Whether two cells are alike in everything but how they start and the penalty."""
+    bare = _without(START)
+    return bare(left) == bare(right)
+
+
 def one(comparisons: Sequence[Comparison], figure: str, instead: str) -> Comparison:
     """The only comparison there is.
 
