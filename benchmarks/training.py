@@ -132,7 +132,8 @@ def train_ours(recipe: Recipe, store: TokenStore, folder: str, clock: Clock) -> 
 
 def ladder(store: TokenStore, positions: int, steps: int) -> dict[str, tuple[float, Run]]:
     """What each line of the table changes, its share of text among positions, and how to run it."""
-    few = {"warmup": 0, "steps": steps + 1, "log_every": 1, "held_out_blocks": 1}
+    rarely = dict.fromkeys(("held_out_every", "score_every", "save_every"), steps + 1)
+    few = {"warmup": 0, "steps": steps + 1, "log_every": 1, "held_out_blocks": 1, **rarely}
     shape = {"size": "mini", "accumulation": 1, "keep_checkpoints": "last", **few}
     batch = positions // LENGTH
     paper = make_recipe("paper", batch=batch, attention="eager", **shape)

@@ -34,12 +34,13 @@ def test_attention_is_made_of_bilinear_forms(name: str) -> None:
             assert check.order_plain < 0.95
 
 
-def test_without_biases_and_positions_the_form_alone_orders() -> None:
-    with built("bert") as model:
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_without_biases_and_positions_the_form_alone_orders(name: str) -> None:
+    with built(name) as model:
         batch = batch_for(model)
         with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if name.endswith(("query.bias", "key.bias")):
+            for parameter_name, parameter in model.named_parameters():
+                if parameter_name.endswith(("query.bias", "key.bias", "c_attn.bias")):
                     parameter.zero_()
         assert [c.order_plain for c in check_scores(model, batch)] == [1.0, 1.0]
 

@@ -31,10 +31,8 @@ if TYPE_CHECKING:
 if hasattr(signal, "siginterrupt"):
     signal.siginterrupt(signal.SIGINT, True)
 
-# Below these widths columns give way: the heads' terms first, then the bars, then the null.
-ROOM_FOR_BARS = 78
-ROOM_FOR_TERMS = 100
-ROOM_FOR_NULL = 56
+# What gives way where a terminal is too narrow: the heads' terms first, then the bars, the null.
+EXTRAS = (("null", "bars", "terms"), ("null", "bars"), ("null",), ())
 
 # Half a bar, in cells; a score of ±1 fills it.
 HALF_BAR = 6
@@ -130,7 +128,7 @@ def print_table(table: ScoreTable) -> None:
         layers = frame.filter(pl.col("head").is_null())
         nearest = layers.filter(pl.col("distance") == layers["distance"][0])
         console.print(_title(nearest.row(0, named=True), nearest.height))
-        console.print(_layer_table(nearest, console.width))
+        console.print(_layer_table(nearest, console))
         heads = frame.filter(
             pl.col("head").is_not_null(), pl.col("distance") == layers["distance"][0]
         )
@@ -164,9 +162,17 @@ def _title(row: Mapping[str, Any], layers: int) -> Text:
     )
 
 
-def _layer_table(layers: pl.DataFrame, width: int) -> Table:
-    bars = width >= ROOM_FOR_BARS
-    terms = width >= ROOM_FOR_TERMS
+def _layer_table(layers: pl.DataFrame, console: Console) -> Table:
+    """One line for each layer, with as many columns as there is room for."""
+    unbounded = console.options.update(max_width=1000)
+    tables = [_layer_columns(layers, extras) for extras in EXTRAS]
+    widths = (console.measure(table, options=unbounded).maximum for table in tables)
+    fitting = (table for table, w in zip(tables, widths, strict=True) if w <= console.width)
+    return next(fitting, tables[-1])
+
+
+def _layer_columns(layers: pl.DataFrame, extras: tuple[str, ...]) -> Table:
+    bars = "bars" in extras
     square = layers["symmetry"].is_not_null().any()
     columns: list[tuple[str, Callable[[Mapping[str, Any]], str | Text]]] = [
         ("layer", lambda row: str(row["layer"]))
@@ -177,9 +183,9 @@ def _layer_table(layers: pl.DataFrame, width: int) -> Table:
         columns.append(("symmetry", lambda row: number(row["symmetry"])))
         if bars:
             columns.append(("", lambda row: bar(row["symmetry"])))
-        if width >= ROOM_FOR_NULL:
+        if "null" in extras:
             columns.append(("null", lambda row: number(row["symmetry_null"])))
-        if terms:
+        if "terms" in extras:
             columns.append(("in heads", lambda row: number(row["symmetry_within_heads"])))
             columns.append(("(dealt)", lambda row: number(row["symmetry_within_random"])))
     columns.append(("directionality", lambda row: number(row["directionality"])))

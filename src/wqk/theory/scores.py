@@ -46,8 +46,8 @@ class ScoreCheck:
     stack, kind, layer, application
         Which; ``application`` counts the uses of shared weights from 0.
     form
-        Largest difference of x_i W_h x_jᵀ, W_h dense, from q_i · k_j, relative to the largest score;
-        no biases.
+        Largest difference of x_i W_h x_jᵀ, W_h dense, from q_i · k_j, relative to the largest
+        score; no biases.
     attention
         Largest difference of the model's probabilities from the softmax of the scores; None where
         the family adds terms of its own to them.
