@@ -29,6 +29,7 @@ import torch
 from transformers import (
     DataCollatorForLanguageModeling,
     PreTrainedTokenizerFast,
+    PrinterCallback,
     Trainer,
     TrainerCallback,
     TrainingArguments,
@@ -116,13 +117,15 @@ def train_plainly(
         logging_strategy="no",
         dataloader_pin_memory=False,
     )
-    Trainer(
+    trainer = Trainer(
         model=build_model(recipe, store.vocabulary_size, store.special),
         args=arguments,
         train_dataset=rows,
         data_collator=DataCollatorForLanguageModeling(tokenizer, mlm_probability=recipe.mask_share),
         callbacks=[clock],
-    ).train()
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()
 
 
 def train_ours(recipe: Recipe, store: TokenStore, folder: str, clock: Clock) -> None:

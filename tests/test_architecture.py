@@ -78,8 +78,17 @@ ARROWS = {
 }
 # fmt: on
 HEAVY = {
-    "accelerate", "datasets", "matplotlib", "pandas", "plotly", "safetensors", "scipy", "sklearn",
-    "tokenizers", "torch", "transformers",
+    "accelerate",
+    "datasets",
+    "matplotlib",
+    "pandas",
+    "plotly",
+    "safetensors",
+    "scipy",
+    "sklearn",
+    "tokenizers",
+    "torch",
+    "transformers",
 }
 # Modules that subclass what a heavy library offers; nothing imports them before they are asked for.
 IMPORTED_LATE = {"monitor/callback.py", "training/trainer.py"}

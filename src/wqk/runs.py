@@ -124,8 +124,7 @@ class Run:
     @cached_property
     def checkpoints(self) -> list[tuple[int, Path]]:
         """Steps and folders of the complete checkpoints, earliest first."""
-        matches = ((re.fullmatch(r"checkpoint-(\d+)", p.name), p) for p in self.folder.iterdir())
-        return sorted((int(match[1]), path) for match, path in matches if match and path.is_dir())
+        return checkpoints_in(self.folder)
 
 
 def open_run(folder: str | PathLike[str]) -> Run:
@@ -181,6 +180,12 @@ def create_run(folder: str | PathLike[str], settings: Mapping[str, Any]) -> Run:
     content = json.dumps(dict(settings), indent=2, ensure_ascii=False) + "\n"
     write_whole(folder / SETTINGS, content.encode())
     return Run(folder, dict(settings))
+
+
+def checkpoints_in(folder: Path) -> list[tuple[int, Path]]:
+    """Steps and folders of a run's complete checkpoints, earliest first."""
+    matches = ((re.fullmatch(r"checkpoint-(\d+)", path.name), path) for path in folder.iterdir())
+    return sorted((int(match[1]), path) for match, path in matches if match and path.is_dir())
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import shutil
 from typing import TYPE_CHECKING
 
 from wqk.errors import CorpusError
+from wqk.runs import checkpoints_in
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,8 +52,7 @@ def publish(folder: Path, step: int, extra: Mapping[str, bytes]) -> None:
 def thin_out(folder: Path, newest: int, recipe: Recipe) -> None:
     """Remove earlier checkpoints, or what only resuming needs of those that the recipe keeps."""
     staging = folder / STAGING
-    for path in folder.glob("checkpoint-*"):
-        step = int(path.name.rpartition("-")[2])
+    for step, path in checkpoints_in(folder):
         if step >= newest or recipe.keep_checkpoints == "all":
             continue
         if step in recipe.kept_steps:

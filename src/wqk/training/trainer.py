@@ -58,7 +58,7 @@ class RunTrainer(Trainer):  # type: ignore[misc]
         recipe: Recipe,
         corpus: TokenStore,
         arguments: TrainingArguments,
-        tokenizer: Mapping[str, bytes],
+        tokenizer_files: Mapping[str, bytes],
         seconds: float,
     ) -> None:
         super().__init__(model=model, args=arguments)
@@ -66,7 +66,7 @@ class RunTrainer(Trainer):  # type: ignore[misc]
         self.loss_is_scaled_for_ga = False  # ours is each batch's mean
         self.recipe, self.folder = recipe, Path(arguments.output_dir)
         self.tokens = {split: corpus.tokens(split) for split in ("train", "held_out")}
-        self.tokenizer = tokenizer
+        self.tokenizer_files = tokenizer_files
         self.selection = RowSelection(model)
         self.masking = Masking(
             recipe.mask_share, recipe.corruption, corpus.special["mask"], corpus.vocabulary_size
@@ -174,7 +174,7 @@ class RunTrainer(Trainer):  # type: ignore[misc]
             super()._save_checkpoint(model, trial)
             self.accelerator.wait_for_everyone()
             if first:
-                publish(self.folder, self.state.global_step, self.tokenizer)
+                publish(self.folder, self.state.global_step, self.tokenizer_files)
                 thin_out(self.folder, self.state.global_step, self.recipe)
 
     def _clock(self) -> float:

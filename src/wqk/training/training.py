@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wqk.errors import CorpusError, MissingPackage, RunError
-from wqk.runs import METRICS, Run, create_run, drop_after, one_writer, open_run, read_lines
+from wqk.runs import (
+    METRICS,
+    Run,
+    checkpoints_in,
+    create_run,
+    drop_after,
+    one_writer,
+    open_run,
+    read_lines,
+)
 from wqk.training.recipe import Recipe, differences
 
 if TYPE_CHECKING:
@@ -114,8 +123,8 @@ def train(
     elif first:
         create_run(folder, _settings(recipe, store, model, start, arguments))
     with one_writer(folder) if first else nullcontext(), _quiet_transformers():
-        checkpoint = _last_checkpoint(open_run(folder)) if resume else None
-        seconds = _rewind(folder, checkpoint, recipe) if first else 0.0
+        step, checkpoint = _last_checkpoint(folder) if resume else (0, None)
+        seconds = _rewind(folder, step, recipe) if first else 0.0
         trainer = RunTrainer(model, recipe, store, arguments, tokenizer, seconds)
         trainer.add_callback(Cadence(trainer))
         # A resumed run looks at the checkpoint that it starts from; so does one that never stopped.
@@ -166,25 +175,25 @@ def _require_same_corpus(run: Run, store: TokenStore) -> None:
         )
 
 
-def _last_checkpoint(run: Run) -> Path | None:
-    """The latest that holds all it takes to go on; None where the run has to begin again."""
-    whole = [path for step, path in run.checkpoints if step and (path / "optimizer.pt").is_file()]
-    return whole[-1] if whole else None
+def _last_checkpoint(folder: Path) -> tuple[int, Path | None]:
+    """The latest that holds all it takes to go on; none where the run has to begin again."""
+    found = [(step, path) for step, path in checkpoints_in(folder) if step]
+    whole = [(step, path) for step, path in found if (path / "optimizer.pt").is_file()]
+    return whole[-1] if whole else (0, None)
 
 
-def _rewind(folder: Path, checkpoint: Path | None, recipe: Recipe) -> float:
-    """Bring a folder to the state of a checkpoint; the seconds of training up to there."""
+def _rewind(folder: Path, step: int, recipe: Recipe) -> float:
+    """Bring a folder to the state after so many steps; the seconds of training up to there."""
     from wqk.training.saving import clear_staging, thin_out
 
     clear_staging(folder)
-    if checkpoint is None:
-        for path in folder.glob("checkpoint-*"):
-            shutil.rmtree(path)
-        drop_after(folder / METRICS, -1)
-    else:
-        step = int(checkpoint.name.rpartition("-")[2])
+    if step:
         thin_out(folder, step, recipe)
         drop_after(folder / METRICS, step)
+    else:
+        for _, path in checkpoints_in(folder):
+            shutil.rmtree(path)
+        drop_after(folder / METRICS, -1)
     return max((line.get("seconds", 0.0) for line in read_lines(folder / METRICS)), default=0.0)
 
 
