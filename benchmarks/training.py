@@ -54,23 +54,27 @@ ROWS = 1024  # for the plain way: more than it gets through
 
 
 class Clock(TrainerCallback):  # type: ignore[misc]
-    """Notes when steps end, in seconds of the processor (over all threads) and of the wall."""
+    """Notes when each step ends, in seconds of the processor (over all threads) and of the wall."""
 
     def __init__(self) -> None:
-        self.moments: list[tuple[float, float]] = []
+        self.moments: dict[int, tuple[float, float]] = {}
 
-    def on_step_end(self, *_: Any, **__: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """As transformers calls it."""
-        self.moments.append((time.process_time(), time.perf_counter()))
+        self.note(state.global_step)
 
     def on_progress(self, done: TrainingProgress) -> None:
-        """As `train` calls it."""
-        if not done.held_out_is_new:
-            self.on_step_end()
+        """As `train` calls it, more than once at some steps."""
+        if done.steps_done:
+            self.note(done.steps_done)
+
+    def note(self, step: int) -> None:
+        """Only the first time that a step is heard of."""
+        self.moments.setdefault(step, (time.process_time(), time.perf_counter()))
 
     def seconds(self) -> np.ndarray:
         """A step's, on either clock: medians without the first step, which warms up."""
-        return np.median(np.diff(self.moments, axis=0), axis=0)
+        return np.median(np.diff(list(self.moments.values()), axis=0), axis=0)
 
 
 def padded_rows(store: TokenStore) -> list[dict[str, np.ndarray]]:

@@ -14,6 +14,8 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
+from wqk.files import write_whole
+
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "lib2to3", "idlelib"}
 
@@ -40,7 +42,7 @@ def main() -> None:
     texts = map(docstrings, modules(Path(sysconfig.get_path("stdlib"))))
     lines = [json.dumps({"text": text}) + "\n" for text in texts if text]
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text("".join(lines), encoding="utf-8")
+    write_whole(out, "".join(lines).encode())
 
 
 if __name__ == "__main__":

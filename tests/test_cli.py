@@ -203,7 +203,7 @@ def test_an_ascii_terminal_is_no_error() -> None:
 def test_demo_says_what_shows_and_draws_a_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "demo.png"
-    result = run("demo", "--out", str(picture))
+    result = run("demo", "--out", str(picture), "--report", str(tmp_path / "demo.html"))
     assert result.exit_code == 0, result.output
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert {row["checkpoint"] for row in json.loads(run("demo", "--json").stdout)["rows"]} == {

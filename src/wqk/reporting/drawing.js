@@ -33,7 +33,7 @@ function rising() {
 
 /** Text that plotly shows as it is: it would read tags and entities. */
 function plain(text) {
-  return String(text);
+  return String(text).replaceAll('&', '&amp;').replaceAll('<', '&lt;').replaceAll('>', '&gt;');
 }
 
 /** What tells the lines, and the marks, of more models apart than there are colours. */
