@@ -53,7 +53,7 @@ class SpeedUp:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class StartSpeedUp:
     """A start against the baseline, over the seeds that both have.
 
     Attributes
@@ -78,7 +78,7 @@ class Comparison:
 
 def speedups(
     runs: Sequence[Run], *, loss: Loss = "held-out", smoothing: float = 0.05
-) -> list[Comparison]:
+) -> list[StartSpeedUp]:
     """Every start among the runs against the start of the first of them.
 
     Parameters
@@ -129,7 +129,7 @@ def saved_share(
 
 def compare(
     baseline: Cell, candidate: Cell, loss: Loss = "held-out", smoothing: float = 0.05
-) -> Comparison:
+) -> StartSpeedUp:
     """One cell against another, over the seeds that both have; errors as for `speedups`."""
     others = {run.recipe.get("seed"): run for run in baseline.runs}
     both = [run for run in candidate.runs if run.recipe.get("seed") in others]
@@ -138,7 +138,7 @@ def compare(
             f"speedup compares runs of one seed; {baseline.start} and {candidate.start} share none"
         )
     pairs = tuple(_speed_up(others[run.recipe.get("seed")], run, loss, smoothing) for run in both)
-    return Comparison(candidate.start, baseline.start, pairs)
+    return StartSpeedUp(candidate.start, baseline.start, pairs)
 
 
 def _speed_up(baseline: Run, candidate: Run, loss: Loss, smoothing: float) -> SpeedUp:

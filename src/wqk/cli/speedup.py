@@ -13,7 +13,7 @@ from wqk.cli.options import json_output
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from wqk.speedup import Comparison
+    from wqk.speedup import StartSpeedUp
 
 
 @click.command()
@@ -69,7 +69,7 @@ def speedup(
     _print(comparisons, loss, smoothing)
 
 
-def _print(comparisons: Sequence[Comparison], loss: str, smoothing: float) -> None:
+def _print(comparisons: Sequence[StartSpeedUp], loss: str, smoothing: float) -> None:
     """One line for each start."""
     from rich.table import Table
 
