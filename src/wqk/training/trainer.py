@@ -226,7 +226,9 @@ class Reporter(TrainerCallback):  # type: ignore[misc]
         self.latest: dict[str, float] = {}
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        """Keep the latest of each number, and tell them."""
+        """Keep the latest of each number, and tell them; of scores, say nothing."""
+        if logs.keys().isdisjoint({"loss", "held_out_loss"}):
+            return
         before, self.latest = self.latest, self.latest | logs
         if "tokens" in before and "tokens" in logs:
             passed = logs["seconds"] - before["seconds"]
