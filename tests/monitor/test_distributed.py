@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from tests.monitor import distributed_worker
 from tests.monitor.models import bert, train
 from tests.monitor.test_monitor import same
+from threadpoolctl import threadpool_limits
 
 import wqk
 from wqk.runs import read_table
@@ -32,6 +35,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """The number of threads takes part in the order of sums; the two processes have one each."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with threadpool_limits(1):
+        yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_two_processes_write_one_process_s_rows(folder: Path, tmp_path: Path, kind: str) -> None:
     alone = train(bert(), tmp_path / "run" / "scores.jsonl", distributed_worker.STEPS)
