@@ -33,7 +33,7 @@ from benchmarks.generate import (
 from wqk.attention import attention_plans, load_attention
 from wqk.checkpoints import open_checkpoint
 from wqk.checkpoints.live import StateDict
-from wqk.scanning import scan
+from wqk.scanning.scan import scan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,8 +93,8 @@ def operations(shape: Shape, heads: bool) -> float:
 def peak_memory(folder: Path) -> tuple[float, float]:
     """Peak resident megabytes of a process that scans, and of one that only imports (Linux)."""
     code = (
-        "import sys, wqk.scanning\n"
-        "for folder in sys.argv[1:]: wqk.scanning.scan(folder)\n"
+        "import sys, wqk.scanning.scan\n"
+        "for folder in sys.argv[1:]: wqk.scanning.scan.scan(folder)\n"
         "print(next(x for x in open('/proc/self/status') if x.startswith('VmHWM')).split()[1])"
     )
 

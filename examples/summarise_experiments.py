@@ -15,7 +15,7 @@ from statistics import fmean, stdev
 
 import polars as pl
 
-from wqk.runs import Run, open_run
+from wqk.runs.run import Run, open_run
 
 LAYER_SCORES = ("symmetry", "directionality_excess")
 

@@ -14,7 +14,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from wqk.files import write_whole
+from wqk._files import write_whole
 
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "lib2to3", "idlelib"}

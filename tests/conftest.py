@@ -15,16 +15,12 @@ if TYPE_CHECKING:
 
 # Where arrays have shapes worth checking; must stand before anything imports wqk.
 SHAPED = (
-    "attention",
-    "coordinates",
+    "attention.block",
+    "attention.coordinates",
     "families.rotary",
     "figures",
     "forms",
-    "images",
-    "initialization.kinds",
-    "kernels",
-    "randomness",
-    "scores",
+    "training.starts.kinds",
 )
 jaxtyping.install_import_hook([f"wqk.{name}" for name in SHAPED], "beartype.beartype")
 

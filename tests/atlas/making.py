@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from wqk.tables import ScoreTable
+from wqk.scanning.tables import ScoreTable
 
 
 def layers(

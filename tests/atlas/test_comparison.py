@@ -10,7 +10,7 @@ from tests.atlas.making import layers
 import wqk
 from wqk.atlas import compare, lookup, published
 from wqk.errors import TableError
-from wqk.tables import join
+from wqk.scanning.tables import join
 
 BERT = lookup("BERT-base").row(0, named=True)  # 0.51 and -0.08
 

@@ -16,7 +16,7 @@ from wqk.atlas import published, summarise, survey_table
 from wqk.atlas.medians import hundredths, of_model, spread
 from wqk.atlas.published import COLUMNS
 from wqk.errors import TableError
-from wqk.tables import join
+from wqk.scanning.tables import join
 
 SCORES = st.lists(st.floats(-1, 1), min_size=1, max_size=12)
 

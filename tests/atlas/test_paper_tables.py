@@ -10,7 +10,7 @@ from tests.atlas.making import layers
 from wqk.atlas import TrainingResult, flags, paper_table, published
 from wqk.atlas.paper_tables import Name
 from wqk.errors import TableError
-from wqk.tables import join
+from wqk.scanning.tables import join
 
 
 def body(markdown: str) -> list[list[str]]:

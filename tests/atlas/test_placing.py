@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.atlas.making import layers
 
 from wqk.atlas import place, published
-from wqk.tables import join
+from wqk.scanning.tables import join
 
 SCORE = st.floats(-1, 1)
 

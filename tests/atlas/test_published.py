@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from wqk.atlas import flags, lookup, published
 from wqk.atlas.published import DATA
 from wqk.errors import CheckpointError
-from wqk.model_sets import model_set, model_sets
+from wqk.scanning.surveys.model_sets import model_set, model_sets
 
 # The published files' own name of each row, in the order of the tables: left half, right half.
 FILES = """

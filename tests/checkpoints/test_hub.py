@@ -33,10 +33,10 @@ from tests.checkpoints.serving import (
 )
 
 import wqk
-from wqk import scanning
 from wqk.checkpoints import Part, open_checkpoint, ranged, retries
 from wqk.checkpoints.hub import CONVERTED, CONVERTER
 from wqk.errors import CheckpointError, HubError
+from wqk.scanning import scan as scanning
 
 NAME = "owner/bert"
 TENSORS = query_key_bytes(bert_weights())

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from wqk.attention import attention_plans, load_attention
+from wqk.attention.verification import verify
+from wqk.attention.verification.inputs import inputs_of
+from wqk.attention.verification.recording import heads_apart, listen, require_records
+from wqk.attention.verification.running import PADDING_MASKS, _load_model, double_precision
 from wqk.checkpoints import open_checkpoint
 from wqk.families import find_family
-from wqk.verification import verify
-from wqk.verification.inputs import inputs_of
-from wqk.verification.recording import heads_apart, listen, require_records
-from wqk.verification.running import PADDING_MASKS, _load_model, double_precision
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

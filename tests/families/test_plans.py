@@ -12,10 +12,10 @@ from tests.families.architectures.architecture import GROUPED
 from tests.families.proving import edit_config, edit_tensors, save
 
 from wqk.attention import attention_plans, read_attention
+from wqk.attention.verification import verify
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import CheckpointError, UnknownFamily
 from wqk.families import families
-from wqk.verification import verify
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wqk.runs import METRICS, SCORES, UPDATES, Run, append_line, create_run
-from wqk.tables import SCHEMA, ScoreTable
+from wqk.runs.run import METRICS, SCORES, UPDATES, Run, append_line, create_run
+from wqk.scanning.tables import SCHEMA, ScoreTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

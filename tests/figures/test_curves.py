@@ -14,7 +14,7 @@ from tests.figures.making import make_run, row, table
 
 from wqk.errors import RunError
 from wqk.figures.curves import layer_curves, loss_curves, loss_differences, over_seeds, score_curves
-from wqk.runs import SCORES, Run, append_line
+from wqk.runs.run import SCORES, Run, append_line
 
 SCORE = st.floats(-1, 1)
 

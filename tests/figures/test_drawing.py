@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from tests.figures.making import make_run, row, table
 
-from wqk.demo import demo_details, demo_table
+from wqk.demo.demo import demo_details, demo_table
 from wqk.errors import RunError, TableError
 from wqk.figures import FIGURES, Sources, draw, numbers
 from wqk.figures.curves import score_curves

@@ -12,7 +12,7 @@ from wqk.atlas import flags, published, sound_models
 from wqk.errors import TableError
 from wqk.figures.matrix import examples, picture
 from wqk.figures.models import HOLLOW, model_rows
-from wqk.tables import ScoreTable
+from wqk.scanning.tables import ScoreTable
 
 
 def own(figure: str, *rows: dict[str, Any]) -> list[tuple[str, str]]:
@@ -80,7 +80,7 @@ def test_scores_of_other_forms_are_left_out() -> None:
 
 
 def test_the_shown_forms_are_the_clearest_ones() -> None:
-    from wqk.demo import demo_details, demo_table
+    from wqk.demo.demo import demo_details, demo_table
 
     blocks = demo_details().blocks
     layers = demo_table().layers.frame

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.figures.making import make_run, row, table
 
-from wqk.demo import demo_details
+from wqk.demo.demo import demo_details
 from wqk.errors import RunError, TableError
 from wqk.figures import Sources, read_sources, table_text
 from wqk.figures.results import training_results

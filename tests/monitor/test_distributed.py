@@ -16,7 +16,7 @@ from tests.monitor.test_monitor import same
 from threadpoolctl import threadpool_limits
 
 import wqk
-from wqk.runs import read_table
+from wqk.runs.run import read_table
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pytest
 
 import wqk
 from wqk.monitor.journal import Journal
-from wqk.runs import read_table
+from wqk.runs.run import read_table
 
 
 def rows(step: int) -> wqk.ScoreTable:

@@ -14,7 +14,7 @@ from tests.monitor.models import bert, gpt2, llama, train, train_step
 
 import wqk
 from wqk.errors import RunError, TableError, UnknownFamily
-from wqk.tables import KEY, SCHEMA
+from wqk.scanning.tables import KEY, SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,8 +14,8 @@ import pytest
 from tests.reporting.making import EVIL, rows, table, training
 
 import wqk
-from wqk.details import Details
-from wqk.tables import SCHEMA
+from wqk.scanning.details import Details
+from wqk.scanning.tables import SCHEMA
 
 pytest.importorskip("plotly")
 

@@ -19,10 +19,10 @@ from tests.reporting.making import EVIL, rows, table, training
 
 import wqk
 from wqk.cli.main import command
-from wqk.details import Details, Place, block_details
 from wqk.errors import MissingPackage, TableError
 from wqk.reporting.groups import groups, short_names
-from wqk.tables import SCHEMA, ScoreTable
+from wqk.scanning.details import Details, Place, block_details
+from wqk.scanning.tables import SCHEMA, ScoreTable
 
 pytest.importorskip("plotly")
 
@@ -375,7 +375,7 @@ def test_bad_input_is_one_line(arguments, message, run, tmp_path):
 
 
 def test_reports_of_runs_and_surveys(run, tmp_path):
-    from wqk.runs import create_run
+    from wqk.runs.run import create_run
 
     create_run(tmp_path / "run", {"recipe": {}})
     training("run", (5, 10)).save(tmp_path / "run" / "scores.jsonl")

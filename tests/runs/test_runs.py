@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import wqk
 from wqk.errors import RunError
-from wqk.runs import (
+from wqk.runs.run import (
     METRICS,
     SCORES,
     SETTINGS,
@@ -150,7 +150,7 @@ def test_a_run_cannot_be_made_under_a_file(tmp_path: Path) -> None:
 
 def test_one_process_writes(run: Run) -> None:
     code = (
-        "import sys, pathlib\nfrom wqk.runs import one_writer\n"
+        "import sys, pathlib\nfrom wqk.runs.run import one_writer\n"
         "with one_writer(pathlib.Path(sys.argv[1])): pass"
     )
     command = [sys.executable, "-c", code, str(run.folder)]
@@ -162,7 +162,7 @@ def test_one_process_writes(run: Run) -> None:
 
 def test_runs_are_read_without_torch(run: Run) -> None:
     code = (
-        f"import sys\nfrom wqk.runs import open_run\nopen_run({str(run.folder)!r}).metrics\n"
+        f"import sys\nfrom wqk.runs.run import open_run\nopen_run({str(run.folder)!r}).metrics\n"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

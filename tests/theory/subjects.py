@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from wqk.runs import create_run
+from wqk.attention.verification.running import quiet
+from wqk.runs.run import create_run
 from wqk.theory.subject import Subject
 from wqk.theory.text import Text
-from wqk.verification.running import quiet
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -12,7 +12,7 @@ from tests.theory import subjects
 from tests.theory.subjects import torch
 
 from wqk import BilinearForm
-from wqk.runs import open_run
+from wqk.runs.run import open_run
 from wqk.theory.finding import Finding, Verdict
 from wqk.theory.measuring import MEASUREMENTS, Evidence, measure
 from wqk.theory.measuring.tails import CAUSES, measure_tails, over_batches

@@ -10,7 +10,7 @@ from tests.theory.tiny import batch_for, built, linear, objective
 
 from wqk.checkpoints import open_checkpoint
 from wqk.forms import BilinearForm
-from wqk.scores import symmetry
+from wqk.forms.scores import symmetry
 from wqk.theory.capture import attention_recorded, bilinear_plans
 from wqk.theory.gradients import LayerGradient, gradients
 from wqk.theory.softmax import softmax_effect

@@ -13,7 +13,7 @@ from wqk.attention import attention_plans, load_attention
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import CheckpointError, TheoryError
 from wqk.forms import BilinearForm
-from wqk.scores import symmetry
+from wqk.forms.scores import symmetry
 from wqk.theory.gradients import LayerGradient, gradients
 from wqk.theory.updates import (
     expected_symmetry,

@@ -10,8 +10,8 @@ import pytest
 from tests.families.architectures import NAMED
 from tests.families.proving import build
 
-from wqk.verification.inputs import inputs_of
-from wqk.verification.running import PADDING_MASKS, double_precision
+from wqk.attention.verification.inputs import inputs_of
+from wqk.attention.verification.running import PADDING_MASKS, double_precision
 
 torch = pytest.importorskip("torch")
 

@@ -9,8 +9,8 @@ import torch
 
 import wqk
 from wqk.errors import RunError
-from wqk.initialization import KINDS
 from wqk.training.models import build_model
+from wqk.training.starts import KINDS
 
 VOCABULARY = 40
 SPECIAL = {"padding": 0, "mask": 1, "unknown": 2, "separator": 3}

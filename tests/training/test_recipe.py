@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wqk.errors import RunError
-from wqk.initialization import KINDS
 from wqk.training.recipe import (
     INITIALIZATIONS,
     PRESETS,
@@ -23,6 +22,7 @@ from wqk.training.recipe import (
     differences,
     make_recipe,
 )
+from wqk.training.starts import KINDS
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from wqk.runs import METRICS, Run, open_run, read_lines
+from wqk.runs.run import METRICS, Run, open_run, read_lines
 from wqk.training.corpus import TokenStore
 from wqk.training.recipe import Recipe
 from wqk.training.training import train

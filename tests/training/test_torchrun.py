@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 from safetensors.numpy import load_file
 
-from wqk.runs import open_run
+from wqk.runs.run import open_run
 from wqk.training.corpus import TokenStore
 from wqk.training.training import train
 

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from wqk.cli.main import command
-from wqk.runs import open_run
+from wqk.runs.run import open_run
 from wqk.training.corpus import TokenStore
 from wqk.training.recipe import Recipe, make_recipe
 

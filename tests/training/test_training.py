@@ -14,7 +14,7 @@ import torch
 import wqk
 from wqk.checkpoints import steps_of
 from wqk.errors import CorpusError, RunError, UnknownFamily
-from wqk.runs import METRICS, Run, create_run, one_writer, open_run
+from wqk.runs.run import METRICS, Run, create_run, one_writer, open_run
 from wqk.training.blocks import HELD_OUT_MASKS, spaced_blocks, stream_seed
 from wqk.training.corpus import Chunk, TokenStore, write_store
 from wqk.training.models import build_model

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     import polars as pl
 
-    from wqk.tables import ScoreTable
+    from wqk.scanning.tables import ScoreTable
 
 # Largest differences of medians, both at the two printed decimals, that count as agreement.
 # Symmetry depends on the weights alone: published repeats of one model agree to the third decimal.

@@ -9,7 +9,7 @@ import polars as pl
 
 from wqk.atlas.published import COLUMNS, last_part, with_flags
 from wqk.errors import TableError
-from wqk.tables import KEY, ScoreTable, join
+from wqk.scanning.tables import KEY, ScoreTable, join
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

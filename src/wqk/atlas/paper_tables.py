@@ -12,7 +12,7 @@ from wqk.atlas.medians import hundredths, interquartile, of_model, summarise
 from wqk.atlas.published import DATA, flags, marks, published, split_flags
 from wqk.atlas.rendering import Cell, Sheet, latex, markdown
 from wqk.errors import TableError
-from wqk.tables import ScoreTable
+from wqk.scanning.tables import ScoreTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

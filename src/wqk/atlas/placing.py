@@ -12,7 +12,7 @@ from wqk.atlas.published import published
 if TYPE_CHECKING:
     import polars as pl
 
-    from wqk.tables import ScoreTable
+    from wqk.scanning.tables import ScoreTable
 
 
 @dataclass(frozen=True)

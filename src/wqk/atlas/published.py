@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from wqk.errors import CheckpointError
-from wqk.model_sets import model_set, model_sets
+from wqk.scanning.surveys.model_sets import model_set, model_sets
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

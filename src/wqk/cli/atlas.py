@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from wqk.atlas import Comparison
-    from wqk.tables import ScoreTable
+    from wqk.scanning.tables import ScoreTable
 
 
 @click.command()
@@ -91,7 +91,7 @@ def atlas(
 
     from wqk.atlas import lookup, published, summarise, survey_table
     from wqk.cli import atlas_display
-    from wqk.tables import ScoreTable
+    from wqk.scanning.tables import ScoreTable
 
     if model is None and (table_file or scanned is not None):
         raise click.UsageError("--from and --scan compare one MODEL; name it before them")
@@ -144,7 +144,7 @@ def _scan(ref: str) -> ScoreTable:
     """Scores of the layers of a checkpoint, with a bar."""
     from wqk.checkpoints import open_checkpoint
     from wqk.cli import display
-    from wqk.scanning import scan
+    from wqk.scanning.scan import scan
 
     with display.progress(ref) as on_progress:
         checkpoint = open_checkpoint(ref)

@@ -30,8 +30,8 @@ def diff(
     import polars as pl
 
     from wqk.cli import display
-    from wqk.differences import diff as diff_checkpoints
-    from wqk.tables import records
+    from wqk.scanning.differences import diff as diff_checkpoints
+    from wqk.scanning.tables import records
 
     frame = diff_checkpoints(before, after, gamma=gamma, family=family)
     shown = frame if heads else frame.filter(pl.col("head").is_null())

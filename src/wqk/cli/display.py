@@ -16,16 +16,16 @@ from rich.table import Table
 from rich.text import Text
 
 from wqk.atlas import place
-from wqk.tables import SUMMARISED, records
+from wqk.scanning.tables import SUMMARISED, records
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from wqk.attention.explanation import Explanation
+    from wqk.attention.verification import Verification
     from wqk.checkpoints import Checkpoint
-    from wqk.explanation import Explanation
-    from wqk.scanning import Progress as ScanProgress
-    from wqk.tables import ScoreTable
-    from wqk.verification import Verification
+    from wqk.scanning.scan import Progress as ScanProgress
+    from wqk.scanning.tables import ScoreTable
 
 # polars' own handler lets a main thread that waits for others sleep on through Ctrl-C.
 if hasattr(signal, "siginterrupt"):

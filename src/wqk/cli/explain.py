@@ -29,8 +29,8 @@ def explain(
     Example:
       wqk explain google-bert/bert-base-uncased
     """
+    from wqk.attention.explanation import explain as explain_checkpoint
     from wqk.cli import display
-    from wqk.explanation import explain as explain_checkpoint
 
     explanation = explain_checkpoint(
         ref, family=family, heads_per_layer=heads_per_layer, revision=revision

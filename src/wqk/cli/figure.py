@@ -83,7 +83,7 @@ def _draw(name: str, sources: Sources, out: Path, as_json: bool) -> None:
     from wqk.cli import display
     from wqk.figures import FIGURES, Sources, numbers
     from wqk.figures.catalogue import check_ending, save
-    from wqk.tables import records
+    from wqk.scanning.tables import records
 
     check_ending(out)
     if sources == Sources():
@@ -97,7 +97,7 @@ def _draw(name: str, sources: Sources, out: Path, as_json: bool) -> None:
 
 def _own_models(part: str | None) -> Sources:
     """What a figure takes of the two models that come with the package."""
-    from wqk.demo import demo_details, demo_table
+    from wqk.demo.demo import demo_details, demo_table
     from wqk.figures import Sources
 
     return Sources(
@@ -108,9 +108,9 @@ def _own_models(part: str | None) -> Sources:
 
 def _write_table(name: Any, sources: Sources, out: Path | None) -> None:
     """Write one of the paper's tables, or print it."""
+    from wqk._files import write_whole
     from wqk.cli import display
     from wqk.figures import table_text
-    from wqk.files import write_whole
 
     text = table_text(name, sources, out.suffix if out else ".md")
     if out:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from wqk.tables import ScoreTable
+    from wqk.scanning.tables import ScoreTable
 
 
 @click.command()
@@ -47,8 +47,8 @@ def report(
       wqk report ./run -o run.html
     """
     from wqk.cli import display
-    from wqk.details import Details
     from wqk.reporting import check_report, write_report
+    from wqk.scanning.details import Details
 
     check_report(out)
     tables = [_table(source) for source in sources]
@@ -60,8 +60,8 @@ def report(
 def _table(source: Path) -> ScoreTable:
     """The scores in a file, in a training run, or in a survey."""
     from wqk.atlas import survey_table
-    from wqk.runs import SETTINGS, open_run
-    from wqk.tables import ScoreTable
+    from wqk.runs.run import SETTINGS, open_run
+    from wqk.scanning.tables import ScoreTable
 
     if (source / SETTINGS).is_file():
         return open_run(source).scores

@@ -90,10 +90,10 @@ def scan(
     """
     from wqk.checkpoints import open_checkpoint, steps_of
     from wqk.cli import display
-    from wqk.details import check_details_ending, join_details, read_details
     from wqk.reporting import check_report, write_report
-    from wqk.scanning import scan as scan_checkpoint
-    from wqk.tables import check_ending, join
+    from wqk.scanning.details import check_details_ending, join_details, read_details
+    from wqk.scanning.scan import scan as scan_checkpoint
+    from wqk.scanning.tables import check_ending, join
 
     for path, check in (
         (out, check_ending),

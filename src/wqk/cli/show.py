@@ -58,7 +58,7 @@ def show(
     from wqk.attention import attention_plan, load_attention
     from wqk.checkpoints import open_checkpoint
     from wqk.cli import display
-    from wqk.views import coupling_view, distance_view, form_view
+    from wqk.reporting.views import coupling_view, distance_view, form_view
 
     if sum((coupling, head is not None, distances is not None)) > 1:
         raise click.UsageError(

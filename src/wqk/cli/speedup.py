@@ -13,7 +13,7 @@ from wqk.cli.options import json_output
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from wqk.speedup import StartSpeedUp
+    from wqk.runs.speedup import StartSpeedUp
 
 
 @click.command()
@@ -53,8 +53,8 @@ def speedup(
       wqk speedup runs/random-* runs/symmetric-* runs/paired-*
     """
     from wqk.cli import display
-    from wqk.runs import open_run
-    from wqk.speedup import speedups
+    from wqk.runs.run import open_run
+    from wqk.runs.speedup import speedups
 
     comparisons = speedups([open_run(f) for f in folders], loss=loss, smoothing=smoothing)
     if as_json:

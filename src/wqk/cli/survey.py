@@ -63,8 +63,8 @@ def survey(
       wqk survey ./run --revision 'checkpoint-*000' --out run-scores
     """
     from wqk.cli import survey_display
-    from wqk.surveying import dask_executor
-    from wqk.surveying import survey as survey_checkpoints
+    from wqk.scanning.surveys import dask_executor
+    from wqk.scanning.surveys import survey as survey_checkpoints
 
     if jobs and dask:
         raise click.UsageError("--jobs counts processes here; a Dask cluster has its own workers")

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from wqk.surveying import SurveyProgress
-    from wqk.tables import ScoreTable
+    from wqk.scanning.surveys import SurveyProgress
+    from wqk.scanning.tables import ScoreTable
 
 # Failures and groups of duplicates that are printed; the manifest has all of them.
 MOST_LINES = 20
@@ -50,7 +50,7 @@ def rate(done: SurveyProgress) -> str:
 
     Examples
     --------
-    >>> from wqk.surveying import SurveyProgress
+    >>> from wqk.scanning.surveys import SurveyProgress
     >>> rate(SurveyProgress(jobs=20, done=9, failed=1, now=4, bytes_read=8_000_000, seconds=2.0))
     '2/s, 4 MB/s, 1 failed, 0:00:05 left'
     """

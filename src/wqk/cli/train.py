@@ -104,7 +104,7 @@ def train(
       wqk train --resume -o runs/encoder
     """
     from wqk.cli import train_display
-    from wqk.runs import open_run
+    from wqk.runs.run import open_run
     from wqk.training.training import train as train_model
 
     if corpus is None and not resume:

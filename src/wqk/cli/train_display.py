@@ -17,7 +17,7 @@ from wqk.cli import display
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from wqk.runs import Run
+    from wqk.runs.run import Run
     from wqk.training.progress import TrainingProgress
     from wqk.training.recipe import Recipe
 

@@ -36,8 +36,8 @@ def verify(
     Example:
       wqk verify google-bert/bert-base-uncased
     """
+    from wqk.attention.verification import verify as verify_checkpoint
     from wqk.cli import display
-    from wqk.verification import verify as verify_checkpoint
 
     result = verify_checkpoint(ref, family=family, text=text, seed=seed, revision=revision)
     if as_json:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Literal
 
 import polars as pl
 
+from wqk._files import write_whole
 from wqk.errors import TableError
 from wqk.figures import distances, heads, models, starts, terms, training
 from wqk.figures.matrix import examples
 from wqk.figures.style import PICTURES, save_figure
-from wqk.files import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from wqk.images import MatrixImage
-    from wqk.tables import ScoreTable
+    from wqk.forms.images import MatrixImage
+    from wqk.scanning.tables import ScoreTable
 
 SCORES = {"symmetry": "symmetry", "directionality_excess": "directionality (excess)"}
 

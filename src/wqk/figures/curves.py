@@ -16,8 +16,8 @@ from wqk.errors import RunError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from wqk.runs import Run
-    from wqk.tables import ScoreTable
+    from wqk.runs.run import Run
+    from wqk.scanning.tables import ScoreTable
 
 SCORES = ("symmetry", "directionality_excess")
 

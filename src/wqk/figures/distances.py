@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
-    from wqk.tables import ScoreTable
+    from wqk.scanning.tables import ScoreTable
 
 
 def distance_curves(values: Mapping[str, Any], title: str) -> Figure:
@@ -26,7 +26,7 @@ def distance_curves(values: Mapping[str, Any], title: str) -> Figure:
     ----------
     values
         ``distance``, and for each score a list over distances, and under ``heads`` the same for
-        every head: what `wqk.views.distance_view` gives.
+        every head: what `wqk.reporting.views.distance_view` gives.
     title
         What is shown.
     """

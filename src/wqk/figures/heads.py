@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
-    from wqk.details import BlockDetails
+    from wqk.scanning.details import BlockDetails
 
 LABEL = r"$\mathrm{tr}(M_a M_b) \,/\, \|M_a\| \|M_b\|$"
 

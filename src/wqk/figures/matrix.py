@@ -8,7 +8,7 @@ import numpy as np
 
 from wqk.figures.selection import titles
 from wqk.figures.style import BLUE, GREY, ORANGE, new_figure, style
-from wqk.images import MatrixImage
+from wqk.forms.images import MatrixImage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.gridspec import SubplotSpec
     from matplotlib.image import AxesImage
 
-    from wqk.details import BlockDetails
+    from wqk.scanning.details import BlockDetails
 
 # Colours reach their end at this quantile of the pixels' magnitudes.
 SATURATION = 0.995
@@ -30,7 +30,7 @@ def matrix(image: MatrixImage, title: str, subtitle: str = "") -> Figure:
     Parameters
     ----------
     image
-        From `wqk.images.matrix_image`.
+        From `wqk.forms.images.matrix_image`.
     title, subtitle
         What is shown, and its scores.
     """

@@ -22,7 +22,7 @@ from wqk.figures.style import (
     new_figure,
     style,
 )
-from wqk.model_sets import model_set, model_sets
+from wqk.scanning.surveys.model_sets import model_set, model_sets
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from wqk.images import MatrixImage
-    from wqk.tables import ScoreTable
+    from wqk.forms.images import MatrixImage
+    from wqk.scanning.tables import ScoreTable
 
 SCORES = {"symmetry": SYMMETRY, "directionality": DIRECTIONALITY}
 

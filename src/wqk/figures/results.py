@@ -6,18 +6,18 @@ from statistics import mean, stdev
 from typing import TYPE_CHECKING, Literal
 
 from wqk.atlas import TrainingResult, paper_table
-from wqk.cells import cells, differ_in_start
 from wqk.errors import RunError, TableError
 from wqk.figures.curves import held_out_losses
-from wqk.speedup import compare
+from wqk.runs.groups import cells, differ_in_start
+from wqk.runs.speedup import compare
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from wqk.atlas.paper_tables import Name
-    from wqk.cells import Cell
     from wqk.figures.sources import Sources
-    from wqk.runs import Run
+    from wqk.runs.groups import Cell
+    from wqk.runs.run import Run
 
 TEXTS: dict[str, Literal["markdown", "latex"]] = {".md": "markdown", ".tex": "latex"}
 
@@ -58,7 +58,7 @@ def training_results(runs: Sequence[Run]) -> list[TrainingResult]:
     """Mean and standard deviation over seeds of encoders' last held-out loss, and their speed-up.
 
     Runs that have not come to their last step are left out. A speed-up is over the random start of
-    the same recipe, where there is one; see `wqk.speedup`.
+    the same recipe, where there is one; see `wqk.runs.speedup`.
 
     Raises
     ------

@@ -11,7 +11,7 @@ from wqk.atlas.published import last_part
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from wqk.tables import ScoreTable
+    from wqk.scanning.tables import ScoreTable
 
 # What a title tells of a model, beside its name, where it tells models apart.
 TOLD = ("revision", "step", "stack", "kind", "circuit")

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wqk.atlas import survey_table
-from wqk.details import BlockDetails, Details
 from wqk.errors import TableError
-from wqk.runs import SETTINGS, Run, open_run
-from wqk.tables import ScoreTable, join
+from wqk.runs.run import SETTINGS, Run, open_run
+from wqk.scanning.details import BlockDetails, Details
+from wqk.scanning.tables import ScoreTable, join
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from wqk.cells import starts
 from wqk.figures.curves import loss_curves, loss_differences, of_cells, score_curves
 from wqk.figures.panels import draw_curve, draw_layers, finish_row, label_steps, letter
 from wqk.figures.style import (
@@ -23,6 +22,7 @@ from wqk.figures.style import (
     new_figure,
     style,
 )
+from wqk.runs.groups import starts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, FigureBase
 
-    from wqk.runs import Run
+    from wqk.runs.run import Run
 
 # What starts are told apart by, also in grey; penalties and combinations take what is left.
 LOOKS: dict[str, dict[str, Any]] = {

@@ -6,8 +6,8 @@ import io
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from wqk._files import write_whole
 from wqk.errors import MissingPackage, TableError
-from wqk.files import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from wqk.tables import ScoreTable
+    from wqk.scanning.tables import ScoreTable
 
 TERMS = ("symmetry_within_heads", "symmetry_between_heads", "symmetry_within_random")
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Literal
 
 import polars as pl
 
-from wqk.cells import modes, one, pairs
 from wqk.errors import RunError
 from wqk.figures.curves import SCORES, of_cells, score_curves
 from wqk.figures.panels import (
@@ -18,6 +17,7 @@ from wqk.figures.panels import (
     letter,
 )
 from wqk.figures.style import COLOURS, LABELS, PAGE, new_figure, style
+from wqk.runs.groups import modes, one, pairs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from wqk.cells import Comparison
     from wqk.figures.panels import End
-    from wqk.runs import Run
+    from wqk.runs.groups import Comparison
+    from wqk.runs.run import Run
 
 LINES = {"encoder": "-", "decoder": "--"}
 

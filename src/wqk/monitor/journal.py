@@ -7,10 +7,10 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
+from wqk._files import write_whole
 from wqk.errors import RunError, TableError
-from wqk.files import write_whole
-from wqk.runs import drop_after, read_lines, read_table
-from wqk.tables import ScoreTable, records
+from wqk.runs.run import drop_after, read_lines, read_table
+from wqk.scanning.tables import ScoreTable, records
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

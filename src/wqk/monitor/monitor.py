@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from wqk.monitor.tracking import Snapshot
-    from wqk.tables import ScoreTable
+    from wqk.scanning.tables import ScoreTable
 
 LOG = logging.getLogger("wqk.monitor")
 

@@ -9,10 +9,10 @@ import numpy as np
 import polars as pl
 
 from wqk.attention import load_attention
-from wqk.coordinates import Block
+from wqk.attention.coordinates import Block
 from wqk.forms import BilinearForm
-from wqk.scanning import scan_plans
-from wqk.tables import SUMMARISED, ScoreTable
+from wqk.scanning.scan import scan_plans
+from wqk.scanning.tables import SUMMARISED, ScoreTable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

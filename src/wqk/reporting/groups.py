@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from wqk.errors import TableError
-from wqk.tables import KEY, ScoreTable
+from wqk.scanning.tables import KEY, ScoreTable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

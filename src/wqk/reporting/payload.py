@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from wqk.tables import SCHEMA
+from wqk.scanning.tables import SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from wqk.details import BlockDetails, Details
     from wqk.reporting.groups import Group
+    from wqk.scanning.details import BlockDetails, Details
 
 # Pixels of all images together, and bins of the longest vector of norms; more make no difference to
 # the eye, and a file too large to send.

@@ -6,7 +6,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from wqk.atlas import place, published
-from wqk.tables import ScoreTable
+from wqk.scanning.tables import ScoreTable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,15 +11,15 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING
 
+from wqk._files import write_whole
 from wqk._version import __version__
-from wqk.details import Details
 from wqk.errors import MissingPackage, TableError
-from wqk.files import write_whole
 from wqk.reporting.groups import groups
 from wqk.reporting.payload import payload
 from wqk.reporting.placing import placement_list, placements, points
 from wqk.reporting.summary import notes, provenance, summary_table
-from wqk.tables import ScoreTable
+from wqk.scanning.details import Details
+from wqk.scanning.tables import ScoreTable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from wqk.tables import GROUP, SUMMARISED, ScoreTable
+from wqk.scanning.tables import GROUP, SUMMARISED, ScoreTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from wqk.forms import BilinearForm
-from wqk.scores import directionality, symmetry
+from wqk.forms.scores import directionality, symmetry
 
 if TYPE_CHECKING:
     from collections.abc import Callable

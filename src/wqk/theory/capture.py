@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wqk.attention import attention_plans
+from wqk.attention.verification.recording import shared_path
 from wqk.errors import TheoryError
 from wqk.families import Composed
-from wqk.verification.recording import shared_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence

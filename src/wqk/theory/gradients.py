@@ -147,7 +147,7 @@ def gradients(
 
     The model is run in evaluation mode, without dropout, and is left as it was: its parameters'
     own gradients are not touched. Numbers are as precise as the model's; for float64 throughout,
-    make it and run this within ``wqk.verification.running.double_precision()``.
+    make it and run this within ``wqk.attention.verification.running.double_precision()``.
 
     Parameters
     ----------

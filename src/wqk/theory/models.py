@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wqk.attention.verification.running import quiet
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import CheckpointError, MissingPackage, RunError, UnknownFamily
-from wqk.runs import SETTINGS, open_run
-from wqk.verification.running import quiet
+from wqk.runs.run import SETTINGS, open_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

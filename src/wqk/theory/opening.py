@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wqk.attention.verification.running import quiet
 from wqk.errors import CheckpointError, CorpusError
 from wqk.theory.models import (
     FAILURES,
@@ -16,7 +17,6 @@ from wqk.theory.models import (
 )
 from wqk.theory.subject import Subject
 from wqk.theory.text import Text, open_text
-from wqk.verification.running import quiet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

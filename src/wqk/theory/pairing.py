@@ -22,7 +22,7 @@ import numpy as np
 
 from wqk._typing import Array, Bool, Float
 from wqk.errors import TheoryError
-from wqk.scores import symmetry
+from wqk.forms.scores import symmetry
 from wqk.theory.gradients import gradients
 from wqk.theory.products import inner_product, trace_of_product
 

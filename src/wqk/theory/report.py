@@ -8,8 +8,8 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from wqk._files import write_whole
 from wqk.errors import TheoryError
-from wqk.files import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence

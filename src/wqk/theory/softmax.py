@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from wqk.scores import symmetry
+from wqk.forms.scores import symmetry
 from wqk.theory.products import cosine
 
 if TYPE_CHECKING:

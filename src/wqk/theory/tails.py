@@ -16,7 +16,7 @@ import numpy as np
 
 from wqk._typing import Array, Float
 from wqk.forms import BilinearForm
-from wqk.scores import directionality
+from wqk.forms.scores import directionality
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from wqk.forms import BilinearForm
-    from wqk.runs import Run
+    from wqk.runs.run import Run
 
 
 class Moment(NamedTuple):

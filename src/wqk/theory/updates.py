@@ -22,7 +22,7 @@ from wqk.attention import load_attention
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import TheoryError
 from wqk.forms import BilinearForm
-from wqk.scores import symmetry
+from wqk.forms.scores import symmetry
 from wqk.theory.capture import bilinear_plans
 from wqk.theory.products import cosine
 

@@ -23,7 +23,7 @@ from wqk._typing import Array, Float
 from wqk.attention import attention_plans, load_attention
 from wqk.checkpoints.live import Parameters
 from wqk.errors import CheckpointError, FormError
-from wqk.scores import symmetry
+from wqk.forms.scores import symmetry
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,7 +8,7 @@ import shutil
 from typing import TYPE_CHECKING
 
 from wqk.errors import CorpusError
-from wqk.runs import checkpoints_in
+from wqk.runs.run import checkpoints_in
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

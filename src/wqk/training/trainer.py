@@ -15,7 +15,7 @@ import torch
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from wqk.errors import RunError
-from wqk.runs import METRICS, append_line
+from wqk.runs.run import METRICS, append_line
 from wqk.training.blocks import HELD_OUT_MASKS, MASKS, draw_blocks, spaced_blocks, stream_seed
 from wqk.training.objectives import OBJECTIVES, Masking, RowSelection, Task, loss_of
 from wqk.training.progress import TrainingProgress

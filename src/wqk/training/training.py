@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wqk.errors import CorpusError, MissingPackage, RunError
-from wqk.runs import (
+from wqk.runs.run import (
     METRICS,
     Run,
     checkpoints_in,
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel, TrainingArguments
 
-    from wqk.initialization import Initialization
     from wqk.training.corpus.store import TokenStore
     from wqk.training.progress import TrainingProgress
+    from wqk.training.starts import Initialization
 
 
 def train(
@@ -95,10 +95,10 @@ def train(
         from wqk.training.trainer import Cadence, Reporter, RunTrainer
     except ImportError as error:
         raise MissingPackage(f"training needs {error.name}: pip install 'wqk[train]'") from None
-    from wqk.initialization import initialize_
     from wqk.training.blocks import places
     from wqk.training.corpus.store import TokenStore
     from wqk.training.models import build_model
+    from wqk.training.starts import initialize_
 
     folder = Path(folder)
     recipe, corpus = _what_to_do(recipe, corpus, folder, resume)

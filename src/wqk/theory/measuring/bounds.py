@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from wqk.scores import directionality, symmetry
+from wqk.forms.scores import directionality, symmetry
 from wqk.theory.bounds import shares_of_parts, simulate_scores
 from wqk.theory.finding import Finding, Verdict
 

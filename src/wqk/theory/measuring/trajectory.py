@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from wqk.runs import SETTINGS, open_run
+from wqk.runs.run import SETTINGS, open_run
 from wqk.theory.finding import Finding, Verdict, not_tested
 from wqk.theory.trajectory import follow
 

@@ -12,7 +12,7 @@ import polars as pl
 
 from wqk._version import __version__
 from wqk.errors import CorpusError
-from wqk.scanning import usable_cores
+from wqk.scanning.scan import usable_cores
 from wqk.training.corpus.encoding import Encoder
 from wqk.training.corpus.gathering import gather
 from wqk.training.corpus.header import SPLITS

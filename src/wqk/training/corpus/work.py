@@ -29,8 +29,8 @@ from zipfile import BadZipFile
 import numpy as np
 import polars as pl
 
+from wqk._files import write_whole
 from wqk.errors import CorpusError, WqkError
-from wqk.files import write_whole
 from wqk.training.corpus.writing import Chunk
 
 if TYPE_CHECKING:

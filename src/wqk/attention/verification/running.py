@@ -1,0 +1,182 @@
+"""A model, run by `transformers` in double precision with its attention recorded.
+
+Axes: B texts, H query heads, N tokens (I queries, J keys), D width.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wqk.attention import attention_plans
+from wqk.attention.verification.inputs import inputs_of
+from wqk.attention.verification.recording import heads_apart, listen, require_records
+from wqk.checkpoints import open_checkpoint
+from wqk.errors import CheckpointError, UnknownFamily
+from wqk.families import find_family, load_family
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import numpy as np
+
+    from wqk.attention.verification.recording import Application
+    from wqk.checkpoints import Checkpoint
+    from wqk.families import AttentionPlan, Family
+
+# Inputs that tell tokens from padding, (B, N).
+PADDING_MASKS = ("attention_mask", "decoder_attention_mask")
+
+
+def run(
+    ref: Any,
+    checkpoint: Checkpoint,
+    plans: Sequence[AttentionPlan],
+    family: Path | None,
+    *,
+    text: str | None,
+    tokens: Sequence[int] | None,
+    length: int,
+    seed: int,
+    **hub: Any,
+) -> tuple[list[list[Application]], dict[int, np.ndarray]]:
+    """Run a model once.
+
+    Parameters
+    ----------
+    ref, family, text, tokens, length, seed, **hub
+        As for `wqk.attention.verification.verify`.
+    checkpoint, plans
+        What ``ref`` holds on disk.
+
+    Returns
+    -------
+    Every application of the attention of each plan; and which tokens are no padding, (B, N) by N.
+
+    Raises
+    ------
+    UnknownFamily
+        `transformers` has no code for the model, or its modules are not those of the family.
+    CheckpointError
+        The model cannot be loaded or run, or PyTorch or `transformers` is not installed.
+    """
+    _require_packages(ref)
+    import torch
+
+    known = load_family(family) if family else find_family(checkpoint)
+    with quiet(), double_precision():
+        try:
+            model = _load_model(ref, checkpoint, known, hub)
+            if text is not None and tokens is None:
+                tokens = _tokenized(ref, text, hub)
+            inputs = inputs_of(model, tokens, length, seed)
+            records = listen(model, plans, attention_plans(open_checkpoint(model), family))
+            with torch.no_grad(), heads_apart():
+                model(**inputs, output_attentions=True)
+            require_records(model, plans, records)
+        except (ValueError, TypeError, LookupError, OSError, RuntimeError, ImportError) as error:
+            reason = str(error).strip().splitlines()[:1] or [type(error).__name__]
+            raise CheckpointError(f"{checkpoint.name}: cannot be run ({reason[0]})") from error
+    masks = [inputs[name].numpy() for name in PADDING_MASKS if name in inputs]
+    return records, {mask.shape[1]: mask.astype(bool) for mask in masks}
+
+
+def _require_packages(ref: Any) -> None:
+    if not isinstance(ref, str | os.PathLike) or Path(ref).is_file():
+        raise CheckpointError(
+            "a model is verified from its folder or from the hub, "
+            f"got {ref if isinstance(ref, str | os.PathLike) else type(ref).__name__}; "
+            "save it with its config.json and name the folder"
+        )
+    try:
+        import torch  # noqa: F401
+        import transformers  # noqa: F401
+    except ImportError as error:
+        raise CheckpointError(
+            f"a model is verified by running it, and {error.name} is not installed; "
+            "pip install 'wqk[train]'"
+        ) from None
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No progress bars and no advice: tensors that no attention needs may well be missing."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def double_precision() -> Iterator[None]:
+    """Everything that asks PyTorch for float32 gets float64.
+
+    Models compute rotary angles and the softmax in float32 by name, whatever their weights are.
+    """
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    def doubled(value: Any) -> Any:
+        return torch.float64 if value is torch.float32 else value
+
+    class DoublePrecision(TorchFunctionMode):  # type: ignore[misc]
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if func in (torch.Tensor.view, torch.frombuffer):  # bytes as what they are
+                return func(*args, **(kwargs or {}))
+            func = torch.Tensor.double if func is torch.Tensor.float else func
+            named = {key: doubled(value) for key, value in (kwargs or {}).items()}
+            return func(*map(doubled, args), **named)
+
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with DoublePrecision():
+            yield
+    finally:
+        torch.set_default_dtype(default)
+
+
+def _load_model(ref: Any, checkpoint: Checkpoint, family: Family, hub: Mapping[str, Any]) -> Any:
+    """The model, in float64, with attention that can be looked at; without its head if it can."""
+    import torch
+    import transformers
+    from transformers import CONFIG_MAPPING, AutoModel
+
+    model_type = checkpoint.config.get("model_type")
+    code = model_type if model_type in CONFIG_MAPPING else family.runs_as
+    if code not in CONFIG_MAPPING:
+        raise UnknownFamily(
+            f"{checkpoint.name}: the installed transformers has no code for model type "
+            f"{model_type!r}, so its attention cannot be run and compared"
+        )
+    config = CONFIG_MAPPING[code].from_pretrained(ref, **hub)
+    config._experts_implementation = "eager"  # the fused kernels know no float64
+    named = (config.architectures or [""])[0] if family.runs_with_head else ""
+    return (
+        getattr(transformers, named, AutoModel)
+        .from_pretrained(
+            ref, config=config, dtype=torch.float64, attn_implementation="eager", **hub
+        )
+        .eval()
+    )
+
+
+def _tokenized(ref: Any, text: str, hub: Mapping[str, Any]) -> list[int]:
+    from transformers import AutoTokenizer
+
+    tokens: list[int] = AutoTokenizer.from_pretrained(ref, **hub)(text)["input_ids"]
+    return tokens

@@ -1,0 +1,5 @@
+"""Two small models that come with the package, scanned side by side."""
+
+from wqk.demo.demo import demo_model
+
+__all__ = ["demo_model"]

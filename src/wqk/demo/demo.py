@@ -1,0 +1,133 @@
+"""Two small models that come with the package: one encoder and one decoder, trained alike."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import polars as pl
+
+from wqk.attention import read_attention
+from wqk.forms.images import matrix_image
+from wqk.scanning.details import Details, join_details, read_details
+from wqk.scanning.scan import scan
+from wqk.scanning.tables import ScoreTable, join
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FOLDER = Path(__file__).parent / "models"
+Name = Literal["encoder", "decoder"]
+MODELS: tuple[Name, ...] = ("encoder", "decoder")
+
+
+def demo_model(name: Name) -> Path:
+    """Folder of a model that comes with the package: its query and key weights and configuration.
+
+    Both were trained on the same text, with the same shape and recipe, one to fill in masked
+    characters and one to predict the next (``examples/train_demo_pair.py``).
+
+    Examples
+    --------
+    >>> sorted(path.name for path in demo_model("decoder").iterdir())
+    ['config.json', 'model.safetensors']
+    """
+    return FOLDER / name
+
+
+def demo_training() -> dict[str, Any]:
+    """How the demo pair was trained: text, steps, losses."""
+    training: dict[str, Any] = json.loads((FOLDER / "training.json").read_text(encoding="utf-8"))
+    return training
+
+
+def demo_table() -> ScoreTable:
+    """Scores of the encoder and the decoder, in one table, under these names."""
+    tables = [scan(FOLDER / name) for name in MODELS]
+    return join(
+        [
+            ScoreTable(table.frame.with_columns(checkpoint=pl.lit(name)), table.metadata)
+            for name, table in zip(MODELS, tables, strict=True)
+        ]
+    )
+
+
+def demo_details() -> Details:
+    """Matrices, norms and coupling of heads of both, under the same names."""
+    looks = []
+    for name in MODELS:
+        look = read_details(FOLDER / name)
+        blocks = (replace(b, place=replace(b.place, checkpoint=name)) for b in look.blocks)
+        looks.append(Details(tuple(blocks), look.gamma))
+    return join_details(looks)
+
+
+def demo_introduction() -> str:
+    """What the two models are, in a few sentences."""
+    training = demo_training()
+    encoder, decoder = (training[name]["held_out_loss"] for name in MODELS)
+    config = json.loads((demo_model("encoder") / "config.json").read_text(encoding="utf-8"))
+    return (
+        f"Two models of one shape ({config['num_hidden_layers']} layers, width "
+        f"{config['hidden_size']}, {config['num_attention_heads']} heads), trained from the same "
+        f"start on the same {training['tokens'] / 1e6:.1f} million characters of Wikipedia. The "
+        "encoder fills in masked characters from both sides, the decoder predicts the next one "
+        f"from the left. Held-out loss {encoder:.2f} and {decoder:.2f} nats; letters by their "
+        f"frequency alone cost {training['unigram_entropy']:.2f}."
+    )
+
+
+def demo_verdict(table: ScoreTable) -> str:
+    """What shows of the paper's contrast, layer by layer, and what does not."""
+    layers = table.layers.frame
+    encoder, decoder = (layers.filter(checkpoint=name).sort("layer") for name in MODELS)
+    return "\n".join(
+        (
+            _claim(
+                "bidirectional training makes W_qk symmetric",
+                "symmetry",
+                encoder,
+                decoder,
+                encoder["symmetry"] > decoder["symmetry"],
+            ),
+            _claim(
+                "autoregressive training makes columns dominate",
+                "directionality_excess",
+                encoder,
+                decoder,
+                decoder["directionality_excess"] < encoder["directionality_excess"],
+            ),
+        )
+    )
+
+
+def _claim(
+    claim: str, score: str, encoder: pl.DataFrame, decoder: pl.DataFrame, holds: pl.Series
+) -> str:
+    against = [str(layer) for layer, ok in zip(encoder["layer"], holds, strict=True) if not ok]
+    medians = ", ".join(
+        f"{name} {np.median(frame[score]):.2f}"
+        for name, frame in (("encoder", encoder), ("decoder", decoder))
+    )
+    verdict = f"not in layer {', '.join(against)}" if against else "in every layer"
+    label = score.replace("_excess", " (excess)")
+    return f"The paper: {claim}. Here: {verdict}; median {label} {medians}."
+
+
+def demo_figure(table: ScoreTable) -> Figure:
+    """Score curves of both models, and one layer's matrix of each (needs matplotlib)."""
+    from wqk.figures import contrast
+
+    # The layers in which each model shows its structure most.
+    layers = table.layers.frame
+    encoder = layers.filter(checkpoint="encoder").sort("symmetry")["layer"][-1]
+    decoder = layers.filter(checkpoint="decoder").sort("directionality_excess")["layer"][0]
+    chosen: dict[Name, int] = {"encoder": encoder, "decoder": decoder}
+    matrices = {
+        f"{name}, layer {layer}": matrix_image(read_attention(demo_model(name), layer).form)
+        for name, layer in chosen.items()
+    }
+    return contrast(table, matrices)

@@ -1,0 +1,266 @@
+"""Symmetry and directionality of a form, their null model, and the coupling of heads.
+
+===========================  =========================================  =======================
+paper                        here                                       range
+===========================  =========================================  =======================
+s, Definition 3.1            `symmetry`                                 [-1, 1]
+d, Definition 3.2            `directionality`                           [-1, 1], columns negative
+Proposition S1.17            `symmetry_null`                            [0, 1]
+sum over heads, S20          `head_terms`, `coupling`                   unbounded, [-1, 1]
+===========================  =========================================  =======================
+
+Axes: ``...`` a stack of forms, H query heads, G key heads, D width, R head width.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from array_api_compat import array_namespace
+
+from wqk._typing import Array, Bool, Float
+from wqk.errors import FormError
+from wqk.forms.kernels import root, row_dots, times_power
+
+if TYPE_CHECKING:
+    from wqk.forms import BilinearForm
+
+Weight = Literal["norm", "excess"]
+
+# Norms that differ by less than this part of their mean have no spread, only rounding.
+NO_SPREAD = 1e-6
+
+
+def symmetry(form: BilinearForm) -> Float[Array, "*stack"]:
+    """Symmetry s = tr(M M) / ‖M‖²_F = (‖M_s‖² − ‖M_n‖²) / ‖M‖²_F, shape (...).
+
+    Definition 3.1 with the range of Proposition S1.17: 1 for a symmetric, −1 for a skew-symmetric
+    matrix, 1/d on average for a random one (Equation 15 prints a further factor 2, which neither
+    the proposition nor any published number has). NaN for the zero matrix.
+
+    Raises
+    ------
+    FormError
+        The form is not square.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from wqk import BilinearForm
+    >>> a = np.array([[1.0], [0.0]])
+    >>> b = np.array([[0.0], [1.0]])
+    >>> [float(symmetry(f)) for f in (BilinearForm(a, a), BilinearForm(a, b))]
+    [1.0, 0.0]
+    """
+    _require_square(form, "symmetry")
+    return _ratio(form.moments.trace_of_square, form)
+
+
+def symmetry_null(form: BilinearForm) -> Float[Array, "*stack"]:
+    """Mean symmetry when the signs of M's rows are drawn at random: Σ_i M_ii² / ‖M‖², shape (...).
+
+    It keeps the row scales, so that a few outlying dimensions do not pass for symmetry: a fairer
+    zero than the 1/d of a matrix with independent entries.
+
+    Raises
+    ------
+    FormError
+        The form is not square.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from wqk import BilinearForm
+    >>> float(symmetry_null(BilinearForm(np.ones((4, 1)), np.ones((4, 1)))))
+    0.25
+    """
+    _require_square(form, "symmetry_null")
+    xp = array_namespace(form.query, form.key)
+    diagonal = row_dots(form.moments.query, form.moments.key, xp)
+    return _ratio(xp.sum(diagonal * diagonal, axis=-1), form)
+
+
+def directionality(
+    form: BilinearForm, gamma: float = 2.0, weight: Weight = "norm"
+) -> Float[Array, "*stack"]:
+    """Directionality d = (R − C) / (R + C), shape (...): negative where few columns dominate.
+
+    R (C) is the sum over the rows (columns) whose L2 norm exceeds mean + gamma · std of the row
+    (column) norms, std with n − 1. 0 where neither side has such outliers, NaN for the zero matrix.
+
+    Parameters
+    ----------
+    form
+        One form or a stack; it need not be square.
+    gamma
+        How many standard deviations above the mean an outlier lies.
+    weight
+        ``"norm"`` sums the outliers' norms: Definition 3.2 as printed. ``"excess"`` sums norm −
+        threshold: the rule behind all published tables and figures, continuous at the threshold.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from wqk import BilinearForm
+    >>> columns = np.ones((16, 1)); columns[3] = 10.0
+    >>> float(directionality(BilinearForm(np.ones((16, 1)), columns)))
+    -1.0
+    """
+    xp = array_namespace(form.query, form.key)
+    moments = form.moments
+    rows = _outlier_sum(moments.row_norms, gamma, weight)
+    columns = _outlier_sum(moments.column_norms, gamma, weight)
+    total = rows + columns
+    empty = total == 0
+    score = (rows - columns) / xp.where(empty, xp.ones_like(total), total)
+    return xp.where(moments.square_norm > 0, score, xp.full_like(score, math.nan))
+
+
+def outliers(norms: Float[Array, "... n"], gamma: float = 2.0) -> Bool[Array, "... n"]:
+    """Which norms exceed mean + gamma · std (n − 1) along the last axis; none without a spread.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> outliers(np.array([1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 9.0]))
+    array([False, False, False, False, False, False,  True])
+    """
+    return _excess(norms, gamma) > 0
+
+
+def _outlier_sum(norms: Array, gamma: float, weight: Weight) -> Array:
+    if weight not in ("norm", "excess"):
+        raise FormError(f"weight must be 'norm' or 'excess', got {weight!r}")
+    xp = array_namespace(norms)
+    excess = _excess(norms, gamma)
+    summand = norms if weight == "norm" else excess
+    return xp.sum(xp.where(excess > 0, summand, xp.zeros_like(norms)), axis=-1)
+
+
+def _excess(norms: Array, gamma: float) -> Array:
+    """Each norm less the threshold mean + gamma · std; all zero where there is no spread."""
+    xp = array_namespace(norms)
+    if norms.shape[-1] < 2:
+        return xp.zeros_like(norms)
+    mean = xp.mean(norms, axis=-1, keepdims=True)
+    spread = xp.std(norms, axis=-1, correction=1, keepdims=True)
+    excess = norms - (mean + gamma * spread)
+    return xp.where(spread > NO_SPREAD * mean, excess, xp.zeros_like(excess))
+
+
+class HeadTerms(NamedTuple):
+    """A layer's symmetry, split into what its heads do alone and what they do together.
+
+    The two terms add up to the layer's symmetry but are not shares of it: where heads cancel each
+    other in the sum, both are large. ``within_random`` is the within term expected if the same rank
+    dimensions had been dealt into heads at random, which the within term has to be compared with.
+    """
+
+    within: Float[Array, ""]
+    between: Float[Array, ""]
+    within_random: Float[Array, ""]
+
+
+def head_terms(heads: BilinearForm, layer: BilinearForm | None = None) -> HeadTerms:
+    """Split the symmetry of Σ_h M_h into Σ_h tr(M_h M_h) and Σ_{a≠b} tr(M_a M_b), over ‖M‖².
+
+    The control deals the G·R key dimensions into G groups of R at random, and each dimension's H/G
+    queries to the heads of its group. With a_k the summed queries of dimension k, C_kl = b_k · a_l
+    and r = G R, the expected within term is the sum of squares of all H R single terms plus
+    (R − 1)/(r − 1) · G/H · Σ_{k≠l} C_kl C_lk.
+
+    Parameters
+    ----------
+    heads
+        The heads of one layer as a stack (G, H/G): query (G, H/G, D, R), key (G, 1, D, R). In the
+        value-output circuit it is the first factor that is shared.
+    layer
+        Their sum, where it is at hand; `BilinearForm.sum` otherwise.
+
+    Raises
+    ------
+    FormError
+        The heads are not square, or not stacked as (G, H/G).
+    """
+    _require_square(heads, "head_terms")
+    stacks = [tuple(factor.shape[:-2]) for factor in (heads.query, heads.key)]
+    if len(heads.stack) != 2 or (heads.stack[0], 1) not in stacks:
+        raise FormError(
+            "heads must be stacked as (G, H/G) over a factor stacked as (G, 1), "
+            f"got {stacks[0]} and {stacks[1]}"
+        )
+    xp = array_namespace(heads.query, heads.key)
+    layer = heads.sum() if layer is None else layer
+    key_heads, queries_per_key = heads.stack
+    # Each head may carry its own power of two, the layer has its own: the terms need one.
+    power = heads.moments.exponent - layer.moments.exponent
+    within = _ratio(xp.sum(times_power(heads.moments.trace_of_square, 2 * power)), layer)
+    singles = times_power(_dots(heads.moments.query, heads.moments.key), power[..., None])
+    diagonal = _dots(layer.moments.query, layer.moments.key)
+    pairs = layer.moments.trace_of_square - xp.sum(diagonal**2)
+    together = (heads.rank - 1) / max(1, key_heads * heads.rank - 1) / queries_per_key
+    return HeadTerms(
+        within=within,
+        between=symmetry(layer) - within,
+        within_random=_ratio(xp.sum(singles**2) + together * pairs, layer),
+    )
+
+
+def coupling(heads: BilinearForm) -> Float[Array, "heads heads"]:
+    """T[a, b] = tr(M_a M_b) / (‖M_a‖ ‖M_b‖), shape (H, H): 1 where head b is head a's transpose.
+
+    The diagonal holds the heads' own symmetries. T is symmetric. Zero heads give NaN.
+
+    Parameters
+    ----------
+    heads
+        A stack of square forms of any stack shape; H is its size, in row-major order.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from wqk import BilinearForm
+    >>> a, b = np.array([[1.0], [0.0]]), np.array([[0.0], [1.0]])
+    >>> coupling(BilinearForm(np.stack([a, b]), np.stack([b, a])))
+    array([[0., 1.],
+           [1., 0.]])
+    """
+    _require_square(heads, "coupling")
+    xp = array_namespace(heads.query, heads.key)
+    count = math.prod(heads.stack)
+    moments = heads.moments
+    query, key = (
+        xp.reshape(xp.broadcast_to(f, (*heads.stack, *f.shape[-2:])), (count, *f.shape[-2:]))
+        for f in (moments.query, moments.key)
+    )
+    # One row of heads at a time: C_ab = B_aᵀ A_b and C_ba for all b.
+    rows = []
+    for a in range(count):
+        forward = xp.matmul(xp.matrix_transpose(key[a, ...]), query)
+        backward = xp.matmul(xp.matrix_transpose(key), query[a, ...])
+        rows.append(xp.sum(forward * xp.matrix_transpose(backward), axis=(-2, -1)))
+    norms = root(xp.reshape(moments.square_norm, (count,)), xp)
+    return _quotient(xp.stack(rows), norms[:, None] * norms[None, :], xp)
+
+
+def _dots(query: Array, key: Array) -> Array:
+    """b_k · a_k for each rank dimension."""
+    return array_namespace(query, key).linalg.vecdot(query, key, axis=-2)
+
+
+def _ratio(value: Array, form: BilinearForm) -> Array:
+    """``value / ‖M / 2**exponent‖²``, NaN for the zero matrix."""
+    return _quotient(value, form.moments.square_norm, array_namespace(form.query, form.key))
+
+
+def _quotient(value: Array, size: Array, xp: Any) -> Array:
+    """``value / size``, NaN where the size is 0."""
+    is_zero = size == 0
+    quotient = value / xp.where(is_zero, xp.ones_like(size), size)
+    return xp.where(is_zero, xp.full_like(quotient, math.nan), quotient)
+
+
+def _require_square(form: BilinearForm, what: str) -> None:
+    if not form.is_square:
+        raise FormError(f"{what} needs a square form, got {form.shape[0]} × {form.shape[1]}")

@@ -1,6 +1,0 @@
-"""Queries and keys of a model before it is trained: symmetric, paired, skew, mimetic, in place."""
-
-from wqk.initialization.initializing import KINDS, initialize_
-from wqk.initialization.report import FormScores, Initialization, LayerChange
-
-__all__ = ["KINDS", "FormScores", "Initialization", "LayerChange", "initialize_"]

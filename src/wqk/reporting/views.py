@@ -1,0 +1,140 @@
+"""One form, or one layer's heads, looked at closely: the values and the picture of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wqk.attention.coordinates import Coordinates, read_block
+from wqk.errors import FormError
+from wqk.figures import save_figure
+from wqk.forms.images import matrix_image
+from wqk.forms.scores import coupling, directionality, symmetry
+from wqk.scanning.scan import score_heads
+from wqk.scanning.tables import SUMMARISED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from matplotlib.figure import Figure
+
+    from wqk.attention import Attention
+    from wqk.checkpoints import Checkpoint
+    from wqk.families import AttentionPlan
+
+
+@dataclass(frozen=True)
+class View:
+    """A closer look.
+
+    Attributes
+    ----------
+    title, subtitle
+        What is shown, and its scores.
+    values
+        What the picture is drawn from, as JSON can hold it.
+    figure
+        Draws the picture (needs matplotlib).
+    """
+
+    title: str
+    subtitle: str
+    values: Mapping[str, Any]
+    figure: Callable[[], Figure]
+
+    def save(self, path: Path) -> None:
+        """Write the picture; whole or not at all."""
+        save_figure(self.figure(), path)
+
+
+def form_view(attention: Attention, name: str, head: int | None = None, gamma: float = 2.0) -> View:
+    """A layer's form, or one head's: its image, norms, and outlying rows and columns.
+
+    Raises
+    ------
+    FormError
+        There is no such head.
+    """
+    if head is not None and not 0 <= head < attention.head_count:
+        raise FormError(
+            f"{name}: there is no head {head}; heads are 0 to {attention.head_count - 1}"
+        )
+    form = attention.form if head is None else attention.head(head)
+    title = name if head is None else f"{name}, head {head}"
+    image = matrix_image(form, gamma=gamma)
+    scores = {
+        **({"symmetry": float(symmetry(form))} if form.is_square else {}),
+        "directionality": float(directionality(form, gamma)),
+        "directionality_excess": float(directionality(form, gamma, "excess")),
+    }
+    subtitle = ", ".join(f"{key.replace('_', ' ')} {value:.2f}" for key, value in scores.items())
+
+    def figure() -> Figure:
+        from wqk.figures import matrix
+
+        return matrix(image, title, subtitle)
+
+    values = {
+        "layer": attention.layer,
+        "head": head,
+        **scores,
+        "outlying_rows": np.flatnonzero(image.outlying_rows).tolist(),
+        "outlying_columns": np.flatnonzero(image.outlying_columns).tolist(),
+        "row_norms": image.row_norms.tolist(),
+        "column_norms": image.column_norms.tolist(),
+    }
+    return View(title, subtitle, values, figure)
+
+
+def distance_view(
+    checkpoint: Checkpoint,
+    plan: AttentionPlan,
+    name: str,
+    distances: Sequence[int],
+    gamma: float = 2.0,
+) -> View:
+    """A layer's scores, and its heads', as functions of the relative distance (rotary models)."""
+    block = read_block(checkpoint, plan, Coordinates(distances=tuple(distances)))
+    scored = [score_heads(form, gamma=gamma) for _, form in block.forms]
+    values: dict[str, Any] = {
+        "layer": plan.layer,
+        "distance": list(distances),
+        **{score: [rows[0][score] for rows in scored] for score in SUMMARISED},
+        "heads": {
+            score: [[row[score] for row in rows[1:]] for rows in scored] for score in SUMMARISED
+        },
+    }
+    first, last = (scored[end][0]["symmetry"] for end in (0, -1))
+    title = f"{name}, by distance"
+    subtitle = f"symmetry {first:.2f} at distance {distances[0]}, {last:.2f} at {distances[-1]}"
+
+    def figure() -> Figure:
+        from wqk.figures import distance_curves
+
+        return distance_curves(values, title)
+
+    return View(title, subtitle, values, figure)
+
+
+def coupling_view(attention: Attention, name: str) -> View:
+    """How far each pair of a layer's heads are each other's transposes."""
+    matrix = np.asarray(coupling(attention.heads))
+    pairs = matrix[np.triu_indices(len(matrix), 1)]
+    strongest = np.unravel_index(np.argmax(np.triu(matrix, 1)), matrix.shape)
+    title = f"{name}, coupling of heads"
+    subtitle = (
+        f"strongest pair {strongest[0]} and {strongest[1]}: {matrix[strongest]:.2f}; "
+        f"{np.mean(pairs > 0):.0%} of pairs positive"
+        if len(pairs)
+        else "a single head"
+    )
+
+    def figure() -> Figure:
+        from wqk.figures import coupling as draw
+
+        return draw(matrix, title)
+
+    return View(title, subtitle, {"layer": attention.layer, "coupling": matrix.tolist()}, figure)

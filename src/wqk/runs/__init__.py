@@ -1,0 +1,1 @@
+"""A training run's folder, runs grouped by seed, and how much sooner one group learns."""

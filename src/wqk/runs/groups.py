@@ -1,0 +1,253 @@
+"""Training runs in order: cells (one recipe, several seeds), and cells that compare.
+
+Two runs are of one cell if nothing that decides their numbers differs but the seed. Cells compare
+if they differ in one thing alone: an encoder and its decoder, a start and other starts.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from itertools import product
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from wqk.errors import RunError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from wqk.runs.run import Run
+
+# Fields of a recipe in which runs of one cell may differ, or which do not touch the numbers.
+WITHIN_A_CELL = {"seed", "preset", "keep_checkpoints", "save_every"}
+
+# What an encoder and a decoder that compare differ in, and what starts that compare differ in.
+MODE = ("mode", "objective")
+START = ("init", "init_keep_norm", "penalty", "penalty_weight")
+
+# What titles leave out: told in other words, or only of when a run was looked at.
+UNTOLD = {
+    "mode", "corpus", "fingerprint", *START,
+    "log_every", "held_out_every", "held_out_blocks", "score_every",
+}  # fmt: skip
+
+T = TypeVar("T")
+
+OWN_OBJECTIVES = {("encoder", "masked"), ("decoder", "causal")}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Runs that differ in nothing but the seed.
+
+    Attributes
+    ----------
+    runs
+        At least one.
+    settings
+        What they share: the fields of their recipe that are on (``objective`` where it is not the
+        mode's own), the name of the corpus' folder as ``corpus``, and its ``fingerprint``.
+    """
+
+    runs: tuple[Run, ...]
+    settings: Mapping[str, Any]
+
+    @property
+    def mode(self) -> str:
+        """``encoder`` or ``decoder``."""
+        return str(self.settings.get("mode"))
+
+    @property
+    def penalty(self) -> str:
+        """What is added to the loss, with its weight; empty where nothing is."""
+        penalty = self.settings.get("penalty", "none")
+        weight = self.settings.get("penalty_weight", 0)
+        return "" if penalty == "none" else f"{penalty} penalty {weight:g}"
+
+    @property
+    def start(self) -> str:
+        """How queries and keys start, and the penalty, in words."""
+        init = str(self.settings.get("init", "random"))
+        norm = "norm kept" if self.settings.get("init_keep_norm") else ""
+        words = [init] if init != "random" or not self.penalty else []
+        return ", ".join(filter(None, [*words, norm, self.penalty]))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """An encoder and a decoder that are trained alike, or one of them alone.
+
+    Attributes
+    ----------
+    title
+        The corpus, and what tells it from other comparisons on corpora of that name.
+    cells
+        By mode, the encoder first.
+    """
+
+    title: str
+    cells: Mapping[str, Cell]
+
+
+def cells(runs: Iterable[Run]) -> list[Cell]:
+    """Gather runs that differ in their seed alone, in the order of the first of each.
+
+    Examples
+    --------
+    >>> from tempfile import mkdtemp
+    >>> from wqk.runs.run import create_run
+    >>> folder = mkdtemp()
+    >>> runs = [create_run(f"{folder}/{init}-{seed}", {"recipe": {"init": init, "seed": seed}})
+    ...         for init in ("random", "paired") for seed in (1, 2)]
+    >>> [(cell.start, [run.name for run in cell.runs]) for cell in cells(runs)]
+    [('random', ['random-1', 'random-2']), ('paired', ['paired-1', 'paired-2'])]
+    """
+    return [Cell(tuple(group), _settings(group[0])) for group in _gathered(runs, _settings)]
+
+
+def pairs(runs: Sequence[Run], figure: str) -> list[Comparison]:
+    """Encoders and decoders that differ in nothing else.
+
+    Raises
+    ------
+    RunError
+        There is no such pair; says what ``figure`` needs.
+    """
+    found = [members for members in _by_mode(runs) if len(members) == 2]
+    if not found:
+        raise RunError(
+            f"{figure} needs runs of an encoder and of a decoder that are trained alike: wqk train "
+            f"--mode encoder and --mode decoder; got {_listed(runs, MODE[0])}"
+        )
+    return _comparisons(found)
+
+
+def modes(runs: Iterable[Run]) -> list[Comparison]:
+    """As `pairs`, and cells that are no part of a pair."""
+    return _comparisons(_by_mode(runs))
+
+
+def starts(runs: Sequence[Run], figure: str, penalties: bool) -> dict[str, Cell]:
+    """The cells that differ in how they start alone, or, with ``penalties``, in the penalty.
+
+    The random start comes first.
+
+    Raises
+    ------
+    RunError
+        No two cells do, or those of several recipes do.
+    """
+    some = [cell for cell in cells(runs) if penalties or not cell.penalty]
+    groups = [group for group in _gathered(some, _without(START)) if len(group) > 1]
+    if not groups:
+        raise RunError(
+            f"{figure} needs runs that start differently and are trained alike: wqk train --init "
+            f"random and --init symmetric; got {_listed(runs, START[0])}"
+        )
+    if len(groups) > 1:
+        titles = "; ".join(_titles([group[0] for group in groups]))
+        raise RunError(
+            f"{figure} compares the starts of one recipe; got those of {titles}: give the runs of "
+            "one"
+        )
+    ordered = sorted(groups[0], key=lambda cell: cell.start != "random")
+    return {cell.start: cell for cell in ordered}
+
+
+def differ_in_start(left: Cell, right: Cell) -> bool:
+    """Whether two cells are alike in everything but how they start and the penalty."""
+    bare = _without(START)
+    return bare(left) == bare(right)
+
+
+def one(comparisons: Sequence[Comparison], figure: str, instead: str) -> Comparison:
+    """The only comparison there is.
+
+    Raises
+    ------
+    RunError
+        There are several.
+    """
+    if len(comparisons) > 1:
+        titles = "; ".join(comparison.title for comparison in comparisons)
+        raise RunError(
+            f"{figure} shows one pair of recipes; got {titles}: give the runs of one, or draw "
+            f"{instead}, which shows all"
+        )
+    return comparisons[0]
+
+
+def _settings(run: Run) -> dict[str, Any]:
+    """What decides a run's numbers, but for its seed.
+
+    What is off is left out, for runs that were recorded before there was such a field lack it.
+    """
+    recipe = {k: v for k, v in run.recipe.items() if v and k not in WITHIN_A_CELL}
+    if (recipe.get("mode"), recipe.get("objective")) in OWN_OBJECTIVES:
+        del recipe["objective"]
+    corpus = run.settings.get("corpus", {})
+    named = {"corpus": PurePath(corpus.get("folder", "")).name}
+    return named | recipe | {"fingerprint": corpus.get("fingerprint")}
+
+
+def _gathered(items: Iterable[T], key: Callable[[T], Any]) -> list[list[T]]:
+    """Items with equal keys together, in the order of the first of each."""
+    groups: dict[str, list[T]] = {}
+    for item in items:
+        groups.setdefault(json.dumps(key(item), sort_keys=True), []).append(item)
+    return list(groups.values())
+
+
+def _without(names: Sequence[str]) -> Callable[[Cell], dict[str, Any]]:
+    """A cell's settings but some."""
+    return lambda cell: {k: v for k, v in cell.settings.items() if k not in names}
+
+
+def _by_mode(runs: Iterable[Run]) -> list[tuple[Cell, ...]]:
+    """Each encoder with each decoder that differs in the mode alone; others by themselves."""
+    found: list[tuple[Cell, ...]] = []
+    for group in _gathered(cells(runs), _without(MODE)):
+        encoders, decoders = (
+            [cell for cell in group if cell.mode == mode] for mode in ("encoder", "decoder")
+        )
+        found += product(encoders, decoders) if encoders and decoders else ((c,) for c in group)
+    return found
+
+
+def _comparisons(found: Sequence[tuple[Cell, ...]]) -> list[Comparison]:
+    titles = _titles([members[-1] for members in found])
+    return [
+        Comparison(title, {cell.mode: cell for cell in members})
+        for title, members in zip(titles, found, strict=True)
+    ]
+
+
+def _titles(some: Sequence[Cell]) -> list[str]:
+    """The corpus, and what differs among cells whose corpora are called alike."""
+    titles = []
+    for cell in some:
+        corpus = cell.settings["corpus"]
+        others = [other for other in some if other.settings["corpus"] == corpus]
+        words = [corpus or "corpus without a name"]
+        if _varies(others, "fingerprint"):
+            words.append(str(cell.settings["fingerprint"])[:8])
+        if len({other.start for other in others}) > 1:
+            words.append(cell.start)
+        words += [
+            f"{name.replace('_', ' ')} {value}"
+            for name, value in cell.settings.items()
+            if name not in UNTOLD and _varies(others, name)
+        ]
+        titles.append(", ".join(words))
+    return titles
+
+
+def _varies(some: Iterable[Cell], name: str) -> bool:
+    return len({str(cell.settings.get(name)) for cell in some}) > 1
+
+
+def _listed(runs: Sequence[Run], field: str) -> str:
+    """What a field of the runs' recipes holds."""
+    values = dict.fromkeys(str(run.recipe.get(field)) for run in runs)
+    return f"{len(runs)} runs ({field} {', '.join(values)})" if runs else "no run"

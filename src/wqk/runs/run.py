@@ -1,0 +1,266 @@
+"""Run directories: what a training run has left so far, readable while it goes on.
+
+::
+
+    RUN/run.json         recipe, model configuration, environment, corpus; written once
+    RUN/metrics.jsonl    losses, one JSON object a line, appended
+    RUN/scores.jsonl     a score table with a `step` on every row, appended
+    RUN/updates.jsonl    the same for what changed since the last look
+    RUN/checkpoint-N/    the model after N steps, and all that a resumed run needs; renamed into
+                         place when complete
+
+A killed run leaves whole lines and at most one torn last line, which is not read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from wqk._files import write_whole
+from wqk.errors import RunError
+from wqk.scanning.tables import ScoreTable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from os import PathLike
+
+SETTINGS, METRICS, SCORES, UPDATES = "run.json", "metrics.jsonl", "scores.jsonl", "updates.jsonl"
+
+METRICS_SCHEMA: dict[str, pl.DataType] = {
+    "step": pl.Int64(),
+    "loss": pl.Float64(),
+    "penalty": pl.Float64(),
+    "held_out_loss": pl.Float64(),
+    "learning_rate": pl.Float64(),
+    "tokens": pl.Int64(),
+    "seconds": pl.Float64(),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run's directory; files are read when first asked for, and then kept.
+
+    Attributes
+    ----------
+    folder
+        The run's directory.
+    settings
+        What ``run.json`` holds: ``recipe``, ``model``, ``corpus``, ``environment``.
+    """
+
+    folder: Path
+    settings: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        """The folder's own name."""
+        return self.folder.resolve().name
+
+    @property
+    def recipe(self) -> Mapping[str, Any]:
+        """Everything that decided the numbers, as `wqk.training.recipe.Recipe` wrote it."""
+        return self._setting("recipe")
+
+    @property
+    def corpus(self) -> Mapping[str, Any]:
+        """The token store that it learns from: ``folder``, ``fingerprint``, ``unit`` and others."""
+        return self._setting("corpus")
+
+    def _setting(self, name: str) -> Mapping[str, Any]:
+        """A part of the settings.
+
+        Raises
+        ------
+        RunError
+            There is none.
+        """
+        part = self.settings.get(name)
+        if not isinstance(part, dict):
+            raise RunError(f"{self.folder / SETTINGS}: expected an object {name!r}, got {part!r}")
+        return part
+
+    @cached_property
+    def metrics(self) -> pl.DataFrame:
+        """One row for each step that was logged, in order, with the columns of `METRICS_SCHEMA`.
+
+        ``loss`` is the mean in nats per predicted token since the row before, without the
+        ``penalty``; ``held_out_loss`` is null where it was not taken; ``tokens`` and ``seconds``
+        (of training) count from the start of the run.
+
+        Raises
+        ------
+        RunError
+            A line before the last is damaged.
+        """
+        path = self.folder / METRICS
+        try:
+            lines = pl.DataFrame(read_lines(path), schema=METRICS_SCHEMA)
+        except (TypeError, pl.exceptions.PolarsError) as error:
+            reason = str(error).splitlines()[0]
+            raise RunError(f"{path}: does not hold a run's metrics ({reason})") from None
+        merged = [pl.col(name).drop_nulls().last() for name in METRICS_SCHEMA if name != "step"]
+        return lines.group_by("step").agg(merged).sort("step")
+
+    @cached_property
+    def scores(self) -> ScoreTable:
+        """Scores along the run; no rows where nobody has watched it."""
+        return read_table(self.folder / SCORES)
+
+    @cached_property
+    def updates(self) -> ScoreTable:
+        """Scores of the forms' change since the look before, under the step of the later one."""
+        return read_table(self.folder / UPDATES)
+
+    @cached_property
+    def checkpoints(self) -> list[tuple[int, Path]]:
+        """Steps and folders of the complete checkpoints, earliest first."""
+        return checkpoints_in(self.folder)
+
+
+def open_run(folder: str | PathLike[str]) -> Run:
+    """The run in a folder, finished or still going on.
+
+    Raises
+    ------
+    RunError
+        The folder holds no run, or its ``run.json`` cannot be read.
+
+    Examples
+    --------
+    >>> from tempfile import mkdtemp
+    >>> run = create_run(mkdtemp() + "/first", {"recipe": {"steps": 2}})
+    >>> append_line(run.folder / METRICS, {"step": 1, "loss": 2.5, "seconds": 0.1})
+    >>> append_line(run.folder / METRICS, {"step": 1, "held_out_loss": 2.75})
+    >>> again = open_run(run.folder)
+    >>> again.name, again.recipe["steps"], again.checkpoints
+    ('first', 2, [])
+    >>> again.metrics.select("step", "loss", "held_out_loss").rows()
+    [(1, 2.5, 2.75)]
+    """
+    folder = Path(folder)
+    path = folder / SETTINGS
+    try:
+        settings = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise RunError(f"{folder}: a run's folder has a {SETTINGS}; there is none") from None
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError):
+        settings = None
+    if not isinstance(settings, dict):
+        raise RunError(f"{path}: a run's settings are one JSON object; this holds something else")
+    return Run(folder, settings)
+
+
+def create_run(folder: str | PathLike[str], settings: Mapping[str, Any]) -> Run:
+    """Make a folder that holds a run's settings and nothing else yet.
+
+    Raises
+    ------
+    RunError
+        There is a run already, or the folder cannot be written.
+    """
+    folder = Path(folder)
+    if (folder / SETTINGS).exists():
+        raise RunError(f"{folder}: holds a run already; resume it, or choose another folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{folder}: cannot be made ({error.strerror})") from None
+    content = json.dumps(dict(settings), indent=2, ensure_ascii=False) + "\n"
+    write_whole(folder / SETTINGS, content.encode())
+    return Run(folder, dict(settings))
+
+
+def checkpoints_in(folder: Path) -> list[tuple[int, Path]]:
+    """Steps and folders of a run's complete checkpoints, earliest first."""
+    matches = ((re.fullmatch(r"checkpoint-(\d+)", path.name), path) for path in folder.iterdir())
+    return sorted((int(match[1]), path) for match, path in matches if match and path.is_dir())
+
+
+@contextmanager
+def one_writer(folder: Path) -> Iterator[None]:
+    """Keep other processes from training in the same folder; the lock ends with the process.
+
+    Raises
+    ------
+    RunError
+        Another process holds the lock.
+    """
+    import fcntl
+
+    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise RunError(f"{folder}: another process is training here; wait until it ends") from None
+    finally:
+        os.close(descriptor)
+
+
+def append_line(path: Path, record: Mapping[str, Any]) -> None:
+    """Add one JSON object to a file of JSON lines, in a single write."""
+    with path.open("ab", buffering=0) as file:
+        file.write(json.dumps(dict(record), ensure_ascii=False).encode() + b"\n")
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The JSON objects of a file, one a line; a torn last line is left out; no file, no lines.
+
+    Raises
+    ------
+    RunError
+        A whole line is not a JSON object, or the file cannot be read.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read ({error.strerror})") from None
+    records = []
+    for number, line in enumerate(content.split(b"\n")[:-1], start=1):
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            record = None
+        if not isinstance(record, dict):
+            raise RunError(f"{path}: line {number} is not a JSON object")
+        records.append(record)
+    return records
+
+
+def drop_after(path: Path, step: int) -> None:
+    """Rewrite a file of JSON lines without those of later steps, and without a torn line."""
+    if path.exists():
+        kept = [line for line in read_lines(path) if line.get("step", 0) <= step]
+        lines = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept)
+        write_whole(path, lines.encode())
+
+
+def read_table(path: Path) -> ScoreTable:
+    """A score table that is being appended to: what `ScoreTable.load` reads, less a torn last line.
+
+    Raises
+    ------
+    RunError
+        A whole line is no row of a score table, or the file cannot be read.
+    """
+    lines = read_lines(path)
+    metadata = lines.pop(0)["metadata"] if lines and "metadata" in lines[0] else {}
+    try:
+        return ScoreTable.from_rows(lines, metadata)
+    except (TypeError, ValueError, pl.exceptions.PolarsError) as error:
+        reason = str(error).splitlines()[0]
+        raise RunError(f"{path}: does not hold a run's scores ({reason})") from None

@@ -1,0 +1,1 @@
+"""From checkpoints to score tables: one, many, or two compared."""

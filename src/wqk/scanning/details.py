@@ -1,0 +1,355 @@
+"""What a picture of a form needs and a table's row cannot hold, in one ``.npz`` file.
+
+=========================  =====  ==================================================================
+key                        type   what
+=========================  =====  ==================================================================
+``contents``               uint8  JSON in UTF-8: ``format``, ``version``, ``gamma``, and ``blocks``
+``N/row_norms``            f2     (d_query,), in units of the block's ``norm_unit``
+``N/column_norms``         f2     (d_key,), likewise
+``N/outlying_rows``        i4     numbers of the rows beyond mean + gamma · std
+``N/outlying_columns``     i4     likewise of columns
+``N/image``                i1     (height, width), at most 256 × 256: 127 is ``image_unit`` or more
+``N/coupling``             f2     (H, H), upper triangle; absent where the form is not square
+=========================  =====  ==================================================================
+
+N counts the blocks, which ``contents`` describes in the same order: checkpoint, revision, step,
+stack, kind, layer, circuit and distance, as in a score table, and the two units. All of it is about
+layers; of single heads only the coupling is kept.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+import zipfile
+import zlib
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from wqk._files import write_whole
+from wqk._typing import Array, Float
+from wqk.attention import attention_plans
+from wqk.attention.coordinates import Coordinates, read_block
+from wqk.checkpoints import open_checkpoint
+from wqk.errors import TableError
+from wqk.forms.images import matrix_image
+from wqk.forms.scores import coupling
+from wqk.scanning.scan import Progress, plan_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from os import PathLike
+
+    from wqk.forms import BilinearForm
+
+FORMAT, VERSION = "wqk details", 1
+SIDE = 256
+
+# Colours reach their end at this quantile of the pixels' magnitudes.
+SATURATION = 0.995
+LEVELS = 127
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which layer's form it is; the same names and values as in a score table's rows."""
+
+    checkpoint: str
+    revision: str | None
+    step: int | None
+    stack: str
+    kind: str
+    layer: int
+    circuit: str
+    distance: int
+
+
+@dataclass(frozen=True, eq=False)
+class BlockDetails:
+    """One layer's form as pictures need it.
+
+    Attributes
+    ----------
+    place
+        Which layer it is.
+    row_norms, column_norms
+        L2 norms of all rows (d_query,) and columns (d_key,).
+    outlying_rows, outlying_columns
+        Numbers of those that exceed mean + gamma · std.
+    image
+        Entries, (height, width), of at most 256 × 256 pixels; in each the entry of largest
+        magnitude, in steps of ``image_unit / 127`` and cut off beyond ±``image_unit``.
+    image_unit
+        Magnitude at which the image is cut off: the 99.5 % quantile of the pixels.
+    coupling
+        (H, H), see `wqk.coupling`; None where the form is not square.
+    """
+
+    place: Place
+    row_norms: Float[Array, " d_query"]
+    column_norms: Float[Array, " d_key"]
+    outlying_rows: np.ndarray
+    outlying_columns: np.ndarray
+    image: np.ndarray
+    image_unit: float
+    coupling: Float[Array, "heads heads"] | None = None
+
+
+@dataclass(frozen=True, repr=False)
+class Details:
+    """The details of many layers, from one checkpoint or several.
+
+    Examples
+    --------
+    >>> import wqk
+    >>> details = wqk.read_details(wqk.demo_model("encoder"))
+    >>> details
+    Details(4 layers)
+    >>> details.blocks[0].image.shape, details.blocks[0].coupling.shape
+    ((128, 128), (4, 4))
+    """
+
+    blocks: tuple[BlockDetails, ...]
+    gamma: float = 2.0
+
+    def __repr__(self) -> str:
+        return f"Details({len(self.blocks)} layers)"
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write an ``.npz`` file, whole or not at all.
+
+        It takes about 60 kB for a layer of width 768 and 12 heads, 150 kB for one of width 16,384
+        and 128 heads.
+
+        Raises
+        ------
+        TableError
+            The ending is another one, or the file cannot be written.
+        """
+        path = Path(path)
+        check_details_ending(path)
+        arrays: dict[str, np.ndarray] = {}
+        described = []
+        for number, block in enumerate(self.blocks):
+            entry, packed = _packed(block)
+            described.append(entry)
+            arrays |= {f"{number}/{name}": array for name, array in packed.items()}
+        contents = {
+            "format": FORMAT,
+            "version": VERSION,
+            "gamma": self.gamma,
+            "blocks": described,
+        }
+        buffer = io.BytesIO()
+        text = np.frombuffer(json.dumps(contents).encode(), np.uint8)
+        np.savez_compressed(buffer, contents=text, **arrays)  # type: ignore[arg-type]
+        write_whole(path, buffer.getvalue())
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Details:
+        """Read what `save` wrote; nothing in the file is ever executed.
+
+        Raises
+        ------
+        TableError
+            There is no such file, or it does not hold details.
+        """
+        try:
+            if not zipfile.is_zipfile(path) and Path(path).exists():
+                raise ValueError("it is no .npz file")
+            with np.load(path, allow_pickle=False) as file:
+                contents = json.loads(_array(file, "contents", np.uint8, 1).tobytes())
+                if contents["format"] != FORMAT or contents["version"] != VERSION:
+                    raise ValueError(f"its format is not {FORMAT!r}, version {VERSION}")
+                blocks = tuple(
+                    _unpacked(entry, file, f"{number}/")
+                    for number, entry in enumerate(contents["blocks"])
+                )
+                return cls(blocks, float(contents["gamma"]))
+        except FileNotFoundError:
+            raise TableError(f"{path}: there is no such file") from None
+        except _UNREADABLE as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise TableError(f"{path}: holds no details of a scan ({reason})") from None
+
+
+def check_details_ending(path: Path) -> None:
+    """Raise `TableError` where no details can be saved under this name."""
+    if path.suffix != ".npz":
+        raise TableError(f"{path}: details are saved as .npz; got the ending {path.suffix!r}")
+
+
+def join_details(parts: Iterable[Details]) -> Details:
+    """All layers of several; where gamma differs, the first one's stays."""
+    parts = list(parts)
+    blocks = tuple(block for part in parts for block in part.blocks)
+    return Details(blocks, parts[0].gamma) if parts else Details(())
+
+
+def read_details(
+    ref: Any,
+    *,
+    gamma: float = 2.0,
+    circuit: Literal["qk", "ov"] = "qk",
+    fold_norm: bool = False,
+    bias: bool = False,
+    distance: int = 0,
+    family: Path | None = None,
+    heads_per_layer: int | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    **hub: Any,
+) -> Details:
+    """Look at every layer of a checkpoint closely: image, norms, outliers, coupling of heads.
+
+    Parameters
+    ----------
+    ref, gamma, circuit, fold_norm, bias, family, heads_per_layer
+        As for `wqk.scan`.
+    distance
+        One relative distance (rotary models).
+    on_progress
+        Called after every layer.
+    **hub
+        As for `wqk.open_checkpoint`.
+
+    Raises
+    ------
+    WqkError
+        The checkpoint cannot be found, read or understood; see `wqk.errors`.
+    """
+    checkpoint = open_checkpoint(ref, **hub)
+    plans = attention_plans(checkpoint, family, heads_per_layer)
+    coordinates = Coordinates(circuit, fold_norm, bias, (distance,))
+    start, bytes_read = time.perf_counter(), 0
+    blocks = []
+    for done, plan in enumerate(plans, 1):
+        ((_, heads),) = read_block(checkpoint, plan, coordinates).forms
+        place = Place(
+            checkpoint=checkpoint.name,
+            revision=checkpoint.revision,
+            step=checkpoint.step,
+            stack=plan.stack,
+            kind=plan.rule.kind,
+            layer=plan.layer,
+            circuit=circuit,
+            distance=distance,
+        )
+        blocks.append(block_details(place, heads, gamma))
+        bytes_read += plan_bytes(checkpoint, plan, coordinates)
+        if on_progress:
+            on_progress(Progress(done, len(plans), bytes_read, time.perf_counter() - start))
+    return Details(tuple(blocks), gamma)
+
+
+def block_details(place: Place, heads: BilinearForm, gamma: float = 2.0) -> BlockDetails:
+    """What pictures need of one layer, from its heads as a stack (G, H/G)."""
+    picture = matrix_image(heads.sum(), SIDE, gamma)
+    unit = float(np.quantile(np.abs(picture.pixels), SATURATION)) or 1.0
+    image = np.rint(np.clip(picture.pixels / unit, -1, 1) * LEVELS).astype(np.int8)
+    return BlockDetails(
+        place,
+        picture.row_norms,
+        picture.column_norms,
+        np.flatnonzero(picture.outlying_rows).astype(np.int32),
+        np.flatnonzero(picture.outlying_columns).astype(np.int32),
+        image,
+        unit,
+        np.asarray(coupling(heads)) if heads.is_square else None,
+    )
+
+
+def _packed(block: BlockDetails) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """A block's entry in the contents, and its arrays in their small types."""
+    largest = max(float(block.row_norms.max()), float(block.column_norms.max()))
+    unit = largest or 1.0
+    arrays = {
+        "row_norms": (block.row_norms / unit).astype(np.float16),
+        "column_norms": (block.column_norms / unit).astype(np.float16),
+        "outlying_rows": block.outlying_rows,
+        "outlying_columns": block.outlying_columns,
+        "image": block.image,
+    }
+    if block.coupling is not None:
+        arrays["coupling"] = np.triu(block.coupling).astype(np.float16)
+    return {**vars(block.place), "norm_unit": unit, "image_unit": block.image_unit}, arrays
+
+
+def _unpacked(entry: Mapping[str, Any], file: Mapping[str, np.ndarray], at: str) -> BlockDetails:
+    """A block out of a file that may hold anything."""
+    place = Place(**{field.name: entry[field.name] for field in fields(Place)})
+    _check_place(place)
+    unit, image_unit = float(entry["norm_unit"]), float(entry["image_unit"])
+    rows, columns = (
+        _array(file, f"{at}{side}_norms", np.float16, 1).astype(np.float32) * np.float32(unit)
+        for side in ("row", "column")
+    )
+    outlying_rows, outlying_columns = (
+        _numbers(file, f"{at}outlying_{side}s", len(norms))
+        for side, norms in (("row", rows), ("column", columns))
+    )
+    image = _array(file, f"{at}image", np.int8, 2)
+    if max(image.shape) > SIDE:
+        raise ValueError(f"{at}image is larger than {SIDE} × {SIDE}: {image.shape}")
+    heads = _array(file, f"{at}coupling", np.float16, 2) if f"{at}coupling" in file else None
+    if heads is not None:
+        if heads.shape[0] != heads.shape[1]:
+            raise ValueError(f"{at}coupling is not square: {heads.shape}")
+        heads = np.triu(heads.astype(np.float32)) + np.triu(heads.astype(np.float32), 1).T
+    return BlockDetails(
+        place, rows, columns, outlying_rows, outlying_columns, image, image_unit, heads
+    )
+
+
+def _check_place(place: Place) -> None:
+    """Names must be strings and numbers whole, as a row of a score table has them."""
+    texts = [place.checkpoint, place.stack, place.kind, place.circuit]
+    numbers = [place.layer, place.distance]
+    texts += [place.revision] if place.revision is not None else []
+    numbers += [place.step] if place.step is not None else []
+    if not all(isinstance(text, str) for text in texts) or not all(
+        type(number) is int for number in numbers
+    ):
+        raise ValueError("a block says neither its checkpoint nor its layer")
+
+
+def _array(file: Mapping[str, np.ndarray], name: str, dtype: type, axes: int) -> np.ndarray:
+    """One array of the file, of the type and number of axes that it must have, and not empty."""
+    array = file[name]
+    if array.dtype != dtype or array.ndim != axes or array.size == 0:
+        raise ValueError(
+            f"{name} must be {np.dtype(dtype).name} with {axes} axes, "
+            f"got {array.dtype.name} of shape {array.shape}"
+        )
+    return array
+
+
+def _numbers(file: Mapping[str, np.ndarray], name: str, length: int) -> np.ndarray:
+    """Numbers of outlying rows or columns, which may be none."""
+    array = file[name]
+    if array.dtype != np.int32 or array.ndim != 1:
+        raise ValueError(f"{name} must be int32 with 1 axis, got {array.dtype} {array.shape}")
+    if array.size and not 0 <= array.min() <= array.max() < length:
+        raise ValueError(f"{name} names rows or columns that do not exist")
+    return array
+
+
+# What a file that holds no details ends in.
+_UNREADABLE = (
+    AttributeError,
+    EOFError,
+    KeyError,
+    MemoryError,
+    NotImplementedError,
+    OSError,
+    OverflowError,
+    RecursionError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    zipfile.BadZipFile,
+    zlib.error,
+)

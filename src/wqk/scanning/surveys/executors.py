@@ -1,0 +1,189 @@
+"""Where a survey's jobs run: in processes of its own, on any executor, on a Dask cluster."""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    BrokenExecutor,
+    CancelledError,
+    Future,
+    ProcessPoolExecutor,
+    as_completed,
+    wait,
+)
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from wqk.errors import MissingPackage, RunError
+from wqk.scanning.scan import usable_cores
+from wqk.scanning.surveys.work import Outcome, failure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable, Iterator
+    from concurrent.futures import Executor
+
+    from wqk.scanning.surveys.jobs import Job
+
+# More processes than this are asked for, not taken: each may hold a block of a large model.
+MOST_JOBS = 8
+
+# Seconds to wait for a Dask scheduler's answer.
+TIMEOUT = 10
+
+
+class WorkerDied(Exception):
+    """A worker process ended in the middle of a job."""
+
+
+def default_jobs() -> int:
+    """As many processes as this process may use cores, within reason."""
+    return min(MOST_JOBS, usable_cores())
+
+
+def run_on(
+    executor: Executor, work: Callable[[Job], Outcome], jobs: Iterable[Job]
+) -> Generator[tuple[Job, Outcome], None, None]:
+    """Outcomes from any executor, as they come.
+
+    Raises
+    ------
+    RunError
+        The executor has broken down, so that the rest will not be done either.
+    """
+    running = {executor.submit(work, job): job for job in jobs}
+    try:
+        for future in as_completed(list(running)):
+            job = running.pop(future)
+            try:
+                outcome = future.result()
+            except (BrokenExecutor, CancelledError) as error:
+                raise RunError(
+                    f"the executor gave up ({type(error).__name__}); what is done is kept: start "
+                    "it anew and survey again"
+                ) from None
+            except Exception as error:  # the executor's own: a worker that died, no way to send
+                outcome = failure(error)
+            yield job, outcome
+    finally:
+        for future in running:
+            future.cancel()
+
+
+def run_in_processes(
+    work: Callable[[Job], Outcome], jobs: Iterable[Job], processes: int
+) -> Generator[tuple[Job, Outcome], None, None]:
+    """Outcomes from worker processes, as they come.
+
+    A process that dies takes the whole pool along, and does not tell which job it was at. Jobs that
+    were under way then run again one by one; the one during which a process dies has failed.
+
+    Raises
+    ------
+    RunError
+        No worker process can be started.
+    """
+    waiting = deque(jobs)
+    suspects: deque[Job] = deque()
+    while waiting or suspects:
+        queue, at_once = (suspects, 1) if suspects else (waiting, processes)
+        # One more than there are processes, so that none waits for us; a suspect runs alone.
+        limit = 1 if suspects else at_once + 1
+        running: dict[Future[Outcome], Job] = {}
+        with _pool(at_once) as pool:
+            broken: list[Job] = []
+            while (queue or running) and not broken:
+                while queue and len(running) < limit:
+                    try:
+                        running[pool.submit(work, queue[0])] = queue[0]
+                    except BrokenExecutor:
+                        break
+                    queue.popleft()
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    job = running.pop(future)
+                    try:
+                        outcome = future.result()
+                    except BrokenExecutor:
+                        broken.append(job)
+                        continue
+                    yield job, outcome
+            broken += running.values()
+        if limit == 1 and broken:
+            died = WorkerDied("the process at work on it was killed, or ran out of memory")
+            yield broken[0], failure(died)
+        else:
+            suspects.extend(broken)
+
+
+@contextmanager
+def _pool(processes: int) -> Iterator[ProcessPoolExecutor]:
+    """Fresh processes, not forked: threads and locks of ours would come along."""
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_start_worker)
+    try:
+        try:
+            pool.submit(os.getpid).result()
+        except BrokenExecutor:
+            raise RunError(
+                "no worker process can be started; in a script, survey under `if __name__ == "
+                "'__main__':`, or give an executor such as ThreadPoolExecutor()"
+            ) from None
+        yield pool
+    except BaseException:
+        # Nobody waits for the jobs under way any more.
+        for process in (getattr(pool, "_processes", None) or {}).values():
+            process.terminate()
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _start_worker() -> None:
+    """Leave interrupts to the parent, and end when it ends, however that comes about."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
+
+
+@contextmanager
+def dask_executor(address: str) -> Iterator[Executor]:
+    """The workers of a Dask scheduler as an executor.
+
+    Parameters
+    ----------
+    address
+        The scheduler's, such as ``tcp://host:8786``.
+
+    Raises
+    ------
+    MissingPackage
+        dask.distributed is not installed.
+    RunError
+        No scheduler answers there.
+    """
+    try:
+        distributed: Any = importlib.import_module("distributed")
+    except ImportError:
+        raise MissingPackage(
+            "a Dask cluster needs distributed: pip install 'wqk[cluster]'"
+        ) from None
+    try:
+        client = distributed.Client(address, timeout=TIMEOUT, set_as_default=False)
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise RunError(
+            f"{address}: no Dask scheduler answers ({reason}); expected such as tcp://host:8786"
+        ) from None
+    with client:
+        yield client.get_executor(pure=False)

@@ -1,0 +1,208 @@
+"""What a survey consists of: refs and revisions become jobs, one for each checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from wqk.checkpoints import steps_of
+from wqk.checkpoints.local import has_weights
+from wqk.errors import CheckpointError, HubError, WqkError
+from wqk.scanning.surveys.model_sets import is_model_set, model_set, read_list
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+# The step in a revision's or a folder's name: step1000, checkpoint-1000, stage1-step1000-tokens5B.
+STEP = re.compile(r"(?:^|[-_])(?:global_?)?(?:step|checkpoint)[-_]?(\d+)(?![\d.kM])")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One checkpoint of a survey.
+
+    Attributes
+    ----------
+    name, revision, step
+        As they stand in the table.
+    location
+        What a worker opens, in whatever folder it runs: an absolute path, a hub id, a URL.
+    problem
+        Why there is nothing to open, where the ref itself cannot be followed.
+    """
+
+    name: str
+    revision: str | None
+    step: int | None
+    location: str
+    problem: WqkError | None = None
+
+    @property
+    def title(self) -> str:
+        """Name and revision, for people."""
+        return self.name + (f" @ {self.revision}" if self.revision else "")
+
+    @property
+    def key(self) -> str:
+        """The same for the same name and revision, always; good as a file's name."""
+        identity = json.dumps([self.name, self.revision]).encode()
+        digest = hashlib.blake2b(identity, digest_size=8).hexdigest()
+        readable = re.sub(r"[^A-Za-z0-9.]+", "-", self.title).strip("-.")[-60:]
+        return f"{readable}-{digest}"
+
+
+def expand(
+    refs: Iterable[str],
+    revisions: Sequence[str] = (),
+    list_revisions: Callable[[str], list[str]] | None = None,
+) -> list[Job]:
+    """Every checkpoint that refs and revisions stand for, in their order, each once.
+
+    Parameters
+    ----------
+    refs
+        Folders, files, hub ids, URLs, named sets, and ``@file`` for a list of these.
+    revisions
+        Names or patterns (``step*``) of hub revisions, or of a run's step folders.
+    list_revisions
+        All revisions of a repository; asked only for patterns.
+
+    Returns
+    -------
+    list of Job
+        A ref that cannot be followed is a job with a problem.
+
+    Raises
+    ------
+    CheckpointError
+        There is no such list or named set.
+
+    Examples
+    --------
+    >>> [job.title for job in expand(["owner/model"], ["step8", "step16"])]
+    ['owner/model @ step8', 'owner/model @ step16']
+    """
+    jobs: dict[str, Job] = {}
+    for ref in _words(refs):
+        try:
+            found = list(_jobs_of(ref, revisions, list_revisions or hub_revisions))
+        except WqkError as error:
+            found = [Job(ref, None, None, ref, problem=error)]
+        for job in found:
+            jobs.setdefault(job.key, job)
+    return list(jobs.values())
+
+
+def hub_revisions(repository: str) -> list[str]:
+    """Names of a repository's branches and tags.
+
+    Raises
+    ------
+    HubError
+        The hub does not tell.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = HfApi().list_repo_refs(repository)
+    except HFValidationError:
+        raise CheckpointError(
+            f"{repository}: neither a path here nor a hub id, so it has no revisions"
+        ) from None
+    except Exception as error:  # the client lets errors of its transport through, of any class
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise HubError(f"{repository}: its revisions cannot be listed ({reason})") from None
+    return list(dict.fromkeys(ref.name for ref in (*found.branches, *found.tags)))
+
+
+def natural_order(name: str) -> list[str | int]:
+    """A key that sorts numbers within names as numbers: step2 before step10.
+
+    Examples
+    --------
+    >>> sorted(["step10", "step2", "main"], key=natural_order)
+    ['main', 'step2', 'step10']
+    """
+    return [int(t) if i % 2 else t for i, t in enumerate(re.split(r"([0-9]+)", name))]
+
+
+def step_in(name: str | None) -> int | None:
+    """The training step that a revision or a folder is named after.
+
+    Examples
+    --------
+    >>> [step_in(name) for name in ("step1000", "checkpoint-20", "stage1-step150-tokens1B", "v2.0")]
+    [1000, 20, 150, None]
+    """
+    found = STEP.search(name or "")
+    return int(found[1]) if found else None
+
+
+def _words(refs: Iterable[str]) -> Iterator[str]:
+    """Refs with lists and named sets written out."""
+    for ref in refs:
+        if ref.startswith("@"):
+            for line in read_list(Path(ref[1:])):
+                if line.startswith("@"):
+                    raise CheckpointError(f"{ref[1:]}: a list cannot name another list, got {line}")
+                yield from model_set(line) if is_model_set(line) else [line]
+        elif is_model_set(ref):
+            yield from model_set(ref)
+        else:
+            yield ref
+
+
+def _jobs_of(
+    ref: str, revisions: Sequence[str], list_revisions: Callable[[str], list[str]]
+) -> Iterator[Job]:
+    if _exists(ref):
+        for path in _matching_steps(ref, revisions) if revisions else steps_of(ref):
+            absolute = Path(path).absolute()
+            yield Job(path, None, step_in(absolute.name), str(absolute))
+    elif not revisions:
+        yield Job(ref, None, None, ref)
+    else:
+        for name in _matching(revisions, lambda: list_revisions(ref), ref):
+            yield Job(ref, name, step_in(name), ref)
+
+
+def _matching_steps(ref: str, patterns: Sequence[str]) -> list[str]:
+    """A run's folders with weights whose names match."""
+    run = Path(ref)
+    if not run.is_dir():
+        raise CheckpointError(f"{ref}: a file has no revisions; leave out --revision for it")
+    steps = [path.name for path in run.iterdir() if has_weights(path)]
+    found = (name for pattern in patterns for name in _chosen(pattern, steps, ref))
+    return [str(run / name) for name in dict.fromkeys(found)]
+
+
+def _matching(patterns: Sequence[str], names: Callable[[], list[str]], ref: str) -> dict[str, None]:
+    """Revisions that are named or match; they are listed only where there is a pattern."""
+    found: dict[str, None] = {}
+    for pattern in patterns:
+        is_plain = not set(pattern) & set("*?[")
+        found |= dict.fromkeys([pattern] if is_plain else _chosen(pattern, names(), ref))
+    return found
+
+
+def _chosen(pattern: str, names: Sequence[str], ref: str) -> list[str]:
+    chosen = [name for name in names if fnmatchcase(name, pattern)]
+    if not chosen:
+        some = ", ".join(sorted(names, key=natural_order)[:3])
+        there = f"it has {len(names)}: {some}{', …' if len(names) > 3 else ''}" if names else "none"
+        raise CheckpointError(f"{ref}: no revision or step matches {pattern!r}; {there}")
+    return sorted(chosen, key=natural_order)
+
+
+def _exists(ref: str) -> bool:
+    """Whether there is such a path; a name that the system cannot look up is none."""
+    try:
+        return Path(ref).exists()
+    except OSError:
+        return False

@@ -1,0 +1,147 @@
+"""What a worker does for one job: open, score, and say what it has read."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from threadpoolctl import ThreadpoolController
+
+from wqk._version import __version__
+from wqk.attention import attention_plans
+from wqk.checkpoints import open_checkpoint
+from wqk.errors import CheckpointError, RunError, WqkError
+from wqk.scanning.scan import plan_bytes, scan
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from wqk.checkpoints import Checkpoint, Part
+    from wqk.scanning.surveys.jobs import Job
+    from wqk.scanning.tables import ScoreTable
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What every job of a survey has in common; a resumed survey must not differ in it."""
+
+    gamma: float
+    heads: bool
+    wqk: str
+    schema: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a job: a table, or an error's class and reason.
+
+    Attributes
+    ----------
+    weights
+        Hash of all query and key values that were read, in order.
+    files
+        Names, sizes and times of a local checkpoint's files, hashed.
+    trace
+        Where in the program an error came up that wqk does not raise on purpose.
+    """
+
+    table: ScoreTable | None = field(default=None, repr=False)
+    weights: str | None = None
+    files: str | None = None
+    bytes_read: int = 0
+    seconds: float = 0.0
+    error: str | None = None
+    reason: str | None = None
+    trace: str | None = None
+
+
+def run_job(settings: Settings, job: Job) -> Outcome:
+    """Score one checkpoint; whatever goes wrong is an outcome, too."""
+    start = time.perf_counter()
+    try:
+        # One BLAS thread: scans side by side that each want all cores are slower than one, and the
+        # last digits of a product depend on the number of its threads.
+        with ThreadpoolController().limit(limits=1, user_api="blas"):
+            table, weights, files, bytes_read = _score(settings, job)
+    except WqkError as error:
+        return failure(error, time.perf_counter() - start)
+    except Exception as error:  # one model must not end a survey of hundreds
+        return failure(error, time.perf_counter() - start, traceback.format_exc())
+    return Outcome(table, weights, files, bytes_read, time.perf_counter() - start)
+
+
+def failure(error: BaseException, seconds: float = 0.0, trace: str | None = None) -> Outcome:
+    """The outcome of a job that raised this, its message in one line."""
+    name = type(error).__name__
+    return Outcome(
+        error=name, reason=" ".join(str(error).split()) or name, seconds=seconds, trace=trace
+    )
+
+
+def files_of(location: str) -> str | None:
+    """Hash of names, sizes and times of the files of a checkpoint on disk; None elsewhere.
+
+    Raises
+    ------
+    CheckpointError
+        The folder cannot be listed.
+    """
+    path = Path(location)
+    try:
+        if not path.exists():
+            return None
+        paths = sorted(p for p in path.iterdir() if p.is_file()) if path.is_dir() else [path]
+        stats = [(p.name, s.st_size, s.st_mtime_ns) for p in paths for s in [p.stat()]]
+    except OSError as error:
+        raise CheckpointError(f"{location}: cannot be read ({error.strerror})") from None
+    return hashlib.blake2b(repr(stats).encode(), digest_size=16).hexdigest()
+
+
+def _score(settings: Settings, job: Job) -> tuple[ScoreTable, str, str | None, int]:
+    if settings.wqk != __version__:
+        raise RunError(
+            f"the worker runs wqk {__version__}, the survey {settings.wqk}; install one version"
+        )
+    files = files_of(job.location)
+    checkpoint = open_checkpoint(job.location, revision=job.revision)
+    checkpoint.name, checkpoint.revision = job.name, job.revision
+    if checkpoint.step is None:
+        checkpoint.step = job.step
+    digests = _note_digests(checkpoint)
+    table = scan(checkpoint, gamma=settings.gamma, heads=settings.heads)
+    if files_of(job.location) != files:
+        raise CheckpointError(
+            f"{job.name}: its files changed while they were read; survey it again with --retry"
+        )
+    plans = attention_plans(checkpoint)
+    weights = hashlib.blake2b(digest_size=16)
+    for plan in plans:
+        for role, part in plan.parts.items():
+            weights.update(role.encode() + digests.get(part, b""))
+    bytes_read = sum(plan_bytes(checkpoint, plan) for plan in plans)
+    return table, weights.hexdigest(), files, bytes_read
+
+
+def _note_digests(checkpoint: Checkpoint) -> dict[Part, bytes]:
+    """Have every later read of the checkpoint note the hash of what it gave, by part."""
+    digests: dict[Part, bytes] = {}
+    read = checkpoint.read
+
+    def read_and_note(parts: Sequence[Part]) -> list[np.ndarray]:
+        arrays = read(parts)
+        digests.update(zip(parts, map(_digest, arrays), strict=True))
+        return arrays
+
+    checkpoint.read = read_and_note  # type: ignore[method-assign]
+    return digests
+
+
+def _digest(array: np.ndarray) -> bytes:
+    hashed = hashlib.blake2b(f"{array.dtype} {array.shape}".encode(), digest_size=16)
+    hashed.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return hashed.digest()

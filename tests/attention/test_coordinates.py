@@ -1,0 +1,257 @@
+"""Forms with norms, biases, distances and values, against what the model itself computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import wqk
+from wqk.attention import attention_plans
+from wqk.attention.coordinates import Coordinates, read_block
+from wqk.checkpoints import open_checkpoint
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+SMALL = {"vocab_size": 60, "max_position_embeddings": 32}
+LLAMA_LIKE = {
+    **SMALL,
+    "hidden_size": 48,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+}
+
+# Model and configuration; the modules of layer 1: norm before, projections, W_o; how they are read.
+MODELS: dict[str, dict[str, Any]] = {
+    "post-norm, biases": {
+        "model": "BertModel",
+        "config": {
+            **SMALL,
+            "hidden_size": 48,
+            "intermediate_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+        },
+        "norm": "encoder.layer.0.output.LayerNorm",
+        "query": "encoder.layer.1.attention.self.query",
+        "key": "encoder.layer.1.attention.self.key",
+        "output": "encoder.layer.1.attention.output.dense",
+    },
+    "pre-norm, fused Conv1D": {
+        "model": "GPT2Model",
+        "config": {"vocab_size": 60, "n_positions": 32, "n_embd": 48, "n_layer": 2, "n_head": 4},
+        "norm": "h.1.ln_1",
+        "fused": "h.1.attn.c_attn",
+        "output": "h.1.attn.c_proj",
+    },
+    "RMS norm, grouped, rotary": {
+        "model": "LlamaModel",
+        "config": LLAMA_LIKE,
+        "norm": "layers.1.input_layernorm",
+        "query": "layers.1.self_attn.q_proj",
+        "key": "layers.1.self_attn.k_proj",
+        "output": "layers.1.self_attn.o_proj",
+    },
+    "biases with rotary positions": {
+        "model": "Qwen2Model",
+        "config": LLAMA_LIKE,
+        "norm": "layers.1.input_layernorm",
+        "query": "layers.1.self_attn.q_proj",
+        "key": "layers.1.self_attn.k_proj",
+        "output": "layers.1.self_attn.o_proj",
+    },
+    "gain stored less one": {
+        "model": "GemmaModel",
+        "config": LLAMA_LIKE,
+        "norm": "layers.1.input_layernorm",
+        "query": "layers.1.self_attn.q_proj",
+        "key": "layers.1.self_attn.k_proj",
+        "output": "layers.1.self_attn.o_proj",
+    },
+}
+
+
+class Run:
+    """A random model, saved, and what passed through layer 1 while it ran."""
+
+    def __init__(self, spec: dict[str, Any], folder: Any) -> None:
+        torch.manual_seed(0)
+        model_class = getattr(transformers, spec["model"])
+        config = model_class.config_class(**spec["config"])
+        config._attn_implementation = "eager"
+        model = model_class(config).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(0.4 * torch.randn(parameter.shape))
+        model.save_pretrained(folder)
+        model = model.double()
+        self.seen: dict[str, np.ndarray] = {}
+        for role in ("norm", "query", "key", "fused", "output"):
+            if role in spec:
+                model.get_submodule(spec[role]).register_forward_hook(self._remember(role))
+        with torch.no_grad():
+            out = model(torch.randint(0, 60, (1, 9)), output_attentions=True)
+        self.attention = out.attentions[1][0].numpy()
+        if "fused" in spec:
+            width = self.seen["fused out"].shape[-1] // 3
+            self.seen["query out"] = self.seen["fused out"][:, :width]
+            self.seen["key out"] = self.seen["fused out"][:, width : 2 * width]
+        self.checkpoint = open_checkpoint(folder)
+        self.plan = attention_plans(self.checkpoint)[1]
+        self.model = model
+
+    def _remember(self, role: str) -> Any:
+        def hook(_: Any, inputs: Any, output: Any) -> None:
+            self.seen[f"{role} in"] = inputs[0][0].double().numpy()
+            self.seen[f"{role} out"] = output[0].double().numpy()
+
+        return hook
+
+    def form(self, **coordinates: Any) -> wqk.BilinearForm:
+        """The heads (H, ...) of layer 1, as one flat stack."""
+        ((_, form),) = read_block(self.checkpoint, self.plan, Coordinates(**coordinates)).forms
+        return form
+
+    def scores(self) -> np.ndarray:
+        """The model's own products of queries and keys, before any rotation, (H, N, N)."""
+        heads = self.attention.shape[0]
+        query = self.seen["query out"].reshape(9, heads, -1)
+        key = self.seen["key out"].reshape(9, -1, query.shape[-1])
+        key = np.repeat(key, heads // key.shape[1], axis=1)
+        return np.einsum("ihr,jhr->hij", query, key)
+
+    def normalised(self) -> np.ndarray:
+        """What the norm makes of its input before its gain and bias, by definition."""
+        x = self.seen["norm in"]
+        if self.plan.rule.input_norm_kind == "layer":
+            x = x - x.mean(-1, keepdims=True)
+        # The tiny stabiliser under the root is in the config under several names; all are small.
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
+
+
+def flat(scores: np.ndarray) -> np.ndarray:
+    return scores.reshape(-1, *scores.shape[-2:])
+
+
+def with_one(x: np.ndarray) -> np.ndarray:
+    return np.concatenate([x, np.ones((len(x), 1))], axis=-1)
+
+
+def up_to_rows(scores: np.ndarray) -> np.ndarray:
+    """What the softmax sees of scores."""
+    return scores - scores.mean(-1, keepdims=True)
+
+
+@pytest.fixture(params=MODELS, scope="module")
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return Run(MODELS[request.param], tmp_path_factory.mktemp("model"))
+
+
+def double(form: wqk.BilinearForm) -> wqk.BilinearForm:
+    return wqk.BilinearForm(form.query.astype(np.float64), form.key.astype(np.float64))
+
+
+def test_the_augmented_form_gives_the_scores_with_biases(run: Run) -> None:
+    source = "fused in" if "fused in" in run.seen else "query in"
+    x = with_one(run.seen[source])
+    ours = flat(double(run.form(bias=True))(x, x))
+    np.testing.assert_allclose(up_to_rows(ours), up_to_rows(run.scores()), rtol=1e-5, atol=1e-4)
+    if run.plan.rotary is not None:
+        np.testing.assert_allclose(ours, run.scores(), rtol=1e-5, atol=1e-4)
+
+
+def test_folded_norms_give_the_scores_of_normalised_vectors(run: Run) -> None:
+    x = with_one(run.normalised())
+    ours = flat(double(run.form(fold_norm=True, bias=True))(x, x))
+    scale = np.abs(up_to_rows(run.scores())).max()
+    np.testing.assert_allclose(
+        up_to_rows(ours) / scale, up_to_rows(run.scores()) / scale, atol=1e-4
+    )
+
+
+def test_value_output_forms_give_what_attention_writes(run: Run) -> None:
+    source = "fused in" if "fused in" in run.seen else "query in"
+    x = run.seen[source]
+    forms = double(run.form(circuit="ov", bias=True))
+    written = np.zeros((9, forms.shape[1] - 1))
+    for head, form in zip(run.attention, flat_forms(forms), strict=True):
+        written += (head @ with_one(x) @ form.dense())[:, :-1]
+    bias = getattr(run.model.get_submodule(_output_name(run)), "bias", None)
+    expected = run.seen["output out"] - (0 if bias is None else bias.detach().numpy())
+    np.testing.assert_allclose(written, expected, rtol=1e-4, atol=1e-3)
+
+
+def _output_name(run: Run) -> str:
+    return next(s["output"] for s in MODELS.values() if s["model"] == type(run.model).__name__)
+
+
+def flat_forms(forms: wqk.BilinearForm) -> list[wqk.BilinearForm]:
+    return [forms[index] for index in np.ndindex(forms.stack)]
+
+
+@pytest.mark.parametrize("distance", [0, 1, 5])
+def test_forms_at_a_distance_give_the_rotated_scores(run: Run, distance: int) -> None:
+    if run.plan.rotary is None:
+        with pytest.raises(wqk.WqkError, match="no rotary positions"):
+            list(read_block(run.checkpoint, run.plan, Coordinates(distances=(1,))).forms)
+        return
+    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+    heads = run.attention.shape[0]
+    query = torch.tensor(run.seen["query out"]).reshape(1, 9, heads, -1).transpose(1, 2)
+    key = torch.tensor(run.seen["key out"]).reshape(1, 9, -1, query.shape[-1]).transpose(1, 2)
+    cosine, sine = run.model.rotary_emb(query, torch.arange(9)[None])
+    query, key = apply_rotary_pos_emb(query, key, cosine.double(), sine.double())
+    key = key.repeat_interleave(heads // key.shape[1], dim=1)
+    expected = torch.diagonal(query @ key.transpose(-1, -2), -distance, -2, -1)[0].numpy()
+    x = with_one(run.seen["query in"])
+    ours = flat(double(run.form(bias=True, distances=(distance,)))(x, x))
+    got = np.diagonal(ours, -distance, -2, -1)
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-3)
+
+
+def test_each_distance_has_its_own_rows(run: Run) -> None:
+    if run.plan.rotary is None:
+        pytest.skip("positions are not rotary")
+    table = wqk.scan(run.checkpoint, distances=(0, 1, 7))
+    plain = wqk.scan(run.checkpoint)
+    near = table.frame.filter(distance=0)
+    assert near.drop("distance").equals(plain.frame.drop("distance"))
+    assert len(table) == 3 * len(plain)
+    far = table.frame.filter(distance=7)
+    assert not np.allclose(far["symmetry"], near["symmetry"])
+    # A rotation changes no norm of a head's factor, so a head's trace changes, its rank does not.
+    assert set(far["rank"]) == set(near["rank"])
+
+
+def test_coordinates_are_told_in_the_table(run: Run) -> None:
+    table = wqk.scan(run.checkpoint, circuit="ov", fold_norm=True, bias=True)
+    assert set(table.frame["circuit"]) == {"ov"}
+    assert table.metadata["folded_norms"]
+    assert table.metadata["biases"]
+    assert set(table.frame["d_query"]) == {49}
+
+
+def test_bytes_told_are_those_of_the_circuit(run: Run) -> None:
+    seen = []
+    wqk.scan(run.checkpoint, circuit="ov", heads=False, on_progress=seen.append)
+    tensors = {
+        part.name: part
+        for plan in attention_plans(run.checkpoint)
+        for side in (plan.value, plan.output)
+        for part in side.parts.values()
+    }
+    expected = sum(part.nbytes(run.checkpoint.info(name)) for name, part in tensors.items())
+    assert seen[-1].bytes_read == expected
+
+
+def test_distances_are_made_one_by_one(run: Run) -> None:
+    # A thousand rotated copies of a large block would not fit into memory.
+    block = read_block(run.checkpoint, run.plan, Coordinates(distances=(0,) * 1000))
+    first, second = next(block.forms), next(block.forms)
+    assert first[0] == second[0] == 0

@@ -1,0 +1,212 @@
+"""The command as a stranger uses it: good input, bad input, pipes and narrow terminals."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+import wqk
+from wqk.cli.main import command
+from wqk.scanning.tables import SCHEMA, ScoreTable
+
+ENCODER = str(wqk.demo_model("encoder"))
+
+
+def run(*arguments: str, width: int = 80) -> Result:
+    return CliRunner(env={"COLUMNS": str(width)}).invoke(command, list(arguments))
+
+
+def edited_model(folder: Path, **weights: np.ndarray) -> Path:
+    """A copy of the packaged encoder in float32, some tensors replaced."""
+    from safetensors.numpy import load_file, save_file
+
+    shutil.copytree(ENCODER, folder)
+    tensors = {k: v.astype(np.float32) for k, v in load_file(folder / "model.safetensors").items()}
+    for ending, value in weights.items():
+        name = next(n for n in tensors if n.endswith(ending.replace("__", ".")))
+        tensors[name] = value.astype(np.float32)
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def test_scan_prints_a_table_that_fits_the_terminal() -> None:
+    for width in (60, 80, 120):
+        result = run("scan", ENCODER, width=width)
+        assert result.exit_code == 0, result.output
+        lines = result.output.splitlines()
+        assert max(map(len, lines)) <= width or any(ENCODER in line for line in lines)
+        assert "median symmetry" in result.output
+        assert "Definition 3.2" in result.output
+        assert ("█" in result.output) == (width >= 80)
+
+
+def test_scan_shows_every_head() -> None:
+    assert "symmetry × 100 by head" in run("scan", ENCODER, "--heads").output
+
+
+def test_json_is_the_whole_table() -> None:
+    result = run("scan", ENCODER, "--heads", "--json", "--gamma", "1.5")
+    told = json.loads(result.stdout)
+    table = wqk.scan(ENCODER, gamma=1.5)
+    assert list(told["rows"][0]) == list(SCHEMA)
+    assert told["metadata"]["gamma"] == 1.5
+    assert [row["symmetry"] for row in told["rows"]] == table.frame["symmetry"].to_list()
+    assert len(told["summary"]) == 2
+
+
+@pytest.mark.parametrize("ending", [".parquet", ".csv", ".jsonl"])
+def test_out_saves_what_python_gives(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"scores{ending}"
+    assert run("scan", ENCODER, "--heads", "--out", str(path)).exit_code == 0
+    assert ScoreTable.load(path).frame.equals(wqk.scan(ENCODER).frame)
+
+
+def test_several_checkpoints_and_a_run_of_steps(tmp_path: Path) -> None:
+    for step in (1000, 50, 200):
+        shutil.copytree(ENCODER, tmp_path / f"checkpoint-{step}")
+    result = run("scan", str(tmp_path), ENCODER, "--out", str(tmp_path / "all.parquet"))
+    assert result.exit_code == 0, result.output
+    steps = ScoreTable.load(tmp_path / "all.parquet").frame["step"].unique(maintain_order=True)
+    assert steps.to_list() == [50, 200, 1000, None]
+
+
+class Payload:
+    """A pickle that creates a file when it is loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (str(self.path),)
+
+
+def broken_inputs(folder: Path) -> dict[str, tuple[Path, str]]:
+    """A bad checkpoint of each kind, and a word of the line that it should give."""
+    from safetensors.numpy import save_file
+
+    truncated = folder / "truncated"
+    shutil.copytree(ENCODER, truncated)
+    file = truncated / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+    sharded = folder / "sharded"
+    sharded.mkdir()
+    shutil.copy(Path(ENCODER) / "config.json", sharded)
+    index = {"weight_map": {"a.weight": "model-00001-of-00002.safetensors"}}
+    (sharded / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    payload = folder / "payload"
+    payload.mkdir()
+    (payload / "config.json").write_text('{"model_type": "bert"}')
+    (payload / "pytorch_model.bin").write_bytes(pickle.dumps(Payload(folder / "executed")))
+
+    weight = np.zeros((128, 128))
+    weight[3, 4] = np.nan
+    not_finite = edited_model(folder / "nan", **{"2__attention__self__query__weight": weight})
+
+    empty = folder / "empty"
+    empty.mkdir()
+
+    unknown = folder / "unknown"
+    unknown.mkdir()
+    save_file({"tower.0.mix.weight": np.zeros((4, 4))}, unknown / "model.safetensors")
+    (unknown / "config.json").write_text('{"model_type": "perceptron"}')
+
+    heads = edited_model(folder / "heads")
+    config = json.loads((heads / "config.json").read_text())
+    (heads / "config.json").write_text(json.dumps(config | {"num_attention_heads": 7}))
+
+    return {
+        "truncated file": (truncated, "truncated"),
+        "missing shard": (sharded, "model-00001-of-00002.safetensors is missing"),
+        "pickle with a payload": (payload, "could run code"),
+        "NaN weight": (not_finite, "1 of 16384 weights are NaN"),
+        "no weights": (empty, "no weights here"),
+        "unknown model type": (unknown, "'perceptron'"),
+        "heads that do not divide": (heads, "7 heads"),
+        "no such path": (folder / "nothing", "no such file or folder"),
+    }
+
+
+def test_bad_input_gives_one_clear_line_and_nothing_else(tmp_path: Path) -> None:
+    for name, (path, word) in broken_inputs(tmp_path).items():
+        out = tmp_path / "scores.parquet"
+        result = run("scan", str(path), "--out", str(out))
+        assert result.exit_code == 2, name
+        assert word in result.stderr, name
+        assert result.stderr.startswith("wqk: "), name
+        assert len(result.stderr.splitlines()) == 1, name
+        assert result.stdout == "", name
+        assert not out.exists(), name
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_bad_ending_is_told_before_the_work() -> None:
+    result = run("scan", ENCODER, "--out", "scores.xlsx")
+    assert result.exit_code == 2
+    assert ".parquet" in result.stderr
+    assert result.stdout == ""
+
+
+def test_debug_shows_the_traceback() -> None:
+    result = CliRunner().invoke(command, ["--debug", "scan", "no/such/folder/here"])
+    assert isinstance(result.exception, wqk.WqkError)
+
+
+def test_explain_names_tensors_and_bytes() -> None:
+    result = run("explain", ENCODER, width=120)
+    assert "attention.self.query.weight" in result.output
+    told = json.loads(run("explain", ENCODER, "--json").stdout)
+    weights = [use for use in told["uses"] if use["role"] in ("query", "key")]
+    assert sum(use["bytes"] for use in weights) == 4 * 2 * 128 * 128 * 2
+
+
+def test_a_pipe_that_closes_early_is_no_error() -> None:
+    done = subprocess.run(
+        f"{sys.executable} -m wqk scan {ENCODER} --heads --json | head -1",
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "{\n"
+    assert done.stderr == ""
+
+
+def test_a_pipe_gets_no_colours_and_no_progress() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "wqk", "scan", ENCODER], capture_output=True, check=True
+    )
+    assert b"\x1b" not in done.stdout
+    assert done.stderr == b""
+
+
+def test_an_ascii_terminal_is_no_error() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "wqk", "scan", ENCODER],
+        capture_output=True,
+        check=False,
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"},
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_demo_says_what_shows_and_draws_a_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "demo.png"
+    result = run("demo", "--out", str(picture), "--report", str(tmp_path / "demo.html"))
+    assert result.exit_code == 0, result.output
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert {row["checkpoint"] for row in json.loads(run("demo", "--json").stdout)["rows"]} == {
+        "encoder",
+        "decoder",
+    }

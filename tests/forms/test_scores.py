@@ -1,0 +1,672 @@
+"""Every score against M written out: A Bᵀ in extended precision, straight from the definitions."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from wqk import BilinearForm, coupling, directionality, symmetry, symmetry_null
+from wqk.errors import FormError, NonFiniteWeights
+from wqk.forms import kernels
+from wqk.forms.scores import head_terms, outliers
+
+if TYPE_CHECKING:
+    pass
+
+TOLERANCE = {np.float32: 1e-5, np.float64: 1e-10}
+
+
+class Dense(NamedTuple):
+    """The reference: M, and how long the rows of its factors are."""
+
+    entries: np.ndarray
+    row_reach: np.ndarray  # ‖row of A‖ ‖B‖
+    column_reach: np.ndarray
+
+    @classmethod
+    def of(cls, query: np.ndarray, key: np.ndarray) -> Dense:
+        query, key = query.astype(np.longdouble), key.astype(np.longdouble)
+        row_reach = lengths(query, -1) * lengths(key, (-2, -1))[..., None]
+        column_reach = lengths(key, -1) * lengths(query, (-2, -1))[..., None]
+        return cls(query @ key.swapaxes(-1, -2), row_reach, column_reach)
+
+    @property
+    def square_norm(self) -> np.ndarray:
+        return (self.entries**2).sum((-2, -1))
+
+    @property
+    def symmetry(self) -> np.ndarray:
+        return self._over_square_norm(self.entries * self.entries.swapaxes(-1, -2))
+
+    @property
+    def symmetry_null(self) -> np.ndarray:
+        return self._over_square_norm(self.entries**2 * np.eye(self.entries.shape[-1]))
+
+    def _over_square_norm(self, terms: np.ndarray) -> np.ndarray:
+        with np.errstate(invalid="ignore"):
+            return terms.sum((-2, -1)) / self.square_norm
+
+    @property
+    def rounding(self) -> np.ndarray:
+        """What float64 itself makes of M's entries, relative to ‖M‖."""
+        reach = lengths(self.row_reach, -1)
+        norm = np.sqrt(self.square_norm)
+        return 8 * np.finfo(float).eps * reach / np.where(norm > 0, norm, 1)
+
+
+def lengths(array: np.ndarray, axis: int | tuple[int, int]) -> np.ndarray:
+    return np.sqrt((array**2).sum(axis))
+
+
+def dense_directionality(rows: np.ndarray, columns: np.ndarray, gamma: float, weight: str) -> float:
+    """Definition 3.2 for one form, from the norms of its rows and columns."""
+    sums = []
+    for norms in (rows, columns):
+        threshold = norms.mean() + gamma * norms.std(ddof=1)
+        taken = norms[norms > threshold]
+        sums.append(taken.sum() if weight == "norm" else (taken - threshold).sum())
+    total = sums[0] + sums[1]
+    return float((sums[0] - sums[1]) / total) if total else 0.0
+
+
+# What can be wrong with a factor's rows and columns, applied to drawn values.
+
+
+def as_drawn(factor: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    return factor
+
+
+def with_zero_columns(factor: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    return factor * (rng.random(factor.shape[-1]) < 0.5)
+
+
+def with_repeated_columns(factor: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    return factor[..., rng.integers(0, factor.shape[-1], factor.shape[-1])]
+
+
+def with_outlying_rows(factor: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    return factor * np.where(rng.random(factor.shape[-2:-1]) < 0.05, 1e3, 1.0)[:, None]
+
+
+def with_sparse_rows(factor: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    return factor * (rng.random(factor.shape[-2:-1]) < 0.3)[:, None]
+
+
+def with_uneven_columns(factor: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    return factor * 10.0 ** rng.uniform(-4, 0, factor.shape[-1])
+
+
+FLAWS = [
+    as_drawn,
+    with_zero_columns,
+    with_repeated_columns,
+    with_outlying_rows,
+    with_sparse_rows,
+    with_uneven_columns,
+]
+
+widths = st.one_of(st.integers(1, 40), st.integers(1, 40), st.integers(41, 300))
+
+
+@st.composite
+def factor_pairs(draw, dtype: type, *, square: bool = True) -> tuple[np.ndarray, np.ndarray]:
+    """A and B of one form or a stack: any rank, any scale, and with whatever can be wrong."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    d_query = draw(widths)
+    d_key = d_query if square else draw(widths)
+    rank = draw(st.integers(1, min(64, 2 * d_query)))
+    stack, key_stack = draw(
+        st.sampled_from([((), ()), ((), ()), ((3,), (3,)), ((2, 3), (2, 1)), ((3, 2), (3, 1))])
+    )
+    query = draw(st.sampled_from(FLAWS))(rng.standard_normal((*stack, d_query, rank)), rng)
+    key = draw(st.sampled_from(FLAWS))(rng.standard_normal((*key_stack, d_key, rank)), rng)
+    # A ⟂ B in rank space but for a part of 10⁻ᵏ: M is that much smaller than its summands.
+    smallest = {np.float32: 8, np.float64: 4}[dtype]
+    kept = draw(st.one_of(st.none(), st.integers(1, smallest)))
+    if kept is not None:
+        rest = rng.standard_normal(key.shape) * 10.0**-kept
+        query = np.concatenate([query, query], axis=-1)
+        key = np.concatenate([key, rest - key], axis=-1)
+        event(f"M is 10^-{kept} of its summands")
+    exponent = draw(st.integers(-12, 12) | st.sampled_from([-30, 30]))
+    other = draw(st.integers(-12, 12)) if abs(exponent) == 12 else -exponent
+    return (query * 10.0**exponent).astype(dtype), (key * 10.0**other).astype(dtype)
+
+
+DTYPES = pytest.mark.parametrize("dtype", [np.float32, np.float64])
+
+
+@DTYPES
+@settings(max_examples=150)
+@given(data=st.data())
+def test_norm_and_symmetry_equal_the_dense_computation(dtype, data):
+    query, key = data.draw(factor_pairs(dtype))
+    dense, form = Dense.of(query, key), BilinearForm(query, key)
+    event(f"route {type(form.moments).__name__} in {form.moments.query.dtype}")
+    norm = np.sqrt(dense.square_norm)
+    tolerance = TOLERANCE[dtype] + dense.rounding
+    assert np.all(np.abs(form.norm - norm) <= tolerance * norm)
+    for score, expected in (
+        (symmetry(form), dense.symmetry),
+        (symmetry_null(form), dense.symmetry_null),
+    ):
+        np.testing.assert_array_equal(np.isnan(score), norm == 0)
+        assert np.all((norm == 0) | (np.abs(score - expected) <= tolerance))
+
+
+@DTYPES
+@settings(max_examples=150)
+@given(data=st.data())
+def test_row_and_column_norms_are_right_relative_to_the_factors(dtype, data):
+    query, key = data.draw(factor_pairs(dtype, square=False))
+    dense, form = Dense.of(query, key), BilinearForm(query, key)
+    for norms, expected, reach in (
+        (form.row_norms, lengths(dense.entries, -1), dense.row_reach),
+        (form.column_norms, lengths(dense.entries, -2), dense.column_reach),
+    ):
+        assert norms.shape == expected.shape
+        assert np.all(np.abs(norms - expected) <= TOLERANCE[dtype] * reach)
+
+
+@DTYPES
+@pytest.mark.parametrize("weight", ["norm", "excess"])
+@settings(max_examples=150)
+@given(data=st.data(), gamma=st.sampled_from([0.5, 1.0, 2.0, 3.0]))
+def test_directionality_is_right_within_the_error_of_the_norms(dtype, weight, data, gamma):
+    query, key = data.draw(factor_pairs(dtype, square=False))
+    query, key = query[(0,) * (query.ndim - 2)], key[(0,) * (key.ndim - 2)]
+    if min(query.shape[0], key.shape[0]) < 2:
+        event("one row")
+        return
+    dense, score = Dense.of(query, key), directionality(BilinearForm(query, key), gamma, weight)
+    if dense.square_norm == 0:
+        assert np.isnan(score)
+        return
+    slack, total, decided = 0.0, 0.0, True
+    for norms, reach in (
+        (lengths(dense.entries, -1), dense.row_reach),
+        (lengths(dense.entries, -2), dense.column_reach),
+    ):
+        error = TOLERANCE[dtype] * float(reach.max())
+        spread = norms.std(ddof=1)
+        threshold_error = (1 + 2 * gamma) * error
+        excess = norms - (norms.mean() + gamma * spread)
+        # Norms that stand at the threshold, or that have next to no spread, decide nothing.
+        at_threshold = np.any(np.abs(excess) <= error + threshold_error)
+        decided = decided and not at_threshold and spread > 1e-6 * norms.mean() + 4 * error
+        taken = norms if weight == "norm" else excess
+        total += float(taken[excess > 0].sum())
+        slack += np.sum(excess > 0) * (error + threshold_error)
+    if not decided or total <= 2 * slack:
+        event("undecided: the threshold is within rounding")
+        return
+    event("outliers" if total else "no outliers")
+    rows, columns = lengths(dense.entries, -1), lengths(dense.entries, -2)
+    expected = dense_directionality(rows, columns, gamma, weight)
+    assert abs(score - expected) <= 4 * slack / max(total, 1e-300) + TOLERANCE[dtype]
+
+
+@DTYPES
+@pytest.mark.parametrize("weight", ["norm", "excess"])
+@pytest.mark.parametrize("rank", [3, 40])
+@pytest.mark.parametrize("rows", [0, 1, 3])
+@pytest.mark.parametrize("columns", [0, 2])
+def test_directionality_of_planted_outliers(dtype, weight, rank, rows, columns):
+    # Far from the threshold no case is left out, and the tolerance is tight.
+    rng = np.random.default_rng(17)
+    query, key = rng.standard_normal((2, 60, rank))
+    query[:rows] *= 8
+    key[20 : 20 + columns] *= 6
+    query, key = query.astype(dtype), key.astype(dtype)
+    dense = Dense.of(query, key).entries
+    expected = dense_directionality(lengths(dense, -1), lengths(dense, -2), 2.0, weight)
+    score = directionality(BilinearForm(query, key), 2.0, weight)
+    assert float(score) == pytest.approx(expected, abs=10 * TOLERANCE[dtype])
+    assert expected != 0
+
+
+@pytest.mark.parametrize(("d", "rank"), [(1500, 64), (1500, 375), (1200, 1200)])
+def test_float32_is_enough_at_the_size_of_a_layer(d, rank):
+    rng = np.random.default_rng(23)
+    query, key = rng.standard_normal((2, d, rank), dtype=np.float32)
+    # A shared part makes it symmetric, an outlying dimension gives it a direction.
+    key += query
+    key[17] *= 12
+    dense = query.astype(float) @ key.T.astype(float)
+    norms = lengths(dense, -1), lengths(dense, -2)
+    form, square_norm = BilinearForm(query, key), (dense**2).sum()
+    assert form.moments.query.dtype == np.float32
+    assert float(form.norm) == pytest.approx(math.sqrt(square_norm), rel=1e-6)
+    assert float(symmetry(form)) == pytest.approx((dense * dense.T).sum() / square_norm, abs=1e-6)
+    assert float(symmetry_null(form)) == pytest.approx(
+        (np.diag(dense) ** 2).sum() / square_norm, abs=1e-6
+    )
+    for weight in ("norm", "excess"):
+        expected = dense_directionality(*norms, 2.0, weight)
+        assert float(directionality(form, 2.0, weight)) == pytest.approx(expected, abs=1e-4)
+
+
+# Both routes
+
+
+def stacked_factors(
+    seed: int, d: int, rank: int, dtype: type = np.float64
+) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    query = rng.standard_normal((2, 3, d, rank)).astype(dtype)
+    return query, rng.standard_normal((2, 1, d, rank)).astype(dtype)
+
+
+SUMS = ("square_norm", "trace_of_square", "row_norms", "column_norms")
+
+
+@DTYPES
+@pytest.mark.parametrize(("d", "rank"), [(1, 1), (5, 1), (40, 7), (40, 40), (40, 90), (300, 12)])
+def test_identities_and_tiles_agree(dtype, d, rank):
+    query, key = stacked_factors(d + rank, d, rank, dtype)
+    exponent = np.zeros(())
+    identities = kernels.Identities(query, key, exponent)
+    tiles = kernels.Tiles(query, key, exponent)
+    for name in SUMS:
+        expected = getattr(tiles, name)
+        tolerance = TOLERANCE[dtype] * np.abs(expected).max()
+        np.testing.assert_allclose(getattr(identities, name), expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("d", "rank", "route"),
+    [(40, 10, kernels.Identities), (40, 11, kernels.Tiles), (3, 1, kernels.Tiles)],
+)
+def test_the_cheaper_route_is_taken(d, rank, route):
+    assert type(BilinearForm(*stacked_factors(0, d, rank)).moments) is route
+
+
+def test_cancelling_factors_leave_the_identities_for_wider_tiles():
+    rng = np.random.default_rng(3)
+    a, b = rng.standard_normal((2, 40, 2)).astype(np.float32)
+    query, key = np.concatenate([a, a], -1), np.concatenate([b, -b * np.float32(1.001)], -1)
+    moments = BilinearForm(query, key).moments
+    assert isinstance(moments, kernels.Tiles)
+    assert moments.query.dtype == np.float64
+
+
+@pytest.mark.parametrize("rank", [2, 150])
+@pytest.mark.parametrize("d_key", [300, 170])
+def test_small_blocks_give_the_same_sums(monkeypatch, rank, d_key):
+    rng = np.random.default_rng(5)
+    query, key = rng.standard_normal((2, 300, rank)), rng.standard_normal((1, d_key, rank))
+    # A row of zero products sends the identities through tiles for that row alone.
+    query[:, 7] = 0
+    names = [n for n in SUMS if d_key == 300 or n != "trace_of_square"]
+    whole = BilinearForm(query, key).moments
+    expected = [np.array(getattr(whole, name)) for name in names]
+    monkeypatch.setattr(kernels, "BLOCK", 1)
+    assert len(list(kernels.block_slices(300, 32))) == 10
+    parts = BilinearForm(query, key).moments
+    for name, value in zip(names, expected, strict=True):
+        np.testing.assert_allclose(getattr(parts, name), value, rtol=1e-12, atol=1e-12)
+
+
+def test_row_norms_that_cancel_are_formed_entry_by_entry():
+    # The Gram matrix alone would leave no digit of row 3, while ‖M‖ itself is well conditioned.
+    rng = np.random.default_rng(8)
+    query, key = rng.standard_normal((40, 4)), rng.standard_normal((40, 4))
+    key[:, 3] = key[:, 2] * (1 + 1e-7 * rng.standard_normal(40))
+    query[3] = [0, 0, 1, -1]
+    form = BilinearForm(query, key)
+    expected = lengths(Dense.of(query, key).entries, -1)[3]
+    assert isinstance(form.moments, kernels.Identities)
+    assert float(form.row_norms[3]) == pytest.approx(float(expected), rel=1e-7)
+
+
+# Invariants
+
+
+def random_form(seed: int, d: int = 24, rank: int = 4, stack: tuple[int, ...] = ()) -> BilinearForm:
+    query, key = np.random.default_rng(seed).standard_normal((2, *stack, d, rank))
+    return BilinearForm(query, key)
+
+
+FORMS = pytest.mark.parametrize(
+    "form", [random_form(0), random_form(1, d=9, rank=7), random_form(2, d=20, stack=(3,))]
+)
+
+
+@FORMS
+def test_symmetric_and_skew_parts_stand_at_the_ends(form):
+    ones = np.ones(form.stack)
+    np.testing.assert_allclose(symmetry(form.symmetric_part), ones, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(symmetry(form.skew_part), -ones, rtol=0, atol=1e-12)
+    same = BilinearForm(form.query, form.query)
+    np.testing.assert_allclose(symmetry(same), ones, rtol=0, atol=1e-12)
+
+
+@FORMS
+def test_symmetry_is_the_balance_of_the_two_parts(form):
+    symmetric, skew = form.symmetric_part.norm**2, form.skew_part.norm**2
+    np.testing.assert_allclose(form.norm**2, symmetric + skew, rtol=1e-12)
+    np.testing.assert_allclose(
+        symmetry(form), (symmetric - skew) / (symmetric + skew), rtol=0, atol=1e-12
+    )
+
+
+@FORMS
+@pytest.mark.parametrize("weight", ["norm", "excess"])
+def test_transposing_keeps_symmetry_and_turns_directionality(form, weight):
+    np.testing.assert_allclose(symmetry(form.T), symmetry(form), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(symmetry_null(form.T), symmetry_null(form), rtol=0, atol=1e-12)
+    forward, backward = (directionality(f, 1.0, weight) for f in (form, form.T))
+    assert np.all(forward != 0)
+    np.testing.assert_allclose(backward, -forward, rtol=0, atol=1e-12)
+
+
+def all_scores(form: BilinearForm) -> np.ndarray:
+    return np.array(
+        [
+            symmetry(form),
+            symmetry_null(form),
+            directionality(form, 1.0, "norm"),
+            directionality(form, 1.0, "excess"),
+        ],
+        float,
+    )
+
+
+# Products of scales that float32 or float64 cannot hold are among them: scores never see them.
+@pytest.mark.parametrize(
+    ("dtype", "scales"),
+    [
+        (np.float64, (-1.0, 1.0)),
+        (np.float64, (1e-12, 1e12)),
+        (np.float64, (1e-170, 1e-170)),
+        (np.float64, (1e200, 1e200)),
+        (np.float64, (5e-320, 1.0)),
+        (np.float32, (1e-30, 1e-30)),
+        (np.float32, (1e30, 1e30)),
+        (np.float32, (1e-30, 1e30)),
+        (np.float32, (1e37, 1e-12)),
+    ],
+)
+@pytest.mark.parametrize("rank", [2, 9])
+def test_scores_do_not_depend_on_scale(dtype, scales, rank):
+    # Integer entries survive even as subnormals, so that the same form is meant on either scale.
+    query, key = np.random.default_rng(6).integers(-8, 9, (2, 24, rank)).astype(dtype)
+    scaled = BilinearForm(query * dtype(scales[0]), key * dtype(scales[1]))
+    tolerance = 1e-3 if scales[0] == 5e-320 else 10 * TOLERANCE[dtype]
+    expected = all_scores(BilinearForm(query, key))
+    np.testing.assert_allclose(all_scores(scaled), expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+def test_head_terms_and_coupling_do_not_depend_on_scale(scale):
+    query, key = stacked_factors(4, 24, 3, np.float32)
+    # One head apart is enough for the whole stack to be balanced head by head.
+    query[1, 2] *= 1e-3
+    plain = BilinearForm(query, key)
+    scaled = BilinearForm(query * np.float32(scale), key * np.float32(scale))
+    np.testing.assert_allclose(coupling(scaled), coupling(plain), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(head_terms(scaled), head_terms(plain), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("rank", [3, 16])
+def test_an_orthogonal_change_of_basis_leaves_symmetry(rank):
+    rng = np.random.default_rng(9)
+    form = random_form(7, d=16, rank=rank)
+    basis, _ = np.linalg.qr(rng.standard_normal((16, 16)))
+    turned = BilinearForm(basis @ form.query, basis @ form.key)
+    inner, _ = np.linalg.qr(rng.standard_normal((rank, rank)))
+    rewritten = BilinearForm(form.query @ inner, form.key @ inner)
+    assert float(symmetry(turned)) == pytest.approx(float(symmetry(form)), abs=1e-12)
+    np.testing.assert_allclose(all_scores(rewritten), all_scores(form), rtol=0, atol=1e-12)
+
+
+# Heads
+
+
+GROUPS = pytest.mark.parametrize("stack", [(4, 1), (2, 3), (1, 4), (1, 1)])
+
+
+def heads_of(seed: int, stack: tuple[int, int], d: int = 12, rank: int = 3) -> BilinearForm:
+    rng = np.random.default_rng(seed)
+    query = rng.standard_normal((*stack, d, rank))
+    return BilinearForm(query, rng.standard_normal((stack[0], 1, d, rank)))
+
+
+def traces_of_products(heads: BilinearForm) -> np.ndarray:
+    """tr(M_a M_b) for every pair of heads, from the matrices themselves."""
+    dense = (heads.query @ heads.key.swapaxes(-1, -2)).reshape(-1, *heads.shape)
+    return np.array([[np.trace(a @ b) for b in dense] for a in dense])
+
+
+@GROUPS
+def test_head_terms_split_the_symmetry(stack):
+    heads = heads_of(1, stack)
+    traces, square_norm = traces_of_products(heads), float(heads.sum().norm) ** 2
+    terms = head_terms(heads)
+    assert float(terms.within) == pytest.approx(np.trace(traces) / square_norm, abs=1e-12)
+    off_diagonal = traces.sum() - np.trace(traces)
+    assert float(terms.between) == pytest.approx(off_diagonal / square_norm, abs=1e-12)
+    whole = float(symmetry(heads.sum()))
+    assert float(terms.within + terms.between) == pytest.approx(whole, abs=1e-14)
+    np.testing.assert_array_equal(head_terms(heads, heads.sum()), terms)
+
+
+@GROUPS
+def test_coupling_equals_the_dense_traces(stack):
+    heads = heads_of(2, stack)
+    norms = np.linalg.norm(heads.query @ heads.key.swapaxes(-1, -2), axis=(-2, -1)).ravel()
+    expected = traces_of_products(heads) / np.outer(norms, norms)
+    result = coupling(heads)
+    np.testing.assert_allclose(result, expected, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(result, result.T, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(np.diag(result), symmetry(heads).ravel(), rtol=0, atol=1e-12)
+
+
+def test_coupling_is_one_where_a_head_is_another_transposed():
+    a, b = np.random.default_rng(3).standard_normal((2, 12, 3))
+    heads = BilinearForm(np.stack([a, 2 * b, -a]), np.stack([b, a, b]))
+    result = coupling(heads)
+    assert result[0, 1] == pytest.approx(1, abs=1e-12)
+    assert result[1, 2] == pytest.approx(-1, abs=1e-12)
+    assert result[0, 2] == pytest.approx(-result[0, 0], abs=1e-12)
+
+
+def within_of(query: np.ndarray, key: np.ndarray) -> float:
+    """Σ_h tr(M_h M_h) for heads (G, H/G, D, R) over keys (G, D, R)."""
+    dense = np.einsum("gadr,ger->gade", query, key)
+    return float(np.einsum("gade,gaed->", dense, dense))
+
+
+def deal(
+    query: np.ndarray, key: np.ndarray, order: np.ndarray, turns: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rank dimensions dealt to groups in this order, the queries of each to its group's heads."""
+    groups, sharing, d, rank = query.shape
+    columns = key.transpose(0, 2, 1).reshape(groups * rank, d)[order]
+    # (G, R, H/G, D): each rank dimension's queries, one for each head that shares the key.
+    rows = query.transpose(0, 3, 1, 2).reshape(groups * rank, sharing, d)[order]
+    rows = np.take_along_axis(rows, turns[:, :, None], axis=1)
+    dealt_query = rows.reshape(groups, rank, sharing, d).transpose(0, 2, 3, 1)
+    return dealt_query, columns.reshape(groups, rank, d).transpose(0, 2, 1)
+
+
+@pytest.mark.parametrize("sharing", [1, 2])
+def test_within_random_is_the_mean_over_every_deal(sharing):
+    heads = heads_of(11, (2, sharing), d=5, rank=2)
+    query, key = heads.query, heads.key[:, 0]
+    orders = [np.array(o) for o in itertools.permutations(range(4))]
+    head_orders = [np.array(o) for o in itertools.permutations(range(sharing))]
+    deals = [
+        within_of(*deal(query, key, order, np.stack(turns)))
+        for order in orders
+        for turns in itertools.product(head_orders, repeat=4)
+    ]
+    expected = np.mean(deals) / float(heads.sum().norm) ** 2
+    assert float(head_terms(heads).within_random) == pytest.approx(expected, abs=1e-12)
+
+
+def test_within_random_is_the_mean_over_random_deals():
+    heads = heads_of(12, (3, 2), d=10, rank=4)
+    rng = np.random.default_rng(13)
+    query, key = heads.query, heads.key[:, 0]
+    deals = []
+    for _ in range(3000):
+        turns = rng.permuted(np.tile(np.arange(2), (12, 1)), axis=1)
+        deals.append(within_of(*deal(query, key, rng.permutation(12), turns)))
+    deals = np.array(deals) / float(heads.sum().norm) ** 2
+    error = deals.std(ddof=1) / math.sqrt(len(deals))
+    assert float(head_terms(heads).within_random) == pytest.approx(deals.mean(), abs=4 * error)
+
+
+# Null models
+
+
+@pytest.mark.parametrize("rank", [1, 4, 32])
+def test_independent_entries_have_mean_one_over_d_and_spread_root_two_over_d(rank):
+    d, count = 32, 4000
+    query, key = np.random.default_rng(21).standard_normal((2, count, d, rank))
+    scores = symmetry(BilinearForm(query, key))
+    spread = math.sqrt(2) / d
+    assert scores.mean() == pytest.approx(1 / d, abs=4 * spread / math.sqrt(count))
+    # The 8/n of the paper's Proposition S1.17 is far outside.
+    assert scores.mean() < 2 / d
+    assert scores.std() == pytest.approx(spread, rel=0.1)
+
+
+@pytest.mark.parametrize(("d", "rank"), [(1, 1), (2, 1), (5, 1), (8, 2), (8, 8)])
+def test_symmetry_null_is_the_mean_over_all_signs_of_the_rows(d, rank):
+    form = random_form(d, d=d, rank=rank)
+    signs = np.array(list(itertools.product([-1.0, 1.0], repeat=d)))
+    flipped = BilinearForm(signs[:, :, None] * form.query, form.key)
+    assert float(symmetry_null(form)) == pytest.approx(float(symmetry(flipped).mean()), abs=1e-12)
+
+
+# Degenerate cases
+
+
+HALVES = np.eye(8)[:, :4], np.eye(8)[:, 4:]
+ZERO_FORMS = {
+    "zero query": (np.zeros((8, 2)), np.ones((8, 2))),
+    "zero factors": (np.zeros((8, 2), np.float32), np.zeros((8, 2), np.float32)),
+    # A ⟂ B in rank space: neither factor is zero, their product is.
+    "low rank": (np.pad(np.ones((8, 1)), ((0, 0), (0, 1))), np.eye(2)[1] * np.ones((8, 1))),
+    "full rank": (np.hstack(HALVES) * (np.arange(8) < 4), np.hstack(HALVES) * (np.arange(8) > 3)),
+}
+
+
+@pytest.mark.parametrize("factors", ZERO_FORMS.values(), ids=ZERO_FORMS)
+def test_the_zero_matrix_has_no_score(factors):
+    form = BilinearForm(*factors)
+    assert float(form.norm) == 0
+    assert np.all(np.isnan(all_scores(form)))
+
+
+@DTYPES
+@pytest.mark.parametrize(("d", "rank"), [(6, 2), (7, 5), (40, 2), (40, 20)])
+def test_a_form_less_itself_is_zero_and_not_its_own_rounding(dtype, d, rank):
+    query, key = np.random.default_rng(2).standard_normal((2, d, rank)).astype(dtype)
+    form = BilinearForm(query, key)
+    for nothing in (form.difference(form), form + -form):
+        assert float(nothing.norm) == 0
+        assert np.all(np.isnan(all_scores(nothing)))
+
+
+@DTYPES
+@pytest.mark.parametrize("rank", [3, 20])
+def test_the_difference_of_close_forms_keeps_its_digits(dtype, rank):
+    rng = np.random.default_rng(14)
+    before = [f.astype(dtype) for f in rng.standard_normal((2, 40, rank))]
+    step = [(1e-5 * rng.standard_normal(f.shape)).astype(dtype) for f in before]
+    after = [f + s for f, s in zip(before, step, strict=True)]
+    update = BilinearForm(*after).difference(BilinearForm(*before))
+    dense = Dense.of(*after).entries - Dense.of(*before).entries
+    norm = math.sqrt((dense**2).sum())
+    assert float(update.norm) == pytest.approx(norm, rel=10 * TOLERANCE[dtype])
+    expected = float((dense * dense.T).sum()) / norm**2
+    assert float(symmetry(update)) == pytest.approx(expected, abs=10 * TOLERANCE[dtype])
+
+
+def test_a_zero_head_has_no_score_and_leaves_the_others_alone():
+    heads = heads_of(5, (2, 2))
+    query = heads.query.copy()
+    query[0, 1] = 0
+    pruned = BilinearForm(query, heads.key)
+    is_zero = np.array([[False, True], [False, False]])
+    for score in (symmetry, symmetry_null, directionality):
+        np.testing.assert_array_equal(np.isnan(score(pruned)), is_zero)
+        np.testing.assert_allclose(score(pruned)[~is_zero], score(heads)[~is_zero], atol=1e-12)
+    result = coupling(pruned)
+    np.testing.assert_array_equal(np.isnan(result), is_zero.ravel() | is_zero.ravel()[:, None])
+    assert np.all(np.isfinite(head_terms(pruned)))
+
+
+def test_heads_that_cancel_have_terms_of_nothing():
+    heads = heads_of(6, (1, 2))
+    opposed = BilinearForm(np.stack([heads.query[0, 0], -heads.query[0, 0]])[None], heads.key)
+    assert np.all(np.isnan(head_terms(opposed)))
+
+
+@DTYPES
+@pytest.mark.parametrize("weight", ["norm", "excess"])
+def test_norms_without_spread_have_no_direction(dtype, weight):
+    basis, _ = np.linalg.qr(np.random.default_rng(4).standard_normal((24, 24)))
+    constant = {
+        "orthogonal": BilinearForm(basis.astype(dtype), np.eye(24, dtype=dtype)),
+        "ones": BilinearForm(np.ones((24, 1), dtype), np.ones((24, 1), dtype)),
+        "one by one": BilinearForm(np.full((1, 3), 2, dtype), np.ones((1, 3), dtype)),
+    }
+    assert {name: float(directionality(f, 0.5, weight)) for name, f in constant.items()} == (
+        dict.fromkeys(constant, 0.0)
+    )
+
+
+def test_one_row_against_many_columns_leaves_the_direction_to_the_columns():
+    columns = np.ones((16, 1))
+    columns[3] = 10
+    assert float(directionality(BilinearForm(np.ones((1, 1)), columns))) == -1
+
+
+def test_outliers_lie_above_the_threshold():
+    norms = np.random.default_rng(1).random((3, 50))
+    threshold = norms.mean(-1, keepdims=True) + 1.5 * norms.std(-1, ddof=1, keepdims=True)
+    np.testing.assert_array_equal(outliers(norms, 1.5), norms > threshold)
+    assert outliers(norms, 1.5).any()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("side", [0, 1])
+@pytest.mark.parametrize("rank", [2, 12])
+@pytest.mark.parametrize("score", [symmetry, symmetry_null, directionality, coupling])
+def test_weights_that_are_no_numbers_are_refused(bad, side, rank, score):
+    factors = np.random.default_rng(0).standard_normal((2, 3, 12, rank))
+    factors[side, 1, 5, 1] = bad
+    with pytest.raises(NonFiniteWeights, match="finite"):
+        score(BilinearForm(*factors))
+
+
+@pytest.mark.parametrize("score", [symmetry, symmetry_null, coupling])
+def test_symmetry_needs_a_square_form(score):
+    form = BilinearForm(np.ones((2, 3, 1)), np.ones((2, 4, 1)))
+    with pytest.raises(FormError, match=f"{score.__name__} needs a square form, got 3 × 4"):
+        score(form)
+    assert directionality(form).shape == (2,)
+
+
+@pytest.mark.parametrize(
+    ("query", "key"), [((2, 3, 4, 1), (2, 3, 4, 1)), ((3, 4, 1), (3, 4, 1)), ((4, 1), (4, 1))]
+)
+def test_head_terms_need_heads_by_group(query, key):
+    with pytest.raises(FormError, match=r"stacked as \(G, H/G\)"):
+        head_terms(BilinearForm(np.ones(query), np.ones(key)))
+
+
+@pytest.mark.usefixtures("unchecked_arguments")
+def test_an_unknown_weight_is_refused():
+    with pytest.raises(FormError, match="'norm' or 'excess'"):
+        directionality(random_form(0), weight="square")

@@ -1,0 +1,156 @@
+"""Closer looks: images, couplings, distances, differences; values first, then their pictures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+import wqk
+from wqk.cli.main import command
+from wqk.errors import FormError
+from wqk.forms.images import matrix_image
+
+ENCODER = str(wqk.demo_model("encoder"))
+DECODER = str(wqk.demo_model("decoder"))
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(command, list(arguments))
+
+
+def test_an_image_keeps_the_largest_entry_of_each_pixel() -> None:
+    rng = np.random.default_rng(0)
+    form = wqk.BilinearForm(rng.standard_normal((30, 4)), rng.standard_normal((45, 4)))
+    dense = form.dense()
+    image = matrix_image(form, side=15)
+    assert image.pixels.shape == (15, 15)
+    for i in range(15):
+        for j in range(15):
+            block = dense[2 * i : 2 * i + 2, 3 * j : 3 * j + 3].ravel()
+            assert image.pixels[i, j] == pytest.approx(block[np.abs(block).argmax()])
+    np.testing.assert_allclose(image.row_norms, np.linalg.norm(dense, axis=1))
+    np.testing.assert_allclose(matrix_image(form, side=99).pixels, dense)
+
+
+def test_an_image_of_a_stack_is_refused() -> None:
+    with pytest.raises(FormError, match="one form"):
+        matrix_image(wqk.BilinearForm(np.ones((2, 4, 1)), np.ones((2, 4, 1))))
+
+
+def test_show_names_the_outlying_rows_and_columns() -> None:
+    told = json.loads(run("show", DECODER, "--layer", "3", "--json").stdout)
+    dense = wqk.read_attention(DECODER, 3).form.dense()
+    norms = np.linalg.norm(dense, axis=0)
+    outlying = np.flatnonzero(norms > norms.mean() + 2 * norms.std(ddof=1))
+    assert told["outlying_columns"] == outlying.tolist()
+    assert told["symmetry"] == pytest.approx(np.sum(dense * dense.T) / np.sum(dense**2), abs=1e-5)
+
+
+def test_the_coupling_of_planted_transposes_is_one() -> None:
+    told = json.loads(run("show", ENCODER, "--layer", "0", "--coupling", "--json").stdout)
+    coupling = np.array(told["coupling"])
+    np.testing.assert_allclose(coupling, coupling.T, atol=1e-6)
+    heads = [wqk.read_attention(ENCODER, 0).head(h) for h in range(4)]
+    np.testing.assert_allclose(np.diag(coupling), [wqk.symmetry(h) for h in heads], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("show", ENCODER, "--layer", "-1"),
+        ("show", ENCODER, "--layer", "0", "--head", "2"),
+        ("show", ENCODER, "--layer", "0", "--coupling"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("ending", "start"), [(".png", b"\x89PNG"), (".pdf", b"%PDF"), (".svg", b"<?xml")]
+)
+def test_pictures_are_written(
+    tmp_path: Path, arguments: tuple[str, ...], ending: str, start: bytes
+) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / f"picture{ending}"
+    result = run(*arguments, "--out", str(path))
+    assert result.exit_code == 0, result.output
+    assert path.read_bytes().startswith(start)
+
+
+def test_distances_are_drawn_for_rotary_models_only(tmp_path: Path, shared: Path) -> None:
+    pytest.importorskip("matplotlib")
+    rotary = str(shared / "checkpoints" / "stories260k")
+    path = tmp_path / "curve.png"
+    assert (
+        run("show", rotary, "--layer", "1", "--distance", "0:9", "--out", str(path)).exit_code == 0
+    )
+    assert path.exists()
+    told = json.loads(run("show", rotary, "--layer", "1", "--distance", "0,5", "--json").stdout)
+    table = wqk.scan(rotary, distances=(0, 5))
+    expected = table.layers.frame.filter(layer=1)["symmetry"].to_list()
+    assert told["symmetry"] == pytest.approx(expected)
+    refused = run("show", ENCODER, "--layer", "0", "--distance", "0:9")
+    assert refused.exit_code == 2
+    assert "no rotary positions" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("show", ENCODER, "--layer", "4"), "no self-attention in layer 4"),
+        (("show", ENCODER, "--layer", "0", "--head", "4"), "heads are 0 to 3"),
+        (("show", ENCODER, "--layer", "0", "--head", "1", "--coupling"), "give one"),
+        (("show", ENCODER, "--layer", "0", "--cross"), "no cross-attention"),
+        (("show", ENCODER, "--layer", "0", "--out", "picture.gif"), ".png"),
+        (("scan", ENCODER, "--distance", "3:1"), "expected whole numbers"),
+        (("scan", ENCODER, "--distance", "0:4"), "no rotary positions"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused(arguments: tuple[str, ...], word: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert word in result.stderr
+    assert not Path("picture.gif").exists()
+
+
+def test_a_difference_is_scored_as_the_dense_difference_is() -> None:
+    frame = wqk.diff(ENCODER, DECODER)
+    assert frame.height == 4 * (1 + 4)
+    for layer in range(4):
+        before, after = (wqk.read_attention(ref, layer).form.dense() for ref in (ENCODER, DECODER))
+        row = frame.filter(layer=layer).row(0, named=True)
+        step = after - before
+        norms = np.linalg.norm(before), np.linalg.norm(after)
+        assert row["head"] is None
+        assert row["moved"] == pytest.approx(np.linalg.norm(step) / norms[0], rel=1e-5)
+        assert row["cosine"] == pytest.approx(np.sum(before * after) / np.prod(norms), abs=1e-5)
+        symmetry = np.sum(step * step.T) / np.sum(step**2)
+        assert row["symmetry"] == pytest.approx(symmetry, abs=1e-5)
+
+
+def test_a_small_step_between_large_forms_keeps_its_digits() -> None:
+    rng = np.random.default_rng(1)
+    query, key, nudge = rng.standard_normal((3, 40, 5), np.float32)
+    key_step = np.float32(1e-5) * nudge
+    old = wqk.BilinearForm(query, key)
+    new = wqk.BilinearForm(query, key + key_step)
+    exact = query.astype(np.float64) @ ((key + key_step).astype(np.float64) - key).T
+    step = new.difference(old)
+    assert float(step.norm) == pytest.approx(np.linalg.norm(exact), rel=1e-5)
+    expected = np.sum(exact * exact.T) / np.sum(exact**2)
+    assert float(wqk.symmetry(step)) == pytest.approx(expected, abs=1e-5)
+
+
+def test_only_equal_shapes_are_compared(shared: Path) -> None:
+    result = run("diff", ENCODER, str(shared / "checkpoints" / "stories260k"))
+    assert result.exit_code == 2
+    assert "cannot be compared" in result.stderr
+
+
+def test_diff_prints_layers_and_heads() -> None:
+    assert "moved" in run("diff", ENCODER, ENCODER).output
+    told = json.loads(run("diff", ENCODER, ENCODER, "--heads", "--json").stdout)
+    assert len(told["rows"]) == 20
+    assert {row["moved"] for row in told["rows"]} == {0.0}

@@ -1,0 +1,294 @@
+"""Side files: what they keep of a form, how small they are, and what a hostile one does."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import pickle
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.stand_in import Module
+
+import wqk
+from wqk.errors import CheckpointError, TableError
+from wqk.scanning.details import SIDE, BlockDetails, Details, Place, block_details, join_details
+
+ENCODER = wqk.demo_model("encoder")
+PLACE = Place("a/b", None, None, "encoder", "self", 0, "qk", 0)
+
+
+def stacked_heads(heads: int, key_heads: int, d: int, rank: int, seed: int = 0) -> wqk.BilinearForm:
+    dice = np.random.default_rng(seed)
+    query = dice.standard_normal((key_heads, heads // key_heads, d, rank))
+    key = dice.standard_normal((key_heads, 1, d, rank))
+    return wqk.BilinearForm(query, key)
+
+
+def saved(details: Details, folder: Path) -> Details:
+    details.save(folder / "details.npz")
+    return Details.load(folder / "details.npz")
+
+
+def test_details_of_a_layer_are_those_of_the_dense_matrix():
+    details = wqk.read_details(ENCODER, gamma=1.5)
+    for layer, block in enumerate(details.blocks):
+        attention = wqk.read_attention(ENCODER, layer)
+        dense = attention.form.dense()
+        rows, columns = np.linalg.norm(dense, axis=1), np.linalg.norm(dense, axis=0)
+        np.testing.assert_allclose(block.row_norms, rows, rtol=1e-4)
+        np.testing.assert_allclose(block.column_norms, columns, rtol=1e-4)
+        for norms, outlying in (
+            (rows, block.outlying_rows),
+            (columns, block.outlying_columns),
+        ):
+            threshold = norms.mean() + 1.5 * norms.std(ddof=1)
+            assert outlying.tolist() == np.flatnonzero(norms > threshold).tolist()
+        unit = np.quantile(np.abs(dense), 0.995)
+        np.testing.assert_allclose(block.image_unit, unit, rtol=1e-4)
+        expected = np.clip(dense, -unit, unit)
+        np.testing.assert_allclose(block.image * unit / 127, expected, atol=0.51 * unit / 127)
+        heads = [attention.head(h).dense() for h in range(4)]
+        for a, one in enumerate(heads):
+            for b, other in enumerate(heads):
+                overlap = np.trace(one @ other) / np.linalg.norm(one) / np.linalg.norm(other)
+                assert abs(block.coupling[a, b] - overlap) < 1e-5
+        assert block.place == replace(PLACE, checkpoint=str(ENCODER), layer=layer)
+
+
+def test_a_side_file_keeps_what_a_screen_shows(tmp_path):
+    details = wqk.read_details(ENCODER)
+    loaded = saved(details, tmp_path)
+    assert (loaded.gamma, repr(loaded)) == (2.0, "Details(4 layers)")
+    for before, after in zip(details.blocks, loaded.blocks, strict=True):
+        assert after.place == before.place
+        assert after.image_unit == before.image_unit
+        for name in ("image", "outlying_rows", "outlying_columns"):
+            np.testing.assert_array_equal(getattr(after, name), getattr(before, name))
+        for name in ("row_norms", "column_norms"):
+            np.testing.assert_allclose(getattr(after, name), getattr(before, name), rtol=1e-3)
+        np.testing.assert_allclose(after.coupling, before.coupling, atol=1e-3)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+def test_norms_of_any_size_fit_into_half_precision(scale, tmp_path):
+    heads = stacked_heads(2, 1, 20, 3) * scale
+    block = block_details(PLACE, heads)
+    (after,) = saved(Details((block,)), tmp_path).blocks
+    np.testing.assert_allclose(after.row_norms, block.row_norms, rtol=1e-3)
+
+
+def test_a_form_that_is_zero(tmp_path):
+    block = block_details(PLACE, stacked_heads(2, 2, 6, 2) * 0.0)
+    (after,) = saved(Details((block,)), tmp_path).blocks
+    assert not after.image.any()
+    assert not after.row_norms.any()
+    assert np.isnan(after.coupling).all()
+
+
+def test_two_widths_have_no_coupling(tmp_path):
+    dice = np.random.default_rng(0)
+    form = wqk.BilinearForm(dice.standard_normal((2, 1, 9, 3)), dice.standard_normal((2, 1, 7, 3)))
+    block = block_details(PLACE, form)
+    (after,) = saved(Details((block,)), tmp_path).blocks
+    assert after.coupling is None
+    assert after.image.shape == (9, 7)
+
+
+def llama() -> Module:
+    """A grouped, rotary model of one layer: width 16, four heads over two key heads."""
+    dice = np.random.default_rng(1)
+    shapes = {"q_proj": (16, 16), "k_proj": (8, 16), "v_proj": (8, 16), "o_proj": (16, 16)}
+    tensors = {
+        f"model.layers.0.self_attn.{name}.weight": dice.standard_normal(shape).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+    tensors["model.layers.0.input_layernorm.weight"] = dice.random(16).astype(np.float32) + 1
+    config = {
+        "model_type": "llama",
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "rope_theta": 10000.0,
+    }
+    return Module(tensors, config)
+
+
+@pytest.mark.parametrize(
+    ("options", "distances"),
+    [
+        ({}, [0]),
+        ({"circuit": "ov"}, [0]),
+        ({"fold_norm": True}, [0]),
+        ({"distance": 7}, [7]),
+    ],
+)
+def test_other_forms_are_looked_at_as_they_are_scored(options, distances):
+    (block,) = wqk.read_details(llama(), **options).blocks
+    scored = {k: v for k, v in options.items() if k != "distance"}
+    frame = wqk.scan(llama(), distances=distances, **scored).frame
+    layer = frame.row(0, named=True)
+    np.testing.assert_allclose(np.linalg.norm(block.row_norms), layer["norm"], rtol=1e-4)
+    symmetries = frame["symmetry"][1:].to_numpy()
+    np.testing.assert_allclose(np.diag(block.coupling), symmetries, atol=1e-5)
+    assert {k: layer[k] for k in vars(block.place)} == vars(block.place)
+
+
+def test_a_distance_needs_rotary_positions():
+    with pytest.raises(CheckpointError, match="no rotary"):
+        wqk.read_details(ENCODER, distance=3)
+
+
+def test_progress_is_told():
+    told: list[Any] = []
+    wqk.read_details(ENCODER, on_progress=told.append)
+    assert [p.blocks_done for p in told] == [1, 2, 3, 4]
+    assert told[-1].bytes_read == sum(
+        i.nbytes for i in wqk.open_checkpoint(ENCODER).tensors().values()
+    )
+
+
+def test_a_layer_of_the_largest_models_takes_little(tmp_path):
+    # Width 16,384 and 128 heads; a layer's details are as large whatever its entries are.
+    dice = np.random.default_rng(0)
+    norms = dice.random(16384).astype(np.float32) + 1
+    image = np.clip(dice.standard_normal((SIDE, SIDE)) * 45, -127, 127).astype(np.int8)
+    coupling = dice.random((128, 128)).astype(np.float32)
+    outlying = np.arange(400, dtype=np.int32)
+    block = BlockDetails(PLACE, norms, norms[::-1], outlying, outlying, image, 1.0, coupling)
+    Details((block,)).save(tmp_path / "large.npz")
+    assert (tmp_path / "large.npz").stat().st_size < 150_000
+
+
+def test_joined_details_keep_all_layers():
+    one, other = wqk.read_details(ENCODER, gamma=3.0), wqk.read_details(wqk.demo_model("decoder"))
+    joined = join_details([one, other])
+    assert joined.blocks == one.blocks + other.blocks
+    assert joined.gamma == 3.0
+    assert join_details([]).blocks == ()
+
+
+# Files that are something else
+
+
+def file_of(**changes: Any) -> bytes:
+    """A side file with one block, with parts left out (None) or put in their place."""
+    block = block_details(PLACE, stacked_heads(2, 1, 8, 2))
+    buffer = io.BytesIO()
+    arrays: dict[str, Any] = {
+        "row_norms": np.ones(8, np.float16),
+        "column_norms": np.ones(8, np.float16),
+        "outlying_rows": np.array([3], np.int32),
+        "outlying_columns": np.array([], np.int32),
+        "image": block.image,
+        "coupling": np.eye(2, dtype=np.float16),
+    }
+    entry = {**vars(PLACE), "norm_unit": 1.0, "image_unit": 1.0}
+    entry |= {k: changes.pop(k) for k in list(changes) if k in entry}
+    contents = {"format": "wqk details", "version": 1, "gamma": 2.0, "blocks": [entry]}
+    contents |= {k: changes.pop(k) for k in list(changes) if k in contents}
+    arrays = {f"0/{k}": v for k, v in (arrays | changes).items() if v is not None}
+    text = np.frombuffer(json.dumps(contents).encode(), np.uint8)
+    np.savez(buffer, contents=text, **arrays)
+    return buffer.getvalue()
+
+
+def test_the_file_that_is_spoilt_below_is_sound(tmp_path):
+    (tmp_path / "details.npz").write_bytes(file_of())
+    (block,) = Details.load(tmp_path / "details.npz").blocks
+    assert block.outlying_rows.tolist() == [3]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"format": "another"},
+        {"version": 2},
+        {"gamma": "two"},
+        {"gamma": None},
+        {"blocks": 7},
+        {"blocks": [7]},
+        {"blocks": [{}]},
+        {"layer": "0"},
+        {"layer": True},
+        {"checkpoint": None},
+        {"revision": 7},
+        {"norm_unit": []},
+        {"row_norms": None},
+        {"row_norms": np.ones(8)},
+        {"row_norms": np.ones((8, 8), np.float16)},
+        {"row_norms": np.ones(0, np.float16)},
+        {"outlying_rows": np.array([8], np.int32)},
+        {"outlying_rows": np.array([-1], np.int32)},
+        {"outlying_rows": np.array([1.0])},
+        {"image": np.zeros((257, 8), np.int8)},
+        {"image": np.zeros((8, 8), np.uint8)},
+        {"coupling": np.ones((2, 3), np.float16)},
+        {"coupling": np.array(["a"])},
+        {"coupling": np.array([{}], dtype=object)},
+    ],
+    ids=str,
+)
+def test_a_file_with_something_wrong_in_it(changes, tmp_path):
+    path = tmp_path / "details.npz"
+    path.write_bytes(file_of(**changes))
+    with pytest.raises(TableError, match="holds no details of a scan"):
+        Details.load(path)
+
+
+class Payload:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.mkdir, (Path("was-executed"),))
+
+
+def test_files_of_other_kinds(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pickled = pickle.dumps(Payload())
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("contents.npy", pickled)
+    array = io.BytesIO()
+    np.save(array, np.ones(3))
+    huge = io.BytesIO()
+    with zipfile.ZipFile(huge, "w") as file:
+        header = b"{'descr': '|u1', 'fortran_order': False, 'shape': (99999999999999,), }\n"
+        file.writestr(
+            "contents.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+        )
+    for content in (b"", pickled, archive.getvalue(), array.getvalue(), huge.getvalue()):
+        Path("details.npz").write_bytes(content)
+        with pytest.raises(TableError, match="holds no details of a scan"):
+            Details.load("details.npz")
+    assert not Path("was-executed").exists()
+    for path, message in ((Path("absent.npz"), "no such file"), (Path(), "holds no details")):
+        with pytest.raises(TableError, match=message):
+            Details.load(path)
+
+
+SOUND = file_of()
+
+
+@given(data=st.data())
+def test_damaged_files_end_in_one_kind_of_error(data, tmp_path_factory):
+    content = bytearray(SOUND)
+    for _ in range(data.draw(st.integers(1, 4))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    content = content[: data.draw(st.integers(len(content) // 2, len(content)))]
+    path = tmp_path_factory.getbasetemp() / "damaged.npz"
+    path.write_bytes(content)
+    with contextlib.suppress(TableError):
+        Details.load(path)
+
+
+def test_only_npz_is_written(tmp_path):
+    with pytest.raises(TableError, match=r"saved as \.npz"):
+        Details(()).save(tmp_path / "details.zip")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,178 @@
+"""Scans of whole checkpoints: published values, planted forms, statuses, and memory."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from polars.testing import assert_frame_equal
+from tests.stand_in import Module
+
+import wqk
+from wqk.scanning.scan import Progress
+
+# Per-layer symmetries of BERT-base, from the published result files.
+BERT_BASE = [.539, .611, -.093, .579, .504, .574, .481, .609, .516, .429, .377, .389]  # fmt: skip
+
+
+def published(shared: Path, model: str) -> list[dict[str, str]]:
+    with (shared / "reference" / "published_scores.csv").open(encoding="utf-8") as file:
+        return [row for row in csv.DictReader(file) if row["model"] == model]
+
+
+def test_bert_base_has_its_published_symmetries(shared: Path) -> None:
+    table = wqk.scan(shared / "checkpoints" / "bert-base-uncased")
+    layers = table.layers.frame
+    np.testing.assert_allclose(layers["symmetry"], BERT_BASE, atol=0.005)
+    rows = published(shared, "bert-base-uncased")
+    assert len(rows) == 12
+    np.testing.assert_allclose(
+        layers["symmetry"], [float(row["symmetry"]) for row in rows], atol=0.005
+    )
+    # The weights at hand were tuned a little further: one layer differs by more than 0.04.
+    directionality = [float(row["directionality"]) for row in rows]
+    off = np.abs(layers["directionality_excess"].to_numpy() - directionality)
+    assert off.max() < 0.08
+    assert np.sort(off)[-2] < 0.04
+    summary = table.summary().filter(over="layers")
+    assert summary["symmetry_median"].item() == pytest.approx(0.51, abs=0.005)
+    assert table.heads.frame.height == 12 * 12
+
+
+def test_bert_tiny_has_its_published_median(shared: Path) -> None:
+    table = wqk.scan(shared / "checkpoints" / "bert-tiny-sst2", heads=False)
+    assert table.layers.frame["symmetry"].median() == pytest.approx(0.76, abs=0.01)
+
+
+def random_bert(rng: np.random.Generator, layers: int = 1, d: int = 24, heads: int = 3):
+    """A state dict of queries and keys with BERT's names, and the factors (D, H, R) in it."""
+    tensors, factors = {}, []
+    for layer in range(layers):
+        query, key = rng.standard_normal((2, d, heads, d // heads))
+        prefix = f"encoder.layer.{layer}.attention.self"
+        tensors[f"{prefix}.query.weight"] = query.reshape(d, d).T
+        tensors[f"{prefix}.key.weight"] = key.reshape(d, d).T
+        factors.append((query, key))
+    return tensors, factors
+
+
+def bert_like(tensors: dict[str, np.ndarray], heads: int, layers: int = 1) -> Module:
+    config = {"model_type": "bert", "num_attention_heads": heads, "num_hidden_layers": layers}
+    return Module(tensors, config)
+
+
+def test_rows_equal_dense_scores_of_every_head_and_layer() -> None:
+    tensors, factors = random_bert(np.random.default_rng(0), layers=2)
+    frame = wqk.scan(bert_like(tensors, 3, 2)).frame
+    for layer, (query, key) in enumerate(factors):
+        matrices = np.einsum("dhr,ehr->hde", query, key)
+        for head in (None, 0, 1, 2):
+            matrix = matrices.sum(0) if head is None else matrices[head]
+            is_head = pl.col("head").is_null() if head is None else pl.col("head") == head
+            row = frame.filter(pl.col("layer") == layer, is_head).row(0, named=True)
+            norm = np.linalg.norm(matrix)
+            assert row["symmetry"] == pytest.approx(np.sum(matrix * matrix.T) / norm**2, abs=1e-12)
+            assert row["norm"] == pytest.approx(norm)
+            null = np.sum(np.diag(matrix) ** 2) / norm**2
+            assert row["symmetry_null"] == pytest.approx(null, abs=1e-12)
+        row = frame.filter(pl.col("layer") == layer, pl.col("head").is_null()).row(0, named=True)
+        total = np.linalg.norm(matrices.sum(0)) ** 2
+        within = sum(np.sum(m * m.T) for m in matrices) / total
+        assert row["symmetry_within_heads"] == pytest.approx(within, abs=1e-12)
+        assert row["symmetry_within_heads"] + row["symmetry_between_heads"] == pytest.approx(
+            row["symmetry"]
+        )
+
+
+def test_planted_heads_have_their_known_scores() -> None:
+    rng = np.random.default_rng(1)
+    tensors, _ = random_bert(rng, d=24, heads=4)
+    query, key = (
+        tensors[f"encoder.layer.0.attention.self.{role}.weight"].reshape(4, 6, 24)
+        for role in ("query", "key")
+    )
+    turn = np.kron(np.eye(3), [[0, 1], [-1, 0]])
+    key[0] = query[0]  # symmetric
+    key[1] = turn @ query[1]  # skew-symmetric
+    query[3], key[3] = key[2], query[2]  # each other's transpose
+    frame = wqk.scan(bert_like(tensors, 4)).heads.frame
+    np.testing.assert_allclose(frame["symmetry"][:2], [1, -1], atol=1e-12)
+    attention = wqk.read_attention(bert_like(tensors, 4), 0)
+    pairs = wqk.coupling(attention.heads)
+    assert pairs[2, 3] == pytest.approx(1)
+    assert frame["directionality"][2] == pytest.approx(-frame["directionality"][3])
+
+
+def test_a_zero_layer_is_degenerate_and_said_so() -> None:
+    tensors, _ = random_bert(np.random.default_rng(2))
+    tensors["encoder.layer.0.attention.self.key.weight"][:] = 0
+    table = wqk.scan(bert_like(tensors, 3))
+    assert set(table.frame["status"]) == {"degenerate"}
+    assert table.frame["symmetry"].is_nan().all()
+    assert table.summary()["symmetry_median"].to_list() == [None, None]
+
+
+def test_progress_is_reported_for_every_block() -> None:
+    seen: list[Progress] = []
+    wqk.scan(wqk.demo_model("encoder"), on_progress=seen.append)
+    assert [done.blocks_done for done in seen] == [1, 2, 3, 4]
+    weights = 4 * 2 * 128 * 128 * 2
+    assert weights <= seen[-1].bytes_read <= weights * 1.05
+
+
+def test_the_same_scores_whatever_is_scored_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    together = wqk.scan(wqk.demo_model("decoder")).frame
+    monkeypatch.setattr("wqk.scanning.scan.SPARE_MEMORY", 0)
+    alone = wqk.scan(wqk.demo_model("decoder")).frame
+    for column in ("symmetry", "norm", "directionality_excess"):
+        np.testing.assert_allclose(alone[column], together[column], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
+def test_memory_does_not_grow_with_the_number_of_layers(tmp_path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    rng, d, peaks = np.random.default_rng(3), 1024, []
+    code = (
+        "import sys, wqk\nwqk.scan(sys.argv[1])\n"
+        "print(next(x for x in open('/proc/self/status') if x.startswith('VmHWM')).split()[1])"
+    )
+    for layers in (4, 24):
+        folder = tmp_path / str(layers)
+        folder.mkdir()
+        names = [
+            f"encoder.layer.{n}.attention.self.{role}.weight"
+            for n in range(layers)
+            for role in ("query", "key")
+        ]
+        save_file(
+            {name: rng.standard_normal((d, d)).astype(np.float32) for name in names},
+            folder / "model.safetensors",
+        )
+        config = {"model_type": "bert", "num_attention_heads": 16, "num_hidden_layers": layers}
+        (folder / "config.json").write_text(json.dumps(config))
+        told = subprocess.check_output([sys.executable, "-c", code, str(folder)], text=True)
+        peaks.append(int(told) / 1024)
+    # Twenty more layers are 168 MB of weights; none of them may stay.
+    assert peaks[1] - peaks[0] < 30
+
+
+@pytest.mark.parametrize("distances", [(0,), (0, 3)])
+def test_a_device_changes_only_the_rounding(distances: tuple[int, ...], shared: Path) -> None:
+    pytest.importorskip("torch")
+    folder = shared / "checkpoints" / "stories260k"
+    here = wqk.scan(folder, distances=distances).frame
+    there = wqk.scan(folder, distances=distances, device="cpu").frame
+    assert_frame_equal(here, there, abs_tol=1e-6, rel_tol=1e-5)
+
+
+def test_a_device_that_is_not_there_is_named() -> None:
+    pytest.importorskip("torch")
+    with pytest.raises(wqk.errors.MissingPackage, match="'nowhere': PyTorch cannot use it"):
+        wqk.scan(wqk.demo_model("encoder"), device="nowhere")

@@ -1,0 +1,603 @@
+"""Surveys: one table whatever the executor and whatever interrupts; named errors for the rest."""
+
+from __future__ import annotations
+
+import errno
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from safetensors.numpy import save_file
+
+import wqk
+from wqk.cli.main import command
+from wqk.errors import CheckpointError, MissingPackage, RunError, TableError
+from wqk.scanning.surveys import SurveyProgress, dask_executor
+from wqk.scanning.surveys import jobs as survey_jobs
+from wqk.scanning.surveys import work as survey_work
+from wqk.scanning.surveys.executors import run_in_processes
+from wqk.scanning.surveys.jobs import Job, expand
+from wqk.scanning.surveys.model_sets import model_set, model_sets
+from wqk.scanning.surveys.work import Outcome
+from wqk.scanning.tables import ScoreTable
+
+LAYERS, WIDTH, HEADS = 3, 64, 4
+
+
+def make_checkpoint(folder: Path, seed: int, *, llama: bool = False) -> Path:
+    """A small checkpoint of random queries and keys, with the names of BERT or LLaMA."""
+    rng = np.random.default_rng(seed)
+    tensors, shape = {}, (WIDTH, WIDTH)
+    for layer in range(LAYERS):
+        names = (
+            [f"model.layers.{layer}.self_attn.{side}_proj.weight" for side in "qk"]
+            if llama
+            else [
+                f"bert.encoder.layer.{layer}.attention.self.{side}.weight"
+                for side in ("query", "key")
+            ]
+        )
+        tensors |= {name: rng.standard_normal(shape, dtype=np.float32) for name in names}
+    config = {
+        "model_type": "llama" if llama else "bert",
+        "hidden_size": WIDTH,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+    }
+    folder.mkdir(parents=True)
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Twenty checkpoints: 3 and 11 are equal, 7 is truncated, 13 of an unknown kind."""
+    root = tmp_path_factory.mktemp("models")
+    folders = [make_checkpoint(root / f"m{i:02}", i, llama=i % 2 == 0) for i in range(20)]
+    shutil.copy(folders[3] / "model.safetensors", folders[11] / "model.safetensors")
+    broken = folders[7] / "model.safetensors"
+    broken.write_bytes(broken.read_bytes()[:-100])
+    save_file({"w": np.zeros((2, 2), np.float32)}, folders[13] / "model.safetensors")
+    (folders[13] / "config.json").write_text('{"model_type": "perceptron"}')
+    return [str(folder) for folder in folders]
+
+
+@pytest.fixture(scope="module")
+def whole(models: list[str], tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The table's file after a run that nothing interrupts."""
+    out = tmp_path_factory.mktemp("whole") / "out"
+    with ThreadPoolExecutor(2) as threads:
+        wqk.survey(models, out=out, executor=threads)
+    return (out / "scores.parquet").read_bytes()
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner(env={"COLUMNS": "100"}).invoke(command, list(arguments))
+
+
+def start(*arguments: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "wqk", *arguments],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+
+
+def manifest(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "manifest.jsonl").read_text().splitlines()]
+
+
+# What comes out
+
+
+def test_one_table_of_what_single_scans_give(models: list[str], whole: bytes, tmp_path: Path):
+    (tmp_path / "t.parquet").write_bytes(whole)
+    table = ScoreTable.load(tmp_path / "t.parquet")
+    sound = [model for i, model in enumerate(models) if i not in (7, 13)]
+    assert table.frame["checkpoint"].unique(maintain_order=True).to_list() == sound
+    for model in sound[:3]:
+        expected = wqk.scan(model).frame
+        assert table.frame.filter(checkpoint=model).equals(expected)
+    assert table.metadata["gamma"] == 2.0
+    assert table.metadata["duplicates"] == [[models[3], models[11]]]
+    truncated, unknown = table.metadata["failed"]
+    assert (truncated["checkpoint"], unknown["checkpoint"]) == (models[7], models[13])
+    assert "model.safetensors" in truncated["reason"]
+    assert "'perceptron'" in unknown["reason"]
+
+
+@pytest.mark.parametrize("kind", ["processes", "own processes", "one thread"])
+def test_any_executor_gives_the_same_bytes(
+    models: list[str], whole: bytes, tmp_path: Path, kind: str
+):
+    executor: Executor | None = None
+    if kind == "processes":
+        executor = ProcessPoolExecutor(2, multiprocessing.get_context("spawn"))
+    elif kind == "one thread":
+        executor = ThreadPoolExecutor(1)
+    wqk.survey(models, out=tmp_path / "out", executor=executor, jobs=2)
+    if executor:
+        executor.shutdown()
+    assert (tmp_path / "out" / "scores.parquet").read_bytes() == whole
+
+
+def test_a_dask_cluster_gives_the_same_bytes(models: list[str], whole: bytes, tmp_path: Path):
+    distributed = pytest.importorskip("distributed", reason="needs the extra: wqk[cluster]")
+    cluster = distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
+    )
+    with cluster:
+        done = start(
+            *("survey", *models, "--heads", "--dask", cluster.scheduler_address),
+            *("--out", str(tmp_path / "out")),
+        )
+        _, errors = done.communicate()
+        workers = len(cluster.scheduler_info["workers"])
+    assert done.returncode == 1, errors.decode()
+    assert workers == 2
+    assert (tmp_path / "out" / "scores.parquet").read_bytes() == whole
+
+
+def test_no_scheduler_and_no_distributed(monkeypatch: pytest.MonkeyPatch):
+    with (
+        pytest.raises((RunError, MissingPackage), match=r"no Dask scheduler|pip install"),
+        dask_executor("nonsense://1"),
+    ):
+        pass
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(MissingPackage, match=r"pip install 'wqk\[cluster\]'"), dask_executor("x"):
+        pass
+
+
+def test_progress_counts_what_is_done_and_estimates_the_rest(models: list[str], tmp_path: Path):
+    told: list[SurveyProgress] = []
+    with ThreadPoolExecutor(1) as threads:
+        wqk.survey(models[:6], out=tmp_path, executor=threads)
+        wqk.survey(models[:9], out=tmp_path, executor=threads, on_progress=told.append)
+    assert [(p.done, p.failed, p.now) for p in told] == [(6, 0, 0), (7, 0, 1), (7, 1, 2), (8, 1, 3)]
+    assert told[0].remaining is None
+    assert told[1].remaining == pytest.approx(2 * told[1].seconds)
+    assert told[-1].bytes_read == 2 * LAYERS * 2 * WIDTH * WIDTH * 4
+    assert told[-1].remaining == 0
+
+
+def test_the_command_reports_failures_and_duplicates(models: list[str], tmp_path: Path):
+    out = tmp_path / "out"
+    result = run("survey", *models, "--jobs", "1", "--out", str(out))
+    assert result.exit_code == 1, result.output
+    assert f"failed: {models[7]}: " in result.stderr
+    assert f"same queries and keys: {models[3]} = {models[11]}" in result.stderr
+    assert "18 checkpoints; 2 failed" in result.stderr
+    again = run("survey", *models, "--json", "--out", str(out))
+    told = json.loads(again.stdout)
+    assert (again.exit_code, len(told["metadata"]["failed"])) == (1, 2)
+    assert len(told["rows"]) == 18 * LAYERS
+    fine = run("survey", models[0], "--out", str(tmp_path / "fine"))
+    assert fine.exit_code == 0, fine.output
+    assert run("survey", models[0], "--jobs", "2", "--dask", "x", "--out", "y").exit_code == 2
+
+
+# Interruptions
+
+
+def interrupted(models: list[str], out: Path, kills: int, dice: random.Random) -> list[int]:
+    """Kill a survey again and again, each time some jobs further; jobs done at each kill."""
+
+    def parts() -> int:
+        return len(list(out.glob("parts/*.parquet")))
+
+    done = []
+    for _ in range(kills):
+        process = start("survey", *models, "--heads", "--jobs", "1", "--out", str(out))
+        enough = dice.randint(parts(), 18)
+        while parts() < enough and process.poll() is None:
+            time.sleep(0.001)
+        time.sleep(dice.uniform(0, 0.05 if parts() else 0.8))
+        process.kill()
+        process.communicate()
+        done.append(parts())
+        if (out / "scores.parquet").exists():
+            assert ScoreTable.load(out / "scores.parquet").frame["checkpoint"].n_unique() == 18
+        if done[-1] == 18:
+            shutil.rmtree(out)
+    return done
+
+
+@pytest.mark.parametrize(
+    "kills", [5, pytest.param(25, marks=pytest.mark.campaign)], ids=["short", "campaign"]
+)
+def test_killed_and_resumed_the_table_is_identical(
+    models: list[str], whole: bytes, tmp_path: Path, kills: int
+):
+    out = tmp_path / "out"
+    done = interrupted(models, out, kills, random.Random(kills))
+    assert any(0 < parts < 18 for parts in done), done
+    result = run("survey", *models, "--heads", "--jobs", "1", "--out", str(out))
+    assert result.exit_code == 1, result.output
+    assert (out / "scores.parquet").read_bytes() == whole
+    visible = {path.name for path in out.iterdir()}
+    assert visible == {".lock", "manifest.jsonl", "parts", "scores.parquet"}
+    assert len(list((out / "parts").iterdir())) == 18
+
+
+@pytest.mark.parametrize(
+    "kills", [5, pytest.param(25, marks=pytest.mark.campaign)], ids=["short", "campaign"]
+)
+def test_a_killed_scan_leaves_a_whole_table_or_none(models: list[str], tmp_path: Path, kills: int):
+    out, dice = tmp_path / "scores.parquet", random.Random(kills)
+    sound = [model for i, model in enumerate(models) if i not in (7, 13)]
+    for _ in range(kills):
+        process = start("scan", *sound, "--heads", "--out", str(out))
+        time.sleep(dice.uniform(0.2, 1.0))
+        process.kill()
+        process.communicate()
+        if out.exists():
+            assert ScoreTable.load(out).frame["checkpoint"].n_unique() == 18
+            out.unlink()
+
+
+def test_an_interrupt_is_one_line_and_resumable(models: list[str], whole: bytes, tmp_path: Path):
+    out = tmp_path / "out"
+    process = start("survey", *models, "--heads", "--jobs", "2", "--out", str(out))
+    while process.poll() is None and not list(out.glob("parts/*.parquet")):
+        time.sleep(0.005)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate()
+    if process.returncode == 130:
+        assert errors.decode() == f"wqk: interrupted; the same command goes on in {out}\n"
+    else:  # it was faster than the signal
+        assert process.returncode == 1
+    with ThreadPoolExecutor(1) as threads:
+        wqk.survey(models, out=out, executor=threads)
+    assert (out / "scores.parquet").read_bytes() == whole
+
+
+def test_workers_end_with_their_killed_parent(models: list[str], tmp_path: Path):
+    out = tmp_path / "out"
+    process = start("survey", *models, "--jobs", "2", "--out", str(out))
+    while not list(out.glob("parts/*.parquet")):
+        time.sleep(0.005)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    if not children.exists():
+        process.communicate()
+        pytest.skip("needs /proc to find the workers")
+    workers = children.read_text().split()
+    process.kill()
+    process.communicate()
+    deadline = time.monotonic() + 10
+    while any(is_running(worker) for worker in workers):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def is_running(process: str) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_a_torn_last_line_is_forgotten_a_damaged_one_is_not(models: list[str], tmp_path: Path):
+    with ThreadPoolExecutor(1) as threads:
+        wqk.survey(models[:2], out=tmp_path, executor=threads)
+        expected = (tmp_path / "scores.parquet").read_bytes()
+        path = tmp_path / "manifest.jsonl"
+        lines = path.read_bytes().splitlines(keepends=True)
+        for length in (1, 30, len(lines[0]) + 5, sum(map(len, lines)) - 1):
+            path.write_bytes(b"".join(lines)[:length])
+            wqk.survey(models[:2], out=tmp_path, executor=threads)
+            assert (tmp_path / "scores.parquet").read_bytes() == expected
+            assert manifest(tmp_path)[0]["event"] == "settings"
+        path.write_bytes(lines[0] + b"{}\n" + lines[1])
+        with pytest.raises(TableError, match="line 2 is not a survey's"):
+            wqk.survey(models[:2], out=tmp_path, executor=threads)
+
+
+def die_on_the_second(job: Job) -> Outcome:
+    if job.name == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return Outcome(reason=job.name)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_worker_that_dies_fails_its_job_and_no_other(processes: int):
+    made = [Job(str(i), None, None, str(i)) for i in range(4)]
+    outcomes = {job.name: o for job, o in run_in_processes(die_on_the_second, made, processes)}
+    assert sorted(outcomes) == ["0", "1", "2", "3"]
+    assert outcomes["1"].error == "WorkerDied"
+    assert [outcomes[i].reason for i in "023"] == ["0", "2", "3"]
+
+
+def test_a_script_without_a_guard_is_told(tmp_path: Path):
+    script = tmp_path / "script.py"
+    script.write_text(f"import wqk\nwqk.survey({str(wqk.demo_model('encoder'))!r}, out='out')\n")
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert "if __name__ == '__main__'" in done.stderr.splitlines()[-1]
+
+
+# Resuming
+
+
+def test_failures_are_tried_again_only_on_request(models: list[str], tmp_path: Path):
+    model, out = tmp_path / "model", tmp_path / "out"
+    shutil.copytree(models[7], model)
+    with ThreadPoolExecutor(1) as threads:
+        assert len(wqk.survey(model, out=out, executor=threads)) == 0
+        shutil.copy(Path(models[1]) / "model.safetensors", model)
+        assert wqk.survey(model, out=out, executor=threads).metadata["failed"]
+        assert sum(line["event"] == "failed" for line in manifest(out)) == 1
+        table = wqk.survey(model, out=out, executor=threads, retry=True)
+    assert len(table) == LAYERS * (1 + HEADS)
+    assert table.metadata["failed"] == []
+
+
+def test_a_checkpoint_that_changes_between_runs_is_scored_anew(models: list[str], tmp_path: Path):
+    model, out = tmp_path / "model", tmp_path / "out"
+    shutil.copytree(models[1], model)
+    with ThreadPoolExecutor(1) as threads:
+        before = wqk.survey(model, out=out, executor=threads)
+        shutil.copy(Path(models[3]) / "model.safetensors", model)
+        after = wqk.survey(model, out=out, executor=threads)
+    expected = wqk.scan(models[3]).frame["symmetry"]
+    assert after.frame["symmetry"].equals(expected)
+    assert not before.frame["symmetry"].equals(expected)
+
+
+def test_other_settings_are_an_error_more_refs_are_not(models: list[str], tmp_path: Path):
+    with ThreadPoolExecutor(1) as threads:
+        wqk.survey(models[:1], out=tmp_path, executor=threads)
+        with pytest.raises(RunError, match=r"other settings \(gamma 2.0 then, 3.0 now\)"):
+            wqk.survey(models[:1], out=tmp_path, executor=threads, gamma=3)
+        table = wqk.survey(models[:2], out=tmp_path, executor=threads)
+        assert table.frame["checkpoint"].n_unique() == 2
+    result = run("survey", models[0], "--out", str(tmp_path))
+    assert result.exit_code == 2
+    assert "heads True then, False now" in result.stderr
+
+
+def test_workers_of_another_version_do_not_score(models: list[str], monkeypatch):
+    settings = survey_work.Settings(2.0, True, "0.0.0", 1)
+    (job,) = expand(models[:1])
+    assert "install one version" in (survey_work.run_job(settings, job).reason or "")
+
+
+# Places where nothing can be surveyed
+
+
+def test_two_surveys_at_once(models: list[str], tmp_path: Path):
+    out, refused = tmp_path / "out", []
+
+    def meanwhile(_: SurveyProgress) -> None:
+        if not refused:
+            with pytest.raises(RunError, match="another survey of this process"):
+                wqk.survey(models[:1], out=out)
+            process = start("survey", models[0], "--out", str(out))
+            refused.append((process.communicate()[1].decode(), process.returncode))
+
+    with ThreadPoolExecutor(1) as threads:
+        wqk.survey(models[:1], out=out, executor=threads, on_progress=meanwhile)
+    ((errors, status),) = refused
+    assert status == 2
+    assert f"another survey is running here (process {os.getpid()} on " in errors
+    assert len(errors.splitlines()) == 1
+
+
+def test_a_full_disk_is_named_and_nothing_is_half_written(
+    models: list[str], whole: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    written = os.fsync
+    with ThreadPoolExecutor(1) as threads:
+        # The disk fills up at every one of the first places in turn.
+        for room in range(7):
+            left = iter(range(room))
+
+            def fsync(descriptor: int, left: Any = left) -> None:
+                if next(left, None) is None:
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                written(descriptor)
+
+            monkeypatch.setattr(os, "fsync", fsync)
+            with pytest.raises(TableError, match=r"cannot be written \(No space left on device\)"):
+                wqk.survey(models, out=tmp_path, executor=threads)
+            content = (tmp_path / "manifest.jsonl").read_bytes()
+            assert not content or content.endswith(b"\n")
+            assert not [p for p in tmp_path.rglob(".*") if p.name != ".lock"]
+        monkeypatch.setattr(os, "fsync", written)
+        wqk.survey(models, out=tmp_path, executor=threads)
+    assert (tmp_path / "scores.parquet").read_bytes() == whole
+
+
+def test_places_where_nothing_can_be_written(models: list[str], tmp_path: Path):
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(TableError, match="is a file; a survey needs a folder"):
+        wqk.survey(models[:1], out=file)
+    for place in (file / "out", Path("/sys/wqk"), Path("/proc/wqk")):
+        with pytest.raises(TableError, match="cannot be written"):
+            wqk.survey(models[:1], out=place)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "scores.parquet").touch()
+    with pytest.raises(TableError, match="is no survey's"):
+        wqk.survey(models[:1], out=other)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only for root")
+def test_a_read_only_folder(models: list[str], tmp_path: Path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(TableError, match="cannot be written"):
+        wqk.survey(models[:1], out=tmp_path)
+
+
+@pytest.mark.parametrize("how", ["replaced", "rewritten", "removed"])
+def test_files_that_change_during_the_scan(
+    models: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+):
+    model, scan = tmp_path / "model", survey_work.scan
+    shutil.copytree(models[1], model)
+    file = model / "model.safetensors"
+
+    def scan_and_change(checkpoint: Any, **options: Any) -> ScoreTable:
+        table = scan(checkpoint, **options)
+        if how == "replaced":
+            shutil.copy(file, model / "new")
+            (model / "new").replace(file)
+        elif how == "rewritten":
+            with file.open("r+b") as opened:
+                opened.write(file.read_bytes())
+        else:
+            file.unlink()
+        return table
+
+    monkeypatch.setattr(survey_work, "scan", scan_and_change)
+    with ThreadPoolExecutor(1) as threads:
+        table = wqk.survey(model, out=tmp_path / "out", executor=threads)
+    (failed,) = table.metadata["failed"]
+    assert "changed while they were read" in failed["reason"]
+    assert len(table) == 0
+
+
+def test_an_unexpected_error_is_recorded_with_its_traceback(
+    models: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def stumble(*_: Any, **__: Any) -> ScoreTable:
+        raise MemoryError
+
+    monkeypatch.setattr(survey_work, "scan", stumble)
+    with ThreadPoolExecutor(1) as threads:
+        table = wqk.survey(models[:1], out=tmp_path, executor=threads)
+    assert table.metadata["failed"][0]["reason"] == "MemoryError"
+    assert "in stumble" in next(line for line in manifest(tmp_path) if "trace" in line)["trace"]
+
+
+# Refs and revisions
+
+
+def test_lists_and_named_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    names = tmp_path / "names.txt"
+    names.write_text("# models\nowner/one\n\npaper:audio # a set\nowner/one\n")
+    jobs = expand([f"@{names}", "owner/two"])
+    assert [jobs[0].name, jobs[-1].name] == ["owner/one", "owner/two"]
+    assert len(jobs) == 2 + len(model_set("paper:audio"))
+    assert len({job.key for job in jobs}) == len(jobs)
+    for name in model_sets():
+        assert len(set(model_set(name))) == len(model_set(name)) > 10
+        assert all(ref.count("/") == 1 and " " not in ref for ref in model_set(name))
+    for bad, message in (
+        ("paper:music", "there are paper:audio"),
+        (f"@{tmp_path / 'none'}", "cannot be read"),
+        (f"@{tmp_path}", "cannot be read"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            expand([bad])
+    names.write_text("# nothing\n")
+    with pytest.raises(CheckpointError, match="names no checkpoint"):
+        expand([f"@{names}"])
+    names.write_bytes(b"\xff\xfe")
+    with pytest.raises(CheckpointError, match="one ref per line"):
+        expand([f"@{names}"])
+    names.write_text("@other")
+    with pytest.raises(CheckpointError, match="cannot name another list"):
+        expand([f"@{names}"])
+
+
+def test_steps_of_a_local_run(models: list[str], tmp_path: Path):
+    for name in ("checkpoint-1000", "checkpoint-50", "step200", "step1000"):
+        shutil.copytree(models[1], tmp_path / "run" / name)
+    (tmp_path / "run" / "checkpoint-7").mkdir()
+    ref = str(tmp_path / "run")
+    assert [job.step for job in expand([ref])] == [7, 50, 1000]
+    assert [job.step for job in expand([ref], ["step*"])] == [200, 1000]
+    assert [job.step for job in expand([ref], ["*1000", "step200"])] == [1000, 1000, 200]
+    (problem,) = expand([ref], ["epoch*"])
+    assert "no revision or step matches 'epoch*'; it has 4: checkpoint-50" in str(problem.problem)
+    with ThreadPoolExecutor(1) as threads:
+        table = wqk.survey(
+            ref, out=tmp_path / "out", revisions=["step*"], heads=False, executor=threads
+        )
+    assert table.frame["step"].unique(maintain_order=True).to_list() == [200, 1000]
+    assert table.metadata["duplicates"] == [[f"{ref}/step200", f"{ref}/step1000"]]
+
+
+def test_patterns_of_hub_revisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    import huggingface_hub
+
+    asked = []
+
+    def list_repo_refs(_: Any, repository: str) -> Any:
+        asked.append(repository)
+        branches = [SimpleNamespace(name=f"step{n}") for n in (1000, 16, 2)]
+        return SimpleNamespace(branches=branches, tags=[SimpleNamespace(name="v1.0")])
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_refs", list_repo_refs)
+    jobs = expand(["o/m"], ["step*", "v1.0"])
+    assert [(job.revision, job.step) for job in jobs] == [
+        ("step2", 2),
+        ("step16", 16),
+        ("step1000", 1000),
+        ("v1.0", None),
+    ]
+    assert asked == ["o/m"]
+    # Plain names are not looked up; the list is asked for once and kept for later runs.
+    assert [job.revision for job in expand(["o/m"], ["step7"])] == ["step7"]
+
+    opened = []
+
+    def open_checkpoint(location: str, revision: str | None) -> Any:
+        opened.append((location, revision))
+        return wqk.open_checkpoint(wqk.demo_model("encoder"))
+
+    monkeypatch.setattr(survey_work, "open_checkpoint", open_checkpoint)
+    with ThreadPoolExecutor(1) as threads:
+        for _ in range(2):
+            table = wqk.survey("o/m", out=tmp_path, revisions=["step*"], executor=threads)
+    assert asked == ["o/m", "o/m"]
+    assert opened == [("o/m", "step2"), ("o/m", "step16"), ("o/m", "step1000")]
+    found = table.frame.select("checkpoint", "revision", "step").unique(maintain_order=True)
+    assert found.rows() == [("o/m", "step2", 2), ("o/m", "step16", 16), ("o/m", "step1000", 1000)]
+    assert table.metadata["duplicates"] == [["o/m @ step2", "o/m @ step16", "o/m @ step1000"]]
+
+
+def test_a_hub_that_does_not_answer_is_a_failure_of_that_ref(
+    models: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    import huggingface_hub
+
+    def refuse(*_: Any) -> None:
+        raise ConnectionError("no\nnetwork")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_refs", refuse)
+    run_folder = tmp_path / "run"
+    shutil.copytree(models[1], run_folder / "step1")
+    with ThreadPoolExecutor(1) as threads:
+        table = wqk.survey(
+            ["o/m", run_folder], out=tmp_path / "out", revisions=["step*"], executor=threads
+        )
+    (failed,) = table.metadata["failed"]
+    assert failed["checkpoint"] == "o/m"
+    assert failed["reason"] == "o/m: its revisions cannot be listed (no network)"
+    assert table.frame["step"].unique().to_list() == [1]
+    (job,) = expand([models[0] + "/model.safetensors"], ["step*"])
+    assert "a file has no revisions" in str(job.problem)
+
+
+def test_only_refs_with_a_name_can_be_surveyed(tmp_path: Path):
+    with pytest.raises(CheckpointError, match="named sets, got dict"):
+        wqk.survey([{}], out=tmp_path)  # type: ignore[list-item]
+    assert survey_jobs.step_in("main") is None

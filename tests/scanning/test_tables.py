@@ -1,0 +1,466 @@
+"""Score tables: their columns, their files, and that no half of one is ever left behind."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from polars.testing import assert_frame_equal
+
+from wqk._files import write_whole
+from wqk.errors import TableError
+from wqk.scanning.tables import KEY, SCHEMA, SCHEMA_VERSION, ScoreTable, join, records
+
+COLUMNS = [
+    *("checkpoint", "revision", "step", "model_type", "family", "parameters", "stack", "kind"),
+    *("window", "layer", "head", "key_head", "heads", "key_heads", "rank", "d_query", "d_key"),
+    *("applications", "circuit", "distance", "norm", "symmetry", "symmetry_null"),
+    *("symmetry_within_heads", "symmetry_between_heads", "symmetry_within_random"),
+    *("directionality", "directionality_excess", "status"),
+]
+
+SCORES = ("symmetry", "directionality", "directionality_excess")
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    """A row as a scan makes it."""
+    return {
+        "checkpoint": "owner/model",
+        "stack": "encoder",
+        "kind": "self",
+        "layer": 0,
+        "heads": 2,
+        "circuit": "qk",
+        "distance": 0,
+        "norm": 2.5,
+        "symmetry": 0.25,
+        "symmetry_null": 0.0625,
+        "directionality": -0.5,
+        "directionality_excess": -0.75,
+        "status": "ok",
+        **changes,
+    }
+
+
+def degenerate(**changes: Any) -> dict[str, Any]:
+    return row(**dict.fromkeys(SCORES, float("nan")), norm=0.0, status="degenerate", **changes)
+
+
+def some_table(rows: int = 6, **metadata: Any) -> ScoreTable:
+    dice = np.random.default_rng(rows)
+    made = [
+        row(layer=i // 2, head=None if i % 2 == 0 else 1, symmetry=dice.random(), step=10 * i)
+        for i in range(rows)
+    ]
+    return ScoreTable.from_rows(made, metadata)
+
+
+# What a file has to carry through: nulls, NaN, digits, and names of any letters.
+AWKWARD = ScoreTable.from_rows(
+    [
+        row(symmetry=1 / 3, norm=1e-300, parameters=2**62, revision="1e5", window="256"),
+        row(checkpoint="ä\u2028ö,\"'|&_%$#{}~^\\ \x85x", symmetry=None, layer=1),
+        degenerate(layer=2, head=1, revision="0012"),
+    ],
+    {"gamma": 2.0, "partial": {"decoder": "a reason\nin two lines\u2028"}, "biases": False},
+)
+
+
+def test_the_columns_and_their_order():
+    assert list(SCHEMA) == COLUMNS
+    assert some_table().frame.columns == COLUMNS
+    assert dict(some_table().frame.schema) == SCHEMA
+    assert set(KEY) < set(COLUMNS)
+
+
+def test_columns_of_any_order_and_type_are_brought_into_the_schema():
+    frame = some_table().frame
+    shuffled = frame.select(reversed(frame.columns)).with_columns(
+        pl.col("layer").cast(pl.Int32), pl.col("norm").cast(pl.Float32), extra=pl.lit(1)
+    )
+    assert_frame_equal(ScoreTable(shuffled).frame, frame)
+
+
+def test_absent_values_are_null():
+    table = ScoreTable.from_rows([{"layer": 3}, {}])
+    assert table.frame["layer"].to_list() == [3, None]
+    assert table.frame["symmetry"].null_count() == 2
+    assert table.metadata == {"schema_version": SCHEMA_VERSION}
+
+
+def test_an_empty_table():
+    table = ScoreTable.from_rows([])
+    assert len(table) == len(table.summary()) == len(table.layers) == 0
+    assert dict(table.frame.schema) == SCHEMA
+
+
+@pytest.mark.parametrize(
+    ("frame", "message"),
+    [
+        (pl.DataFrame({"layer": [1]}), "needs the columns checkpoint, revision"),
+        (some_table().frame.drop("norm", "rank"), "needs the columns rank, norm"),
+        (some_table().frame.with_columns(layer=pl.lit("first")), "does not hold what"),
+    ],
+)
+def test_a_frame_that_is_no_score_table(frame, message):
+    with pytest.raises(TableError, match=message):
+        ScoreTable(frame)
+
+
+def test_layers_heads_and_filters():
+    table = some_table(gamma=3.0)
+    assert table.layers.frame["head"].null_count() == len(table.layers) == 3
+    assert table.heads.frame["head"].to_list() == [1, 1, 1]
+    late = table.filter(pl.col("layer") > 0, pl.col("head").is_null())
+    assert late.frame["layer"].to_list() == [1, 2]
+    assert late.metadata["gamma"] == 3.0
+
+
+def test_joined_tables_keep_all_rows_and_the_first_metadata():
+    one, other = some_table(2, gamma=2.0), some_table(4, gamma=1.0, note="kept")
+    table = join([one, other])
+    assert_frame_equal(table.frame, pl.concat([one.frame, other.frame]))
+    assert (table.metadata["gamma"], table.metadata["note"]) == (2.0, "kept")
+
+
+# Files
+
+
+@pytest.mark.parametrize("table", [some_table(gamma=2.0), AWKWARD, ScoreTable.from_rows([])])
+@pytest.mark.parametrize("ending", [".parquet", ".jsonl", ".csv"])
+def test_a_saved_table_comes_back(tmp_path, table, ending):
+    # A name that a glob or a format string would trip over.
+    path = tmp_path / f"scores [1]*{{x}}{ending}"
+    table.save(path)
+    loaded = ScoreTable.load(str(path))
+    # JSON has no NaN, and says null.
+    expected = table.frame.fill_nan(None) if ending == ".jsonl" else table.frame
+    assert_frame_equal(loaded.frame, expected, check_exact=True)
+    assert loaded.metadata == ({} if ending == ".csv" else table.metadata)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_parquet_metadata_is_readable_elsewhere(tmp_path):
+    AWKWARD.save(tmp_path / "t.parquet")
+    stored = pa.parquet.read_metadata(tmp_path / "t.parquet").metadata
+    assert json.loads(stored[b"wqk"]) == AWKWARD.metadata
+
+
+def test_json_lines_are_json_lines(tmp_path):
+    AWKWARD.save(tmp_path / "t.jsonl")
+    first, *rows = (tmp_path / "t.jsonl").read_text().split("\n")[:-1]
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    assert json.loads(first) == {"metadata": AWKWARD.metadata}
+    assert [json.loads(r, parse_constant=refuse) for r in rows] == records(AWKWARD.frame)
+    assert [json.loads(r)["symmetry"] for r in rows] == [1 / 3, None, None]
+
+
+def test_json_lines_without_metadata_and_with_more_columns(tmp_path):
+    lines = [{**r, "seconds": 1.5} for r in records(some_table().frame)]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n\n")
+    loaded = ScoreTable.load(tmp_path / "t.jsonl")
+    assert_frame_equal(loaded.frame, some_table().frame)
+
+
+def test_csv_opens_in_any_reader(tmp_path):
+    AWKWARD.save(tmp_path / "t.csv")
+    with (tmp_path / "t.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == COLUMNS
+    assert [r["checkpoint"] for r in rows] == AWKWARD.frame["checkpoint"].to_list()
+    assert float(rows[0]["symmetry"]) == 1 / 3
+
+
+def test_markdown_is_a_table_of_layers(tmp_path):
+    table = join([some_table(), AWKWARD])
+    table.save(tmp_path / "t.md")
+    header, rule, *lines = (tmp_path / "t.md").read_text(encoding="utf-8").rstrip("\n").split("\n")
+    cells = [c.strip() for c in header.strip("|").split("|")]
+    assert cells == [
+        *("checkpoint", "revision", "step"),
+        *("layer", "symmetry", "null", "directionality", "(excess)", "norm"),
+    ]
+    assert set(rule) <= set("|-: ")
+    assert len(lines) == len(table.layers)
+    assert all(line.replace(r"\|", "").count("|") == len(cells) + 1 for line in lines)
+    assert lines[0].split("|")[4:6] == [" 0 ", f" {table.frame['symmetry'][0]:.3f} "]
+    # What is not known is a dash, not the word None.
+    assert lines[0].split("|")[2] == " – "
+
+
+def test_a_single_models_table_does_not_repeat_its_name(tmp_path):
+    ScoreTable.from_rows([row(), row(layer=1)]).save(tmp_path / "t.md")
+    assert "owner/model" not in (tmp_path / "t.md").read_text(encoding="utf-8")
+
+
+def test_latex_is_a_tabular_without_bare_specials(tmp_path):
+    names = ["50%_of #1 & $2 {x} ~a^b \\c", "plain"]
+    ScoreTable.from_rows([row(checkpoint=n) for n in names]).save(tmp_path / "t.tex")
+    text = (tmp_path / "t.tex").read_text(encoding="utf-8")
+    assert text.startswith("% needs \\usepackage{booktabs,amsmath}\n\\begin{tabular}{lrrrrrr}\n")
+    assert text.endswith("\\end{tabular}\n")
+    first, second = text.split("\\midrule\n")[1].split("  \\bottomrule")[0].splitlines()
+    assert first.startswith(
+        r"  50\%\_of \#1 \& \$2 \{x\} \textasciitilde{}a\textasciicircum{}b \textbackslash{}c & 0 &"
+    )
+    assert second == r"  plain & 0 & 0.250 & 0.062 & -0.500 & -0.750 & 2.500 \\"
+
+
+@pytest.mark.parametrize("name", ["t", "t.txt", "t.xlsx", "t.parquet.gz", ".parquet"])
+def test_an_ending_without_a_format(tmp_path, name):
+    with pytest.raises(TableError, match="got the ending"):
+        some_table().save(tmp_path / name)
+    with pytest.raises(TableError, match=r"loaded from \.parquet, \.jsonl, \.csv"):
+        ScoreTable.load(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["t.md", "t.tex"])
+def test_tables_for_people_are_not_read_back(tmp_path, name):
+    some_table().save(tmp_path / name)
+    with pytest.raises(TableError, match="a table is loaded from"):
+        ScoreTable.load(tmp_path / name)
+
+
+LINE = json.dumps(records(some_table(1).frame)[0])
+BAD_FILES = {
+    "t.parquet": [b"", b"PAR1", b"nonsense", b"PAR1" + bytes(40) + b"PAR1"],
+    "t.jsonl": [
+        b"",
+        b"\n",
+        b"{",
+        b"5\n",
+        b"[1]\n",
+        b'{"metadata": 5}\n',
+        b'{"text": "of another kind"}\n',
+        b'{"metadata": {}}\n{"text": "of another kind"}\n',
+        b"\xff\xfe",
+        b"[" * 100_000,
+        LINE.replace('"layer": 0', '"layer": "first"').encode(),
+        LINE.replace('"layer": 0', '"layer": 99999999999999999999').encode(),
+        LINE.replace('"layer": 0', '"layer": [0]').encode(),
+        f"{LINE}\n{LINE[:-20]}".encode(),
+    ],
+    "t.csv": [
+        b"",
+        b"a,b\n1,2\n",
+        b"\xff\xfe\x00",
+        ",".join(COLUMNS).encode() + b"\n" + b",".join([b"x"] * 29),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [(name, content) for name in BAD_FILES for content in BAD_FILES[name]]
+)
+def test_a_file_that_holds_no_table(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(TableError, match="holds no score table") as caught:
+        ScoreTable.load(tmp_path / name)
+    assert str(caught.value).startswith(str(tmp_path / name))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("metadata", ["[1]", "{", "5"])
+def test_parquet_metadata_that_is_no_mapping(tmp_path, metadata):
+    some_table().frame.write_parquet(tmp_path / "t.parquet", metadata={"wqk": metadata})
+    with pytest.raises(TableError, match="holds no score table"):
+        ScoreTable.load(tmp_path / "t.parquet")
+
+
+def test_a_plain_parquet_file_with_the_columns_is_a_table(tmp_path):
+    some_table().frame.write_parquet(tmp_path / "t.parquet")
+    assert ScoreTable.load(tmp_path / "t.parquet").metadata == {}
+
+
+@pytest.mark.parametrize("ending", [".parquet", ".jsonl"])
+def test_a_truncated_file_is_refused_or_lacks_whole_rows(tmp_path, ending):
+    path = tmp_path / f"t{ending}"
+    some_table().save(path)
+    content = path.read_bytes()
+    for length in range(0, len(content) - 1, max(1, len(content) // 60)):
+        path.write_bytes(content[:length])
+        try:
+            table = ScoreTable.load(path)
+        except TableError:
+            continue
+        # Text cut between two lines cannot be told from a shorter table.
+        assert ending != ".parquet"
+        assert len(table) < len(some_table())
+
+
+@pytest.mark.parametrize("name", ["missing.parquet", "folder.jsonl", "missing/t.csv"])
+def test_a_file_that_cannot_be_read(tmp_path, name):
+    (tmp_path / "folder.jsonl").mkdir()
+    with pytest.raises(TableError, match=r"cannot be read \((No such file|Is a directory)"):
+        ScoreTable.load(tmp_path / name)
+
+
+# Summary and other people's frames
+
+
+def test_the_summary_holds_numpys_quartiles():
+    dice = np.random.default_rng(1)
+    rows = [
+        row(
+            checkpoint=checkpoint,
+            stack=stack,
+            layer=layer,
+            head=head,
+            **dict(zip(SCORES, dice.normal(size=3), strict=True)),
+        )
+        for checkpoint in ("a", "b")
+        for stack in ("encoder", "decoder")
+        for layer in range(7)
+        for head in (None, 0, 1)
+    ]
+    empty = [degenerate(checkpoint="a", layer=7, head=h) for h in (None, 0, 1)]
+    summary = ScoreTable.from_rows([*rows, *empty]).summary()
+    assert len(summary) == 2 * 2 * 2
+    for line in summary.iter_rows(named=True):
+        mine = [
+            r
+            for r in rows
+            if (r["checkpoint"], r["stack"]) == (line["checkpoint"], line["stack"])
+            and (r["head"] is None) == (line["over"] == "layers")
+        ]
+        # The degenerate rows are neither counted nor scored.
+        assert line["count"] == len(mine) == (7 if line["over"] == "layers" else 14)
+        for score in SCORES:
+            low, middle, high = np.quantile([r[score] for r in mine], [0.25, 0.5, 0.75])
+            found = [line[f"{score}_{q}"] for q in ("q25", "median", "q75")]
+            assert found == pytest.approx([low, middle, high], abs=1e-15)
+
+
+def test_the_summary_of_nothing_but_degenerate_rows():
+    (line,) = ScoreTable.from_rows([degenerate()]).summary().iter_rows(named=True)
+    assert line["count"] == 0
+    assert line["symmetry_median"] is None
+
+
+def test_cross_attention_has_a_direction_and_no_symmetry():
+    table = ScoreTable.from_rows([row(kind="cross", symmetry=None, symmetry_null=None)])
+    (line,) = table.summary().iter_rows(named=True)
+    assert (line["count"], line["symmetry_median"]) == (1, None)
+    assert line["directionality_median"] == -0.5
+
+
+def test_other_libraries_take_the_table():
+    arrow = pa.table(AWKWARD)
+    assert arrow.column_names == COLUMNS
+    assert arrow.column("checkpoint").to_pylist() == AWKWARD.frame["checkpoint"].to_list()
+    frame = AWKWARD.to_pandas()
+    assert isinstance(frame, pd.DataFrame)
+    assert list(frame.columns) == COLUMNS
+    assert frame["norm"].tolist() == [1e-300, 2.5, 0.0]
+    assert_frame_equal(pl.DataFrame(AWKWARD), AWKWARD.frame)
+
+
+def test_what_a_notebook_shows():
+    text = repr(some_table())
+    assert text.startswith("ScoreTable(6 rows)\n")
+    assert "owner/model" in some_table()._repr_html_()
+
+
+# Whole or not at all
+
+
+def no_space(*_: Any) -> None:
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("before", [None, b"the old table"])
+def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch, before):
+    path = tmp_path / "t.parquet"
+    if before is not None:
+        path.write_bytes(before)
+    monkeypatch.setattr(os, "fsync", no_space)
+    with pytest.raises(TableError, match=r"t\.parquet: cannot be written \(No space left"):
+        some_table().save(path)
+    assert [p.read_bytes() for p in tmp_path.iterdir()] == ([] if before is None else [before])
+
+
+def test_an_interruption_leaves_what_was_there(tmp_path, monkeypatch):
+    def interrupt(_: int) -> None:
+        raise KeyboardInterrupt
+
+    (tmp_path / "t.csv").write_bytes(b"old")
+    monkeypatch.setattr(os, "fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        some_table().save(tmp_path / "t.csv")
+    assert [p.read_bytes() for p in tmp_path.iterdir()] == [b"old"]
+
+
+def test_a_folder_in_the_way(tmp_path):
+    (tmp_path / "t.csv").mkdir()
+    with pytest.raises(TableError, match="cannot be written"):
+        some_table().save(tmp_path / "t.csv")
+    assert [p.name for p in tmp_path.iterdir()] == ["t.csv"]
+
+
+@pytest.mark.parametrize("name", ["missing/t.csv", "file/t.csv", "x" * 250 + ".csv"])
+def test_a_place_where_nothing_can_be_written(tmp_path, name):
+    (tmp_path / "file").touch()
+    with pytest.raises(TableError, match="cannot be written"):
+        some_table().save(tmp_path / name)
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_new_file_has_the_users_rights(tmp_path):
+    before = os.umask(0o027)
+    try:
+        write_whole(tmp_path / "t", b"content")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "t").stat().st_mode & 0o777 == 0o640
+
+
+WRITE_FOREVER = """
+import sys
+from pathlib import Path
+from wqk.scanning.tables import ScoreTable
+
+path, rows = Path(sys.argv[1]), int(sys.argv[2])
+tables = [
+    ScoreTable.from_rows([{"layer": i, "checkpoint": name} for i in range(rows)])
+    for name in ("one", "other")
+]
+tables[0].save(path)
+print("saved once", flush=True)
+while True:
+    for table in tables:
+        table.save(path)
+"""
+
+
+@pytest.mark.parametrize("ending", [".parquet", ".jsonl"])
+def test_killed_while_saving_the_table_is_whole(tmp_path, ending):
+    path, rows, dice = tmp_path / f"t{ending}", 3000, random.Random(0)
+    seen = set()
+    for _ in range(4):
+        arguments = [sys.executable, "-c", WRITE_FOREVER, str(path), str(rows)]
+        with subprocess.Popen(arguments, stdout=subprocess.PIPE) as writer:
+            assert writer.stdout.readline() == b"saved once\n"
+            time.sleep(dice.uniform(0.0, 0.3))
+            writer.send_signal(signal.SIGKILL)
+        table = ScoreTable.load(path)
+        assert table.frame["layer"].to_list() == list(range(rows))
+        assert table.frame["checkpoint"].n_unique() == 1
+        seen.add(table.frame["checkpoint"][0])
+    assert seen
