@@ -180,7 +180,7 @@ def _window(rule: AttentionRule) -> str:
 def _status(rule: AttentionRule) -> str:
     if rule.partial or not rule.norm_gain:
         return "partial"
-    return "partial where normalised or cut off" if _reason(rule) else "ok"
+    return "partial where normalized or cut off" if _reason(rule) else "ok"
 
 
 def _reason(rule: AttentionRule) -> str:
@@ -188,12 +188,12 @@ def _reason(rule: AttentionRule) -> str:
     reasons = [rule.partial] if rule.partial else []
     if rule.query_norm or rule.key_norm:
         reasons.append(
-            "where queries and keys are normalised token by token, the gains are folded into the "
+            "where queries and keys are normalized token by token, the gains are folded into the "
             "form, the tokens' own scales are not"
         )
     elif not rule.norm_gain:
         reasons.append(
-            "queries and keys are normalised token by token before they meet; the tokens' own "
+            "queries and keys are normalized token by token before they meet; the tokens' own "
             "scales are not in the form"
         )
     if rule.clip:

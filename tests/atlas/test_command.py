@@ -73,7 +73,7 @@ def test_an_empty_choice_says_so() -> None:
 
 def test_flags_are_marked_in_lists_and_explained_for_a_model() -> None:
     listed = run("atlas", "--search", "modernbert", width=60).output
-    assert "a: fused tensor, not transposed; an artefact" in listed
+    assert "a: fused tensor, not transposed; an artifact" in listed
     shown = " ".join(run("atlas", "Mistral-7B", width=60).output.split())
     assert "key head h mod G instead of h // (H/G)" in shown
 
@@ -94,8 +94,8 @@ def test_a_saved_table_stands_beside_the_row(tmp_path: Path) -> None:
     layers([0.51], [-0.08]).save(table)
     agreed = run("atlas", "BERT-base", "--from", str(table))
     assert "agrees with the published row, within 0.01 of symmetry" in agreed.output
-    artefact = run("atlas", "ModernBERT-base", "--from", str(table))
-    assert "is an artefact; the scan need not agree" in artefact.output
+    artifact = run("atlas", "ModernBERT-base", "--from", str(table))
+    assert "is an artifact; the scan need not agree" in artifact.output
 
 
 def test_a_survey_extends_the_atlas(survey: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_survey_extends_the_atlas(survey: Path) -> None:
         (["BEiT-base", "--scan"], "stands for microsoft/beit"),
         (["--survey", "/no/such/folder"], "no scores of a survey"),
         (["BERT-base", "--stack", "decoder"], "no row"),
-        (["--sort", "colour"], "colour"),
+        (["--sort", "color"], "color"),
     ],
 )
 def test_wrong_input_is_one_clear_message(arguments: list[str], word: str) -> None:

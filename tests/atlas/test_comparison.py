@@ -39,10 +39,10 @@ def test_differences_are_of_hundredths() -> None:
     assert result.differences == {"symmetry": -0.01, "directionality": 0.08}
 
 
-def test_an_artefact_stays_one_whatever_the_numbers() -> None:
+def test_an_artifact_stays_one_whatever_the_numbers() -> None:
     for row in published().filter(~published()["sound"]).to_dicts():
         table = layers([row["symmetry"]], [row["directionality"]], stack=row["stack"])
-        assert compare(table, row).verdict == "artefact"
+        assert compare(table, row).verdict == "artifact"
 
 
 def test_two_published_rows_of_one_model_agree_with_each_other() -> None:

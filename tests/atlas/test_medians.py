@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.atlas.making import layers
 
-from wqk.atlas import published, summarise, survey_table
+from wqk.atlas import published, summarize, survey_table
 from wqk.atlas.medians import hundredths, of_model, spread
 from wqk.atlas.published import COLUMNS
 from wqk.errors import TableError
@@ -25,7 +25,7 @@ SCORES = st.lists(st.floats(-1, 1), min_size=1, max_size=12)
 @settings(max_examples=30)
 def test_medians_and_quartiles_are_numpys(symmetries, random) -> None:  # type: ignore[no-untyped-def]
     directionalities = random.sample(symmetries, len(symmetries))
-    (row,) = summarise(layers(symmetries, directionalities)).to_dicts()
+    (row,) = summarize(layers(symmetries, directionalities)).to_dicts()
     for score, values in (("symmetry", symmetries), ("directionality", directionalities)):
         low, middle, high = np.percentile(values, [25, 50, 75])
         assert row[score] == pytest.approx(middle, abs=1e-12)
@@ -34,7 +34,7 @@ def test_medians_and_quartiles_are_numpys(symmetries, random) -> None:  # type: 
 
 
 def test_rows_are_like_the_published_ones() -> None:
-    row = summarise(layers([0.1, 0.2], [0.0, 0.0]))
+    row = summarize(layers([0.1, 0.2], [0.0, 0.0]))
     assert row.schema == published().schema == pl.Schema(COLUMNS)
     assert row.to_dicts()[0] == row.to_dicts()[0] | {
         "source": "own",
@@ -55,16 +55,16 @@ def test_only_plain_forms_are_taken() -> None:
         layers([0.9], [0.9], kind="cross"),
         layers([0.9], [0.9], head=0),
     ]
-    (row,) = summarise(join([others[0], plain, *others[1:]])).to_dicts()
+    (row,) = summarize(join([others[0], plain, *others[1:]])).to_dicts()
     assert (row["symmetry"], row["directionality"]) == (0.4, -0.2)
-    assert summarise(join(others)).is_empty()
+    assert summarize(join(others)).is_empty()
 
 
 @pytest.mark.parametrize(
     "metadata", [{"gamma": 1.5}, {"folded_norms": True}, {"biases": True}, {"gamma": None}]
 )
 def test_tables_of_other_forms_give_no_rows(metadata: dict[str, object]) -> None:
-    rows = summarise(layers([0.3], [0.1], metadata=metadata))
+    rows = summarize(layers([0.3], [0.1], metadata=metadata))
     assert rows.is_empty()
     assert rows.schema == pl.Schema(COLUMNS)
 
@@ -79,7 +79,7 @@ def test_every_stack_revision_and_step_is_a_row_with_its_name() -> None:
             layers([0.5], [0.5], checkpoint="/b/checkpoint-7", step=7),
         ]
     )
-    assert summarise(table).select("name", "stack", "symmetry").rows() == [
+    assert summarize(table).select("name", "stack", "symmetry").rows() == [
         ("run, step 100", "encoder", 0.1),
         ("run, step 200", "encoder", 0.2),
         ("run @ main", "encoder", 0.3),
@@ -97,7 +97,7 @@ def test_statuses_become_flags() -> None:
             layers([float("nan")], [float("nan")], checkpoint="c", status="degenerate"),
         ]
     )
-    assert summarise(table).select("flags", "sound", "symmetry").rows() == [
+    assert summarize(table).select("flags", "sound", "symmetry").rows() == [
         (["random-looking"], False, 0.0),
         (["partial"], True, 0.1),
         (["degenerate"], True, 0.30000000000000004),
@@ -106,7 +106,7 @@ def test_statuses_become_flags() -> None:
 
 def test_a_row_finds_its_model_by_id_before_folder_and_by_stack() -> None:
     row = published().filter(name="BERT-base").row(0, named=True)
-    rows = summarise(
+    rows = summarize(
         join(
             [
                 layers([0.1], [0.0], checkpoint="/models/bert-base-uncased"),
@@ -118,7 +118,7 @@ def test_a_row_finds_its_model_by_id_before_folder_and_by_stack() -> None:
     assert of_model(rows, row)["symmetry"].to_list() == [0.2]
     assert of_model(rows[:1], row)["symmetry"].to_list() == [0.1]
     assert of_model(rows[2:], row).is_empty()
-    both = summarise(
+    both = summarize(
         join([layers([0.1], [0.0], checkpoint=row["model"], stack=s) for s in ("x", "encoder")])
     )
     assert of_model(both, row)["stack"].to_list() == ["encoder"]
@@ -141,7 +141,7 @@ def test_of_two_surveys_the_later_scores_stand(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         layers(symmetries, [0.0, 0.0]).save(tmp_path / name / "scores.parquet")
     both = survey_table(tmp_path / "one", tmp_path / "two")
-    assert summarise(both)["symmetry"].to_list() == [0.4]
+    assert summarize(both)["symmetry"].to_list() == [0.4]
 
 
 def test_scores_are_written_as_the_paper_does() -> None:

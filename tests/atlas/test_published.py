@@ -100,7 +100,7 @@ def test_rows_of_one_model_have_one_symmetry_unless_a_flag_says_why(files: Layer
             assert untrained or change < 1e-5, row
 
 
-def test_mislabelled_rows_are_not_the_models_of_their_names(files: Layers) -> None:
+def test_mislabeled_rows_are_not_the_models_of_their_names(files: Layers) -> None:
     def change(one: str, other: str) -> float:
         pair = [files["LLAMA", name]["symmetry"] for name in (one, other)]
         return float(np.abs(pair[0] - pair[1]).max())
@@ -110,7 +110,7 @@ def test_mislabelled_rows_are_not_the_models_of_their_names(files: Layers) -> No
     assert change("llama2-7b", f"{hub}7b-hf") > 0.001
     assert change("llama2-13b", f"{hub}13b-chat-hf") == 0
     assert change("llama3.2-8b", "llama3.2-1b") == 0
-    found = published().filter(pl.col("flags").list.contains("mislabelled"))
+    found = published().filter(pl.col("flags").list.contains("mislabeled"))
     assert found.select("name", "model").rows() == [
         ("LLaMA2-7B", f"{hub}7b-chat-hf"),
         ("LLaMA2-13B", f"{hub}13b-chat-hf"),
@@ -149,7 +149,7 @@ def test_every_flag_is_known_and_every_model_is_in_a_set() -> None:
         assert set(flag.drawn) <= known - set(rows["model"])
 
 
-def test_grouped_and_fused_models_are_artefacts_and_others_are_not() -> None:
+def test_grouped_and_fused_models_are_artifacts_and_others_are_not() -> None:
     rows = published()
     grouped = ("Llama-2-70b", "Llama-3", "Mistral", "Mixtral", "MobileLLM")
     for row in rows.to_dicts():
@@ -169,9 +169,9 @@ ROWS = published()
     st.sampled_from(["name", "model", "last"]),
     st.sampled_from([str.lower, str.upper, str.swapcase, lambda text: f" {text} "]),
 )
-def test_a_row_is_found_by_any_of_its_names(row, column, spelt) -> None:  # type: ignore[no-untyped-def]
+def test_a_row_is_found_by_any_of_its_names(row, column, spelled) -> None:  # type: ignore[no-untyped-def]
     name = row["model"].split("/")[1] if column == "last" else row[column]
-    found = lookup(spelt(name))
+    found = lookup(spelled(name))
     scores = [key for key in row if key.startswith(("symmetry", "directionality"))]
     assert any(all(f[s] == row[s] for s in scores) for f in found.to_dicts())
     assert all(f["name"] == row["name"] or f["model"] == row["model"] for f in found.to_dicts())
@@ -185,7 +185,7 @@ def test_a_row_is_found_by_any_of_its_names(row, column, spelt) -> None:  # type
         ("mixtral", ["Mixtral-8x22B"]),
         ("qqqqqq", ["wqk atlas lists"]),
         ("", ["wqk atlas lists"]),
-        ("EleutherAI/pythia-160m", ["figures", "artefact", "fused tensor", "wqk scan Eleuther"]),
+        ("EleutherAI/pythia-160m", ["figures", "artifact", "fused tensor", "wqk scan Eleuther"]),
         ("gpt2-large", ["openai-community/gpt2-large", "figures (paper:language)"]),
         ("FACEBOOK/musicgen-small", ["cross-attention"]),
     ],

@@ -125,12 +125,12 @@ class Run:
         key = np.repeat(key, heads // key.shape[1], axis=1)
         return np.einsum("ihr,jhr->hij", query, key)
 
-    def normalised(self) -> np.ndarray:
+    def normalized(self) -> np.ndarray:
         """What the norm makes of its input before its gain and bias, by definition."""
         x = self.seen["norm in"]
         if self.plan.rule.input_norm_kind == "layer":
             x = x - x.mean(-1, keepdims=True)
-        # The tiny stabiliser under the root is in the config under several names; all are small.
+        # The tiny stabilizer under the root is in the config under several names; all are small.
         return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
 
 
@@ -165,8 +165,8 @@ def test_the_augmented_form_gives_the_scores_with_biases(run: Run) -> None:
         np.testing.assert_allclose(ours, run.scores(), rtol=1e-5, atol=1e-4)
 
 
-def test_folded_norms_give_the_scores_of_normalised_vectors(run: Run) -> None:
-    x = with_one(run.normalised())
+def test_folded_norms_give_the_scores_of_normalized_vectors(run: Run) -> None:
+    x = with_one(run.normalized())
     ours = flat(double(run.form(fold_norm=True, bias=True))(x, x))
     scale = np.abs(up_to_rows(run.scores())).max()
     np.testing.assert_allclose(

@@ -398,7 +398,7 @@ def test_subfolders(hub):
                 "config.json": b'{"quantization_config": {"quant_method": "awq"}}',
             },
             CheckpointError,
-            "quantised with awq",
+            "quantized with awq",
         ),
     ],
 )  # fmt: skip

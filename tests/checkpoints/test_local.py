@@ -1,4 +1,4 @@
-"""Checkpoints on disk: folders, shards, quantised weights, and what is no checkpoint."""
+"""Checkpoints on disk: folders, shards, quantized weights, and what is no checkpoint."""
 
 from __future__ import annotations
 
@@ -273,10 +273,10 @@ METHODS = ["gptq", "awq", "bitsandbytes", "AQLM", "hqq", "quanto"]
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("file", ["", "model.safetensors"])
-def test_quantised_models_are_refused_by_name(folder, method, file):
+def test_quantized_models_are_refused_by_name(folder, method, file):
     write_one(folder)
     write_json(folder / "config.json", {"quantization_config": {"quant_method": method}})
-    with pytest.raises(CheckpointError, match=f"quantised with {method.lower()}; ") as caught:
+    with pytest.raises(CheckpointError, match=f"quantized with {method.lower()}; ") as caught:
         open_checkpoint(folder / file)
     assert "\n" not in str(caught.value)
 

@@ -182,7 +182,7 @@ def test_a_pipe_that_closes_early_is_no_error() -> None:
     assert done.stderr == ""
 
 
-def test_a_pipe_gets_no_colours_and_no_progress() -> None:
+def test_a_pipe_gets_no_colors_and_no_progress() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "wqk", "scan", ENCODER], capture_output=True, check=True
     )

@@ -56,11 +56,11 @@ def save(architecture: Architecture, folder: Path) -> Any:
     model.save_pretrained(folder)
     edit_config(folder, architecture.hub)
     if architecture.spelling:
-        edit_tensors(folder, lambda tensors: respelt(tensors, architecture.spelling))
+        edit_tensors(folder, lambda tensors: respelled(tensors, architecture.spelling))
     return model
 
 
-def respelt(tensors: dict[str, Any], spelling: dict[str, str]) -> dict[str, Any]:
+def respelled(tensors: dict[str, Any], spelling: dict[str, str]) -> dict[str, Any]:
     """The tensors under other names; every pattern has to be met."""
     for pattern, replacement in spelling.items():
         renamed = {re.sub(pattern, replacement, name): value for name, value in tensors.items()}
@@ -154,7 +154,7 @@ def prove_norms(architecture: Architecture, folder: Path) -> None:
         records = listen(model, plans, plans)
         for norm in {norm for plan in plans for norm in _norms(plan).values()}:
             module = model.get_submodule(_module_of(norm))
-            module.register_forward_hook(partial(_normalised, norm=norm, outputs=outputs))
+            module.register_forward_hook(partial(_normalized, norm=norm, outputs=outputs))
         inputs = inputs_of(model, None, length=24, seed=0)
         # Texts without padding, which some models set to zero after the norm.
         masks = {name: inputs[name] for name in PADDING_MASKS if name in inputs}
@@ -184,7 +184,7 @@ def _module_of(norm: InputNorm) -> str:
     return norm.gain.name.rpartition(".")[0]
 
 
-def _normalised(
+def _normalized(
     module: Any, args: Any, output: Any, norm: InputNorm, outputs: dict[str, list[np.ndarray]]
 ) -> None:
     """Keep a norm's output, once what the norm is said to be has been seen to lead to it."""
@@ -192,8 +192,8 @@ def _normalised(
     gain = parameters[norm.gain.name.rpartition(".")[2]] + norm.offset
     shift = parameters[norm.bias.name.rpartition(".")[2]] if norm.bias else 0.0
     (given,) = args
-    centred = given - given.mean(-1, keepdim=True) if norm.kind == "layer" else given
-    along = torch.cosine_similarity((output - shift) / gain, centred, dim=-1)
+    centered = given - given.mean(-1, keepdim=True) if norm.kind == "layer" else given
+    along = torch.cosine_similarity((output - shift) / gain, centered, dim=-1)
     # A picture's tiles that are not used are zero.
     assert along[given.abs().amax(-1) > 0].min() > 0.999, f"{norm.gain.name} is no {norm.kind} norm"
     outputs.setdefault(norm.gain.name, []).append(output.numpy())

@@ -20,12 +20,12 @@ def own(figure: str, *rows: dict[str, Any]) -> list[tuple[str, str]]:
     return shown.select("name", "stack").rows()
 
 
-def test_every_published_model_has_its_place_and_every_artefact_a_reason() -> None:
+def test_every_published_model_has_its_place_and_every_artifact_a_reason() -> None:
     rows = pl.concat([model_rows("fig2"), model_rows("s1")])
     assert rows.filter("sound").height == sound_models().height
-    artefacts = published().filter(~pl.col("sound"))
-    assert set(rows.filter(~pl.col("sound"))["model"]) == set(artefacts["model"])
-    assert {name for name, flag in flags().items() if flag.artefact} == set(HOLLOW)
+    artifacts = published().filter(~pl.col("sound"))
+    assert set(rows.filter(~pl.col("sound"))["model"]) == set(artifacts["model"])
+    assert {name for name, flag in flags().items() if flag.artifact} == set(HOLLOW)
 
 
 def test_numbers_are_the_printed_ones() -> None:

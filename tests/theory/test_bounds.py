@@ -41,8 +41,8 @@ def test_heavy_tails_widen_the_symmetry_but_do_not_move_it() -> None:
     assert deviations[-1] > 2 * deviations[0]
 
 
-def test_entries_that_are_not_centred_make_a_symmetric_matrix() -> None:
-    limits = simulate_scores(WIDTH, None, "not centred", trials=500)
+def test_entries_that_are_not_centered_make_a_symmetric_matrix() -> None:
+    limits = simulate_scores(WIDTH, None, "not centered", trials=500)
     assert limits.symmetry > 10 * limits.symmetry_error + 1 / WIDTH
 
 

@@ -30,7 +30,7 @@ DISTANCES = (0, 1, 4)
 # Families that are refused, and the reason that is given.
 # fmt: off
 REFUSALS = {
-    "normalised token by token before they meet": (
+    "normalized token by token before they meet": (
         "apertus", "cohere-norms", "dots1", "exaone4", "exaone4-full", "gemma3", "gemma3-hub",
         "gemma3-text", "gemma3-text-hub", "glm4-moe", "lfm2", "minimax-m2", "mllama", "nanochat",
         "olmo2", "olmo3", "olmoe", "persimmon", "phi-norms", "qwen3", "qwen3-moe",

@@ -84,7 +84,7 @@ def test_what_is_wrong_is_seen(part: str, seen: str, monkeypatch: pytest.MonkeyP
 
 
 def test_what_is_no_bilinear_form_is_refused() -> None:
-    with built("qwen3") as model, pytest.raises(TheoryError, match="normalised token by token"):
+    with built("qwen3") as model, pytest.raises(TheoryError, match="normalized token by token"):
         check_scores(model, batch_for(model))
 
 

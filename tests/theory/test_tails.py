@@ -94,7 +94,7 @@ def test_more_context_than_prediction_means_longer_rows_and_the_reverse() -> Non
     assert abs(ratios[2]) < 0.2
 
 
-def test_isotropic_tokens_favour_neither_side() -> None:
+def test_isotropic_tokens_favor_neither_side() -> None:
     seen = mean_tails(np.ones(96), 1.0)
     assert abs(seen["ratio"]) < 0.2
     assert abs(seen["excess"]) < 4 * seen["error"]

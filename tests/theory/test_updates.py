@@ -80,7 +80,7 @@ def test_equation_s40_without_biases() -> None:
         np.testing.assert_allclose(found_here, expected, atol=1e-12 * scale)
 
 
-def test_an_optimiser_of_another_kind() -> None:
+def test_an_optimizer_of_another_kind() -> None:
     with built("gpt2") as model:
         batch, loss = batch_for(model), objective(linear, 0)
         before = attentions(model)

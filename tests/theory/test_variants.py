@@ -9,7 +9,7 @@ from tests.theory import subjects
 from wqk import BilinearForm
 from wqk.theory.gradients import gradients
 from wqk.theory.measuring.evidence import Evidence, updates_of
-from wqk.theory.optimiser import steps
+from wqk.theory.optimizer import steps
 from wqk.theory.variants import Update, in_isolation, rearranged
 
 
@@ -124,8 +124,8 @@ def test_steps_are_those_of_the_weights_own_gradients() -> None:
         "descent": (on_query, on_key),
         "signs": (np.sign(on_query), np.sign(on_key)),
         # The bias's gradient is what all rows of the weight's have in common, per unit of input.
-        "centred": (np.sign(on_query - np.outer(mean, on_bias)), np.sign(on_key)),
+        "centered": (np.sign(on_query - np.outer(mean, on_bias)), np.sign(on_key)),
     }.items():
         expected = -(dq @ key.T + query @ dk.T)
         np.testing.assert_allclose(made[kind], expected, atol=1e-3 * np.abs(expected).max())
-    assert not np.allclose(made["centred"], made["signs"], atol=1e-2)
+    assert not np.allclose(made["centered"], made["signs"], atol=1e-2)

@@ -236,7 +236,7 @@ def test_cross_attention_is_left_out():
     assert penalty(model, "symmetric").item() == before
 
 
-def test_what_cannot_be_penalised_is_refused():
+def test_what_cannot_be_penalized_is_refused():
     with pytest.raises(FormError, match="one of symmetric, skew, got 'orthogonal'"):
         penalty(bert(), "orthogonal")
     with pytest.raises(CheckpointError, match=r"expected an nn\.Module, got dict"):

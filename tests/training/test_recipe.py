@@ -160,5 +160,5 @@ def test_whatever_a_file_holds_is_a_recipe_or_an_error(field: Any, value: Any) -
     assert getattr(recipe, field.name) == value
 
 
-def test_initialisations_are_those_there_are() -> None:
+def test_initializations_are_those_there_are() -> None:
     assert set(INITIALIZATIONS) == set(KINDS)

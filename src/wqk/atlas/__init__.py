@@ -1,7 +1,7 @@
 """The atlas: the paper's published scores, and where a scan stands among them."""
 
 from wqk.atlas.comparison import Comparison, compare
-from wqk.atlas.medians import summarise, survey_table
+from wqk.atlas.medians import summarize, survey_table
 from wqk.atlas.paper_tables import TrainingResult, paper_table
 from wqk.atlas.placing import Placement, place, sound_models
 from wqk.atlas.published import Flag, flags, lookup, published
@@ -18,6 +18,6 @@ __all__ = [
     "place",
     "published",
     "sound_models",
-    "summarise",
+    "summarize",
     "survey_table",
 ]

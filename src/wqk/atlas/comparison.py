@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from wqk.atlas.medians import of_model, summarise
+from wqk.atlas.medians import of_model, summarize
 from wqk.errors import TableError
 
 if TYPE_CHECKING:
@@ -39,10 +39,10 @@ class Comparison:
     differences: Mapping[str, float]
 
     @property
-    def verdict(self) -> Literal["agrees", "differs", "artefact"]:
-        """``artefact`` where the row is not sound, ``differs`` where a score is `beyond`."""
+    def verdict(self) -> Literal["agrees", "differs", "artifact"]:
+        """``artifact`` where the row is not sound, ``differs`` where a score is `beyond`."""
         if not self.row["sound"]:
-            return "artefact"
+            return "artifact"
         return "differs" if self.beyond else "agrees"
 
     @property
@@ -77,7 +77,7 @@ def compare(table: ScoreTable, row: Mapping[str, Any]) -> Comparison:
     >>> result.verdict, result.differences["symmetry"]
     ('differs', -0.02)
     """
-    scan = _matching(summarise(table), row)
+    scan = _matching(summarize(table), row)
     differences = {
         score: round(round(scan[score], 2) - row[score], 2)
         for score in TOLERANCES

@@ -22,7 +22,7 @@ PLAIN = {"gamma": 2.0, "folded_norms": False, "biases": False}
 SCORES = {"symmetry": "symmetry", "directionality": "directionality_excess"}
 
 
-def summarise(table: ScoreTable) -> pl.DataFrame:
+def summarize(table: ScoreTable) -> pl.DataFrame:
     """A row like the published ones for each checkpoint and stack of a score table.
 
     Only what compares is taken: self-attention, the query-key circuit at distance 0, and a table
@@ -37,7 +37,7 @@ def summarise(table: ScoreTable) -> pl.DataFrame:
     Examples
     --------
     >>> import wqk
-    >>> rows = summarise(wqk.scan(wqk.demo_model("encoder")))
+    >>> rows = summarize(wqk.scan(wqk.demo_model("encoder")))
     >>> rows.select("name", "stack", "sound").rows()
     [('encoder', 'encoder', True)]
     """
@@ -87,7 +87,7 @@ def _name(place: Mapping[str, Any]) -> str:
 
 
 def of_model(rows: pl.DataFrame, row: Mapping[str, Any]) -> pl.DataFrame:
-    """The rows of `summarise` of a published row's model, and of its stack if that is there.
+    """The rows of `summarize` of a published row's model, and of its stack if that is there.
 
     Models are known by their hub id, or, as in a local folder, by its last part.
     """
@@ -115,7 +115,7 @@ def survey_table(*folders: str | PathLike[str]) -> ScoreTable:
     >>> from concurrent.futures import ThreadPoolExecutor
     >>> with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor() as threads:
     ...     _ = wqk.survey(wqk.demo_model("decoder"), out=folder, heads=False, executor=threads)
-    ...     summarise(survey_table(folder))["name"].to_list()
+    ...     summarize(survey_table(folder))["name"].to_list()
     ['decoder']
     """
     table = join([ScoreTable.load(file) for folder in folders for file in _score_files(folder)])

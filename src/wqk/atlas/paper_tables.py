@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import polars as pl
 
-from wqk.atlas.medians import hundredths, interquartile, of_model, summarise
+from wqk.atlas.medians import hundredths, interquartile, of_model, summarize
 from wqk.atlas.published import DATA, flags, marks, published, split_flags
 from wqk.atlas.rendering import Cell, Sheet, latex, markdown
 from wqk.errors import TableError
@@ -58,7 +58,7 @@ def paper_table(
     Parameters
     ----------
     name
-        ``table1`` (symmetric initialisation), ``tableS2`` (symmetry) or ``tableS3``
+        ``table1`` (symmetric initialization), ``tableS2`` (symmetry) or ``tableS3``
         (directionality).
     format
         ``markdown``, or ``latex`` for a booktabs tabular.
@@ -104,7 +104,7 @@ def paper_table(
 def _scores(score: str, own: ScoreTable | None) -> Sheet:
     """Table S2 or S3: two halves side by side."""
     rows = published().filter(pl.col(score).is_not_null()).to_dicts()
-    mine = None if own is None else summarise(own)
+    mine = None if own is None else summarize(own)
     letters = marks(rows)
     lines = [_score_cells(row, score, letters, mine) for row in rows]
     half = len(lines) // 2

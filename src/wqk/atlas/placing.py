@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-from wqk.atlas.medians import summarise
+from wqk.atlas.medians import summarize
 from wqk.atlas.published import published
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def place(table: ScoreTable) -> list[Placement]:
     """
     return [
         Placement(row["name"], row["stack"], *positions)
-        for row in summarise(table).iter_rows(named=True)
+        for row in summarize(table).iter_rows(named=True)
         if any(positions := [_position(row[score], score) for score in _SIGNS])
     ]
 

@@ -46,7 +46,7 @@ class Flag:
     ----------
     title, explanation
         In a few words, and in full.
-    artefact
+    artifact
         Whether the row's numbers are no scores of a trained model's own form.
     drawn
         Models that the paper shows in figures, without printed numbers, for which it holds too.
@@ -54,7 +54,7 @@ class Flag:
 
     title: str
     explanation: str
-    artefact: bool
+    artifact: bool
     drawn: tuple[str, ...] = ()
 
     @property
@@ -74,7 +74,7 @@ def flags() -> dict[str, Flag]:
     """
     entries = tomllib.loads((DATA / "flags.toml").read_text(encoding="utf-8"))
     return {
-        name: Flag(e["title"], e["explanation"], e["artefact"], tuple(e.get("drawn", ())))
+        name: Flag(e["title"], e["explanation"], e["artifact"], tuple(e.get("drawn", ())))
         for name, e in entries.items()
     }
 
@@ -87,7 +87,7 @@ def published() -> pl.DataFrame:
     polars.DataFrame
         ``name`` as printed, ``model`` the checkpoint it is of, medians over layers with their
         distances to the quartiles, to two decimals (directionality by excess), ``flags`` (see
-        `flags`), and ``sound``, false where a flag makes the row an artefact. ``source`` is
+        `flags`), and ``sound``, false where a flag makes the row an artifact. ``source`` is
         ``published``. Table S3 has no row for GPT2-medium and Phi-2: null.
 
     Examples
@@ -111,8 +111,8 @@ def split_flags() -> pl.Expr:
 
 def with_flags(rows: pl.DataFrame) -> pl.DataFrame:
     """Rows with ``sound`` filled in, in the order and types of `COLUMNS`."""
-    artefacts = [name for name, flag in flags().items() if flag.artefact]
-    sound = pl.col("flags").list.set_intersection(artefacts).list.len() == 0
+    artifacts = [name for name, flag in flags().items() if flag.artifact]
+    sound = pl.col("flags").list.set_intersection(artifacts).list.len() == 0
     rows = rows.with_columns(sound.alias("sound"))
     return rows.select(pl.col(name).cast(kind) for name, kind in COLUMNS.items())
 
@@ -122,8 +122,8 @@ def marks(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
     Examples
     --------
-    >>> marks([{"flags": []}, {"flags": ["fused-tensor"]}, {"flags": ["mislabelled"]}])
-    {'fused-tensor': 'a', 'mislabelled': 'b'}
+    >>> marks([{"flags": []}, {"flags": ["fused-tensor"]}, {"flags": ["mislabeled"]}])
+    {'fused-tensor': 'a', 'mislabeled': 'b'}
     """
     names = dict.fromkeys(name for row in rows for name in row["flags"])
     return dict(zip(names, "abcdefghijklmnopqrstuvwxyz", strict=False))
@@ -191,7 +191,7 @@ def _unknown(name: str, close: list[str]) -> str:
     for drawn, model in ((s, model) for s in model_sets() for model in model_set(s)):
         if name.lower() in (model.lower(), last_part(model).lower()):
             problems = [flag.title for flag in flags().values() if model in flag.drawn]
-            warning = f"; what they show is an artefact ({', '.join(problems)})" if problems else ""
+            warning = f"; what they show is an artifact ({', '.join(problems)})" if problems else ""
             return (
                 f"{model}: the paper shows this model in its figures ({drawn}) and prints no score "
                 f"of it{warning}; wqk scan {model} scores it"

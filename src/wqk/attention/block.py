@@ -264,7 +264,7 @@ def attention_plan(
 def _fold_norm(
     weight: Array, bias: Array | None, gain: Array, rule: AttentionRule
 ) -> tuple[Array, Array | None]:
-    """Fold what is linear in a norm, per head or over all of them, into what it normalises."""
+    """Fold what is linear in a norm, per head or over all of them, into what it normalizes."""
     heads, width = weight.shape[:2]
     if len(gain) not in (width, heads * width):
         raise CheckpointError(
@@ -272,9 +272,9 @@ def _fold_norm(
         )
     gains = gain.reshape(-1, width)
     if rule.norm == "layer":
-        normalised = 1 if len(gain) == width or rule.norm_over == "head" else (0, 1)
-        weight = weight - weight.mean(axis=normalised, keepdims=True)
-        bias = None if bias is None else bias - bias.mean(axis=normalised, keepdims=True)
+        normalized = 1 if len(gain) == width or rule.norm_over == "head" else (0, 1)
+        weight = weight - weight.mean(axis=normalized, keepdims=True)
+        bias = None if bias is None else bias - bias.mean(axis=normalized, keepdims=True)
     return weight * gains[..., None], None if bias is None else bias * gains
 
 

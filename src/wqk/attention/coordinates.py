@@ -2,8 +2,8 @@
 
 The plain form is W_q W_kᵀ. Each coordinate changes one thing about it, and all of them combine:
 
-- ``fold_norm``: the gain of the norm that feeds each side is folded in, with LayerNorm's centring;
-  the form then acts on normalised residual vectors.
+- ``fold_norm``: the gain of the norm that feeds each side is folded in, with LayerNorm's centering;
+  the form then acts on normalized residual vectors.
 - ``bias``: the augmented form of [x, 1], with the biases as one more row and column. The key's
   enters only with rotary positions; without, it is the same for all keys, and the softmax drops it.
 - ``distances``: A R(−N) Bᵀ for relative distances N = i − j, in rotary models.

@@ -132,7 +132,7 @@ def _open(path: Path) -> Checkpoint:
         raise CheckpointError(f"{path}: no such file or folder")
     refuse_file(path)
     config = read_config(path.parent)
-    refuse_quantised(config, str(path))
+    refuse_quantized(config, str(path))
     if path.suffix == ".safetensors":
         return SafetensorsCheckpoint(
             str(path), [SafetensorsFile(LocalFile(path))], config, step=step_of(path.parent)
@@ -155,7 +155,7 @@ NOT_WEIGHTS = ("adapter_", "training_args.", "optimizer.", "scheduler.", "scaler
 
 def _open_folder(folder: Path) -> Checkpoint:
     config = read_config(folder)
-    refuse_quantised(config, str(folder))
+    refuse_quantized(config, str(folder))
     name, step = str(folder), step_of(folder)
     paths = _safetensors_paths(folder)
     if paths:
@@ -234,7 +234,7 @@ def _explain_absence(folder: Path) -> None:
 def refuse_file(path: Path) -> None:
     """Refuse by name the kinds of file that hold weights wqk cannot score."""
     kinds = {
-        ".gguf": "GGUF, a quantised format; use the original safetensors checkpoint",
+        ".gguf": "GGUF, a quantized format; use the original safetensors checkpoint",
         ".onnx": "ONNX; use the original safetensors checkpoint",
         ".h5": "a TensorFlow file; use the safetensors checkpoint",
         ".msgpack": "a Flax file; use the safetensors checkpoint",
@@ -245,16 +245,16 @@ def refuse_file(path: Path) -> None:
         raise CheckpointError(f"{path}: {kinds[path.suffix]}")
 
 
-def refuse_quantised(config: Mapping[str, Any], name: str) -> None:
-    """Refuse integer-quantised models by their method's name; float8 is decided by tensor."""
+def refuse_quantized(config: Mapping[str, Any], name: str) -> None:
+    """Refuse integer-quantized models by their method's name; float8 is decided by tensor."""
     quantization = config.get("quantization_config")
     if not isinstance(quantization, dict):
         return
     method = str(quantization.get("quant_method", "")).lower()
     if method in ("gptq", "awq", "bitsandbytes", "aqlm", "hqq", "quanto", "eetq", "higgs", "vptq"):
         raise CheckpointError(
-            f"{name}: quantised with {method}; its weights are codes, not numbers to score; "
-            "use the original checkpoint, or dequantise it first"
+            f"{name}: quantized with {method}; its weights are codes, not numbers to score; "
+            "use the original checkpoint, or dequantize it first"
         )
 
 

@@ -84,7 +84,7 @@ def widened_type(dtype: str) -> type:
     except KeyError:
         raise CheckpointError(
             f"weights are stored as {dtype}, which is not a floating-point type that wqk reads "
-            f"({', '.join(_READERS)}); a quantised model has to be dequantised first"
+            f"({', '.join(_READERS)}); a quantized model has to be dequantized first"
         ) from None
 
 

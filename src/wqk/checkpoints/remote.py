@@ -13,7 +13,7 @@ from wqk.checkpoints.local import (
     NOT_WEIGHTS,
     SafetensorsCheckpoint,
     parse_object,
-    refuse_quantised,
+    refuse_quantized,
     shard_names,
 )
 from wqk.checkpoints.number_types import is_float8
@@ -112,7 +112,7 @@ def open_folder(
         It holds no safetensors, or not all of them.
     """
     config = read_object(folder.source("config.json"))
-    refuse_quantised(config, folder.name)
+    refuse_quantized(config, folder.name)
     names = _weights(folder)
     if not names:
         raise CheckpointError(

@@ -9,7 +9,7 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from wqk._version import __version__
 from wqk.checkpoints import http
-from wqk.checkpoints.local import ARCHIVES, INDEX, refuse_file, refuse_quantised
+from wqk.checkpoints.local import ARCHIVES, INDEX, refuse_file, refuse_quantized
 from wqk.checkpoints.range_cache import open_cache
 from wqk.checkpoints.ranged import RangedFile, Workers
 from wqk.checkpoints.remote import Folder, open_files, open_folder, read_object
@@ -132,7 +132,7 @@ def open_url(
     if not is_file:
         return open_folder(Folder(name, source), workers)
     config = read_object(source("config.json"))
-    refuse_quantised(config, name)
+    refuse_quantized(config, name)
     return open_files(Folder(name, source), [path.name], config, workers)
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     "--sound/--flagged",
     "sound",
     default=None,
-    help="Only rows that are no artefacts; only rows with a flag.",
+    help="Only rows that are no artifacts; only rows with a flag.",
 )
 @click.option("--search", metavar="TEXT", help="Only rows with TEXT in their name or checkpoint.")
 @click.option(
@@ -89,7 +89,7 @@ def atlas(
     """
     import polars as pl
 
-    from wqk.atlas import lookup, published, summarise, survey_table
+    from wqk.atlas import lookup, published, summarize, survey_table
     from wqk.cli import atlas_display
     from wqk.scanning.tables import ScoreTable
 
@@ -98,7 +98,7 @@ def atlas(
     if table_file and scanned is not None:
         raise click.UsageError("expected --from or --scan, got both")
     survey = survey_table(*surveys) if surveys else None
-    rows = published() if survey is None else pl.concat([published(), summarise(survey)])
+    rows = published() if survey is None else pl.concat([published(), summarize(survey)])
     rows = _chosen(rows, stack, modality, sound, search, sort)
     if model is None:
         atlas_display.print_rows(rows, as_json)
@@ -165,11 +165,11 @@ def _comparison(
     row: Mapping[str, Any], own: ScoreTable | None, survey: ScoreTable | None
 ) -> Comparison | None:
     """A published row beside a scan of its model, if there is one; a survey need not hold it."""
-    from wqk.atlas import compare, summarise
+    from wqk.atlas import compare, summarize
     from wqk.atlas.medians import of_model
 
     if row["source"] == "own":
         return None
-    if own is None and survey is not None and of_model(summarise(survey), row).height:
+    if own is None and survey is not None and of_model(summarize(survey), row).height:
         own = survey
     return None if own is None else compare(own, row)

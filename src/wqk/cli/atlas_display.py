@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 ROOM_FOR_MODELS = 100
 ROOM_FOR_SPREADS = 140
 
-STYLES = {"agrees": "bold green", "differs": "bold yellow", "artefact": "bold red"}
+STYLES = {"agrees": "bold green", "differs": "bold yellow", "artifact": "bold red"}
 
 
 def print_rows(frame: pl.DataFrame, as_json: bool) -> None:
@@ -54,8 +54,8 @@ def print_rows(frame: pl.DataFrame, as_json: bool) -> None:
     console.print(table)
     known = flags()
     for name, letter in letters.items():
-        artefact = "; an artefact" if known[name].artefact else ""
-        console.print(Text(f"{letter}: {known[name].title}{artefact}", style="dim"))
+        artifact = "; an artifact" if known[name].artifact else ""
+        console.print(Text(f"{letter}: {known[name].title}{artifact}", style="dim"))
     console.print(
         Text(
             "Medians over layers; directionality by excess. wqk atlas NAME explains a row's flags.",
@@ -141,8 +141,8 @@ def _print_row(row: Mapping[str, Any], comparison: Comparison | None) -> None:
 
 def _verdict(comparison: Comparison) -> str:
     """A verdict in words, with the tolerances that made it."""
-    if comparison.verdict == "artefact":
-        return "The published row is an artefact; the scan need not agree with it"
+    if comparison.verdict == "artifact":
+        return "The published row is an artifact; the scan need not agree with it"
     tolerated = [f"{TOLERANCES[score]:.2f} of {score}" for score in comparison.differences]
     if comparison.verdict == "agrees":
         return f"The scan agrees with the published row, within {' and '.join(tolerated)}"

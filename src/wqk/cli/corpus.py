@@ -114,7 +114,7 @@ def corpus(
                 texts, out, CorpusOptions(**options), jobs=jobs, on_progress=on_progress
             )
         except KeyboardInterrupt:
-            click.echo(f"wqk: interrupted; the same command goes on towards {out}", err=True)
+            click.echo(f"wqk: interrupted; the same command goes on toward {out}", err=True)
             context.exit(130)
     _print(store, as_json)
 
@@ -153,7 +153,7 @@ def _rate(done: CorpusProgress, seconds: float) -> str:
     Examples
     --------
     >>> from wqk.training.corpus import CorpusProgress
-    >>> _rate(CorpusProgress("tokenising", 1200, 8_000_000, 1_700_000, 0.5), 2.0)
+    >>> _rate(CorpusProgress("tokenizing", 1200, 8_000_000, 1_700_000, 0.5), 2.0)
     '1,200 documents, 8.0 M characters, 0.85 M tokens/s'
     """
     if not done.documents:

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from wqk.atlas import place
-from wqk.scanning.tables import SUMMARISED, records
+from wqk.scanning.tables import SUMMARIZED, records
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -48,7 +48,7 @@ class _Output(Console):
 
 
 def output() -> Console:
-    """Standard output as it is now; numbers are not coloured by guesswork."""
+    """Standard output as it is now; numbers are not colored by guesswork."""
     return _Output(highlight=False, markup=False)
 
 
@@ -261,7 +261,7 @@ def _summary_lines(table: ScoreTable) -> Iterator[Text]:
     )
     for row in rows.iter_rows(named=True):
         where = f" {row['stack']} {row['kind']}" if rows.height > 1 else ""
-        for score in SUMMARISED:
+        for score in SUMMARIZED:
             if row[f"{score}_median"] is not None:
                 label = score.replace("_excess", " (excess)")
                 yield Text.assemble((f"median {label}{where}: ", "dim"), median(row, score))
@@ -298,7 +298,7 @@ def print_overview(table: ScoreTable) -> None:
         overview.add_column(heading, justify="right", no_wrap=True)
     for row in table.summary().filter(pl.col("over") == "layers").iter_rows(named=True):
         name = row["checkpoint"] + (f" @ {row['revision']}" if row["revision"] else "")
-        medians = (number(row[f"{score}_median"]) for score in SUMMARISED)
+        medians = (number(row[f"{score}_median"]) for score in SUMMARIZED)
         overview.add_row(name, f"{row['stack']} {row['kind']}", *medians)
     console.print(Text("\nmedians over layers", style="dim"))
     console.print(overview)

@@ -82,7 +82,7 @@ def _draw(name: str, sources: Sources, out: Path, as_json: bool) -> None:
     """Save a figure, or print its numbers."""
     from wqk.cli import display
     from wqk.figures import FIGURES, Sources, numbers
-    from wqk.figures.catalogue import check_ending, save
+    from wqk.figures.catalog import check_ending, save
     from wqk.scanning.tables import records
 
     check_ending(out)

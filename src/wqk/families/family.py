@@ -1,7 +1,7 @@
 """What a family says: which tensors of a model are its queries and keys, and how they are laid out.
 
 A family is a TOML file. The tables here are its schema; an unknown or missing key is an error, so
-that a misspelt one cannot pass for a default.
+that a misspelled one cannot pass for a default.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RotaryRule:
 class AttentionRule:
     """One attention of a model: where its tensors are in every layer.
 
-    Names leave out ``.weight`` and any prefix, and hold ``{layer}``; where a model has been spelt
+    Names leave out ``.weight`` and any prefix, and hold ``{layer}``; where a model has been spelled
     in several ways, all spellings are listed. ``{previous}`` is the layer before, whose last norm
     feeds this one in post-norm models, ``{last}`` the last that there is, ``{head}`` each head,
     where they have tensors of their own. Other strings are keys of the configuration.
@@ -79,7 +79,7 @@ class AttentionRule:
     input_norm_offset: float = 0.0
     norm: str = "rms"  # kind of query_norm and key_norm; see wqk.families.layouts.NORMS
     norm_gain: bool = True  # false where they have none, and so no tensors
-    norm_over: str = ""  # "head" where every head is normalised alone with gains of its own
+    norm_over: str = ""  # "head" where every head is normalized alone with gains of its own
     norm_offset: float = 0.0  # 1 where the gain is stored as its difference from 1
     norm_epsilon: tuple[str, ...] = ("rms_norm_eps", "layer_norm_eps", "norm_eps")
     only_if: str = ""  # switches of models that have this attention; see Settings.holds

@@ -110,7 +110,7 @@ class Projection:
 class Composed:
     """A projection that goes through a latent: x ↦ outer · diag(gain) · inner · x.
 
-    The latent is normalised in between; its gain is part of the product, a token's own scale is
+    The latent is normalized in between; its gain is part of the product, a token's own scale is
     not.
 
     Attributes

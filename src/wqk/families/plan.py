@@ -115,12 +115,12 @@ class AttentionPlan:
         reasons = [self.rule.partial] if self.rule.partial else []
         if self.query_norm or self.key_norm:
             reasons.append(
-                "queries and keys are normalised token by token before they meet; "
+                "queries and keys are normalized token by token before they meet; "
                 "the gains are folded into the form, the tokens' own scales are not"
             )
         elif not self.rule.norm_gain:
             reasons.append(
-                "queries and keys are normalised token by token before they meet; "
+                "queries and keys are normalized token by token before they meet; "
                 "the tokens' own scales are not in the form"
             )
         if self.clip is not None:
@@ -342,8 +342,8 @@ def _explain_absence(checkpoint: Checkpoint, family: Family) -> None:
     packed = next((n for n in names if n.endswith((".qweight", ".weight_packed"))), None)
     if packed:
         raise CheckpointError(
-            f"{checkpoint.name}: quantised ({packed}); its weights are codes, not numbers to "
-            "score; use the original checkpoint, or dequantise it first"
+            f"{checkpoint.name}: quantized ({packed}); its weights are codes, not numbers to "
+            "score; use the original checkpoint, or dequantize it first"
         )
     rule = family.attention[0]
     expected = (rule.fused or rule.query)[0].replace("{layer}", "0")

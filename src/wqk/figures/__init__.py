@@ -1,6 +1,6 @@
 """Figures from score tables, runs and matrices; they open no checkpoint (extra ``report``)."""
 
-from wqk.figures.catalogue import FIGURES, draw, numbers
+from wqk.figures.catalog import FIGURES, draw, numbers
 from wqk.figures.contrast import contrast, layer_curves
 from wqk.figures.distances import distance_curves
 from wqk.figures.heads import coupling

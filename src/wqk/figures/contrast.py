@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from wqk.figures.matrix import draw_entries
-from wqk.figures.style import BLUE, GREEN, GREY, ORANGE, PURPLE, new_figure, style
+from wqk.figures.style import BLUE, GRAY, GREEN, ORANGE, PURPLE, new_figure, style
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,26 +46,26 @@ def contrast(table: ScoreTable, matrices: Mapping[str, MatrixImage] | None = Non
 
 def layer_curves(axis: Axes, table: ScoreTable, score: str, title: str) -> None:
     """One score over the layers, a curve for each checkpoint, zero and the null drawn in."""
-    colours = (BLUE, ORANGE, GREEN, PURPLE)
+    colors = (BLUE, ORANGE, GREEN, PURPLE)
     layers = table.layers.frame
     for index, frame in enumerate(layers.partition_by("checkpoint", maintain_order=True)):
-        colour = colours[index % len(colours)]
+        color = colors[index % len(colors)]
         axis.plot(
             frame["layer"],
             frame[score],
             "o-",
-            color=colour,
+            color=color,
             label=frame["checkpoint"][0],
             clip_on=False,
         )
         if score == "symmetry":
-            axis.plot(frame["layer"], frame["symmetry_null"], ":", color=colour, linewidth=0.8)
+            axis.plot(frame["layer"], frame["symmetry_null"], ":", color=color, linewidth=0.8)
             if index == 0:
                 first = frame.row(0, named=True)
                 place = (first["layer"], first["symmetry_null"])
                 axis.annotate(
-                    "null", place, xytext=(6, 3), textcoords="offset points", fontsize=6, color=GREY
+                    "null", place, xytext=(6, 3), textcoords="offset points", fontsize=6, color=GRAY
                 )
-    axis.axhline(0, color=GREY, linewidth=0.6, zorder=0)
+    axis.axhline(0, color=GRAY, linewidth=0.6, zorder=0)
     axis.set(title=title, xlabel="layer", ylim=(-1, 1))
     axis.set_xticks(sorted(layers["layer"].unique()))

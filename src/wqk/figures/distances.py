@@ -9,7 +9,7 @@ import polars as pl
 from wqk.errors import TableError
 from wqk.figures.panels import label_ends, shades
 from wqk.figures.selection import latest, titled
-from wqk.figures.style import BLUE, GREY, LABELS, PAGE, new_figure, style
+from wqk.figures.style import BLUE, GRAY, LABELS, PAGE, new_figure, style
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,11 +34,11 @@ def distance_curves(values: Mapping[str, Any], title: str) -> Figure:
         figure = new_figure(5.2, 2.4)
         axes = figure.subplots(1, len(LABELS))
         for axis, (score, label) in zip(axes, LABELS.items(), strict=True):
-            axis.plot(values["distance"], values["heads"][score], color=GREY, linewidth=0.5)
+            axis.plot(values["distance"], values["heads"][score], color=GRAY, linewidth=0.5)
             axis.plot(values["distance"], values[score], color=BLUE, label="layer")
             axis.axhline(0, color="black", linewidth=0.4, zorder=0)
             axis.set(title=label, xlabel="distance i − j (tokens)", ylim=(-1.02, 1.02))
-        axes[0].plot([], [], color=GREY, linewidth=0.5, label="heads")
+        axes[0].plot([], [], color=GRAY, linewidth=0.5, label="heads")
         axes[0].legend(loc="upper right")
         figure.suptitle(title, fontsize=8)
     return figure
@@ -79,7 +79,7 @@ def distances_by_layer(rows: pl.DataFrame) -> Figure:
                 drawn = list(zip(layers, shades(BLUE, len(layers)), strict=True))
                 for curve, shade in drawn:
                     axis.plot(curve["distance"], curve[score], color=shade)
-                axis.axhline(0, color=GREY, linewidth=0.5, zorder=0)
+                axis.axhline(0, color=GRAY, linewidth=0.5, zorder=0)
                 axis.margins(x=0)
                 axis.set_ylabel(label)
                 label_ends(axis, [(c[score][-1], str(c["layer"][0]), shade) for c, shade in drawn])

@@ -44,9 +44,9 @@ def coupling(matrix: Float[Array, "heads heads"], title: str) -> Figure:
         axis.set(title=title, xlabel="head b", ylabel="head a")
         if len(matrix) <= PRINTED_HEADS:
             for (a, b), value in np.ndenumerate(matrix):
-                colour = "white" if abs(value) > 0.6 else "black"
+                color = "white" if abs(value) > 0.6 else "black"
                 axis.text(
-                    b, a, f"{100 * value:.0f}", ha="center", va="center", fontsize=5.5, color=colour
+                    b, a, f"{100 * value:.0f}", ha="center", va="center", fontsize=5.5, color=color
                 )
         bar = figure.colorbar(drawn, ax=axis, shrink=0.8)
         bar.outline.set_visible(False)
@@ -73,7 +73,7 @@ def coupling_rows(blocks: Sequence[BlockDetails]) -> pl.DataFrame:
 
 
 def coupling_by_layer(rows: pl.DataFrame) -> Figure:
-    """The matrices of `coupling_rows`, small, on one colour scale; every model begins a row."""
+    """The matrices of `coupling_rows`, small, on one color scale; every model begins a row."""
     models = [
         model.partition_by("layer", maintain_order=True)
         for model in rows.partition_by("title", maintain_order=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from wqk.figures.selection import titles
-from wqk.figures.style import BLUE, GREY, ORANGE, new_figure, style
+from wqk.figures.style import BLUE, GRAY, ORANGE, new_figure, style
 from wqk.forms.images import MatrixImage
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from wqk.scanning.details import BlockDetails
 
-# Colours reach their end at this quantile of the pixels' magnitudes.
+# Colors reach their end at this quantile of the pixels' magnitudes.
 SATURATION = 0.995
 
 
@@ -55,7 +55,7 @@ def matrix(image: MatrixImage, title: str, subtitle: str = "") -> Figure:
             figure.text(
                 0.01, 0.005,
                 f"each pixel: the largest of about {blocks[0]:.1f} × {blocks[1]:.1f} entries",
-                ha="left", va="bottom", fontsize=5.5, color=GREY,
+                ha="left", va="bottom", fontsize=5.5, color=GRAY,
             )  # fmt: skip
     return figure
 
@@ -121,7 +121,7 @@ def picture(block: BlockDetails) -> MatrixImage:
 
 
 def draw_entries(axis: Axes, image: MatrixImage) -> AxesImage:
-    """The entries alone, on a colour scale that is symmetric about zero."""
+    """The entries alone, on a color scale that is symmetric about zero."""
     height, width = _shape(image)
     limit = float(np.quantile(np.abs(image.pixels), SATURATION)) or 1.0
     return axis.imshow(
@@ -140,14 +140,14 @@ def _shape(image: MatrixImage) -> tuple[int, int]:
 
 
 def _draw_norms(axis: Axes, norms: np.ndarray, outlying: np.ndarray, sideways: bool) -> None:
-    """Norms as bars along a margin, outliers in another colour."""
+    """Norms as bars along a margin, outliers in another color."""
     places = np.arange(len(norms))
-    for chosen, colour in ((~outlying, BLUE), (outlying, ORANGE)):
+    for chosen, color in ((~outlying, BLUE), (outlying, ORANGE)):
         lines = (np.zeros(chosen.sum()), norms[chosen])
         if sideways:
-            axis.hlines(places[chosen], *lines, color=colour, linewidth=0.7)
+            axis.hlines(places[chosen], *lines, color=color, linewidth=0.7)
         else:
-            axis.vlines(places[chosen], *lines, color=colour, linewidth=0.7)
+            axis.vlines(places[chosen], *lines, color=color, linewidth=0.7)
     axis.tick_params(labelbottom=sideways, labelleft=not sideways, labelsize=6)
     axis.set_xlabel("row norm" if sideways else "", fontsize=7)
     axis.set_ylabel("" if sideways else "column norm", fontsize=7)

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from wqk.atlas import flags, published, sound_models, summarise
+from wqk.atlas import flags, published, sound_models, summarize
 from wqk.atlas.published import COLUMNS, last_part
 from wqk.errors import TableError
 from wqk.figures.matrix import draw_form
 from wqk.figures.panels import letter
 from wqk.figures.selection import latest
 from wqk.figures.style import (
-    COLOURS,
+    COLORS,
     DIRECTIONALITY,
-    GREY,
+    GRAY,
     PAGE,
     SYMMETRY,
     new_figure,
@@ -64,7 +64,7 @@ NAMED = 8
 def model_rows(figure: str, table: ScoreTable | None = None) -> pl.DataFrame:
     """The rows behind Figure 2, S1 or S2: published ones, then those of one's own scores.
 
-    Of the published rows, every sound model is taken once, and every artefact. Of one's own scores,
+    Of the published rows, every sound model is taken once, and every artifact. Of one's own scores,
     those of models that the paper's sets place in another figure are left out; models of no set go
     to Figure S2 if they have an encoder and a decoder, else to the others. Of several steps, the
     last counts.
@@ -131,8 +131,8 @@ def by_size(rows: pl.DataFrame, matrices: Mapping[str, MatrixImage] | None = Non
 
 
 def _published_rows(modalities: list[str]) -> pl.DataFrame:
-    artefacts = published().filter(~pl.col("sound"))
-    once = artefacts.unique(["model", *SCORES], keep="last", maintain_order=True)
+    artifacts = published().filter(~pl.col("sound"))
+    once = artifacts.unique(["model", *SCORES], keep="last", maintain_order=True)
     return pl.concat([sound_models(), once]).filter(pl.col("modality").is_in(modalities))
 
 
@@ -140,7 +140,7 @@ def _own_rows(table: ScoreTable | None) -> pl.DataFrame:
     """One row for each encoder and decoder among one's own scores."""
     if table is None:
         return pl.DataFrame(schema=COLUMNS)
-    rows = summarise(latest(table))
+    rows = summarize(latest(table))
     return rows.with_columns(pl.col("stack").replace_strict(STACKS, default=None)).drop_nulls(
         ["stack", "parameters"]
     )
@@ -185,24 +185,24 @@ def _draw_models(axis: Axes, rows: pl.DataFrame, score: str) -> None:
                 xytext=(5, 3),
                 textcoords="offset points",
                 fontsize=6.5,
-                color=COLOURS[row["stack"]],
+                color=COLORS[row["stack"]],
                 zorder=5,
                 path_effects=[withStroke(linewidth=1.5, foreground="white")],
             )
-    axis.axhline(0, color=GREY, linewidth=0.5, zorder=0)
+    axis.axhline(0, color=GRAY, linewidth=0.5, zorder=0)
     axis.set(xscale="log", xlabel="parameters")
 
 
 def _look(row: Mapping[str, Any], faint: bool) -> dict[str, Any]:
     """How a row is drawn; published rows are faint beside one's own."""
     if not row["sound"]:
-        return {"marker": _reason(row), "color": GREY, "mfc": "white", "ms": 4, "zorder": 1} | {
+        return {"marker": _reason(row), "color": GRAY, "mfc": "white", "ms": 4, "zorder": 1} | {
             "alpha": 0.6, "mew": 0.7
         }  # fmt: skip
     own = row["source"] == "own"
     return {
         "marker": MARKERS[row["stack"]],
-        "color": COLOURS[row["stack"]],
+        "color": COLORS[row["stack"]],
         "mec": "black" if own else "white",
         "mew": 0.7 if own else 0.4,
         "ms": 6.0 if own else 4.5,
@@ -233,8 +233,8 @@ def _handles(rows: pl.DataFrame) -> list[Any]:
                 "stack", maintain_order=True
             )
         ]
-    artefacts = rows.filter(~pl.col("sound")).to_dicts()
+    artifacts = rows.filter(~pl.col("sound")).to_dicts()
     for flag, marker in HOLLOW.items():
-        if same := [row for row in artefacts if _reason(row) == marker]:
+        if same := [row for row in artifacts if _reason(row) == marker]:
             handles.append(handle(same[0], f"{flags()[flag].title} ({len(same)})"))
     return handles

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from wqk.figures.style import GREY
+from wqk.figures.style import GRAY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.text import Annotation
 
-    Colour = str | tuple[float, float, float]
-    # Where a curve ends, its name and its colour.
-    End = tuple[float, str, Colour]
+    Color = str | tuple[float, float, float]
+    # Where a curve ends, its name and its color.
+    End = tuple[float, str, Color]
 
 # Names at the ends of curves are in this size; more layers than this are not all named.
 SMALL = 7
@@ -31,10 +31,10 @@ def draw_curve(axis: Axes, curve: pl.DataFrame, band: tuple[str, str], **look: A
     axis.locator_params(axis="x", nbins=4, integer=True, min_n_ticks=1)
 
 
-def draw_layers(axis: Axes, curves: pl.DataFrame, colour: str, **look: Any) -> list[End]:
+def draw_layers(axis: Axes, curves: pl.DataFrame, color: str, **look: Any) -> list[End]:
     """A curve for each layer, light to dark, with the range over seeds as a band."""
     layers = curves.drop_nulls("layer").partition_by("layer", maintain_order=True)
-    drawn = list(zip(layers, shades(colour, len(layers)), strict=True))
+    drawn = list(zip(layers, shades(color, len(layers)), strict=True))
     for curve, shade in drawn:
         draw_curve(axis, curve, ("low", "high"), color=shade, **look)
     every = -(-len(layers) // NAMED_LAYERS) or 1
@@ -48,7 +48,7 @@ def finish_row(
     axes[0].set_ylabel(label)
     if zero:
         for axis in axes:
-            axis.axhline(0, color=GREY, linewidth=0.5, zorder=0)
+            axis.axhline(0, color=GRAY, linewidth=0.5, zorder=0)
     for axis, some in zip(axes, ends, strict=False):
         axis.set_ylim(axes[0].get_ylim())
         label_ends(axis, some)
@@ -60,8 +60,8 @@ def label_steps(axes: Iterable[Axes]) -> None:
         axis.set_xlabel("training step")
 
 
-def shades(colour: str, count: int) -> list[tuple[float, float, float]]:
-    """A colour from light to dark, in so many steps.
+def shades(color: str, count: int) -> list[tuple[float, float, float]]:
+    """A color from light to dark, in so many steps.
 
     Examples
     --------
@@ -73,8 +73,8 @@ def shades(colour: str, count: int) -> list[tuple[float, float, float]]:
 
     def shade(place: float) -> tuple[float, float, float]:
         # Half way to white at the light end, three fifths of the way to black at the dark one.
-        towards, share = (1.0, 0.5 - place) if place < 0.5 else (0.0, 1.2 * (place - 0.5))
-        red, green, blue = (c + (towards - c) * share for c in to_rgb(colour))
+        toward, share = (1.0, 0.5 - place) if place < 0.5 else (0.0, 1.2 * (place - 0.5))
+        red, green, blue = (c + (toward - c) * share for c in to_rgb(color))
         return red, green, blue
 
     return [shade(0.5 if count == 1 else index / (count - 1)) for index in range(count)]
@@ -103,23 +103,23 @@ def _above(axis: Axes, text: str, offset: tuple[float, float], size: float) -> A
 
 
 def label_ends(axis: Axes, ends: Sequence[tuple[float, str, Any]], gap: float = 0.085) -> None:
-    """Write the names of curves right of where they end, in their colours, without overlaps.
+    """Write the names of curves right of where they end, in their colors, without overlaps.
 
     Parameters
     ----------
     axis
         Its limits have to stand.
     ends
-        For every curve its last value, its name and its colour.
+        For every curve its last value, its name and its color.
     gap
         Least distance between two names, as a share of the axis' height.
     """
     low, high = axis.get_ylim()
     ordered = sorted(ends, key=lambda end: end[0])
     heights = spread_apart([(value - low) / (high - low) for value, _, _ in ordered], gap)
-    for height, (_, name, colour) in zip(heights, ordered, strict=True):
+    for height, (_, name, color) in zip(heights, ordered, strict=True):
         axis.text(
-            1.02, height, name, color=colour, fontsize=SMALL, va="center", transform=axis.transAxes
+            1.02, height, name, color=color, fontsize=SMALL, va="center", transform=axis.transAxes
         )
 
 

@@ -1,4 +1,4 @@
-"""Initialisations side by side: Figure S5, and the losses with their spread."""
+"""Initializations side by side: Figure S5, and the losses with their spread."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from wqk.figures.curves import loss_curves, loss_differences, of_cells, score_cu
 from wqk.figures.panels import draw_curve, draw_layers, finish_row, label_steps, letter
 from wqk.figures.style import (
     BLUE,
+    GRAY,
     GREEN,
-    GREY,
     ORANGE,
     PAGE,
     PURPLE,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from wqk.runs.run import Run
 
-# What starts are told apart by, also in grey; penalties and combinations take what is left.
+# What starts are told apart by, also in gray; penalties and combinations take what is left.
 LOOKS: dict[str, dict[str, Any]] = {
     "random": {"color": "black", "linestyle": "-"},
     "symmetric": {"color": BLUE, "linestyle": "--"},
@@ -43,7 +43,7 @@ LOOKS: dict[str, dict[str, Any]] = {
 }
 OTHERS: tuple[dict[str, Any], ...] = (
     {"color": YELLOW, "linestyle": "-"},
-    {"color": GREY, "linestyle": "--"},
+    {"color": GRAY, "linestyle": "--"},
     {"color": SKY, "linestyle": "-."},
     {"color": PURPLE, "linestyle": ":"},
 )
@@ -53,7 +53,7 @@ SETTLED = 0.1
 
 
 def start_curves(runs: Sequence[Run]) -> pl.DataFrame:
-    """What Figure S5 shows: held-out loss and symmetry from different initialisations.
+    """What Figure S5 shows: held-out loss and symmetry from different initializations.
 
     Columns are those of `wqk.figures.curves`, after ``start``.
 
@@ -198,4 +198,4 @@ def _looks(curves: pl.DataFrame) -> dict[str, dict[str, Any]]:
 
 def _hue(look: Mapping[str, Any]) -> str:
     """What the layers of a start are shades of."""
-    return GREY if look["color"] == "black" else str(look["color"])
+    return GRAY if look["color"] == "black" else str(look["color"])

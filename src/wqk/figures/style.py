@@ -1,4 +1,4 @@
-"""One style for all figures: colour-blind safe, small, vector first."""
+"""One style for all figures: color-blind safe, small, vector first."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 PICTURES = (".png", ".pdf", ".svg")
 
-# Okabe and Ito's colours; encoders and decoders keep theirs in every figure.
-BLUE, ORANGE, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#767676"
+# Okabe and Ito's colors; encoders and decoders keep theirs in every figure.
+BLUE, ORANGE, GREEN, PURPLE, GRAY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#767676"
 SKY, YELLOW = "#56B4E9", "#E69F00"
-COLOURS = {"encoder": BLUE, "decoder": ORANGE}
+COLORS = {"encoder": BLUE, "decoder": ORANGE}
 
 # Widths of a column and of a page of a paper, in inches.
 COLUMN, PAGE = 3.3, 6.8

@@ -8,7 +8,7 @@ import polars as pl
 
 from wqk.errors import TableError
 from wqk.figures.selection import latest, titled
-from wqk.figures.style import BLUE, GREY, PAGE, SKY, new_figure, style
+from wqk.figures.style import BLUE, GRAY, PAGE, SKY, new_figure, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -87,6 +87,6 @@ def _draw_terms(axis: Axes, rows: pl.DataFrame) -> None:
     axis.plot(
         places, rows["symmetry"], "D", color="black", mfc="white", ms=3, mew=0.7, label=next(names)
     )
-    axis.axhline(0, color=GREY, linewidth=0.5, zorder=0)
+    axis.axhline(0, color=GRAY, linewidth=0.5, zorder=0)
     axis.set_xlabel("layer")
     axis.locator_params(axis="x", integer=True, min_n_ticks=1)

@@ -6,19 +6,19 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from wqk.errors import TheoryError
-from wqk.figures.style import BLUE, GREEN, GREY, ORANGE, PURPLE, new_figure, style
+from wqk.figures.style import BLUE, GRAY, GREEN, ORANGE, PURPLE, new_figure, style
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from matplotlib.figure import Figure
 
-# A colour for each change, and its line.
+# A color for each change, and its line.
 LOOKS: dict[str, dict[str, Any]] = {
     "as it is": {"color": "black", "linewidth": 1.8},
-    "centred": {"color": ORANGE},
+    "centered": {"color": ORANGE},
     "isotropic": {"color": GREEN},
-    "rotated": {"color": GREY},
+    "rotated": {"color": GRAY},
     "random signs": {"color": PURPLE},
     "shuffled": {"color": BLUE, "linestyle": "--"},
     "reversed": {"color": ORANGE, "linestyle": ":"},

@@ -16,7 +16,7 @@ from wqk.figures.panels import (
     label_steps,
     letter,
 )
-from wqk.figures.style import COLOURS, LABELS, PAGE, new_figure, style
+from wqk.figures.style import COLORS, LABELS, PAGE, new_figure, style
 from wqk.runs.groups import modes, one, pairs
 
 if TYPE_CHECKING:
@@ -78,8 +78,8 @@ def medians_and_layers(curves: pl.DataFrame) -> Figure:
             some = curves.filter(quantity=score)
             ends = [_draw_medians(row[0], some)]
             ends += [
-                draw_layers(axis, some.filter(mode=mode), COLOURS[mode], linestyle=LINES[mode])
-                for axis, mode in zip(row[1:], COLOURS, strict=True)
+                draw_layers(axis, some.filter(mode=mode), COLORS[mode], linestyle=LINES[mode])
+                for axis, mode in zip(row[1:], COLORS, strict=True)
             ]
             finish_row(row, LABELS[score], ends)
             for axis, name in zip(row, letters, strict=False):
@@ -125,11 +125,11 @@ def layers_by_comparison(curves: pl.DataFrame) -> Figure:
                 pair[1].tick_params(labelleft=False)
                 some = group.filter(quantity=score)
                 ends = [
-                    draw_layers(axis, some.filter(mode=mode), COLOURS[mode], linestyle=LINES[mode])
-                    for axis, mode in zip(pair, COLOURS, strict=True)
+                    draw_layers(axis, some.filter(mode=mode), COLORS[mode], linestyle=LINES[mode])
+                    for axis, mode in zip(pair, COLORS, strict=True)
                 ]
                 finish_row(pair, LABELS[score], ends)
-            for axis, mode in zip(row, [*COLOURS] * 2, strict=True):
+            for axis, mode in zip(row, [*COLORS] * 2, strict=True):
                 axis.set_title(f"\n{mode}", fontweight="normal", fontsize=8)
             heading(row[0], group["comparison"][0])
         label_steps(axes[-1])
@@ -157,6 +157,6 @@ def _draw_medians(axis: Axes, curves: pl.DataFrame) -> list[End]:
     ends: list[End] = []
     for curve in medians.partition_by("mode", maintain_order=True):
         mode = curve["mode"][0]
-        draw_curve(axis, curve, ("q25", "q75"), color=COLOURS[mode], linestyle=LINES[mode])
-        ends.append((curve["value"][-1], mode, COLOURS[mode]))
+        draw_curve(axis, curve, ("q25", "q75"), color=COLORS[mode], linestyle=LINES[mode])
+        ends.append((curve["value"][-1], mode, COLORS[mode]))
     return ends

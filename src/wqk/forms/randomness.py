@@ -1,6 +1,6 @@
 """Whether weights look as if they had never been trained.
 
-Freshly drawn entries are independent, centred and of one variance, so the norms of a weight's rows
+Freshly drawn entries are independent, centered and of one variance, so the norms of a weight's rows
 and columns hardly differ: the squared norm of n such entries has the relative variance 2/n where
 they are normal, less where they are uniform or truncated. Training leaves some inputs and outputs
 many times larger than others long before anything else is seen.

@@ -12,7 +12,7 @@ from wqk.attention import load_attention
 from wqk.attention.coordinates import Block
 from wqk.forms import BilinearForm
 from wqk.scanning.scan import scan_plans
-from wqk.scanning.tables import SUMMARISED, ScoreTable
+from wqk.scanning.tables import SUMMARIZED, ScoreTable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -102,7 +102,7 @@ def medians(table: ScoreTable, prefix: str = "") -> dict[str, float]:
     return {
         "/".join([*(row[name] for name in leading), f"{prefix}{score}_median"]): median
         for row in summary.iter_rows(named=True)
-        for score in SUMMARISED
+        for score in SUMMARIZED
         if (median := row[f"{score}_median"]) is not None
     }
 

@@ -1,5 +1,5 @@
 'use strict';
-/* Figures in the page's colours. */
+/* Figures in the page's colors. */
 
 const CONFIG = {
   displaylogo: false,
@@ -9,26 +9,26 @@ const CONFIG = {
 const probe = document.body.appendChild(document.createElement('i'));
 probe.hidden = true;
 
-/** A colour of the stylesheet in the present theme, or a mix with nothing of that opacity. */
-function colour(name, opacity = 1) {
+/** A color of the stylesheet in the present theme, or a mix with nothing of that opacity. */
+function color(name, opacity = 1) {
   probe.style.color = `var(--${name})`;
   const channels = getComputedStyle(probe).color.match(/[\d.]+/g).slice(0, 3);
   return `rgba(${channels.join(',')},${opacity})`;
 }
 
-function seriesColour(index, opacity) {
-  return colour(`series-${index % 6}`, opacity);
+function seriesColor(index, opacity) {
+  return color(`series-${index % 6}`, opacity);
 }
 
-/** From −limit to limit through the paper's colour. */
+/** From −limit to limit through the paper's color. */
 function diverging() {
   return ['negative-2', 'negative-1', 'zero', 'positive-1', 'positive-2']
-    .map((name, i) => [i / 4, colour(name)]);
+    .map((name, i) => [i / 4, color(name)]);
 }
 
 /** From nothing to much. */
 function rising() {
-  return ['zero', 'series-0', 'negative-2'].map((name, i) => [i / 2, colour(name)]);
+  return ['zero', 'series-0', 'negative-2'].map((name, i) => [i / 2, color(name)]);
 }
 
 /** Text that plotly shows as it is: it would read tags and entities. */
@@ -36,7 +36,7 @@ function plain(text) {
   return String(text).replaceAll('&', '&amp;').replaceAll('<', '&lt;').replaceAll('>', '&gt;');
 }
 
-/** What tells the lines, and the marks, of more models apart than there are colours. */
+/** What tells the lines, and the marks, of more models apart than there are colors. */
 function seriesDash(index) {
   return ['solid', 'dash', 'dashdot'][Math.floor(index / 6) % 3];
 }
@@ -48,9 +48,9 @@ function seriesSymbol(index) {
 function axis(title, more = {}) {
   return {
     title: {text: title, standoff: 8},
-    gridcolor: colour('line'),
-    zerolinecolor: colour('muted'),
-    linecolor: colour('line'),
+    gridcolor: color('line'),
+    zerolinecolor: color('muted'),
+    linecolor: color('line'),
     automargin: true,
     ...more,
   };
@@ -83,11 +83,11 @@ function layout(x, y, more = {}) {
     margin: {l: 44, r: 8, t: 8, b: 40},
     paper_bgcolor: 'rgba(0,0,0,0)',
     plot_bgcolor: 'rgba(0,0,0,0)',
-    font: {family: 'system-ui, sans-serif', size: 12, color: colour('ink')},
+    font: {family: 'system-ui, sans-serif', size: 12, color: color('ink')},
     hoverlabel: {
-      bgcolor: colour('raised'),
-      bordercolor: colour('line'),
-      font: {color: colour('ink'), size: 12},
+      bgcolor: color('raised'),
+      bordercolor: color('line'),
+      font: {color: color('ink'), size: 12},
       namelength: -1,
     },
     hovermode: 'closest',
@@ -96,7 +96,7 @@ function layout(x, y, more = {}) {
   };
 }
 
-function colourBar(title) {
+function colorBar(title) {
   return {title: {text: title, side: 'right'}, thickness: 10, outlinewidth: 0, len: 0.9};
 }
 

@@ -38,7 +38,7 @@ function matrixFigure({group, block}, width) {
     zmin: -block.unit,
     zmax: block.unit,
     hovertemplate: 'row %{y:.0f}, column %{x:.0f}<br>%{z:.3g}<extra></extra>',
-    colorbar: {...colourBar(''), x: 1.02},
+    colorbar: {...colorBar(''), x: 1.02},
   };
   const bare = {showgrid: false, zeroline: false};
   return {
@@ -69,11 +69,11 @@ function margin(block, side) {
   const number = side === 'column' ? '%{x:.0f}' : '%{y:.0f}';
   const hovertemplate = `${side} ${number}: norm ${value}<extra></extra>`;
   return [
-    {...turned(places, norms), mode: 'lines', line: {width: 1, color: seriesColour(0)}, hovertemplate},
+    {...turned(places, norms), mode: 'lines', line: {width: 1, color: seriesColor(0)}, hovertemplate},
     {
       ...turned(outlying.map(([place]) => place), outlying.map(([, norm]) => norm)),
       mode: 'markers',
-      marker: {size: 4, color: seriesColour(1)},
+      marker: {size: 4, color: seriesColor(1)},
       hovertemplate,
     },
   ];
@@ -92,7 +92,7 @@ function couplingFigure({group, block}, width) {
       zmax: 1,
       ...(heads * 34 < width ? {texttemplate: '%{z:.2f}', textfont: {size: 9}} : {}),
       hovertemplate: 'heads %{y} and %{x}: %{z:.3f}<extra></extra>',
-      colorbar: colourBar(''),
+      colorbar: colorBar(''),
     }],
     layout: layout(
       wholeAxis('head b', heads - 1, {range: [-0.5, heads - 0.5], showgrid: false}),
@@ -140,9 +140,9 @@ function outlyingMarks(blocks, side, series, symbol) {
     mode: 'markers',
     marker: {
       symbol,
-      color: seriesColour(series),
+      color: seriesColor(series),
       size: marks.map(({ratio}) => Math.min(18, 3 + 2 * ratio)),
-      line: {width: 1.5, color: seriesColour(series)},
+      line: {width: 1.5, color: seriesColor(series)},
     },
     hovertemplate: `dimension %{x}, layer %{y}: ${side} norm %{customdata:.1f} times the mean<extra></extra>`,
   };

@@ -91,7 +91,7 @@ function startTheme() {
 
 /* Controls. */
 
-function labelled(text, control) {
+function labeled(text, control) {
   const label = document.createElement('label');
   label.append(text, control);
   return label;
@@ -117,7 +117,7 @@ function slider(name, values) {
     choose({[name]: values[input.value]});
   });
   tell();
-  const label = labelled(name, input);
+  const label = labeled(name, input);
   label.append(output);
   return label;
 }
@@ -134,7 +134,7 @@ function startControls() {
     select.id = 'group';
     select.append(...GROUPS.map((group) => new Option(group.label, group.index)));
     select.addEventListener('change', () => choose({group: Number(select.value)}));
-    form.append(labelled('model', select));
+    form.append(labeled('model', select));
   }
   document.getElementById('order').addEventListener('change', (event) =>
     choose({order: event.target.value}, ['heads']));
@@ -170,7 +170,7 @@ function startTabs() {
       other.setAttribute('aria-selected', other === tab);
       other.tabIndex = other === tab ? 0 : -1;
     }
-    document.getElementById('map').setAttribute('aria-labelledby', tab.id);
+    document.getElementById('map').setAttribute('aria-labeledby', tab.id);
     choose({score}, ['heads']);
   };
   list.addEventListener('keydown', (event) => {

@@ -31,7 +31,7 @@ function drawLayers(chosen) {
 
 function layerCurve(group, {layers, heads}, score) {
   const x = layers.map((row) => row.layer);
-  const line = {color: seriesColour(group.index), width: 2, dash: seriesDash(group.index)};
+  const line = {color: seriesColor(group.index), width: 2, dash: seriesDash(group.index)};
   const curves = [{
     x,
     y: layers.map((row) => row[score]),
@@ -56,7 +56,7 @@ function layerCurve(group, {layers, heads}, score) {
   if (few && heads.length) {
     const parts = [...grouped(heads, 'layer')];
     const at = (q) => parts.map(([, rows]) => quantile(rows.map((row) => row[score]), q));
-    curves.unshift(band(parts.map(([layer]) => layer), at(0.25), at(0.75), seriesColour(group.index, 0.13)));
+    curves.unshift(band(parts.map(([layer]) => layer), at(0.25), at(0.75), seriesColor(group.index, 0.13)));
   }
   return curves;
 }
@@ -89,7 +89,7 @@ function drawCourse(chosen) {
 
 /** A line at the chosen step or distance. */
 function marker(x) {
-  return {type: 'line', x0: x, x1: x, y0: 0, y1: 1, yref: 'paper', line: {color: colour('muted'), width: 1}};
+  return {type: 'line', x0: x, x1: x, y0: 0, y1: 1, yref: 'paper', line: {color: color('muted'), width: 1}};
 }
 
 function courseCurve(group, layers, column, score, courses) {
@@ -102,7 +102,7 @@ function courseCurve(group, layers, column, score, courses) {
     name: plain(group.label),
     mode: 'lines+markers',
     marker: {size: 4},
-    line: {color: seriesColour(group.index), width: 2.5, dash: seriesDash(group.index)},
+    line: {color: seriesColor(group.index), width: 2.5, dash: seriesDash(group.index)},
     hovertemplate: `${column} %{x}: median %{y:.3f}`,
   };
   const single = courses > 1 ? [] : [...grouped(layers, 'layer')].map(([layer, rows]) => ({
@@ -110,10 +110,10 @@ function courseCurve(group, layers, column, score, courses) {
     y: rows.map((row) => row[score]),
     name: `layer ${layer}`,
     mode: 'lines',
-    line: {color: seriesColour(group.index, 0.35), width: 1},
+    line: {color: seriesColor(group.index, 0.35), width: 1},
     hovertemplate: `${column} %{x}: %{y:.3f}`,
   }));
-  return [band(x, at(0.25), at(0.75), seriesColour(group.index, 0.15)), ...single, median];
+  return [band(x, at(0.25), at(0.75), seriesColor(group.index, 0.15)), ...single, median];
 }
 
 /* Heads. */
@@ -147,7 +147,7 @@ function headMap({group, heads}, {score, order}) {
       xgap: heads.length > 2000 ? 0 : 1,
       ygap: heads.length > 2000 ? 0 : 1,
       hovertemplate: `layer %{y}, head %{customdata}<br>${name} %{z:.3f}<extra></extra>`,
-      colorbar: colourBar(''),
+      colorbar: colorBar(''),
       ...scale,
     }],
     layout: layout(
@@ -158,7 +158,7 @@ function headMap({group, heads}, {score, order}) {
   };
 }
 
-/** One dot for each head, coloured by its layer. */
+/** One dot for each head, colored by its layer. */
 function headDots({group, heads}) {
   return {
     caption: group.label,
@@ -170,9 +170,9 @@ function headDots({group, heads}) {
       marker: {
         size: heads.length > 2000 ? 3 : 6,
         color: heads.map((row) => row.layer),
-        colorscale: [[0, seriesColour(group.index, 0.25)], [1, seriesColour(group.index)]],
-        colorbar: {...colourBar('layer'), tickformat: 'd', nticks: 6},
-        line: {width: 0.5, color: seriesColour(group.index)},
+        colorscale: [[0, seriesColor(group.index, 0.25)], [1, seriesColor(group.index)]],
+        colorbar: {...colorBar('layer'), tickformat: 'd', nticks: 6},
+        line: {width: 0.5, color: seriesColor(group.index)},
       },
       hovertemplate: 'layer %{customdata[0]}, head %{customdata[1]}'
         + '<br>symmetry %{x:.3f}<br>directionality (excess) %{y:.3f}<extra></extra>',
@@ -199,11 +199,11 @@ function drawTerms(chosen) {
     return {
       caption: group.label,
       traces: [
-        term('between heads', 'symmetry_between_heads', {type: 'bar', marker: {color: seriesColour(0, 0.45)}}),
-        term('within heads', 'symmetry_within_heads', {type: 'bar', marker: {color: seriesColour(0)}}),
+        term('between heads', 'symmetry_between_heads', {type: 'bar', marker: {color: seriesColor(0, 0.45)}}),
+        term('within heads', 'symmetry_within_heads', {type: 'bar', marker: {color: seriesColor(0)}}),
         term('within, dealt at random', 'symmetry_within_random', {
           mode: 'markers',
-          marker: {symbol: 'diamond', size: 7, color: seriesColour(1)},
+          marker: {symbol: 'diamond', size: 7, color: seriesColor(1)},
         }),
       ],
       layout: layout(wholeAxis('layer', largest(layers, 'layer')), axis('over ‖M‖²'), {
@@ -238,7 +238,7 @@ function publishedDots(models, stack) {
     text: shown.map((model) => plain(model.name)),
     name: `published ${stack}s`,
     mode: 'markers',
-    marker: {size: 7, symbol: PUBLISHED[stack], color: colour('muted', 0.8)},
+    marker: {size: 7, symbol: PUBLISHED[stack], color: color('muted', 0.8)},
     hovertemplate: '%{text}<br>symmetry %{x:.2f}, directionality %{y:.2f}<extra></extra>',
   };
 }
@@ -249,7 +249,7 @@ function ownDot({group, symmetry, directionality}) {
     y: [directionality],
     name: plain(GROUPS[group].label),
     mode: 'markers',
-    marker: {size: 14, symbol: seriesSymbol(group), color: seriesColour(group), line: {width: 1, color: colour('ink')}},
+    marker: {size: 14, symbol: seriesSymbol(group), color: seriesColor(group), line: {width: 1, color: color('ink')}},
     hovertemplate: 'symmetry %{x:.3f}, directionality %{y:.3f}',
   };
 }

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from wqk.scanning.tables import GROUP, SUMMARISED, ScoreTable
+from wqk.scanning.tables import GROUP, SUMMARIZED, ScoreTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ STATUSES = {
 
 def summary_table(groups: Sequence[Group]) -> str:
     """One line for each group: what it is, and medians and quartiles over its layers."""
-    heads = ("model", "attention", "parameters", "layers", "heads", "width", *SUMMARISED)
+    heads = ("model", "attention", "parameters", "layers", "heads", "width", *SUMMARIZED)
     names = {"directionality_excess": "directionality (excess)"}
     header = "".join(f'<th scope="col">{names.get(head, head)}</th>' for head in heads)
     body = "".join(_summary_row(number, group) for number, group in enumerate(groups))
@@ -42,7 +42,7 @@ def _summary_row(number: int, group: Group) -> str:
     if facts["step"] is not None:
         attention += f" · step {facts['step']:,}"
     name = (
-        f'<span class="key" style="--colour: var(--series-{number % 6})"></span>'
+        f'<span class="key" style="--color: var(--series-{number % 6})"></span>'
         f'<span title="{escape(str(facts["checkpoint"]))}">{escape(group.label)}</span>'
     )
     cells = [
@@ -52,7 +52,7 @@ def _summary_row(number: int, group: Group) -> str:
         f"<td>{layers.height}</td>",
         f"<td>{_several(layers, 'heads', 'key_heads')}</td>",
         f"<td>{_several(layers, 'd_query', 'd_key')}</td>",
-        *(f"<td>{_median(medians, score)}</td>" for score in SUMMARISED),
+        *(f"<td>{_median(medians, score)}</td>" for score in SUMMARIZED),
     ]
     return f"<tr>{''.join(cells)}</tr>"
 

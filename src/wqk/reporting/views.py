@@ -13,7 +13,7 @@ from wqk.figures import save_figure
 from wqk.forms.images import matrix_image
 from wqk.forms.scores import coupling, directionality, symmetry
 from wqk.scanning.scan import score_heads
-from wqk.scanning.tables import SUMMARISED
+from wqk.scanning.tables import SUMMARIZED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -102,9 +102,9 @@ def distance_view(
     values: dict[str, Any] = {
         "layer": plan.layer,
         "distance": list(distances),
-        **{score: [rows[0][score] for rows in scored] for score in SUMMARISED},
+        **{score: [rows[0][score] for rows in scored] for score in SUMMARIZED},
         "heads": {
-            score: [[row[score] for row in rows[1:]] for rows in scored] for score in SUMMARISED
+            score: [[row[score] for row in rows[1:]] for rows in scored] for score in SUMMARIZED
         },
     }
     first, last = (scored[end][0]["symmetry"] for end in (0, -1))

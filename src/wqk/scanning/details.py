@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 FORMAT, VERSION = "wqk details", 1
 SIDE = 256
 
-# Colours reach their end at this quantile of the pixels' magnitudes.
+# Colors reach their end at this quantile of the pixels' magnitudes.
 SATURATION = 0.995
 LEVELS = 127
 

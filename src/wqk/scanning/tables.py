@@ -62,7 +62,7 @@ GROUP = ("checkpoint", "revision", "step", "stack", "kind", "circuit", "distance
 # Lines of a table that a notebook shows.
 SHOWN_IN_NOTEBOOKS = 48
 
-SUMMARISED = ("symmetry", "directionality", "directionality_excess")
+SUMMARIZED = ("symmetry", "directionality", "directionality_excess")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -134,14 +134,14 @@ class ScoreTable:
             .then(pl.lit("layers"))
             .otherwise(pl.lit("heads"))
             .alias("over"),
-            *(pl.col(score).fill_nan(None) for score in SUMMARISED),
+            *(pl.col(score).fill_nan(None) for score in SUMMARIZED),
         )
         quartiles = {"q25": 0.25, "median": 0.5, "q75": 0.75}
         return scored.group_by([*GROUP, "over"], maintain_order=True).agg(
             pl.col("directionality").count().alias("count"),
             *(
                 pl.col(score).quantile(q, "linear").alias(f"{score}_{name}")
-                for score in SUMMARISED
+                for score in SUMMARIZED
                 for name, q in quartiles.items()
             ),
         )

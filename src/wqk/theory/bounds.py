@@ -1,6 +1,6 @@
 """Bounds of the scores, and what random matrices give (Lemma S1.16, Propositions S1.17 and S1.18).
 
-For entries, or entries of the factors, that are independent, centred, symmetric about 0 and of one
+For entries, or entries of the factors, that are independent, centered, symmetric about 0 and of one
 law: E[s] = 1/n exactly, at any rank; its standard deviation is √2/n as long as the law's fourth
 moment is finite. E[d] = 0 where both factors have the same law, because the transpose is as likely
 as the matrix itself; its standard deviation falls as slowly as 1/√n.
@@ -42,7 +42,7 @@ LAWS: dict[str, Law] = {
     "sparse": _sparse,
     "student": _students,
     "cauchy": lambda random, shape: random.standard_cauchy(shape),
-    "not centred": lambda random, shape: 0.5 + random.standard_normal(shape),
+    "not centered": lambda random, shape: 0.5 + random.standard_normal(shape),
 }
 
 

@@ -103,9 +103,9 @@ def bilinear_plans(
 def _refusal(plan: AttentionPlan) -> str:
     """Why a block's scores, as it hands them out, are no bilinear form; empty where they are."""
     if plan.query_norm or plan.key_norm or not plan.rule.norm_gain:
-        return "queries and keys are normalised token by token before they meet"
+        return "queries and keys are normalized token by token before they meet"
     if isinstance(plan.query, Composed) or isinstance(plan.key, Composed):
-        return "queries or keys go through a latent that is normalised token by token"
+        return "queries or keys go through a latent that is normalized token by token"
     if plan.clip is not None:
         return f"queries and keys are cut off at ±{plan.clip:g}"
     if plan.position == "scaled alibi":

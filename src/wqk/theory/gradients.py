@@ -225,8 +225,8 @@ def _layer_gradient(attention: Attention, application: int, use: Any, error: Any
     shares, errors = (
         a.reshape(-1, attention.head_count, tokens, contexts) for a in (shares, errors)
     )
-    centred = errors - (shares * errors).sum(axis=-1, keepdims=True)
-    beta = _slope(attention, x, y) * shares * centred
+    centered = errors - (shares * errors).sum(axis=-1, keepdims=True)
+    beta = _slope(attention, x, y) * shares * centered
     return LayerGradient(attention, application, x, y, shares, errors, beta)
 
 

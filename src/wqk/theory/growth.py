@@ -92,7 +92,7 @@ def expected_growth(variances: Float[Array, " d"]) -> Float[Array, " d"]:
 def simulate_growth(
     covariance: Float[Array, "d d"], *, tokens: int = 16, trials: int = 4000, seed: int = 0
 ) -> Growth:
-    """Proposition S1.8 by drawing: one context token y, and predicted tokens x_i, all centred.
+    """Proposition S1.8 by drawing: one context token y, and predicted tokens x_i, all centered.
 
     Parameters
     ----------
@@ -133,7 +133,7 @@ class Spread(NamedTuple):
     Attributes
     ----------
     mean_share
-        ‖mean‖² / E‖x‖²: 0 for centred vectors.
+        ‖mean‖² / E‖x‖²: 0 for centered vectors.
     dimensions
         Tr(Σ)² / Tr(Σ²) / D: 1 for an isotropic covariance, 1/D for a line.
     below
@@ -166,8 +166,8 @@ def spread_of(vectors: Float[Array, "n d"], weights: Float[Array, " n"] | None =
     vectors = np.asarray(vectors, np.float64)
     share = np.full(len(vectors), 1 / len(vectors)) if weights is None else weights / weights.sum()
     mean = share @ vectors
-    centred = vectors - mean
-    covariance = (centred * share[:, None]).T @ centred
+    centered = vectors - mean
+    covariance = (centered * share[:, None]).T @ centered
     variances = np.diag(covariance)
     total = variances.sum()
     # A coordinate that never varies has no ratio; it would be infinite.

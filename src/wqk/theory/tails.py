@@ -116,7 +116,7 @@ def simulate_update(
     Parameters
     ----------
     variances
-        Σ_mm of the tokens that stand opposite: normal, independent, centred.
+        Σ_mm of the tokens that stand opposite: normal, independent, centered.
     context_share
         Share of the tokens t* that act as context, Σ_i β_i x_i yᵀ; the others are predicted,
         y (Σ_j β_j x_j)ᵀ. Every y has the identity as covariance, as the proposition asks.

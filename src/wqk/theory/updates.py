@@ -158,7 +158,7 @@ def parameter_gradients(
 
 
 def update_between(before: Attention, after: Attention) -> BilinearForm:
-    """ΔW_qk of an optimiser's actual step, or of many: factored, of rank 2·G·R."""
+    """ΔW_qk of an optimizer's actual step, or of many: factored, of rank 2·G·R."""
     return after.form.difference(before.form)
 
 
@@ -210,7 +210,7 @@ def expected_symmetry(width: int, rank: int) -> float:
     """Symmetry of G B Bᵀ + A Aᵀ G for a random symmetric G and independent random A, B (D, R).
 
     2 / (2 + D/R), for large D: with P = A Aᵀ and Q = B Bᵀ scaled to tr P = tr Q = D,
-    tr(P²) = D (1 + D/R), and products of independent matrices factorise. The paper has no such
+    tr(P²) = D (1 + D/R), and products of independent matrices factorize. The paper has no such
     number.
 
     Examples

@@ -57,7 +57,7 @@ class Update(NamedTuple):
 def in_isolation(updates: Sequence[Update], seed: int = 0) -> dict[str, list[BilinearForm]]:
     """The updates of one layer on several batches, as they are and with one thing changed.
 
-    ``as it is``. ``centred``: inputs less their mean over all batches. ``isotropic``: centred, and
+    ``as it is``. ``centered``: inputs less their mean over all batches. ``isotropic``: centered, and
     made of equal variance in all directions. ``rotated``: in another orthonormal basis, drawn at
     random. ``random signs``: every β_ij with a sign of its own.
 
@@ -74,7 +74,7 @@ def in_isolation(updates: Sequence[Update], seed: int = 0) -> dict[str, list[Bil
     >>> beta = np.tril(random.standard_normal((2, 8, 8)))
     >>> update = Update(0, 5 + random.standard_normal((2, 8, 4)), beta)
     >>> sorted(in_isolation([update]))
-    ['as it is', 'centred', 'isotropic', 'random signs', 'rotated']
+    ['as it is', 'centered', 'isotropic', 'random signs', 'rotated']
     """
     random = np.random.default_rng(seed)
     width = updates[0].inputs.shape[-1]
@@ -86,7 +86,7 @@ def in_isolation(updates: Sequence[Update], seed: int = 0) -> dict[str, list[Bil
 
     changes: dict[str, Callable[[Update], BilinearForm]] = {
         "as it is": lambda update: update.form,
-        "centred": lambda update: _of(update, update.inputs - mean),
+        "centered": lambda update: _of(update, update.inputs - mean),
         "isotropic": lambda update: _of(update, (update.inputs - mean) @ whitening),
         "rotated": lambda update: _of(update, update.inputs @ basis),
         "random signs": lambda update: _with_signs(update, random).form,

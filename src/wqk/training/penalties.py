@@ -1,4 +1,4 @@
-"""Terms of the loss that pull the forms towards symmetry, or towards skew-symmetry.
+"""Terms of the loss that pull the forms toward symmetry, or toward skew-symmetry.
 
 With s the symmetry of a form M, the two ratios of the paper are functions of it alone:
 

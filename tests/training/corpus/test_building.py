@@ -133,7 +133,7 @@ def test_what_is_held_out_does_not_depend_on_the_rest(tmp_path: Path) -> None:
     assert set(documents(some, "held_out")) == set(documents(shuffled, "held_out"))
 
 
-def test_the_vocabulary_is_learnt_from_training_text_alone(tmp_path: Path) -> None:
+def test_the_vocabulary_is_learned_from_training_text_alone(tmp_path: Path) -> None:
     texts = [f"{word} {number}" for number, word in enumerate("abcdefghijklmnop")]
     path = write_jsonl(tmp_path / "text.jsonl", texts)
     for options in (
@@ -223,8 +223,8 @@ def test_progress_is_told(text_file: Path, tmp_path: Path) -> None:
     told: list[CorpusProgress] = []
     made = build_corpus([text_file], tmp_path / "store", WORDS, on_progress=told.append)
     stages = list(dict.fromkeys(progress.stage for progress in told))
-    assert stages == ["reading", "learning", "tokenising", "writing"]
-    last = [progress for progress in told if progress.stage == "tokenising"][-1]
+    assert stages == ["reading", "learning", "tokenizing", "writing"]
+    last = [progress for progress in told if progress.stage == "tokenizing"][-1]
     splits = made.header.splits.values()
     assert last.documents == 200
     assert last.tokens == sum(split.tokens for split in splits)

@@ -79,14 +79,14 @@ def test_what_is_done_is_not_done_again(text_file: Path, tmp_path: Path) -> None
     told: list[CorpusProgress] = []
     build_corpus([text_file], tmp_path / "store", OPTIONS["words"], on_progress=told.append)
     assert not {"reading", "learning"} & {progress.stage for progress in told}
-    done = [progress.documents for progress in told if progress.stage == "tokenising"][-1]
+    done = [progress.documents for progress in told if progress.stage == "tokenizing"][-1]
     assert 0 < done < 120
 
 
 @pytest.mark.usefixtures("small_shards")
 def test_other_options_or_another_text_start_anew(tmp_path: Path) -> None:
     def stop(progress: CorpusProgress) -> None:
-        if progress.stage == "tokenising":
+        if progress.stage == "tokenizing":
             raise Stop
 
     path = write_jsonl(tmp_path / "text.jsonl", sentences(60, seed=1))

@@ -51,21 +51,21 @@ def split(ids: list[int], lengths: list[int]) -> list[list[int]]:
 @settings(max_examples=40)
 @given(documents, documents, st.integers(1, 40), st.booleans())
 def test_characters_are_looked_up_one_by_one(
-    learnt: list[str], texts: list[str], size: int, lower: bool
+    learned: list[str], texts: list[str], size: int, lower: bool
 ) -> None:
     def shown(text: str) -> str:
         return lowered(text) if lower else text
 
     # Where the two standards of Unicode differ, Python's is not the library's.
     if lower:
-        learnt, texts = (
-            [t.encode("ascii", "ignore").decode() for t in learnt],
+        learned, texts = (
+            [t.encode("ascii", "ignore").decode() for t in learned],
             [t.encode("ascii", "ignore").decode() for t in texts],
         )
-    counts = Counter("".join(map(shown, learnt)))
+    counts = Counter("".join(map(shown, learned)))
     alphabet = [c for c, _ in sorted(counts.items(), key=lambda item: (-item[1], ord(item[0])))]
     names = {c: n for n, c in enumerate([*SPECIAL, *alphabet[:size]])}
-    encoder = Encoder(learn_characters([learnt], size, lower), "characters")
+    encoder = Encoder(learn_characters([learned], size, lower), "characters")
     chunk = encoder(texts)
     expected = [[names.get(c, 2) for c in shown(text)] for text in texts]
     assert split(chunk.tokens.tolist(), chunk.lengths.tolist()) == expected

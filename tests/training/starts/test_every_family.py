@@ -98,9 +98,9 @@ def require_symmetry(heads: np.ndarray, kind: str, symmetry: int) -> None:
     if heads.shape[1] > 1:
         return
     single = symmetry_of(heads[:, 0])
-    with_neighbour = len(single) // 2 * 2 if kind == "paired" else 0
-    assert np.all(np.abs(single[with_neighbour:] - symmetry) < 1e-6)
-    assert np.all(np.abs(single[:with_neighbour]) < 0.9)
+    with_neighbor = len(single) // 2 * 2 if kind == "paired" else 0
+    assert np.all(np.abs(single[with_neighbor:] - symmetry) < 1e-6)
+    assert np.all(np.abs(single[:with_neighbor]) < 0.9)
 
 
 def run(model: Any) -> None:

@@ -269,7 +269,7 @@ def test_sharded_parameters_are_refused():
 def test_the_report_is_readable():
     report = wqk.initialize_(bert(), "symmetric")
     lines = repr(report).splitlines()
-    assert lines[0] == "symmetric initialisation of 2 layers"
+    assert lines[0] == "symmetric initialization of 2 layers"
     assert lines[2].split()[:2] == ["encoder", "0"]
     assert "→   1.000" in lines[2]
     assert len(lines) == 4

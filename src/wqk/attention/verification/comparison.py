@@ -269,7 +269,7 @@ def _add(vectors: np.ndarray, addend: np.ndarray | None) -> np.ndarray:
 
 
 def _token_scales(vectors: np.ndarray, gains: int, plan: AttentionPlan) -> np.ndarray:
-    """What a norm multiplies each token by, of vectors (B, G, heads/G, N, R) not yet normalised.
+    """What a norm multiplies each token by, of vectors (B, G, heads/G, N, R) not yet normalized.
 
     It goes over one head's width, or over all heads where it has as many gains.
     """

@@ -11,7 +11,7 @@ from wqk.theory.measuring.counts import measure_counts
 from wqk.theory.measuring.evidence import Evidence
 from wqk.theory.measuring.gradients import measure_gradients
 from wqk.theory.measuring.growth import measure_growth
-from wqk.theory.measuring.optimiser import measure_optimiser
+from wqk.theory.measuring.optimizer import measure_optimizer
 from wqk.theory.measuring.pairing import measure_pairing
 from wqk.theory.measuring.scores import measure_scores
 from wqk.theory.measuring.tails import measure_tails
@@ -35,7 +35,7 @@ MEASUREMENTS: dict[str, Callable[[Evidence], list[Finding]]] = {
     "Propositions S1.7-S1.9: growth of rows and columns": measure_growth,
     "Proposition S1.10: context and prediction counts": measure_counts,
     "Theorems 2.3 and S1.12: column and row tails": measure_tails,
-    "Theorem 2.3 through Remark S1.6: what the optimiser does": measure_optimiser,
+    "Theorem 2.3 through Remark S1.6: what the optimizer does": measure_optimizer,
     "Theorems 2.4 and S1.14: pairs and symmetry": measure_pairing,
     "Propositions S1.16-S1.18: bounds and random matrices": measure_bounds,
 }

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from wqk.theory.variants import Update
 
 # A mean with less than this part of the mean square counts as none.
-CENTRED = 0.05
+CENTERED = 0.05
 
 # An isotropic covariance, estimated, spreads over more than this part of the dimensions.
 ISOTROPIC = 0.8
@@ -77,7 +77,7 @@ def _simulated(evidence: Evidence) -> Finding:
     verdict: Verdict = "holds" if growth.agrees else "fails"
     return Finding(
         "Proposition S1.8: a context token makes columns grow by Tr(Σ)/(d Σ_mm) more than row m",
-        "centred, independent, isotropic context tokens: drawn so, Σ from the embeddings",
+        "centered, independent, isotropic context tokens: drawn so, Σ from the embeddings",
         "E‖column‖² / E‖row m‖² is that",
         f"expected {growth.expected.min():.2f} to {growth.expected.max():.2f}; in the 95 % "
         f"interval for {inside:.0%} of the rows",
@@ -90,7 +90,7 @@ def _simulated(evidence: Evidence) -> Finding:
 
 
 def _embeddings(evidence: Evidence) -> Finding:
-    """Whether embeddings and layers' inputs are centred and anisotropic, on either side."""
+    """Whether embeddings and layers' inputs are centered and anisotropic, on either side."""
     table = _embedding_table(evidence)
     ids = np.asarray(evidence.subject.blocks).ravel()
     used = np.bincount(ids, minlength=len(table)).astype(float)
@@ -101,17 +101,17 @@ def _embeddings(evidence: Evidence) -> Finding:
     for layer, some in evidence.updates.items():
         inputs = np.concatenate([u.inputs.reshape(-1, u.inputs.shape[-1]) for u in some])
         numbers.append({"vectors": f"inputs of layer {layer}", **spread_of(inputs)._asdict()})
-    centred = [row["mean_share"] < CENTRED for row in numbers]
+    centered = [row["mean_share"] < CENTERED for row in numbers]
     anisotropic = [row["dimensions"] < ISOTROPIC for row in numbers]
     return Finding(
-        "Proposition S1.8: embeddings are centred, predicted ones anisotropic, context ones not",
+        "Proposition S1.8: embeddings are centered, predicted ones anisotropic, context ones not",
         "tokens on both sides have the same embeddings, so Σ = Γ but for how often they are used",
         "mean 0; Σ ≠ σ²I and Γ = σ²I",
         f"the mean's share of the mean square: {_range(numbers, 'mean_share')}; dimensions in use: "
         f"{_range(numbers, 'dimensions')} of d, on either side; "
         f"{_range(numbers, 'below')} of the coordinates vary less than average",
         # The two covariances cannot be unlike where both sides are the same tokens.
-        "holds in part" if all(centred) or all(anisotropic) else "fails",
+        "holds in part" if all(centered) or all(anisotropic) else "fails",
         tuple(numbers),
     )
 

@@ -1,4 +1,4 @@
-"""Theorem 2.3 and Corollary S1.13 along a training run: what the optimiser's steps added up to."""
+"""Theorem 2.3 and Corollary S1.13 along a training run: what the optimizer's steps added up to."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def measure_run(ref: str, objective: str) -> list[Finding]:
     return [
         Finding(
             statement,
-            f"{len({row['step'] for row in numbers})} changes between saves, with the optimiser's "
+            f"{len({row['step'] for row in numbers})} changes between saves, with the optimizer's "
             "own scaling of the gradients",
             f"Var‖column‖ > Var‖row‖ in {'all' if expected == 1 else 'half'} of the changes",
             f"in {share:.0%} of them (by layer); directionality (excess) of the changes: median "

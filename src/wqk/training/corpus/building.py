@@ -1,4 +1,4 @@
-"""Building a token store from text: read, choose what is held out, learn, tokenise, write."""
+"""Building a token store from text: read, choose what is held out, learn, tokenize, write."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def build_corpus(
     folder
         For the store; it appears when all is done.
     options
-        How the text becomes tokens; words of a learnt vocabulary by default.
+        How the text becomes tokens; words of a learned vocabulary by default.
     jobs
         Threads; as many as there are cores by default. The store does not depend on it.
     on_progress
@@ -105,7 +105,7 @@ def build_corpus(
         held_out = _held_out(work, options)
         content = work.tokenizer() or _make_tokenizer(work, options, held_out, jobs != 1, tell)
         encoder = Encoder(content, options.unit)
-        _tokenise(work, encoder, held_out, jobs or usable_cores(), tell)
+        _tokenize(work, encoder, held_out, jobs or usable_cores(), tell)
         tell(CorpusProgress("writing"))
         return write_store(
             place,
@@ -135,7 +135,7 @@ def _held_out(work: Work, options: CorpusOptions) -> int:
 def _make_tokenizer(
     work: Work, options: CorpusOptions, held_out: int, threads: bool, tell: Tell
 ) -> str:
-    """The tokenizer that was asked for; what is learnt is learnt from training text alone."""
+    """The tokenizer that was asked for; what is learned is learned from training text alone."""
     tell(CorpusProgress("learning"))
 
     def texts() -> Iterator[list[str]]:
@@ -156,14 +156,14 @@ def _make_tokenizer(
     return content
 
 
-def _tokenise(work: Work, encoder: Encoder, held_out: int, jobs: int, tell: Tell) -> None:
+def _tokenize(work: Work, encoder: Encoder, held_out: int, jobs: int, tell: Tell) -> None:
     """Tokens for all shards that have none yet."""
-    progress = CorpusProgress("tokenising")
+    progress = CorpusProgress("tokenizing")
     tell(progress)
     shards = work.texts()
     missing = [shard for shard in shards if not work.tokens(shard).exists()]
 
-    def tokenise(shard: Path) -> tuple[int, int, int]:
+    def tokenize(shard: Path) -> tuple[int, int, int]:
         frame = work.load_texts(shard, "hash", "text")
         parts = {
             "train": frame.filter(pl.col("hash") >= held_out),
@@ -180,6 +180,6 @@ def _tokenise(work: Work, encoder: Encoder, held_out: int, jobs: int, tell: Tell
     # Python's threads are enough: the library lets go of the interpreter while it works.
     with library_threads(False), ThreadPoolExecutor(jobs) as pool:
         before = len(shards) - len(missing)
-        for number, counts in enumerate(pool.map(tokenise, missing), before + 1):
+        for number, counts in enumerate(pool.map(tokenize, missing), before + 1):
             progress = progress.plus(*counts, share=number / len(shards))
             tell(progress)

@@ -12,7 +12,7 @@ class CorpusProgress:
     Attributes
     ----------
     stage
-        ``reading``, ``learning``, ``tokenising`` or ``writing``.
+        ``reading``, ``learning``, ``tokenizing`` or ``writing``.
     documents, characters, tokens
         Done by this run in this stage.
     share

@@ -1,4 +1,4 @@
-"""Tokenizers for a corpus: learnt from its text, or given; as the content of a tokenizer.json."""
+"""Tokenizers for a corpus: learned from its text, or given; as the content of a tokenizer.json."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def learn_characters(texts: Iterable[list[str]], size: int, lower: bool) -> str:
 def learn_words(
     texts: Callable[[], Iterable[list[str]]], size: int, lower: bool, *, threads: bool
 ) -> str:
-    """A WordPiece tokenizer with a vocabulary learnt from the text; equal texts give equal ones.
+    """A WordPiece tokenizer with a vocabulary learned from the text; equal texts give equal ones.
 
     Parameters
     ----------

@@ -68,7 +68,7 @@ class Work:
         return path.read_text(encoding="utf-8") if path.exists() else None
 
     def note_tokenizer(self, content: str) -> None:
-        """The vocabulary has been learnt, or read."""
+        """The vocabulary has been learned, or read."""
         write_whole(self.folder / "tokenizer.json", content.encode())
 
     def texts(self) -> list[Path]:

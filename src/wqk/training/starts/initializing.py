@@ -67,8 +67,8 @@ def initialize_(
     kind
         ``random``: nothing is set, the model is only measured. ``symmetric``: W_k = W_q (paper,
         S2.1). ``indefinite``: with half of the signs turned. ``paired``: every other head is its
-        neighbour's transpose. ``skew``: turned by 90°, for a symmetry of −1. ``mimetic``:
-        W_q W_kᵀ ≈ α Z + β I. The documentation's page on initialisation defines each of them.
+        neighbor's transpose. ``skew``: turned by 90°, for a symmetry of −1. ``mimetic``:
+        W_q W_kᵀ ≈ α Z + β I. The documentation's page on initialization defines each of them.
     seed
         Of the draws of ``mimetic``, which leave PyTorch's own generators as they are; None for the
         seed that PyTorch was last given.
@@ -103,7 +103,7 @@ def initialize_(
     1.0
     """
     if kind not in KINDS:
-        raise FormError(f"an initialisation is one of {', '.join(KINDS)}, got {kind!r}")
+        raise FormError(f"an initialization is one of {', '.join(KINDS)}, got {kind!r}")
     import torch
 
     parameters = Parameters(model).arrays
@@ -128,7 +128,7 @@ def initialize_(
 
 def _require_settable(plans: Sequence[AttentionPlan], name: str, kind: str) -> None:
     if not plans:
-        raise CheckpointError(f"{name}: has no self-attention to initialise")
+        raise CheckpointError(f"{name}: has no self-attention to initialize")
     for plan in plans if kind != "random" else ():
         if plan.rule.guess:
             raise UnknownFamily(

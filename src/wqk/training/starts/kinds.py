@@ -56,7 +56,7 @@ def shared_queries(
 
 
 def planes(plan: AttentionPlan) -> np.ndarray:
-    """A head's dimensions (R,) in an order in which neighbours, two and two, make its planes."""
+    """A head's dimensions (R,) in an order in which neighbors, two and two, make its planes."""
     dimensions = np.arange(plan.key.head_width)
     if plan.rotary is None:
         return dimensions
@@ -86,7 +86,7 @@ def indefinite(shared: Shared, order: np.ndarray) -> Shared:
 
 
 def paired(shared: Shared, order: np.ndarray) -> Shared:
-    """Each head's keys are its neighbour's queries; an odd last head is `indefinite`.
+    """Each head's keys are its neighbor's queries; an odd last head is `indefinite`.
 
     Examples
     --------
@@ -94,9 +94,9 @@ def paired(shared: Shared, order: np.ndarray) -> Shared:
     array([2., 1., 3.])
     """
     even = len(shared) // 2 * 2
-    neighbours = shared[:even].reshape(-1, 2, *shared.shape[1:])[:, ::-1]
+    neighbors = shared[:even].reshape(-1, 2, *shared.shape[1:])[:, ::-1]
     return np.concatenate(
-        [neighbours.reshape(even, *shared.shape[1:]), indefinite(shared[even:], order)]
+        [neighbors.reshape(even, *shared.shape[1:]), indefinite(shared[even:], order)]
     )
 
 

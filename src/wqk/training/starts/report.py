@@ -1,4 +1,4 @@
-"""What an initialisation did to each layer."""
+"""What an initialization did to each layer."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Initialization:
     layers: tuple[LayerChange, ...]
 
     def __repr__(self) -> str:
-        head = f"{self.kind} initialisation of {len(self.layers)} layers"
+        head = f"{self.kind} initialization of {len(self.layers)} layers"
         columns = f"{'layer':>18}  {'symmetry':>17}  {'trace':>21}  norm ratio"
         return "\n".join([head, columns, *map(_line, self.layers)])
 

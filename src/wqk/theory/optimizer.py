@@ -1,4 +1,4 @@
-"""What an optimiser makes of the gradient: rows and columns of the step that W_qk really takes.
+"""What an optimizer makes of the gradient: rows and columns of the step that W_qk really takes.
 
 Adam's first step moves every weight by the sign of its gradient, and later ones by much the same.
 The gradient of W_q is Σ_i x_i (Σ_j β_ij k_j): the mean of the inputs gives its rows something in
@@ -26,7 +26,7 @@ def steps(gradient: LayerGradient, mean: Float[Array, " d"]) -> dict[str, Biline
     """To first order, what a layer's form changes by in one step of several kinds.
 
     ``gradient``: of the form itself, Σ_ij β_ij x_i x_jᵀ. ``descent``: through the factors, by plain
-    gradient descent. ``signs``: through the factors, by the signs of their gradients. ``centred``:
+    gradient descent. ``signs``: through the factors, by the signs of their gradients. ``centered``:
     by signs, the queries' inputs being taken less their mean in the gradient of W_q.
 
     Parameters
@@ -46,10 +46,10 @@ def steps(gradient: LayerGradient, mean: Float[Array, " d"]) -> dict[str, Biline
     >>> tokens = torch.tensor([[3, 1, 4, 1, 5]])
     >>> (gradient,) = gradients(model, {"input_ids": tokens, "labels": tokens})
     >>> list(steps(gradient, gradient.query_input.mean(axis=(0, 1))))
-    ['gradient', 'descent', 'signs', 'centred']
+    ['gradient', 'descent', 'signs', 'centered']
     """
     query, key = gradient.factor_gradients()
-    centred, _ = replace(gradient, query_input=gradient.query_input - mean).factor_gradients()
+    centered, _ = replace(gradient, query_input=gradient.query_input - mean).factor_gradients()
 
     def step(query: np.ndarray, key: np.ndarray) -> BilinearForm:
         return ImplicitUpdate(gradient.attention, query, key, rate=1.0).first_order
@@ -58,5 +58,5 @@ def steps(gradient: LayerGradient, mean: Float[Array, " d"]) -> dict[str, Biline
         "gradient": gradient.by_prediction(),
         "descent": step(query, key),
         "signs": step(np.sign(query), np.sign(key)),
-        "centred": step(np.sign(centred), np.sign(key)),
+        "centered": step(np.sign(centered), np.sign(key)),
     }

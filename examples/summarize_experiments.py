@@ -2,7 +2,7 @@
 
 ::
 
-    python examples/summarise_experiments.py RUNS
+    python examples/summarize_experiments.py RUNS
 
 A cell is all runs of one name with different seeds; numbers are means ± standard deviations over
 them. Of single runs there is no deviation.

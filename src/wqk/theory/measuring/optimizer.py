@@ -8,7 +8,7 @@ import numpy as np
 
 from wqk.theory.finding import Finding
 from wqk.theory.measuring.tails import over_batches
-from wqk.theory.optimiser import steps
+from wqk.theory.optimizer import steps
 
 if TYPE_CHECKING:
     from wqk.forms import BilinearForm
@@ -18,12 +18,12 @@ KINDS = {
     "gradient": "gradient of W_qk",
     "descent": "gradient descent on W_q and W_k",
     "signs": "their signs, as Adam's first step",
-    "centred": "signs, inputs centred",
+    "centered": "signs, inputs centered",
 }
 
 
-def measure_optimiser(evidence: Evidence) -> list[Finding]:
-    """Tails of the gradient beside those of the steps that optimisers make of it.
+def measure_optimizer(evidence: Evidence) -> list[Finding]:
+    """Tails of the gradient beside those of the steps that optimizers make of it.
 
     Raises
     ------
@@ -51,7 +51,7 @@ def measure_optimiser(evidence: Evidence) -> list[Finding]:
     alike = [one == other for one, other in zip(by_kind[0], by_kind[2], strict=True)]
     return [
         Finding(
-            "Theorem 2.3 through Remark S1.6: what optimisers do to W_qk has the gradient's tails",
+            "Theorem 2.3 through Remark S1.6: what optimizers do to W_qk has the gradient's tails",
             "W_qk changes in proportion to Σ_ij β_ij K_ij (S40)",
             "the same side leads in the gradient and in the step",
             "median ln(Var‖column‖/Var‖row‖): "
