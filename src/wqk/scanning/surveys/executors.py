@@ -11,7 +11,7 @@ from collections import deque
 from concurrent.futures import (
     FIRST_COMPLETED,
     BrokenExecutor,
-    CanceledError,
+    CancelledError,
     Future,
     ProcessPoolExecutor,
     as_completed,
@@ -62,7 +62,7 @@ def run_on(
             job = running.pop(future)
             try:
                 outcome = future.result()
-            except (BrokenExecutor, CanceledError) as error:
+            except (BrokenExecutor, CancelledError) as error:
                 raise RunError(
                     f"the executor gave up ({type(error).__name__}); what is done is kept: start "
                     "it anew and survey again"
