@@ -58,8 +58,8 @@ def in_isolation(updates: Sequence[Update], seed: int = 0) -> dict[str, list[Bil
     """The updates of one layer on several batches, as they are and with one thing changed.
 
     ``as it is``. ``centered``: inputs less their mean over all batches. ``isotropic``: centered
-    and made of equal variance in all directions. ``rotated``: in another orthonormal basis, drawn at
-    random. ``random signs``: every β_ij with a sign of its own.
+    and made of equal variance in all directions. ``rotated``: in another orthonormal basis, drawn
+    at random. ``random signs``: every β_ij with a sign of its own.
 
     Parameters
     ----------
