@@ -12,12 +12,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from array_api_compat import array_namespace
+import numpy as np
+from array_api_compat import array_namespace, device
 
 from wqk._caching import cached_property
 from wqk._typing import Array, Float
 from wqk.errors import FormError
-from wqk.forms import kernels
+from wqk.forms import decompositions, kernels
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -57,6 +58,9 @@ class BilinearForm:
     query: Float[Array, "... d_query rank"]
     key: Float[Array, "... d_key rank"]
 
+    # NumPy leaves products with a form to the form.
+    __array_ufunc__ = None
+
     def __post_init__(self) -> None:
         query, key = tuple(self.query.shape), tuple(self.key.shape)
         if len(query) < 2 or len(key) < 2 or query[-1] != key[-1]:
@@ -69,6 +73,27 @@ class BilinearForm:
         _broadcast(query[:-2], key[:-2])
         for name, factor in zip(("query", "key"), kernels.widen(self.query, self.key), strict=True):
             object.__setattr__(self, name, factor)
+
+    @classmethod
+    def from_matrix(cls, matrix: Any) -> BilinearForm:
+        """A form from M itself, (..., d_query, d_key), as M · Iᵀ.
+
+        Examples
+        --------
+        >>> BilinearForm.from_matrix([[0, 1], [-1, 0]])
+        BilinearForm(2 × 2, rank 2)
+        """
+        if not hasattr(matrix, "dtype"):
+            matrix = np.asarray(matrix)
+        xp = array_namespace(matrix)
+        if xp.isdtype(matrix.dtype, ("bool", "integral")):
+            matrix = xp.astype(matrix, xp.float64)
+        if matrix.ndim < 2:
+            raise FormError(f"a matrix must be (..., d_query, d_key), got {tuple(matrix.shape)}")
+        identity = xp.eye(matrix.shape[-1], dtype=matrix.dtype, device=device(matrix))
+        form = cls(matrix, identity)
+        form.__dict__["moments"] = kernels.measure_entries(form.query, form.key)
+        return form
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -120,6 +145,44 @@ class BilinearForm:
         """M itself, (..., d_query, d_key): the only place where it is built."""
         xp = array_namespace(self.query, self.key)
         return xp.matmul(self.query, xp.matrix_transpose(self.key))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """`dense` as a NumPy array, for ``np.asarray(form)``."""
+        if copy is False:
+            raise ValueError("a form shares no memory with its matrix, which has to be computed")
+        dense = self.dense()
+        return np.asarray(dense.detach().cpu() if hasattr(dense, "detach") else dense, dtype)
+
+    def __matmul__(self, y: Any) -> Array:
+        """M y of a vector (d_key,), or of the columns of a matrix (..., d_key, N).
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> form = BilinearForm(np.array([[1.0], [2.0]]), np.array([[3.0], [4.0]]))
+        >>> form @ [1.0, 0.0], [1.0, 0.0] @ form
+        (array([3., 6.]), array([3., 4.]))
+        """
+        return _times(self.query, self.key, self._operand(y, self.shape[1]))
+
+    def __rmatmul__(self, x: Any) -> Array:
+        """The product x M of a vector (d_query,), or of the rows of a matrix (..., N, d_query)."""
+        xp = array_namespace(self.query, self.key)
+        x = self._operand(x, self.shape[0], -1)
+        if x.ndim == 1:
+            return _times(self.key, self.query, x)
+        return xp.matrix_transpose(_times(self.key, self.query, xp.matrix_transpose(x)))
+
+    def _operand(self, values: Any, width: int, axis: int = -2) -> Array:
+        """What stands beside the form in a product, in the form's own type."""
+        xp = array_namespace(self.query, self.key)
+        values = xp.asarray(values, dtype=self.query.dtype)
+        if values.ndim == 0 or values.shape[axis if values.ndim > 1 else 0] != width:
+            raise FormError(
+                f"a product with a {self.shape[0]} × {self.shape[1]} form needs {width} entries "
+                f"along the shared axis, got shape {tuple(values.shape)}"
+            )
+        return values
 
     @property
     def T(self) -> BilinearForm:
@@ -195,21 +258,63 @@ class BilinearForm:
 
     @property
     def norm(self) -> Float[Array, "*stack"]:
-        """Frobenius norm ‖M‖_F, shape (...)."""
+        """Frobenius norm ‖M‖_F, shape (...).
+
+        This and every other norm of a form is in float64 where float32 could not hold it.
+        """
         xp = array_namespace(self.query, self.key)
-        return kernels.times_power(
-            kernels.root(self.moments.square_norm, xp), self.moments.exponent
-        )
+        return kernels.restore(kernels.root(self.moments.square_norm, xp), self.moments.exponent)
 
     @property
     def row_norms(self) -> Float[Array, "... d_query"]:
         """L2 norms of M's rows, shape (..., d_query)."""
-        return kernels.times_power(self.moments.row_norms, self.moments.exponent[..., None])
+        return kernels.restore(self.moments.row_norms, self.moments.exponent[..., None])
 
     @property
     def column_norms(self) -> Float[Array, "... d_key"]:
         """L2 norms of M's columns, shape (..., d_key)."""
-        return kernels.times_power(self.moments.column_norms, self.moments.exponent[..., None])
+        return kernels.restore(self.moments.column_norms, self.moments.exponent[..., None])
+
+    def svd(self) -> decompositions.SVD:
+        """The singular value decomposition, from that of a core of rank × rank.
+
+        Returns
+        -------
+        SVD
+            ``U`` (..., d_query, k), ``S`` (..., k), descending, and ``Vh`` (..., k, d_key), named
+            as `numpy.linalg.svd` does; k = min(rank, d_query, d_key).
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> form = BilinearForm(np.array([[3.0], [0.0]]), np.array([[0.0], [2.0]]))
+        >>> form.svd().S.round(6)
+        array([6.])
+        """
+        return decompositions.svd(self.query, self.key)
+
+    def singular_values(self) -> Float[Array, "... k"]:
+        """The ``S`` of `svd` alone, in less time."""
+        return decompositions.singular_values(self.query, self.key)
+
+    def eigenvalues(self) -> Array:
+        """Eigenvalues of a square form, (..., min(rank, d)), complex, largest magnitude first.
+
+        The other d − rank are 0.
+
+        Raises
+        ------
+        FormError
+            The form is not square.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> BilinearForm(np.array([[1.0], [2.0]]), np.array([[3.0], [4.0]])).eigenvalues().round(6)
+        array([11.+0.j])
+        """
+        self._require_square("eigenvalues")
+        return decompositions.eigenvalues(self.query, self.key)
 
     @property
     def diagonal(self) -> Float[Array, "... d"]:
@@ -249,6 +354,14 @@ def _broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(int(max(m, n)) if 0 not in (m, n) else 0 for m, n in zip(a, b, strict=True))
 
 
+def _times(left: Array, right: Array, y: Array) -> Array:
+    """The product left · (rightᵀ y) for a vector or the columns of a matrix."""
+    xp = array_namespace(left, right)
+    columns = y[:, None] if y.ndim == 1 else y
+    product = xp.matmul(left, xp.matmul(xp.matrix_transpose(right), columns))
+    return product[..., 0] if y.ndim == 1 else product
+
+
 def _side_by_side(a: Array, b: Array) -> Array:
     """Concatenate along the rank, after broadcasting the stacks."""
     xp = array_namespace(a, b)
@@ -258,8 +371,15 @@ def _side_by_side(a: Array, b: Array) -> Array:
 
 
 def _total(factor: Array, xp: Any) -> Array:
-    """(..., S, D, R) added up over S."""
-    return factor[..., 0, :, :] if factor.shape[-3] == 1 else xp.sum(factor, axis=-3)
+    """(..., S, D, R) added up over S; in float64 where float32 cannot hold the sum."""
+    if factor.shape[-3] == 1:
+        return factor[..., 0, :, :]
+    with np.errstate(over="ignore"):
+        total = xp.sum(factor, axis=-3)
+        fits = bool(xp.isfinite(xp.sum(total)))
+    if kernels.bits(factor, xp) < 64 and not fits:
+        return xp.sum(xp.astype(factor, xp.float64), axis=-3)
+    return total
 
 
 def _join_last_axis(factor: Array, xp: Any) -> Array:

@@ -100,6 +100,18 @@ def measure(query: Float[Array, "... d_query r"], key: Float[Array, "... d_key r
     return moments
 
 
+def measure_entries(matrix: Array, identity: Array) -> Moments:
+    """The moments of M = matrix · identityᵀ, which is at hand as it is.
+
+    Raises
+    ------
+    NonFiniteWeights
+        The matrix has NaN or infinite entries.
+    """
+    matrix, exponent = balance(matrix, array_namespace(matrix))
+    return Entries(matrix, identity, exponent)
+
+
 def widen(query: Array, key: Array) -> tuple[Array, Array]:
     """Both factors in one type, at least float32: half precision has no digits for sums of squares.
 
@@ -142,6 +154,19 @@ def times_power(array: Array, exponent: Array) -> Array:
     """``array * 2**exponent``, in two steps: the power of a subnormal's exponent is no number."""
     half = array_namespace(exponent).floor(exponent / 2)
     return array * 2.0**half * 2.0 ** (exponent - half)
+
+
+def restore(array: Array, exponent: Array) -> Array:
+    """``array * 2**exponent``, in float64 (complex128) where an exponent is not 0.
+
+    Norms of factors that had to be balanced may lie outside of float32's range.
+    """
+    xp = array_namespace(array, exponent)
+    if not xp.any(exponent != 0):
+        return array
+    is_real = xp.isdtype(array.dtype, "real floating")
+    wide = xp.astype(array, xp.float64 if is_real else xp.complex128)
+    return times_power(wide, xp.astype(exponent, xp.float64))
 
 
 def square_sum(array: Array, xp: Any) -> Array:
@@ -333,3 +358,29 @@ class Tiles(Moments):
     def column_norms(self) -> Float[Array, "... d_key"]:
         """Roots of the column sums of M ∘ M."""
         return root(self._sums.columns, self._xp)
+
+
+class Entries(Moments):
+    """Moments from M itself: the query is M, the key the identity."""
+
+    cancels = False
+
+    @cached_property
+    def square_norm(self) -> Float[Array, "*stack"]:
+        """Sum of M ∘ M."""
+        return square_sum(self.query, self._xp)
+
+    @cached_property
+    def trace_of_square(self) -> Float[Array, "*stack"]:
+        """Sum of M ∘ Mᵀ."""
+        return inner(self.query, self._xp.matrix_transpose(self.query), self._xp)
+
+    @cached_property
+    def row_norms(self) -> Float[Array, "... d_query"]:
+        """Roots of the row sums of M ∘ M."""
+        return root(self._xp.sum(self.query * self.query, axis=-1), self._xp)
+
+    @cached_property
+    def column_norms(self) -> Float[Array, "... d_key"]:
+        """Roots of the column sums of M ∘ M."""
+        return root(self._xp.sum(self.query * self.query, axis=-2), self._xp)

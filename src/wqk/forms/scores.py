@@ -15,16 +15,14 @@ Axes: ``...`` a stack of forms, H query heads, G key heads, D width, R head widt
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from array_api_compat import array_namespace
 
 from wqk._typing import Array, Bool, Float
 from wqk.errors import FormError
+from wqk.forms.form import BilinearForm
 from wqk.forms.kernels import root, row_dots, times_power
-
-if TYPE_CHECKING:
-    from wqk.forms import BilinearForm
 
 Weight = Literal["norm", "excess"]
 
@@ -32,12 +30,17 @@ Weight = Literal["norm", "excess"]
 NO_SPREAD = 1e-6
 
 
-def symmetry(form: BilinearForm) -> Float[Array, "*stack"]:
+def symmetry(form: BilinearForm | Any) -> Float[Array, "*stack"]:
     """Symmetry s = tr(M M) / ‖M‖²_F = (‖M_s‖² − ‖M_n‖²) / ‖M‖²_F, shape (...).
 
     Definition 3.1 with the range of Proposition S1.17: 1 for a symmetric, −1 for a skew-symmetric
     matrix, 1/d on average for a random one (Equation 15 prints a further factor 2, which neither
     the proposition nor any published number has). NaN for the zero matrix.
+
+    Parameters
+    ----------
+    form
+        One form or a stack, or a plain square matrix (..., d, d) as an array or nested lists.
 
     Raises
     ------
@@ -52,16 +55,24 @@ def symmetry(form: BilinearForm) -> Float[Array, "*stack"]:
     >>> b = np.array([[0.0], [1.0]])
     >>> [float(symmetry(f)) for f in (BilinearForm(a, a), BilinearForm(a, b))]
     [1.0, 0.0]
+    >>> float(symmetry([[0, 1], [-1, 0]]))
+    -1.0
     """
+    form = _as_form(form)
     _require_square(form, "symmetry")
     return _ratio(form.moments.trace_of_square, form)
 
 
-def symmetry_null(form: BilinearForm) -> Float[Array, "*stack"]:
+def symmetry_null(form: BilinearForm | Any) -> Float[Array, "*stack"]:
     """Mean symmetry when the signs of M's rows are drawn at random: Σ_i M_ii² / ‖M‖², shape (...).
 
     It keeps the row scales, so that a few outlying dimensions do not pass for symmetry: a fairer
     zero than the 1/d of a matrix with independent entries.
+
+    Parameters
+    ----------
+    form
+        As for `symmetry`.
 
     Raises
     ------
@@ -75,6 +86,7 @@ def symmetry_null(form: BilinearForm) -> Float[Array, "*stack"]:
     >>> float(symmetry_null(BilinearForm(np.ones((4, 1)), np.ones((4, 1)))))
     0.25
     """
+    form = _as_form(form)
     _require_square(form, "symmetry_null")
     xp = array_namespace(form.query, form.key)
     diagonal = row_dots(form.moments.query, form.moments.key, xp)
@@ -82,7 +94,7 @@ def symmetry_null(form: BilinearForm) -> Float[Array, "*stack"]:
 
 
 def directionality(
-    form: BilinearForm, gamma: float = 2.0, weight: Weight = "norm"
+    form: BilinearForm | Any, gamma: float = 2.0, weight: Weight = "norm"
 ) -> Float[Array, "*stack"]:
     """Directionality d = (R − C) / (R + C), shape (...): negative where few columns dominate.
 
@@ -92,7 +104,7 @@ def directionality(
     Parameters
     ----------
     form
-        One form or a stack; it need not be square.
+        One form or a stack, or a matrix (..., n, m); it need not be square.
     gamma
         How many standard deviations above the mean an outlier lies.
     weight
@@ -107,6 +119,7 @@ def directionality(
     >>> float(directionality(BilinearForm(np.ones((16, 1)), columns)))
     -1.0
     """
+    form = _as_form(form)
     xp = array_namespace(form.query, form.key)
     moments = form.moments
     rows = _outlier_sum(moments.row_norms, gamma, weight)
@@ -259,6 +272,11 @@ def _quotient(value: Array, size: Array, xp: Any) -> Array:
     is_zero = size == 0
     quotient = value / xp.where(is_zero, xp.ones_like(size), size)
     return xp.where(is_zero, xp.full_like(quotient, math.nan), quotient)
+
+
+def _as_form(form: BilinearForm | Any) -> BilinearForm:
+    """The form itself, or the one that a matrix is."""
+    return form if isinstance(form, BilinearForm) else BilinearForm.from_matrix(form)
 
 
 def _require_square(form: BilinearForm, what: str) -> None:
