@@ -4,28 +4,70 @@
 
     WqkError
     ├── CheckpointError      a checkpoint that cannot be read, or cannot be trusted
-    ├── HubError             a checkpoint that the hub, or the network, does not give
+    ├── HubError             a checkpoint that the hub, or the network, does not provide
     ├── UnknownFamily        no rule says which tensors are the queries and keys
     ├── NonFiniteWeights     NaN or infinity among the weights
     ├── MissingPackage       an optional package that this needs is not installed
     ├── FormError            factors that do not make a bilinear form
-    ├── TableError           a score table that cannot be read or written
+    ├── TableError           a file that holds no score table, or a table that does not fit its use
+    ├── OutputError          a file that cannot be written
+    ├── UnknownName          a name that is not on its list: a row of the atlas, a figure
     ├── CorpusError          text that cannot be turned into tokens
-    ├── RunError             a training run or a survey that cannot start, go on or be read
+    ├── RunError             a training run or a survey that cannot start, continue or be read
     └── TheoryError          a statement that cannot be computed on a model, text or objective
+
+The message says it all in one sentence; the facts in it are attributes, too.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+# Longer messages are cut: some quote what a hostile file holds.
+LONGEST = 500
 
 
 class WqkError(Exception):
-    """Base of all errors raised by wqk; the command prints it as one line and exits with 2."""
+    """Base of all errors raised by wqk; the command prints it as one line and exits with 2.
+
+    Parameters
+    ----------
+    message
+        What was expected, what was found, and what to do next.
+    **facts
+        Attributes of the class, such as ``path=``.
+
+    Examples
+    --------
+    >>> OutputError("out.txt: cannot be written (disk full)", reason="disk full").reason
+    'disk full'
+    """
+
+    def __init__(self, message: str, /, **facts: Any) -> None:
+        super().__init__(message)
+        for name, fact in facts.items():
+            getattr(type(self), name)  # a fact that the class does not declare is a mistake here
+            setattr(self, name, fact)
 
 
 class CheckpointError(WqkError):
-    """A missing, truncated, malformed, unsupported or unsafe checkpoint."""
+    """A missing, truncated, malformed, unsupported or unsafe checkpoint.
+
+    Attributes
+    ----------
+    checkpoint
+        Its name, where the message has one.
+    """
+
+    checkpoint: str | None = None
 
 
 class HubError(WqkError):
-    """A checkpoint that the hub, or the network, does not give."""
+    """A checkpoint that the hub, or the network, does not provide."""
 
 
 class UnknownFamily(WqkError):
@@ -33,11 +75,33 @@ class UnknownFamily(WqkError):
 
 
 class NonFiniteWeights(WqkError):
-    """Query or key weights with NaN or infinite entries."""
+    """Query or key weights with NaN or infinite entries.
+
+    Attributes
+    ----------
+    tensor
+        Checkpoint and name of the tensor.
+    count
+        How many of its entries are not finite.
+    """
+
+    tensor: str | None = None
+    count: int | None = None
 
 
 class MissingPackage(WqkError):
-    """Something that needs an optional package, which is not installed."""
+    """Something that needs an optional package, which is not installed.
+
+    Attributes
+    ----------
+    package
+        Its name.
+    extra
+        The extra of wqk that installs it: ``pip install 'wqk[extra]'``.
+    """
+
+    package: str | None = None
+    extra: str | None = None
 
 
 class FormError(WqkError, ValueError):
@@ -45,7 +109,45 @@ class FormError(WqkError, ValueError):
 
 
 class TableError(WqkError):
-    """A score table with missing columns, or a file that cannot hold one."""
+    """A file that holds no score table, or a table without what is needed.
+
+    Attributes
+    ----------
+    path
+        The file, where there is one.
+    """
+
+    path: Path | None = None
+
+
+class OutputError(WqkError):
+    """A file that cannot be written, or whose ending names no format.
+
+    Attributes
+    ----------
+    path
+        The file.
+    reason
+        What the system says, or the endings that are possible.
+    """
+
+    path: Path | None = None
+    reason: str | None = None
+
+
+class UnknownName(WqkError, LookupError):
+    """A name that is not on its list.
+
+    Attributes
+    ----------
+    name
+        What was asked for.
+    close
+        Names on the list: the most similar ones, or all.
+    """
+
+    name: str | None = None
+    close: Sequence[str] = ()
 
 
 class CorpusError(WqkError):
@@ -53,8 +155,32 @@ class CorpusError(WqkError):
 
 
 class RunError(WqkError):
-    """A training run or a survey that cannot start, go on or be read."""
+    """A training run or a survey that cannot start, continue or be read."""
 
 
 class TheoryError(WqkError):
     """A statement of the paper that cannot be computed on this model, text or objective."""
+
+
+def first_line(error: BaseException) -> str:
+    r"""The first line of an error's message, cut at a sane length; its class where it has none.
+
+    Examples
+    --------
+    >>> first_line(ValueError("one\ntwo")), first_line(MemoryError())
+    ('one', 'MemoryError')
+    """
+    line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return shortened(line) or type(error).__name__
+
+
+def shortened(text: str, longest: int = LONGEST) -> str:
+    """Text of at most ``longest`` characters, its middle left out where it is longer.
+
+    Examples
+    --------
+    >>> shortened("a" * 20, 9)
+    'aaaa…aaaa'
+    """
+    half = (longest - 1) // 2
+    return text if len(text) <= longest else f"{text[:half]}…{text[-half:]}"

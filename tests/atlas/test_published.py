@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from wqk.atlas import flags, lookup, published
 from wqk.atlas.published import DATA
-from wqk.errors import CheckpointError
+from wqk.errors import UnknownName
 from wqk.scanning.surveys.model_sets import model_set, model_sets
 
 # The published files' own name of each row, in the order of the tables: left half, right half.
@@ -191,7 +191,7 @@ def test_a_row_is_found_by_any_of_its_names(row, column, spelled) -> None:  # ty
     ],
 )
 def test_a_name_without_a_row_says_what_to_do(name: str, words: list[str]) -> None:
-    with pytest.raises(CheckpointError) as raised:
+    with pytest.raises(UnknownName) as raised:
         lookup(name)
     assert all(word in str(raised.value) for word in words)
     assert "\n" not in str(raised.value)

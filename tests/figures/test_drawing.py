@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from tests.figures.making import make_run, row, table
 
 from wqk.demo.demo import demo_details, demo_table
-from wqk.errors import RunError, TableError
+from wqk.errors import RunError, TableError, UnknownName
 from wqk.figures import FIGURES, Sources, draw, numbers
 from wqk.figures.curves import score_curves
 from wqk.figures.panels import shades, spread_apart
@@ -167,7 +167,7 @@ def test_what_a_figure_lacks_is_told(name: str, needed: str) -> None:
 
 
 def test_there_is_no_other_figure() -> None:
-    with pytest.raises(TableError, match="no such figure; there are fig2, s1"):
+    with pytest.raises(UnknownName, match="no such figure; there are fig2, s1"):
         draw("fig9", Sources())
 
 

@@ -8,7 +8,7 @@ import pytest
 from tests.figures.making import make_run, row, table
 
 from wqk.demo.demo import demo_details
-from wqk.errors import RunError, TableError
+from wqk.errors import OutputError, RunError, TableError
 from wqk.figures import Sources, read_sources, table_text
 from wqk.figures.results import training_results
 
@@ -76,7 +76,7 @@ def test_tables_with_the_wrong_sources(tmp_path: Path) -> None:
         table_text("table1", Sources((make_run(tmp_path / "short", (0,)),)))
     with pytest.raises(TableError, match="tableS2 takes scores"):
         table_text("tableS2", Sources(blocks=demo_details().blocks))
-    with pytest.raises(TableError, match=r"written as .md or .tex; got the ending '.pdf'"):
+    with pytest.raises(OutputError, match=r"written as .md or .tex; got the ending '.pdf'"):
         table_text("table1", Sources(), ".pdf")
 
 

@@ -13,7 +13,7 @@ import torch
 from tests.monitor.models import bert, gpt2, llama, train, train_step
 
 import wqk
-from wqk.errors import RunError, TableError, UnknownFamily
+from wqk.errors import OutputError, RunError, UnknownFamily
 from wqk.scanning.tables import KEY, SCHEMA
 
 if TYPE_CHECKING:
@@ -236,8 +236,8 @@ def test_a_model_that_cannot_be_followed_is_refused_at_once(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"path": "scores.parquet"}, TableError, "appends to .jsonl"),
-        ({"path": "file/scores.jsonl"}, TableError, "file/scores.jsonl: cannot be written"),
+        ({"path": "scores.parquet"}, OutputError, "appends to .jsonl"),
+        ({"path": "file/scores.jsonl"}, OutputError, "file/scores.jsonl: cannot be written"),
         ({"path": "other.jsonl"}, RunError, "line 1 is not a JSON object"),
         ({"path": "table.jsonl", "gamma": 3.0}, RunError, "gamma 2.0, and would get some with 3.0"),
         ({"every": 0}, RunError, "at least 1, got every=0"),

@@ -19,7 +19,7 @@ from tests.reporting.making import EVIL, rows, table, training
 
 import wqk
 from wqk.cli.main import command
-from wqk.errors import MissingPackage, TableError
+from wqk.errors import MissingPackage, OutputError, TableError
 from wqk.reporting.groups import groups, short_names
 from wqk.scanning.details import Details, Place, block_details
 from wqk.scanning.tables import SCHEMA, ScoreTable
@@ -302,7 +302,7 @@ def test_a_report_of_nothing(tables, tmp_path):
 
 
 def test_another_ending(tmp_path):
-    with pytest.raises(TableError, match=r"written as \.html"):
+    with pytest.raises(OutputError, match=r"written as \.html"):
         wqk.write_report(table(rows("a")), tmp_path / "report.pdf")
 
 
@@ -359,7 +359,7 @@ def test_a_report_has_the_heads_that_the_terminal_does_not_show(run, tmp_path):
         (("report", "good.csv", "-o", "absent/r.html"), "cannot be written"),
         (("report", "good.csv", "--details", "good.csv", "-o", "r.html"), "holds no details"),
         (("scan", str(ENCODER), "--report", "r.txt"), "written as .html"),
-        (("scan", str(ENCODER), "--details", "r.txt"), "saved as .npz"),
+        (("scan", str(ENCODER), "--details", "r.txt"), "written as .npz"),
     ],
 )
 def test_bad_input_is_one_line(arguments, message, run, tmp_path):

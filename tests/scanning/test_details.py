@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.stand_in import Module
 
 import wqk
-from wqk.errors import CheckpointError, TableError
+from wqk.errors import CheckpointError, OutputError, TableError
 from wqk.scanning.details import SIDE, BlockDetails, Details, Place, block_details, join_details
 
 ENCODER = wqk.demo_model("encoder")
@@ -289,6 +289,6 @@ def test_damaged_files_end_in_one_kind_of_error(data, tmp_path_factory):
 
 
 def test_only_npz_is_written(tmp_path):
-    with pytest.raises(TableError, match=r"saved as \.npz"):
+    with pytest.raises(OutputError, match=r"written as \.npz"):
         Details(()).save(tmp_path / "details.zip")
     assert not list(tmp_path.iterdir())

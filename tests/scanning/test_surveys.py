@@ -24,7 +24,7 @@ from safetensors.numpy import save_file
 
 import wqk
 from wqk.cli.main import command
-from wqk.errors import CheckpointError, MissingPackage, RunError, TableError
+from wqk.errors import CheckpointError, MissingPackage, OutputError, RunError, TableError
 from wqk.scanning.surveys import SurveyProgress, dask_executor
 from wqk.scanning.surveys import jobs as survey_jobs
 from wqk.scanning.surveys import work as survey_work
@@ -413,7 +413,9 @@ def test_a_full_disk_is_named_and_nothing_is_half_written(
                 written(descriptor)
 
             monkeypatch.setattr(os, "fsync", fsync)
-            with pytest.raises(TableError, match=r"cannot be written \(No space left on device\)"):
+            with pytest.raises(
+                (OutputError, TableError), match=r"cannot be written \(No space left on device\)"
+            ):
                 wqk.survey(models, out=tmp_path, executor=threads)
             content = (tmp_path / "manifest.jsonl").read_bytes()
             assert not content or content.endswith(b"\n")
@@ -429,7 +431,7 @@ def test_places_where_nothing_can_be_written(models: list[str], tmp_path: Path):
     with pytest.raises(TableError, match="is a file; a survey needs a folder"):
         wqk.survey(models[:1], out=file)
     for place in (file / "out", Path("/sys/wqk"), Path("/proc/wqk")):
-        with pytest.raises(TableError, match="cannot be written"):
+        with pytest.raises((OutputError, TableError), match="cannot be written"):
             wqk.survey(models[:1], out=place)
     other = tmp_path / "other"
     other.mkdir()
@@ -441,7 +443,7 @@ def test_places_where_nothing_can_be_written(models: list[str], tmp_path: Path):
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only for root")
 def test_a_read_only_folder(models: list[str], tmp_path: Path):
     tmp_path.chmod(0o500)
-    with pytest.raises(TableError, match="cannot be written"):
+    with pytest.raises((OutputError, TableError), match="cannot be written"):
         wqk.survey(models[:1], out=tmp_path)
 
 

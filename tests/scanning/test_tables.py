@@ -21,7 +21,7 @@ import pytest
 from polars.testing import assert_frame_equal
 
 from wqk._files import write_whole
-from wqk.errors import TableError
+from wqk.errors import OutputError, TableError
 from wqk.scanning.tables import KEY, SCHEMA, SCHEMA_VERSION, ScoreTable, join, records
 
 COLUMNS = [
@@ -224,7 +224,7 @@ def test_latex_is_a_tabular_without_bare_specials(tmp_path):
 
 @pytest.mark.parametrize("name", ["t", "t.txt", "t.xlsx", "t.parquet.gz", ".parquet"])
 def test_an_ending_without_a_format(tmp_path, name):
-    with pytest.raises(TableError, match="got the ending"):
+    with pytest.raises(OutputError, match="got the ending"):
         some_table().save(tmp_path / name)
     with pytest.raises(TableError, match=r"loaded from \.parquet, \.jsonl, \.csv"):
         ScoreTable.load(tmp_path / name)
@@ -391,7 +391,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch, before):
     if before is not None:
         path.write_bytes(before)
     monkeypatch.setattr(os, "fsync", no_space)
-    with pytest.raises(TableError, match=r"t\.parquet: cannot be written \(No space left"):
+    with pytest.raises(OutputError, match=r"t\.parquet: cannot be written \(No space left"):
         some_table().save(path)
     assert [p.read_bytes() for p in tmp_path.iterdir()] == ([] if before is None else [before])
 
@@ -409,7 +409,7 @@ def test_an_interruption_leaves_what_was_there(tmp_path, monkeypatch):
 
 def test_a_folder_in_the_way(tmp_path):
     (tmp_path / "t.csv").mkdir()
-    with pytest.raises(TableError, match="cannot be written"):
+    with pytest.raises(OutputError, match="is a folder; expected a file"):
         some_table().save(tmp_path / "t.csv")
     assert [p.name for p in tmp_path.iterdir()] == ["t.csv"]
 
@@ -417,7 +417,7 @@ def test_a_folder_in_the_way(tmp_path):
 @pytest.mark.parametrize("name", ["missing/t.csv", "file/t.csv", "x" * 250 + ".csv"])
 def test_a_place_where_nothing_can_be_written(tmp_path, name):
     (tmp_path / "file").touch()
-    with pytest.raises(TableError, match="cannot be written"):
+    with pytest.raises(OutputError, match="cannot be written"):
         some_table().save(tmp_path / name)
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 

@@ -11,7 +11,7 @@ import polars as pl
 from wqk.atlas.medians import hundredths, interquartile, of_model, summarize
 from wqk.atlas.published import DATA, flags, marks, published, split_flags
 from wqk.atlas.rendering import Cell, Sheet, latex, markdown
-from wqk.errors import TableError
+from wqk.errors import TableError, UnknownName
 from wqk.scanning.tables import ScoreTable
 
 if TYPE_CHECKING:
@@ -87,9 +87,16 @@ def paper_table(
     | Jigsaw | 2.782 |  | 2.800 ± 0.020 |  |
     """
     if name not in ("table1", *SCORE_OF):
-        raise TableError(f"{name}: no such table; expected table1, tableS2 or tableS3")
+        tables = ("table1", *SCORE_OF)
+        raise UnknownName(
+            f"{name}: no such table; expected {', '.join(tables)}", name=name, close=tables
+        )
     if format not in FORMATS:
-        raise TableError(f"{format}: no such format; expected {' or '.join(FORMATS)}")
+        raise UnknownName(
+            f"{format}: no such format; expected {' or '.join(FORMATS)}",
+            name=format,
+            close=[*FORMATS],
+        )
     if name == "table1":
         if isinstance(own, ScoreTable):
             raise TableError("table1 takes results of training beside its own, got a score table")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from wqk.errors import CheckpointError
+from wqk.errors import UnknownName
 from wqk.scanning.surveys.model_sets import model_set, model_sets
 
 if TYPE_CHECKING:
@@ -147,9 +147,9 @@ def lookup(name: str, rows: pl.DataFrame | None = None) -> pl.DataFrame:
 
     Raises
     ------
-    CheckpointError
-        There is no such row. Tells similar names, and what is known of models that the paper only
-        draws.
+    UnknownName
+        There is no such row. The message has similar names, and what is known of models that the
+        paper draws without printing their scores.
 
     Examples
     --------
@@ -170,7 +170,8 @@ def lookup(name: str, rows: pl.DataFrame | None = None) -> pl.DataFrame:
     )
     if found.is_empty():
         close = difflib.get_close_matches(wanted, known, n=5, cutoff=0.55)
-        raise CheckpointError(_unknown(name, list(dict.fromkeys(known[c] for c in close))))
+        names = list(dict.fromkeys(known[c] for c in close))
+        raise UnknownName(_unknown(name, names), name=name, close=names)
     same = [column for column in COLUMNS if column not in ("name", "sound")]
     return found.unique(subset=same, keep="first", maintain_order=True)
 

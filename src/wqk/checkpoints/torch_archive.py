@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from wqk.checkpoints.live import StateDict
 from wqk.checkpoints.local import require_regular
-from wqk.errors import CheckpointError
+from wqk.errors import CheckpointError, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -63,7 +63,7 @@ def _load(path: Path) -> dict[str, Any]:
             "so it was not loaded; convert it to safetensors where you trust it"
         ) from None
     except Exception as error:  # a damaged archive ends in whatever its parser stumbles over
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = first_line(error)
         raise CheckpointError(f"{path}: not a readable torch archive ({reason})") from None
     return _weights(content, path)
 

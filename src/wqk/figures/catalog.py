@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal
 
 import polars as pl
 
-from wqk._files import write_whole
-from wqk.errors import TableError
+from wqk._files import check_output, write_whole
+from wqk.errors import UnknownName
 from wqk.figures import distances, heads, models, starts, terms, training
 from wqk.figures.matrix import examples
 from wqk.figures.style import PICTURES, save_figure
@@ -151,12 +151,13 @@ def save(name: str, sources: Sources, path: Path) -> None:
 
 
 def check_ending(path: Path) -> None:
-    """Raise `TableError` where no figure can be saved under this name."""
-    if path.suffix not in ENDINGS:
-        raise TableError(f"{path}: a figure is saved as {', '.join(ENDINGS)}; got {path.suffix!r}")
+    """Raise `OutputError` where no figure can be written under this name."""
+    check_output(path, "a figure", ENDINGS)
 
 
 def _entry(name: str) -> Entry:
     if name not in FIGURES:
-        raise TableError(f"{name}: no such figure; there are {', '.join(FIGURES)}")
+        raise UnknownName(
+            f"{name}: no such figure; there are {', '.join(FIGURES)}", name=name, close=[*FIGURES]
+        )
     return FIGURES[name]

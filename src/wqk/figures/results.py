@@ -6,7 +6,7 @@ from statistics import mean, stdev
 from typing import TYPE_CHECKING, Literal
 
 from wqk.atlas import TrainingResult, paper_table
-from wqk.errors import RunError, TableError
+from wqk.errors import OutputError, RunError, TableError
 from wqk.figures.curves import held_out_losses
 from wqk.runs.groups import cells, differ_in_start
 from wqk.runs.speedup import compare
@@ -46,7 +46,8 @@ def table_text(name: Name, sources: Sources, ending: str = ".md") -> str:
     '| Model | Loss | Speed-up |'
     """
     if ending not in TEXTS:
-        raise TableError(f"{name} is written as {' or '.join(TEXTS)}; got the ending {ending!r}")
+        reason = f"{name} is written as {' or '.join(TEXTS)}"
+        raise OutputError(f"{reason}; got the ending {ending!r}", reason=reason)
     own = training_results(sources.runs) if name == "table1" else sources.scores
     if not own and (sources.runs or sources.table or sources.blocks):
         needed = "training runs" if name == "table1" else "scores (wqk survey, wqk scan --out)"

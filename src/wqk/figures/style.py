@@ -6,8 +6,8 @@ import io
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from wqk._files import write_whole
-from wqk.errors import MissingPackage, TableError
+from wqk._files import check_output, write_whole
+from wqk.errors import MissingPackage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,7 +65,11 @@ def style() -> Iterator[None]:
     try:
         import matplotlib as mpl
     except ImportError:
-        raise MissingPackage("figures need matplotlib: pip install 'wqk[report]'") from None
+        raise MissingPackage(
+            "figures need matplotlib: pip install 'wqk[report]'",
+            package="matplotlib",
+            extra="report",
+        ) from None
     with mpl.rc_context(RULES):  # type: ignore[arg-type]
         yield
 
@@ -82,13 +86,10 @@ def save_figure(figure: Figure, path: Path) -> None:
 
     Raises
     ------
-    TableError
+    OutputError
         The ending is none of these, or the file cannot be written.
     """
-    if path.suffix not in PICTURES:
-        raise TableError(
-            f"{path}: a picture is saved as {', '.join(PICTURES)}; got {path.suffix!r}"
-        )
+    check_output(path, "a picture", PICTURES)
     buffer = io.BytesIO()
     figure.savefig(buffer, format=path.suffix[1:])
     write_whole(path, buffer.getvalue())

@@ -8,7 +8,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from wqk._files import write_whole
-from wqk.errors import RunError, TableError
+from wqk.errors import OutputError, RunError
 from wqk.runs.run import drop_after, read_lines, read_table
 from wqk.scanning.tables import ScoreTable, records
 
@@ -29,13 +29,15 @@ class Journal:
 
     Raises
     ------
-    TableError
+    OutputError
         It has another ending.
     """
 
     def __init__(self, path: Path, gamma: float) -> None:
         if path.suffix != ".jsonl":
-            raise TableError(f"{path}: a monitor appends to .jsonl; got the ending {path.suffix!r}")
+            raise OutputError(
+                f"{path}: a monitor appends to .jsonl; got the ending {path.suffix!r}", path=path
+            )
         self.path, self.gamma = path, gamma
 
     def check(self) -> None:
@@ -43,7 +45,7 @@ class Journal:
 
         Raises
         ------
-        TableError
+        OutputError
             Its folder cannot be made or written.
         RunError
             It holds something else, or scores made with another gamma.
@@ -87,7 +89,7 @@ class Journal:
 
         Raises
         ------
-        TableError
+        OutputError
             The file cannot be written any more.
         """
         content = b"".join(map(_line, records(table.frame)))
@@ -110,5 +112,5 @@ def _line(record: Mapping[str, Any]) -> bytes:
     return json.dumps(record, ensure_ascii=False).encode() + b"\n"
 
 
-def _unwritable(path: Path, error: OSError) -> TableError:
-    return TableError(f"{path}: cannot be written ({error.strerror})")
+def _unwritable(path: Path, error: OSError) -> OutputError:
+    return OutputError(f"{path}: cannot be written ({error.strerror})", path=path)

@@ -54,7 +54,7 @@ class Monitor:
         Its queries and keys cannot be read.
     RunError
         They are sharded in a way that hides them, or the file holds scores of another kind.
-    TableError
+    OutputError
         The file cannot be written.
 
     Examples

@@ -11,9 +11,9 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING
 
-from wqk._files import write_whole
+from wqk._files import check_output, write_whole
 from wqk._version import __version__
-from wqk.errors import MissingPackage, TableError
+from wqk.errors import MissingPackage
 from wqk.reporting.groups import groups
 from wqk.reporting.payload import payload
 from wqk.reporting.placing import placement_list, placements, points
@@ -53,7 +53,9 @@ def write_report(
     Raises
     ------
     TableError
-        There are no rows, or the file cannot be written.
+        There are no rows.
+    OutputError
+        The file cannot be written.
     MissingPackage
         plotly, whose script draws the figures, is not installed.
 
@@ -73,11 +75,12 @@ def write_report(
 
 
 def check_report(path: Path) -> None:
-    """Raise where no report can be written under this name, or nothing is there to draw with."""
-    if path.suffix not in ENDINGS:
-        raise TableError(f"{path}: a report is written as .html; got the ending {path.suffix!r}")
+    """Raise where no report can be written under this name, or plotly is missing."""
+    check_output(path, "a report", ENDINGS)
     if find_spec("plotly") is None:
-        raise MissingPackage("a report needs plotly: pip install 'wqk[report]'")
+        raise MissingPackage(
+            "a report needs plotly: pip install 'wqk[report]'", package="plotly", extra="report"
+        )
 
 
 def page(tables: Sequence[ScoreTable], details: Sequence[Details], title: str | None) -> str:

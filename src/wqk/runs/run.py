@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from wqk._files import write_whole
-from wqk.errors import RunError
+from wqk.errors import RunError, first_line
 from wqk.scanning.tables import ScoreTable
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class Run:
         try:
             lines = pl.DataFrame(read_lines(path), schema=METRICS_SCHEMA)
         except (TypeError, pl.exceptions.PolarsError) as error:
-            reason = str(error).splitlines()[0]
+            reason = first_line(error)
             raise RunError(f"{path}: does not hold a run's metrics ({reason})") from None
         merged = [pl.col(name).drop_nulls().last() for name in METRICS_SCHEMA if name != "step"]
         return lines.group_by("step").agg(merged).sort("step")
@@ -262,5 +262,5 @@ def read_table(path: Path) -> ScoreTable:
     try:
         return ScoreTable.from_rows(lines, metadata)
     except (TypeError, ValueError, pl.exceptions.PolarsError) as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise RunError(f"{path}: does not hold a run's scores ({reason})") from None

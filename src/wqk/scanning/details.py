@@ -30,12 +30,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from wqk._files import write_whole
+from wqk._files import check_output, write_whole
 from wqk._typing import Array, Float
 from wqk.attention import attention_plans
 from wqk.attention.coordinates import Coordinates, read_block
 from wqk.checkpoints import open_checkpoint
-from wqk.errors import TableError
+from wqk.errors import TableError, first_line
 from wqk.forms.images import matrix_image
 from wqk.forms.scores import coupling
 from wqk.scanning.scan import Progress, plan_bytes
@@ -127,7 +127,7 @@ class Details:
 
         Raises
         ------
-        TableError
+        OutputError
             The ending is another one, or the file cannot be written.
         """
         path = Path(path)
@@ -173,14 +173,13 @@ class Details:
         except FileNotFoundError:
             raise TableError(f"{path}: there is no such file") from None
         except _UNREADABLE as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            reason = first_line(error)
             raise TableError(f"{path}: holds no details of a scan ({reason})") from None
 
 
 def check_details_ending(path: Path) -> None:
-    """Raise `TableError` where no details can be saved under this name."""
-    if path.suffix != ".npz":
-        raise TableError(f"{path}: details are saved as .npz; got the ending {path.suffix!r}")
+    """Raise `OutputError` where no details can be written under this name."""
+    check_output(path, "a set of details", [".npz"])
 
 
 def join_details(parts: Iterable[Details]) -> Details:

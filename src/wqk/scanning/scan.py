@@ -18,7 +18,7 @@ from wqk._version import __version__
 from wqk.attention import attention_plans
 from wqk.attention.coordinates import PLAIN, Block, Coordinates, lacks_norm, read_block
 from wqk.checkpoints import open_checkpoint
-from wqk.errors import CheckpointError, MissingPackage
+from wqk.errors import CheckpointError, MissingPackage, first_line
 from wqk.forms import BilinearForm
 from wqk.forms.randomness import looks_random
 from wqk.forms.scores import directionality, head_terms, symmetry, symmetry_null
@@ -326,7 +326,7 @@ def _mover(device: str) -> Callable[[tuple[int, BilinearForm]], tuple[int, Bilin
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise MissingPackage(f"device {device!r}: PyTorch cannot use it here ({reason})") from None
 
     def move(placed: tuple[int, BilinearForm]) -> tuple[int, BilinearForm]:

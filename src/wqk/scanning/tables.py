@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from wqk._files import write_whole
+from wqk._files import check_output, write_whole
 from wqk._html import html_table
-from wqk.errors import TableError
+from wqk.errors import TableError, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -176,7 +176,7 @@ class ScoreTable:
 
         Raises
         ------
-        TableError
+        OutputError
             The ending names no format, or the file cannot be written.
         """
         path = Path(path)
@@ -203,16 +203,13 @@ class ScoreTable:
         except OSError as error:
             raise TableError(f"{path}: cannot be read ({error.strerror})") from None
         except _UNREADABLE as error:
-            reason = str(error).splitlines()[0]
+            reason = first_line(error)
             raise TableError(f"{path}: holds no score table ({reason})") from None
 
 
 def check_ending(path: Path) -> None:
-    """Raise `TableError` where no table can be saved under this name."""
-    if path.suffix not in _WRITERS:
-        raise TableError(
-            f"{path}: a table is saved as {', '.join(_WRITERS)}; got the ending {path.suffix!r}"
-        )
+    """Raise `OutputError` where no table can be written under this name."""
+    check_output(path, "a table", _WRITERS)
 
 
 def join(tables: Sequence[ScoreTable]) -> ScoreTable:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from wqk.attention.verification.running import quiet
 from wqk.checkpoints import open_checkpoint
-from wqk.errors import CheckpointError, MissingPackage, RunError, UnknownFamily
+from wqk.errors import CheckpointError, MissingPackage, RunError, UnknownFamily, first_line
 from wqk.runs.run import SETTINGS, open_run
 
 if TYPE_CHECKING:
@@ -150,12 +150,6 @@ def load_model(
         except FAILURES as error:
             raise CheckpointError(f"{state.ref}: cannot be loaded ({first_line(error)})") from error
     return model.eval(), objective, _missing(report["missing_keys"])
-
-
-def first_line(error: BaseException) -> str:
-    """What an error of another library says, in one line."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 def _config(ref: str, vocabulary_size: int | None, revision: str | None) -> Any:

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wqk.attention.verification.running import quiet
-from wqk.errors import CheckpointError, CorpusError
+from wqk.errors import CheckpointError, CorpusError, first_line
 from wqk.theory.models import (
     FAILURES,
     State,
-    first_line,
     known_types,
     load_model,
     states_of,

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wqk.attention.verification.running import quiet
-from wqk.errors import CorpusError, MissingPackage
-from wqk.theory.models import FAILURES, first_line
+from wqk.errors import CorpusError, MissingPackage, first_line
+from wqk.theory.models import FAILURES
 from wqk.training.corpus import TokenStore
 from wqk.training.corpus.reading import is_readable, read_documents
 from wqk.training.corpus.store import HEADER

@@ -70,7 +70,7 @@ def build_corpus(
         be written, or in which another process is building.
     MissingPackage
         The tokenizers library is not installed, or another that a format needs.
-    TableError
+    OutputError
         The disk is full.
 
     Examples

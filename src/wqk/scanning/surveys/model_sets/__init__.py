@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from wqk.errors import CheckpointError
+from wqk.errors import CheckpointError, UnknownName
 
 DATA = Path(__file__).parent / "data"
 PREFIX = "paper:"
@@ -40,7 +40,11 @@ def model_set(name: str) -> list[str]:
     'google-bert/bert-base-uncased'
     """
     if name not in model_sets():
-        raise CheckpointError(f"{name}: no such set of models; there are {', '.join(model_sets())}")
+        raise UnknownName(
+            f"{name}: no such set of models; there are {', '.join(model_sets())}",
+            name=name,
+            close=model_sets(),
+        )
     return read_list(DATA / f"{name.removeprefix(PREFIX)}.txt")
 
 
