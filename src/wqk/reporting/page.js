@@ -170,7 +170,7 @@ function startTabs() {
       other.setAttribute('aria-selected', other === tab);
       other.tabIndex = other === tab ? 0 : -1;
     }
-    document.getElementById('map').setAttribute('aria-labeledby', tab.id);
+    document.getElementById('map').setAttribute('aria-labelledby', tab.id);
     choose({score}, ['heads']);
   };
   list.addEventListener('keydown', (event) => {
