@@ -49,7 +49,7 @@ def test_it_is_one_sentence() -> None:
     (placement,) = place(layers([0.95, 0.95], [0.9, 0.9]))
     assert str(placement) == (
         "more symmetric than 24 of 24 published encoders and 15 of 15 decoders; "
-        "columns dominate more than in 0 of 24 and 0 of 13"
+        "columns more dominant than in 0 of 24 published encoders and 0 of 13 decoders"
     )
 
 
@@ -68,7 +68,7 @@ def test_without_symmetry_only_directionality_is_told() -> None:
     (placement,) = place(layers([None], [-0.99]))
     assert placement.symmetry is None
     assert str(placement) == (
-        "columns dominate more than in 24 of 24 published encoders and 13 of 13 decoders"
+        "columns more dominant than in 24 of 24 published encoders and 13 of 13 decoders"
     )
 
 

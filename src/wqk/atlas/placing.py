@@ -62,18 +62,13 @@ class Placement:
     directionality: Position | None
 
     def __str__(self) -> str:
-        parts = [
-            (what, position)
+        return "; ".join(
+            f"{what} {position.encoders} published encoders and {position.decoders} decoders"
             for what, position in (
                 ("more symmetric than", self.symmetry),
-                ("columns dominate more than in", self.directionality),
+                ("columns more dominant than in", self.directionality),
             )
             if position is not None
-        ]
-        whose = [(" published encoders", " decoders"), ("", "")]
-        return "; ".join(
-            f"{what} {position.encoders}{encoders} and {position.decoders}{decoders}"
-            for (what, position), (encoders, decoders) in zip(parts, whose, strict=False)
         )
 
 
@@ -94,7 +89,7 @@ def place(table: ScoreTable) -> list[Placement]:
     >>> for placement in place(wqk.scan(wqk.demo_model("encoder"))):
     ...     print(placement)
     more symmetric than 18 of 24 published encoders and 15 of 15 decoders;
-    columns dominate more than in 0 of 24 and 0 of 13
+    columns more dominant than in 0 of 24 published encoders and 0 of 13 decoders
     """
     return [
         Placement(row["name"], row["stack"], *positions)

@@ -1,9 +1,14 @@
 'use strict';
 /* Figures in the page's colors. */
 
+/* No toolbar: plotly's own would offer to upload the figure. Drag to zoom, double-click to reset. */
 const CONFIG = {
+  displayModeBar: false,
   displaylogo: false,
-  modeBarButtonsToRemove: ['select2d', 'lasso2d', 'autoScale2d', 'zoomIn2d', 'zoomOut2d'],
+  showSendToCloud: false,
+  showEditInChartStudio: false,
+  showLink: false,
+  plotlyServerURL: '',
 };
 
 const probe = document.body.appendChild(document.createElement('i'));
@@ -36,13 +41,16 @@ function plain(text) {
   return String(text).replaceAll('&', '&amp;').replaceAll('<', '&lt;').replaceAll('>', '&gt;');
 }
 
-/** What tells the lines, and the marks, of more models apart than there are colors. */
+/* Models differ by color, dash and mark. Two marks are reserved: dots for the null, crosses for chance. */
+const DASHES = ['solid', 'dash', 'dashdot', 'longdash', 'longdashdot'];
+const SYMBOLS = ['circle', 'square', 'triangle-up', 'star', 'pentagon', 'triangle-down', 'hexagon'];
+
 function seriesDash(index) {
-  return ['solid', 'dash', 'dashdot'][Math.floor(index / 6) % 3];
+  return DASHES[index % DASHES.length];
 }
 
 function seriesSymbol(index) {
-  return ['star', 'diamond', 'triangle-up'][Math.floor(index / 6) % 3];
+  return SYMBOLS[index % SYMBOLS.length];
 }
 
 function axis(title, more = {}) {
@@ -71,8 +79,9 @@ function largest(rows, column) {
   return Math.max(0, ...rows.map((row) => row[column]));
 }
 
-function scoreAxis(title) {
-  return axis(title, {range: [-1.04, 1.04], dtick: 0.5});
+/** From −1 to 1, or as far as the data reach. */
+function scoreAxis(title, zoomed = false) {
+  return axis(title, zoomed ? {} : {range: [-1.04, 1.04], dtick: 0.5});
 }
 
 function layout(x, y, more = {}) {
@@ -100,6 +109,11 @@ function colorBar(title) {
   return {title: {text: title, side: 'right'}, thickness: 10, outlinewidth: 0, len: 0.9};
 }
 
+/** A color bar of layer numbers: whole ones only. */
+function layerBar(last) {
+  return {...colorBar('layer'), tick0: 0, dtick: Math.max(1, Math.ceil(last / 6))};
+}
+
 /** As many captioned figures in a container as there are items; gives each its place to draw in. */
 function panels(container, items, draw) {
   while (container.children.length > items.length) {
@@ -117,6 +131,9 @@ function panels(container, items, draw) {
     figure.querySelector('.said').textContent = drawn.said ?? '';
     place.setAttribute('aria-label', `Figure: ${drawn.caption}; its numbers are in the table of all rows`);
     Plotly.react(place, drawn.traces, {...drawn.layout, width}, CONFIG);
+    place.removeAllListeners('plotly_click');
+    place.classList.toggle('clickable', drawn.clicked !== undefined);
+    if (drawn.clicked) place.on('plotly_click', ({points}) => drawn.clicked(points[0]));
   });
 }
 

@@ -69,11 +69,11 @@ function margin(block, side) {
   const number = side === 'column' ? '%{x:.0f}' : '%{y:.0f}';
   const hovertemplate = `${side} ${number}: norm ${value}<extra></extra>`;
   return [
-    {...turned(places, norms), mode: 'lines', line: {width: 1, color: seriesColor(0)}, hovertemplate},
+    {...turned(places, norms), mode: 'lines', line: {width: 1, color: color('muted')}, hovertemplate},
     {
       ...turned(outlying.map(([place]) => place), outlying.map(([, norm]) => norm)),
       mode: 'markers',
-      marker: {size: 4, color: seriesColor(1)},
+      marker: {size: 4, color: color('ink')},
       hovertemplate,
     },
   ];
@@ -116,20 +116,16 @@ function outlyingFigure({group, blocks}) {
   return {
     caption: group.label,
     said: mostOften(blocks),
-    traces: [outlyingMarks(blocks, 'column', 1, 'circle'), outlyingMarks(blocks, 'row', 0, 'line-ns')],
+    traces: [outlyingMarks(blocks, 'column', 'line-ns'), outlyingMarks(blocks, 'row', 'line-ew')],
     layout: layout(
       axis('dimension', {zeroline: false}),
       downwards('layer', largest(blocks, 'layer')),
-      {
-        height: Math.min(640, 140 + 14 * blocks.length),
-        showlegend: true,
-        legend: {orientation: 'h', y: 1, yanchor: 'bottom'},
-      },
+      {height: Math.min(640, 140 + 14 * blocks.length)},
     ),
   };
 }
 
-function outlyingMarks(blocks, side, series, symbol) {
+function outlyingMarks(blocks, side, symbol) {
   const marks = blocks.flatMap((block) =>
     block[`outlying_${side}s`].map(([place, norm]) => ({place, layer: block.layer, ratio: norm / block[`${side}_mean`]})));
   return {
@@ -140,9 +136,8 @@ function outlyingMarks(blocks, side, series, symbol) {
     mode: 'markers',
     marker: {
       symbol,
-      color: seriesColor(series),
       size: marks.map(({ratio}) => Math.min(18, 3 + 2 * ratio)),
-      line: {width: 1.5, color: seriesColor(series)},
+      line: {width: 1.5, color: color(side === 'column' ? 'ink' : 'muted')},
     },
     hovertemplate: `dimension %{x}, layer %{y}: ${side} norm %{customdata:.1f} times the mean<extra></extra>`,
   };

@@ -26,7 +26,13 @@ const chosen = {
   layer: 0,
   score: 'symmetry',
   order: 'number',
+  zoomed: false,
 };
+
+/** Whether axes of scores reach only as far as the data. */
+function zoomed() {
+  return chosen.zoomed;
+}
 
 /* Sections that can be drawn, those of them that are in sight, and those to be drawn anew. */
 const drawable = new Set();
@@ -136,21 +142,115 @@ function startControls() {
     select.addEventListener('change', () => choose({group: Number(select.value)}));
     form.append(labeled('model', select));
   }
+  form.append(legend(), zoomButton());
   document.getElementById('order').addEventListener('change', (event) =>
     choose({order: event.target.value}, ['heads']));
   startLayer();
 }
 
-function startLayer() {
-  const input = document.getElementById('layer');
-  const output = document.querySelector('output[for="layer"]');
-  input.max = Math.max(0, ...DATA.details.map((block) => block.layer));
-  const tell = () => { output.textContent = input.value; };
-  input.addEventListener('input', () => {
+/** The models with their colors, dashes and marks: one legend for all figures. */
+function legend() {
+  const list = document.createElement('ul');
+  list.id = 'legend';
+  list.hidden = GROUPS.length < 2;
+  list.setAttribute('aria-label', 'Models');
+  for (const group of GROUPS) {
+    const item = document.createElement('li');
+    const name = document.createElement('span');
+    name.textContent = group.label;
+    item.append(legendKey(group.index), name);
+    list.append(item);
+  }
+  return list;
+}
+
+const MARKS = {circle: '●', square: '■', 'triangle-up': '▲', star: '★', pentagon: '⬟',
+  'triangle-down': '▼', hexagon: '⬢'};
+const LINES = {solid: '', dash: '7 4', dashdot: '7 3 2 3', longdash: '11 4', longdashdot: '11 3 2 3'};
+
+/** A short piece of a model's line with its mark. */
+function legendKey(index) {
+  const svg = document.createElementNS('http://www.w3.org/2000/svg', 'svg');
+  svg.setAttribute('viewBox', '0 0 36 14');
+  svg.setAttribute('aria-hidden', 'true');
+  svg.style.color = `var(--series-${index % 6})`;
+  const line = document.createElementNS(svg.namespaceURI, 'path');
+  line.setAttribute('d', 'M0 7H36');
+  line.setAttribute('stroke-dasharray', LINES[seriesDash(index)]);
+  const mark = document.createElementNS(svg.namespaceURI, 'text');
+  mark.setAttribute('x', '18');
+  mark.setAttribute('y', '11.5');
+  mark.textContent = MARKS[seriesSymbol(index)];
+  svg.append(line, mark);
+  return svg;
+}
+
+/** Lets all axes of scores reach as far as the data, or from −1 to 1 again. */
+function zoomButton() {
+  const button = Object.assign(document.createElement('button'), {type: 'button', id: 'zoom'});
+  const tell = () => {
+    button.textContent = chosen.zoomed ? 'Scores from −1 to 1' : 'Zoom to the scores';
+    button.setAttribute('aria-pressed', chosen.zoomed);
+  };
+  button.addEventListener('click', () => {
+    choose({zoomed: !chosen.zoomed}, ['layers', 'heads']);
     tell();
-    choose({layer: Number(input.value)}, ['matrices']);
   });
   tell();
+  return button;
+}
+
+function startLayer() {
+  const input = document.getElementById('layer');
+  input.max = Math.max(0, ...DATA.details.map((block) => block.layer));
+  input.addEventListener('input', () => setLayer(Number(input.value)));
+  setLayer(0);
+}
+
+/** The layer whose matrices are shown. */
+function setLayer(layer) {
+  document.getElementById('layer').value = layer;
+  document.querySelector('output[for="layer"]').textContent = layer;
+  choose({layer}, ['matrices']);
+}
+
+/** Everything the file holds about one head, and the matrices of its layer. */
+function openHead(group, row) {
+  const card = document.getElementById('head');
+  const terms = Object.entries(row).filter(([name, value]) => typeof value === 'number' && !NAMED.has(name));
+  const list = document.createElement('dl');
+  for (const [name, value] of terms) {
+    const [term, number] = [document.createElement('dt'), document.createElement('dd')];
+    term.textContent = HEADINGS[name] ?? name.replaceAll('_', ' ');
+    number.textContent = cellText(value, name);
+    list.append(term, number);
+  }
+  const heading = document.createElement('h3');
+  heading.textContent = `${group.label}, layer ${row.layer}, head ${row.head}`;
+  card.replaceChildren(heading, list);
+  const block = look(group, chosen).details.find(({layer}) => layer === row.layer);
+  if (block) {
+    const link = Object.assign(document.createElement('a'), {href: '#matrices'});
+    link.textContent = `Matrix and coupling of layer ${row.layer}`;
+    card.append(partners(block, row.head), link);
+    setLayer(row.layer);
+    const select = document.getElementById('group');
+    if (select) select.value = group.index;
+    choose({group: group.index}, ['matrices']);
+  }
+  card.hidden = false;
+}
+
+const NAMED = new Set(['layer', 'head', 'step', 'distance', 'parameters', 'heads', 'key_heads', 'applications']);
+
+/** The heads that come closest to a head's transpose. */
+function partners(block, head) {
+  const line = document.createElement('p');
+  if (!block.coupling || block.coupling.length < 2) return line;
+  const couplings = block.coupling.map((row, a) => [a, row[head]]).filter(([a]) => a !== head);
+  const best = couplings.sort(([, a], [, b]) => b - a).slice(0, 3);
+  line.textContent = `Closest to its transpose: ${best.map(([a, value]) => `head ${a} (${decimals(value, 2)})`).join(', ')}.`;
+  return line;
 }
 
 /** Tabs as the keyboard expects them: one stop, arrows, Home and End. */

@@ -43,11 +43,13 @@ def payload(groups: Sequence[Group], details: Sequence[Details], published: Any)
     published
         Published values to draw the models among, as JSON can hold them.
     """
+    columns = dict.fromkeys(name for group in groups for name in group.rows.columns)
     whole = {
+        "extra": [name for name in columns if name not in SCHEMA],
         "groups": [
             {
                 "label": group.label,
-                "rows": {name: _column(group.rows[name]) for name in SCHEMA},
+                "rows": {name: _column(group.rows[name]) for name in group.rows.columns},
                 "count": group.rows.height,
             }
             for group in groups

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 SCRIPTS = ("scores.js", "drawing.js", "sections.js", "matrices.js", "table.js", "page.js")
 ENDINGS = (".html", ".htm")
 
+# Models that the heading names.
+NAMED = 12
+
 
 def write_report(
     tables: ScoreTable | Sequence[ScoreTable],
@@ -89,7 +92,7 @@ def page(tables: Sequence[ScoreTable], details: Sequence[Details], title: str | 
     placed = placements(shown)
     rows = sum(group.rows.height for group in shown)
     scripts = [_script(_plotly()), _script("\n".join(map(_asset, SCRIPTS)))]
-    heading = title or " · ".join(dict.fromkeys(group.label for group in shown[:4]))
+    heading = title or _heading([group.label for group in shown])
     return Template(_asset("page.html")).substitute(
         policy=_policy(scripts),
         title=escape(heading),
@@ -104,6 +107,14 @@ def page(tables: Sequence[ScoreTable], details: Sequence[Details], title: str | 
         plotly=scripts[0],
         script=scripts[1],
     )
+
+
+def _heading(labels: Sequence[str]) -> str:
+    """All models by name; of more than a heading holds, the first ones and how many follow."""
+    names = list(dict.fromkeys(labels))
+    if len(names) > NAMED:
+        names[NAMED - 1 :] = [f"and {len(names) - NAMED + 1} more"]
+    return " · ".join(names)
 
 
 def _plotly() -> str:

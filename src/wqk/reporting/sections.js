@@ -2,7 +2,8 @@
 /* What each section of the page draws, from what is chosen. */
 
 const SIDE_BY_SIDE = 4;
-const PUBLISHED = {encoder: 'circle', decoder: 'square-open'};
+const PUBLISHED = {encoder: 'circle', decoder: 'circle-open'};
+const MANY_HEADS = 2000;
 
 /** The groups that sections with a figure for each one show. */
 function shownGroups(chosen) {
@@ -21,12 +22,11 @@ function drawLayers(chosen) {
   panels(drawing('layers'), Object.keys(SCORES), (score) => ({
     caption: SCORES[score],
     traces: GROUPS.flatMap((group, i) => layerCurve(group, looks[i], score)),
-    layout: layout(wholeAxis('layer', last), scoreAxis(), {
-      showlegend: GROUPS.length > 1,
-      legend: {orientation: 'h', y: -0.25},
-      height: 300 + 20 * Math.min(GROUPS.length, 10),
-    }),
+    layout: layout(wholeAxis('layer', last), scoreAxis('', zoomed())),
   }));
+  const few = GROUPS.length <= SIDE_BY_SIDE;
+  document.getElementById('explain-null').hidden = !few;
+  document.getElementById('explain-band').hidden = !(few && looks.some(({heads}) => heads.length));
 }
 
 function layerCurve(group, {layers, heads}, score) {
@@ -38,7 +38,7 @@ function layerCurve(group, {layers, heads}, score) {
     name: plain(group.label),
     mode: 'lines+markers',
     line,
-    marker: {size: 6},
+    marker: {size: 7, symbol: seriesSymbol(group.index)},
     hovertemplate: `layer %{x}: %{y:.3f}`,
   }];
   const few = GROUPS.length <= SIDE_BY_SIDE;
@@ -79,9 +79,7 @@ function drawCourse(chosen) {
   panels(drawing('course'), Object.keys(SCORES), (score) => ({
     caption: SCORES[score],
     traces: courses.flatMap(({group, layers}) => courseCurve(group, layers, column, score, courses.length)),
-    layout: layout(axis(column, {zeroline: false}), scoreAxis(), {
-      showlegend: courses.length > 1,
-      legend: {orientation: 'h', y: -0.25},
+    layout: layout(axis(column, {zeroline: false}), scoreAxis('', true), {
       shapes: chosen[column] === null ? [] : [marker(chosen[column])],
     }),
   }));
@@ -101,7 +99,7 @@ function courseCurve(group, layers, column, score, courses) {
     y: at(0.5),
     name: plain(group.label),
     mode: 'lines+markers',
-    marker: {size: 4},
+    marker: {size: 5, symbol: seriesSymbol(group.index)},
     line: {color: seriesColor(group.index), width: 2.5, dash: seriesDash(group.index)},
     hovertemplate: `${column} %{x}: median %{y:.3f}`,
   };
@@ -122,8 +120,17 @@ function drawHeads(chosen) {
   const looks = shownGroups(chosen)
     .map((group) => ({group, heads: look(group, chosen).heads}))
     .filter(({heads}) => heads.length);
-  const figures = looks.flatMap((shown) => [() => headMap(shown, chosen), () => headDots(shown)]);
+  const figures = looks.flatMap((shown) => [
+    () => headMap(shown, chosen),
+    () => (shown.heads.length > MANY_HEADS ? headDensity(shown) : headDots(shown)),
+  ]);
   panels(drawing('heads'), figures, (draw) => draw());
+}
+
+/** What is shown of a head under the mouse. */
+function headText(row) {
+  const numbers = Object.keys(SCORES).map((score) => `${SCORES[score]} ${cellText(row[score], score)}`);
+  return [`layer ${row.layer}, head ${row.head}`, ...numbers, `norm ${cellText(row.norm, 'norm')}`].join('<br>');
 }
 
 /** Layers down, heads across. */
@@ -143,10 +150,10 @@ function headMap({group, heads}, {score, order}) {
       type: 'heatmap',
       y: layers.map(([layer]) => layer),
       z: lines.map((rows) => rows.map((row) => row[score])),
-      customdata: lines.map((rows) => rows.map((row) => row.head)),
-      xgap: heads.length > 2000 ? 0 : 1,
-      ygap: heads.length > 2000 ? 0 : 1,
-      hovertemplate: `layer %{y}, head %{customdata}<br>${name} %{z:.3f}<extra></extra>`,
+      text: lines.map((rows) => rows.map(headText)),
+      xgap: heads.length > MANY_HEADS ? 0 : 1,
+      ygap: heads.length > MANY_HEADS ? 0 : 1,
+      hovertemplate: '%{text}<extra></extra>',
       colorbar: colorBar(''),
       ...scale,
     }],
@@ -155,6 +162,7 @@ function headMap({group, heads}, {score, order}) {
       downwards('layer', largest(heads, 'layer')),
       {height: Math.min(640, Math.max(340, 90 + 16 * layers.length))},
     ),
+    clicked: ({pointIndex: [line, place]}) => openHead(group, lines[line][place]),
   };
 }
 
@@ -165,19 +173,37 @@ function headDots({group, heads}) {
     traces: [{
       x: heads.map((row) => row.symmetry),
       y: heads.map((row) => row.directionality_excess),
-      customdata: heads.map((row) => [row.layer, row.head]),
+      text: heads.map(headText),
       mode: 'markers',
       marker: {
-        size: heads.length > 2000 ? 3 : 6,
+        size: 6,
         color: heads.map((row) => row.layer),
         colorscale: [[0, seriesColor(group.index, 0.25)], [1, seriesColor(group.index)]],
-        colorbar: {...colorBar('layer'), tickformat: 'd', nticks: 6},
+        colorbar: layerBar(largest(heads, 'layer')),
         line: {width: 0.5, color: seriesColor(group.index)},
       },
-      hovertemplate: 'layer %{customdata[0]}, head %{customdata[1]}'
-        + '<br>symmetry %{x:.3f}<br>directionality (excess) %{y:.3f}<extra></extra>',
+      hovertemplate: '%{text}<extra></extra>',
     }],
-    layout: layout(scoreAxis('symmetry'), scoreAxis('directionality (excess)'), {height: 340}),
+    layout: layout(scoreAxis('symmetry', zoomed()), scoreAxis('directionality (excess)', zoomed()), {height: 340}),
+    clicked: ({pointIndex}) => openHead(group, heads[pointIndex]),
+  };
+}
+
+/** Too many heads for dots: how many of them fall into each cell. */
+function headDensity({group, heads}) {
+  return {
+    caption: `${group.label}: ${heads.length.toLocaleString('en')} heads`,
+    traces: [{
+      type: 'histogram2d',
+      x: heads.map((row) => row.symmetry),
+      y: heads.map((row) => row.directionality_excess),
+      nbinsx: 60,
+      nbinsy: 60,
+      colorscale: [[0, seriesColor(group.index, 0)], [0.02, seriesColor(group.index, 0.25)], [1, seriesColor(group.index)]],
+      colorbar: colorBar('heads'),
+      hovertemplate: 'symmetry %{x}<br>directionality (excess) %{y}<br>%{z} heads<extra></extra>',
+    }],
+    layout: layout(scoreAxis('symmetry', true), scoreAxis('directionality (excess)', true), {height: 340}),
   };
 }
 
@@ -187,6 +213,7 @@ function drawTerms(chosen) {
   const looks = shownGroups(chosen)
     .map((group) => ({group, layers: look(group, chosen).layers}))
     .filter(({layers}) => layers.some((row) => row.symmetry_within_heads !== null));
+  const range = termRange(looks.flatMap(({layers}) => layers));
   panels(drawing('terms'), looks, ({group, layers}) => {
     const x = layers.map((row) => row.layer);
     const term = (name, column, style) => ({
@@ -199,20 +226,25 @@ function drawTerms(chosen) {
     return {
       caption: group.label,
       traces: [
-        term('between heads', 'symmetry_between_heads', {type: 'bar', marker: {color: seriesColor(0, 0.45)}}),
-        term('within heads', 'symmetry_within_heads', {type: 'bar', marker: {color: seriesColor(0)}}),
-        term('within, dealt at random', 'symmetry_within_random', {
+        term('between heads', 'symmetry_between_heads', {type: 'bar', marker: {color: color('muted', 0.45)}}),
+        term('within heads', 'symmetry_within_heads', {type: 'bar', marker: {color: color('muted')}}),
+        term('within heads by chance', 'symmetry_within_random', {
           mode: 'markers',
-          marker: {symbol: 'diamond', size: 7, color: seriesColor(1)},
+          marker: {symbol: 'x-thin', size: 8, line: {width: 2, color: color('ink')}},
         }),
       ],
-      layout: layout(wholeAxis('layer', largest(layers, 'layer')), axis('over ‖M‖²'), {
-        showlegend: true,
-        legend: {orientation: 'h', y: -0.25},
-        bargap: 0.3,
-      }),
+      layout: layout(wholeAxis('layer', largest(layers, 'layer')), axis('term of the symmetry', {range}), {bargap: 0.3}),
     };
   });
+}
+
+/** One range for the bars of all panels, so that they can be compared. */
+function termRange(layers) {
+  const ends = layers.flatMap((row) => TERMS.map((name) => row[name] ?? 0));
+  const low = Math.min(0, ...ends);
+  const high = Math.max(0, ...ends);
+  const room = 0.06 * (high - low || 1);
+  return [low < 0 ? low - room : 0, high + room];
 }
 
 /* Published models. */
@@ -222,11 +254,7 @@ function drawPublished() {
   panels(drawing('published'), [0], () => ({
     caption: 'Median over layers of published models, and of those scanned',
     traces: [...Object.keys(PUBLISHED).map((stack) => publishedDots(models, stack)), ...own.map(ownDot)],
-    layout: layout(axis('symmetry'), axis('directionality (excess)'), {
-      height: 420,
-      showlegend: true,
-      legend: {orientation: 'h', y: -0.2},
-    }),
+    layout: layout(axis('symmetry'), axis('directionality (excess)'), {height: 420}),
   }));
 }
 
@@ -238,7 +266,7 @@ function publishedDots(models, stack) {
     text: shown.map((model) => plain(model.name)),
     name: `published ${stack}s`,
     mode: 'markers',
-    marker: {size: 7, symbol: PUBLISHED[stack], color: color('muted', 0.8)},
+    marker: {size: 7, symbol: PUBLISHED[stack], color: color('muted', 0.8), line: {width: 1}},
     hovertemplate: '%{text}<br>symmetry %{x:.2f}, directionality %{y:.2f}<extra></extra>',
   };
 }

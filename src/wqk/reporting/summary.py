@@ -23,11 +23,20 @@ STATUSES = {
 }
 
 
+HEADINGS = (
+    "model",
+    "attention",
+    "parameters",
+    "layers",
+    "heads",
+    "width",
+    *(score.replace("_excess", " (excess)") for score in SUMMARIZED),
+)
+
+
 def summary_table(groups: Sequence[Group]) -> str:
     """One line for each group: what it is, and medians and quartiles over its layers."""
-    heads = ("model", "attention", "parameters", "layers", "heads", "width", *SUMMARIZED)
-    names = {"directionality_excess": "directionality (excess)"}
-    header = "".join(f'<th scope="col">{names.get(head, head)}</th>' for head in heads)
+    header = "".join(f'<th scope="col">{heading}</th>' for heading in HEADINGS)
     body = "".join(_summary_row(number, group) for number, group in enumerate(groups))
     return f"<table><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table>"
 
@@ -45,16 +54,19 @@ def _summary_row(number: int, group: Group) -> str:
         f'<span class="key" style="--color: var(--series-{number % 6})"></span>'
         f'<span title="{escape(str(facts["checkpoint"]))}">{escape(group.label)}</span>'
     )
-    cells = [
-        f'<th scope="row">{name}</th>',
-        f"<td>{escape(attention)}</td>",
-        f"<td>{count(facts['parameters'])}</td>",
-        f"<td>{layers.height}</td>",
-        f"<td>{_several(layers, 'heads', 'key_heads')}</td>",
-        f"<td>{_several(layers, 'd_query', 'd_key')}</td>",
-        *(f"<td>{_median(medians, score)}</td>" for score in SUMMARIZED),
+    values = [
+        escape(attention),
+        count(facts["parameters"]),
+        str(layers.height),
+        _several(layers, "heads", "key_heads"),
+        _several(layers, "d_query", "d_key"),
+        *(f"<span>{_median(medians, score)}</span>" for score in SUMMARIZED),
     ]
-    return f"<tr>{''.join(cells)}</tr>"
+    cells = "".join(
+        f'<td data-label="{heading}">{value}</td>'
+        for heading, value in zip(HEADINGS[1:], values, strict=True)
+    )
+    return f'<tr><th scope="row">{name}</th>{cells}</tr>'
 
 
 def count(number: int | None) -> str:
@@ -134,7 +146,7 @@ def _notes(groups: Sequence[Group], tables: Sequence[ScoreTable]) -> Iterator[st
             yield f"{group.label}: single heads are not in the table; scan with --heads for them."
     for table in tables:
         for guess in table.metadata.get("inferred") or []:
-            yield f"Family {guess}; check with wqk verify."
+            yield f"{', '.join(_sources(table))}: family {guess}; check with wqk verify."
     gammas = {table.metadata.get("gamma", 2.0) for table in tables}
     if len(gammas) > 1:
         listed = ", ".join(map(str, sorted(gammas, key=str)))

@@ -1,15 +1,18 @@
 'use strict';
 /* All rows: filtered, sorted, in pages, and as a file. */
 
-const PAGE = 50;
+/* Rows on a page; as cards, on a phone, fewer. */
+const PAGE = matchMedia('(max-width: 40rem)').matches ? 10 : 50;
 const ALL_ROWS = GROUPS.flatMap((group) => group.rows);
 const ALWAYS = ['model', 'layer', 'head', 'symmetry', 'symmetry_null', 'directionality',
   'directionality_excess', 'norm', 'status'];
 const IF_VARIED = ['step', 'distance', 'stack', 'kind', 'circuit', 'window'];
 const TERMS = ['symmetry_within_heads', 'symmetry_between_heads', 'symmetry_within_random'];
+/* Columns that a scan adds only when it is asked to. */
+const EXTRA = Object.keys(ALL_ROWS[0] ?? {}).filter((name) => DATA.extra.includes(name));
 const WORDS = ['model', 'checkpoint', 'revision', 'stack', 'kind', 'window', 'circuit', 'status'];
 const HEADINGS = {...SCORES, symmetry_null: 'null', symmetry_within_heads: 'within heads',
-  symmetry_between_heads: 'between heads', symmetry_within_random: '(dealt)'};
+  symmetry_between_heads: 'between heads', symmetry_within_random: 'within by chance'};
 const COMPARISONS = {
   '=': (a, b) => a === b,
   '<': (a, b) => a < b,
@@ -25,20 +28,41 @@ function shownColumns() {
   const terms = TERMS.filter((name) => ALL_ROWS.some((row) => row[name] !== null));
   const [model, ...rest] = ALWAYS;
   const status = rest.pop();
-  return [model, ...varied, ...rest, ...terms, status];
+  return [model, ...varied, ...rest, ...terms, ...EXTRA, status];
 }
 
-/** A test of a row out of what was typed: words to be found, and comparisons such as layer=3. */
+/** A column by its own name or by the heading that the table prints. */
+function columnNamed(name) {
+  const wanted = name.toLowerCase();
+  return Object.keys(ALL_ROWS[0]).find((column) => column === wanted || HEADINGS[column] === wanted);
+}
+
+/**
+ * What was typed as a test of a row: words to find, and comparisons such as layer=3, head=all or
+ * status=partial. Throws, in the reader's words, where a column does not exist.
+ */
 function filter(typed) {
   const tests = [];
-  const words = typed.replace(/(\w+)\s*(<=|>=|=|<|>)\s*(-?[\d.]+)/g, (_, column, sign, number) => {
-    tests.push((row) => (row[column] ?? null) !== null && COMPARISONS[sign](row[column], Number(number)));
+  const words = typed.replace(/([\w]+)\s*(<=|>=|=|<|>)\s*(\S+)/g, (_, name, sign, text) => {
+    const column = columnNamed(name);
+    if (column === undefined) throw new RangeError(`No column “${name}”; there are ${shownColumns().join(', ')}`);
+    tests.push(comparison(column, sign, text.replace('−', '-')));
     return ' ';
   });
   for (const word of words.toLowerCase().split(/\s+/).filter(Boolean)) {
     tests.push((row) => WORDS.some((name) => String(row[name] ?? '').toLowerCase().includes(word)));
   }
   return (row) => tests.every((test) => test(row));
+}
+
+/** One comparison: of numbers, or with “=” of the words that the table prints. */
+function comparison(column, sign, text) {
+  const number = Number(text);
+  if (!Number.isNaN(number)) {
+    return (row) => typeof row[column] === 'number' && COMPARISONS[sign](row[column], number);
+  }
+  if (sign !== '=') throw new RangeError(`“${column}${sign}${text}”: ${sign} needs a number`);
+  return (row) => cellText(row[column], column).toLowerCase() === text.toLowerCase();
 }
 
 /** Numbers before words, nothing last, whichever the direction. */
@@ -50,7 +74,17 @@ function compare(a, b, descending) {
 
 function chooseRows() {
   const which = document.getElementById('which').value;
-  const passes = filter(document.getElementById('filter').value);
+  const input = document.getElementById('filter');
+  let passes;
+  try {
+    passes = filter(input.value);
+  } catch (error) {
+    if (!(error instanceof RangeError)) throw error;
+    input.setAttribute('aria-invalid', 'true');
+    document.getElementById('count').textContent = error.message;
+    return;
+  }
+  input.removeAttribute('aria-invalid');
   const {column, descending} = table;
   table.rows = ALL_ROWS.filter((row) =>
     (which === 'all' || (which === 'layers') === (row.head === null)) && passes(row));
@@ -71,7 +105,7 @@ function turnPage(by) {
 }
 
 function cellText(value, column) {
-  if (value === null) return column === 'head' ? 'all' : '–';
+  if (value === null || value === undefined) return column === 'head' ? 'all' : '–';
   return Number.isInteger(value) || typeof value === 'string' ? String(value) : decimals(value, 3);
 }
 
@@ -84,6 +118,7 @@ function showRows() {
     for (const column of columns) {
       const cell = line.insertCell();
       cell.textContent = cellText(row[column], column);
+      cell.dataset.label = HEADINGS[column] ?? column;
       cell.classList.toggle('text', WORDS.includes(column));
     }
   }
