@@ -83,6 +83,7 @@ class AttentionRule:
     norm_offset: float = 0.0  # 1 where the gain is stored as its difference from 1
     norm_epsilon: tuple[str, ...] = ("rms_norm_eps", "layer_norm_eps", "norm_eps")
     only_if: str = ""  # switches of models that have this attention; see Settings.holds
+    prefix: str | None = None  # what stands before all names; None for anything
     config: str = ""  # the nested configuration that the keys below are in
     layers: tuple[str, ...] = ("num_hidden_layers",)
     every_layer: bool = True  # false where some layers have no such attention
@@ -206,6 +207,25 @@ def families() -> Mapping[str, Family]:
 @cache
 def _by_model_type() -> Mapping[str, Family]:
     return {kind: family for family in families().values() for kind in family.model_types}
+
+
+@cache
+def _part_types() -> Mapping[str, Mapping[str, str]]:
+    text = resources.files("wqk.families").joinpath("parts.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def part_types(model_type: object) -> Mapping[str, str]:
+    """The model types of a composite's parts, by the keys of their configurations.
+
+    Files need not say them: they are what `transformers` takes each part for.
+
+    Examples
+    --------
+    >>> part_types("qwen2_vl")
+    {'text_config': 'qwen2_vl_text', 'vision_config': 'qwen2_vl_vision'}
+    """
+    return _part_types().get(model_type, {}) if isinstance(model_type, str) else {}
 
 
 def load_family(path: Path) -> Family:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from wqk.errors import UnknownFamily
+from wqk.families.composites import compose_family
 from wqk.families.family import Family, family_of_type
 from wqk.families.inference import infer_family
 from wqk.families.naming import find
@@ -34,6 +35,9 @@ def find_family(checkpoint: Checkpoint, heads_per_layer: int | None = None) -> F
     tensors = checkpoint.tensors()
     if family and any(find(tensors, rule, checkpoint.name) for rule in family.attention):
         return family
+    composite = None if family else compose_family(checkpoint)
+    if composite:
+        return composite
     try:
         return infer_family(checkpoint, heads_per_layer)
     except UnknownFamily:

@@ -48,17 +48,16 @@ def find(tensors: Mapping[str, TensorInfo], rule: AttentionRule, name: str) -> l
     spellings = rule.fused or rule.query
     keys = rule.fused or rule.key
     for query, key in zip(spellings, keys, strict=True):
-        pattern = _pattern(query)
-        matches = [match for match in map(pattern.fullmatch, tensors) if match]
+        matches = _matches(tensors, query, rule.prefix)
         if not matches:
             continue
-        prefixes = sorted({match["prefix"] for match in matches})
-        if len(prefixes) > 1:
+        before = sorted({match["prefix"] for match in matches})
+        if len(before) > 1:
             raise CheckpointError(
                 f"{name}: two sets of tensors match {query!r}, under "
-                f"{prefixes[0]!r} and {prefixes[1]!r}; name one with a family file"
+                f"{before[0]!r} and {before[1]!r}; name one with a family file"
             )
-        prefix = prefixes[0]
+        prefix = before[0]
         found = []
         for index in sorted(tuple(int(n) for n in match.groups()[1:]) for match in matches):
             names = [prefix + _fill(spelling, index) for spelling in (query, key)]
@@ -70,10 +69,23 @@ def find(tensors: Mapping[str, TensorInfo], rule: AttentionRule, name: str) -> l
     return []
 
 
-def _pattern(spelling: str) -> re.Pattern[str]:
-    """Matches the full names of weights of this spelling, under any prefix."""
+def prefixes(tensors: Mapping[str, TensorInfo], rule: AttentionRule) -> dict[str, list[str]]:
+    """Full names of the queries' weights that match any spelling, by what stands before it."""
+    found: dict[str, list[str]] = {}
+    for spelling in rule.fused or rule.query:
+        for match in _matches(tensors, spelling, rule.prefix):
+            found.setdefault(match["prefix"], []).append(match[0])
+    return found
+
+
+def _matches(
+    tensors: Mapping[str, TensorInfo], spelling: str, prefix: str | None
+) -> list[re.Match[str]]:
+    """The full names of weights of this spelling, under the given prefix or under any."""
     body = re.sub(r"\\\{\w+\\\}", r"(\\d+)", re.escape(weight_name(spelling)))
-    return re.compile(rf"(?P<prefix>(?:.+\.)?){body}")
+    before = r"(?:.+\.)?" if prefix is None else re.escape(prefix)
+    pattern = re.compile(rf"(?P<prefix>{before}){body}")
+    return [match for match in map(pattern.fullmatch, tensors) if match]
 
 
 def _fill(spelling: str, index: tuple[int, ...]) -> str:

@@ -23,7 +23,8 @@ class Settings:
     config
         The configuration as `transformers` writes it.
     nested
-        Key of the part that belongs to this attention (``text_config``); empty for all of it.
+        Key of the part that belongs to this attention (``text_config``), with dots for parts of
+        parts; empty for all of it.
     name
         The checkpoint's name, for errors.
     defaults
@@ -38,7 +39,9 @@ class Settings:
         defaults: Mapping[str, Any] | None = None,
     ) -> None:
         self.name = name
-        part = config.get(nested) if nested else config
+        part: Any = config
+        for key in filter(None, nested.split(".")):
+            part = part.get(key) if isinstance(part, dict) else None
         chosen = part if isinstance(part, dict) else config
         self._config = {**(defaults or {}), **{k: v for k, v in chosen.items() if v is not None}}
 

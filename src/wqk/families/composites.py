@@ -1,0 +1,204 @@
+"""Models of parts: a language model with a vision tower, an encoder with a decoder of its own.
+
+A part is a model. Its nested configuration names a model type and so a family, and holds its
+numbers; the tensors under one prefix are its own. The family's rules are used as they are, with
+that prefix and that configuration.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from wqk.errors import CheckpointError
+from wqk.families.family import AttentionRule, Family, family_of_type, part_types
+from wqk.families.naming import prefixes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from wqk.checkpoints import Checkpoint, TensorInfo
+
+# What parts are called in keys of a configuration and in names of tensors. Each is the name of its
+# stack, where it has only one.
+WORDS = {
+    "vision": ("vision", "visual", "image", "vit", "vpm", "img", "pixel"),
+    "audio": ("audio", "speech", "sound", "acoustic", "apm"),
+    "text": ("text", "language", "llm", "lm"),
+    "encoder": ("encoder",),
+    "decoder": ("decoder",),
+    "qformer": ("qformer",),
+    "perceiver": ("perceiver", "resampler", "connector"),
+    "talker": ("talker",),
+    "thinker": ("thinker",),
+    "depth": ("depth",),
+}
+MODALITIES = ("vision", "audio", "text")
+# Stacks that a part's own name stands for, where it has no other of the same kind.
+PLAIN = {"encoder", "unknown", *MODALITIES}
+WIDTHS = ("hidden_size", "d_model", "n_embd", "embed_dim", "encoder_hidden_size")
+DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "encoder_layers", "depth")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a model: where its configuration is, and the family of its type."""
+
+    path: str  # text_config; thinker_config.text_config; empty for the model's own keys
+    config: Mapping[str, Any]
+    family: Family
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What kinds of part its path speaks of."""
+        spoken = re.split(r"[._]", self.path.lower())
+        return tuple(
+            kind for kind, names in WORDS.items() if any(word.startswith(names) for word in spoken)
+        )
+
+
+def compose_family(checkpoint: Checkpoint) -> Family | None:
+    """The family of a model of parts; None where its configuration names no part's type.
+
+    Raises
+    ------
+    CheckpointError
+        Tensors of a part are there more than once, and nothing tells which are its own.
+    """
+    tensors = checkpoint.tensors()
+    rules: list[AttentionRule] = []
+    names: list[str] = []
+    taken: set[str] = set()
+    parts = list(_parts(checkpoint.config, checkpoint.config.get("model_type")))
+    # The surest first: a part that is spoken of in names is not mistaken for one that is not.
+    for part in sorted(parts, key=lambda part: part.words[:1] in ((), ("text",), ("decoder",))):
+        prefix = _prefix(tensors, part, taken, checkpoint.name)
+        if prefix is None:
+            continue
+        taken.add(prefix)
+        own = [rule for rule in part.family.attention if prefix in prefixes(tensors, rule)]
+        stacks = {rule.stack for rule in own}
+        rules += [
+            replace(
+                rule,
+                prefix=prefix,
+                config=".".join(filter(None, (part.path, rule.config))),
+                stack=_stack(part, rule, stacks),
+            )
+            for rule in own
+        ]
+        names.append(part.family.name)
+    if not rules:
+        return None
+    return Family(
+        name=" + ".join(dict.fromkeys(names)),
+        model_types=(),
+        attention=tuple(_distinct(rules, tensors)),
+    )
+
+
+def _parts(config: Mapping[str, Any], model_type: object, path: str = "") -> Iterator[Part]:
+    """The parts of known families, those of parts included."""
+    types = part_types(model_type)
+    # Older files hold the text's keys beside the parts.
+    for key in dict.fromkeys([*config, *types]):
+        value = config.get(key)
+        where = f"{path}.{key}" if path else key
+        if value is None and key in types and "text" in key:
+            value, where = config, path
+        if not isinstance(value, dict):
+            continue
+        kind = value.get("model_type") if value is not config else None
+        family = family_of_type(kind) or family_of_type(types.get(key))
+        if family:
+            yield Part(where, value, family)
+        elif value is not config:
+            yield from _parts(value, kind or types.get(key), where)
+
+
+def _prefix(
+    tensors: Mapping[str, TensorInfo], part: Part, taken: set[str], name: str
+) -> str | None:
+    """Under what prefix the part's tensors lie."""
+    found = {
+        prefix
+        for rule in part.family.attention
+        for prefix in prefixes(tensors, rule)
+        if prefix not in taken
+    }
+    found = {prefix for prefix in found if not _of_another(prefix, part)}
+    for fits in (_is_spoken_of, _has_width, _has_depth):
+        if len(found) > 1:
+            fitting = {prefix for prefix in found if fits(prefix, part, tensors)}
+            found = fitting or found
+    if len(found) > 1:
+        shown = sorted(found)
+        raise CheckpointError(
+            f"{name}: the tensors of {part.path} may lie under {shown[0]!r} or {shown[1]!r}; "
+            "name one with a family file"
+        )
+    return found.pop() if found else None
+
+
+def _spoken(prefix: str) -> list[str]:
+    return re.split(r"[._]", prefix.lower())
+
+
+def _of_another(prefix: str, part: Part) -> bool:
+    """Whether a prefix speaks of pictures where the part is one for text, and so on."""
+    own = [kind for kind in MODALITIES if kind in part.words]
+    others = [n for kind in MODALITIES if kind not in own for n in WORDS[kind]]
+    return (
+        bool(own)
+        and any(
+            word.startswith(tuple(others)) and not word.startswith(WORDS[own[0]])
+            for word in _spoken(prefix)
+        )
+        and not _is_spoken_of(prefix, part, {})
+    )
+
+
+def _is_spoken_of(prefix: str, part: Part, tensors: Mapping[str, TensorInfo]) -> bool:
+    words = tuple(name for kind in part.words for name in WORDS[kind])
+    return bool(words) and any(word.startswith(words) for word in _spoken(prefix))
+
+
+def _queries(prefix: str, part: Part, tensors: Mapping[str, TensorInfo]) -> Sequence[str]:
+    return [
+        name for rule in part.family.attention for name in prefixes(tensors, rule).get(prefix, ())
+    ]
+
+
+def _has_width(prefix: str, part: Part, tensors: Mapping[str, TensorInfo]) -> bool:
+    width = next((part.config[key] for key in WIDTHS if key in part.config), None)
+    queries = _queries(prefix, part, tensors)
+    return any(width in tensors[name].shape for name in queries)
+
+
+def _has_depth(prefix: str, part: Part, tensors: Mapping[str, TensorInfo]) -> bool:
+    depth = next((part.config[key] for key in DEPTHS if key in part.config), None)
+    return len(_queries(prefix, part, tensors)) == depth
+
+
+def _stack(part: Part, rule: AttentionRule, stacks: set[str]) -> str:
+    """What the part's stack is called in the whole model."""
+    kind = part.words[0] if part.words else part.path.rpartition(".")[2].removesuffix("_config")
+    if not kind or (kind == "text" and rule.stack == "decoder"):
+        return rule.stack
+    if rule.stack in PLAIN or rule.stack == kind or stacks == {"decoder"}:
+        return kind
+    return f"{kind}-{rule.stack}"
+
+
+def _distinct(
+    rules: Sequence[AttentionRule], tensors: Mapping[str, TensorInfo]
+) -> Iterator[AttentionRule]:
+    """The rules with different stacks where several would share one."""
+    places = [(rule.stack, rule.kind) for rule in rules]
+    for rule, place in zip(rules, places, strict=True):
+        if places.count(place) > 1 and rule.config:
+            own = rule.config.split(".")[0].removesuffix("_config")
+            yield replace(rule, stack=f"{own}-{rule.stack}" if own != rule.stack else rule.stack)
+        else:
+            yield rule

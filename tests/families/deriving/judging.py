@@ -1,0 +1,176 @@
+"""The products q·k of a model beside the forms that wqk reads from its saved file.
+
+A plan is matched with a softmax by numbers alone: some input of a projection x gives, through the
+read weights and biases, every row of the queries that the model multiplied, head by head, up to the
+scale of a token, and likewise the keys of the same group. Names play no part.
+
+Axes: n windows and heads, I queries, J keys, R head width, T tokens, D width, H heads, G key heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from tests.families.deriving.tracing import Product, Site, Source
+
+    from wqk.attention import Attention
+
+ALIKE = 1e-4  # largest 1 − |cosine|, of single precision
+TINY = 1e-6
+MOST_ROWS = 64  # rows of a window and head that are looked at
+
+
+@dataclass
+class Verdict:
+    """Which plans met which softmax."""
+
+    matched: dict[int, list[int]] = field(default_factory=dict)  # sites of each plan
+    unmatched_sites: list[int] = field(default_factory=list)
+    unmatched_plans: list[int] = field(default_factory=list)
+
+
+def judge(sites: Sequence[Site], attentions: Sequence[Attention]) -> Verdict:
+    """Match every softmax with a plan."""
+    verdict = Verdict()
+    reads = [_Read(attention) for attention in attentions]
+    for number, site in enumerate(sites):
+        content = [p for p in site.products if p.varies == max(q.varies for q in site.products)]
+        fitting = [
+            plan
+            for plan, read in enumerate(reads)
+            if any(read.fits(product) for product in content)
+        ]
+        for plan in fitting:
+            verdict.matched.setdefault(plan, []).append(number)
+        if not fitting:
+            verdict.unmatched_sites.append(number)
+    verdict.unmatched_plans = [n for n in range(len(reads)) if n not in verdict.matched]
+    return verdict
+
+
+class _Read:
+    """One attention as read, in a form that is quickly compared."""
+
+    def __init__(self, attention: Attention) -> None:
+        self.heads, self.width, self.d_query = attention.query_weight.shape
+        self.groups, _, self.d_key = attention.key_weight.shape
+        self.query = attention.query_weight, attention.query_bias, attention.query_shift
+        self.key = attention.key_weight, attention.key_bias, attention.key_shift
+
+    def fits(self, product: Product) -> bool:
+        for columns in _columns(product, self.width):
+            queries = product.queries[..., columns].double().numpy()
+            keys = product.keys[..., columns].double().numpy()
+            for vectors in self._vectors(product.key_sources, self.d_key, *self.key):
+                shift = self.key[2]
+                groups = _owners(keys, vectors, shift)
+                if groups is None or (groups >= 0).sum() == 0:
+                    continue
+                if self._queries_fit(product, queries, groups):
+                    return True
+        return False
+
+    def _queries_fit(self, product: Product, queries: np.ndarray, groups: np.ndarray) -> bool:
+        for vectors in self._vectors(product.query_sources, self.d_query, *self.query):
+            of_group = vectors.reshape(self.groups, -1, self.width)
+            shift = self.query[2]
+            shifts = None if shift is None else shift.reshape(self.groups, -1, self.width)[:, 0]
+            own = _owners(queries, of_group, shifts, groups)
+            if own is None:
+                continue
+            heads = _owners(queries, vectors, shift)
+            if heads is None:  # several heads' queries in one product
+                return True
+            if len(set(heads[heads >= 0])) == self.heads:
+                return True
+        return False
+
+    def _vectors(
+        self, sources: Sequence[Source], width: int, weight: Any, bias: Any, shift: Any
+    ) -> Iterator[np.ndarray]:
+        """Queries or keys (heads, T, R) of each input that may be the projection's."""
+        seen = set()
+        for source in sources:
+            if source.given.shape[-1] != width or source.given.ndim != 2:
+                continue
+            key = (source.given.data_ptr(), source.given.shape)
+            if key in seen:
+                continue
+            seen.add(key)
+            x = source.given.double().numpy()
+            if len(x) > 4096:
+                continue
+            vectors = x @ np.asarray(weight, np.float64).swapaxes(-1, -2)
+            yield vectors if bias is None else vectors + np.asarray(bias, np.float64)[:, None]
+
+
+def _columns(product: Product, width: int) -> Iterator[slice]:
+    """Where the content lies among the columns: all of them, the first, or the last."""
+    whole = product.queries.shape[-1]
+    if whole == width:
+        yield slice(None)
+    elif whole > width:
+        yield slice(0, width)
+        yield slice(whole - width, whole)
+
+
+def _owners(
+    rows: np.ndarray,
+    vectors: np.ndarray,
+    shifts: Any,
+    wanted: np.ndarray | None = None,
+) -> np.ndarray | None:
+    """Whose vectors (owners, T, R) the rows (n, I, R) of each n are; −1 where all rows are zero.
+
+    None where some rows are nobody's, or not those of the ``wanted`` owners.
+    """
+    owners = np.full(len(rows), -1)
+    prepared = [
+        _directions(v, None if shifts is None else np.asarray(shifts[n], np.float64))
+        for n, v in enumerate(vectors)
+    ]
+    for n, all_rows in enumerate(rows):
+        some = all_rows[:: max(1, len(all_rows) // MOST_ROWS)]
+        candidates = range(len(vectors)) if wanted is None else [wanted[n]]
+        for owner in candidates:
+            if owner < 0:
+                owners[n] = -1
+                break
+            known, off = prepared[owner]
+            mine = _unit(some if off is None else some - (some @ off)[:, None] * off)
+            mine = mine[np.abs(mine).max(axis=-1) > 0]
+            if not len(mine):
+                break
+            if not len(known):
+                continue
+            if ((mine @ known.T).max(axis=-1) > 1 - ALIKE).all():
+                owners[n] = owner
+                break
+        else:
+            return None
+    return owners
+
+
+def _directions(vectors: np.ndarray, shift: np.ndarray | None) -> tuple[np.ndarray, Any]:
+    """Unit vectors, off the direction of a shift; and that direction."""
+    vectors = vectors.reshape(-1, vectors.shape[-1])
+    off = None
+    if shift is not None and np.linalg.norm(shift) > TINY:
+        off = shift / np.linalg.norm(shift)
+        vectors = vectors - (vectors @ off)[:, None] * off
+    return _unit(vectors), off
+
+
+def _unit(rows: np.ndarray) -> np.ndarray:
+    lengths = np.linalg.norm(rows, axis=-1, keepdims=True)
+    return np.where(
+        lengths > TINY * max(1.0, float(lengths.max(initial=0))),
+        rows / np.maximum(lengths, 1e-30),
+        0.0,
+    )

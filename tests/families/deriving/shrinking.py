@@ -1,0 +1,197 @@
+"""A model type's default configuration, made tiny.
+
+Widths, depths and vocabularies are told by their names. Heads are chosen so that mistaking one
+number for another is noticed: 6 query heads over 2 key heads, of width 24 where hidden/heads is 16;
+in encoders and in towers for pictures and sound 4 heads where the text has 6.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+WIDTH, HEADS, KEY_HEADS, HEAD_WIDTH, TOWER_HEADS = 96, 6, 2, 24, 4
+VOCABULARY = 160
+SIDE = 64
+
+# Patterns of keys, the first of which that fits decides: what a whole number becomes.
+NUMBERS: tuple[tuple[str, int], ...] = (
+    (r"(decoder_)?num_key_value_heads|num_kv_heads|n_head_kv|multi_query_group_num"
+     r"|swa_num_key_value_heads|n_kv_heads", KEY_HEADS),
+    (r"encoder_(num_)?attention_heads|encoder_heads", TOWER_HEADS),
+    (r"(num_|n_)?(attention_)?heads?|num_attention_heads|decoder_(num_)?attention_heads"
+     r"|attention_heads|nhead|.*_num_attention_heads|.*_(num|n)_heads", HEADS),
+    (r"head_dim|kv_channels|attention_head_dim|d_kv|attention_head_size|attention_key_size"
+     r"|swa_head_dim|global_head_dim", HEAD_WIDTH),
+    (r"qk_nope_head_dim", 20), (r"qk_rope_head_dim", 8), (r"qk_head_dim", 28), (r"v_head_dim", 12),
+    (r"q_lora_rank", 40), (r"kv_lora_rank", 32), (r"index_head_dim", 16),
+    (r"index_n_heads", 2),
+    (r"hidden_size|d_model|n_embd|embed_dim|hidden_dim|projection_dim|embedding_size|dim|d_embed"
+     r"|emb_dim|embedding_dim|(encoder|decoder|text|vision|output|out|cross|cross_attention|audio"
+     r"|backbone|qformer|mm|encoder_hidden|backbone|word_embed_proj|memory_attention|memory_encoder)"
+     r"_(hidden_)?(size|dim|proj_dim)|proj_dim|projection_size|hidden_size_per_head", WIDTH),
+    (r"(.*_)?(intermediate_size|ffn_dim|mlp_dim|d_ff|ffn_hidden_size|feedforward_dim|n_inner"
+     r"|feed_forward_size|linear_units|intermediate_dim|ffn_size|dim_feedforward)", 40),
+    (r"num_(local_|routed_)?experts|n_routed_experts|moe_num_experts", 4),
+    (r"num_experts_per_tok(en)?|moe_topk|moe_k|num_selected_experts|top_k|moe_top_k", 2),
+    (r"n_group|topk_group|n_groups", 1),
+    (r"max_position_embeddings|n_positions|max_seq_len|seq_length", 256),
+    (r"(num_hidden_|num_|n_|encoder_|decoder_|text_|e_|c_|dec_|enc_)?(layers?|depth)"
+     r"|num_(encoder|decoder|resampler|perceiver)_(hidden_)?layers|(encoder|decoder)_num_layers|n_blocks"
+     r"|depth|num_(hidden_)?blocks|num_global_layers|resampler_depth|.*_num_(hidden_)?layers"
+     r"|num_hidden_layers_.*|num_hidden_groups|(encoder|decoder)_num_hidden_layers", 2),
+    (r"(.*_)?vocab_size(_per_layer_input)?|num_embeddings|codebook_size", VOCABULARY),
+)  # fmt: skip
+TOWERS = re.compile(r"(vision|visual|image|audio|speech|sound|acoustic|encoder|mm|video)")
+KINDS = ("layer_types", "layers_block_type", "block_types", "attn_type_list", "mlp_layer_types",
+         "indexer_types", "attention_layers")  # fmt: skip
+OVERRIDES: dict[str, dict[str, Any]] = json.loads(
+    (Path(__file__).parent / "overrides.json").read_text(encoding="utf-8")
+)
+
+
+def shrunk(config: Any, variant: int = 0) -> Any:
+    """A configuration of the same class with small numbers; further variants are less unusual."""
+    table = _shrunk(config.to_dict(), "", variant)
+    for key, value in OVERRIDES.get(config.model_type, {}).items():
+        _put(table, key.split("."), value)
+    return type(config)(**table)
+
+
+def _put(table: dict[str, Any], path: list[str], value: Any) -> None:
+    for name in path[:-1]:
+        table = table.setdefault(name, {})
+    if value == "absent":
+        table.pop(path[-1], None)
+    else:
+        table[path[-1]] = value
+
+
+def _shrunk(table: dict[str, Any], path: str, variant: int) -> dict[str, Any]:
+    small = {
+        key: value
+        for key, value in table.items()
+        if key not in ("transformers_version", "architectures", "torch_dtype", "dtype", "id2label",
+                       "label2id", "_name_or_path", "stage_names", "out_features", "out_indices",
+                       "_out_features", "_out_indices")
+    }  # fmt: skip
+    layers = _depth(table, variant)
+    for key, value in table.items():
+        if key not in small:
+            continue
+        if isinstance(value, dict):
+            small[key] = (
+                _rotary(value, table) if "rope" in key else _shrunk(value, f"{path}.{key}", variant)
+            )
+        elif isinstance(value, list) and (
+            key in KINDS or (len(value) > 2 and len(value) == _told_layers(table))
+        ):
+            small[key] = value[:layers]
+        elif key in ("depths", "blocks_per_stage") and isinstance(value, list):
+            small[key] = [min(n, 1 if i % 2 else 2) for i, n in enumerate(value)]
+        elif type(value) is int:
+            small[key] = _number(key, value, path, layers, variant)
+    if "qk_rope_head_dim" in small:
+        small.pop("head_dim", None)
+        small.pop("qk_head_dim", None)
+        small["num_key_value_heads"] = small.get("num_attention_heads")
+    _pictures(small, table)
+    _tokens(small)
+    return small
+
+
+def _number(key: str, value: int, path: str, layers: int, variant: int) -> int:
+    for pattern, number in NUMBERS:
+        if re.fullmatch(pattern, key):
+            if number in (HEADS, TOWER_HEADS):
+                if value == 1:
+                    return 1
+                heads = TOWER_HEADS if TOWERS.search(path) else number
+                return {0: heads, 1: heads, 2: 4, 3: value}[variant]
+            if number == KEY_HEADS:
+                if value == 1:
+                    return 1
+                tower = TOWERS.search(path)
+                return {0: KEY_HEADS, 1: TOWER_HEADS if tower else HEADS, 2: 4, 3: value}[variant]
+            if number == HEAD_WIDTH:
+                return {0: 24, 1: 16, 2: 16, 3: value}[variant]
+            if number == WIDTH:
+                return {0: min(value, WIDTH), 1: min(value, WIDTH), 2: min(value, 64), 3: value}[
+                    variant
+                ]
+            if (number == 2 and "layer" in key) or "depth" in key or "blocks" in key:
+                return min(
+                    value,
+                    layers
+                    if "hidden_layers" in key or key in ("n_layer", "num_layers", "n_layers")
+                    else 2,
+                )
+            return min(value, number) if variant < 3 or number == VOCABULARY else value
+    return value
+
+
+def _told_layers(table: dict[str, Any]) -> int:
+    for key in ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "depth"):
+        if type(table.get(key)) is int:
+            return int(table[key])
+    return -1
+
+
+def _depth(table: dict[str, Any], variant: int) -> int:
+    """Two layers, or as many as it takes for each kind of layer to be there."""
+    depth = 2
+    for key in KINDS:
+        kinds = table.get(key)
+        if isinstance(kinds, list):
+            depth = max(
+                [depth, *(1 + kinds.index(kind) for kind in set(map(str, kinds)) if kind in kinds)]
+            )
+    period = table.get("attn_layer_period")
+    if type(period) is int:
+        depth = max(depth, 1 + table.get("attn_layer_offset", 0))
+    for key in ("no_rope_layers", "layer_rope_theta"):
+        if isinstance(table.get(key), list) and table[key]:
+            depth = max([depth, *(1 + table[key].index(kind) for kind in set(table[key]))])
+    return min(depth, 12)
+
+
+def _rotary(rope: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:
+    """Sections of a rotation are cut down to the heads' width."""
+    small = dict(rope)
+    for key, value in rope.items():
+        if isinstance(value, dict):
+            small[key] = _rotary(value, table)
+        elif "section" in key and isinstance(value, list):
+            width = HEAD_WIDTH if table.get("head_dim") else WIDTH // HEADS
+            fraction = rope.get("partial_rotary_factor") or table.get("partial_rotary_factor") or 1
+            pairs = int(width * fraction) // 2
+            each = pairs // len(value)
+            small[key] = [pairs - each * (len(value) - 1), *[each] * (len(value) - 1)]
+    return small
+
+
+def _pictures(small: dict[str, Any], table: dict[str, Any]) -> None:
+    """Pictures of a few patches."""
+    patch = table.get("patch_size")
+    patch = patch if type(patch) is int and patch > 0 else 16
+    for key in ("image_size", "img_size", "input_size", "pretrain_image_size"):
+        value = table.get(key)
+        side = -(-SIDE // patch) * patch
+        if type(value) is int and value > side:
+            small[key] = side
+        elif isinstance(value, list) and len(value) == 2 and all(type(v) is int for v in value):
+            small[key] = [min(v, side) for v in value]
+
+
+def _tokens(small: dict[str, Any]) -> None:
+    """Special tokens beyond the vocabulary get numbers at its end."""
+    number = VOCABULARY - 1
+    for key, value in small.items():
+        if re.fullmatch(r".*_token_(id|index)|.*_id|.*_token_ids?", key) and type(value) is int:
+            if value >= VOCABULARY:
+                small[key] = number
+                number -= 1
+        elif re.fullmatch(r".*_token_ids?", key) and isinstance(value, list):
+            small[key] = [min(v, VOCABULARY - 1) if type(v) is int else v for v in value]

@@ -1,0 +1,314 @@
+"""The operations of a forward pass, and the products q·k that a softmax was taken of.
+
+Nothing is assumed about the model's code: every operation that PyTorch carries out is recorded with
+its inputs. From a softmax one goes back to the product of two activations that it was taken of, and
+from either factor back to the product with a parameter that it came from.
+
+Axes: I queries, J keys, R head width, T tokens, D width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PRODUCTS = {"bmm", "mm", "addmm", "baddbmm", "convolution", "_convolution", "addmv", "mv"}
+SOFTMAX = {"_softmax", "_safe_softmax"}
+# Through these one goes back from a softmax to the product that it was taken of.
+SCORE_OPERATIONS = {
+    "_to_copy", "add", "alias", "as_strided", "bernoulli", "chunk", "clamp", "clamp_max",
+    "clamp_min", "cat", "clone", "constant_pad_nd", "copy", "detach", "diagonal", "div", "dropout",
+    "exp", "expand", "fill", "flip", "gather", "im2col", "index", "index_put", "index_select",
+    "lift_fresh", "log", "logsigmoid", "masked_fill", "masked_scatter", "maximum", "minimum", "mul",
+    "nan_to_num", "native_dropout", "neg", "permute", "pow", "repeat", "reshape", "roll", "rsub",
+    "scatter", "select", "select_scatter", "slice", "slice_scatter", "sort", "split",
+    "split_with_sizes", "squeeze", "stack", "sub", "t", "tanh", "topk", "transpose", "tril", "triu",
+    "unbind", "unfold", "unsqueeze", "_unsafe_view", "view", "where", "zero",
+}  # fmt: skip
+VIEWS = {
+    "view", "_unsafe_view", "reshape", "permute", "transpose", "t", "expand", "unsqueeze",
+    "squeeze", "slice", "select", "clone", "constant_pad_nd", "alias", "detach", "as_strided",
+    "unfold", "flip", "roll", "repeat", "split", "split_with_sizes", "unbind", "chunk",
+}  # fmt: skip
+
+
+@dataclass(eq=False)
+class Node:
+    """One tensor that an operation put out."""
+
+    operation: str
+    inputs: list[Node]
+    output: torch.Tensor
+    arguments: tuple[Any, ...] = ()
+    parameter: str = ""
+    module: str = ""
+    index: int = 0
+    varies: bool = False  # depends on what the model was given
+    function: Any = None
+
+
+@dataclass(eq=False)
+class Product:
+    """One product of queries and keys: (n, I, R) and (n, J, R), windows and heads in n."""
+
+    queries: torch.Tensor
+    keys: torch.Tensor
+    query_sources: list[Source]
+    key_sources: list[Source]
+    varies: int  # how many of the two depend on what the model was given
+    factor: float | None = None  # of the score, between product and softmax
+
+
+@dataclass(eq=False)
+class Source:
+    """A product with a parameter, from which queries or keys come."""
+
+    given: torch.Tensor  # (T, D)
+    parameter: str
+    depth: int
+    operations: tuple[str, ...]
+
+
+@dataclass(eq=False)
+class Site:
+    """One softmax of products of activations."""
+
+    module: str
+    products: list[Product] = field(default_factory=list)
+
+
+class Trace(TorchDispatchMode):
+    """Records operations; on request, takes positions out of rotary models (all angles zero)."""
+
+    def __init__(self, flat: bool = True) -> None:
+        super().__init__()
+        self.flat = flat
+        self.nodes: list[Node] = []
+        self._of: dict[int, Node] = {}
+        self._writes: dict[int, list[Node]] = {}
+        self.parameters: dict[int, str] = {}
+        self.module = ""
+        self.recording = False
+
+    def name_parameters(self, model: torch.nn.Module) -> None:
+        for name, value in [*model.named_parameters(), *model.named_buffers()]:
+            self.parameters.setdefault(id(value), name)
+
+    def given(self, *values: Any) -> None:
+        """Mark tensors as what the model is given."""
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                self._node(value).varies = True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func._schema.name.partition("::")[2]
+        output = func(*args, **kwargs)
+        if self.flat and name in ("cos", "cos_"):
+            output = torch.ones_like(output)
+        elif self.flat and name in ("sin", "sin_"):
+            output = torch.zeros_like(output)
+        elif self.flat and name == "polar":
+            output = torch.polar(args[0], torch.zeros_like(args[1]))
+        if self.recording:
+            self._record(func, name, args, kwargs, output)
+        return output
+
+    def _record(self, func: Any, name: str, args: Any, kwargs: Any, output: Any) -> None:
+        inputs = [self._node(t) for t in _tensors((args, list(kwargs.values())))]
+        writes = [node for t in _tensors(args) for node in self._later_writes(t)]
+        in_place = name.endswith("_") and not name.endswith("__")
+        for tensor in _tensors(output if isinstance(output, tuple | list) else [output]):
+            node = Node(
+                name.rstrip("_") if in_place else name,
+                [*inputs, *writes],
+                tensor,
+                args,
+                module=self.module,
+                index=len(self.nodes),
+                varies=any(n.varies for n in inputs) or any(n.varies for n in writes),
+                function=func,
+            )
+            self.nodes.append(node)
+            self._of[id(tensor)] = node
+            if in_place:
+                self._writes.setdefault(_storage(tensor), []).append(node)
+
+    def _node(self, tensor: torch.Tensor) -> Node:
+        node = self._of.get(id(tensor))
+        if node is None:
+            node = Node("leaf", [], tensor, parameter=self.parameters.get(id(tensor), ""))
+            self._of[id(tensor)] = node
+        return node
+
+    def _later_writes(self, tensor: torch.Tensor) -> list[Node]:
+        since = self._of[id(tensor)].index if id(tensor) in self._of else -1
+        written = self._writes.get(_storage(tensor), ())
+        return [node for node in written if node.index > since]
+
+    def sites(self) -> list[Site]:
+        """Every softmax of products of activations, in the order in which they were computed."""
+        found = []
+        for node in self.nodes:
+            if node.operation in SOFTMAX:
+                site = Site(node.module, list(_products(node)))
+                if site.products:
+                    found.append(site)
+        return found
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except RuntimeError:
+        return 0
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _parameter(node: Node) -> str:
+    """The parameter that a tensor is a view of, or does not depend on the input without one."""
+    while node.operation in VIEWS | {"_to_copy"} and node.inputs:
+        node = node.inputs[0]
+    return node.parameter if node.operation == "leaf" else ""
+
+
+def _products(softmax: Node) -> Iterator[Product]:
+    """The products of two activations that a softmax was taken of."""
+    todo, seen = [(softmax.inputs[0], (softmax,))], set()
+    while todo:
+        node, path = todo.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if node.operation in PRODUCTS:
+            product = _product(node, path)
+            if product is not None:
+                yield product
+            if node.operation == "baddbmm":
+                todo.append((node.inputs[0], (node, *path)))
+        elif node.operation == "sum" and node.inputs and node.inputs[0].operation == "mul":
+            product = _summed(node)
+            if product is not None:
+                yield product
+        elif node.operation in SCORE_OPERATIONS:
+            todo += [(source, (node, *path)) for source in node.inputs]
+
+
+def _product(node: Node, path: tuple[Node, ...]) -> Product | None:
+    if node.operation not in ("bmm", "mm", "baddbmm"):
+        return None
+    left, right = node.inputs[-2:] if len(node.inputs) < 4 else node.inputs[1:3]
+    if node.operation == "baddbmm":
+        left, right = node.inputs[1:3]
+    else:
+        left, right = node.inputs[:2]
+    if _parameter(left) or _parameter(right):
+        return None
+    queries, keys = left.output, right.output.transpose(-1, -2)
+    if queries.ndim == 2:
+        queries, keys = queries[None], keys[None]
+    if not _runs_over_keys(node, path):
+        left, right, queries, keys = right, left, keys, queries
+    return Product(
+        queries.detach().clone(),
+        keys.detach().clone(),
+        list(_sources(left)),
+        list(_sources(right)),
+        int(left.varies) + int(right.varies),
+    )
+
+
+def _summed(node: Node) -> Product | None:
+    """A product that is written as a sum over the last axis of what is multiplied."""
+    left, right = node.inputs[0].inputs[:2] if len(node.inputs[0].inputs) > 1 else (None, None)
+    if left is None or right is None or _parameter(left) or _parameter(right):
+        return None
+    if left.output.ndim != right.output.ndim or not left.output.ndim:
+        return None
+    width = left.output.shape[-1]
+    if right.output.shape[-1] != width:
+        return None
+    return Product(
+        left.output.detach().reshape(1, -1, width).clone(),
+        right.output.detach().reshape(1, -1, width).clone(),
+        list(_sources(left)),
+        list(_sources(right)),
+        int(left.varies) + int(right.varies),
+    )
+
+
+def _runs_over_keys(node: Node, path: tuple[Node, ...]) -> bool:
+    """Whether the softmax goes along the product's last axis, followed through all views."""
+    shape = node.output.shape
+    index = torch.arange(shape[-1]).expand(shape)
+    current = node
+    for step in path:
+        if step.operation in SOFTMAX:
+            axis = step.arguments[1]
+            if index.shape != step.inputs[0].output.shape:
+                return True
+            return index.shape[axis] < 2 or bool((index.diff(dim=axis) != 0).any())
+        if step.operation in VIEWS and step.inputs and step.inputs[0] is current:
+            try:
+                index = step.function(index, *step.arguments[1:])
+            except (RuntimeError, TypeError):
+                return True
+        elif index.shape != step.output.shape:
+            try:
+                index = index.expand(step.output.shape)
+            except RuntimeError:
+                return True
+        current = step
+    return True
+
+
+def _sources(factor: Node) -> Iterator[Source]:
+    """The products with parameters that queries or keys come from, nearest first."""
+    todo: list[tuple[Node, int, tuple[str, ...]]] = [(factor, 0, ())]
+    seen: set[int] = set()
+    while todo:
+        node, depth, operations = todo.pop(0)
+        if id(node) in seen or depth > 3:
+            continue
+        seen.add(id(node))
+        if node.operation in PRODUCTS:
+            activations = [n for n in node.inputs if not _parameter(n)]
+            names = [_parameter(n) for n in node.inputs if _parameter(n)]
+            weights = [n for n in names if not n.endswith("bias")]
+            if weights and node.operation not in ("convolution", "_convolution"):
+                given = activations[0] if activations else node.inputs[0]
+                if given.output.ndim >= 2:
+                    rows = given.output.detach().reshape(-1, given.output.shape[-1])
+                    yield Source(rows, weights[0], depth, operations)
+            elif weights:
+                yield Source(node.inputs[0].output.detach(), weights[0], depth, ("convolution",))
+            todo += [(n, depth + 1, ()) for n in activations]
+            # A learned query is a parameter that meets another.
+            if not activations:
+                for n in node.inputs:
+                    if n.output.ndim >= 2:
+                        rows = n.output.detach().reshape(-1, n.output.shape[-1])
+                        yield Source(rows, weights[-1] if weights else "", depth, operations)
+        else:
+            told = operations if node.operation in VIEWS else (*operations, node.operation)
+            if (
+                node.operation == "leaf"
+                and node.output.ndim >= 2
+                and node.output.is_floating_point()
+            ):
+                rows = node.output.detach().reshape(-1, node.output.shape[-1])
+                yield Source(rows, node.parameter, depth, told)
+            todo += [(n, depth, told) for n in node.inputs]

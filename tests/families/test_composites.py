@@ -1,0 +1,75 @@
+"""Models of parts are read part by part, each by its own configuration."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from wqk.attention import attention_plans
+from wqk.checkpoints import Checkpoint, TensorInfo
+from wqk.errors import CheckpointError
+
+
+class Named(Checkpoint):
+    """Tensors of which there are only names and shapes."""
+
+    def __init__(self, config: dict[str, object], shapes: dict[str, tuple[int, ...]]) -> None:
+        self.name, self.config = "toy", config
+        self._shapes = shapes
+
+    def read(self, parts: object) -> list[np.ndarray]:
+        raise AssertionError("only names and shapes are looked at")
+
+    def tensors(self) -> dict[str, TensorInfo]:
+        return {n: TensorInfo("F32", s, 4 * int(np.prod(s))) for n, s in self._shapes.items()}
+
+
+def pair(stem: str, layers: int, query: tuple[int, int], key: tuple[int, int]) -> dict:
+    return {
+        f"{stem}.{layer}.self_attn.{role}_proj.weight": shape
+        for layer in range(layers)
+        for role, shape in (("q", query), ("k", key))
+    }
+
+
+TEXT = {
+    "model_type": "llama", "hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+}  # fmt: skip
+VISION = {
+    "model_type": "siglip_vision_model", "hidden_size": 32, "num_attention_heads": 4,
+    "num_hidden_layers": 3,
+}  # fmt: skip
+LLAVA = {
+    **pair("model.language_model.layers", 2, (48, 48), (16, 48)),
+    **pair("model.vision_tower.vision_model.encoder.layers", 3, (32, 32), (32, 32)),
+}
+
+
+def test_each_part_has_its_own_heads() -> None:
+    config = {"model_type": "of-tomorrow", "text_config": TEXT, "vision_config": VISION}
+    plans = attention_plans(Named(config, LLAVA))
+    told = {(p.stack, p.query.heads, p.key.heads, p.query.head_width) for p in plans}
+    assert told == {("decoder", 6, 2, 8), ("vision", 4, 4, 8)}
+    assert [p.layer for p in plans if p.stack == "vision"] == [0, 1, 2]
+    assert {p.family for p in plans} == {"siglip-vision + llama"}
+
+
+def test_parts_within_parts_are_read() -> None:
+    config = {"model_type": "of-tomorrow", "thinker_config": {"text_config": TEXT}}
+    tensors = pair("thinker.model.layers", 2, (48, 48), (16, 48))
+    assert len(attention_plans(Named(config, tensors))) == 2
+
+
+def test_a_part_without_a_type_is_what_transformers_takes_it_for() -> None:
+    vision = {key: value for key, value in VISION.items() if key != "model_type"}
+    config = {"model_type": "paligemma", "text_config": TEXT, "vision_config": vision}
+    stacks = {plan.stack for plan in attention_plans(Named(config, LLAVA))}
+    assert "decoder" in stacks
+
+
+def test_two_towers_that_nothing_tells_apart_are_refused() -> None:
+    config = {"model_type": "of-tomorrow", "text_config": TEXT}
+    tensors = pair("a.layers", 2, (48, 48), (16, 48)) | pair("b.layers", 2, (48, 48), (16, 48))
+    with pytest.raises(CheckpointError, match=r"may lie under 'a\.' or 'b\.'"):
+        attention_plans(Named(config, tensors))
