@@ -1,0 +1,216 @@
+"""What a form's singular values and eigenvalues say, and what they would be by chance.
+
+======================  ==========================================  ==========================
+measure                 definition                                  reads as
+======================  ==========================================  ==========================
+`spectral_norm`         σ₁                                          largest score of unit vectors
+stable rank             ‖M‖²_F / σ₁²                                directions that carry the norm
+effective rank          exp(−Σ p log p), p = σ / Σσ                 directions in use
+eigenvalue positivity   Σ Re λ / Σ |λ|                              whether like attends to like
+======================  ==========================================  ==========================
+
+With A = Q_A S_A and B = Q_B S_B, the columns of each Q orthonormal, the core S_A S_Bᵀ has M's
+singular values and is at most R × R; BᵀA has M's eigenvalues but for zeros. The root S comes from
+the Gram matrix AᵀA = SᵀS in float64, which of float32 factors keeps more digits of the small
+singular values than a QR decomposition in float32 would, in a tenth of its time. Factors in float64
+take the QR decomposition.
+
+Axes: ``...`` a stack of forms, D width, R rank, K = min(R, D) rows of a root.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from array_api_compat import array_namespace
+
+from wqk._typing import Array, Float
+from wqk.forms.kernels import bits, gram, times_power
+
+if TYPE_CHECKING:
+    from wqk.forms import BilinearForm
+
+# Larger forms by chance are drawn at this rank: what is kept of them depends on R/D alone.
+LARGEST_DRAW = 256
+
+
+class Spectrum(NamedTuple):
+    """Measures of a form's spectrum, each (...).
+
+    Attributes
+    ----------
+    spectral_norm
+        σ₁, the largest score between vectors of length 1.
+    stable_rank
+        ‖M‖²_F / σ₁², between 1 and the rank. NaN for the zero matrix.
+    effective_rank
+        exp of the entropy of σ / Σσ, between 1 and the rank (Roy & Vetterli, 2007). NaN for the
+        zero matrix.
+    eigenvalue_positivity
+        Σ Re λ / Σ |λ|, 1 where every token attends to its like, −1 where to its opposite (Elhage
+        et al., 2021). NaN where all eigenvalues are 0, None where the form is not square.
+    """
+
+    spectral_norm: Float[Array, "*stack"]
+    stable_rank: Float[Array, "*stack"]
+    effective_rank: Float[Array, "*stack"]
+    eigenvalue_positivity: Float[Array, "*stack"] | None
+
+
+class NullSpectrum(NamedTuple):
+    """What factors with independent entries of one variance give, by shape.
+
+    Attributes
+    ----------
+    spectral_norm
+        Mean σ₁ over ‖M‖_F.
+    stable_rank, effective_rank
+        Their means.
+    eigenvalue_positivity_spread
+        Its standard deviation; its mean is 0. The root mean square of Σ λ over that of Σ |λ|.
+    """
+
+    spectral_norm: float
+    stable_rank: float
+    effective_rank: float
+    eigenvalue_positivity_spread: float | None
+
+
+def spectrum(form: BilinearForm) -> Spectrum:
+    """All measures of a form, or of a stack, in float64.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from wqk import BilinearForm
+    >>> spectrum(BilinearForm(np.eye(3, 2), np.eye(3, 2))).effective_rank.round(6)
+    np.float64(2.0)
+    """
+    moments = form.moments
+    xp = array_namespace(moments.query, moments.key)
+    values = xp.linalg.svdvals(_core(moments.query, moments.key, xp))
+    nothing = moments.square_norm == 0
+    values = xp.where(nothing[..., None], xp.asarray(math.nan, dtype=values.dtype), values)
+    largest = values[..., 0]
+    shares = values / xp.sum(values, axis=-1, keepdims=True)
+    logarithms = xp.log(xp.where(shares > 0, shares, xp.ones_like(shares)))
+    return Spectrum(
+        spectral_norm=_restored(largest, form, xp),
+        stable_rank=xp.sum(values * values, axis=-1) / (largest * largest),
+        effective_rank=xp.exp(-xp.sum(shares * logarithms, axis=-1)),
+        eigenvalue_positivity=_positivity(form, xp) if form.is_square else None,
+    )
+
+
+def spectral_norm(form: BilinearForm) -> Float[Array, "*stack"]:
+    """σ₁ alone, (...), in a fraction of the time: the largest eigenvalue of the core's square.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from wqk import BilinearForm
+    >>> spectral_norm(BilinearForm(np.array([[3.0], [0.0]]), np.array([[0.0], [2.0]]))).round(6)
+    np.float64(6.0)
+    """
+    moments = form.moments
+    xp = array_namespace(moments.query, moments.key)
+    core = _core(moments.query, moments.key, xp)
+    squares = xp.linalg.eigvalsh(xp.matmul(core, xp.matrix_transpose(core)))
+    return _restored(xp.sqrt(xp.clip(squares[..., -1], 0.0)), form, xp)
+
+
+@lru_cache(maxsize=256)
+def null_spectrum(d_query: int, d_key: int, rank: int) -> NullSpectrum:
+    """Means over random factors (d_query, rank) and (d_key, rank), drawn with a seed of their own.
+
+    A root of random factors is drawn itself (Bartlett, 1933), so that the width costs nothing.
+
+    Examples
+    --------
+    >>> by_chance = null_spectrum(4096, 4096, 128)
+    >>> round(by_chance.effective_rank), round(by_chance.eigenvalue_positivity_spread, 3)
+    (127, 0.012)
+    """
+    shrink = max(1.0, min(rank, max(d_query, d_key)) / LARGEST_DRAW)
+    wide, tall, width = (max(1, round(n / shrink)) for n in (d_query, d_key, rank))
+    random = np.random.default_rng(0)
+    draws = max(4, 4096 // width)
+    left, right = (_random_roots(random, draws, d, width) for d in (wide, tall))
+    values = np.linalg.svdvals(left @ right.swapaxes(-1, -2))
+    energy = (values**2).sum(axis=-1)
+    shares = values / values.sum(axis=-1, keepdims=True)
+    entropy = -(shares * np.log(np.where(shares > 0, shares, 1.0))).sum(axis=-1)
+    spread = None
+    if d_query == d_key:
+        # Given A, BᵀA is a matrix of independent entries times A's root, of which the trace has
+        # the variance ‖A‖².
+        crossed = random.standard_normal((draws, width, left.shape[-2])) @ left
+        sizes = np.abs(np.linalg.eigvals(crossed)).sum(axis=-1)
+        spread = math.sqrt((left**2).sum(axis=(-2, -1)).mean() / (sizes**2).mean()) / shrink
+    return NullSpectrum(
+        spectral_norm=float((values[:, 0] / np.sqrt(energy)).mean()) / math.sqrt(shrink),
+        stable_rank=float((energy / values[:, 0] ** 2).mean()) * shrink,
+        effective_rank=float(np.exp(entropy).mean()) * shrink,
+        eigenvalue_positivity_spread=spread,
+    )
+
+
+def _core(query: Array, key: Array, xp: Any) -> Float[Array, "... k_query k_key"]:
+    return xp.matmul(_root(query, xp), xp.matrix_transpose(_root(key, xp)))
+
+
+def _root(factor: Float[Array, "... d r"], xp: Any) -> Float[Array, "... k r"]:
+    """S with SᵀS = AᵀA, in float64."""
+    is_single = bits(factor, xp) == 32
+    factor = xp.astype(factor, xp.float64, copy=False)
+    if factor.shape[-2] <= factor.shape[-1]:
+        return factor
+    if not is_single:
+        return xp.linalg.qr(factor).R
+    square = gram(factor, xp)
+    try:
+        root = xp.matrix_transpose(xp.linalg.cholesky(square))
+        if bool(xp.all(xp.isfinite(root))):  # some libraries raise nothing
+            return root
+    except Exception as error:  # each library has its own class for a matrix that is not definite
+        if "LinAlg" not in type(error).__name__:
+            raise
+    values, vectors = xp.linalg.eigh(square)
+    return xp.sqrt(xp.clip(values, 0.0))[..., None] * xp.matrix_transpose(vectors)
+
+
+def _positivity(form: BilinearForm, xp: Any) -> Float[Array, "*stack"]:
+    """Σ Re λ / Σ |λ|, NaN where the eigenvalues are nothing but rounding."""
+    query, key = (
+        xp.astype(f, xp.float64, copy=False) for f in (form.moments.query, form.moments.key)
+    )
+    if form.rank < form.shape[0]:
+        crossed = xp.matmul(xp.matrix_transpose(key), query)
+    else:
+        crossed = xp.matmul(query, xp.matrix_transpose(key))
+    sizes = xp.sum(xp.abs(xp.linalg.eigvals(crossed)), axis=-1)
+    reach = xp.sqrt(xp.sum(query**2, axis=(-2, -1)) * xp.sum(key**2, axis=(-2, -1)))
+    # The eigenvalues of a nilpotent matrix come out as roots of the rounding.
+    is_rounding = sizes <= form.rank * math.sqrt(float(xp.finfo(xp.float64).eps)) * reach
+    traces = xp.sum(xp.linalg.diagonal(crossed), axis=-1)
+    nan = xp.full_like(traces, math.nan)
+    return xp.where(is_rounding, nan, traces / xp.where(is_rounding, xp.ones_like(sizes), sizes))
+
+
+def _restored(values: Array, form: BilinearForm, xp: Any) -> Array:
+    """With the power of two that the kernels took off, and 0 for the zero matrix."""
+    exponent = xp.astype(form.moments.exponent, xp.float64)
+    values = times_power(values, exponent)
+    return xp.where(form.moments.square_norm == 0, xp.zeros_like(values), values)
+
+
+def _random_roots(random: np.random.Generator, draws: int, d: int, rank: int) -> np.ndarray:
+    """Roots of ``draws`` factors (d, rank) with independent normal entries."""
+    if d <= rank:
+        return random.standard_normal((draws, d, rank))
+    roots = np.triu(random.standard_normal((draws, rank, rank)), 1)
+    roots[:, range(rank), range(rank)] = np.sqrt(random.chisquare(d - np.arange(rank), (draws, rank)))
+    return roots
