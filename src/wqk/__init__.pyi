@@ -21,6 +21,7 @@ from .reporting import write_report as write_report
 from .scanning.details import Details as Details
 from .scanning.details import read_details as read_details
 from .scanning.differences import diff as diff
+from .scanning.same import same as same
 from .scanning.scan import scan as scan
 from .scanning.surveys import survey as survey
 from .scanning.tables import ScoreTable as ScoreTable

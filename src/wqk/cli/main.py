@@ -16,6 +16,7 @@ from wqk.cli.diff import diff
 from wqk.cli.explain import explain
 from wqk.cli.figure import figure
 from wqk.cli.report import report
+from wqk.cli.same import same
 from wqk.cli.scan import scan
 from wqk.cli.show import show
 from wqk.cli.speedup import speedup
@@ -51,8 +52,8 @@ def command(debug: bool) -> None:
 
 # fmt: off
 for verb in (
-    scan, explain, verify, show, diff, survey, atlas, report, figure, corpus, train, speedup,
-    theory, demo,
+    scan, explain, verify, show, diff, same, survey, atlas, report, figure, corpus, train,
+    speedup, theory, demo,
 ):
     command.add_command(verb)
 # fmt: on

@@ -212,5 +212,7 @@ def _random_roots(random: np.random.Generator, draws: int, d: int, rank: int) ->
     if d <= rank:
         return random.standard_normal((draws, d, rank))
     roots = np.triu(random.standard_normal((draws, rank, rank)), 1)
-    roots[:, range(rank), range(rank)] = np.sqrt(random.chisquare(d - np.arange(rank), (draws, rank)))
+    roots[:, range(rank), range(rank)] = np.sqrt(
+        random.chisquare(d - np.arange(rank), (draws, rank))
+    )
     return roots

@@ -1,0 +1,275 @@
+"""Whether two blocks attend the same way, and if not, what one would have to undo.
+
+Compared are the forms M(N) = scale · A R(−N) Bᵀ of every head on normalized inputs, with biases,
+at a few relative distances N. They do not see what leaves the attention alone: rotations within a
+head, a factor moved from queries to keys, norms or the scale folded into weights. Distances come
+from R × R Gram matrices, ⟨M_a, M_b⟩ = Σ (A_aᵀA_b) ∘ (B_aᵀB_b).
+
+Where a block differs, its heads are looked for among the other's: every query head with every key
+head, as it is and transposed, up to a factor. What matches is confirmed by the exact distance.
+
+Axes: H query heads, G key heads, D model width and 1 for the biases, R head width, P probes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from wqk._typing import Float
+from wqk.attention.mismatches import (
+    Mismatch,
+    OtherBias,
+    OtherHeadOrder,
+    OtherPairing,
+    OtherRotary,
+    Scaled,
+    Transposed,
+    Unexplained,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from wqk.families.rotary import Rotary
+
+# Probe vectors on either side; P² numbers tell heads apart.
+PROBES = 8
+
+# How many times the expected rounding two equal forms may lie apart.
+SAFETY = 1.5
+
+# Products of float64 Gram matrices resolve no smaller distance, relative to ‖A‖ ‖B‖.
+RESOLUTION = 1e-7
+
+# How near 1 the cosine of two heads' probes has to be for them to be worth an exact comparison.
+ALIKE = 0.99
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """What a block's scores are made of, in float64.
+
+    Attributes
+    ----------
+    query, key
+        (H, R, D) with the score's scale in it, and (G, R, D); the last of D multiplies the 1 that
+        stands for the biases. Query head h meets key head h // (H/G).
+    rotary
+        The rotation of queries and keys, if any.
+    rounding
+        Half the distance between neighboring numbers of the type of storage, relative to them.
+    """
+
+    query: Float[np.ndarray, "heads width d"]
+    key: Float[np.ndarray, "key_heads width d"]
+    rotary: Rotary | None
+    rounding: float
+
+    @property
+    def pairing(self) -> np.ndarray:
+        """The key head of each query head, (H,)."""
+        return np.arange(len(self.query)) // (len(self.query) // len(self.key))
+
+    def heads(self) -> Heads:
+        """Every head's two factors."""
+        return Heads(self.query, self.key[self.pairing], self.rotary)
+
+
+class Heads(NamedTuple):
+    """Factors of one form per head, (H, R, D) each."""
+
+    query: np.ndarray
+    key: np.ndarray
+    rotary: Rotary | None
+
+
+class Distances(NamedTuple):
+    """How far apart two blocks are.
+
+    Attributes
+    ----------
+    relative
+        ‖M_a(N) − M_b(N)‖ / ‖M_a(N)‖, (distances, H).
+    tolerance
+        What rounding explains of it, (H,).
+    """
+
+    relative: Float[np.ndarray, "distances heads"]
+    tolerance: Float[np.ndarray, " heads"]
+
+    @property
+    def agree(self) -> bool:
+        """Whether rounding explains all of it."""
+        return bool((self.relative <= self.tolerance).all())
+
+
+def distances(a: Scoring, b: Scoring, at: Sequence[int]) -> Distances:
+    """Relative distances of two blocks, head by head, at each relative position of ``at``."""
+    return _distances(a.heads(), b.heads(), at, a.rounding, b.rounding)
+
+
+def mismatches(a: Scoring, b: Scoring, at: Sequence[int]) -> tuple[Mismatch, ...]:
+    """What tells b from a: nothing, the named changes that explain it, or `Unexplained`.
+
+    Parameters
+    ----------
+    a, b
+        Blocks with the same number of query heads and the same width.
+    at
+        Relative positions to compare at, 0 first; only 0 counts without rotary positions.
+    """
+    if distances(a, b, at).agree:
+        return ()
+    explanations = [
+        (*first, *rest) for first, view in _views(b) if (rest := _explain(a, view, at)) is not None
+    ]
+    if explanations:
+        return min(explanations, key=len)
+    bare_a, bare_b = (replace(s, query=s.query[..., :-1], key=s.key[..., :-1]) for s in (a, b))
+    if distances(bare_a, bare_b, at).agree:
+        return (OtherBias(),)
+    return (Unexplained(),)
+
+
+def _views(b: Scoring) -> Iterator[tuple[tuple[Mismatch, ...], Scoring]]:
+    """The block as it is, and with one side's rotary order changed."""
+    yield (), b
+    if b.rotary is None:
+        return
+    for side, order in product(("query", "key"), ("half", "interleaved")):
+        factor = getattr(b, side)
+        rows = _reordered(b.rotary, factor.shape[1], order)
+        yield (OtherRotary(one_side=side),), replace(b, **{side: factor[:, rows]})
+
+
+def _reordered(rotary: Rotary, width: int, order: str) -> np.ndarray:
+    """Rows of a head that lie in the other order in this one, with those beyond the rotation."""
+    pairs = len(rotary.frequencies)
+    if order == "half":
+        turned = np.arange(2 * pairs).reshape(pairs, 2).T
+    else:
+        turned = np.arange(2 * pairs).reshape(2, pairs).T
+    return np.concatenate([turned.ravel(), np.arange(2 * pairs, width)])
+
+
+def _explain(a: Scoring, b: Scoring, at: Sequence[int]) -> tuple[Mismatch, ...] | None:
+    """The changes after which b is a; None where some head is not among b's."""
+    match = _match(a, b)
+    if match is None:
+        return None
+    query_heads, key_heads, flipped = match
+    query, key = b.query[query_heads], b.key[key_heads]
+    if flipped:
+        query, key = key, query
+    for rotary in _rotations(a.rotary, b.rotary):
+        heads = Heads(query, key, rotary)
+        factors = _factors(a.heads(), heads, a.rounding + b.rounding)
+        scaled = heads._replace(query=query * factors[:, None, None])
+        if _distances(a.heads(), scaled, at, a.rounding, b.rounding).agree:
+            return tuple(_named(a, b, match, rotary, factors))
+    return None
+
+
+def _named(
+    a: Scoring, b: Scoring, match: Match, rotary: Rotary | None, factors: np.ndarray
+) -> Iterator[Mismatch]:
+    query_heads, key_heads, flipped = match
+    if not np.array_equal(b.pairing[query_heads], key_heads):
+        yield OtherPairing(tuple(map(int, query_heads)), tuple(map(int, key_heads)), len(b.key))
+    elif not np.array_equal(query_heads, np.arange(len(query_heads))):
+        yield OtherHeadOrder(tuple(map(int, query_heads)))
+    if flipped:
+        yield Transposed()
+    if rotary is not b.rotary:
+        yield OtherRotary.between(rotary, b.rotary)
+    if (factors != 1).any():
+        yield Scaled(tuple(map(float, 1 / factors)), a.query.shape[1])
+
+
+class Match(NamedTuple):
+    """Which of b's query and key heads make each of a's heads, (H,), and whether transposed."""
+
+    query_heads: np.ndarray
+    key_heads: np.ndarray
+    flipped: bool
+
+
+def _match(a: Scoring, b: Scoring) -> Match | None:
+    """The pair of b's heads most like each of a's heads at distance 0, by random probes."""
+    random = np.random.default_rng(0)
+    left, right = random.standard_normal((2, PROBES, a.query.shape[-1]))
+    ours = _probed(a.heads().query @ left.T, a.heads().key @ right.T)
+    straight = _probed((b.query @ left.T)[:, None], (b.key @ right.T)[None])
+    flipped = _probed((b.query @ right.T)[:, None], (b.key @ left.T)[None]).swapaxes(-1, -2)
+    heads = np.arange(len(a.query))
+    for is_flipped, theirs in ((False, straight), (True, flipped)):
+        cosines = np.abs(np.einsum("hij,qkij->hqk", ours, theirs))
+        # Where heads are equal, each is its own best match, and keeps its own key.
+        cosines[heads, heads] += 1e-9
+        cosines[:, heads, b.pairing] += 2e-9
+        best = cosines.reshape(len(heads), -1).argmax(axis=1)
+        if (cosines.reshape(len(heads), -1).max(axis=1) > ALIKE).all():
+            query_heads, key_heads = np.divmod(best, len(b.key))
+            return Match(query_heads, key_heads, is_flipped)
+    return None
+
+
+def _probed(query: np.ndarray, key: np.ndarray) -> np.ndarray:
+    """Scores of probes, (..., P, P), of factors that met them (..., R, P); of norm 1."""
+    scores = query.swapaxes(-1, -2) @ key
+    return np.asarray(scores / np.linalg.norm(scores, axis=(-2, -1), keepdims=True))
+
+
+def _rotations(a: Rotary | None, b: Rotary | None) -> Iterator[Rotary | None]:
+    """The rotation that b has, and those that it might have had; a's frequencies come with a."""
+    yield b
+    for order, frequencies in product(("half", "interleaved"), (b, a)):
+        if frequencies is not None and (order, frequencies) != (getattr(b, "order", None), b):
+            yield replace(frequencies, order=order)
+    if a is None:
+        yield None
+
+
+def _factors(a: Heads, b: Heads, rounding: float) -> np.ndarray:
+    """The factor of each head that brings b nearest to a at distance 0; 1 where it is rounding."""
+    across, own = _inner(a, b, 0), _inner(b, b, 0)
+    factors = across / np.where(own > 0, own, 1.0)
+    return np.where(np.abs(factors - 1) <= SAFETY * rounding + RESOLUTION, 1.0, factors)
+
+
+def _distances(
+    a: Heads, b: Heads, at: Sequence[int], rounding_a: float, rounding_b: float
+) -> Distances:
+    squares = np.stack([_inner(a, a, n) for n in at])
+    across = squares + np.stack([_inner(b, b, n) - 2 * _inner(a, b, n) for n in at])
+    norms = np.sqrt(np.where(squares > 0, squares, 1.0))
+    # Independent roundings of entries move M by the norms of the columns' products.
+    sizes = [np.square(factor).sum(axis=-1) for factor in (a.query, a.key)]
+    columns = np.sqrt((sizes[0] * sizes[1]).sum(axis=-1))
+    reach = np.sqrt(sizes[0].sum(axis=-1) * sizes[1].sum(axis=-1))
+    rounding = SAFETY * np.hypot(rounding_a, rounding_b)
+    return Distances(
+        np.sqrt(across.clip(min=0)) / norms,
+        (rounding * columns + RESOLUTION * reach) / norms[0],
+    )
+
+
+def _inner(a: Heads, b: Heads, distance: int) -> Float[np.ndarray, " heads"]:
+    """⟨M_a(N), M_b(N)⟩ of each head."""
+    queries = a.query @ b.query.swapaxes(-1, -2)
+    if distance:
+        queries = _turned(queries, b.rotary, distance).swapaxes(-1, -2)
+        queries = _turned(queries, a.rotary, distance).swapaxes(-1, -2)
+    keys = a.key @ b.key.swapaxes(-1, -2)
+    return np.asarray((queries * keys).sum(axis=(-2, -1)))
+
+
+def _turned(vectors: np.ndarray, rotary: Rotary | None, distance: int) -> np.ndarray:
+    """Vectors (..., N, R), all turned to one position."""
+    if rotary is None:
+        return vectors
+    return rotary.rotate(vectors, np.full(vectors.shape[-2], distance))

@@ -1,0 +1,238 @@
+"""Whether two checkpoints hold the same attention, for those who convert or rewrite models."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wqk.attention import attention_plans
+from wqk.attention.coordinates import Coordinates, lacks_norm, read_block
+from wqk.attention.mismatches import Mismatch, OtherSetting
+from wqk.attention.sameness import Scoring, distances, mismatches
+from wqk.checkpoints import open_checkpoint
+from wqk.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from wqk.checkpoints import Checkpoint
+    from wqk.families import AttentionPlan
+
+# Half the distance between neighboring numbers of a type, relative to them.
+ROUNDING = {
+    "F64": 2.0**-53,
+    "F32": 2.0**-24,
+    "F16": 2.0**-11,
+    "BF16": 2.0**-8,
+    "F8_E4M3": 2.0**-4,
+    "F8_E5M2": 2.0**-3,
+}
+
+# Tokens between query and key at which rotary positions are compared: none, one, many.
+DISTANCES = (0, 1, 1024)
+
+# Norms are folded in and biases kept, so that neither hides a difference or makes one.
+FOLDED = Coordinates(fold_norm=True, bias=True)
+UNFOLDED = Coordinates(bias=True)
+
+
+@dataclass(frozen=True)
+class BlockComparison:
+    """One block of two checkpoints.
+
+    Attributes
+    ----------
+    stack, kind, layer
+        Which, in the first checkpoint.
+    distance
+        The largest ‖M_a(N) − M_b(N)‖ / ‖M_a(N)‖ over heads, by relative position N.
+    head
+        The head in which it is largest.
+    tolerance
+        What the rounding of the stored numbers explains of that head's.
+    mismatches
+        What tells the second block from the first; empty where they are the same.
+    """
+
+    stack: str
+    kind: str
+    layer: int
+    distance: dict[int, float]
+    head: int
+    tolerance: float
+    mismatches: tuple[Mismatch, ...]
+
+    @property
+    def same(self) -> bool:
+        """Whether the blocks attend the same way."""
+        return not self.mismatches
+
+    @property
+    def reason(self) -> str:
+        """What tells the blocks apart, as text."""
+        return "; ".join(map(str, self.mismatches))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two checkpoints, block by block.
+
+    Attributes
+    ----------
+    checkpoint, other
+        Their names.
+    blocks
+        In the first checkpoint's order.
+    """
+
+    checkpoint: str
+    other: str
+    blocks: tuple[BlockComparison, ...]
+
+    @property
+    def same(self) -> bool:
+        """Whether every block attends the same way."""
+        return all(block.same for block in self.blocks)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values, for JSON."""
+        blocks = [
+            asdict(block)
+            | {
+                "same": block.same,
+                "mismatches": [
+                    {"verdict": m.verdict, "reason": str(m), **asdict(m)} for m in block.mismatches
+                ],
+            }
+            for block in self.blocks
+        ]
+        return {
+            "checkpoint": self.checkpoint, "other": self.other, "same": self.same, "blocks": blocks,
+        }  # fmt: skip
+
+
+def same(
+    ref: Any,
+    other: Any,
+    *,
+    family: Path | None = None,
+    other_family: Path | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Comparison:
+    """Compare the attention of two checkpoints of one model, whatever their families and layouts.
+
+    Exact, from the weights: nothing is run. What leaves the attention alone is not seen: rotations
+    within heads, factors moved between queries and keys, folded norms and scales, storage types.
+    Where a block differs, the reason is named if it is a known mistake: rotary order or base, the
+    order or the pairing of heads, queries and keys exchanged, a factor, biases.
+
+    Parameters
+    ----------
+    ref, other
+        As for `wqk.open_checkpoint`: folders, files, hub ids, live modules.
+    family, other_family
+        Family files to use instead of the model types' own.
+    on_progress
+        Called after every block with the number done and the number of all.
+
+    Raises
+    ------
+    CheckpointError
+        The two have other numbers of blocks, heads or dimensions, so that nothing can be compared.
+
+    Examples
+    --------
+    >>> import wqk
+    >>> model = wqk.demo_model("decoder")
+    >>> wqk.same(model, model).same
+    True
+    """
+    checkpoints = open_checkpoint(ref), open_checkpoint(other)
+    plans = [
+        attention_plans(checkpoint, chosen)
+        for checkpoint, chosen in zip(checkpoints, (family, other_family), strict=True)
+    ]
+    if len(plans[0]) != len(plans[1]):
+        raise CheckpointError(
+            f"{checkpoints[0].name} has {len(plans[0])} attention blocks and {checkpoints[1].name} "
+            f"{len(plans[1])}; only models of one depth can be compared"
+        )
+    blocks = []
+    for pair in zip(*plans, strict=True):
+        blocks.append(_compare(checkpoints, pair))
+        if on_progress:
+            on_progress(len(blocks), len(plans[0]))
+    return Comparison(checkpoints[0].name, checkpoints[1].name, tuple(blocks))
+
+
+def _compare(
+    checkpoints: tuple[Checkpoint, Checkpoint], plans: tuple[AttentionPlan, AttentionPlan]
+) -> BlockComparison:
+    a, b = map(_scoring, checkpoints, plans)
+    if (len(a.query), *a.query.shape[2:]) != (len(b.query), *b.query.shape[2:]):
+        sizes = [f"{len(s.query)} heads on {s.query.shape[-1] - 1} dimensions" for s in (a, b)]
+        raise CheckpointError(
+            f"layer {plans[0].layer} of the {plans[0].stack} has {sizes[0]} in "
+            f"{checkpoints[0].name} and {sizes[1]} in {checkpoints[1].name}; only equal ones can "
+            "be compared"
+        )
+    at = DISTANCES if a.rotary or b.rotary else DISTANCES[:1]
+    found = distances(a, b, at)
+    worst = int((found.relative.max(axis=0) / found.tolerance).argmax())
+    return BlockComparison(
+        plans[0].stack,
+        plans[0].rule.kind,
+        plans[0].layer,
+        dict(zip(at, map(float, found.relative.max(axis=1)), strict=True)),
+        worst,
+        float(found.tolerance[worst]),
+        (*mismatches(a, b, at), *_settings(*plans)),
+    )
+
+
+def _scoring(checkpoint: Checkpoint, plan: AttentionPlan) -> Scoring:
+    """A block's scores in float64, on normalized inputs where a norm feeds it."""
+    coordinates = UNFOLDED if lacks_norm(plan, FOLDED) else FOLDED
+    ((_, form),) = read_block(checkpoint, plan, coordinates).forms
+    query, key = (
+        factor.astype(np.float64).swapaxes(-1, -2).reshape(-1, *factor.shape[:-3:-1])
+        for factor in (form.query, form.key)
+    )
+    rotary = plan.rotary
+    if rotary is not None and rotary.amplitude != 1:
+        # On queries and on keys, at every distance.
+        turned = query.swapaxes(-1, -2)
+        for _ in range(2):
+            turned = rotary.rotate(turned, np.zeros(turned.shape[-2]))
+        query, rotary = turned.swapaxes(-1, -2), replace(rotary, amplitude=1.0)
+    types = {checkpoint.info(part.name).dtype for part in plan.parts.values()}
+    return Scoring(
+        query * plan.scale,
+        key,
+        rotary,
+        max(ROUNDING.get(dtype, ROUNDING["F8_E5M2"]) for dtype in types),
+    )
+
+
+def _settings(a: AttentionPlan, b: AttentionPlan) -> Iterator[OtherSetting]:
+    """What the score holds beside the form, where it is not the same."""
+
+    def of(plan: AttentionPlan) -> dict[str, Any]:
+        return {
+            "mask": "causal" if plan.causal else "none",
+            "window": plan.window,
+            "softcap": plan.softcap,
+            "limit of queries and keys": plan.clip,
+            "positions added to the score": plan.position or None,
+            "norm of queries": plan.rule.norm if plan.query_norm else None,
+            "norm of keys": plan.rule.norm if plan.key_norm else None,
+            "sinks": "learned" if plan.sinks else None,
+        }
+
+    theirs = of(b)
+    for name, value in of(a).items():
+        if value != theirs[name]:
+            yield OtherSetting(name, str(value or "none"), str(theirs[name] or "none"))

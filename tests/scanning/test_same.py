@@ -1,0 +1,305 @@
+"""Conversions of a tiny LLaMA, faithful and faulty: each fault is named, each freedom unseen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from wqk.checkpoints.live import StateDict
+from wqk.errors import CheckpointError
+from wqk.scanning.same import same
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+LAYERS, D, H, G, R = 2, 48, 6, 2, 8
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": D,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": H,
+    "num_key_value_heads": G,
+    "head_dim": R,
+    "rope_theta": 10_000.0,
+}
+# The same model as its authors wrote it: other names, pairs of dimensions side by side.
+ORIGINAL = """
+name = "original"
+model_types = ["original"]
+[[attention]]
+stack = "decoder"
+query = "layers.{layer}.attention.wq"
+key = "layers.{layer}.attention.wk"
+input_norm = "layers.{layer}.attention_norm"
+causal = true
+[attention.rotary]
+order = "interleaved"
+"""
+
+Tensors = dict[str, np.ndarray]
+
+
+def llama(dtype: str = "float32") -> Tensors:
+    random = np.random.default_rng(0)
+    tensors = {}
+    for layer in range(LAYERS):
+        at = f"model.layers.{layer}"
+        for side, heads in (("q", H), ("k", G)):
+            weight = random.standard_normal((heads * R, D)) / np.sqrt(D)
+            tensors[f"{at}.self_attn.{side}_proj.weight"] = weight.astype(dtype)
+            bias = random.standard_normal(heads * R)
+            tensors[f"{at}.self_attn.{side}_proj.bias"] = bias.astype(dtype)
+        gain = 1 + 0.3 * random.standard_normal(D)
+        tensors[f"{at}.input_layernorm.weight"] = gain.astype(dtype)
+    return tensors
+
+
+def opened(tensors: Tensors, **changes: Any) -> StateDict:
+    return StateDict(tensors, CONFIG | changes, "tiny")
+
+
+def edited(
+    edit: Callable[[np.ndarray], np.ndarray], side: str, layer: int | None = None
+) -> Tensors:
+    """The model with the heads (heads, R, D) or (heads, R) of one side edited."""
+    tensors = llama()
+    for name, value in tensors.items():
+        if f".{side}_proj." in name and (layer is None or f".{layer}." in name):
+            heads = value.reshape(-1, R, *value.shape[1:])
+            tensors[name] = edit(heads).reshape(value.shape).astype(value.dtype)
+    return tensors
+
+
+def interleaved(heads: np.ndarray) -> np.ndarray:
+    """Dimension k and k + R/2 side by side."""
+    return (
+        heads.reshape(len(heads), 2, R // 2, *heads.shape[2:]).swapaxes(1, 2).reshape(heads.shape)
+    )
+
+
+def both(edit: Callable[[np.ndarray], np.ndarray]) -> Tensors:
+    return edited(edit, "q") | {n: v for n, v in edited(edit, "k").items() if ".k_proj." in n}
+
+
+def verdicts(comparison: Any) -> list[str]:
+    return [m.verdict for m in comparison.blocks[0].mismatches]
+
+
+def test_equal_models_are_the_same() -> None:
+    comparison = same(opened(llama()), opened(llama()))
+    assert comparison.same
+    assert comparison.blocks[0].distance == pytest.approx({0: 0, 1: 0, 1024: 0}, abs=1e-7)
+
+
+def turned_planes(heads: np.ndarray) -> np.ndarray:
+    """Each rotary plane turned by an angle of its own, which commutes with the positions."""
+    angles = np.arange(1, R // 2 + 1).reshape(-1, *[1] * (heads.ndim - 2))
+    a, b = heads[:, : R // 2], heads[:, R // 2 :]
+    cosine, sine = np.cos(angles), np.sin(angles)
+    return np.concatenate([a * cosine - b * sine, a * sine + b * cosine], axis=1)
+
+
+def test_turning_within_heads_is_not_seen() -> None:
+    assert same(opened(llama()), opened(both(turned_planes))).same
+
+
+def test_a_factor_that_moves_from_queries_to_keys_is_not_seen() -> None:
+    moved = edited(lambda q: q / 3, "q") | {
+        n: v for n, v in edited(lambda k: k * 3, "k").items() if ".k_proj." in n
+    }
+    assert same(opened(llama()), opened(moved)).same
+
+
+def test_folded_norms_are_not_seen() -> None:
+    folded = llama()
+    for name in list(folded):
+        if name.endswith("proj.weight"):
+            gain = name.split(".self_attn")[0] + ".input_layernorm.weight"
+            folded[name] = folded[name] * folded[gain]
+    for name in folded:
+        if "layernorm" in name:
+            folded[name] = np.ones_like(folded[name])
+    assert same(opened(llama()), opened(folded)).same
+
+
+def test_a_folded_scale_is_not_seen(tmp_path: Path) -> None:
+    family = tmp_path / "unscaled.toml"
+    family.write_text(
+        'name = "unscaled"\nmodel_types = []\n[[attention]]\nstack = "decoder"\nscale = []\n'
+        'query = "layers.{layer}.self_attn.q_proj"\nkey = "layers.{layer}.self_attn.k_proj"\n'
+        'input_norm = "layers.{layer}.input_layernorm"\ncausal = true\nwindow = "sliding_window"\n'
+        '[attention.rotary]\norder = "half"\n'
+    )
+    folded = edited(lambda q: q / np.sqrt(R), "q")
+    assert same(opened(llama()), opened(folded), other_family=family).same
+    wrong = same(opened(llama()), opened(llama()), other_family=family)
+    assert wrong.blocks[0].reason == "scaled by 2.828 = √8, of the score's scale"
+
+
+@pytest.mark.parametrize("kind", ["BF16", "F16"])
+def test_rounding_of_the_stored_type_is_not_seen(kind: str) -> None:
+    torch = pytest.importorskip("torch")
+    dtype = {"BF16": torch.bfloat16, "F16": torch.float16}[kind]
+    rounded = {name: torch.tensor(value).to(dtype) for name, value in llama().items()}
+    comparison = same(opened(llama()), opened(rounded))
+    assert comparison.same
+    assert comparison.blocks[0].distance[0] > 1e-5
+    # Once more than the rounding, in one head: seen.
+    faulty = {n: v.clone() for n, v in rounded.items()}
+    name = "model.layers.1.self_attn.q_proj.weight"
+    faulty[name][:R] += 0.05 * faulty[name][:R].std() * torch.randn(R, D).to(dtype)
+    assert [b.same for b in same(opened(llama()), opened(faulty)).blocks] == [True, False]
+
+
+def test_expanded_key_heads_are_not_seen() -> None:
+    expanded = edited(lambda k: k, "k")
+    for name in [n for n in expanded if ".k_proj." in n]:
+        value = expanded[name]
+        expanded[name] = (
+            value.reshape(G, R, *value.shape[1:]).repeat(H // G, 0).reshape(-1, *value.shape[1:])
+        )
+    assert same(opened(llama()), opened(expanded, num_key_value_heads=H)).same
+
+
+def original(reorder: bool) -> StateDict:
+    """The twin as its authors wrote it; with the weights left as they were, the order is wrong."""
+    tensors = both(interleaved) if reorder else llama()
+    names = {
+        "model.": "", "self_attn.q_proj": "attention.wq", "self_attn.k_proj": "attention.wk",
+        "input_layernorm": "attention_norm",
+    }  # fmt: skip
+    renamed = {}
+    for name, value in tensors.items():
+        for old, new in names.items():
+            name = name.replace(old, new)
+        renamed[name] = value
+    return StateDict(renamed, CONFIG | {"model_type": "original"}, "original")
+
+
+def test_original_format_twin_in_both_orders(tmp_path: Path) -> None:
+    family = tmp_path / "original.toml"
+    family.write_text(ORIGINAL)
+    assert same(opened(llama()), original(reorder=True), other_family=family).same
+    wrong = same(opened(llama()), original(reorder=False), other_family=family)
+    assert verdicts(wrong) == ["other rotary positions"]
+    assert wrong.blocks[0].distance[0] < 1e-6 < wrong.blocks[0].distance[1]
+    reason = "rotary order: weights lie half, are read interleaved"
+    assert wrong.blocks[0].reason == f"same at distance 0, other {reason}"
+
+
+FAULTS: dict[str, tuple[Tensors, dict[str, Any], list[str]]] = {
+    "rotary order": (both(interleaved), {}, ["other rotary positions"]),
+    "rotary base": (llama(), {"rope_theta": 500_000.0}, ["other rotary positions"]),
+    "rotary scaling": (
+        llama(),
+        {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+        ["other rotary positions"],
+    ),
+    "rotary order of the keys": (edited(interleaved, "k"), {}, ["other rotary positions"]),
+    "order and base": (both(interleaved), {"rope_theta": 5e5}, ["other rotary positions"]),
+    # Key heads 1, 0 with their queries 3, 4, 5, 0, 1, 2.
+    "order of heads": (
+        both(lambda heads: np.roll(heads, len(heads) // 2, axis=0)),
+        {},
+        ["same heads in another order"],
+    ),
+    # Queries as h mod G would want them.
+    "pairing": (
+        edited(lambda q: q.reshape(G, H // G, *q.shape[1:]).swapaxes(0, 1), "q"),
+        {},
+        ["other pairing of query and key heads"],
+    ),
+    "keys in another order": (
+        edited(lambda k: k[::-1], "k"),
+        {},
+        ["other pairing of query and key heads"],
+    ),
+    "factor": (edited(lambda q: q * np.sqrt(R), "q"), {}, ["scaled"]),
+    "factor and order": (
+        both(lambda heads: 2 * interleaved(heads)),
+        {},
+        ["other rotary positions", "scaled"],
+    ),
+    "sign": (edited(lambda q: -q, "q"), {}, ["scaled"]),
+    "noise": (edited(lambda q: q[:, ::-1], "q"), {}, ["other"]),
+    "window": (llama(), {"sliding_window": 16}, ["other setting"]),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_named(fault: str) -> None:
+    tensors, changes, expected = FAULTS[fault]
+    comparison = same(opened(llama()), opened(tensors, **changes))
+    assert verdicts(comparison) == expected
+    assert not comparison.same
+
+
+def test_what_the_reasons_say() -> None:
+    def reason(fault: str) -> str:
+        tensors, changes, _ = FAULTS[fault]
+        return same(opened(llama()), opened(tensors, **changes)).blocks[0].reason
+
+    assert reason("pairing").endswith(
+        "query head h belongs to key head h mod 2, is read with h // 3"
+    )
+    assert reason("order of heads") == "same heads in another order: 3 4 5 0 1 2"
+    assert reason("rotary base") == (
+        "same at distance 0, other rotary base or scaling: slowest frequency 0.001 expected, "
+        "5.32e-05 found"
+    )
+    assert reason("factor").startswith("scaled by 2.828 = √8")
+    assert reason("sign") == "scaled by -1"
+
+
+def test_queries_and_keys_exchanged() -> None:
+    """Possible only where there are as many key heads as query heads."""
+    tensors = {n: v for n, v in llama().items() if ".k_proj." not in n}
+    for name in [n for n in tensors if ".q_proj." in n]:
+        random = np.random.default_rng(len(name))
+        tensors[name.replace("q_proj", "k_proj")] = random.standard_normal(
+            tensors[name].shape
+        ).astype(np.float32)
+    swapped = {
+        n.replace("q_proj", "x").replace("k_proj", "q_proj").replace("x", "k_proj"): v
+        for n, v in tensors.items()
+    }
+    full = {"num_key_value_heads": H}
+    assert verdicts(same(opened(tensors, **full), opened(swapped, **full))) == ["transposed"]
+
+
+def test_missing_biases() -> None:
+    bare = {n: v for n, v in llama().items() if not n.endswith("q_proj.bias")}
+    assert verdicts(same(opened(llama()), opened(bare))) == ["same weights, other biases"]
+
+
+def test_one_line_for_each_block_that_differs() -> None:
+    comparison = same(opened(llama()), opened(edited(lambda q: 2 * q, "q", layer=1)))
+    assert [block.same for block in comparison.blocks] == [True, False]
+    assert comparison.blocks[1].reason == "scaled by 2"
+
+
+def test_models_that_cannot_be_compared() -> None:
+    with pytest.raises(CheckpointError, match="only equal ones can be compared"):
+        same(opened(llama()), opened(llama(), num_attention_heads=3, num_key_value_heads=1))
+    shallow = {n: v for n, v in llama().items() if ".1." not in n}
+    with pytest.raises(CheckpointError, match="has 2 attention blocks and tiny 1"):
+        same(opened(llama()), opened(shallow, num_hidden_layers=1))
+
+
+def test_a_live_module_and_its_file(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        **{k: v for k, v in CONFIG.items() if k not in ("model_type", "rope_theta")},
+        vocab_size=32, intermediate_size=32,
+    )  # fmt: skip
+    model = transformers.LlamaModel(config)
+    model.save_pretrained(tmp_path)
+    assert same(model, tmp_path).same
+    with torch.no_grad():
+        model.layers[1].self_attn.k_proj.weight.mul_(1.5)
+    assert [block.same for block in same(model, tmp_path).blocks] == [True, False]
