@@ -30,9 +30,9 @@ def test_seeds_of_one_recipe_are_one_cell_whatever_their_order() -> None:
 
 
 def test_a_field_that_older_runs_lack_does_not_part_them() -> None:
-    old, new = run(seed=1), run(seed=2, init_keep_norm=False)
+    old, new = run(seed=1), run(seed=2, init_norm=None)
     assert len(cells([old, new])) == 1
-    assert len(cells([old, run(init_keep_norm=True)])) == 2
+    assert len(cells([old, run(init_norm=1.0)])) == 2
 
 
 def test_runs_on_other_texts_are_other_cells() -> None:
@@ -102,15 +102,15 @@ def test_what_is_missing_is_told_with_what_there_is() -> None:
 
 def test_starts_are_told_in_words_random_first() -> None:
     runs = [
-        run(init="paired"), run(), run(init="symmetric", init_keep_norm=True),
+        run(init="paired"), run(), run(init="symmetric", init_norm=1.0),
         run(penalty="skew", penalty_weight=0.1),
         run(init="skew", penalty="symmetric", penalty_weight=2.0),
     ]  # fmt: skip
     assert list(starts(runs, "losses", penalties=True)) == [
-        "random", "paired", "symmetric, norm kept", "skew penalty 0.1",
+        "random", "paired", "symmetric, norm × 1", "skew penalty 0.1",
         "skew, symmetric penalty 2",
     ]  # fmt: skip
-    assert list(starts(runs, "s5", penalties=False)) == ["random", "paired", "symmetric, norm kept"]
+    assert list(starts(runs, "s5", penalties=False)) == ["random", "paired", "symmetric, norm × 1"]
 
 
 def test_starts_of_two_recipes_are_not_mixed() -> None:

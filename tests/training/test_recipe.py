@@ -67,7 +67,7 @@ def test_recipes_survive_json(preset: str, size: str, mode: str) -> None:
 
 def test_a_recipe_written_before_a_field_existed_has_its_default() -> None:
     values = make_recipe().to_json()
-    del values["init_keep_norm"]
+    del values["init_norm"]
     assert Recipe.from_json(values) == make_recipe()
 
 
@@ -107,7 +107,7 @@ def test_a_configuration_takes_the_place_of_the_sizes() -> None:
         ({"block": 2, "mask_share": 0.1}, "at least one token"),
         ({"keep_checkpoints": "some"}, "got 'some'"),
         ({"config": "bert"}, "config is of type Mapping"),
-        ({"init_keep_norm": 1}, "of type bool"),
+        ({"init_norm": "twice"}, "of type float"),
         ({"lauers": 3}, "no field is called lauers"),
     ],
 )

@@ -52,13 +52,13 @@ def test_what_is_given_is_heard_and_the_rest_is_the_preset_s(
 ) -> None:
     done = wqk_train(
         *flags(**SMALL), *where, "--mode", "decoder", "--penalty", "skew=0.5", "--init", "skew",
-        "--init-keep-norm", "--threads", "1",
+        "--init-norm", "1", "--threads", "1",
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     run = open_run(tmp_path / "run")
     expected = make_recipe(
         "fast", mode="decoder", penalty="skew", penalty_weight=0.5, init="skew",
-        init_keep_norm=True, **SMALL,
+        init_norm=1.0, **SMALL,
     )  # fmt: skip
     assert run.recipe == expected.to_json()
     assert "4 steps, 128 tokens" in done.stdout

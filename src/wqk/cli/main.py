@@ -13,6 +13,7 @@ from wqk.cli.atlas import atlas
 from wqk.cli.corpus import corpus
 from wqk.cli.demo import demo
 from wqk.cli.diff import diff
+from wqk.cli.experiments import experiments
 from wqk.cli.explain import explain
 from wqk.cli.figure import figure
 from wqk.cli.report import report
@@ -53,7 +54,7 @@ def command(debug: bool) -> None:
 # fmt: off
 for verb in (
     scan, explain, verify, show, diff, same, survey, atlas, report, figure, corpus, train,
-    speedup, theory, demo,
+    experiments, speedup, theory, demo,
 ):
     command.add_command(verb)
 # fmt: on

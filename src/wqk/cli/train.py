@@ -57,6 +57,12 @@ def recipe_options(function: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.option("--resume", is_flag=True, help="Go on from the run's last checkpoint.")
 @click.option(
+    "--stop",
+    type=click.IntRange(min=1),
+    metavar="STEP",
+    help="Stop after this step; --resume goes on. The schedule stays that of all steps.",
+)
+@click.option(
     "--config",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
     metavar="FILE.json",
@@ -85,6 +91,7 @@ def train(
     corpus: Path | None,
     out: Path,
     resume: bool,
+    stop: int | None,
     config: Path | None,
     penalty: str | None,
     threads: int | None,
@@ -131,6 +138,7 @@ def train(
                 corpus,
                 out,
                 resume=resume,
+                stop=stop,
                 report_to=report_to,
                 on_progress=on_progress,
             )

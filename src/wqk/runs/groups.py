@@ -24,7 +24,7 @@ WITHIN_A_CELL = {"seed", "preset", "keep_checkpoints", "save_every"}
 
 # What an encoder and a decoder that compare differ in, and what starts that compare differ in.
 MODE = ("mode", "objective")
-START = ("init", "init_keep_norm", "penalty", "penalty_weight")
+START = ("init", "init_norm", "init_values", "penalty", "penalty_weight")
 
 # What titles leave out: told in other words, or only of when a run was looked at.
 UNTOLD = {
@@ -69,9 +69,13 @@ class Cell:
     def start(self) -> str:
         """How queries and keys start, and the penalty, in words."""
         init = str(self.settings.get("init", "random"))
-        norm = "norm kept" if self.settings.get("init_keep_norm") else ""
+        scales = [
+            f"{name} × {self.settings[key]:g}"
+            for key, name in (("init_norm", "norm"), ("init_values", "values"))
+            if self.settings.get(key)
+        ]
         words = [init] if init != "random" or not self.penalty else []
-        return ", ".join(filter(None, [*words, norm, self.penalty]))
+        return ", ".join(filter(None, [*words, *scales, self.penalty]))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,21 @@ from typing import Any
 
 from wqk.errors import RunError
 
-INITIALIZATIONS = ("random", "symmetric", "indefinite", "paired", "skew", "mimetic")
+INITIALIZATIONS = (
+    "random",
+    "symmetric",
+    "negated",
+    "indefinite",
+    "paired",
+    "skew",
+    "mimetic",
+    "published",
+    "published-independent",
+    "published-indefinite",
+    "published-negated",
+    "published-values",
+    "published-queries-keys",
+)
 
 
 def _option(description: str, *, default: Any = MISSING, **bounds: Any) -> Any:
@@ -60,9 +74,12 @@ class Recipe:
     dropout: float | None = _option("Of attention and of hidden units.", least=0, below=1)
     initial_std: float | None = _option("Standard deviation of initial weights.", above=0)
     attention: str = _option("transformers' implementation.", choices=("sdpa", "eager"))
-    init: str = _option("How queries and keys start.", choices=INITIALIZATIONS)
-    init_keep_norm: bool = _option(
-        "Scale what init sets to the norm that a random start has.", default=False
+    init: str = _option("How queries, keys and values start.", choices=INITIALIZATIONS)
+    init_norm: float | None = _option(
+        "Norm of W_qk at the start, as a multiple of the random start's.", default=None, above=0
+    )
+    init_values: float | None = _option(
+        "Multiply the values that init leaves by this.", default=None, above=0
     )
     penalty: str = _option(
         "What to add to the loss (S147, S148).", choices=("none", "symmetric", "skew")
@@ -173,7 +190,8 @@ _COMMON: dict[str, Any | Callable[[Chosen], Any]] = {
     "intermediate": lambda chosen: 4 * chosen["width"],
     "attention": "sdpa",
     "init": "random",
-    "init_keep_norm": False,
+    "init_norm": None,
+    "init_values": None,
     "penalty": "none",
     "penalty_weight": 0.0,
     "schedule": "linear",

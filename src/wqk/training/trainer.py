@@ -60,11 +60,13 @@ class RunTrainer(Trainer):  # type: ignore[misc]
         arguments: TrainingArguments,
         tokenizer_files: Mapping[str, bytes],
         seconds: float,
+        stop: int | None = None,
     ) -> None:
         super().__init__(model=model, args=arguments)
         self.remove_callback(PrinterCallback)
         self.loss_is_scaled_for_ga = False  # ours is each batch's mean
         self.recipe, self.folder = recipe, Path(arguments.output_dir)
+        self.stop = min(stop or recipe.steps, recipe.steps)
         self.tokens = {split: corpus.tokens(split) for split in ("train", "held_out")}
         self.tokenizer_files = tokenizer_files
         self.selection = RowSelection(model)
@@ -195,7 +197,8 @@ class Cadence(TrainerCallback):  # type: ignore[misc]
     """When to log, evaluate and save, as the recipe says."""
 
     def __init__(self, trainer: RunTrainer) -> None:
-        self.trainer, self.saved_steps = trainer, trainer.recipe.saved_steps
+        self.trainer = trainer
+        self.saved_steps = trainer.recipe.saved_steps | {trainer.stop}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Record the state before the first step."""
@@ -212,7 +215,7 @@ class Cadence(TrainerCallback):  # type: ignore[misc]
         A checkpoint comes with a line of metrics, so that a resumed run writes the same lines.
         """
         recipe, step = self.trainer.recipe, state.global_step
-        last = step >= recipe.steps
+        last = control.should_training_stop = step >= self.trainer.stop
         control.should_evaluate = last or step % recipe.held_out_every == 0
         control.should_save = step in self.saved_steps
         control.should_log = control.should_save or step % recipe.log_every == 0

@@ -37,6 +37,7 @@ def train(
     folder: str | PathLike[str],
     *,
     resume: bool = False,
+    stop: int | None = None,
     report_to: Sequence[str] = (),
     on_progress: Callable[[TrainingProgress], None] | None = None,
 ) -> Run:
@@ -56,6 +57,8 @@ def train(
         The run's directory: made here, or, to resume, the one to go on in.
     resume
         Go on from the last checkpoint, or begin again where there is none.
+    stop
+        Stop after this step, with a checkpoint to resume from; the schedule stays that of all steps.
     report_to
         transformers' loggers besides the run's own files, such as ``tensorboard``.
     on_progress
@@ -116,7 +119,13 @@ def train(
         )
     _require_loggers(report_to)
     model = build_model(recipe, store.vocabulary_size, store.special)
-    start = initialize_(model, recipe.init, seed=recipe.seed, keep_norm=recipe.init_keep_norm)
+    start = initialize_(
+        model,
+        recipe.init,
+        seed=recipe.seed,
+        norm_ratio=recipe.init_norm,
+        value_ratio=recipe.init_values,
+    )
     first = arguments.process_index == 0
     if resume:
         _require_same_corpus(open_run(folder), store)
@@ -125,7 +134,7 @@ def train(
     with one_writer(folder) if first else nullcontext(), _quiet_transformers():
         step, checkpoint = _last_checkpoint(folder) if resume else (0, None)
         seconds = _rewind(folder, step, recipe) if first else 0.0
-        trainer = RunTrainer(model, recipe, store, arguments, tokenizer, seconds)
+        trainer = RunTrainer(model, recipe, store, arguments, tokenizer, seconds, stop)
         trainer.add_callback(Cadence(trainer))
         # A resumed run looks at the checkpoint that it starts from; so does one that never stopped.
         trainer.add_callback(
@@ -221,6 +230,7 @@ def _settings(
                 "layer": change.layer,
                 **change.after._asdict(),
                 "norm_ratio": change.norm_ratio,
+                "value_ratio": change.value_ratio,
             }
             for change in start.layers
         ],

@@ -17,11 +17,13 @@ import wqk
 from wqk.attention import attention_plans, load_attention
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import CheckpointError, FormError, UnknownFamily
+from wqk.training.starts import KINDS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-KEYS = ["symmetric", "indefinite", "paired", "skew"]
+KEYS = ["symmetric", "negated", "indefinite", "paired", "skew"]
+PUBLISHED = [kind for kind in KINDS if kind.startswith("published")]
 
 
 def bert(**changes: Any) -> Any:
@@ -47,7 +49,7 @@ def is_as(model: Any, before: dict[str, torch.Tensor]) -> bool:
     return all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-@pytest.mark.parametrize("kind", [*KEYS, "mimetic"])
+@pytest.mark.parametrize("kind", [*KEYS, *PUBLISHED, "mimetic"])
 def test_parameters_stay_the_objects_that_they_are(kind):
     model = bert()
     attention_of(model).key.weight.requires_grad_(False)
@@ -63,7 +65,7 @@ def test_parameters_stay_the_objects_that_they_are(kind):
     assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
 
 
-@pytest.mark.parametrize("kind", [*KEYS, "mimetic", "random"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_generators_of_others_are_left_alone(kind):
     model = bert()
     states = torch.get_rng_state(), np.random.get_state()[1].copy()
@@ -86,7 +88,7 @@ def test_draws_are_those_of_the_seed():
 def test_random_measures_and_writes_nothing():
     model = bert()
     before = copied(model)
-    report = wqk.initialize_(model, "random", keep_norm=True)
+    report = wqk.initialize_(model, "random")
     assert is_as(model, before)
     assert all(layer.before == layer.after for layer in report.layers)
 
@@ -138,15 +140,100 @@ def test_with_rotary_positions_the_scores_of_every_pair_are_symmetric(name, kind
     np.testing.assert_allclose(scores, expected, atol=1e-5 * np.abs(scores).max())
 
 
-@pytest.mark.parametrize("kind", [*KEYS, "mimetic"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
-def test_the_norm_can_be_kept(name, kind):
+def test_the_norm_can_be_chosen(name, kind):
     model, _ = build_untrained(NAMED[name])
-    queries = load_attention(open_checkpoint(model), attention_plans(open_checkpoint(model))[0])
-    report = wqk.initialize_(model, kind, keep_norm=True)
-    assert [layer.norm_ratio for layer in report.layers] == pytest.approx([1] * 2, rel=1e-5)
-    again = load_attention(open_checkpoint(model), attention_plans(open_checkpoint(model))[0])
-    assert np.array_equal(queries.query_weight, again.query_weight) == (kind != "mimetic")
+    report = wqk.initialize_(model, kind, norm_ratio=1.7)
+    assert [layer.norm_ratio for layer in report.layers] == pytest.approx([1.7] * 2, rel=1e-5)
+    if kind in ("symmetric", "published"):  # both sides are scaled, so that they stay equal
+        for plan in attention_plans(open_checkpoint(model)):
+            attention = load_attention(open_checkpoint(model), plan)
+            if plan.query.heads == plan.key.heads:
+                assert np.array_equal(attention.query_weight, attention.key_weight)
+
+
+def test_scores_follow_the_norm_where_there_are_biases():
+    model, tokens = bert(), torch.randn(9, 64)
+    query, key = sides_of(model)
+    with torch.no_grad():
+        query.bias.normal_()
+        key.bias.normal_()
+        before = query(tokens) @ key(tokens).T
+        wqk.initialize_(model, "random", norm_ratio=3.0)
+        torch.testing.assert_close(query(tokens) @ key(tokens).T, 3 * before)
+
+
+def test_values_alone_are_multiplied():
+    model = bert()
+    before = copied(model)
+    report = wqk.initialize_(model, "random", value_ratio=2.6)
+    assert [layer.value_ratio for layer in report.layers] == pytest.approx([2.6] * 2)
+    for name, tensor in model.state_dict().items():
+        scaled = before[name] * (2.6 if "value.weight" in name else 1)
+        torch.testing.assert_close(tensor, scaled)
+
+
+@pytest.mark.parametrize("ratio", [0.0, -1.0, math.nan, math.inf])
+def test_ratios_are_positive_numbers(ratio):
+    for name in ("norm_ratio", "value_ratio"):
+        with pytest.raises(FormError, match=f"{name} is a positive number"):
+            wqk.initialize_(bert(), "random", **{name: ratio})
+
+
+def test_the_published_start_is_what_the_papers_code_did():
+    model = bert(hidden_size=256, num_hidden_layers=1)
+    before = copied(model)
+    layer = wqk.initialize_(model, "published", seed=1).layers[0]
+    attention = attention_of(model)
+    assert torch.equal(attention.key.weight, attention.query.weight)
+    for side in (attention.query, attention.value):
+        assert side.weight.abs().max() <= 1 / 16
+        assert side.weight.std().item() == pytest.approx(1 / 16 / math.sqrt(3), rel=0.02)
+    redrawn = {"query.weight", "key.weight", "value.weight"}
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name]) != any(name.endswith(end) for end in redrawn)
+    assert layer.after.symmetry == pytest.approx(1)
+    assert layer.norm_ratio == pytest.approx(4.6, rel=0.03)
+    # Σ_r ‖q_r‖² / √R = √R / 3: every token looks at itself.
+    assert layer.after.own_score == pytest.approx(8 / 3, rel=0.02)
+
+
+def test_controls_of_one_seed_share_what_they_draw():
+    def weights(kind: str) -> Any:
+        model = bert()
+        wqk.initialize_(model, kind, seed=3)
+        attention = attention_of(model, 1)
+        return [side.weight.detach() for side in (attention.query, attention.key, attention.value)]
+
+    drawn = dict(zip("qkv", weights("random"), strict=True))
+    query, key, value = weights("published")
+    same = torch.equal
+    assert same(query, key)
+    assert not same(query, drawn["q"])
+    other = weights("published-independent")
+    assert same(other[0], query) and same(other[2], value)
+    assert abs(torch.corrcoef(torch.stack([other[1].ravel(), query.ravel()]))[0, 1]) < 0.05
+    negated = weights("published-negated")
+    assert same(negated[1], -query) and same(negated[2], value)
+    indefinite = weights("published-indefinite")
+    assert same(indefinite[1].abs(), query.abs()) and not same(indefinite[1], query)
+    values = weights("published-values")
+    assert same(values[0], drawn["q"]) and same(values[1], drawn["k"]) and same(values[2], value)
+    sides = weights("published-queries-keys")
+    assert same(sides[0], query) and same(sides[1], other[1]) and same(sides[2], drawn["v"])
+
+
+def test_what_is_drawn_does_not_repeat_the_models_own_draws():
+    """A generator with the model's seed would give the embedding's numbers again."""
+    model = bert(vocab_size=400)
+    wqk.initialize_(model, "published", seed=0)  # the seed that the model was built with
+    queries = attention_of(model).query.weight.detach().ravel()
+    for weight in model.parameters():
+        if weight.numel() >= queries.numel():
+            pair = torch.stack([weight.detach().ravel()[: queries.numel()], queries])
+            same_side = weight.shape == (64, 64) and torch.equal(pair[0].abs(), pair[1].abs())
+            assert same_side or abs(torch.corrcoef(pair)[0, 1]) < 0.08
 
 
 def test_the_norm_grows_as_it_is_told_to():
@@ -213,7 +300,7 @@ def test_zero_forms_are_measured_all_the_same():
     report = wqk.initialize_(model, "random")
     assert math.isnan(report.layers[0].norm_ratio)
     assert "nan" in repr(report)
-    wqk.initialize_(model, "mimetic", keep_norm=True)
+    wqk.initialize_(model, "mimetic", norm_ratio=1.0)
     assert not attention_of(model).key.weight.any()
 
 

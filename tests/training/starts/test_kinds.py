@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.families.architectures import NAMED
@@ -63,6 +62,7 @@ def test_the_norm_grows_as_the_table_says(kind, heads, key_heads):
     rank = key_heads * width
     trace, trace_of_square = {
         "symmetric": (rank, rank),
+        "negated": (-rank, rank),
         "indefinite": (0, rank),
         "paired": (0, rank),
         "skew": (0, -rank),
@@ -115,16 +115,20 @@ def test_the_map_commutes_with_rotations(kind):
     np.testing.assert_allclose(turn(rotated(vectors), order), rotated(turn(vectors, order)))
 
 
+def mimetic_sides(heads: int, key_heads: int, width: int, d: int) -> Any:
+    shapes = {"query": (heads, width, d), "key": (key_heads, width, d)}
+    drawn = mimetic(shapes, np.random.default_rng(3), alpha=0.7, beta=0.4)
+    return drawn["query"], drawn["key"]
+
+
 def mimetic_forms(heads: int, key_heads: int, width: int, d: int) -> list[np.ndarray]:
-    generator = torch.Generator().manual_seed(3)
-    query, key = mimetic(heads, key_heads, width, d, 0.7, 0.4, generator)
+    query, key = mimetic_sides(heads, key_heads, width, d)
     sharing = heads // key_heads
     return [q.T @ key[head // sharing] for head, q in enumerate(query)]
 
 
 def targets(heads: int, d: int) -> np.ndarray:
-    generator = torch.Generator().manual_seed(3)
-    noise = torch.randn(heads, d, d, generator=generator, dtype=torch.float64).numpy()
+    noise = np.random.default_rng(3).standard_normal((heads, d, d))
     return 0.7 * noise / math.sqrt(d) + 0.4 * np.eye(d)
 
 
@@ -135,7 +139,7 @@ def test_a_mimetic_head_is_the_best_of_its_rank():
 
 
 def test_mimetic_sides_share_the_singular_values():
-    query, key = mimetic(2, 2, 5, 20, 0.7, 0.4, torch.Generator().manual_seed(3))
+    query, key = mimetic_sides(2, 2, 5, 20)
     for q, k, target in zip(query, key, targets(2, 20), strict=True):
         values = np.linalg.svd(target)[1][:5]
         for side in (q, k):
@@ -143,7 +147,7 @@ def test_mimetic_sides_share_the_singular_values():
 
 
 def test_grouped_mimetic_heads_come_as_near_as_their_key_lets_them():
-    _, key = mimetic(6, 2, 5, 20, 0.7, 0.4, torch.Generator().manual_seed(3))
+    _, key = mimetic_sides(6, 2, 5, 20)
     for head, (target, form) in enumerate(
         zip(targets(6, 20), mimetic_forms(6, 2, 5, 20), strict=True)
     ):

@@ -1,6 +1,7 @@
-"""Queries and keys of a model before it is trained: symmetric, paired, skew, mimetic, in place."""
+"""How the queries, keys and values of a model start before it is trained, set in place."""
 
-from wqk.training.starts.initializing import KINDS, initialize_
-from wqk.training.starts.report import FormScores, Initialization, LayerChange
+from wqk.training.starts.initializing import initialize_
+from wqk.training.starts.kinds import KINDS
+from wqk.training.starts.report import Initialization, LayerChange, LayerScores
 
-__all__ = ["KINDS", "FormScores", "Initialization", "LayerChange", "initialize_"]
+__all__ = ["KINDS", "Initialization", "LayerChange", "LayerScores", "initialize_"]

@@ -1,45 +1,34 @@
-"""Write a start into the query and key weights of a model, in place."""
+"""Write a start into the query, key and value weights of a model, in place."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wqk._typing import Array
 from wqk.attention import attention_plans, load_attention
 from wqk.checkpoints import Part, open_checkpoint
 from wqk.checkpoints.live import Parameters
 from wqk.errors import CheckpointError, FormError, UnknownFamily
 from wqk.families.layouts import Projection, put_outputs
-from wqk.training.starts.kinds import TURNS, mimetic, planes, shared_queries
-from wqk.training.starts.report import FormScores, Initialization, LayerChange, form_scores
+from wqk.training.starts.kinds import KINDS, Kind, mimetic, planes, shared_queries
+from wqk.training.starts.report import Initialization, LayerChange, LayerScores, layer_scores
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from wqk._typing import Array
     from wqk.checkpoints import Checkpoint
     from wqk.families import AttentionPlan
-
-KINDS = ("random", *TURNS, "mimetic")
 
 # How far from its kind's a start's symmetry may be, in float32.
 TOLERANCE = 1e-4
 
-
-class Start(NamedTuple):
-    """New weights of one layer, as its tensors hold them; None for what stays as it is."""
-
-    query: np.ndarray | None = None  # (H, R, D)
-    key: np.ndarray | None = None  # (G, R, D)
-    key_bias: np.ndarray | None = None  # (G, R)
-
-    def scaled(self, factor: float) -> Start:
-        """With the keys multiplied."""
-        key, bias = (None if a is None else a * factor for a in (self.key, self.key_bias))
-        return Start(self.query, key, bias)
+# New values of a layer by role: query, key and value (heads, R, D); query_bias and key_bias
+# (heads, R, 1). What stays as it is, is absent.
+Start = dict[str, np.ndarray]
 
 
 def initialize_(
@@ -47,18 +36,19 @@ def initialize_(
     kind: str,
     *,
     seed: int | None = None,
-    keep_norm: bool = False,
+    norm_ratio: float | None = None,
+    value_ratio: float | None = None,
     alpha: float = 0.7,
     beta: float = 0.7,
     family: Path | None = None,
 ) -> Initialization:
-    """Set the queries and keys of every self-attention of a model, in place.
+    """Set the queries, keys and values of every self-attention of a model, in place.
 
-    Everything else keeps its bits, cross-attention and the values of fused tensors included;
+    Everything else keeps its bits, cross-attention and other parts of fused tensors included;
     parameters stay the objects, of the type and on the device, that they are. All kinds but
-    ``mimetic`` keep the queries and set the keys from them, so that models which start from one
-    seed differ in their keys alone; a key's bias is set from the query's as its weight is, where
-    both are there.
+    ``mimetic`` and ``published`` keep the queries and set the keys from them, so that models which
+    start from one seed differ in their keys alone; the key's bias is set from the query's as its
+    weight is, where both exist.
 
     Parameters
     ----------
@@ -66,28 +56,33 @@ def initialize_(
         An `nn.Module` of `transformers`, of a family that wqk knows.
     kind
         ``random``: nothing is set, the model is only measured. ``symmetric``: W_k = W_q (paper,
-        S2.1). ``indefinite``: with half of the signs turned. ``paired``: every other head is its
-        neighbor's transpose. ``skew``: turned by 90°, for a symmetry of −1. ``mimetic``:
-        W_q W_kᵀ ≈ α Z + β I. The documentation's page on initialization defines each of them.
+        S2.1). ``negated``: W_k = −W_q. ``indefinite``: with half of the signs turned. ``paired``:
+        every other head is its neighbor's transpose. ``skew``: turned by 90°, for a symmetry of −1.
+        ``mimetic``: W_q W_kᵀ ≈ α Z + β I. ``published``: as the paper's code did, queries and
+        values drawn anew, uniform in ±1/√D, W_k = W_q, biases left; and its controls
+        ``published-independent``, ``-indefinite``, ``-negated``, ``-values`` and
+        ``-queries-keys``. The documentation's page on initialization defines each of them.
     seed
-        Of the draws of ``mimetic``, which leave PyTorch's own generators as they are; None for the
-        seed that PyTorch was last given.
-    keep_norm
-        Scale the keys so that every layer's ‖W_qk‖ stays what it was.
+        For what is drawn anew; PyTorch's own generators are left as they are. None for the seed
+        that PyTorch was last given.
+    norm_ratio
+        Scale queries and keys alike so that every layer's ‖W_qk‖ is this multiple of what it was.
+    value_ratio
+        Multiply the values, after the kind has set them.
     alpha, beta
-        Of ``mimetic``.
+        Parameters of ``mimetic``.
     family
         A family file, for a model that wqk does not know.
 
     Returns
     -------
     Initialization
-        Symmetry, trace and norm of each layer's form, before and after.
+        Each layer's symmetry, trace, norm, own-token score and norm of values, before and after.
 
     Raises
     ------
     FormError
-        There is no such kind.
+        There is no such kind, or a ratio is not a positive number.
     UnknownFamily
         No family knows the model; a guess is not enough to write to it.
     CheckpointError
@@ -104,16 +99,25 @@ def initialize_(
     """
     if kind not in KINDS:
         raise FormError(f"an initialization is one of {', '.join(KINDS)}, got {kind!r}")
+    for name, ratio in (("norm_ratio", norm_ratio), ("value_ratio", value_ratio)):
+        if ratio is not None and not 0 < ratio < float("inf"):
+            raise FormError(f"{name} is a positive number, got {ratio!r}")
     import torch
 
+    chosen = KINDS[kind]
+    if kind == "mimetic":
+        chosen = chosen._replace(draw=partial(mimetic, alpha=alpha, beta=beta))
+    writes = chosen != Kind() or norm_ratio is not None or value_ratio is not None
     parameters = Parameters(model).arrays
     checkpoint = open_checkpoint(model)
     plans = [plan for plan in attention_plans(checkpoint, family) if plan.rule.kind == "self"]
-    _require_settable(plans, checkpoint.name, kind)
-    generator = torch.Generator().manual_seed(torch.initial_seed() if seed is None else seed)
-    draw = partial(mimetic, alpha=alpha, beta=beta, generator=generator)
+    _require_settable(plans, checkpoint.name, writes)
+    # NumPy's generator: one of PyTorch's with the model's own seed would repeat its embedding.
+    rng = np.random.default_rng(torch.initial_seed() if seed is None else seed)
     # All of them before the first is written: a model is set as a whole or not at all.
-    planned = [_plan_start(checkpoint, plan, kind, draw, keep_norm) for plan in plans]
+    planned = [
+        _plan_start(checkpoint, plan, chosen, rng, norm_ratio, value_ratio) for plan in plans
+    ]
     with torch.no_grad():
         for plan, (_, start) in zip(plans, planned, strict=True):
             _write(start, plan, parameters)
@@ -126,10 +130,10 @@ def initialize_(
     )
 
 
-def _require_settable(plans: Sequence[AttentionPlan], name: str, kind: str) -> None:
+def _require_settable(plans: Sequence[AttentionPlan], name: str, writes: bool) -> None:
     if not plans:
         raise CheckpointError(f"{name}: has no self-attention to initialize")
-    for plan in plans if kind != "random" else ():
+    for plan in plans if writes else ():
         if plan.rule.guess:
             raise UnknownFamily(
                 f"{name}: no family knows this model, and nothing is written on a guess "
@@ -146,73 +150,107 @@ def _require_settable(plans: Sequence[AttentionPlan], name: str, kind: str) -> N
 def _plan_start(
     checkpoint: Checkpoint,
     plan: AttentionPlan,
-    kind: str,
-    draw: Callable[..., tuple[np.ndarray, np.ndarray]],
-    keep_norm: bool,
-) -> tuple[FormScores, Start]:
+    kind: Kind,
+    rng: np.random.Generator,
+    norm_ratio: float | None,
+    value_ratio: float | None,
+) -> tuple[LayerScores, Start]:
     """The scores of a layer as it is, and its new weights, tried on a copy."""
-    names = {part.name for part in plan.parts.values()}
+    names = {part.name for part in (*plan.parts.values(), *_value_parts(plan))}
     copies = {name: checkpoint.read([Part(name)])[0] for name in names}
     trial = open_checkpoint(copies)
     before = _measured(trial, plan)
-    start = _start(trial, plan, kind, draw)
+    start = _start(trial, plan, kind, rng)
+    if value_ratio is not None:
+        start["value"] = _role(trial, plan, "value", start) * np.float32(value_ratio)
     _write(start, plan, copies)
     after = _measured(trial, plan)
-    if kind in TURNS and not abs(after.symmetry - TURNS[kind].symmetry) < TOLERANCE:
+    if kind.turn and not abs(after.symmetry - kind.turn.symmetry) < TOLERANCE:
         raise CheckpointError(
             f"{checkpoint.name}: layer {plan.layer} of the {plan.stack} would have symmetry "
-            f"{after.symmetry:.3f}, where a {kind} start has {TURNS[kind].symmetry:.0f}: its "
-            "queries are zero, or the gains of its query and key norms differ; set these first"
+            f"{after.symmetry:.3f} instead of {kind.turn.symmetry:.0f}: its queries are zero, or "
+            "the gains of its query and key norms differ; set these first"
         )
-    if keep_norm and start.key is not None:
-        start = start.scaled(before.norm / after.norm)
+    if norm_ratio is not None and after.norm:
+        factor = np.float32((norm_ratio * before.norm / after.norm) ** 0.5)
+        for role in ("query", "key"):
+            start[role] = _role(trial, plan, role, start) * factor
+            if (bias := _bias(trial, plan, role)) is not None:
+                start[f"{role}_bias"] = bias * factor
     return before, start
 
 
 def _start(
-    checkpoint: Checkpoint,
-    plan: AttentionPlan,
-    kind: str,
-    draw: Callable[..., tuple[np.ndarray, np.ndarray]],
+    checkpoint: Checkpoint, plan: AttentionPlan, kind: Kind, rng: np.random.Generator
 ) -> Start:
-    if kind == "random":
-        return Start()
-    assert isinstance(plan.query, Projection)
-    heads, key_heads, width = plan.query.heads, plan.key.heads, plan.query.head_width
-    query = plan.query.take(checkpoint.read([plan.query.part])[0])
-    if kind == "mimetic":
-        d = query.shape[-1]
-        if width > d:
+    start: Start = {}
+    if kind.draw:
+        sides = {"query": plan.query, "key": plan.key, "value": plan.value}
+        stored = {
+            role: _role(checkpoint, plan, role, {})
+            for role, side in sides.items()
+            if isinstance(side, Projection)
+        }
+        try:
+            drawn = kind.draw({role: a.shape for role, a in stored.items()}, rng)
+        except KeyError:
             raise CheckpointError(
-                f"{checkpoint.name}: a mimetic start needs heads no wider than the model, got "
-                f"{width} of {d}"
-            )
-        drawn = draw(heads, key_heads, width, d)
-        return Start(*(weight.astype(query.dtype) for weight in drawn))
-    order = planes(plan)
+                f"{checkpoint.name}: the values of layer {plan.layer} are no single projection; "
+                "a start that draws values cannot set them"
+            ) from None
+        start = {role: weight.astype(stored[role].dtype) for role, weight in drawn.items()}
+    if kind.turn:
+        order, turn = planes(plan), kind.turn
 
-    def keys(side: Array) -> Array:
-        if plan.query_norm and plan.rule.norm == "layer":
-            side = side - side.mean(axis=1, keepdims=True)  # as the norm will
-        return TURNS[kind].keys(shared_queries(side, key_heads), order)
+        def keys(side: Array) -> Array:
+            if plan.query_norm and plan.rule.norm == "layer":
+                side = side - side.mean(axis=1, keepdims=True)  # as the norm will
+            return turn.keys(shared_queries(side, plan.key.heads), order)
 
-    if plan.query_bias is None or plan.key_bias is None:
-        return Start(key=keys(query))
-    bias = checkpoint.read([plan.query_bias])[0].reshape(heads, width, 1)
-    return Start(key=keys(query), key_bias=keys(bias)[..., 0])
+        start["key"] = keys(_role(checkpoint, plan, "query", start))
+        bias = _bias(checkpoint, plan, "query")
+        if kind.biases and bias is not None and plan.key_bias is not None:
+            start["key_bias"] = keys(bias)
+    return start
+
+
+def _value_parts(plan: AttentionPlan) -> tuple[Part, ...]:
+    return (plan.value.part,) if isinstance(plan.value, Projection) else ()
+
+
+def _role(checkpoint: Checkpoint, plan: AttentionPlan, role: str, start: Start) -> np.ndarray:
+    """A side's weight (heads, R, D): the start's, or else the one that is stored."""
+    if role in start:
+        return start[role]
+    side = getattr(plan, role)
+    if not isinstance(side, Projection):
+        raise CheckpointError(
+            f"{checkpoint.name}: the values of layer {plan.layer} are no single projection; they "
+            "cannot be scaled"
+        )
+    weight: np.ndarray = side.take(checkpoint.read([side.part])[0])
+    return weight
+
+
+def _bias(checkpoint: Checkpoint, plan: AttentionPlan, role: str) -> np.ndarray | None:
+    """A side's bias (heads, R, 1), if it has one."""
+    part, side = getattr(plan, f"{role}_bias"), getattr(plan, role)
+    if part is None:
+        return None
+    bias: np.ndarray = checkpoint.read([part])[0].reshape(side.heads, side.head_width, 1)
+    return bias
 
 
 def _write(start: Start, plan: AttentionPlan, tensors: Mapping[str, Any]) -> None:
     """Put what is new into whole tensors of NumPy or PyTorch."""
-    for projection, weight in ((plan.query, start.query), (plan.key, start.key)):
-        if weight is not None:
-            assert isinstance(projection, Projection)
-            tensor = tensors[projection.tensor]
-            projection.put(tensor, _as_in(tensor, weight))
-    if start.key_bias is not None:
-        assert plan.key_bias is not None
-        tensor = tensors[plan.key_bias.name]
-        put_outputs(tensor, plan.key_bias.rows, _as_in(tensor, start.key_bias.reshape(-1)))
+    for role, values in start.items():
+        side = getattr(plan, role)
+        if isinstance(side, Projection):
+            tensor = tensors[side.tensor]
+            side.put(tensor, _as_in(tensor, values))
+        else:
+            tensor = tensors[side.name]
+            put_outputs(tensor, side.rows, _as_in(tensor, values.reshape(-1)))
 
 
 def _as_in(tensor: Any, values: np.ndarray) -> Any:
@@ -224,5 +262,9 @@ def _as_in(tensor: Any, values: np.ndarray) -> Any:
     return torch.from_numpy(np.ascontiguousarray(values)).to(tensor)
 
 
-def _measured(checkpoint: Checkpoint, plan: AttentionPlan) -> FormScores:
-    return form_scores(load_attention(checkpoint, plan))
+def _measured(checkpoint: Checkpoint, plan: AttentionPlan) -> LayerScores:
+    values = [checkpoint.read([part])[0] for part in _value_parts(plan)]
+    if values:
+        assert isinstance(plan.value, Projection)
+        return layer_scores(load_attention(checkpoint, plan), plan.value.take(values[0]))
+    return layer_scores(load_attention(checkpoint, plan), None)

@@ -1,7 +1,8 @@
-"""The ways in which a layer's keys can be set from its queries, as functions of arrays.
+"""The ways in which queries, keys and values of a layer can start, as functions of arrays.
 
-All but one keep the queries as they were drawn and turn them into keys, by an orthogonal map T of
-the layer's key dimensions. With Q̄_g = Σ_{h in g} Q_h / √(H/G), the queries that share key head g,
+A start does two things, each of which it may leave out: it *draws* weights anew, and it *turns* the
+queries into keys by an orthogonal map T of the layer's key dimensions. With
+Q̄_g = Σ_{h in g} Q_h / √(H/G), the sum of the queries that share key head g,
 
     W_k = Q̄ Tᵀ,    W_qk = √(H/G) Q̄ T Q̄ᵀ,
 
@@ -9,9 +10,10 @@ so that the layer's form is symmetric where T is, and skew-symmetric where T is.
 with that of independent keys of the queries' variance, is larger by √(1 + ((tr T)² + tr T²)/(r D)).
 
 ==============  =================================================  ==========  ====  =============
-kind            T                                                  symmetry    tr T  norm
+turn            T                                                  symmetry    tr T  norm
 ==============  =================================================  ==========  ====  =============
 ``symmetric``   leaves every dimension as it is                    1           r     √(1 + (r+1)/D)
+``negated``     turns every sign                                   1           −r    √(1 + (r+1)/D)
 ``indefinite``  turns the sign of every other plane                1           0     √(1 + 1/D)
 ``paired``      lets heads 2i and 2i + 1 change places             1           0     √(1 + 1/D)
 ``skew``        turns every plane by 90°                           −1          0     √(1 − 1/D)
@@ -25,11 +27,13 @@ Axes: H query heads, G key heads, R head width, D model width, r = G R.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from wqk._typing import Array, Float
+from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -68,6 +72,11 @@ def planes(plan: AttentionPlan) -> np.ndarray:
 def symmetric(shared: Shared, order: np.ndarray) -> Shared:
     """Keys that are the queries (paper, S2.1): every head's form is positive semidefinite."""
     return shared
+
+
+def negated(shared: Shared, order: np.ndarray) -> Shared:
+    """Keys that are the queries with every sign turned: heads are negative semidefinite."""
+    return -shared
 
 
 def indefinite(shared: Shared, order: np.ndarray) -> Shared:
@@ -123,15 +132,43 @@ class Turn(NamedTuple):
 
 TURNS: Mapping[str, Turn] = {
     "symmetric": Turn(symmetric, 1.0),
+    "negated": Turn(negated, 1.0),
     "indefinite": Turn(indefinite, 1.0),
     "paired": Turn(paired, 1.0),
     "skew": Turn(skew, -1.0),
 }
 
+Shapes = dict[str, tuple[int, int, int]]  # (heads, width, D), by role: query, key, value
+Weights = dict[str, Float[Array, "heads width d"]]
+
+
+def uniform(shapes: Shapes, rng: np.random.Generator, *, roles: tuple[str, ...]) -> Weights:
+    """Weights between ±1/√D, as a new ``nn.Linear`` draws them.
+
+    All roles are drawn and the wanted ones are returned, so that starts of one seed share what
+    they have in common.
+
+    Examples
+    --------
+    >>> shapes = {"query": (2, 3, 16), "key": (2, 3, 16), "value": (2, 3, 16)}
+    >>> one, other = (
+    ...     uniform(shapes, np.random.default_rng(0), roles=roles)["value"]
+    ...     for roles in (("value",), ("query", "key", "value"))
+    ... )
+    >>> bool((one == other).all()), bool(abs(one).max() < 0.25)
+    (True, True)
+    """
+    drawn = {}
+    for role in ("query", "key", "value"):
+        if role in shapes:
+            bound = shapes[role][-1] ** -0.5
+            drawn[role] = rng.uniform(-bound, bound, shapes[role])
+    return {role: drawn[role] for role in roles}
+
 
 def mimetic(
-    heads: int, key_heads: int, width: int, d: int, alpha: float, beta: float, generator: Any
-) -> tuple[Float[Array, "heads width d"], Float[Array, "key_heads width d"]]:
+    shapes: Shapes, rng: np.random.Generator, *, alpha: float = 0.7, beta: float = 0.7
+) -> Weights:
     """Queries and keys whose product is nearly α Z + β I (Trockman & Kolter, 2023).
 
     Of each head's D × D target, with entries of Z drawn from N(0, 1/D), the R largest singular
@@ -139,24 +176,57 @@ def mimetic(
     targets of their own: the first one's gives the key, and the others come as near as that lets
     them.
 
-    Parameters
-    ----------
-    heads, key_heads, width, d
-        H, G, R and D.
-    alpha, beta
-        How large the random part and the identity are.
-    generator
-        The `torch.Generator` that Z is drawn from.
+    Raises
+    ------
+    CheckpointError
+        A head is wider than the model, so that the target has too few singular values.
     """
-    import torch
-
-    sharing = heads // key_heads
+    (heads, width, d), (key_heads, _, _) = shapes["query"], shapes["key"]
+    if width > d:
+        raise CheckpointError(
+            f"a mimetic start needs heads no wider than the model, got {width} of {d}"
+        )
     query, key = [], []
     for _ in range(key_heads):
-        drawn = torch.randn(sharing, d, d, generator=generator, dtype=torch.float64).numpy()
-        targets = alpha * drawn / d**0.5 + beta * np.eye(d)
+        noise = rng.standard_normal((heads // key_heads, d, d)) / d**0.5
+        targets = alpha * noise + beta * np.eye(d)
         values, vectors = np.linalg.eigh(targets[0].T @ targets[0])
         right, root = vectors[:, -width:], values[-width:] ** 0.25
         key.append((right * root).T)
         query.append((targets @ (right / root)).swapaxes(-1, -2))
-    return np.concatenate(query), np.stack(key)
+    return {"query": np.concatenate(query), "key": np.stack(key)}
+
+
+class Kind(NamedTuple):
+    """A start by name.
+
+    Attributes
+    ----------
+    draw
+        Gives new weights by role; None where all stay as the model drew them.
+    turn
+        How keys are made of queries; None where they are independent.
+    biases
+        Whether the turn makes the keys' biases of the queries' as well.
+    """
+
+    draw: Callable[[Shapes, np.random.Generator], Weights] | None = None
+    turn: Turn | None = None
+    biases: bool = True
+
+
+def _published(*roles: str, turn: str = "") -> Kind:
+    return Kind(partial(uniform, roles=roles), TURNS.get(turn), biases=False)
+
+
+KINDS: Mapping[str, Kind] = {
+    "random": Kind(),
+    **{name: Kind(turn=turn) for name, turn in TURNS.items()},
+    "mimetic": Kind(mimetic),
+    "published": _published("query", "value", turn="symmetric"),
+    "published-independent": _published("query", "key", "value"),
+    "published-indefinite": _published("query", "value", turn="indefinite"),
+    "published-negated": _published("query", "value", turn="negated"),
+    "published-values": _published("value"),
+    "published-queries-keys": _published("query", "key"),
+}

@@ -6,24 +6,46 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from wqk.forms.scores import symmetry
 
 if TYPE_CHECKING:
     from wqk.attention import Attention
 
 
-class FormScores(NamedTuple):
-    """Symmetry, trace and Frobenius norm of a layer's form, gains of query and key norms in it."""
+class LayerScores(NamedTuple):
+    """What a layer starts with; the gains of query and key norms belong to its form.
+
+    Attributes
+    ----------
+    symmetry, trace, norm
+        Of W_qk.
+    own_score
+        Mean over heads of a token's attention logit with itself, for tokens whose components are
+        independent with unit variance, as a layer norm leaves them: scale · trace / H.
+    value_norm
+        ‖W_v‖, NaN where values are no single projection.
+    """
 
     symmetry: float
     trace: float
     norm: float
+    own_score: float
+    value_norm: float
 
 
-def form_scores(attention: Attention) -> FormScores:
-    """The scores of one layer's form."""
+def layer_scores(attention: Attention, value: np.ndarray | None) -> LayerScores:
+    """The scores of one layer as it is."""
     form = attention.form
-    return FormScores(float(symmetry(form)), float(form.trace), float(form.norm))
+    trace = float(form.trace)
+    return LayerScores(
+        symmetry=float(symmetry(form)),
+        trace=trace,
+        norm=float(form.norm),
+        own_score=attention.plan.scale * trace / attention.head_count,
+        value_norm=math.nan if value is None else float(np.linalg.norm(value.astype(np.float64))),
+    )
 
 
 @dataclass(frozen=True)
@@ -32,13 +54,19 @@ class LayerChange:
 
     stack: str
     layer: int
-    before: FormScores
-    after: FormScores
+    before: LayerScores
+    after: LayerScores
 
     @property
     def norm_ratio(self) -> float:
         """‖W_qk‖ after over ‖W_qk‖ before, NaN where that was zero."""
         return self.after.norm / self.before.norm if self.before.norm else math.nan
+
+    @property
+    def value_ratio(self) -> float:
+        """‖W_v‖ after over ‖W_v‖ before, NaN where that was zero or is not known."""
+        before = self.before.value_norm
+        return self.after.value_norm / before if before else math.nan
 
 
 @dataclass(frozen=True, repr=False)
@@ -58,7 +86,10 @@ class Initialization:
 
     def __repr__(self) -> str:
         head = f"{self.kind} initialization of {len(self.layers)} layers"
-        columns = f"{'layer':>18}  {'symmetry':>17}  {'trace':>21}  norm ratio"
+        columns = (
+            f"{'layer':>18}  {'symmetry':>17}  {'trace':>21}  {'own-token score':>17}"
+            "  norm ratio  values"
+        )
         return "\n".join([head, columns, *map(_line, self.layers)])
 
 
@@ -68,5 +99,6 @@ def _line(change: LayerChange) -> str:
         f"{change.stack:>14} {change.layer:>3}"
         f"  {before.symmetry:>7.3f} → {after.symmetry:>7.3f}"
         f"  {before.trace:>9.3g} → {after.trace:>9.3g}"
-        f"  {change.norm_ratio:>10.3f}"
+        f"  {before.own_score:>7.3f} → {after.own_score:>7.3f}"
+        f"  {change.norm_ratio:>10.3f}  {change.value_ratio:>6.3f}"
     )

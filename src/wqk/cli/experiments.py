@@ -1,0 +1,83 @@
+"""``wqk experiments``: many runs from one file, several at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from wqk.training.experiments import Trial
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path), metavar="FILE.toml")
+@click.option(
+    "--corpora",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="DIR",
+    help="Folder of the token stores that the cells name.",
+)
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="DIR",
+    help="Folder of the runs.",
+)
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Runs at a time.  [default: one for each GPU, or one]",
+)
+@click.option("--only", metavar="NAME", default="", help="Cells whose name contains NAME.")
+@click.option("--dry-run", is_flag=True, help="Show what is done and what the rest will cost.")
+def experiments(
+    file: Path, corpora: Path, out: Path, jobs: int | None, only: str, dry_run: bool
+) -> None:
+    """Train every cell of FILE.toml once for each of its seeds.
+
+    Runs that are done are left alone, runs that were cut off go on: the same command resumes.
+
+    \b
+    Examples:
+      wqk experiments table1-cpu.toml --corpora corpora --out runs --dry-run
+      wqk experiments table1-cpu.toml --corpora corpora --out runs --jobs 2
+    """
+    from wqk.cli import display
+    from wqk.errors import RunError
+    from wqk.training.experiments import read_experiments, run_experiments
+
+    trials = [trial for trial in read_experiments(file, corpora, out) if only in trial.cell]
+    if not trials:
+        raise RunError(f"{file}: no cell has a name that contains {only!r}")
+    if not dry_run:
+        failed = run_experiments(
+            trials, jobs=jobs, on_event=lambda trial, event: display.say(f"{trial.folder}: {event}")
+        )
+    _print_table(trials)
+    if not dry_run and failed:
+        logs = ", ".join(str(trial.folder.with_suffix(".txt")) for trial in failed)
+        raise RunError(f"{len(failed)} of {len(trials)} runs failed; see {logs}")
+
+
+def _print_table(trials: Sequence[Trial]) -> None:
+    """One line for each run."""
+    from rich.table import Table
+
+    from wqk.cli import display
+
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    table.add_column("run")
+    for heading in ("step", "of", "state"):
+        table.add_column(heading, justify="right")
+    for trial in trials:
+        state = "done" if trial.done else "to do" if trial.step is None else "begun"
+        table.add_row(trial.folder.name, str(trial.step or 0), str(trial.goal), state)
+    display.output().print(table)

@@ -1,0 +1,269 @@
+"""Experiments: a file of cells, each trained once for every one of its seeds; what is done stays.
+
+::
+
+    [recipe]                      # options of wqk train that all cells share
+    preset = "fast"
+    steps = 3000
+
+    [[cell]]
+    name = "random"               # runs go to OUT/random-1, OUT/random-2
+    corpus = "wikipedia"          # a token store in the folder of corpora
+    seeds = [1, 2]
+
+    [[cell]]
+    name = "symmetric"
+    corpus = "wikipedia"
+    init = "symmetric"
+    seeds = [1, 2]
+    stop = 2000                   # pause here; the schedule stays that of all steps
+
+Runs come seed by seed, so that comparisons between cells complete early.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from wqk.errors import RunError
+from wqk.runs.run import METRICS, SETTINGS, checkpoints_in, open_run, read_lines
+from wqk.training.recipe import Recipe, differences, make_recipe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from os import PathLike
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of an experiment.
+
+    Attributes
+    ----------
+    cell
+        Name of its cell.
+    recipe
+        What it does, its seed included.
+    corpus
+        Its token store.
+    folder
+        Its run's directory.
+    goal
+        The step up to which it is to be trained.
+    threads
+        PyTorch's threads on a CPU; None for an equal share of the cores.
+    """
+
+    cell: str
+    recipe: Recipe
+    corpus: Path
+    folder: Path
+    goal: int
+    threads: int | None
+
+    @property
+    def step(self) -> int | None:
+        """The last step in its metrics; None where it has not begun."""
+        if not (self.folder / SETTINGS).is_file():
+            return None
+        lines = read_lines(self.folder / METRICS)
+        return int(lines[-1]["step"]) if lines else 0
+
+    @property
+    def done(self) -> bool:
+        """Whether it has a checkpoint at its goal or after."""
+        if not self.folder.is_dir():
+            return False
+        return any(step >= self.goal for step, _ in checkpoints_in(self.folder))
+
+    def command(self, threads: int) -> list[str]:
+        """The command that trains it, or that goes on with it."""
+        train = [sys.executable, "-m", "wqk", "train", "--out", str(self.folder)]
+        train += ["--corpus", str(self.corpus), "--stop", str(self.goal)]
+        train += ["--threads", str(self.threads or threads)]
+        if self.step is not None:
+            return [*train, "--resume"]
+        values = self.recipe.to_json()
+        penalty, weight = values.pop("penalty"), values.pop("penalty_weight")
+        if penalty != "none":
+            train += ["--penalty", f"{penalty}={weight}"]
+        for name, value in values.items():
+            if value is not None:
+                train += [f"--{name.replace('_', '-')}", str(value)]
+        return train
+
+
+def read_experiments(
+    path: str | PathLike[str], corpora: str | PathLike[str], out: str | PathLike[str]
+) -> list[Trial]:
+    """The runs that a file of experiments asks for, in the order in which they are trained.
+
+    Raises
+    ------
+    RunError
+        The file is no such TOML file, a cell lacks something or is there twice, or a recipe is
+        wrong; says which cell.
+
+    Examples
+    --------
+    >>> from tempfile import mkdtemp
+    >>> file = Path(mkdtemp(), "two.toml")
+    >>> _ = file.write_text('''
+    ... [recipe]
+    ... steps = 10
+    ... [[cell]]
+    ... name = "random"
+    ... corpus = "text"
+    ... seeds = [1, 2]
+    ... [[cell]]
+    ... name = "paired"
+    ... corpus = "text"
+    ... init = "paired"
+    ... seeds = [1, 2]
+    ... ''')
+    >>> [trial.folder.name for trial in read_experiments(file, "corpora", "runs")]
+    ['random-1', 'paired-1', 'random-2', 'paired-2']
+    """
+    path = Path(path)
+    try:
+        content = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise RunError(f"{path}: is no TOML file ({error})") from None
+    cells, shared = content.get("cell"), content.get("recipe", {})
+    if not isinstance(cells, list) or not cells or not isinstance(shared, dict):
+        raise RunError(f"{path}: experiments are [[cell]] tables and a [recipe] table")
+    trials: list[tuple[int, Trial]] = []
+    for cell in cells:
+        name = cell.get("name")
+        if any(trial.cell == name for _, trial in trials):
+            raise RunError(f"{path}: two cells are called {name!r}; a name is a run's folder")
+        try:
+            trials += enumerate(_trials({**shared, **cell}, Path(corpora), Path(out)))
+        except RunError as error:
+            raise RunError(f"{path}: cell {name!r}: {error}") from None
+    return [trial for _, trial in sorted(trials, key=lambda pair: pair[0])]
+
+
+def _trials(cell: Mapping[str, Any], corpora: Path, out: Path) -> list[Trial]:
+    values = {name.replace("-", "_"): value for name, value in cell.items()}
+    for needed, kind in (("name", str), ("corpus", str), ("seeds", list)):
+        if not values.get(needed) or not isinstance(values[needed], kind):
+            raise RunError(f"a cell has a {needed}; got {values.get(needed)!r}")
+    name, corpus, seeds = (values.pop(key) for key in ("name", "corpus", "seeds"))
+    stop, threads, preset = (values.pop(key, None) for key in ("stop", "threads", "preset"))
+    if Path(name).name != name:
+        raise RunError(f"a cell's name is that of a folder; got {name!r}")
+    if len(set(map(str, seeds))) < len(seeds):
+        raise RunError(f"the seeds of a cell are all different; got {seeds}")
+    trials = []
+    for seed in seeds:
+        recipe = make_recipe(preset or "fast", **values, seed=seed)
+        goal = recipe.steps if stop is None else stop
+        if not isinstance(goal, int) or not 0 < goal <= recipe.steps:
+            raise RunError(f"stop is one of the {recipe.steps} steps; got {stop!r}")
+        trials.append(Trial(name, recipe, corpora / corpus, out / f"{name}-{seed}", goal, threads))
+    return trials
+
+
+def run_experiments(
+    trials: Sequence[Trial],
+    *,
+    jobs: int | None = None,
+    on_event: Callable[[Trial, str], None] | None = None,
+) -> list[Trial]:
+    """Train what is not trained yet, each run in a process of its own; give the runs that failed.
+
+    A run that was cut off is resumed. What it prints goes into a ``.txt`` file beside its folder.
+
+    Parameters
+    ----------
+    trials
+        Of `read_experiments`.
+    jobs
+        Runs at a time: one for each GPU if None, or one. Each process sees one GPU alone.
+    on_event
+        Called with ``training``, ``done`` or ``failed`` as each run begins and ends.
+
+    Raises
+    ------
+    RunError
+        A run that is there already has another recipe. Nothing was trained.
+    """
+    tell = on_event or (lambda trial, event: None)
+    for trial in trials:
+        if trial.step is not None:
+            _require_same_recipe(trial)
+    gpus = visible_gpus()
+    jobs = jobs or max(len(gpus), 1)
+    threads = max((os.cpu_count() or 1) // jobs, 1)
+    devices: SimpleQueue[str | None] = SimpleQueue()
+    for job in range(jobs):
+        devices.put(gpus[job % len(gpus)] if gpus else None)
+
+    def train(trial: Trial) -> bool:
+        if trial.done:
+            return True
+        device = devices.get()
+        try:
+            tell(trial, "training")
+            done = _run(trial.command(threads), trial.folder.with_suffix(".txt"), device)
+            tell(trial, "done" if done else "failed")
+            return done
+        finally:
+            devices.put(device)
+
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        outcomes = list(pool.map(train, trials))
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return [trial for trial, done in zip(trials, outcomes, strict=True) if not done]
+
+
+def _run(command: Sequence[str], printed: Path, device: str | None) -> bool:
+    environment = dict(os.environ)
+    if device is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = device
+    printed.parent.mkdir(parents=True, exist_ok=True)
+    with printed.open("a") as file:
+        done = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
+    return done.returncode == 0
+
+
+def visible_gpus() -> list[str]:
+    """What ``CUDA_VISIBLE_DEVICES`` calls each GPU that this process may use."""
+    import torch
+
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = listed.split(",") if listed else [str(n) for n in range(torch.cuda.device_count())]
+    return names[: torch.cuda.device_count()]
+
+
+def _require_same_recipe(trial: Trial) -> None:
+    before = Recipe.from_json(open_run(trial.folder).recipe)
+    if changed := differences(before, trial.recipe):
+        raise RunError(
+            f"{trial.folder}: was trained by another recipe ({'; '.join(changed)}); give another "
+            "--out, or remove it"
+        )
+
+
+def flops(recipe: Recipe, steps: int) -> float:
+    """Floating-point operations of so many steps, as 6 for each weight and token.
+
+    Embeddings are left out; the products of queries with keys and of scores with values count.
+    """
+    width, layers = recipe.width or 0, recipe.layers or 0
+    weights = layers * (4 * width**2 + 2 * width * (recipe.intermediate or 0))
+    tokens = steps * recipe.accumulation * recipe.batch * recipe.block
+    return tokens * (6.0 * weights + 12.0 * layers * width * recipe.block)
