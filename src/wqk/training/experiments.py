@@ -38,7 +38,7 @@ from wqk.runs.run import METRICS, SETTINGS, checkpoints_in, open_run, read_lines
 from wqk.training.recipe import Recipe, differences, make_recipe
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from os import PathLike
 
 

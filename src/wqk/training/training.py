@@ -58,7 +58,7 @@ def train(
     resume
         Go on from the last checkpoint, or begin again where there is none.
     stop
-        Stop after this step, with a checkpoint to resume from; the schedule stays that of all steps.
+        Stop after this step, with a checkpoint to resume from; the schedule is that of all steps.
     report_to
         transformers' loggers besides the run's own files, such as ``tensorboard``.
     on_progress

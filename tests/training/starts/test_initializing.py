@@ -212,16 +212,23 @@ def test_controls_of_one_seed_share_what_they_draw():
     assert same(query, key)
     assert not same(query, drawn["q"])
     other = weights("published-independent")
-    assert same(other[0], query) and same(other[2], value)
+    assert same(other[0], query)
+    assert same(other[2], value)
     assert abs(torch.corrcoef(torch.stack([other[1].ravel(), query.ravel()]))[0, 1]) < 0.05
     negated = weights("published-negated")
-    assert same(negated[1], -query) and same(negated[2], value)
+    assert same(negated[1], -query)
+    assert same(negated[2], value)
     indefinite = weights("published-indefinite")
-    assert same(indefinite[1].abs(), query.abs()) and not same(indefinite[1], query)
+    assert same(indefinite[1].abs(), query.abs())
+    assert not same(indefinite[1], query)
     values = weights("published-values")
-    assert same(values[0], drawn["q"]) and same(values[1], drawn["k"]) and same(values[2], value)
+    assert same(values[0], drawn["q"])
+    assert same(values[1], drawn["k"])
+    assert same(values[2], value)
     sides = weights("published-queries-keys")
-    assert same(sides[0], query) and same(sides[1], other[1]) and same(sides[2], drawn["v"])
+    assert same(sides[0], query)
+    assert same(sides[1], other[1])
+    assert same(sides[2], drawn["v"])
 
 
 def test_what_is_drawn_does_not_repeat_the_models_own_draws():

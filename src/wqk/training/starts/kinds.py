@@ -138,8 +138,9 @@ TURNS: Mapping[str, Turn] = {
     "skew": Turn(skew, -1.0),
 }
 
-Shapes = dict[str, tuple[int, int, int]]  # (heads, width, D), by role: query, key, value
-Weights = dict[str, Float[Array, "heads width d"]]
+# (heads, width, D) by role: query, key, value, in this order.
+Shapes = dict[str, tuple[int, int, int]]
+Weights = dict[str, np.ndarray]
 
 
 def uniform(shapes: Shapes, rng: np.random.Generator, *, roles: tuple[str, ...]) -> Weights:
@@ -159,10 +160,9 @@ def uniform(shapes: Shapes, rng: np.random.Generator, *, roles: tuple[str, ...])
     (True, True)
     """
     drawn = {}
-    for role in ("query", "key", "value"):
-        if role in shapes:
-            bound = shapes[role][-1] ** -0.5
-            drawn[role] = rng.uniform(-bound, bound, shapes[role])
+    for role, shape in shapes.items():
+        bound = shape[-1] ** -0.5
+        drawn[role] = rng.uniform(-bound, bound, shape)
     return {role: drawn[role] for role in roles}
 
 
