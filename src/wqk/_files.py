@@ -1,39 +1,62 @@
-"""Files that appear whole or not at all: written beside their name, synced, then renamed."""
+"""Files that survive whatever kills the process: written whole, appended to by lines, locked."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
-from typing import TYPE_CHECKING
+import socket
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
-from wqk.errors import OutputError
+from wqk.errors import OutputError, RunError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Put ``content`` under ``path``; whoever looks finds the old file or all of the new one.
+def write_whole(path: Path, *contents: bytes | bytearray, sync: bool = True) -> None:
+    """Replace a file's content; a reader sees either the old file or all of the new one.
+
+    Parameters
+    ----------
+    path
+        The file; its folder must exist.
+    contents
+        Its bytes, in pieces.
+    sync
+        Whether to wait until the bytes are on the disk.
 
     Raises
     ------
     OutputError
         The folder is missing, read-only or full.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     write_whole(Path(folder, "a.txt"), b"one ", b"two")
+    ...     Path(folder, "a.txt").read_bytes()
+    b'one two'
     """
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with beside.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
+        with temporary.open("xb") as file:
+            for content in contents:
+                file.write(content)
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+        temporary.replace(path)
     except OSError as error:
-        raise _unwritable(path, error) from None
+        raise unwritable(path, error) from None
     finally:
         with contextlib.suppress(OSError):
-            beside.unlink()
+            temporary.unlink()
 
 
 def check_output(path: Path, what: str, endings: Iterable[str]) -> None:
@@ -61,14 +84,140 @@ def check_output(path: Path, what: str, endings: Iterable[str]) -> None:
         )
     if path.is_dir():
         raise OutputError(f"{path}: is a folder; expected a file", path=path, reason="is a folder")
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        beside.touch(exist_ok=False)
-        beside.unlink()
+        temporary.touch(exist_ok=False)
+        temporary.unlink()
     except OSError as error:
-        raise _unwritable(path, error) from None
+        raise unwritable(path, error) from None
 
 
-def _unwritable(path: Path, error: OSError) -> OutputError:
+def json_line(record: Mapping[str, Any]) -> bytes:
+    """One JSON object as a line."""
+    # A lone surrogate has no UTF-8; as an escape it can be read back.
+    text = json.dumps(dict(record), ensure_ascii=False)
+    try:
+        return text.encode() + b"\n"
+    except UnicodeEncodeError:
+        return json.dumps(dict(record)).encode() + b"\n"
+
+
+def append_lines(path: Path, *records: Mapping[str, Any]) -> None:
+    """Add JSON objects to a file, one a line; all are on the disk on return, or none is.
+
+    A line without an end, which a killed process may have left, is removed first.
+
+    Raises
+    ------
+    OutputError
+        The file cannot be written.
+    """
+    content = b"".join(map(json_line, records))
+    try:
+        with path.open("a+b", buffering=0) as file:
+            end = _end_of_lines(file.fileno())
+            file.truncate(end)
+            try:
+                while content:
+                    content = content[file.write(content) :]
+                os.fsync(file.fileno())
+            except OSError:
+                with contextlib.suppress(OSError):
+                    file.truncate(end)
+                raise
+    except OSError as error:
+        raise unwritable(path, error) from None
+
+
+def _end_of_lines(descriptor: int) -> int:
+    """Where the last whole line of a file ends."""
+    end = os.fstat(descriptor).st_size
+    while end:
+        start = max(0, end - 2**16)
+        newline = os.pread(descriptor, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The JSON objects of a file, one a line, without a last line that has no end.
+
+    Returns
+    -------
+    list of dict
+        Empty where there is no file.
+
+    Raises
+    ------
+    RunError
+        A line is not a JSON object, or the file cannot be read.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read ({error.strerror})") from None
+    records = []
+    for number, line in enumerate(content.split(b"\n")[:-1], start=1):
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            record = None
+        if not isinstance(record, dict):
+            raise RunError(f"{path}: line {number} is not a JSON object")
+        records.append(record)
+    return records
+
+
+@contextmanager
+def locked(path: Path, holder: str) -> Iterator[None]:
+    """Hold a lock file; the system releases it however the process ends.
+
+    Parameters
+    ----------
+    path
+        The lock file, made with its folder where missing; it stays, and names its last holder.
+    holder
+        What holds it, for the error that others get, such as ``"survey"``.
+
+    Raises
+    ------
+    RunError
+        Another one holds it, in this process or in another.
+    OutputError
+        The lock file cannot be made.
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(path, timeout=0, thread_local=False)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+        path.write_text(f"process {os.getpid()} on {socket.gethostname()}")
+    except Timeout:
+        raise RunError(
+            f"{path.parent}: another {holder} is running here ({_holder(path)}); "
+            "wait until it ends, or choose another folder"
+        ) from None
+    except OSError as error:
+        lock.release()
+        raise unwritable(path.parent, error) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _holder(path: Path) -> str:
+    with contextlib.suppress(OSError):
+        return path.read_bytes()[:200].decode(errors="replace") or "unknown"
+    return "unknown"
+
+
+def unwritable(path: Path, error: OSError) -> OutputError:
+    """The error for a file or folder that the system refuses to write."""
     reason = error.strerror or type(error).__name__
     return OutputError(f"{path}: cannot be written ({reason})", path=path, reason=reason)

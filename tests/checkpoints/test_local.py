@@ -136,7 +136,13 @@ def test_a_subfolder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "step"), [("checkpoint-500", 500), ("checkpoint-500b", None), ("step-500", None)]
+    ("name", "step"),
+    [
+        ("checkpoint-500", 500),
+        ("checkpoint-500b", None),
+        ("step-500", 500),
+        ("stage1-step150-tokens1B", 150),
+    ],
 )
 @pytest.mark.parametrize("file", ["", "model.safetensors"])
 def test_the_step_is_in_the_folders_name(tmp_path, name, step, file):

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wqk.runs.run import METRICS, SCORES, UPDATES, Run, append_line, create_run
+from wqk._files import append_lines
+from wqk.runs.run import METRICS, SCORES, UPDATES, Run, create_run
 from wqk.scanning.tables import SCHEMA, ScoreTable
 
 if TYPE_CHECKING:
@@ -44,11 +45,11 @@ def make_run(
     run = create_run(folder, {"recipe": settings, "corpus": text})
     dice = np.random.default_rng(settings["seed"])
     for step in steps:
-        append_line(run.folder / METRICS, {"step": step, "held_out_loss": 3 - dice.uniform()})
+        append_lines(run.folder / METRICS, {"step": step, "held_out_loss": 3 - dice.uniform()})
         for layer in range(settings["layers"]):
             for name in (SCORES, UPDATES):
                 symmetry, excess = dice.uniform(-1, 1, 2)
                 place = {"step": step, "stack": settings["mode"], "checkpoint": run.name}
                 scores = {"symmetry": symmetry, "directionality_excess": excess}
-                append_line(run.folder / name, row(layer, **place, **scores))
+                append_lines(run.folder / name, row(layer, **place, **scores))
     return run

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.figures.making import make_run, row, table
 
+from wqk._files import append_lines
 from wqk.errors import RunError
 from wqk.figures.curves import layer_curves, loss_curves, loss_differences, over_seeds, score_curves
-from wqk.runs.run import SCORES, Run, append_line
+from wqk.runs.run import SCORES, Run
 
 SCORE = st.floats(-1, 1)
 
@@ -117,7 +118,7 @@ def test_updates_are_curves_of_their_own(tmp_path: Path) -> None:
 
 def test_one_layer_and_one_look_are_enough(tmp_path: Path) -> None:
     run = Run(tmp_path, {})
-    append_line(tmp_path / SCORES, row(0, step=0, symmetry=0.5))
+    append_lines(tmp_path / SCORES, row(0, step=0, symmetry=0.5))
     curves = score_curves([run])
     place = {"quantity": "symmetry", "layer": None, "step": 0}
     assert [value(curves, c, **place) for c in ("value", "q25", "q75", "low")] == [0.5] * 4

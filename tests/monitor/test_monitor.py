@@ -217,7 +217,7 @@ def test_a_disk_that_fails_does_not_end_the_run(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("wqk.monitor.journal.os.fsync", full)
+        patch.setattr("wqk._files.os.fsync", full)
         assert monitor(1) == {}
         assert monitor(2) == {}
     assert caplog.text.count("No space left") == 1

@@ -13,18 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import wqk
+from wqk._files import append_lines, locked, read_lines
 from wqk.errors import RunError
 from wqk.runs.run import (
     METRICS,
     SCORES,
     SETTINGS,
     Run,
-    append_line,
     create_run,
     drop_after,
-    one_writer,
     open_run,
-    read_lines,
 )
 
 SETTINGS_EXAMPLE = {"recipe": {"steps": 3}, "corpus": {"fingerprint": "ab"}}
@@ -33,9 +31,9 @@ SETTINGS_EXAMPLE = {"recipe": {"steps": 3}, "corpus": {"fingerprint": "ab"}}
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     run = create_run(tmp_path / "run", SETTINGS_EXAMPLE)
-    append_line(run.folder / METRICS, {"step": 0, "held_out_loss": 5})
-    append_line(run.folder / METRICS, {"step": 2, "loss": 4.5, "tokens": 64, "seconds": 1})
-    append_line(run.folder / METRICS, {"step": 2, "held_out_loss": 4.25})
+    append_lines(run.folder / METRICS, {"step": 0, "held_out_loss": 5})
+    append_lines(run.folder / METRICS, {"step": 2, "loss": 4.5, "tokens": 64, "seconds": 1})
+    append_lines(run.folder / METRICS, {"step": 2, "held_out_loss": 4.25})
     return run
 
 
@@ -57,7 +55,7 @@ def test_a_line_torn_anywhere_is_not_read(
 ) -> None:
     path = tmp_path_factory.mktemp("torn") / METRICS
     for step in range(4):
-        append_line(path, {"step": step, "loss": 1 / (step + 1)})
+        append_lines(path, {"step": step, "loss": 1 / (step + 1)})
     content = path.read_bytes()[:cut]
     path.write_bytes(content)
     assert [line["step"] for line in read_lines(path)] == list(range(content.count(b"\n")))
@@ -65,9 +63,9 @@ def test_a_line_torn_anywhere_is_not_read(
 
 def test_scores_come_back_as_a_table(run: Run) -> None:
     table = wqk.scan(wqk.demo_model("encoder"))
-    append_line(run.folder / SCORES, {"metadata": {"gamma": 2.0}})
+    append_lines(run.folder / SCORES, {"metadata": {"gamma": 2.0}})
     for row in table.frame.to_dicts():
-        append_line(run.folder / SCORES, {**row, "step": 7})
+        append_lines(run.folder / SCORES, {**row, "step": 7})
     with (run.folder / SCORES).open("ab") as file:
         file.write(b'{"checkpoint": "torn')
     scores = open_run(run.folder).scores
@@ -122,7 +120,7 @@ def test_damaged_metrics_are_named(run: Run, line: bytes) -> None:
 
 @pytest.mark.parametrize("line", [{"metadata": 1}, {"step": "two"}, {"layer": {}}])
 def test_damaged_scores_are_named(run: Run, line: dict[str, Any]) -> None:
-    append_line(run.folder / SCORES, line)
+    append_lines(run.folder / SCORES, line)
     with pytest.raises(RunError, match=SCORES):
         _ = run.scores
 
@@ -150,13 +148,13 @@ def test_a_run_cannot_be_made_under_a_file(tmp_path: Path) -> None:
 
 def test_one_process_writes(run: Run) -> None:
     code = (
-        "import sys, pathlib\nfrom wqk.runs.run import one_writer\n"
-        "with one_writer(pathlib.Path(sys.argv[1])): pass"
+        "import sys, pathlib\nfrom wqk._files import locked\n"
+        "with locked(pathlib.Path(sys.argv[1], '.lock'), 'training run'): pass"
     )
     command = [sys.executable, "-c", code, str(run.folder)]
-    with one_writer(run.folder):
+    with locked(run.folder / ".lock", "training run"):
         refused = subprocess.run(command, capture_output=True, text=True)
-    assert "another process is training here" in refused.stderr
+    assert "another training run is running here" in refused.stderr
     assert subprocess.run(command).returncode == 0
 
 

@@ -11,9 +11,10 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from wqk._files import append_lines
 from wqk.cli.main import command
 from wqk.errors import RunError
-from wqk.runs.run import METRICS, Run, append_line, create_run, open_run
+from wqk.runs.run import METRICS, Run, create_run, open_run
 from wqk.runs.speedup import saved_share, speedups
 
 STEPS = 100
@@ -24,7 +25,7 @@ def train(folder: Path, losses: list[float], init: str = "random", seed: int = 1
     recipe = {"mode": "encoder", "init": init, "seed": seed, "steps": STEPS} | more
     run = create_run(folder / f"{init}-{seed}", {"recipe": recipe})
     for step, loss in zip(np.linspace(0, STEPS, len(losses)).astype(int), losses, strict=True):
-        append_line(run.folder / METRICS, {"step": int(step), "held_out_loss": loss, "loss": loss})
+        append_lines(run.folder / METRICS, {"step": int(step), "held_out_loss": loss, "loss": loss})
     return open_run(run.folder)
 
 

@@ -43,7 +43,7 @@ def die_at(touch: int, folder: Path) -> None:
 
 def tear(event: str, arguments: tuple[Any, ...], folder: Path) -> None:
     if event == "open" and str(arguments[0]).endswith(".jsonl"):
-        descriptor = os.open(str(arguments[0]), os.O_WRONLY | os.O_APPEND)
+        descriptor = os.open(str(arguments[0]), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.write(descriptor, b'{"step": 1, "lo')
     for path in (folder / ".saving").rglob("*"):
         if path.is_file():

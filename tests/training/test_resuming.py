@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from wqk.runs.run import METRICS, Run, open_run, read_lines
+from wqk._files import read_lines
+from wqk.runs.run import METRICS, Run, open_run
 from wqk.training.corpus import TokenStore
 from wqk.training.recipe import Recipe
 from wqk.training.training import train

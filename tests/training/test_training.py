@@ -12,9 +12,10 @@ import pytest
 import torch
 
 import wqk
+from wqk._files import locked
 from wqk.checkpoints import steps_of
 from wqk.errors import CorpusError, RunError, UnknownFamily
-from wqk.runs.run import METRICS, Run, create_run, one_writer, open_run
+from wqk.runs.run import METRICS, Run, create_run, open_run
 from wqk.training.blocks import HELD_OUT_MASKS, spaced_blocks, stream_seed
 from wqk.training.corpus import Chunk, TokenStore, write_store
 from wqk.training.models import build_model
@@ -238,7 +239,10 @@ def test_resuming_what_is_finished_changes_nothing(run: Run) -> None:
 
 
 def test_two_do_not_train_in_one_folder(run: Run) -> None:
-    with one_writer(run.folder), pytest.raises(RunError, match="another process is training here"):
+    with (
+        locked(run.folder / ".lock", "training run"),
+        pytest.raises(RunError, match="another training run"),
+    ):
         train(None, None, run.folder, resume=True)
 
 

@@ -10,7 +10,8 @@ from typing import Any
 from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo
 from wqk.checkpoints.hub import open_hub
 from wqk.checkpoints.live import open_live
-from wqk.checkpoints.local import has_weights, open_local, step_of
+from wqk.checkpoints.local import has_weights, open_local
+from wqk.checkpoints.steps import step_in
 from wqk.checkpoints.web import hub_page, is_url, open_url
 from wqk.errors import CheckpointError
 
@@ -94,7 +95,9 @@ def steps_of(ref: str) -> list[str]:
     """
     folder = Path(ref)
     steps = {
-        step: path for path in folder.glob("checkpoint-*") if (step := step_of(path)) is not None
+        step: path
+        for path in folder.glob("checkpoint-*")
+        if (step := step_in(path.name)) is not None and path.name.endswith(str(step))
     }
     if not steps or has_weights(folder):
         return [ref]

@@ -6,7 +6,6 @@ is noted, so that without a network the same files are found again.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,6 +15,7 @@ from wqk.checkpoints.local import NOT_WEIGHTS, LocalFile, open_local, refuse_fil
 from wqk.checkpoints.range_cache import open_cache
 from wqk.checkpoints.ranged import RangedFile, Workers
 from wqk.checkpoints.remote import Folder, RemoteCheckpoint, open_folder
+from wqk.checkpoints.steps import step_in
 from wqk.errors import CheckpointError, HubError
 
 if TYPE_CHECKING:
@@ -110,19 +110,6 @@ def open_hub(
     return _open(login, listing, revision, folder, cache, offline=False)
 
 
-def step_of_revision(revision: str | None) -> int | None:
-    """The training step that a revision is named after.
-
-    Examples
-    --------
-    >>> step_of_revision("step1000"), step_of_revision("step1000-tokens4B")
-    (1000, 1000)
-    >>> step_of_revision("main")
-    """
-    match = re.match(r"step[-_]?(\d+)(?![\dk])", revision or "")
-    return int(match[1]) if match else None
-
-
 def _open(
     login: Login,
     listing: Listing,
@@ -166,7 +153,7 @@ def _open(
 
     names = [Path(path).name for path in listing.files if _folder_of(path) == folder]
     place = Folder(login.repository, source, names)
-    return open_folder(place, workers, revision, step_of_revision(revision))
+    return open_folder(place, workers, revision, step_in(revision))
 
 
 def _folder_of(path: str) -> str:
@@ -305,7 +292,7 @@ def _download(login: Login, revision: str | None, folder: str) -> Checkpoint:
 def _in_cache(login: Login, path: Path, revision: str | None) -> Checkpoint:
     checkpoint = open_local(path)
     checkpoint.name, checkpoint.revision = login.repository, revision
-    checkpoint.step = step_of_revision(revision)
+    checkpoint.step = step_in(revision)
     return checkpoint
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo
 from wqk.checkpoints.float8 import apply_scales, scale_name
 from wqk.checkpoints.number_types import is_float8
 from wqk.checkpoints.safetensors import SafetensorsFile
+from wqk.checkpoints.steps import step_in
 from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -135,12 +135,15 @@ def _open(path: Path) -> Checkpoint:
     refuse_quantized(config, str(path))
     if path.suffix == ".safetensors":
         return SafetensorsCheckpoint(
-            str(path), [SafetensorsFile(LocalFile(path))], config, step=step_of(path.parent)
+            str(path),
+            [SafetensorsFile(LocalFile(path))],
+            config,
+            step=_step_of(path.parent),
         )
     if path.suffix in ARCHIVES:
         from wqk.checkpoints.torch_archive import TorchArchive
 
-        return TorchArchive(str(path), [path], config, step=step_of(path.parent))
+        return TorchArchive(str(path), [path], config, step=_step_of(path.parent))
     raise CheckpointError(
         f"{path}: not a checkpoint file; expected .safetensors, or a torch archive "
         f"({', '.join(ARCHIVES)})"
@@ -156,7 +159,7 @@ NOT_WEIGHTS = ("adapter_", "training_args.", "optimizer.", "scheduler.", "scaler
 def _open_folder(folder: Path) -> Checkpoint:
     config = read_config(folder)
     refuse_quantized(config, str(folder))
-    name, step = str(folder), step_of(folder)
+    name, step = str(folder), _step_of(folder)
     paths = _safetensors_paths(folder)
     if paths:
         files = [SafetensorsFile(LocalFile(path)) for path in paths]
@@ -292,7 +295,6 @@ def require_regular(path: Path) -> None:
         raise CheckpointError(f"{path}: not a regular file")
 
 
-def step_of(folder: Path) -> int | None:
-    """The training step in a folder's name, as the Trainer writes it: ``checkpoint-1000``."""
-    match = re.fullmatch(r"checkpoint-(\d+)", folder.resolve().name)
-    return int(match[1]) if match else None
+def _step_of(folder: Path) -> int | None:
+    """The step in a folder's own name, also where it is called ``.``."""
+    return step_in(folder.resolve().name)

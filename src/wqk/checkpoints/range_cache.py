@@ -16,11 +16,13 @@ import hashlib
 import json
 import os
 import re
-import secrets
 import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from wqk._files import write_whole
+from wqk.errors import OutputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -163,17 +165,11 @@ def _checksum(identity: str, start: int, content: bytes | bytearray | memoryview
 
 
 def _write(path: Path, *contents: bytes | bytearray) -> bool:
-    """Write a file whole or not at all; a cache that cannot be written to is no error."""
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    """Write a file, or none; a cache that cannot be written to is no error."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with beside.open("xb") as file:
-            for content in contents:
-                file.write(content)
-        beside.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            beside.unlink()
+        write_whole(path, *contents, sync=False)
+    except (OSError, OutputError):
         return False
     return True
 

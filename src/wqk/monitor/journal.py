@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 from typing import TYPE_CHECKING, Any
 
-from wqk._files import write_whole
+from wqk._files import append_lines, json_line, read_lines, unwritable, write_whole
 from wqk.errors import OutputError, RunError
-from wqk.runs.run import drop_after, read_lines, read_table
+from wqk.runs.run import drop_after, read_table
 from wqk.scanning.tables import ScoreTable, records
 
 if TYPE_CHECKING:
@@ -56,7 +53,7 @@ class Journal:
             with path.open("ab"):
                 pass
         except OSError as error:
-            raise _unwritable(path, error) from None
+            raise unwritable(path, error) from None
         first = next(iter(read_lines(path)), {"metadata": {"gamma": gamma}})
         written = first.get("metadata", {}).get("gamma")
         if written != gamma:
@@ -81,7 +78,7 @@ class Journal:
         drop_after(self.path, keep)
         if read_lines(self.path)[1:]:
             return 0
-        write_whole(self.path, _line({"metadata": dict(metadata)}))
+        write_whole(self.path, json_line({"metadata": dict(metadata)}))
         return max(0, before - 1)
 
     def append(self, table: ScoreTable) -> None:
@@ -92,25 +89,4 @@ class Journal:
         OutputError
             The file cannot be written any more.
         """
-        content = b"".join(map(_line, records(table.frame)))
-        try:
-            with self.path.open("ab", buffering=0) as file:
-                end = file.tell()
-                try:
-                    while content:
-                        content = content[file.write(content) :]
-                    os.fsync(file.fileno())
-                except OSError:
-                    with contextlib.suppress(OSError):
-                        file.truncate(end)
-                    raise
-        except OSError as error:
-            raise _unwritable(self.path, error) from None
-
-
-def _line(record: Mapping[str, Any]) -> bytes:
-    return json.dumps(record, ensure_ascii=False).encode() + b"\n"
-
-
-def _unwritable(path: Path, error: OSError) -> OutputError:
-    return OutputError(f"{path}: cannot be written ({error.strerror})", path=path)
+        append_lines(self.path, *records(table.frame))

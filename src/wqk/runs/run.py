@@ -15,9 +15,7 @@ A killed run leaves whole lines and at most one torn last line, which is not rea
 from __future__ import annotations
 
 import json
-import os
 import re
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -25,12 +23,12 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from wqk._files import write_whole
+from wqk._files import json_line, read_lines, write_whole
 from wqk.errors import RunError, first_line
 from wqk.scanning.tables import ScoreTable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
     from os import PathLike
 
 SETTINGS, METRICS, SCORES, UPDATES = "run.json", "metrics.jsonl", "scores.jsonl", "updates.jsonl"
@@ -139,8 +137,9 @@ def open_run(folder: str | PathLike[str]) -> Run:
     --------
     >>> from tempfile import mkdtemp
     >>> run = create_run(mkdtemp() + "/first", {"recipe": {"steps": 2}})
-    >>> append_line(run.folder / METRICS, {"step": 1, "loss": 2.5, "seconds": 0.1})
-    >>> append_line(run.folder / METRICS, {"step": 1, "held_out_loss": 2.75})
+    >>> from wqk._files import append_lines
+    >>> append_lines(run.folder / METRICS, {"step": 1, "loss": 2.5, "seconds": 0.1})
+    >>> append_lines(run.folder / METRICS, {"step": 1, "held_out_loss": 2.75})
     >>> again = open_run(run.folder)
     >>> again.name, again.recipe["steps"], again.checkpoints
     ('first', 2, [])
@@ -188,65 +187,11 @@ def checkpoints_in(folder: Path) -> list[tuple[int, Path]]:
     return sorted((int(match[1]), path) for match, path in matches if match and path.is_dir())
 
 
-@contextmanager
-def one_writer(folder: Path) -> Iterator[None]:
-    """Keep other processes from training in the same folder; the lock ends with the process.
-
-    Raises
-    ------
-    RunError
-        Another process holds the lock.
-    """
-    import fcntl
-
-    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError:
-        raise RunError(f"{folder}: another process is training here; wait until it ends") from None
-    finally:
-        os.close(descriptor)
-
-
-def append_line(path: Path, record: Mapping[str, Any]) -> None:
-    """Add one JSON object to a file of JSON lines, in a single write."""
-    with path.open("ab", buffering=0) as file:
-        file.write(json.dumps(dict(record), ensure_ascii=False).encode() + b"\n")
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The JSON objects of a file, one a line; a torn last line is left out; no file, no lines.
-
-    Raises
-    ------
-    RunError
-        A whole line is not a JSON object, or the file cannot be read.
-    """
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise RunError(f"{path}: cannot be read ({error.strerror})") from None
-    records = []
-    for number, line in enumerate(content.split(b"\n")[:-1], start=1):
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            record = None
-        if not isinstance(record, dict):
-            raise RunError(f"{path}: line {number} is not a JSON object")
-        records.append(record)
-    return records
-
-
 def drop_after(path: Path, step: int) -> None:
     """Rewrite a file of JSON lines without those of later steps, and without a torn line."""
     if path.exists():
         kept = [line for line in read_lines(path) if line.get("step", 0) <= step]
-        lines = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept)
-        write_whole(path, lines.encode())
+        write_whole(path, *map(json_line, kept))
 
 
 def read_table(path: Path) -> ScoreTable:

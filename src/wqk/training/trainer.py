@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
+from wqk._files import append_lines
 from wqk.errors import RunError
-from wqk.runs.run import METRICS, append_line
+from wqk.runs.run import METRICS
 from wqk.training.blocks import HELD_OUT_MASKS, MASKS, draw_blocks, spaced_blocks, stream_seed
 from wqk.training.objectives import OBJECTIVES, Masking, RowSelection, Task, loss_of
 from wqk.training.progress import TrainingProgress
@@ -141,7 +142,7 @@ class RunTrainer(Trainer):  # type: ignore[misc]
         elif "held_out_loss" not in logs:
             return  # the Trainer's closing summary
         if self.is_world_process_zero():
-            append_line(self.folder / METRICS, {"step": self.state.global_step, **logs})
+            append_lines(self.folder / METRICS, {"step": self.state.global_step, **logs})
         super().log(logs, start_time)
 
     def _training_line(self, logs: dict[str, float]) -> dict[str, float]:

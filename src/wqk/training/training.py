@@ -7,6 +7,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wqk._files import locked, read_lines
 from wqk.errors import CorpusError, MissingPackage, RunError
 from wqk.runs.run import (
     METRICS,
@@ -14,9 +15,7 @@ from wqk.runs.run import (
     checkpoints_in,
     create_run,
     drop_after,
-    one_writer,
     open_run,
-    read_lines,
 )
 from wqk.training.recipe import Recipe, differences
 
@@ -131,7 +130,8 @@ def train(
         _require_same_corpus(open_run(folder), store)
     elif first:
         create_run(folder, _settings(recipe, store, model, start, arguments))
-    with one_writer(folder) if first else nullcontext(), _quiet_transformers():
+    lock = locked(folder / ".lock", "training run") if first else nullcontext()
+    with lock, _quiet_transformers():
         step, checkpoint = _last_checkpoint(folder) if resume else (0, None)
         seconds = _rewind(folder, step, recipe) if first else 0.0
         trainer = RunTrainer(model, recipe, store, arguments, tokenizer, seconds, stop)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.training.corpus.samples import content, sentences, write_jsonl
 
-from wqk.errors import CorpusError
+from wqk.errors import CorpusError, OutputError, RunError
 from wqk.training.corpus import CorpusOptions, CorpusProgress, TokenStore, build_corpus, work
 
 OPTIONS = {
@@ -178,7 +178,7 @@ WAITING = (
 def test_a_second_build_is_told_who_holds_the_folder(text_file: Path, tmp_path: Path) -> None:
     child = start(text_file, tmp_path / "store", WAITING)
     try:
-        with pytest.raises(CorpusError, match=rf"another build .*\(process {child.pid} on "):
+        with pytest.raises(RunError, match=rf"another build .*\(process {child.pid} on "):
             build_corpus([text_file], tmp_path / "store", OPTIONS["words"])
         assert not (tmp_path / "store").exists()
     finally:
@@ -193,7 +193,7 @@ def test_a_second_build_of_the_same_process_is_refused_too(text_file: Path, tmp_
     refused = []
 
     def build_again(progress: CorpusProgress) -> None:
-        with pytest.raises(CorpusError, match="another build is running here") as caught:
+        with pytest.raises(RunError, match="another build is running here") as caught:
             build_corpus([text_file], tmp_path / "store", OPTIONS["words"])
         refused.append(str(caught.value))
 
@@ -212,7 +212,7 @@ def test_an_error_in_the_text_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_made_is_named(text_file: Path) -> None:
-    with pytest.raises(CorpusError, match="cannot be written"):
+    with pytest.raises(OutputError, match="cannot be written"):
         build_corpus([text_file], text_file / "store")
-    with pytest.raises(CorpusError, match="cannot be written"):
+    with pytest.raises(OutputError, match="cannot be written"):
         build_corpus([text_file], "/proc/nothing/store")

@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING
 
 from wqk.checkpoints import steps_of
 from wqk.checkpoints.local import has_weights
+from wqk.checkpoints.steps import step_in
 from wqk.errors import CheckpointError, HubError, WqkError
 from wqk.scanning.surveys.model_sets import is_model_set, model_set, read_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-
-# The step in a revision's or a folder's name: step1000, checkpoint-1000, stage1-step1000-tokens5B.
-STEP = re.compile(r"(?:^|[-_])(?:global_?)?(?:step|checkpoint)[-_]?(\d+)(?![\d.kM])")
 
 
 @dataclass(frozen=True)
@@ -130,18 +128,6 @@ def natural_order(name: str) -> list[str | int]:
     ['main', 'step2', 'step10']
     """
     return [int(t) if i % 2 else t for i, t in enumerate(re.split(r"([0-9]+)", name))]
-
-
-def step_in(name: str | None) -> int | None:
-    """The training step that a revision or a folder is named after.
-
-    Examples
-    --------
-    >>> [step_in(name) for name in ("step1000", "checkpoint-20", "stage1-step150-tokens1B", "v2.0")]
-    [1000, 20, 150, None]
-    """
-    found = STEP.search(name or "")
-    return int(found[1]) if found else None
 
 
 def _words(refs: Iterable[str]) -> Iterator[str]:

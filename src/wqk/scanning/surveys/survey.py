@@ -7,15 +7,16 @@ import time
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wqk._version import __version__
 from wqk.errors import CheckpointError, WqkError
 from wqk.scanning.surveys.executors import default_jobs, run_in_processes, run_on
+from wqk.scanning.surveys.folder import SurveyFolder, open_folder
 from wqk.scanning.surveys.jobs import expand, hub_revisions
-from wqk.scanning.surveys.record import Record, open_record
-from wqk.scanning.surveys.work import Settings, failure, files_of, run_job
+from wqk.scanning.surveys.work import Options, failure, files_of, run_job
 from wqk.scanning.tables import SCHEMA_VERSION, ScoreTable, join
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def survey(
     retry: bool = False,
     on_progress: Callable[[SurveyProgress], None] | None = None,
 ) -> ScoreTable:
-    """Score many checkpoints into one table; interrupted, the same call goes on where it stood.
+    """Score many checkpoints into one table; after an interruption the same call resumes.
 
     Parameters
     ----------
@@ -80,9 +81,9 @@ def survey(
     gamma, heads
         As for `wqk.scan`.
     executor
-        Any `concurrent.futures.Executor`; without one, processes of our own.
+        Any `concurrent.futures.Executor`; without one, worker processes are started.
     jobs
-        Number of these processes; as many as there are cores, at most 8.
+        Number of worker processes; by default one for each core, at most 8.
     retry
         Whether checkpoints that have failed before are tried again.
     on_progress
@@ -98,9 +99,9 @@ def survey(
     Raises
     ------
     RunError
-        Another survey is running in ``out``, it was made with other settings, or the workers are
-        gone.
-    TableError
+        Another survey is running in ``out``, it was made with other options, or the workers have
+        died.
+    OutputError
         The folder cannot be written.
     CheckpointError
         There is no such list or named set. Checkpoints that cannot be scored do not raise.
@@ -121,92 +122,86 @@ def survey(
             raise CheckpointError(
                 f"a survey takes paths, hub ids and named sets, got {type(name).__name__}"
             )
-    settings = Settings(float(gamma), heads, __version__, SCHEMA_VERSION)
-    with open_record(Path(out), settings) as record:
-        listing = partial(_revisions, record, retry)
+    options = Options(float(gamma), heads, __version__, SCHEMA_VERSION)
+    with open_folder(Path(out), options) as folder:
+        listing = partial(_revisions, folder, retry)
         chosen = expand([os.fspath(name) for name in names], revisions, listing)
-        open_jobs = [job for job in chosen if _is_open(record, job, retry)]
-        work = partial(run_job, settings)
+        pending = [job for job in chosen if _is_pending(folder, job, retry)]
+        runnable = [job for job in pending if job.problem is None]
+        work = partial(run_job, options)
         running = (
-            run_in_processes(work, _sound(open_jobs), jobs or default_jobs())
+            run_in_processes(work, runnable, jobs or default_jobs())
             if executor is None
-            else run_on(executor, work, _sound(open_jobs))
+            else run_on(executor, work, runnable)
         )
         with closing(running):
-            _keep(record, chosen, open_jobs, running, on_progress)
-        return _finish(record, chosen, settings)
+            _collect(folder, chosen, pending, running, on_progress)
+        return _finish(folder, chosen, options)
 
 
-def _revisions(record: Record, retry: bool, repository: str) -> list[str]:
+def _revisions(folder: SurveyFolder, retry: bool, repository: str) -> list[str]:
     """A repository's revisions, listed once for the whole survey and again on ``retry``."""
-    known = record.revisions(repository)
-    if known is None or retry:
-        known = hub_revisions(repository)
-        record.note_revisions(repository, known)
-    return known
+    if retry or repository not in folder.revisions:
+        folder.note_revisions(repository, hub_revisions(repository))
+    return folder.revisions[repository]
 
 
-def _is_open(record: Record, job: Job, retry: bool) -> bool:
-    """Whether a job is to be done: new, changed on disk since, or failed and to be retried."""
-    if job.key in record.failed:
+def _is_pending(folder: SurveyFolder, job: Job, retry: bool) -> bool:
+    """Whether a job is new, its files have changed, or it has failed and is to be retried."""
+    if job.key in folder.failed:
         return retry
-    if job.key not in record.done or not record.part(job.key).exists():
+    if job.key not in folder.done or not folder.part(job.key).exists():
         return True
     try:
         files = files_of(job.location)
     except WqkError:
         return True
-    return files is not None and files != record.done[job.key]["files"]
+    return files is not None and files != folder.done[job.key]["files"]
 
 
-def _sound(jobs: Sequence[Job]) -> list[Job]:
-    return [job for job in jobs if job.problem is None]
-
-
-def _keep(
-    record: Record,
+def _collect(
+    folder: SurveyFolder,
     chosen: Sequence[Job],
-    open_jobs: Sequence[Job],
+    pending: Sequence[Job],
     running: Iterator[tuple[Job, Outcome]],
     on_progress: Callable[[SurveyProgress], None] | None,
 ) -> None:
-    """Record every outcome as it comes."""
+    """Keep every outcome as it comes."""
     start, bytes_read, now = time.perf_counter(), 0, 0
-    still_open = {job.key for job in open_jobs}
+    unfinished = {job.key for job in pending}
 
-    def tell() -> None:
+    def report() -> None:
         if on_progress is None:
             return
-        over = [job.key for job in chosen if job.key not in still_open]
-        failed = sum(key in record.failed for key in over)
+        finished = [job.key for job in chosen if job.key not in unfinished]
+        failed = sum(key in folder.failed for key in finished)
         seconds = time.perf_counter() - start
         on_progress(
-            SurveyProgress(len(chosen), len(over) - failed, failed, now, bytes_read, seconds)
+            SurveyProgress(len(chosen), len(finished) - failed, failed, now, bytes_read, seconds)
         )
 
-    tell()
-    problems = ((job, failure(job.problem)) for job in open_jobs if job.problem)
-    for outcomes in (problems, running):
-        for job, outcome in outcomes:
-            record.note_outcome(job, outcome)
-            still_open.discard(job.key)
-            now, bytes_read = now + 1, bytes_read + outcome.bytes_read
-            tell()
+    report()
+    problems = ((job, failure(job.problem)) for job in pending if job.problem)
+    for job, outcome in chain(problems, running):
+        folder.note_outcome(job, outcome)
+        unfinished.discard(job.key)
+        now, bytes_read = now + 1, bytes_read + outcome.bytes_read
+        report()
 
 
-def _finish(record: Record, chosen: Sequence[Job], settings: Settings) -> ScoreTable:
+def _finish(folder: SurveyFolder, chosen: Sequence[Job], options: Options) -> ScoreTable:
     """The whole table, from the parts alone, so that it does not matter when they were made."""
-    done = [job for job in chosen if job.key in record.done]
+    done = [job for job in chosen if job.key in folder.done]
     failed = [
         {"checkpoint": job.name, "revision": job.revision, "reason": line["reason"]}
         for job in chosen
-        if (line := record.failed.get(job.key))
+        if (line := folder.failed.get(job.key))
     ]
-    duplicates = _duplicates(record, done)
-    tables = [record.load_part(job.key) for job in done]
+    duplicates = _duplicates(folder, done)
+    tables = [folder.load_part(job.key) for job in done]
     metadata = {
-        "wqk": settings.wqk,
-        "gamma": settings.gamma,
+        "wqk": options.wqk,
+        "gamma": options.gamma,
         "folded_norms": False,
         "biases": False,
         "partial": {
@@ -220,15 +215,15 @@ def _finish(record: Record, chosen: Sequence[Job], settings: Settings) -> ScoreT
     }
     rows = join(tables).frame.rechunk() if tables else ScoreTable.from_rows([]).frame
     table = ScoreTable(rows, {"schema_version": SCHEMA_VERSION, **metadata})
-    table.save(record.scores)
+    table.save(folder.scores)
     finished: dict[str, Any] = {"done": len(done), "failed": len(failed), "duplicates": duplicates}
-    record.note({"event": "finished", **finished})
+    folder.note({"event": "finished", **finished})
     return table
 
 
-def _duplicates(record: Record, done: Sequence[Job]) -> list[list[str]]:
+def _duplicates(folder: SurveyFolder, done: Sequence[Job]) -> list[list[str]]:
     """Checkpoints with equal queries and keys, in groups."""
     groups: dict[str, list[str]] = {}
     for job in done:
-        groups.setdefault(record.done[job.key]["weights"], []).append(job.title)
+        groups.setdefault(folder.done[job.key]["weights"], []).append(job.title)
     return [titles for titles in groups.values() if len(titles) > 1]

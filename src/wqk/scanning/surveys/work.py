@@ -1,4 +1,4 @@
-"""What a worker does for one job: open, score, and say what it has read."""
+"""What a worker does for one job: open a checkpoint, score it, and hash what it read."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from threadpoolctl import ThreadpoolController
 
 from wqk._version import __version__
 from wqk.attention import attention_plans
-from wqk.checkpoints import open_checkpoint
+from wqk.checkpoints import Checkpoint, open_checkpoint
 from wqk.errors import CheckpointError, RunError, WqkError
 from wqk.scanning.scan import plan_bytes, scan
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from wqk.checkpoints import Checkpoint, Part
+    from wqk.checkpoints import Part, TensorInfo
     from wqk.scanning.surveys.jobs import Job
     from wqk.scanning.tables import ScoreTable
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What every job of a survey has in common; a resumed survey must not differ in it."""
+class Options:
+    """What all jobs of a survey share; a resumed survey must have the same."""
 
     gamma: float
     heads: bool
@@ -60,14 +60,47 @@ class Outcome:
     trace: str | None = None
 
 
-def run_job(settings: Settings, job: Job) -> Outcome:
+class Hashed(Checkpoint):
+    """A checkpoint that hashes whatever is read from it.
+
+    Attributes
+    ----------
+    digests
+        Hash of the values of each part that was read.
+    """
+
+    def __init__(self, inner: Checkpoint) -> None:
+        self.name, self.revision, self.step = inner.name, inner.revision, inner.step
+        self.config, self.inner = inner.config, inner
+        self.digests: dict[Part, bytes] = {}
+
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """Every tensor's type, shape and size by name."""
+        return self.inner.tensors()
+
+    def read(self, parts: Sequence[Part]) -> list[np.ndarray]:
+        """The wanted rows of each part, joined."""
+        arrays = self.inner.read(parts)
+        self.digests.update(zip(parts, map(_digest, arrays), strict=True))
+        return arrays
+
+    def prefetch(self, parts: Sequence[Part]) -> None:
+        """Announce a later read."""
+        self.inner.prefetch(parts)
+
+    def abandon(self) -> None:
+        """Cancel what was announced."""
+        self.inner.abandon()
+
+
+def run_job(options: Options, job: Job) -> Outcome:
     """Score one checkpoint; whatever goes wrong is an outcome, too."""
     start = time.perf_counter()
     try:
         # One BLAS thread: scans side by side that each want all cores are slower than one, and the
         # last digits of a product depend on the number of its threads.
         with ThreadpoolController().limit(limits=1, user_api="blas"):
-            table, weights, files, bytes_read = _score(settings, job)
+            table, weights, files, bytes_read = _score(options, job)
     except WqkError as error:
         return failure(error, time.perf_counter() - start)
     except Exception as error:  # one model must not end a survey of hundreds
@@ -102,18 +135,18 @@ def files_of(location: str) -> str | None:
     return hashlib.blake2b(repr(stats).encode(), digest_size=16).hexdigest()
 
 
-def _score(settings: Settings, job: Job) -> tuple[ScoreTable, str, str | None, int]:
-    if settings.wqk != __version__:
+def _score(options: Options, job: Job) -> tuple[ScoreTable, str, str | None, int]:
+    if options.wqk != __version__:
         raise RunError(
-            f"the worker runs wqk {__version__}, the survey {settings.wqk}; install one version"
+            f"the worker runs wqk {__version__}, the survey {options.wqk}; install one version"
         )
     files = files_of(job.location)
     checkpoint = open_checkpoint(job.location, revision=job.revision)
     checkpoint.name, checkpoint.revision = job.name, job.revision
     if checkpoint.step is None:
         checkpoint.step = job.step
-    digests = _note_digests(checkpoint)
-    table = scan(checkpoint, gamma=settings.gamma, heads=settings.heads)
+    hashed = Hashed(checkpoint)
+    table = scan(hashed, gamma=options.gamma, heads=options.heads)
     if files_of(job.location) != files:
         raise CheckpointError(
             f"{job.name}: its files changed while they were read; survey it again with --retry"
@@ -122,23 +155,9 @@ def _score(settings: Settings, job: Job) -> tuple[ScoreTable, str, str | None, i
     weights = hashlib.blake2b(digest_size=16)
     for plan in plans:
         for role, part in plan.parts.items():
-            weights.update(role.encode() + digests.get(part, b""))
+            weights.update(role.encode() + hashed.digests.get(part, b""))
     bytes_read = sum(plan_bytes(checkpoint, plan) for plan in plans)
     return table, weights.hexdigest(), files, bytes_read
-
-
-def _note_digests(checkpoint: Checkpoint) -> dict[Part, bytes]:
-    """Have every later read of the checkpoint note the hash of what it gave, by part."""
-    digests: dict[Part, bytes] = {}
-    read = checkpoint.read
-
-    def read_and_note(parts: Sequence[Part]) -> list[np.ndarray]:
-        arrays = read(parts)
-        digests.update(zip(parts, map(_digest, arrays), strict=True))
-        return arrays
-
-    checkpoint.read = read_and_note  # type: ignore[method-assign]
-    return digests
 
 
 def _digest(array: np.ndarray) -> bytes:

@@ -16,12 +16,9 @@ Each file appears whole or not at all, and a file that is there is done.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import io
 import json
-import os
 import shutil
-import socket
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from zipfile import BadZipFile
@@ -29,7 +26,7 @@ from zipfile import BadZipFile
 import numpy as np
 import polars as pl
 
-from wqk._files import write_whole
+from wqk._files import locked, unwritable, write_whole
 from wqk.errors import CorpusError, WqkError
 from wqk.training.corpus.writing import Chunk
 
@@ -131,12 +128,14 @@ def open_work(folder: Path, plan: Mapping[str, Any]) -> Iterator[Work]:
 
     Raises
     ------
-    CorpusError
-        Another process builds there, or the folder cannot be made.
+    RunError
+        Another process builds there.
+    OutputError
+        The folder cannot be made.
     """
     folder = folder.resolve()
     place = folder.parent / f".{folder.name}.building"
-    with _lock(place):
+    with locked(place / "lock", "build"), _removed_if_empty(place):
         wanted = json.dumps(plan, sort_keys=True).encode()
         try:
             if not (place / "plan.json").exists() or (place / "plan.json").read_bytes() != wanted:
@@ -147,7 +146,7 @@ def open_work(folder: Path, plan: Mapping[str, Any]) -> Iterator[Work]:
             for left in (*place.glob(".*.*"), *place.glob("t*/.*")):
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
         except OSError as error:
-            raise _unwritable(place, error) from None
+            raise unwritable(place, error) from None
         write_whole(place / "plan.json", wanted)
         work = Work(place)
         try:
@@ -170,56 +169,12 @@ def _clear(place: Path) -> None:
 
 
 @contextmanager
-def _lock(place: Path) -> Iterator[None]:
-    """Keep other builds out; the system lets go of the lock however we end."""
-    path = place / "lock"
-    descriptor = _take_lock(path)
-    while descriptor is None:  # a build that just ended has taken the folder away
-        descriptor = _take_lock(path)
+def _removed_if_empty(place: Path) -> Iterator[None]:
+    """Remove a folder in which nothing but the lock is left."""
     try:
         yield
     finally:
-        if [entry.name for entry in place.iterdir()] == [path.name]:
+        if [entry.name for entry in place.iterdir()] == ["lock"]:
             with contextlib.suppress(OSError):
-                path.unlink()
+                (place / "lock").unlink()
                 place.rmdir()
-        os.close(descriptor)
-
-
-def _take_lock(path: Path) -> int | None:
-    """A descriptor that holds the lock; nothing if the file is gone by then."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError as error:
-        raise _unwritable(path.parent, error) from None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not _is_same(descriptor, path):
-            os.close(descriptor)
-            return None
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
-    except BlockingIOError:
-        holder = os.read(descriptor, 200).decode(errors="replace") or "unknown"
-        os.close(descriptor)
-        raise CorpusError(
-            f"{path.parent}: another build is running here ({holder}); wait for it, or choose "
-            "another folder"
-        ) from None
-    except OSError as error:
-        os.close(descriptor)
-        raise _unwritable(path, error) from None
-    return descriptor
-
-
-def _is_same(descriptor: int, path: Path) -> bool:
-    """Whether an open file is still the one under its name."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False
-
-
-def _unwritable(path: Path, error: OSError) -> CorpusError:
-    return CorpusError(f"{path}: cannot be written ({error.strerror})")
