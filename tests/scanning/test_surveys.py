@@ -24,7 +24,14 @@ from safetensors.numpy import save_file
 
 import wqk
 from wqk.cli.main import command
-from wqk.errors import CheckpointError, MissingPackage, OutputError, RunError, TableError
+from wqk.errors import (
+    CheckpointError,
+    MissingPackage,
+    OutputError,
+    RunError,
+    TableError,
+    UnknownName,
+)
 from wqk.scanning.surveys import SurveyProgress, dask_executor
 from wqk.scanning.surveys import jobs as survey_jobs
 from wqk.scanning.surveys import work as survey_work
@@ -504,7 +511,7 @@ def test_lists_and_named_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         (f"@{tmp_path / 'none'}", "cannot be read"),
         (f"@{tmp_path}", "cannot be read"),
     ):
-        with pytest.raises(CheckpointError, match=message):
+        with pytest.raises((CheckpointError, UnknownName), match=message):
             expand([bad])
     names.write_text("# nothing\n")
     with pytest.raises(CheckpointError, match="names no checkpoint"):

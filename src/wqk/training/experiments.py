@@ -33,8 +33,9 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from wqk._files import read_lines
 from wqk.errors import RunError
-from wqk.runs.run import METRICS, SETTINGS, checkpoints_in, open_run, read_lines
+from wqk.runs.run import METRICS, SETTINGS, checkpoints_in, open_run
 from wqk.training.recipe import Recipe, differences, make_recipe
 
 if TYPE_CHECKING:
