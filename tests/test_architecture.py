@@ -47,7 +47,7 @@ HEAVY = {
     "transformers",
 }
 # Modules that subclass what a heavy library offers; nothing imports them before they are asked for.
-IMPORTED_LATE = {"monitor/callback.py", "training/trainer.py"}
+IMPORTED_LATE = {"monitor/callback.py", "training/loop.py"}
 
 
 def modules() -> list[Path]:

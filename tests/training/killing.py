@@ -16,8 +16,7 @@ from typing import Any
 
 import torch
 
-import wqk.monitor.callback
-import wqk.training.trainer  # noqa: F401
+import wqk.training.loop  # noqa: F401
 from wqk.training.recipe import Recipe
 from wqk.training.training import train
 

@@ -11,16 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wqk.training.models import build_model
-from wqk.training.objectives import (
-    OBJECTIVES,
-    Masking,
-    RowSelection,
-    Task,
-    causal,
-    loss_of,
-    masked,
-    masked_next,
-)
+from wqk.training.objectives import OBJECTIVES, Objective, RowSelection, Task, loss_of
 
 VOCABULARY, MASK = 40, 1
 SPECIAL = {"padding": 0, "mask": MASK, "unknown": 2, "separator": 3}
@@ -50,6 +41,13 @@ def draw(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
+def task_of(
+    name: str, blocks: torch.Tensor, seed: int, share: float = 0.3, corruption: str = "bert"
+) -> Task:
+    objective = Objective(name, share, corruption, MASK, VOCABULARY)
+    return objective.task(blocks, objective.draw(*blocks.shape, draw(seed)))
+
+
 def some_blocks(batch: int, block: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(4, VOCABULARY, (batch, block), generator=draw(seed))
 
@@ -66,8 +64,7 @@ def test_equally_many_tokens_are_asked_in_every_block(
     name: str, batch: int, block: int, share: float, corruption: str, seed: int
 ) -> None:
     blocks = some_blocks(batch, block, seed)
-    masking = Masking(share, corruption, MASK, VOCABULARY)
-    task = OBJECTIVES[name](blocks, masking, draw(seed))
+    task = task_of(name, blocks, seed, share, corruption)
     shift = 1 if name == "masked-next" else 0
     asked = torch.zeros(batch * block, dtype=torch.bool)
     asked[task.rows + shift] = True
@@ -82,7 +79,7 @@ def test_equally_many_tokens_are_asked_in_every_block(
 
 def test_causal_asks_each_next_token() -> None:
     blocks = some_blocks(3, 5)
-    task = causal(blocks, Masking(0.15, "bert", MASK, VOCABULARY), draw(0))
+    task = task_of("causal", blocks, 0)
     assert task.inputs is blocks
     assert task.rows.tolist() == [0, 1, 2, 3, 5, 6, 7, 8, 10, 11, 12, 13]
     assert torch.equal(task.targets, blocks[:, 1:].flatten())
@@ -90,7 +87,7 @@ def test_causal_asks_each_next_token() -> None:
 
 def test_corruption_is_bert_s() -> None:
     blocks = torch.full((400, 100), 7)
-    task = masked(blocks, Masking(0.5, "bert", MASK, VOCABULARY), draw(3))
+    task = task_of("masked", blocks, 3, 0.5)
     shown = task.inputs.flatten()[task.rows]
     share = shown.bincount(minlength=VOCABULARY) / len(shown)
     anything = 0.1 / VOCABULARY
@@ -102,23 +99,28 @@ def test_corruption_is_bert_s() -> None:
 
 
 def test_every_position_is_as_likely_to_be_asked() -> None:
-    for objective, first in ((masked, 0), (masked_next, 1)):
-        task = objective(some_blocks(5000, 10), Masking(0.3, "mask", MASK, VOCABULARY), draw(1))
+    for name, first in (("masked", 0), ("masked-next", 1)):
+        task = task_of(name, some_blocks(5000, 10), 1, corruption="mask")
         positions = (task.inputs == MASK).sum(0)
         assert positions[:first].sum() == 0
         expected = 15_000 / (10 - first)
         assert (positions[first:] - expected).abs().max() < 4 * expected**0.5
 
 
-@given(name=st.sampled_from(sorted(OBJECTIVES)), parts=st.sampled_from([1, 2, 3, 6]))
-def test_parts_make_up_the_whole(name: str, parts: int) -> None:
-    blocks, masking = some_blocks(6, 8), Masking(0.3, "bert", MASK, VOCABULARY)
-    task = OBJECTIVES[name](blocks, masking, draw(2))
-    pieces = [task.part(number, parts) for number in range(parts)]
-    offset = 6 // parts * 8
+@given(name=st.sampled_from(OBJECTIVES), parts=st.sampled_from([1, 2, 3, 6]))
+def test_rows_of_a_batch_s_draws_make_parts_of_its_task(name: str, parts: int) -> None:
+    blocks, objective = some_blocks(6, 8), Objective(name, 0.3, "bert", MASK, VOCABULARY)
+    draws = objective.draw(6, 8, draw(2))
+    task, share = objective.task(blocks, draws), 6 // parts
+    pieces = [
+        objective.task(
+            blocks[start : start + share], tuple(d[start : start + share] for d in draws)
+        )
+        for start in range(0, 6, share)
+    ]
     assert torch.equal(torch.cat([piece.inputs for piece in pieces]), task.inputs)
     assert torch.equal(torch.cat([piece.targets for piece in pieces]), task.targets)
-    rows = [piece.rows + number * offset for number, piece in enumerate(pieces)]
+    rows = [piece.rows + number * share * 8 for number, piece in enumerate(pieces)]
     assert torch.equal(torch.cat(rows), task.rows)
 
 
@@ -140,14 +142,14 @@ DECODERS = ("pre", "post", "gpt2", "llama")
 def test_logits_of_the_asked_rows_alone_give_the_same_loss(
     name: str, architecture: str, tiny: Any
 ) -> None:
-    task_of = {"mode": "encoder" if name == "masked" else "decoder", "objective": name}
+    task_for = {"mode": "encoder" if name == "masked" else "decoder", "objective": name}
     if architecture in CONFIGS:
-        recipe = tiny(**task_of, config={"model_type": architecture, **CONFIGS[architecture]})
+        recipe = tiny(**task_for, config={"model_type": architecture, **CONFIGS[architecture]})
     else:
-        recipe = tiny(**task_of, norm=architecture)
+        recipe = tiny(**task_for, norm=architecture)
     model = build_model(recipe, VOCABULARY, SPECIAL).eval()
     blocks = some_blocks(recipe.batch, recipe.block)
-    task = OBJECTIVES[name](blocks, Masking(0.3, "bert", MASK, VOCABULARY), draw(5))
+    task = task_of(name, blocks, 5)
     expected = full_loss(model, task)
     expected.backward()
     gradients = [parameter.grad for parameter in model.parameters()]
@@ -168,7 +170,7 @@ def test_only_the_asked_rows_reach_the_head(tiny: Any) -> None:
     seen = []
     model.lm_head.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].shape))
     selection = RowSelection(model)
-    task = masked(some_blocks(8, 16), Masking(0.25, "mask", MASK, VOCABULARY), draw(1))
+    task = task_of("masked", some_blocks(8, 16), 1, 0.25, "mask")
     loss_of(model, selection, task)
     assert seen == [(1, 8 * 4, 32)]
 
@@ -178,14 +180,14 @@ def test_the_causal_loss_is_transformers_own(tiny: Any) -> None:
     blocks = some_blocks(4, 16)
     model.config.loss_type = "ForCausalLMLoss"
     own = model(input_ids=blocks, labels=blocks).loss.item()
-    task = causal(blocks, Masking(0.3, "mask", MASK, VOCABULARY), draw(0))
+    task = task_of("causal", blocks, 0)
     assert loss_of(model, RowSelection(model), task).item() == pytest.approx(own, abs=1e-6)
 
 
 def test_masked_next_is_a_collator_s_labels_shifted_by_a_causal_model(tiny: Any) -> None:
     recipe = replace(tiny(mode="decoder"), objective="masked-next")
     model = build_model(recipe, VOCABULARY, SPECIAL).eval()
-    task = masked_next(some_blocks(4, 16), Masking(0.3, "bert", MASK, VOCABULARY), draw(4))
+    task = task_of("masked-next", some_blocks(4, 16), 4)
     labels = torch.full((4 * 16,), -100)
     labels[task.rows + 1] = task.targets
     model.config.loss_type = "ForCausalLMLoss"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 # Independent streams of random numbers that a run draws from.
-BLOCKS, MASKS, HELD_OUT_MASKS = range(3)
+BLOCKS, MASKS, HELD_OUT_MASKS, DROPOUT = range(4)
 
 
 def stream_seed(seed: int, stream: int, index: int) -> int:

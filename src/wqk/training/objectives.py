@@ -1,6 +1,6 @@
-"""Objectives: what a model sees of a block, and which tokens it has to tell, where.
+"""Objectives: what a model sees of a block, and which tokens it has to predict, where.
 
-Axis letters: B batch, N tokens of a block, P predictions (of the whole batch), D model width.
+Axis letters: B batch, N tokens of a block, K chosen tokens of a block, P predictions.
 """
 
 from __future__ import annotations
@@ -9,107 +9,98 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Generator, Tensor
     from transformers import PreTrainedModel
 
+OBJECTIVES = ("masked", "causal", "masked-next")
+
 
 class Task(NamedTuple):
-    """What to put in, (B, N), and the targets, (P,), of rows of the flattened output, (P,)."""
+    """Inputs, (B, N), and the targets, (P,), of rows of the flattened output, (P,)."""
 
     inputs: Tensor
     rows: Tensor
     targets: Tensor
 
-    def part(self, number: int, parts: int) -> Task:
-        """One of equal parts by blocks; of one part, all of it."""
-        batch, block = self.inputs.shape
-        blocks, predictions = batch // parts, len(self.rows) // parts
-        own = slice(number * predictions, (number + 1) * predictions)
-        return Task(
-            self.inputs[number * blocks : (number + 1) * blocks],
-            self.rows[own] - number * blocks * block,
-            self.targets[own],
-        )
-
 
 @dataclass(frozen=True)
-class Masking:
-    """How tokens are hidden: their share, how (``bert`` or ``mask``), and with which token."""
+class Objective:
+    """A training objective with its parameters.
 
-    share: float
+    ``masked`` predicts hidden tokens from both sides, equally many in every block. ``causal``
+    predicts each next token. ``masked-next`` predicts the next token wherever that is a hidden one,
+    as the published decoders were trained: a collator for masked language models with a causal
+    model, whose labels are shifted by one. The first token has none before it and is never chosen.
+
+    Random numbers are drawn apart from their use, so that `task` is a pure function, which
+    compiles as one graph, and so that a process can take its own rows of a batch's draws.
+
+    Attributes
+    ----------
+    name
+        One of `OBJECTIVES`.
+    mask_share
+        Share of a block's tokens that are chosen.
+    corruption
+        ``mask``: all chosen tokens become the mask token. ``bert``: 80 % of them do, 10 % become
+        any token of the vocabulary, 10 % stay as they are.
+    mask_token, vocabulary_size
+        Of the token store.
+    """
+
+    name: str
+    mask_share: float
     corruption: str
     mask_token: int
     vocabulary_size: int
 
-    def count(self, block: int) -> int:
-        """How many tokens of each block are chosen."""
-        return round(self.share * block)
-
-    def hide(self, blocks: Tensor, chosen: Tensor, generator: Generator) -> Tensor:
-        """The blocks with the chosen tokens, (B, k), hidden.
-
-        ``mask``: all become the mask token. ``bert``: 80 % of them do, 10 % become any token of the
-        vocabulary, 10 % stay as they are.
-        """
+    def draw(self, batch: int, block: int, generator: Generator) -> tuple[Tensor, ...]:
+        """The random numbers of one batch: tensors with one row for each of B blocks."""
         import torch
 
+        if self.name == "causal":
+            return ()
+        on: dict[str, Any] = {"generator": generator, "device": generator.device}
+        order = torch.rand((batch, block - self._first), **on)
         if self.corruption == "mask":
-            return blocks.scatter(1, chosen, self.mask_token)
-        draw = {"generator": generator, "device": blocks.device}
-        fate = torch.rand(chosen.shape, **draw)
-        anything = torch.randint(self.vocabulary_size, chosen.shape, **draw)
-        shown = blocks.gather(1, chosen)
-        shown = torch.where(fate < 0.9, anything, shown)
-        shown = shown.masked_fill(fate < 0.8, self.mask_token)
-        return blocks.scatter(1, chosen, shown)
+            return (order,)
+        chosen = (batch, round(self.mask_share * block))
+        fate = torch.rand(chosen, **on)
+        return order, fate, torch.randint(self.vocabulary_size, chosen, **on)
 
+    def task(self, blocks: Tensor, draws: tuple[Tensor, ...]) -> Task:
+        """What to predict of blocks, (B, N), given as many rows of `draw`."""
+        import torch
 
-def masked(blocks: Tensor, masking: Masking, generator: Generator) -> Task:
-    """Tell the hidden tokens, equally many in every block, from both sides."""
-    chosen = _choose(blocks, masking.count(blocks.shape[1]), 0, generator)
-    inputs = masking.hide(blocks, chosen, generator)
-    return Task(inputs, _flat(chosen, blocks), blocks.gather(1, chosen).flatten())
+        block = blocks.shape[1]
+        if self.name == "causal":
+            before = torch.arange(block - 1, device=blocks.device).expand(len(blocks), -1)
+            return Task(blocks, _flat(before, blocks), blocks[:, 1:].flatten())
+        order, *corruption = draws
+        chosen = order.topk(round(self.mask_share * block)).indices + self._first  # (B, K)
+        targets = blocks.gather(1, chosen)
+        shown = self._corrupted(targets, *corruption)
+        rows = _flat(chosen - self._first, blocks)
+        return Task(blocks.scatter(1, chosen, shown), rows, targets.flatten())
 
+    @property
+    def _first(self) -> int:
+        """First position that can be chosen; also how far a prediction is from its row."""
+        return 1 if self.name == "masked-next" else 0
 
-def causal(blocks: Tensor, masking: Masking, generator: Generator) -> Task:
-    """Tell each next token of the block."""
-    import torch
+    def _corrupted(self, targets: Tensor, *draws: Tensor) -> Tensor:
+        """What the chosen tokens, (B, K), are replaced by."""
+        import torch
 
-    positions = torch.arange(blocks.shape[1] - 1, device=blocks.device).expand(len(blocks), -1)
-    return Task(blocks, _flat(positions, blocks), blocks[:, 1:].flatten())
-
-
-def masked_next(blocks: Tensor, masking: Masking, generator: Generator) -> Task:
-    """Tell the next token wherever that is a hidden one, as the published decoders were trained.
-
-    The masked-language collator was used with a causal model: its labels, shifted by one. The first
-    token has none before it and is never chosen here.
-    """
-    chosen = _choose(blocks, masking.count(blocks.shape[1]), 1, generator)
-    inputs = masking.hide(blocks, chosen, generator)
-    return Task(inputs, _flat(chosen - 1, blocks), blocks.gather(1, chosen).flatten())
-
-
-OBJECTIVES: dict[str, Callable[[Tensor, Masking, Generator], Task]] = {
-    "masked": masked,
-    "causal": causal,
-    "masked-next": masked_next,
-}
-
-
-def _choose(blocks: Tensor, count: int, first: int, generator: Generator) -> Tensor:
-    """``count`` different positions from ``first`` on in every block, (B, k)."""
-    import torch
-
-    batch, block = blocks.shape
-    draws = torch.rand((batch, block - first), generator=generator, device=blocks.device)
-    return draws.topk(count).indices + first
+        if not draws:
+            return torch.full_like(targets, self.mask_token)
+        fate, anything = draws
+        shown = torch.where(fate < 0.9, anything, targets)
+        return shown.masked_fill(fate < 0.8, self.mask_token)
 
 
 def _flat(positions: Tensor, blocks: Tensor) -> Tensor:
-    """Positions within blocks, (B, k), as rows of the flattened batch, (B·k,)."""
+    """Positions within blocks, (B, K), as rows of the flattened batch, (B·K,)."""
     import torch
 
     batch, block = blocks.shape
@@ -118,7 +109,7 @@ def _flat(positions: Tensor, blocks: Tensor) -> Tensor:
 
 
 class RowSelection:
-    """Lets only the rows that are predicted into a model's language-model head.
+    """Passes only the predicted rows to a model's language-model head.
 
     A hook on the base model's output; head and model stay transformers' own. Logits come out as
     (1, P, vocabulary), and for all rows while ``rows`` is None.
@@ -136,7 +127,7 @@ class RowSelection:
 
 
 def loss_of(model: Any, selection: RowSelection, task: Task) -> Tensor:
-    """Mean cross-entropy in nats per predicted token; ``model`` may be a wrapped one."""
+    """Mean cross-entropy in nats per predicted token."""
     import torch
 
     selection.rows = task.rows

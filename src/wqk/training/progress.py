@@ -1,4 +1,4 @@
-"""How far a training run is."""
+"""How far a training run has come."""
 
 from __future__ import annotations
 
@@ -7,7 +7,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TrainingProgress:
-    """Steps, and the latest losses (in nats per token) and speed, as far as known."""
+    """Steps done, and the latest losses (nats per token), speed and score; None before the first.
+
+    Attributes
+    ----------
+    steps_done, steps
+        Updates so far, and of the whole run.
+    loss, held_out_loss
+        Of training since the entry before, and of the held-out blocks.
+    tokens_per_second
+        Between the latest two entries.
+    held_out_is_new
+        Whether the held-out loss was taken at this step.
+    symmetry
+        Median over layers of the symmetry of W_qk.
+    """
 
     steps_done: int
     steps: int
@@ -15,3 +29,4 @@ class TrainingProgress:
     held_out_loss: float | None
     tokens_per_second: float | None
     held_out_is_new: bool
+    symmetry: float | None = None

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
-from wqk.errors import CorpusError
+from wqk.errors import CorpusError, RunError
 from wqk.runs.run import checkpoints_in
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
+
+    from transformers import PreTrainedModel
 
     from wqk.training.corpus.store import TokenStore
     from wqk.training.recipe import Recipe
@@ -20,8 +23,9 @@ if TYPE_CHECKING:
 # What is being written or removed lies in here; checkpoints are renamed into and out of it.
 STAGING = ".saving"
 
-# What only the latest checkpoint needs, unless all are kept as they are.
-FOR_RESUMING = ("optimizer.pt",)
+# What only the latest checkpoint needs, unless all are kept as they are: the optimizer's state, and
+# that of the scaler of float16's gradients. Randomness needs none: it is a function of the step.
+OPTIMIZER, SCALER = "optimizer.pt", "scaler.pt"
 
 # A token store's special tokens in transformers' words.
 TOKEN_NAMES = {
@@ -32,21 +36,87 @@ TOKEN_NAMES = {
 }
 
 
+def save_checkpoint(
+    folder: Path,
+    step: int,
+    recipe: Recipe,
+    model: PreTrainedModel,
+    state: Mapping[str, Any],
+    tokenizer: Mapping[str, bytes],
+) -> None:
+    """Add a checkpoint to a run's folder, and let go of earlier ones that the recipe does not keep.
+
+    Parameters
+    ----------
+    folder, step, recipe, model
+        The run's.
+    state
+        State of optimizer and scaler by file name; None for a scaler that is not used.
+    tokenizer
+        Files that `tokenizer_files` has made.
+
+    Raises
+    ------
+    RunError
+        It cannot be written; earlier checkpoints are as they were.
+    """
+    import torch
+    from safetensors import SafetensorError
+
+    clear_staging(folder)
+    staged = folder / STAGING / f"checkpoint-{step}"
+    try:
+        with _quiet():
+            model.save_pretrained(staged)
+        for name, values in state.items():
+            if values is not None:
+                torch.save(values, staged / name)
+        for name, content in tokenizer.items():
+            (staged / name).write_bytes(content)
+        for path in staged.iterdir():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        staged.rename(folder / staged.name)
+    except (OSError, RuntimeError, SafetensorError) as error:  # torch says RuntimeError
+        clear_staging(folder)
+        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+        raise RunError(
+            f"{folder}: checkpoint-{step} cannot be written ({reason}); make room and resume"
+        ) from None
+    clear_staging(folder)
+    thin_out(folder, step, recipe)
+
+
+def load_checkpoint(path: Path, model: PreTrainedModel) -> dict[str, Any]:
+    """Put a checkpoint's weights into a model in place; return the states of `save_checkpoint`.
+
+    Raises
+    ------
+    RunError
+        A file is missing or damaged.
+    """
+    import torch
+
+    files = [path / name for name in (OPTIMIZER, SCALER)]
+    try:
+        with _quiet():
+            saved = type(model).from_pretrained(path, dtype=torch.float32, trust_remote_code=False)
+        model.load_state_dict(saved.state_dict())
+        return {
+            file.name: torch.load(file, map_location="cpu", weights_only=True)
+            for file in files
+            if file.exists()
+        }
+    except Exception as error:  # the libraries raise whatever a damaged file makes them raise
+        reason = " ".join(str(error).split())[:160] or type(error).__name__
+        raise RunError(
+            f"{path}: cannot be resumed from ({reason}); delete it to resume from an earlier one"
+        ) from None
+
+
 def clear_staging(folder: Path) -> None:
     """Drop what a killed run left half written or half removed."""
     shutil.rmtree(folder / STAGING, ignore_errors=True)
-
-
-def publish(folder: Path, step: int, extra: Mapping[str, bytes]) -> None:
-    """Give the checkpoint in the staging folder its name, with some files more, all on disk."""
-    staged = folder / STAGING / f"checkpoint-{step}"
-    for name, content in extra.items():
-        (staged / name).write_bytes(content)
-    for path in staged.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-    staged.rename(folder / staged.name)
-    clear_staging(folder)
 
 
 def thin_out(folder: Path, newest: int, recipe: Recipe) -> None:
@@ -56,7 +126,7 @@ def thin_out(folder: Path, newest: int, recipe: Recipe) -> None:
         if step >= newest or recipe.keep_checkpoints == "all":
             continue
         if step in recipe.kept_steps:
-            for name in FOR_RESUMING:
+            for name in (OPTIMIZER, SCALER):
                 (path / name).unlink(missing_ok=True)
         else:
             staging.mkdir(exist_ok=True)
@@ -89,3 +159,19 @@ def tokenizer_files(corpus: TokenStore, block: int) -> dict[str, bytes]:
         "tokenizer.json": content,
         "tokenizer_config.json": (json.dumps(config, indent=1, ensure_ascii=False) + "\n").encode(),
     }
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bar for every checkpoint, and no warning about weights that are tied."""
+    from transformers.utils import logging
+
+    shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if shown:
+            logging.enable_progress_bar()

@@ -17,13 +17,15 @@ from wqk.runs.run import (
     drop_after,
     open_run,
 )
+from wqk.training.hardware import environment
 from wqk.training.recipe import Recipe, differences
+from wqk.training.saving import OPTIMIZER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from os import PathLike
 
-    from transformers import PreTrainedModel, TrainingArguments
+    from transformers import PreTrainedModel
 
     from wqk.training.corpus.store import TokenStore
     from wqk.training.progress import TrainingProgress
@@ -59,7 +61,7 @@ def train(
     stop
         Stop after this step, with a checkpoint to resume from; the schedule is that of all steps.
     report_to
-        transformers' loggers besides the run's own files, such as ``tensorboard``.
+        accelerate's trackers besides the run's own files, such as ``tensorboard``.
     on_progress
         Called at every entry of the metrics, in the first process.
 
@@ -91,15 +93,13 @@ def train(
     ([0, 1, 2, 3], [0, 1, 3])
     """
     try:
-        from wqk.monitor import ScoreCallback
-        from wqk.training.arguments import trainer_arguments
-        from wqk.training.saving import tokenizer_files
-        from wqk.training.trainer import Cadence, Reporter, RunTrainer
+        from wqk.training.loop import make_accelerator, run_loop
     except ImportError as error:
         raise MissingPackage(f"training needs {error.name}: pip install 'wqk[train]'") from None
     from wqk.training.blocks import places
     from wqk.training.corpus.store import TokenStore
     from wqk.training.models import build_model
+    from wqk.training.saving import tokenizer_files
     from wqk.training.starts import initialize_
 
     folder = Path(folder)
@@ -109,14 +109,17 @@ def train(
         raise CorpusError(f"{store.folder}: training needs a vocabulary with a mask token")
     for split in ("train", "held_out"):
         places(store.tokens(split), recipe.block)
-    tokenizer = tokenizer_files(store, recipe.block)
-    arguments = trainer_arguments(recipe, folder, report_to)
-    if recipe.batch % arguments.world_size:
+    tokenizer_files(store, recipe.block)
+    if resume:
+        _require_same_corpus(open_run(folder), store)
+    _require_loggers(report_to)
+    accelerator = make_accelerator(recipe, folder, report_to)
+    processes, first = accelerator.num_processes, accelerator.is_main_process
+    if recipe.batch % processes:
         raise RunError(
             f"a batch is divided among all processes; got {recipe.batch} blocks and "
-            f"{arguments.world_size} processes"
+            f"{processes} processes"
         )
-    _require_loggers(report_to)
     model = build_model(recipe, store.vocabulary_size, store.special)
     start = initialize_(
         model,
@@ -125,24 +128,33 @@ def train(
         norm_ratio=recipe.init_norm,
         value_ratio=recipe.init_values,
     )
-    first = arguments.process_index == 0
-    if resume:
-        _require_same_corpus(open_run(folder), store)
-    elif first:
-        create_run(folder, _settings(recipe, store, model, start, arguments))
+    # Whoever has the lock creates the run: of two that begin together, one is refused.
     lock = locked(folder / ".lock", "training run") if first else nullcontext()
-    with lock, _quiet_transformers():
-        step, checkpoint = _last_checkpoint(folder) if resume else (0, None)
-        seconds = _rewind(folder, step, recipe) if first else 0.0
-        trainer = RunTrainer(model, recipe, store, arguments, tokenizer, seconds, stop)
-        trainer.add_callback(Cadence(trainer))
-        # A resumed run looks at the checkpoint that it starts from; so does one that never stopped.
-        trainer.add_callback(
-            ScoreCallback(folder, every=recipe.score_every, steps=recipe.saved_steps)
-        )
-        if on_progress and first:
-            trainer.add_callback(Reporter(recipe.steps, on_progress))
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    with lock, _own_random_numbers(accelerator.device):
+        if first and not resume:
+            machine = environment(recipe.precision, accelerator.device, processes)
+            create_run(folder, _settings(recipe, store, model, start, machine))
+        checkpoint = _last_checkpoint(folder) if resume else None
+        seconds = _rewind(folder, checkpoint, recipe) if first else 0.0
+        if report_to:
+            name = folder.resolve().name
+            named = {logger: {"name": name} for logger in ("trackio", "wandb")}
+            accelerator.init_trackers("wqk", _plain(recipe), named)
+        try:
+            run_loop(
+                accelerator,
+                model,
+                recipe,
+                store,
+                folder,
+                checkpoint=checkpoint,
+                seconds=seconds,
+                stop=stop,
+                on_progress=on_progress,
+            )
+        finally:
+            for tracker in accelerator.trackers:
+                tracker.finish()
     return open_run(folder)
 
 
@@ -165,14 +177,23 @@ def _what_to_do(
 
 
 def _require_loggers(names: Sequence[str]) -> None:
-    from transformers.integrations import get_available_reporting_integrations
+    from accelerate.tracking import get_available_trackers  # type: ignore[import-untyped]
 
-    available = get_available_reporting_integrations()
+    available = sorted(str(getattr(name, "value", name)) for name in get_available_trackers())
     if odd := sorted(set(names) - set(available)):
         raise RunError(
             f"loggers that are installed here: {', '.join(available) or 'none'}; got "
             f"{', '.join(odd)}"
         )
+
+
+def _plain(recipe: Recipe) -> dict[str, Any]:
+    """The recipe as loggers can hold it: without what is a whole configuration, or nothing."""
+    return {
+        name: value
+        for name, value in recipe.to_json().items()
+        if isinstance(value, int | float | str)
+    }
 
 
 def _require_same_corpus(run: Run, store: TokenStore) -> None:
@@ -184,25 +205,27 @@ def _require_same_corpus(run: Run, store: TokenStore) -> None:
         )
 
 
-def _last_checkpoint(folder: Path) -> tuple[int, Path | None]:
+def _last_checkpoint(folder: Path) -> tuple[int, Path] | None:
     """The latest that holds all it takes to go on; none where the run has to begin again."""
-    found = [(step, path) for step, path in checkpoints_in(folder) if step]
-    whole = [(step, path) for step, path in found if (path / "optimizer.pt").is_file()]
-    return whole[-1] if whole else (0, None)
+    whole = [
+        (step, path)
+        for step, path in checkpoints_in(folder)
+        if step and (path / OPTIMIZER).is_file()
+    ]
+    return whole[-1] if whole else None
 
 
-def _rewind(folder: Path, step: int, recipe: Recipe) -> float:
-    """Bring a folder to the state after so many steps; the seconds of training up to there."""
+def _rewind(folder: Path, checkpoint: tuple[int, Path] | None, recipe: Recipe) -> float:
+    """Bring a folder to the state at a checkpoint; the seconds of training up to there."""
     from wqk.training.saving import clear_staging, thin_out
 
     clear_staging(folder)
-    if step:
-        thin_out(folder, step, recipe)
-        drop_after(folder / METRICS, step)
+    if checkpoint:
+        thin_out(folder, checkpoint[0], recipe)
     else:
         for _, path in checkpoints_in(folder):
             shutil.rmtree(path)
-        drop_after(folder / METRICS, -1)
+    drop_after(folder / METRICS, checkpoint[0] if checkpoint else -1)
     return max((line.get("seconds", 0.0) for line in read_lines(folder / METRICS)), default=0.0)
 
 
@@ -211,11 +234,9 @@ def _settings(
     store: TokenStore,
     model: PreTrainedModel,
     start: Initialization,
-    arguments: TrainingArguments,
+    machine: Mapping[str, Any],
 ) -> dict[str, Any]:
     """What ``run.json`` says of a run."""
-    from wqk.training.arguments import environment
-
     return {
         "schema_version": 1,
         "recipe": recipe.to_json(),
@@ -240,21 +261,14 @@ def _settings(
             "unit": store.unit,
             "vocabulary_size": store.vocabulary_size,
         },
-        "environment": environment(recipe, arguments),
+        "environment": dict(machine),
     }
 
 
 @contextmanager
-def _quiet_transformers() -> Iterator[None]:
-    """No bar of its own for every checkpoint, and no warning about weights that are tied."""
-    from transformers.utils import logging
+def _own_random_numbers(device: Any) -> Iterator[None]:
+    """Leave PyTorch's generators to the caller as they were."""
+    import torch
 
-    shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    try:
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
         yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if shown:
-            logging.enable_progress_bar()

@@ -1,0 +1,46 @@
+"""The machine and the software that a run meets."""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+from wqk._version import __version__
+
+
+def available_precision(wanted: str) -> str:
+    """The precision where the device has it; float32 on a CPU, where runs repeat to the bit."""
+    import torch
+
+    if not torch.cuda.is_available() or (wanted == "bf16" and not torch.cuda.is_bf16_supported()):
+        return "float32"
+    return wanted
+
+
+def idle_gpus() -> int:
+    """How many of this machine's GPUs a run without torchrun leaves alone."""
+    import os
+
+    import torch
+
+    return 0 if "WORLD_SIZE" in os.environ else max(0, torch.cuda.device_count() - 1)
+
+
+def environment(precision: str, device: Any, processes: int) -> dict[str, Any]:
+    """The software and the machine, for the run's settings."""
+    import accelerate  # type: ignore[import-untyped]
+    import torch
+    import transformers
+
+    return {
+        "wqk": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "accelerate": accelerate.__version__,
+        "platform": platform.platform(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "precision": available_precision(precision),
+        "processes": processes,
+        "threads": torch.get_num_threads(),
+    }
