@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -185,3 +186,37 @@ def test_names_are_moved_apart_in_order_and_no_others(heights: list[float], gap:
 def test_shades_go_from_light_to_dark() -> None:
     lightness = [sum(shade) for shade in shades(BLUE, 12)]
     assert lightness == sorted(lightness, reverse=True)
+
+
+def test_no_title_of_a_form_is_cut_off() -> None:
+    from wqk.figures import matrix
+    from wqk.figures.matrix import picture
+
+    image = picture(demo_details().blocks[0])
+    scores = "symmetry 0.58, directionality -0.05, directionality (excess) -0.10"
+    figure = laid_out(matrix(image, "a-model-with-a-rather-long-name, layer 3, head 11", scores))
+    page = figure.bbox
+    for text in (figure._suptitle, *(axis._left_title for axis in figure.axes)):
+        box = text.get_window_extent()
+        assert page.x0 <= box.x0
+        assert box.x1 <= page.x1
+    assert "−0.10" in figure.axes[1]._left_title.get_text()
+
+
+def test_rows_of_coupling_are_even_and_every_panel_is_labeled() -> None:
+    figure = draw("coupling", Sources(blocks=demo_details().blocks))
+    panels = [axis for axis in figure.axes if axis.images]
+    assert len(panels) == 8
+    assert all(axis.get_xlabel() == "head b" for axis in panels)
+
+
+def test_both_panels_of_losses_show_the_seeds_that_have_a_partner(tmp_path: Path) -> None:
+    starts = {"random": (1, 2, 3), "symmetric": (1, 2)}
+    runs = [
+        make_run(tmp_path / f"{start}-{seed}", init=start, seed=seed)
+        for start, seeds in starts.items()
+        for seed in seeds
+    ]
+    shown = numbers("losses", Sources(tuple(runs)))
+    counts = shown.group_by("start", "quantity").agg(pl.col("runs").max())
+    assert set(counts["runs"]) == {2}

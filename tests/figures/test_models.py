@@ -11,7 +11,7 @@ from tests.figures.making import row, table
 from wqk.atlas import flags, published, sound_models
 from wqk.errors import TableError
 from wqk.figures.matrix import examples, picture
-from wqk.figures.models import HOLLOW, model_rows
+from wqk.figures.models import HOLLOW, by_size, model_rows
 from wqk.scanning.tables import ScoreTable
 
 
@@ -88,7 +88,33 @@ def test_the_shown_forms_are_the_clearest_ones() -> None:
     titles = list(examples(blocks))
     assert titles[0] == f"encoder, layer {encoder}"
     assert titles[1].startswith("decoder, layer")
-    assert list(examples(blocks[:2])) == [titles[0]]
+    assert list(examples(blocks[:1])) == ["encoder, layer 0"]
     image = picture(blocks[0])
     assert image.outlying_rows.nonzero()[0].tolist() == blocks[0].outlying_rows.tolist()
     assert image.pixels.shape == (128, 128)
+
+
+def test_one_model_alone_fills_both_panels() -> None:
+    from wqk.demo.demo import demo_details
+
+    decoder = [block for block in demo_details().blocks if block.place.stack == "decoder"]
+    pictures = examples(decoder)
+    assert len(pictures) == 2
+    figure = by_size(model_rows("fig2"), pictures)
+    letters = [text.get_text() for axis in figure.axes for text in axis.texts]
+    assert {"a", "b", "c", "d"} <= set(letters)
+
+
+def test_the_models_that_matter_are_named() -> None:
+    figure = by_size(model_rows("fig2"))
+    names = {text.get_text() for text in figure.axes[0].texts}
+    assert {"BERT-2L-128", "XLM-R-large", "LLaMA2-13B-chat"} <= names
+    assert len(names) < 12
+
+
+def test_a_checkpoint_of_queries_and_keys_alone_has_no_size() -> None:
+    shape = {"rank": 64, "d_query": 64, "d_key": 64, "heads": 4, "key_heads": 4}
+    weights = 2 * 64 * 64
+    alone = row(0, checkpoint="alone", parameters=weights + 128, **shape)
+    whole = row(0, checkpoint="whole", parameters=10 * weights, **shape)
+    assert own("fig2", alone, whole) == [("whole", "encoder")]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from wqk.errors import TableError
-from wqk.figures.panels import label_ends, shades
+from wqk.figures.panels import label_ends, sequence
 from wqk.figures.selection import latest, titled
 from wqk.figures.style import BLUE, GRAY, LABELS, PAGE, new_figure, style
 
@@ -68,7 +68,7 @@ def distance_rows(table: ScoreTable | None) -> pl.DataFrame:
 
 
 def distances_by_layer(rows: pl.DataFrame) -> Figure:
-    """Draw `distance_rows`: a curve for every layer, light to dark; a row for every model."""
+    """Draw `distance_rows`: a curve for every layer, dark to light; a row for every model."""
     groups = rows.partition_by("title", maintain_order=True)
     with style():
         figure = new_figure(0.8 * PAGE, 0.4 + 1.9 * len(groups))
@@ -76,7 +76,7 @@ def distances_by_layer(rows: pl.DataFrame) -> Figure:
         for row, group in zip(axes, groups, strict=True):
             layers = group.sort("layer", "distance").partition_by("layer", maintain_order=True)
             for axis, (score, label) in zip(row, LABELS.items(), strict=True):
-                drawn = list(zip(layers, shades(BLUE, len(layers)), strict=True))
+                drawn = list(zip(layers, sequence(len(layers)), strict=True))
                 for curve, shade in drawn:
                     axis.plot(curve["distance"], curve[score], color=shade)
                 axis.axhline(0, color=GRAY, linewidth=0.5, zorder=0)

@@ -45,9 +45,9 @@ def coupling(matrix: Float[Array, "heads heads"], title: str) -> Figure:
         if len(matrix) <= PRINTED_HEADS:
             for (a, b), value in np.ndenumerate(matrix):
                 color = "white" if abs(value) > 0.6 else "black"
-                axis.text(
-                    b, a, f"{100 * value:.0f}", ha="center", va="center", fontsize=5.5, color=color
-                )
+                hundredths = f"{round(100 * value) + 0:d}".replace("-", "−")
+                axis.text(b, a, hundredths, ha="center", va="center", fontsize=5.5, color=color)
+            axis.set_xlabel("head b\n(printed: coupling × 100)")
         bar = figure.colorbar(drawn, ax=axis, shrink=0.8)
         bar.outline.set_visible(False)
         bar.set_label(LABEL, fontsize=7)
@@ -78,11 +78,13 @@ def coupling_by_layer(rows: pl.DataFrame) -> Figure:
         model.partition_by("layer", maintain_order=True)
         for model in rows.partition_by("title", maintain_order=True)
     ]
-    columns = min(COLUMNS, max(map(len, models)))
+    # Rows of one length: twelve layers are two rows of six, not six and five and one.
+    longest = max(map(len, models))
+    columns = -(-longest // -(-longest // COLUMNS))
     lines = [model[at : at + columns] for model in models for at in range(0, len(model), columns)]
     with style():
         width = 1.2 + (PAGE - 1.2) / COLUMNS * columns
-        figure = new_figure(width, 0.3 + len(lines) * (0.25 + (width - 1.2) / columns))
+        figure = new_figure(width, 0.3 + len(lines) * (0.45 + (width - 1.2) / columns))
         axes = figure.subplots(len(lines), columns, squeeze=False)
         for row, line in zip(axes, lines, strict=True):
             for axis, layer in zip(row, line, strict=False):
@@ -93,7 +95,10 @@ def coupling_by_layer(rows: pl.DataFrame) -> Figure:
                 axis.remove()
             if any(line[0] is model[0] for model in models):
                 heading(row[0], line[0]["title"][0])
-        axes[0, 0].set(xlabel="head b", ylabel="head a")
+        for row, line in zip(axes, lines, strict=True):
+            row[0].set_ylabel("head a")
+            for axis in row[: len(line)]:
+                axis.set_xlabel("head b")
         bar = figure.colorbar(drawn, ax=figure.axes, shrink=min(1.0, 1.6 / len(lines)), aspect=15)
         bar.outline.set_visible(False)
         bar.set_label(LABEL, fontsize=7)

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from wqk.figures.panels import letter
 from wqk.figures.selection import titles
-from wqk.figures.style import BLUE, GRAY, ORANGE, new_figure, style
+from wqk.figures.style import GRAY, OUTLIER, new_figure, style
 from wqk.forms.images import MatrixImage
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ def matrix(image: MatrixImage, title: str, subtitle: str = "") -> Figure:
         rows = figure.add_subplot(grid[1, 1], sharey=entries)
         _draw_norms(columns, image.column_norms, image.outlying_columns, sideways=False)
         _draw_norms(rows, image.row_norms, image.outlying_rows, sideways=True)
-        columns.set_title(title + (f"\n{subtitle}" if subtitle else ""), fontsize=8)
+        figure.suptitle(title, x=0.01, ha="left", fontsize=8, fontweight="bold", wrap=True)
+        columns.set_title(subtitle.replace("-", "−"), fontsize=7, fontweight="normal")
         bar = figure.colorbar(drawn, cax=figure.add_subplot(grid[1, 2]))
         bar.outline.set_visible(False)
         bar.ax.tick_params(labelsize=6)
@@ -60,8 +62,10 @@ def matrix(image: MatrixImage, title: str, subtitle: str = "") -> Figure:
     return figure
 
 
-def draw_form(figure: Figure, place: SubplotSpec, image: MatrixImage, title: str) -> None:
-    """A form in one cell of a grid: its entries, and its norms above and right of them."""
+def draw_form(
+    figure: Figure, place: SubplotSpec, image: MatrixImage, title: str, name: str
+) -> None:
+    """A form in one cell of a grid, under its letter: entries, norms above and right of them."""
     grid = place.subgridspec(
         2, 2, width_ratios=[4, 1], height_ratios=[1, 4], wspace=0.03, hspace=0.03
     )
@@ -76,20 +80,22 @@ def draw_form(figure: Figure, place: SubplotSpec, image: MatrixImage, title: str
         axis.tick_params(labelbottom=False, labelleft=False, length=0)
         axis.set(xlabel="", ylabel="")
     columns.set_title(title)
+    letter(columns, name)
 
 
 def examples(blocks: Iterable[BlockDetails]) -> dict[str, MatrixImage]:
     """By title, the encoder's most symmetric form and the decoder's with the most uneven columns.
 
+    Of one kind of model alone, both examples are that kind's.
+
     Symmetry is taken from the image, so that of a form wider than it is a guess.
     """
-    shown = list(blocks)
-    measures = {"encoder": _image_symmetry, "decoder": _unevenness}
-    chosen = [
-        max(of_stack, key=measure)
-        for stack, measure in measures.items()
-        if (of_stack := [block for block in shown if block.place.stack == stack])
-    ]
+    left = list(blocks)
+    chosen = []
+    for stack, measure in (("encoder", _image_symmetry), ("decoder", _unevenness)):
+        if left:
+            chosen.append(max([b for b in left if b.place.stack == stack] or left, key=measure))
+            left.remove(chosen[-1])
     names = titles([vars(block.place) for block in chosen])
     return {
         f"{name}, layer {block.place.layer}": picture(block)
@@ -140,9 +146,9 @@ def _shape(image: MatrixImage) -> tuple[int, int]:
 
 
 def _draw_norms(axis: Axes, norms: np.ndarray, outlying: np.ndarray, sideways: bool) -> None:
-    """Norms as bars along a margin, outliers in another color."""
+    """Norms as gray bars along a margin, outliers in black."""
     places = np.arange(len(norms))
-    for chosen, color in ((~outlying, BLUE), (outlying, ORANGE)):
+    for chosen, color in ((~outlying, "#b8bcc2"), (outlying, OUTLIER)):
         lines = (np.zeros(chosen.sum()), norms[chosen])
         if sideways:
             axis.hlines(places[chosen], *lines, color=color, linewidth=0.7)

@@ -60,6 +60,12 @@ HOLLOW = {
 # More scans of one's own than this are not named one by one.
 NAMED = 8
 
+# Published models that are named beside their mark: the extremes of each score and of size.
+NAMED_EXTREMES = 3
+
+# From this share on, a checkpoint holds queries and keys alone: its size is not its model's.
+QUERIES_AND_KEYS_ALONE = 0.9
+
 
 def model_rows(figure: str, table: ScoreTable | None = None) -> pl.DataFrame:
     """The rows behind Figure 2, S1 or S2: published ones, then those of one's own scores.
@@ -125,7 +131,8 @@ def by_size(rows: pl.DataFrame, matrices: Mapping[str, MatrixImage] | None = Non
             axis.set_ylabel(label)
             letter(axis, "ab"[index])
         for index, (title, image) in enumerate(matrices.items()):
-            draw_form(figure, grid[index, 1], image, title)
+            place = grid[index, 1] if len(matrices) > 1 else grid[:, 1]
+            draw_form(figure, place, image, title, "cd"[index])
         figure.legend(handles=_handles(rows), loc="outside lower center", ncols=3)
     return figure
 
@@ -140,10 +147,24 @@ def _own_rows(table: ScoreTable | None) -> pl.DataFrame:
     """One row for each encoder and decoder among one's own scores."""
     if table is None:
         return pl.DataFrame(schema=COLUMNS)
-    rows = summarize(latest(table))
+    rows = summarize(latest(_whole_models(table)))
     return rows.with_columns(pl.col("stack").replace_strict(STACKS, default=None)).drop_nulls(
         ["stack", "parameters"]
     )
+
+
+def _whole_models(table: ScoreTable) -> ScoreTable:
+    """The table without checkpoints that hold queries and keys alone: their size says nothing."""
+    layers = table.layers.frame.unique(["checkpoint", "revision", "step", "stack", "kind", "layer"])
+    # The layer's form has rank G·R: its keys hold G·R·D weights, its queries H/G times as many.
+    weights = pl.col("rank") * (
+        pl.col("d_query") * pl.col("heads") / pl.col("key_heads") + pl.col("d_key")
+    )
+    read = layers.group_by("checkpoint").agg(
+        weights.sum().alias("read"), pl.col("parameters").max()
+    )
+    alone = read.filter(pl.col("read") >= QUERIES_AND_KEYS_ALONE * pl.col("parameters"))
+    return table.filter(~pl.col("checkpoint").is_in(alone["checkpoint"].implode()))
 
 
 def _belongs(figure: str, row: Mapping[str, Any], own: pl.DataFrame) -> bool:
@@ -177,20 +198,30 @@ def _draw_models(axis: Axes, rows: pl.DataFrame, score: str) -> None:
             elinewidth=0.7,
             **look,
         )
-    if own.height <= NAMED:
-        for row in own.iter_rows(named=True):
-            axis.annotate(
-                row["name"],
-                (row["parameters"], row[score]),
-                xytext=(5, 3),
-                textcoords="offset points",
-                fontsize=6.5,
-                color=COLORS[row["stack"]],
-                zorder=5,
-                path_effects=[withStroke(linewidth=1.5, foreground="white")],
-            )
+    named = own if 0 < own.height <= NAMED else _extremes(rows.filter("sound"), score)
+    for row in named.iter_rows(named=True):
+        axis.annotate(
+            row["name"],
+            (row["parameters"], row[score]),
+            xytext=(5, 3),
+            textcoords="offset points",
+            fontsize=6.5 if row["source"] == "own" else 5.5,
+            color=COLORS[row["stack"]],
+            zorder=5,
+            path_effects=[withStroke(linewidth=1.5, foreground="white")],
+        )
     axis.axhline(0, color=GRAY, linewidth=0.5, zorder=0)
     axis.set(xscale="log", xlabel="parameters")
+
+
+def _extremes(rows: pl.DataFrame, score: str) -> pl.DataFrame:
+    """Of each stack, the models with the lowest and the highest score, and the largest."""
+    chosen = [
+        pl.concat([some.sort(score)[[0, -1]], some.sort("parameters")[-1:]])
+        for some in rows.partition_by("stack")
+        if some.height >= NAMED_EXTREMES
+    ]
+    return pl.concat(chosen).unique(maintain_order=True) if chosen else rows.clear()
 
 
 def _look(row: Mapping[str, Any], faint: bool) -> dict[str, Any]:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     import polars as pl
     from matplotlib.axes import Axes
+    from matplotlib.figure import FigureBase
     from matplotlib.text import Annotation
 
     Color = str | tuple[float, float, float]
@@ -78,6 +79,25 @@ def shades(color: str, count: int) -> list[tuple[float, float, float]]:
         return red, green, blue
 
     return [shade(0.5 if count == 1 else index / (count - 1)) for index in range(count)]
+
+
+def sequence(count: int) -> list[tuple[float, float, float]]:
+    """Colors of an ordered series, from dark violet to light green, that can be told apart.
+
+    Examples
+    --------
+    >>> [round(sum(color), 2) for color in sequence(3)]
+    [0.6, 1.21, 1.66]
+    """
+    from matplotlib import colormaps
+
+    scale = colormaps["viridis"]
+    return [scale(0.85 * (i / (count - 1) if count > 1 else 0.5))[:3] for i in range(count)]
+
+
+def note(figure: FigureBase, text: str) -> None:
+    """Say below the panels what bands and numbers in them mean."""
+    figure.supxlabel(text, x=0.01, ha="left", fontsize=6, color=GRAY)
 
 
 def letter(axis: Axes, text: str) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from wqk.figures.curves import loss_curves, loss_differences, of_cells, score_curves
-from wqk.figures.panels import draw_curve, draw_layers, finish_row, label_steps, letter
+from wqk.figures.panels import draw_curve, draw_layers, finish_row, label_steps, letter, note
 from wqk.figures.style import (
     BLUE,
     GRAY,
@@ -83,14 +83,16 @@ def losses_by_start(runs: Sequence[Run]) -> pl.DataFrame:
         The runs do not start in two ways at least, or some have no losses.
     """
     found = starts(runs, "losses", penalties=True)
-    baseline = next(iter(found.values())).runs
-    return of_cells(
-        {
-            start: pl.concat([loss_curves(cell.runs), loss_differences(cell.runs, baseline)])
-            for start, cell in found.items()
-        },
-        "start",
-    )
+    baseline, *others = (cell.runs for cell in found.values())
+    seeds = {run.recipe.get("seed") for run in baseline}
+    shared = seeds & {run.recipe.get("seed") for some in others for run in some} or seeds
+
+    def curves(some: Sequence[Run]) -> pl.DataFrame:
+        # Both panels show the same runs: those whose seed has a partner.
+        paired = [run for run in some if run.recipe.get("seed") in shared] or some
+        return pl.concat([loss_curves(paired), loss_differences(paired, baseline)])
+
+    return of_cells({start: curves(cell.runs) for start, cell in found.items()}, "start")
 
 
 def loss_and_symmetry(curves: pl.DataFrame) -> Figure:
@@ -120,6 +122,11 @@ def loss_and_symmetry(curves: pl.DataFrame) -> Figure:
         label_steps([*above, *below])
         for axis, name in zip((above[0], above[1], below[0]), "abc", strict=True):
             letter(axis, name)
+        note(
+            figure,
+            "Bands: the range over seeds; of the median symmetry, the quartiles over layers. The "
+            "numbers are layers.",
+        )
     return figure
 
 
@@ -136,6 +143,7 @@ def losses_and_differences(curves: pl.DataFrame) -> Figure:
         finish_row([axes[1]], f"difference to {next(iter(looks))} (nats)")
         label_steps(axes)
         _add_legend(figure, axes[0])
+        note(figure, "Bands: the range over seeds. Both panels show the seeds that have a partner.")
     return figure
 
 

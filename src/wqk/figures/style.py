@@ -22,6 +22,17 @@ BLUE, ORANGE, GREEN, PURPLE, GRAY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", 
 SKY, YELLOW = "#56B4E9", "#E69F00"
 COLORS = {"encoder": BLUE, "decoder": ORANGE}
 
+# One look, one meaning, in every figure: outlying rows and columns, and what chance would give.
+INK = "#1b1f24"
+OUTLIER = INK
+CHANCE: dict[str, Any] = {
+    "marker": "x",
+    "color": INK,
+    "linestyle": "",
+    "markersize": 4.5,
+    "markeredgewidth": 1.0,
+}
+
 # Widths of a column and of a page of a paper, in inches.
 COLUMN, PAGE = 3.3, 6.8
 

@@ -8,7 +8,7 @@ import polars as pl
 
 from wqk.errors import TableError
 from wqk.figures.selection import latest, titled
-from wqk.figures.style import BLUE, GRAY, PAGE, SKY, new_figure, style
+from wqk.figures.style import BLUE, CHANCE, GRAY, PAGE, SKY, new_figure, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 TERMS = ("symmetry_within_heads", "symmetry_between_heads", "symmetry_within_random")
 
-LEGEND = ("within heads", "between heads", "within, by chance", "sum of both")
+LEGEND = ("within heads", "between heads", "within heads by chance", "sum: the symmetry")
 
 # Panels beside each other.
 COLUMNS = 3
@@ -83,9 +83,9 @@ def _draw_terms(axis: Axes, rows: pl.DataFrame) -> None:
     names = iter(LEGEND)
     axis.bar(places - width / 2, within, width, color=BLUE, label=next(names))
     axis.bar(places + width / 2, between, width, color=SKY, label=next(names))
-    axis.hlines(chance, places - width, places, color="black", linewidth=1.2, label=next(names))
-    axis.plot(
-        places, rows["symmetry"], "D", color="black", mfc="white", ms=3, mew=0.7, label=next(names)
+    axis.plot(places - width / 2, chance, label=next(names), **CHANCE)
+    axis.hlines(
+        rows["symmetry"], places - width, places + width, color=GRAY, linewidth=1, label=next(names)
     )
     axis.axhline(0, color=GRAY, linewidth=0.5, zorder=0)
     axis.set_xlabel("layer")

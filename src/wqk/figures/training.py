@@ -15,6 +15,7 @@ from wqk.figures.panels import (
     heading,
     label_steps,
     letter,
+    note,
 )
 from wqk.figures.style import COLORS, LABELS, PAGE, new_figure, style
 from wqk.runs.groups import modes, one, pairs
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from wqk.runs.run import Run
 
 LINES = {"encoder": "-", "decoder": "--"}
+
+MEDIAN_BANDS = "Medians over layers; bands reach from quartile to quartile."
+LAYER_BANDS = "the numbers are layers; bands span the seeds."
 
 
 def one_pair(runs: Sequence[Run]) -> pl.DataFrame:
@@ -88,6 +92,7 @@ def medians_and_layers(curves: pl.DataFrame) -> Figure:
         for axis, title in zip(axes[0], titles, strict=True):
             axis.set_title(title)
         label_steps(axes[-1])
+        note(figure, f"Left: {MEDIAN_BANDS.lower()} Right: {LAYER_BANDS}")
     return figure
 
 
@@ -110,6 +115,7 @@ def medians_by_comparison(curves: pl.DataFrame) -> Figure:
         for axis, name in zip(axes[0], "ab", strict=True):
             letter(axis, name)
         label_steps(axes[-1])
+        note(figure, MEDIAN_BANDS)
     return figure
 
 
@@ -133,6 +139,7 @@ def layers_by_comparison(curves: pl.DataFrame) -> Figure:
                 axis.set_title(f"\n{mode}", fontweight="normal", fontsize=8)
             heading(row[0], group["comparison"][0])
         label_steps(axes[-1])
+        note(figure, LAYER_BANDS.capitalize())
     return figure
 
 

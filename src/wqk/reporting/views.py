@@ -70,7 +70,10 @@ def form_view(attention: Attention, name: str, head: int | None = None, gamma: f
         "directionality": float(directionality(form, gamma)),
         "directionality_excess": float(directionality(form, gamma, "excess")),
     }
-    subtitle = ", ".join(f"{key.replace('_', ' ')} {value:.2f}" for key, value in scores.items())
+    subtitle = ", ".join(
+        f"{score.replace('_excess', ' (excess)')} {value + 0.0:.2f}"
+        for score, value in scores.items()
+    )
 
     def figure() -> Figure:
         from wqk.figures import matrix
