@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 RECIPE = {
     "preset": "fast", "mode": "encoder", "objective": "masked", "layers": 3, "init": "random",
     "penalty": "none", "penalty_weight": 0.0, "steps": 40, "seed": 1, "dropout": 0.0,
+    "width": 8, "batch": 4, "block": 16, "accumulation": 1,
 }  # fmt: skip
 
 

@@ -47,26 +47,39 @@ def test_nothing_gives_nothing() -> None:
     assert Sources().scores is None
 
 
-def test_losses_at_the_end_stand_beside_table_1(tmp_path: Path) -> None:
+def test_losses_at_the_end_stand_below_table_1(tmp_path: Path) -> None:
     runs = (
         *(make_run(tmp_path / f"{s}", seed=s) for s in (1, 2)),
-        make_run(tmp_path / "short", (0, 20), seed=3),
         make_run(tmp_path / "decoder", mode="decoder"),
         make_run(tmp_path / "paired", init="paired"),
     )
     first, second = (run.metrics["held_out_loss"][-1] for run in runs[:2])
     random, paired = training_results(runs)
-    assert (random.size, random.dataset, random.initialization) == (
-        "3-layer",
-        "Wikipedia",
-        "random",
-    )
+    size = "3 layers of width 8, 40 steps of 4 × 16 tokens"
+    assert (random.size, random.dataset, random.initialization) == (size, "wikipedia", "random")
     assert random.loss == pytest.approx((first + second) / 2)
-    assert random.loss_sd == pytest.approx(abs(first - second) / 2**0.5)
-    assert (paired.initialization, paired.loss_sd) == ("paired", None)
+    assert random.loss_interval is not None
+    assert random.seeds == 2
+    assert (paired.initialization, paired.loss_interval, paired.seeds) == ("paired", None, 1)
     text = table_text("table1", Sources(runs))
-    assert f"{random.loss:.3f} ± {random.loss_sd:.3f}" in text
+    # No printed line has changed but for the number of its seeds, and own lines come below.
+    printed = table_text("table1", Sources()).splitlines()
+    lines = [line.removesuffix(" 1 |") for line in text.splitlines()]
+    assert all(any(line.startswith(old) for line in lines) for old in printed[4:18])
+    assert text.index(size) > text.index("Red Pajama (+ symmetric)")
     assert table_text("table1", Sources(runs), ".tex").startswith("% ")
+
+
+def test_two_cells_of_one_name_are_an_error(tmp_path: Path) -> None:
+    runs = (make_run(tmp_path / "one"), make_run(tmp_path / "two", learning_rate=0.5))
+    with pytest.raises(RunError, match=r"are two cells, .*two and .*one, which differ in learning"):
+        training_results(runs)
+
+
+def test_runs_of_a_cell_that_end_apart_are_an_error(tmp_path: Path) -> None:
+    runs = (make_run(tmp_path / "one"), make_run(tmp_path / "two", (0, 20), seed=2))
+    with pytest.raises(RunError, match="end at the steps 20, 40"):
+        training_results(runs)
 
 
 def test_tables_with_the_wrong_sources(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,21 +31,27 @@ class TrainingResult:
     Attributes
     ----------
     size, dataset, initialization
-        ``4-layer``, ``Wikipedia``, ``random`` or ``symmetric`` (the printed ones), or others.
-    loss, loss_sd
-        At the end of training, in nats: the mean over seeds, and its standard deviation.
-    speed_up, speed_up_sd
+        ``4-layer``, ``Wikipedia``, ``random`` or ``symmetric`` (the printed ones), or others. The
+        size of own models tells them from the printed ones: width, and steps of how many tokens.
+    loss
+        At the end of training, in nats: the mean over seeds.
+    loss_interval
+        Its 95 % interval, where there are several seeds.
+    speed_up, speed_up_interval
         Share of the training steps by which the random start's final loss is reached earlier, from
-        0 to 1; None for the random start itself.
+        −1 to 1 and over seeds; None for the random start itself.
+    seeds
+        How many runs; None for the printed ones (one).
     """
 
     size: str
     dataset: str
     initialization: str
     loss: float
-    loss_sd: float | None = None
+    loss_interval: tuple[float, float] | None = None
     speed_up: float | None = None
-    speed_up_sd: float | None = None
+    speed_up_interval: tuple[float, float] | None = None
+    seeds: int | None = None
 
 
 def paper_table(
@@ -53,7 +59,7 @@ def paper_table(
     format: Literal["markdown", "latex"] = "markdown",
     own: ScoreTable | Iterable[TrainingResult] | None = None,
 ) -> str:
-    """A table of the paper in its arrangement, with footnotes at rows that are not what they seem.
+    r"""A table of the paper in its arrangement, with footnotes at rows that are not what they seem.
 
     Parameters
     ----------
@@ -65,13 +71,14 @@ def paper_table(
     own
         Results to print beside the published ones: for Tables S2 and S3 a score table, in which
         models are found by their hub ids (such as `wqk.survey` of ``paper:language`` gives), of
-        several revisions the last; for Table 1 results of training. Sizes, data sets and starts
-        that the paper lacks get lines of their own.
+        several revisions the last; for Table 1 results of training, which get lines of their own
+        below the printed ones.
 
     Raises
     ------
     TableError
-        There is no such table or format, or the results are of the other kind.
+        There is no such table or format, the results are of the other kind, or a result of training
+        has the name of a printed one or of another.
 
     Examples
     --------
@@ -82,9 +89,10 @@ def paper_table(
     | **4-layer model** |  |  |
     | Jigsaw | 2.782 |  |
     | Jigsaw (+ symmetric)<sup>a</sup> | 2.758 | 26 % |
-    >>> mine = TrainingResult("4-layer", "Jigsaw", "random", loss=2.8, loss_sd=0.02)
-    >>> print(paper_table("table1", own=[mine]).splitlines()[5])
-    | Jigsaw | 2.782 |  | 2.800 ± 0.020 |  |
+    >>> mine = TrainingResult("4 layers of width 64", "jigsaw", "random", loss=2.8, seeds=1)
+    >>> print("\n".join(paper_table("table1", own=[mine]).splitlines()[18:20]))
+    | **4 layers of width 64** |  |  |  |
+    | jigsaw | 2.800 |  | 1 |
     """
     if name not in ("table1", *SCORE_OF):
         tables = ("table1", *SCORE_OF)
@@ -154,52 +162,56 @@ def _training(own: Sequence[TrainingResult]) -> Sheet:
         pl.read_csv(DATA / "table1.csv", comment_prefix="#").with_columns(split_flags()).to_dicts()
     )
     letters = marks(rows)
-    footnotes = {_key(row): _letters(row, letters) for row in rows}
-    printed = {_key(row): TrainingResult(**_without_flags(row)) for row in rows}
-    mine = {_key(asdict(result)): result for result in own}
-    # Every part of a key ranks by its first appearance, the printed ones first.
-    keys = list(dict.fromkeys([*printed, *mine]))
-    ranks = [list(dict.fromkeys(parts)) for parts in zip(*keys, strict=True)]
-    keys.sort(key=lambda key: [rank.index(part) for rank, part in zip(ranks, key, strict=True)])
     lines: list[list[Cell]] = []
-    for size, group in groupby(keys, key=lambda key: key[0]):
+    for size, group in groupby(rows, key=lambda row: row["size"]):
         lines.append([Cell(f"{size} model")])
-        for key in group:
-            _, dataset, start = key
-            label = dataset if start == "random" else f"{dataset} (+ {start})"
-            cells = [Cell(label, footnotes.get(key, "")), *_result_cells(printed.get(key))]
-            lines.append([*cells, *(_result_cells(mine.get(key)) if mine else [])])
+        for row in group:
+            result = TrainingResult(**_without_flags(row))
+            cells = [Cell(_label(result), _letters(row, letters)), *_result_cells(result)]
+            lines.append([*cells, Cell("1")] if own else cells)
+    names = {(row["size"], row["dataset"], row["initialization"]) for row in rows}
+    for size, results in groupby(sorted(own, key=lambda one: one.size), key=lambda one: one.size):
+        lines.append([Cell(size)])
+        for result in results:
+            if _name(result) in names:
+                raise TableError(f"table1: two results are called {', '.join(_name(result))}")
+            names.add(_name(result))
+            lines.append([Cell(_label(result)), *_result_cells(result), Cell(str(result.seeds))])
     return Sheet(
         "Loss at the end of training, and speed-up over the random start, as published"
-        + (", with own results beside them." if mine else "."),
-        ["Model", "Loss", "Speed-up", *(["Own loss", "Own speed-up"] if mine else [])],
-        "lrrrr" if mine else "lrr",
+        + (", and own results below, with 95 % intervals over seeds." if own else "."),
+        ["Model", "Loss", "Speed-up", *(["Seeds"] if own else [])],
+        "lrrr" if own else "lrr",
         lines,
         _notes(letters),
     )
 
 
-def _key(result: Mapping[str, Any]) -> tuple[str, str, str]:
-    return result["size"], result["dataset"], result["initialization"]
+def _name(result: TrainingResult) -> tuple[str, str, str]:
+    return result.size, result.dataset, result.initialization
+
+
+def _label(result: TrainingResult) -> str:
+    start = result.initialization
+    return result.dataset if start == "random" else f"{result.dataset} (+ {start})"
 
 
 def _without_flags(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name != "flags"}
 
 
-def _result_cells(result: TrainingResult | None) -> list[Cell]:
-    """Loss and speed-up, each with its deviation over seeds where there is one."""
-    if result is None:
-        return [Cell(""), Cell("")]
-    loss = f"{result.loss:.3f}"
-    if result.loss_sd is not None:
-        loss += f" ± {result.loss_sd:.3f}"
-    if result.speed_up is None:
-        return [Cell(loss), Cell("")]
-    speed_up = f"{100 * result.speed_up:.0f}".replace("-", "−")
-    if result.speed_up_sd is not None:
-        speed_up += f" ± {100 * result.speed_up_sd:.0f}"
-    return [Cell(loss), Cell(f"{speed_up} %")]
+def _result_cells(result: TrainingResult) -> list[Cell]:
+    """Loss and speed-up, each with its interval over seeds where there is one."""
+    loss, speed_up = f"{result.loss:.3f}", ""
+    if result.loss_interval:
+        loss += " [{:.3f}, {:.3f}]".format(*result.loss_interval)
+    if result.speed_up is not None:
+        speed_up = f"{100 * result.speed_up:.0f}"
+        if result.speed_up_interval:
+            low, high = (100 * end for end in result.speed_up_interval)
+            speed_up += f" [{low:.0f}, {high:.0f}]"
+        speed_up = f"{speed_up} %".replace("-", "−")
+    return [Cell(loss), Cell(speed_up)]
 
 
 def _letters(row: Mapping[str, Any], letters: Mapping[str, str]) -> str:

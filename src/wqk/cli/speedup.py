@@ -13,6 +13,7 @@ from wqk.cli.options import json_output
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from wqk.runs.paired import Paired
     from wqk.runs.speedup import StartSpeedUp
 
 
@@ -34,39 +35,71 @@ if TYPE_CHECKING:
     show_default=True,
     help="Width of the trailing mean over the loss, as a share of all steps.",
 )
+@click.option(
+    "--below",
+    type=float,
+    metavar="LOSS",
+    help="Show when each run's training loss (mean of 100 steps) first falls below LOSS.",
+)
 @json_output
 def speedup(
     folders: tuple[Path, ...],
     loss: Literal["held-out", "training"],
     smoothing: float,
+    below: float | None,
     as_json: bool,
 ) -> None:
-    """Compare runs that start differently with the start of the first one.
+    """Compare runs that start differently with the start of the first one, seed by seed.
 
     The speed-up is the paper's (Table 1): the share of the steps saved when the loss first reaches
-    the final loss of the baseline's run with the same seed, or 0 % if it never does. Beside it, the
-    share saved until the loss stays there.
+    the final loss of the baseline's run with the same seed. Where the candidate ends higher, the
+    two change places and the speed-up is negative. Means come with their 95 % interval, p is that
+    of a paired t-test, and the detectable difference is what as many seeds see with power 80 %.
 
     \b
     Examples:
       wqk speedup runs/random runs/symmetric
       wqk speedup runs/random-* runs/symmetric-* runs/paired-*
+      wqk speedup runs/random-* runs/published-* --below 3.0
     """
     from wqk.cli import display
     from wqk.runs.run import open_run
-    from wqk.runs.speedup import speedups
+    from wqk.runs.speedup import first_below, speedups
 
-    comparisons = speedups([open_run(f) for f in folders], loss=loss, smoothing=smoothing)
+    runs = [open_run(folder) for folder in folders]
+    crossings = {} if below is None else {run.name: first_below(run, below) for run in runs}
+    comparisons = speedups(runs, loss=loss, smoothing=smoothing)
     if as_json:
         display.print_object(
             {
                 "loss": loss,
                 "smoothing": smoothing,
-                "comparisons": [asdict(comparison) for comparison in comparisons],
+                "comparisons": [
+                    {
+                        **asdict(comparison),
+                        **{
+                            f"{name}_over_seeds": asdict(comparison.over_seeds(name))
+                            for name in FIELDS
+                        },
+                    }
+                    for comparison in comparisons
+                ],
+                "below": crossings,
             }
         )
         return
     _print(comparisons, loss, smoothing)
+    if below is not None:
+        steps = comparisons[0].step
+        listed = (f"{name} {step or f'not by {steps}'}" for name, step in crossings.items())
+        display.output().print(f"Below {below:g} from step: {', '.join(listed)}", soft_wrap=True)
+
+
+FIELDS: tuple[Literal["difference"], Literal["first"], Literal["lasting"]] = (
+    "difference",
+    "first",
+    "lasting",
+)
 
 
 def _print(comparisons: Sequence[StartSpeedUp], loss: str, smoothing: float) -> None:
@@ -77,29 +110,39 @@ def _print(comparisons: Sequence[StartSpeedUp], loss: str, smoothing: float) -> 
 
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     table.add_column("start")
-    for heading in ("seeds", "loss", "baseline", "speed-up", "lasting"):
+    for heading in ("seeds", "difference", "p", "detectable", "speed-up", "lasting"):
         table.add_column(heading, justify="right")
     for comparison in comparisons:
+        difference, first, lasting = (comparison.over_seeds(name) for name in FIELDS)
         table.add_row(
             comparison.start,
-            str(len(comparison.runs)),
-            _number(*comparison.spread("loss")),
-            _number(*comparison.spread("baseline_loss")),
-            *(_percent(*comparison.spread(name)) for name in ("first", "lasting")),
+            str(difference.count),
+            interval(difference, "+.3f"),
+            "–" if difference.p is None else f"{difference.p:.2g}",
+            "–" if difference.detectable is None else f"{difference.detectable:.3f}",
+            interval(first, "+.0%"),
+            interval(lasting, "+.0%"),
         )
-    console = display.output()
+    console, first = display.output(), comparisons[0]
     console.print(table)
     console.print(
-        f"Against {comparisons[0].baseline}, seed by seed; mean ± standard deviation. Speed-up: "
-        f"share of the steps saved when the {loss} loss (trailing mean over {smoothing:.0%} of the "
-        "steps) first reaches the baseline's last; lasting: until it stays there.",
+        f"Against {first.baseline} at step {first.step:,} of {first.steps:,}, seed by seed. "
+        f"Difference: {loss} loss in nats (trailing mean over {smoothing:.0%} of the steps), mean "
+        "and 95 % interval; of one seed there is none. Speed-up: share of the steps saved until "
+        "the loss first reaches where the other ends; lasting: until it stays there.",
         style="dim",
     )
 
 
-def _number(mean: float, deviation: float | None) -> str:
-    return f"{mean:.3f}" if deviation is None else f"{mean:.3f} ± {deviation:.3f}"
+def interval(result: Paired, form: str) -> str:
+    """A mean and its interval.
 
-
-def _percent(mean: float, deviation: float | None) -> str:
-    return f"{mean:.0%}" if deviation is None else f"{100 * mean:.0f} ± {100 * deviation:.0f} %"
+    Examples
+    --------
+    >>> from wqk.runs.paired import Paired
+    >>> interval(Paired(2, -0.5, -0.75, 0.25), "+.2f"), interval(Paired(1, 0.5), "+.0%")
+    ('−0.50 [−0.75, +0.25]', '+50%')
+    """
+    numbers = [result.mean] if result.low is None else [result.mean, result.low, result.high]
+    mean, *ends = (format(number, form).replace("-", "−") for number in numbers)
+    return f"{mean} [{', '.join(ends)}]" if ends else mean

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from statistics import mean, stdev
 from typing import TYPE_CHECKING, Literal
 
 from wqk.atlas import TrainingResult, paper_table
 from wqk.errors import OutputError, RunError, TableError
 from wqk.figures.curves import held_out_losses
 from wqk.runs.groups import cells, differ_in_start
+from wqk.runs.paired import paired
 from wqk.runs.speedup import compare
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from wqk.atlas.paper_tables import Name
     from wqk.figures.sources import Sources
     from wqk.runs.groups import Cell
+    from wqk.runs.paired import Paired
     from wqk.runs.run import Run
 
 TEXTS: dict[str, Literal["markdown", "latex"]] = {".md": "markdown", ".tex": "latex"}
@@ -56,21 +57,39 @@ def table_text(name: Name, sources: Sources, ending: str = ".md") -> str:
 
 
 def training_results(runs: Sequence[Run]) -> list[TrainingResult]:
-    """Mean and standard deviation over seeds of encoders' last held-out loss, and their speed-up.
+    """Encoders' held-out loss at their last step, and their speed-up, by size, corpus and start.
 
-    Runs that have not come to their last step are left out. A speed-up is over the random start of
-    the same recipe, where there is one; see `wqk.runs.speedup`.
+    A speed-up is over the random start of the same recipe, where there is one; see
+    `wqk.runs.speedup`. Only what was trained to the recipe's last step, or stopped where all runs
+    of its cell did, is taken.
 
     Raises
     ------
     RunError
-        No run of an encoder is through.
+        No run is an encoder with a held-out loss, runs of a cell end at different steps, or cells
+        that differ have one name.
     """
-    done = [run for run in runs if run.recipe.get("mode") == "encoder" and _last_loss(run)]
-    if runs and not done:
-        raise RunError(f"table1 needs encoders at the end of training; got {len(runs)} other runs")
-    found = cells(done)
-    return [_result(cell, [c for c in found if _is_baseline(c, cell)]) for cell in found]
+    encoders = [run for run in runs if run.recipe.get("mode") == "encoder" and _last(run)[0]]
+    if runs and not encoders:
+        raise RunError(f"table1 needs trained encoders; got {len(runs)} other runs")
+    some = cells(encoders)
+    results = [_result(cell, [c for c in some if _is_baseline(c, cell)]) for cell in some]
+    named: dict[tuple[str, ...], Cell] = {}
+    for cell, result in zip(some, results, strict=True):
+        name = (result.size, result.dataset, result.initialization)
+        if name in named:
+            raise RunError(
+                f"table1: {', '.join(name)} are two cells, {cell.runs[0].folder} and "
+                f"{named[name].runs[0].folder}, which differ in "
+                f"{', '.join(_differences(named[name], cell))}; give the runs of one"
+            )
+        named[name] = cell
+    return results
+
+
+def _differences(left: Cell, right: Cell) -> list[str]:
+    names = dict.fromkeys([*left.settings, *right.settings])
+    return [name for name in names if left.settings.get(name) != right.settings.get(name)]
 
 
 def _is_baseline(baseline: Cell, cell: Cell) -> bool:
@@ -85,19 +104,38 @@ def _is_baseline(baseline: Cell, cell: Cell) -> bool:
 
 
 def _result(cell: Cell, baselines: Sequence[Cell]) -> TrainingResult:
-    saved = [compare(baseline, cell).spread("first") for baseline in baselines[:1]]
-    losses = [loss for run in cell.runs for loss in _last_loss(run)]
+    ends = {_last(run)[0] for run in cell.runs}
+    if len(ends) > 1:
+        raise RunError(
+            f"table1: the runs of {cell.start} end at the steps {', '.join(map(str, sorted(ends)))}"
+            "; resume those that are behind, or leave them out"
+        )
+    loss = paired([_last(run)[1] for run in cell.runs])
+    saved = compare(baselines[0], cell).over_seeds("first") if baselines else None
+    step, settings = ends.pop(), cell.settings
+    model = "own model" if settings.get("config") else "{layers} layers of width {width}"
+    batch = settings.get("batch", 0) * settings.get("accumulation", 1)
+    until = "" if step == settings.get("steps") else f" of {settings.get('steps'):,}"
     return TrainingResult(
-        size=f"{cell.settings.get('layers')}-layer",
-        dataset=str(cell.settings["corpus"]).capitalize(),
+        size=f"{model.format_map({**settings})}, {step:,}{until} steps of "
+        f"{batch} × {settings.get('block')} tokens",
+        dataset=str(settings["corpus"]),
         initialization=cell.start,
-        loss=mean(losses),
-        loss_sd=stdev(losses) if len(losses) > 1 else None,
-        speed_up=saved[0][0] if saved else None,
-        speed_up_sd=saved[0][1] if saved else None,
+        loss=loss.mean,
+        loss_interval=_ends(loss),
+        speed_up=saved.mean if saved else None,
+        speed_up_interval=_ends(saved),
+        seeds=loss.count,
     )
 
 
-def _last_loss(run: Run) -> list[float]:
-    """The held-out loss after the last step of the recipe, if the run has come so far."""
-    return held_out_losses(run).filter(step=run.recipe.get("steps"))["value"].to_list()
+def _ends(result: Paired | None) -> tuple[float, float] | None:
+    if result is None or result.low is None or result.high is None:
+        return None
+    return result.low, result.high
+
+
+def _last(run: Run) -> tuple[int, float]:
+    """Step and value of the last held-out loss after the start; step 0 where there is none."""
+    losses = held_out_losses(run)
+    return (int(losses["step"][-1]), float(losses["value"][-1])) if losses.height else (0, 0.0)

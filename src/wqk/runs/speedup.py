@@ -1,15 +1,17 @@
-"""How much sooner one start reaches what another ends at: Table 1's speed-up, with its spread.
+"""How much sooner one start reaches what another ends at: Table 1's speed-up, signed and paired.
 
 The caption's definition: the step at which the candidate first reaches the baseline's final loss,
-subtracted from all steps and divided by them; 0 where it never does. A single training loss is
-noisy, and a noisy curve touches a level before it stays below. So the loss is smoothed, and beside
-the first step below stands the one from which on the loss stays there.
+subtracted from all steps and divided by them. It is taken of the run that ends lower; where that is
+the baseline, the two change places and the speed-up is negative. So it never hits a bound: of two
+runs that end at different losses, one always reaches where the other ends.
+
+A single training loss is noisy, and a noisy curve touches a level before it stays below. So the
+loss is smoothed, and beside the first step below stands the one from which on it stays there.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -17,6 +19,7 @@ import polars as pl
 
 from wqk.errors import RunError
 from wqk.runs.groups import starts
+from wqk.runs.paired import Paired, paired
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +43,8 @@ class SpeedUp:
     baseline_loss, loss
         Where the two end, in nats for each predicted token, smoothed.
     first
-        Share of the steps saved until the loss first reaches the baseline's end, from 0 to 1.
+        Share of the steps saved until the loss first reaches the baseline's end, from −1 to 1;
+        negative where the baseline ends lower.
     lasting
         The same until it stays there.
     """
@@ -50,6 +54,11 @@ class SpeedUp:
     loss: float
     first: float
     lasting: float
+
+    @property
+    def difference(self) -> float:
+        """The candidate's loss at the end less the baseline's, in nats."""
+        return self.loss - self.baseline_loss
 
 
 @dataclass(frozen=True)
@@ -62,18 +71,21 @@ class StartSpeedUp:
         What the candidate's runs have in common, such as ``symmetric``.
     baseline
         The same of the runs it is compared with.
+    step, steps
+        The step at which all of them are compared, and those of the whole schedule.
     runs
         One for each seed.
     """
 
     start: str
     baseline: str
+    step: int
+    steps: int
     runs: tuple[SpeedUp, ...]
 
-    def spread(self, name: str) -> tuple[float, float | None]:
-        """Mean and standard deviation over seeds of a field; no deviation of a single seed."""
-        values = [float(getattr(run, name)) for run in self.runs]
-        return fmean(values), stdev(values) if len(values) > 1 else None
+    def over_seeds(self, name: Literal["first", "lasting", "difference"]) -> Paired:
+        """Mean, interval, p and smallest detectable effect of a field."""
+        return paired([float(getattr(run, name)) for run in self.runs])
 
 
 def speedups(
@@ -84,7 +96,8 @@ def speedups(
     Parameters
     ----------
     runs
-        Finished runs that differ in their start, their penalty and their seed alone.
+        Runs that differ in their start, their penalty and their seed alone, all trained up to the
+        same step.
     loss
         Of held-out text, or of training.
     smoothing
@@ -93,7 +106,7 @@ def speedups(
     Raises
     ------
     RunError
-        Runs differ in more, are not finished, or no seed is on both sides.
+        Runs differ in more, end at different steps, or no seed is on both sides.
     """
     by_start = starts(runs, "speedup", penalties=True)
     baseline = next(cell for cell in by_start.values() if runs[0] in cell.runs)
@@ -109,7 +122,7 @@ def saved_share(
 ) -> tuple[float, float]:
     """Share of the steps saved until a loss first reaches a target, and until it stays there.
 
-    Both are 0 where it never does. The steps end with the last one of training.
+    The loss ends at the target or below; the steps end with the last one of training.
 
     Examples
     --------
@@ -117,14 +130,11 @@ def saved_share(
     >>> saved_share(steps, losses, target=2.0)
     (0.5, 0.0)
     """
-    reached = losses <= target
-    if not reached.any():
-        return 0.0, 0.0
-    above = np.flatnonzero(~reached)
+    above = np.flatnonzero(losses > target)
     lasting = above[-1] + 1 if len(above) else 0
     total = steps[-1]
-    stays = steps[lasting] if lasting < len(steps) else total
-    return float((total - steps[reached.argmax()]) / total), float((total - stays) / total)
+    first, stays = steps[(losses <= target).argmax()], steps[lasting]
+    return float((total - first) / total), float((total - stays) / total)
 
 
 def compare(
@@ -137,28 +147,64 @@ def compare(
         raise RunError(
             f"speedup compares runs of one seed; {baseline.start} and {candidate.start} share none"
         )
-    pairs = tuple(_speed_up(others[run.recipe.get("seed")], run, loss, smoothing) for run in both)
-    return StartSpeedUp(candidate.start, baseline.start, pairs)
+    ends = {
+        int(_smoothed(run, loss, smoothing)[0][-1])
+        for end in both
+        for run in (end, others[end.recipe.get("seed")])
+    }
+    if len(ends) > 1:
+        raise RunError(
+            f"speedup compares runs at one step; {baseline.start} and {candidate.start} have their "
+            f"last {loss} loss at the steps {', '.join(map(str, sorted(ends)))}: resume those that "
+            "are behind with wqk train --resume"
+        )
+    return StartSpeedUp(
+        candidate.start,
+        baseline.start,
+        ends.pop(),
+        int(candidate.settings.get("steps", 0)),
+        tuple(_speed_up(others[run.recipe.get("seed")], run, loss, smoothing) for run in both),
+    )
+
+
+def first_below(run: Run, level: float, steps: int = 100) -> int | None:
+    """The step at which the mean training loss of so many last steps first is below a level.
+
+    None where it never is, up to the run's last step.
+
+    Raises
+    ------
+    RunError
+        The loss was not logged.
+    """
+    curve = run.metrics.select("step", "loss").drop_nulls()
+    if curve.is_empty():
+        raise RunError(f"{run.folder}: has no training loss yet")
+    at, means = _trailing(curve, "loss", steps)
+    below = np.flatnonzero((means < level) & (at >= steps))
+    return int(at[below[0]]) if len(below) else None
 
 
 def _speed_up(baseline: Run, candidate: Run, loss: Loss, smoothing: float) -> SpeedUp:
-    _, reference = _smoothed(baseline, loss, smoothing)
-    steps, losses = _smoothed(candidate, loss, smoothing)
-    first, lasting = saved_share(steps, losses, float(reference[-1]))
-    seed = int(candidate.recipe.get("seed", 0))
-    return SpeedUp(seed, float(reference[-1]), float(losses[-1]), first, lasting)
+    curves = [_smoothed(run, loss, smoothing) for run in (baseline, candidate)]
+    reference, own = (float(losses[-1]) for _, losses in curves)
+    sign, faster, slower_end = (1, 1, reference) if own <= reference else (-1, 0, own)
+    first, lasting = (sign * share for share in saved_share(*curves[faster], slower_end))
+    return SpeedUp(int(candidate.recipe.get("seed", 0)), reference, own, first, lasting)
 
 
 def _smoothed(run: Run, loss: Loss, smoothing: float) -> tuple[np.ndarray, np.ndarray]:
     """Steps after the start, and means of the loss over the window that ends at each."""
-    column, total = COLUMNS[loss], run.recipe.get("steps")
+    column = COLUMNS[loss]
     curve = run.metrics.select("step", column).drop_nulls().filter(pl.col("step") > 0)
-    if curve.is_empty() or curve["step"][-1] != total:
-        raise RunError(
-            f"{run.folder}: a speed-up needs the {loss} loss up to the last step ({total}); "
-            "resume the run with wqk train --resume"
-        )
+    if curve.is_empty():
+        raise RunError(f"{run.folder}: has no {loss} loss after the start; resume the run")
+    return _trailing(curve, column, smoothing * run.recipe.get("steps", 0))
+
+
+def _trailing(curve: pl.DataFrame, column: str, window: float) -> tuple[np.ndarray, np.ndarray]:
+    """Steps, and means over the steps of a window that ends at each."""
     steps, losses = curve["step"].to_numpy().astype(float), curve[column].to_numpy()
-    begins = np.searchsorted(steps, steps - smoothing * total, side="right")
+    begins = np.searchsorted(steps, steps - window, side="right")
     windows = (losses[min(begin, end) : end + 1] for end, begin in enumerate(begins))
     return steps, np.array([window.mean() for window in windows])

@@ -1,0 +1,77 @@
+"""Paired comparisons over seeds: mean, interval, p, and what this many seeds could have seen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING
+
+from wqk.errors import MissingPackage
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+LEVEL = 0.95  # of intervals; the test's size is 1 − LEVEL
+POWER = 0.8  # with which the smallest detectable effect is detected
+
+
+@dataclass(frozen=True)
+class Paired:
+    """A mean of differences, one for each seed, by Student's t.
+
+    Attributes
+    ----------
+    count
+        Number of seeds.
+    mean
+        Mean of the differences.
+    low, high
+        The mean's 95 % interval. None, as ``p`` and ``detectable``, of a single seed and of
+        differences that are all equal, which say nothing of their spread.
+    p
+        Two-sided, that the mean is zero.
+    detectable
+        The smallest true difference that as many seeds of this spread detect with power 80 %.
+    """
+
+    count: int
+    mean: float
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+    detectable: float | None = None
+
+
+def paired(differences: Sequence[float]) -> Paired:
+    """Compare with zero.
+
+    Raises
+    ------
+    MissingPackage
+        SciPy is not installed.
+
+    Examples
+    --------
+    >>> result = paired([0.1, 0.3, 0.2])
+    >>> [round(value, 3) for value in (result.mean, result.low, result.high, result.p)]
+    [0.2, -0.048, 0.448, 0.074]
+    >>> paired([0.5])
+    Paired(count=1, mean=0.5, low=None, high=None, p=None, detectable=None)
+    """
+    count, mean = len(differences), fmean(differences)
+    if count < 2 or not (deviation := stdev(differences)):
+        return Paired(count, mean)
+    try:
+        from scipy.stats import t  # type: ignore[import-untyped]
+    except ImportError:
+        raise MissingPackage("intervals over seeds need scipy: pip install 'wqk[train]'") from None
+    error, freedom = deviation / count**0.5, count - 1
+    quantile = float(t.ppf((1 + LEVEL) / 2, freedom))
+    return Paired(
+        count,
+        mean,
+        mean - quantile * error,
+        mean + quantile * error,
+        float(2 * t.sf(abs(mean) / error, freedom)),
+        (quantile + float(t.ppf(POWER, freedom))) * error,
+    )
