@@ -123,10 +123,10 @@ def _print(comparisons: Sequence[StartSpeedUp], loss: str, smoothing: float) -> 
             interval(first, "+.0%"),
             interval(lasting, "+.0%"),
         )
-    console, first = display.output(), comparisons[0]
+    console, one = display.output(), comparisons[0]
     console.print(table)
     console.print(
-        f"Against {first.baseline} at step {first.step:,} of {first.steps:,}, seed by seed. "
+        f"Against {one.baseline} at step {one.step:,} of {one.steps:,}, seed by seed. "
         f"Difference: {loss} loss in nats (trailing mean over {smoothing:.0%} of the steps), mean "
         "and 95 % interval; of one seed there is none. Speed-up: share of the steps saved until "
         "the loss first reaches where the other ends; lasting: until it stays there.",
