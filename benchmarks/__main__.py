@@ -117,13 +117,13 @@ def measure_shape(folder: Path, shape: Shape, rate: float) -> None:
         {
             part.name: checkpoint.read([part])[0]
             for plan in plans
-            for part in (plan.query.part, plan.key.part)
+            for part in (plan.query.projection.part, plan.key.projection.part)
         },
         checkpoint.config,
         shape.name,
     )
     attention = load_attention(checkpoint, plans[0])
-    query, key = attention.query_weight, attention.key_weight
+    query, key = attention.query.weight, attention.key.weight
     small = shape.width < 2048
     few = 7 if small else 3
 

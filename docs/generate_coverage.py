@@ -163,22 +163,22 @@ def _beside(rule: AttentionRule) -> Iterator[str]:
     """What a score holds beside the form and the biases."""
     if rule.rotary:
         yield f"rotary ({rule.rotary.order})"
-    if rule.position:
-        yield rule.position
-    if rule.softcap:
+    if rule.score.position:
+        yield rule.score.position
+    if rule.score.softcap:
         yield "softcap"
-    if rule.sinks:
+    if rule.score.sinks:
         yield "sinks"
 
 
 def _window(rule: AttentionRule) -> str:
-    if not rule.window:
+    if not rule.score.window:
         return ""
-    return "square" if rule.window_axes == 2 else "yes"
+    return "square" if rule.score.window_axes == 2 else "yes"
 
 
 def _status(rule: AttentionRule) -> str:
-    if rule.partial or not rule.norm_gain:
+    if rule.partial or not rule.norm.gain:
         return "partial"
     return "partial where normalized or cut off" if _reason(rule) else "ok"
 
@@ -186,17 +186,17 @@ def _status(rule: AttentionRule) -> str:
 def _reason(rule: AttentionRule) -> str:
     """Why the rule's forms are partial, in all models or in those that have the tensors for it."""
     reasons = [rule.partial] if rule.partial else []
-    if rule.query_norm or rule.key_norm:
+    if rule.query.norm or rule.key.norm:
         reasons.append(
             "where queries and keys are normalized token by token, the gains are folded into the "
             "form, the tokens' own scales are not"
         )
-    elif not rule.norm_gain:
+    elif not rule.norm.gain:
         reasons.append(
             "queries and keys are normalized token by token before they meet; the tokens' own "
             "scales are not in the form"
         )
-    if rule.clip:
+    if rule.score.clip:
         reasons.append("where queries and keys are cut off, the form is the score of smaller ones")
     return "; ".join(reasons)
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 SHAPED = (
     "attention.block",
     "attention.coordinates",
+    "attention.factor",
     "families.rotary",
     "figures",
     "forms",

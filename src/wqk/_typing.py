@@ -6,6 +6,7 @@ for type checkers and once somebody else has imported it.
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -24,4 +25,6 @@ else:
     Array = Any
     Bool = Float = _AnyShape
 
-__all__ = ["Array", "Bool", "Float"]
+FilePath: TypeAlias = str | os.PathLike[str]
+
+__all__ = ["Array", "Bool", "FilePath", "Float"]

@@ -128,7 +128,7 @@ class Run:
     def normalized(self) -> np.ndarray:
         """What the norm makes of its input before its gain and bias, by definition."""
         x = self.seen["norm in"]
-        if self.plan.rule.input_norm_kind == "layer":
+        if self.plan.rule.input_norm.kind == "layer":
             x = x - x.mean(-1, keepdims=True)
         # The tiny stabilizer under the root is in the config under several names; all are small.
         return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
@@ -244,7 +244,7 @@ def test_bytes_told_are_those_of_the_circuit(run: Run) -> None:
         part.name: part
         for plan in attention_plans(run.checkpoint)
         for side in (plan.value, plan.output)
-        for part in side.parts.values()
+        for part in side.parts
     }
     expected = sum(part.nbytes(run.checkpoint.info(name)) for name, part in tensors.items())
     assert seen[-1].bytes_read == expected

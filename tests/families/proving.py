@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from tests.families.architectures import Architecture
 
-    from wqk.families import AttentionPlan, InputNorm
+    from wqk.families import AttentionPlan, Norm
 
 
 def build(architecture: Architecture) -> Any:
@@ -103,14 +103,15 @@ def prove_live(architecture: Architecture, model: Any, folder: Path) -> None:
     pairs = list(zip(attention_plans(stored), attention_plans(live), strict=True))
     assert sum(a.applications for a, _ in pairs) == architecture.block_count
     for a, b in pairs:
-        one, other = ((p.stack, p.rule.kind, p.layer, p.scale, p.window) for p in (a, b))
+        one, other = ((p.stack, p.kind, p.layer, p.scale, p.window) for p in (a, b))
         assert one == other
         assert (a.rotary is None) == (b.rotary is None)
         if a.rotary and b.rotary:
             np.testing.assert_array_equal(a.rotary.frequencies, b.rotary.frequencies)
         read, held = load_attention(stored, a), load_attention(live, b)
-        for name in ("query_weight", "key_weight", "query_bias", "key_bias"):
-            np.testing.assert_array_equal(getattr(read, name), getattr(held, name))
+        for one_side, other_side in ((read.query, held.query), (read.key, held.key)):
+            np.testing.assert_array_equal(one_side.weight, other_side.weight)
+            np.testing.assert_array_equal(one_side.bias, other_side.bias)
 
 
 def prove_values_and_outputs(model: Any, folder: Path) -> None:
@@ -119,8 +120,11 @@ def prove_values_and_outputs(model: Any, folder: Path) -> None:
         plans = attention_plans(checkpoint)
         rules = [plan.rule for plan in plans]
         for rule in rules:
-            weights = [[f"{name}.weight" for name in names] for names in (rule.value, rule.output)]
-            for spellings in filter(None, [*weights, rule.value_bias]):
+            weights = [
+                [f"{name}.weight" for name in names]
+                for names in (rule.value.names, rule.output.names)
+            ]
+            for spellings in filter(None, [*weights, rule.value.bias]):
                 escaped = (re.sub(r"\\\{\w+\\\}", r"\\d+", re.escape(s)) for s in spellings)
                 pattern = re.compile(rf"(.+\.)?({'|'.join(escaped)})")
                 found = [t for t in checkpoint.tensors() if pattern.fullmatch(t)]
@@ -135,9 +139,9 @@ def prove_variety(folder: Path) -> None:
     checkpoint = open_checkpoint(folder)
     for plan in attention_plans(checkpoint):
         attention = load_attention(checkpoint, plan)
-        for weight in (attention.query_weight, attention.key_weight):
+        for weight in (attention.query.weight, attention.key.weight):
             assert len({head.tobytes() for head in weight}) == len(weight)
-        for bias in (attention.query_bias, attention.key_bias):
+        for bias in (attention.query.bias, attention.key.bias):
             assert bias is None or np.abs(bias).max() > 0.01
 
 
@@ -162,41 +166,44 @@ def prove_norms(architecture: Architecture, folder: Path) -> None:
         model(**inputs, output_attentions=True)
     require_records(model, plans, records)
     for plan, applications in zip(plans, records, strict=True):
-        later = plan.layer > 0 or not plan.rule.first_input_norm
-        named = plan.rule.input_norm and "{previous}" not in plan.rule.input_norm[0]
-        assert plan.query_input or not (later and named), f"layer {plan.layer} has no norm"
+        named = plan.rule.input_norm
+        later = plan.layer > 0 or not named.first
+        here = named.names and "{previous}" not in named.names[0]
+        assert plan.query.input_norm or not (later and here), f"layer {plan.layer} has no norm"
         for side, norm in _norms(plan).items():
             given = [getattr(application, side) for application in applications]
-            feeds = _feeds_windows if plan.rule.window_axes == 2 else _feeds
-            assert all(feeds(outputs[norm.gain.name], tokens) for tokens in given), (
-                f"{norm.gain.name} does not feed the {side} of layer {plan.layer}"
+            feeds = _feeds_windows if plan.rule.score.window_axes == 2 else _feeds
+            assert all(feeds(outputs[norm.gain[0].name], tokens) for tokens in given), (
+                f"{norm.gain[0].name} does not feed the {side} of layer {plan.layer}"
             )
     assert bool(outputs) == architecture.fed_by_norms
 
 
-def _norms(plan: AttentionPlan) -> dict[str, InputNorm]:
+def _norms(plan: AttentionPlan) -> dict[str, Norm]:
     """The norms that are named, by what they feed in an application of the attention."""
-    sides = {"query_input": plan.query_input, "key_input": plan.key_input}
+    sides = {"query_input": plan.query.input_norm, "key_input": plan.key.input_norm}
     return {side: norm for side, norm in sides.items() if norm is not None}
 
 
-def _module_of(norm: InputNorm) -> str:
-    return norm.gain.name.rpartition(".")[0]
+def _module_of(norm: Norm) -> str:
+    return norm.gain[0].name.rpartition(".")[0]
 
 
 def _normalized(
-    module: Any, args: Any, output: Any, norm: InputNorm, outputs: dict[str, list[np.ndarray]]
+    module: Any, args: Any, output: Any, norm: Norm, outputs: dict[str, list[np.ndarray]]
 ) -> None:
     """Keep a norm's output, once what the norm is said to be has been seen to lead to it."""
     parameters = {name.rpartition(".")[2]: value for name, value in module.named_parameters()}
-    gain = parameters[norm.gain.name.rpartition(".")[2]] + norm.offset
-    shift = parameters[norm.bias.name.rpartition(".")[2]] if norm.bias else 0.0
+    gain = parameters[norm.gain[0].name.rpartition(".")[2]] + norm.offset
+    shift = parameters[norm.bias[0].name.rpartition(".")[2]] if norm.bias else 0.0
     (given,) = args
     centered = given - given.mean(-1, keepdim=True) if norm.kind == "layer" else given
     along = torch.cosine_similarity((output - shift) / gain, centered, dim=-1)
     # A picture's tiles that are not used are zero.
-    assert along[given.abs().amax(-1) > 0].min() > 0.999, f"{norm.gain.name} is no {norm.kind} norm"
-    outputs.setdefault(norm.gain.name, []).append(output.numpy())
+    assert along[given.abs().amax(-1) > 0].min() > 0.999, (
+        f"{norm.gain[0].name} is no {norm.kind} norm"
+    )
+    outputs.setdefault(norm.gain[0].name, []).append(output.numpy())
 
 
 def _feeds(outputs: Sequence[np.ndarray], tokens: np.ndarray) -> bool:

@@ -94,7 +94,7 @@ def test_towers_and_cross_attention_are_told_apart() -> None:
     names = ["encoder.blocks.0.attn", "decoder.blocks.0.attn", "decoder.blocks.0.cross_attn"]
     tensors = {f"{n}.{role}.weight": draw(D, D) for n in names for role in ("query", "key")}
     plans = attention_plans(open_checkpoint(Module(tensors, {"n_audio_head": 4, "n_text_head": 3})))
-    assert [(p.stack, p.rule.kind, p.query.heads) for p in plans] == [
+    assert [(p.stack, p.kind, p.query.heads) for p in plans] == [
         ("encoder", "self", 4),
         ("decoder", "self", 3),
         ("decoder", "cross", 3),

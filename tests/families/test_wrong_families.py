@@ -205,10 +205,10 @@ def test_pairing_heads_with_the_wrong_key_heads_fails(
     assert verify(tmp_path).ok
 
     def paired_modulo(attention: Attention) -> BilinearForm:
-        heads, width, d_query = attention.query_weight.shape
+        heads, width, d_query = attention.query.weight.shape
         groups = attention.key_head_count
-        query = attention.query_weight.reshape(heads // groups, groups, width, d_query)
-        key = attention.key_weight[:, None].swapaxes(-1, -2)
+        query = attention.query.weight.reshape(heads // groups, groups, width, d_query)
+        key = attention.key.weight[:, None].swapaxes(-1, -2)
         return BilinearForm(query.swapaxes(0, 1).swapaxes(-1, -2), key)
 
     monkeypatch.setattr(Attention, "heads", property(paired_modulo))

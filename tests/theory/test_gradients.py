@@ -64,7 +64,7 @@ class PutIntoScores(torch.overrides.TorchFunctionMode):
         self.handles: list[Any] = []
         for plan in plans:
             width, other = (
-                model.get_parameter(side.tensor).shape[0 if side.transposed else 1]
+                model.get_parameter(side.tensor).shape[0 if side.projection.transposed else 1]
                 for side in (plan.query, plan.key)
             )
             self.terms[id(plan)] = {
@@ -135,7 +135,7 @@ def gradients_of_terms(
 
 
 def place(plan: AttentionPlan) -> tuple[str, str, int]:
-    return plan.stack, plan.rule.kind, plan.layer
+    return plan.stack, plan.kind, plan.layer
 
 
 # A family, an objective, whether the second example is padded, and a seed.

@@ -163,7 +163,7 @@ def test_pairs_that_are_needed(layer: LayerGradient) -> None:
             predicted_pairing(layer, predicted)
     with built("bart") as model:
         found = gradients(model, batch_for(model), objective(linear, 0))
-    (cross, *_) = (one for one in found if one.attention.plan.rule.kind == "cross")
+    (cross, *_) = (one for one in found if one.attention.plan.kind == "cross")
     for measure in (pairing, lambda one: predicted_pairing(one, np.zeros((2, 9), bool))):
         with pytest.raises(TheoryError, match="only in self-attention"):
             measure(cross)

@@ -20,9 +20,7 @@ torch = pytest.importorskip("torch")
 def test_attention_is_made_of_bilinear_forms(name: str) -> None:
     with built(name) as model:
         checks = check_scores(model, batch_for(model, 1, padded=True))
-        plans = {
-            (p.stack, p.rule.kind, p.layer): p for p in attention_plans(open_checkpoint(model))
-        }
+        plans = {(p.stack, p.kind, p.layer): p for p in attention_plans(open_checkpoint(model))}
     for check in checks:
         plan = plans[check.stack, check.kind, check.layer]
         assert max(check.form, check.heads, check.mixing or 0) < 1e-13
@@ -68,7 +66,7 @@ def test_what_is_wrong_is_seen(part: str, seen: str, monkeypatch: pytest.MonkeyP
 
         def other(checkpoint: Any, plan: Any) -> Any:
             found = load(checkpoint, plan)
-            found.query_weight[...] = np.roll(found.query_weight, 1, axis=0)
+            found.query.stored_weight[...] = np.roll(found.query.stored_weight, 1, axis=0)
             return found
 
         def others(checkpoint: Any, plan: Any) -> Any:

@@ -58,7 +58,7 @@ def test_the_first_order_is_the_slope(name: str) -> None:
         for rate in (1e-3, 1e-5):
             step = implicit_update(layer, rate).exact.dense() / rate
             both = layer.factor_gradients()
-            square = replace(layer.attention, query_weight=both[0], key_weight=both[1]).form
+            square = layer.attention.with_weights(*both).form
             expected = slope + rate * square.dense()
             np.testing.assert_allclose(step, expected, atol=1e-7 * np.abs(slope).max())
 
@@ -124,7 +124,7 @@ def test_symmetry_passes_through_tied_factors_only(name: str) -> None:
 def test_two_sides_of_cross_attention_have_no_symmetry() -> None:
     with built("bart") as model:
         found = gradients(model, batch_for(model), objective(linear, 0))
-    (cross, *_) = (layer for layer in found if layer.attention.plan.rule.kind == "cross")
+    (cross, *_) = (layer for layer in found if layer.attention.plan.kind == "cross")
     with pytest.raises(TheoryError, match="self-attention only"):
         update_symmetry(cross)
 

@@ -55,7 +55,7 @@ def dense_penalty(model: Any, kind: str, heads: bool) -> float:
     """‖M‖²/(‖M_s‖² + FLOOR/2 ‖M‖²) or with M_n, of matrices written out in float64."""
     checkpoint, ratios = open_checkpoint(model), []
     for plan in attention_plans(checkpoint):
-        if plan.rule.kind == "self":
+        if plan.kind == "self":
             stack = load_attention(checkpoint, plan).heads
             forms = stack.query.astype(np.float64) @ stack.key.swapaxes(-1, -2).astype(np.float64)
             forms = forms.reshape(-1, *forms.shape[-2:])
@@ -105,16 +105,17 @@ def test_the_gradient_is_that_of_finite_differences(name, heads):
 def test_values_and_all_else_get_no_gradient(name):
     model = build(NAMED[name])
     penalty(model, "skew").backward()
-    plans = [p for p in attention_plans(open_checkpoint(model)) if p.rule.kind == "self"]
-    reached = {part.name for plan in plans for part in plan.parts.values()}
+    plans = [p for p in attention_plans(open_checkpoint(model)) if p.kind == "self"]
+    reached = {part.name for plan in plans for part in plan.parts}
     gradients = {key: p.grad for key, p in model.named_parameters() if p.grad is not None}
     assert gradients.keys() <= reached
     for plan in plans:
-        for projection in (plan.query, plan.key):
-            assert gradients[projection.tensor].any()
-        if plan.value.tensor in gradients and hasattr(plan.value, "take"):
-            (gradient,) = open_checkpoint(gradients).read([plan.value.part])
-            assert not plan.value.take(gradient).any()
+        for side in (plan.query, plan.key):
+            assert gradients[side.tensor].any()
+        value = plan.value.projection
+        if value.tensor in gradients and hasattr(value, "take"):
+            (gradient,) = open_checkpoint(gradients).read([value.part])
+            assert not value.take(gradient).any()
 
 
 @KINDS

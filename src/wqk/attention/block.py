@@ -5,56 +5,48 @@ Axes: H query heads, G key heads, R head width, D width, N tokens.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from array_api_compat import array_namespace
+import numpy as np
 
 from wqk._caching import cached_property
 from wqk._html import html_table
-from wqk._typing import Array, Float
+from wqk._typing import Array, FilePath, Float
+from wqk.attention.factor import Factor, load_factor
 from wqk.checkpoints import open_checkpoint
-from wqk.errors import CheckpointError, NonFiniteWeights
+from wqk.errors import CheckpointError
 from wqk.families import find_family, load_family, plan
 from wqk.forms import BilinearForm
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from wqk.checkpoints import Checkpoint, Part
-    from wqk.families import AttentionPlan, AttentionRule, Composed, Projection
+    from wqk.checkpoints import Checkpoint
+    from wqk.families import AttentionPlan
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Attention:
     """The queries and keys of one block, as read from a checkpoint.
 
-    Norms between projection and score are folded into weights and biases as far as they are linear:
-    gains, and the mean that they take off. A token's own scale is not.
+    Norms between projection and score are folded into the forms as far as they are linear: gains,
+    and the mean that they take off. A token's own scale is not; `queries` and `keys` have it.
 
     Attributes
     ----------
-    query_weight
-        (H, R, D), as an ``nn.Linear`` stores it: q = W x.
-    key_weight
-        (G, R, D). Query head h meets key head h // (H/G).
-    query_bias, key_bias
-        (H, R) and (G, R), or None.
-    query_shift, key_shift
-        What a norm between projection and score adds after it, (H, R) and (G, R), or None.
     plan
         Where it came from: stack, kind, layer, scale, rotary positions, status.
+    query, key
+        Weights (H, R, D) and (G, R, D), and what comes with them. Query head h meets key head
+        h // (H/G).
+    positional
+        The same of the dimensions that hold positions alone, where latent attention has some and
+        they were read.
     """
 
     plan: AttentionPlan
-    query_weight: Float[Array, "heads width d_query"]
-    key_weight: Float[Array, "key_heads width d_key"]
-    query_bias: Float[Array, "heads width"] | None = None
-    key_bias: Float[Array, "key_heads width"] | None = None
-    query_shift: Float[Array, "heads width"] | None = None
-    key_shift: Float[Array, "key_heads width"] | None = None
+    query: Factor
+    key: Factor
+    positional: tuple[Factor, Factor] | None = None
 
     @property
     def layer(self) -> int:
@@ -64,20 +56,20 @@ class Attention:
     @property
     def head_count(self) -> int:
         """Number of query heads, H."""
-        return int(self.query_weight.shape[0])
+        return int(self.query.weight.shape[0])
 
     @property
     def key_head_count(self) -> int:
         """Number of key heads, G."""
-        return int(self.key_weight.shape[0])
+        return int(self.key.weight.shape[0])
 
     @cached_property
     def heads(self) -> BilinearForm:
         """All heads as a stack (G, H/G): row g holds the query heads that share key head g."""
-        heads, width, d_query = self.query_weight.shape
+        heads, width, d_query = self.query.weight.shape
         groups = self.key_head_count
-        query = self.query_weight.reshape(groups, heads // groups, width, d_query)
-        return BilinearForm(query.swapaxes(-1, -2), self.key_weight[:, None].swapaxes(-1, -2))
+        query = self.query.weight.reshape(groups, heads // groups, width, d_query)
+        return BilinearForm(query.swapaxes(-1, -2), self.key.weight[:, None].swapaxes(-1, -2))
 
     def head(self, index: int) -> BilinearForm:
         """One head's form, D × D of rank R.
@@ -90,28 +82,120 @@ class Attention:
         if not -self.head_count <= index < self.head_count:
             raise IndexError(f"head {index} of {self.head_count}")
         key_head = index % self.head_count // (self.head_count // self.key_head_count)
-        return BilinearForm(self.query_weight[index].T, self.key_weight[key_head].T)
+        return BilinearForm(self.query.weight[index].T, self.key.weight[key_head].T)
 
     @cached_property
     def form(self) -> BilinearForm:
         """The layer's form: the sum over its heads, of rank G·R (paper, S20)."""
         return self.heads.sum()
 
+    def with_weights(self, query: Array, key: Array, biases: bool = True) -> Attention:
+        """The block with other stored weights, (H, R, D) and (G, R, D), with its biases or none."""
+        sides = []
+        for side, weight in ((self.query, query), (self.key, key)):
+            bias = side.stored_bias if biases else None
+            sides.append(replace(side, stored_weight=weight, stored_bias=bias))
+        return replace(self, query=sides[0], key=sides[1])
+
+    def queries(
+        self, x: Float[np.ndarray, "*batch tokens d"], positions: np.ndarray | None = None
+    ) -> Float[np.ndarray, "*batch heads tokens width"]:
+        """Queries as they meet the keys, of what is projected to them.
+
+        With biases, norms, temperatures and limits, turned by rotary positions; the dimensions of
+        latent attention that hold positions alone come last.
+
+        Parameters
+        ----------
+        x
+            What the projection is given: in most models, what the norm before it puts out.
+        positions
+            Of the tokens, (N,); 0, 1, 2, ... where not given.
+
+        Examples
+        --------
+        >>> import numpy as np, wqk
+        >>> attention = wqk.read_attention(wqk.demo_model("decoder"), layer=0)
+        >>> attention.queries(np.ones((5, 128), np.float32)).shape
+        (4, 5, 32)
+        """
+        return self._vectors(0, x, positions)
+
+    def keys(
+        self, y: Float[np.ndarray, "*batch tokens d"], positions: np.ndarray | None = None
+    ) -> Float[np.ndarray, "*batch heads tokens width"]:
+        """Keys as `queries`; one for each query head, of which several may share a key head."""
+        return self._vectors(1, y, positions).repeat(self.head_count // self.key_head_count, -3)
+
+    def logits(
+        self,
+        x: Float[np.ndarray, "*batch queries d"],
+        y: Float[np.ndarray, "*batch keys d"],
+        distance: int | None = None,
+    ) -> Float[np.ndarray, "*batch heads queries keys"]:
+        """The scores of queries x_i and keys y_j: scaled, and held below the cap if there is one.
+
+        What the softmax takes, without what is added beside the products: masks, sinks, linear
+        biases and learned terms of positions (``plan.position``).
+
+        Parameters
+        ----------
+        x, y
+            What goes into the projections.
+        distance
+            Score every pair as if the key lay this many tokens before the query; by default each
+            token has its place as its position.
+
+        Examples
+        --------
+        >>> import numpy as np, wqk
+        >>> attention = wqk.read_attention(wqk.demo_model("decoder"), layer=0)
+        >>> x = np.random.default_rng(0).standard_normal((5, 128))
+        >>> attention.logits(x, x).shape
+        (4, 5, 5)
+        """
+        at = (None, None)
+        if distance is not None:
+            at = np.full(x.shape[-2], distance), np.zeros(y.shape[-2])  # type: ignore[assignment]
+        products = self.queries(x, at[0]) @ self.keys(y, at[1]).swapaxes(-1, -2)
+        scores = self.plan.scale * products
+        cap = self.plan.softcap
+        return np.asarray(cap * np.tanh(scores / cap) if cap else scores)
+
+    def _vectors(self, side: int, x: np.ndarray, positions: np.ndarray | None) -> np.ndarray:
+        plan = self.plan
+        vectors = (self.query, self.key)[side].vectors(x)
+        if plan.clip is not None:
+            vectors = vectors.clip(-plan.clip, plan.clip)
+        positions = np.arange(x.shape[-2]) if positions is None else positions
+        if plan.rotary is not None:
+            vectors = plan.rotary.rotate(vectors, positions)
+        if plan.positional is not None:
+            if self.positional is None:
+                raise CheckpointError(
+                    f"layer {self.layer} of the {plan.stack}: the part of its queries and keys "
+                    "that holds positions was not read; load the block with positions=True"
+                )
+            added = plan.positional.rotary.rotate(self.positional[side].vectors(x), positions)
+            added = np.broadcast_to(added, (*vectors.shape[:-1], added.shape[-1]))
+            vectors = np.concatenate([vectors, added], axis=-1)
+        return vectors.astype(self.query.weight.dtype, copy=False)
+
     def __repr__(self) -> str:
         heads = f"{self.head_count} heads"
         if self.key_head_count != self.head_count:
             heads += f" over {self.key_head_count} key heads"
         return (
-            f"Attention({self.plan.stack} {self.plan.rule.kind}, layer {self.layer}: "
+            f"Attention({self.plan.stack} {self.plan.kind}, layer {self.layer}: "
             f"{heads}, {self.form.shape[0]} × {self.form.shape[1]})"
         )
 
     def _repr_html_(self) -> str:
         plan = self.plan
         facts = {
-            "attention": f"{plan.stack} {plan.rule.kind}, layer {self.layer}, family {plan.family}",
+            "attention": f"{plan.stack} {plan.kind}, layer {self.layer}, family {plan.family}",
             "heads": f"{self.head_count} over {self.key_head_count} key heads, of width "
-            f"{self.query_weight.shape[1]}",
+            f"{self.query.weight.shape[1]}",
             "form": f"{self.form.shape[0]} × {self.form.shape[1]}, rank {self.form.rank}",
             "score scale": f"{plan.scale:.4g}, not part of the form",
             "positions": "rotary" if plan.rotary else plan.position or "none in the score",
@@ -121,7 +205,9 @@ class Attention:
 
 
 def attention_plans(
-    checkpoint: Checkpoint, family: Path | None = None, heads_per_layer: int | None = None
+    checkpoint: Checkpoint,
+    family: FilePath | None = None,
+    heads_per_layer: int | None = None,
 ) -> list[AttentionPlan]:
     """Every attention block of a checkpoint, in order, before anything is read.
 
@@ -145,52 +231,31 @@ def attention_plans(
     return plan(checkpoint, chosen)
 
 
-def load_attention(checkpoint: Checkpoint, plan: AttentionPlan) -> Attention:
+def load_attention(
+    checkpoint: Checkpoint, plan: AttentionPlan, positions: bool = False
+) -> Attention:
     """Read one block's queries and keys, in one request, as arrays of the checkpoint's library.
+
+    Parameters
+    ----------
+    checkpoint, plan
+        One of the checkpoint's own plans, from `attention_plans`.
+    positions
+        Whether to read the dimensions that hold positions alone too, where latent attention has
+        some: no form has them, but `Attention.logits` does.
 
     Raises
     ------
     NonFiniteWeights
         A weight or bias has NaN or infinite entries; says which tensor and how many.
     """
-    parts = plan.parts
-    wanted = list(dict.fromkeys(parts.values()))
+    sides = [plan.query, plan.key]
+    if positions and plan.positional is not None:
+        sides += [plan.positional.query, plan.positional.key]
+    wanted = list(dict.fromkeys(part for side in sides for part in side.parts))
     stored = dict(zip(wanted, checkpoint.read(wanted), strict=True))
-    query = _load_side(stored, plan, "query", plan.query, checkpoint.name)
-    key = _load_side(stored, plan, "key", plan.key, checkpoint.name)
-    return Attention(plan, query[0], key[0], query[1], key[1], query[2], key[2])
-
-
-def _load_side(
-    stored: Mapping[Part, Array],
-    plan: AttentionPlan,
-    side: str,
-    projection: Projection | Composed,
-    name: str,
-) -> tuple[Array, Array | None, Array | None]:
-    """Weight (heads, R, D), bias (heads, R) and shift (heads, R) of the queries or the keys."""
-    parts = plan.parts
-    weight = projection.weight(stored)
-    xp = array_namespace(weight)
-    bias = stored[parts[f"{side}_bias"]] if f"{side}_bias" in parts else None
-    gain, shift = (
-        xp.concat([stored[part].reshape(-1) for part in norms]) if norms else None
-        for norms in (getattr(plan, f"{side}_norm"), getattr(plan, f"{side}_norm_bias"))
-    )
-    bias = None if bias is None else bias.reshape(weight.shape[:2])
-    if gain is not None:
-        weight, bias = _fold_norm(weight, bias, gain + plan.rule.norm_offset, plan.rule)
-    if f"{side}_temperature" in parts:
-        logarithms = stored[parts[f"{side}_temperature"]].reshape(-1, 1)
-        factors = xp.exp(logarithms).clip(max=plan.rule.temperature_limit)
-        weight = weight * factors[..., None]
-        bias = None if bias is None else bias * factors
-    if shift is not None:
-        shift = xp.broadcast_to(shift.reshape(-1, weight.shape[1]), weight.shape[:2])
-    for role, array in ((side, weight), (f"{side}_bias", bias)):
-        if array is not None:
-            _require_finite(array, f"{name}: {parts[role].name}")
-    return weight, bias, shift
+    query, key, *apart = (load_factor(stored, side, checkpoint.name) for side in sides)
+    return Attention(plan, query, key, (apart[0], apart[1]) if apart else None)
 
 
 def read_attention(
@@ -199,7 +264,8 @@ def read_attention(
     *,
     stack: str | None = None,
     kind: str = "self",
-    family: Path | None = None,
+    family: FilePath | None = None,
+    heads_per_layer: int | None = None,
     **hub: Any,
 ) -> Attention:
     """The attention of one layer of a checkpoint.
@@ -215,6 +281,8 @@ def read_attention(
         ``cross``.
     family
         A family file to use instead of the model type's own.
+    heads_per_layer
+        Number of query heads of a model whose family has to be guessed from its tensors' names.
     **hub
         ``revision``, ``token``, ``cache_dir`` and so on, for `open_checkpoint`.
 
@@ -231,7 +299,8 @@ def read_attention(
     BilinearForm(128 × 128, rank 32)
     """
     checkpoint = open_checkpoint(ref, **hub)
-    return load_attention(checkpoint, attention_plan(checkpoint, layer, stack, kind, family))
+    chosen = attention_plan(checkpoint, layer, stack, kind, family, heads_per_layer)
+    return load_attention(checkpoint, chosen, positions=True)
 
 
 def attention_plan(
@@ -239,13 +308,14 @@ def attention_plan(
     layer: int,
     stack: str | None = None,
     kind: str = "self",
-    family: Path | None = None,
+    family: FilePath | None = None,
+    heads_per_layer: int | None = None,
 ) -> AttentionPlan:
     """The plan of one layer; arguments and errors as for `read_attention`."""
     plans = [
         p
-        for p in attention_plans(checkpoint, family)
-        if p.rule.kind == kind and stack in (None, p.stack)
+        for p in attention_plans(checkpoint, family, heads_per_layer)
+        if p.kind == kind and stack in (None, p.stack)
     ]
     stacks = list(dict.fromkeys(p.stack for p in plans))
     if len(stacks) > 1:
@@ -259,33 +329,3 @@ def attention_plan(
         has = f" of the {stacks[0]}, which has {len(plans)}" if stacks else ""
         raise CheckpointError(f"{checkpoint.name}: no {kind}-attention in layer {layer}{has}")
     return by_layer[wanted]
-
-
-def _fold_norm(
-    weight: Array, bias: Array | None, gain: Array, rule: AttentionRule
-) -> tuple[Array, Array | None]:
-    """Fold what is linear in a norm, per head or over all of them, into what it normalizes."""
-    heads, width = weight.shape[:2]
-    if len(gain) not in (width, heads * width):
-        raise CheckpointError(
-            f"a norm of {len(gain)} gains fits neither heads of width {width} nor {heads} of them"
-        )
-    gains = gain.reshape(-1, width)
-    if rule.norm == "layer":
-        normalized = 1 if len(gain) == width or rule.norm_over == "head" else (0, 1)
-        weight = weight - weight.mean(axis=normalized, keepdims=True)
-        bias = None if bias is None else bias - bias.mean(axis=normalized, keepdims=True)
-    return weight * gains[..., None], None if bias is None else bias * gains
-
-
-def _require_finite(weight: Array, name: str) -> None:
-    xp = array_namespace(weight)
-    # A sum is finite only where all its summands are, and costs one pass.
-    if xp.isfinite(xp.sum(weight)):
-        return
-    count = int(xp.sum(~xp.isfinite(weight)))
-    if count:
-        raise NonFiniteWeights(
-            f"{name}: {count} of {math.prod(weight.shape)} weights are NaN or infinite; "
-            "the checkpoint is broken"
-        )

@@ -21,14 +21,15 @@ import numpy as np
 
 from wqk._typing import Array, Float
 from wqk.attention import load_attention
+from wqk.attention.factor import load_factor
 from wqk.errors import CheckpointError
 from wqk.forms import BilinearForm
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wqk.checkpoints import Checkpoint, Part
-    from wqk.families import AttentionPlan, InputNorm
+    from wqk.checkpoints import Checkpoint
+    from wqk.families import AttentionPlan, Norm
 
 
 @dataclass(frozen=True)
@@ -44,12 +45,12 @@ class Coordinates:
 PLAIN = Coordinates()
 
 
-class Side(NamedTuple):
+class Half(NamedTuple):
     """One factor of a circuit before it becomes a form."""
 
     weight: Float[Array, "heads width d"]
     bias: Float[Array, "heads width"] | None
-    norm: InputNorm | None
+    norm: Norm | None
 
 
 class Block(NamedTuple):
@@ -113,13 +114,13 @@ def at_distance(form: BilinearForm, plan: AttentionPlan, distance: int) -> Bilin
     return BilinearForm(turned, form.key)
 
 
-def _circuit(checkpoint: Checkpoint, plan: AttentionPlan, circuit: str) -> tuple[Side, Side]:
+def _circuit(checkpoint: Checkpoint, plan: AttentionPlan, circuit: str) -> tuple[Half, Half]:
     """The two factors of W_q W_kᵀ or of W_v W_o."""
     if circuit == "qk":
         attention = load_attention(checkpoint, plan)
         return (
-            Side(attention.query_weight, attention.query_bias, plan.query_input),
-            Side(attention.key_weight, attention.key_bias, plan.key_input),
+            Half(attention.query.weight, attention.query.bias, plan.query.input_norm),
+            Half(attention.key.weight, attention.key.bias, plan.key.input_norm),
         )
     if circuit != "ov":
         raise CheckpointError(f"a circuit is 'qk' or 'ov', got {circuit!r}")
@@ -128,14 +129,12 @@ def _circuit(checkpoint: Checkpoint, plan: AttentionPlan, circuit: str) -> tuple
             f"layer {plan.layer} of the {plan.stack}: family {plan.family} names no values and "
             "outputs, or the checkpoint lacks them"
         )
-    wanted = [*plan.value.parts.values(), *plan.output.parts.values()]
+    wanted = [*plan.value.parts, *plan.output.parts]
     stored = dict(zip(wanted, checkpoint.read(wanted), strict=True))
-    value = plan.value.weight(stored)
-    bias = _vector(checkpoint, plan.value_bias)
-    return (
-        Side(value, None if bias is None else bias.reshape(value.shape[:2]), plan.key_input),
-        Side(plan.output.weight(stored), None, None),
+    value, output = (
+        load_factor(stored, side, checkpoint.name) for side in (plan.value, plan.output)
     )
+    return Half(value.weight, value.bias, plan.value.input_norm), Half(output.weight, None, None)
 
 
 def lacks_norm(plan: AttentionPlan, coordinates: Coordinates) -> bool:
@@ -144,23 +143,22 @@ def lacks_norm(plan: AttentionPlan, coordinates: Coordinates) -> bool:
     Its residual stream is projected as it is, or something stands between the norm and the
     projections. Nothing is folded then.
     """
-    fed = [plan.key_input] if coordinates.circuit == "ov" else [plan.query_input, plan.key_input]
-    return coordinates.fold_norm and None in fed
+    fed = [plan.value or plan.key] if coordinates.circuit == "ov" else [plan.query, plan.key]
+    return coordinates.fold_norm and any(side.input_norm is None for side in fed)
 
 
-def _folded(checkpoint: Checkpoint, side: Side) -> Side:
+def _folded(checkpoint: Checkpoint, side: Half) -> Half:
     """The factor on vectors as the norm has them before its gain and bias."""
     norm = side.norm
     if norm is None:  # what W_o puts out goes back to the residual stream, past no norm
         return side
-    gain, shift = _vector(checkpoint, norm.gain), _vector(checkpoint, norm.bias)
-    assert gain is not None
+    gain, *shift = checkpoint.read([*norm.gain, *norm.bias])
     weight = side.weight * (gain + gain.dtype.type(norm.offset))
     if norm.kind == "layer":
         weight = weight - weight.mean(axis=-1, keepdims=True)
     bias = side.bias
-    if shift is not None:
-        moved = side.weight @ shift
+    if shift:
+        moved = side.weight @ shift[0]
         bias = moved if bias is None else bias + moved
     return side._replace(weight=weight, bias=bias)
 
@@ -169,7 +167,3 @@ def _augmented(weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
     """(heads, R, D + 1): the bias as the weight of a constant 1, or nothing there."""
     column = np.zeros(weight.shape[:2], weight.dtype) if bias is None else bias
     return np.concatenate([weight, column[..., None]], axis=-1)
-
-
-def _vector(checkpoint: Checkpoint, part: Part | None) -> np.ndarray | None:
-    return None if part is None else checkpoint.read([part])[0]

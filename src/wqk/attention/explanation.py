@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from wqk._typing import FilePath
 from wqk.attention import attention_plans
 from wqk.checkpoints import open_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from wqk.checkpoints import Checkpoint
     from wqk.families import AttentionPlan
@@ -78,7 +78,11 @@ class Explanation:
 
 
 def explain(
-    ref: Any, *, family: Path | None = None, heads_per_layer: int | None = None, **hub: Any
+    ref: Any,
+    *,
+    family: FilePath | None = None,
+    heads_per_layer: int | None = None,
+    **hub: Any,
 ) -> Explanation:
     """Say which tensors of a checkpoint are queries and keys, without reading them.
 
@@ -101,7 +105,7 @@ def explain(
     """
     checkpoint = open_checkpoint(ref, **hub)
     plans = attention_plans(checkpoint, family, heads_per_layer)
-    parts = {part for plan in plans for part in plan.parts.values()}
+    parts = {part for plan in plans for part in plan.parts}
     model_type = checkpoint.config.get("model_type")
     return Explanation(
         checkpoint=checkpoint.name,
@@ -118,16 +122,16 @@ def _uses(checkpoint: Checkpoint, plans: Sequence[AttentionPlan]) -> Iterator[Te
     """The tensors' uses, those that differ only in the layer gathered into one."""
     gathered: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
     for plan in plans:
-        for numbered, part in plan.parts.items():
-            role = numbered.partition(" ")[0]  # a norm for each head has its number
+        roles = [("query", plan.query, *role) for role in plan.query.roles]
+        roles += [("key", plan.key, *role) for role in plan.key.roles]
+        for name, side, role, part in sorted(roles, key=lambda one: one[2] != ""):  # weights first
             info = checkpoint.info(part.name)
-            side = plan.query if role.startswith("query") else plan.key
             alike = (
                 plan.stack,
-                plan.rule.kind,
-                role,
+                plan.kind,
+                f"{name}_{role}" if role else name,
                 _without_numbers(part.name),
-                plan.rule.layout if role in ("query", "key") else "",
+                "" if role else plan.rule.layout,
                 f"{side.heads}×{side.head_width}",
                 info.dtype,
                 info.shape,
@@ -162,7 +166,7 @@ def spans(numbers: Sequence[int]) -> str:
 
 def _notes(plan: AttentionPlan) -> Iterator[str]:
     """What belongs to the model's score beside the form, in the order in which it is applied."""
-    where = f"{plan.stack} {plan.rule.kind}-attention"
+    where = f"{plan.stack} {plan.kind}-attention"
     if plan.rule.guess:
         yield f"{where}: {plan.rule.guess}."
     if plan.rule.note:
@@ -175,7 +179,7 @@ def _notes(plan: AttentionPlan) -> Iterator[str]:
             f"({plan.rotary.order} order, {2 * len(plan.rotary.frequencies)} of "
             f"{plan.query.head_width} dimensions turn)."
         )
-    if plan.query_bias or plan.key_bias:
+    if plan.query.bias or plan.key.bias:
         key_bias = (
             "the key's, turned by the positions, one in the query"
             if plan.rotary

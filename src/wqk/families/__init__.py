@@ -3,18 +3,20 @@
 from wqk.families.family import AttentionRule, Family, families, load_family
 from wqk.families.finding import find_family
 from wqk.families.layouts import Composed, Projection
-from wqk.families.naming import InputNorm
+from wqk.families.norms import Norm
 from wqk.families.plan import AttentionPlan, plan
 from wqk.families.rotary import Rotary
+from wqk.families.sides import Side
 
 __all__ = [
     "AttentionPlan",
     "AttentionRule",
     "Composed",
     "Family",
-    "InputNorm",
+    "Norm",
     "Projection",
     "Rotary",
+    "Side",
     "families",
     "find_family",
     "load_family",

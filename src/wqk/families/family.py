@@ -6,19 +6,91 @@ that a misspelled one cannot pass for a default.
 
 from __future__ import annotations
 
+import os
 import tomllib
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wqk._typing import FilePath
 from wqk.errors import UnknownFamily
-from wqk.families.layouts import LAYOUTS, NORMS
+from wqk.families.layouts import LAYOUTS
+from wqk.families.norms import NORMS
+from wqk.families.schema import parse, prefixed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from importlib.resources.abc import Traversable
-    from pathlib import Path
+
+
+@dataclass(frozen=True)
+class SideRule:
+    """The tensors of queries, keys, values or outputs: ``query``, ``query_bias``, ..."""
+
+    names: tuple[str, ...] = ()  # the projection's weight
+    bias: tuple[str, ...] = ()  # full names, where it is not the weight's own ".bias"
+    norm: tuple[str, ...] = ()  # between projection and score
+    input_norm: tuple[str, ...] = ()  # feeds the keys of cross-attention; {last}
+    inner: tuple[str, ...] = ()  # "latent": from the input to the latent
+    inner_norm: tuple[str, ...] = ()  # norm of the latent
+
+
+@dataclass(frozen=True)
+class NormRule:
+    """What norms between projection and score are: ``norm``, ``norm_gain``, ..."""
+
+    kind: str = field(default="rms", metadata={"key": "norm"})  # see wqk.families.norms
+    gain: bool = True  # false where they have none, and so no tensors
+    over: str = ""  # "head" where every head is normalized alone with gains of its own
+    offset: float = 0.0  # 1 where the gain is stored as its difference from 1
+    epsilon: tuple[str, ...] = ("rms_norm_eps", "layer_norm_eps", "norm_eps")
+
+
+@dataclass(frozen=True)
+class InputNormRule:
+    """The norm whose output is projected: ``input_norm``, ``input_norm_kind``, ..."""
+
+    names: tuple[str, ...] = ()  # feeds the queries, and the keys of self-attention
+    first: tuple[str, ...] = field(
+        default=(), metadata={"key": "first_input_norm"}
+    )  # the same in layer 0, where it differs
+    kind: str = "rms"
+    offset: float = 0.0
+
+
+@dataclass(frozen=True)
+class CountsRule:
+    """Keys of the configuration that count layers and heads."""
+
+    layers: tuple[str, ...] = ("num_hidden_layers",)
+    every_layer: bool = True  # false where some layers have no such attention
+    heads: tuple[str, ...] = ("num_attention_heads",)
+    key_heads: tuple[str, ...] = ("num_key_value_heads",)
+    single_key_head_if: str = ""  # switches of multi-query models; see Config.holds
+    applied_in_total: str = ""  # applications of shared layers, all together
+    applied_twice_if: str = ""
+    content_width: str = ""  # "latent": width of a head without positions, and with them alone
+    position_width: str = ""
+
+
+@dataclass(frozen=True)
+class ScoreRule:
+    """What becomes of the products of queries and keys."""
+
+    scale: tuple[str | float, ...] = ("head_width ** -0.5",)  # factors of the score
+    softcap: str = ""
+    clip: str = ""  # largest absolute value of queries and keys
+    sinks: tuple[str, ...] = ()  # scores of a key that is not there, one for each head
+    temperature: tuple[str, ...] = ()  # logarithm of a learned factor of each head's score
+    temperature_limit: float = 100.0  # largest factor
+    position: str = ""  # what is added to the scores beside the form: alibi, relative, ...
+    position_if: str = ""
+    causal: bool = False
+    causal_if: str = ""  # configuration flag of models that are either
+    window: tuple[str, ...] = ()  # size of local attention
+    window_axes: int = 1  # 2 where windows are squares of an image
 
 
 @dataclass(frozen=True)
@@ -49,66 +121,41 @@ class AttentionRule:
     Names leave out ``.weight`` and any prefix, and hold ``{layer}``; where a model has been spelled
     in several ways, all spellings are listed. ``{previous}`` is the layer before, whose last norm
     feeds this one in post-norm models, ``{last}`` the last that there is, ``{head}`` each head,
-    where they have tensors of their own. Other strings are keys of the configuration.
+    where they have tensors of their own. Other strings are keys of the configuration. In the file,
+    the keys of the parts below stand side by side in one table.
     """
 
     stack: str  # encoder, decoder, vision, audio, text, ...
     kind: str = "self"  # or "cross"
     layout: str = "separate"  # see wqk.families.layouts
-    query: tuple[str, ...] = ()
-    key: tuple[str, ...] = ()
-    query_inner: tuple[str, ...] = ()  # "latent": from the input to the latent
-    key_inner: tuple[str, ...] = ()
-    query_inner_norm: tuple[str, ...] = ()  # norm of the latent
-    key_inner_norm: tuple[str, ...] = ()
-    content_width: str = ""  # "latent": width of a head without positions, and with them alone
-    position_width: str = ""
-    value: tuple[str, ...] = ()
-    fused: tuple[str, ...] = ()  # the tensor that holds several roles
-    order: str = "qkv"  # order of the roles in it
+    fused: tuple[str, ...] = ()  # the tensor that holds several sides
+    order: str = "qkv"  # order of the sides in it
     blocks: int = 1  # "sectioned": how often that order repeats
-    output: tuple[str, ...] = ()  # W_o, for the value-output circuit
-    query_bias: tuple[str, ...] = ()  # full names, where it is not the tensor's own ".bias"
-    value_bias: tuple[str, ...] = ()
-    query_norm: tuple[str, ...] = ()  # norm between projection and score
-    key_norm: tuple[str, ...] = ()
-    input_norm: tuple[str, ...] = ()  # norm that feeds the queries, and the keys of self-attention
-    first_input_norm: tuple[str, ...] = ()  # the same in layer 0, where it is another
-    key_input_norm: tuple[str, ...] = ()  # norm that feeds the keys of cross-attention; {last}
-    input_norm_kind: str = "rms"  # or "layer"
-    input_norm_offset: float = 0.0
-    norm: str = "rms"  # kind of query_norm and key_norm; see wqk.families.layouts.NORMS
-    norm_gain: bool = True  # false where they have none, and so no tensors
-    norm_over: str = ""  # "head" where every head is normalized alone with gains of its own
-    norm_offset: float = 0.0  # 1 where the gain is stored as its difference from 1
-    norm_epsilon: tuple[str, ...] = ("rms_norm_eps", "layer_norm_eps", "norm_eps")
-    only_if: str = ""  # switches of models that have this attention; see Settings.holds
-    prefix: str | None = None  # what stands before all names; None for anything
-    config: str = ""  # the nested configuration that the keys below are in
-    layers: tuple[str, ...] = ("num_hidden_layers",)
-    every_layer: bool = True  # false where some layers have no such attention
-    heads: tuple[str, ...] = ("num_attention_heads",)
-    key_heads: tuple[str, ...] = ("num_key_value_heads",)
-    single_key_head_if: str = ""  # switches of multi-query models; see Settings.holds
-    applied_in_total: str = ""  # applications of shared layers, all together
-    applied_twice_if: str = ""
-    causal: bool = False
-    causal_if: str = ""  # configuration flag of models that are either
-    scale: tuple[str, ...] = ("head_width ** -0.5",)  # factors of the score
-    softcap: str = ""
-    clip: str = ""  # largest absolute value of queries and keys
-    sinks: tuple[str, ...] = ()  # scores of a key that is not there, one for each head
-    window: tuple[str, ...] = ()  # size of local attention
-    window_axes: int = 1  # 2 where windows are squares of a picture
-    temperature: tuple[str, ...] = ()  # logarithm of a learned factor of each head's score
-    temperature_limit: float = 100.0  # largest factor
-    position: str = ""  # what is added to the scores beside the form: alibi, relative, ...
-    position_if: str = ""
+    query: SideRule = field(
+        default_factory=SideRule,
+        metadata=prefixed("query", "names", "bias", "norm", "inner", "inner_norm"),
+    )
+    key: SideRule = field(
+        default_factory=SideRule,
+        metadata=prefixed("key", "names", "norm", "input_norm", "inner", "inner_norm"),
+    )
+    value: SideRule = field(default_factory=SideRule, metadata=prefixed("value", "names", "bias"))
+    # W_o, for the value-output circuit
+    output: SideRule = field(default_factory=SideRule, metadata=prefixed("output", "names"))
+    norm: NormRule = field(default_factory=NormRule, metadata=prefixed("norm"))
+    input_norm: InputNormRule = field(
+        default_factory=InputNormRule, metadata=prefixed("input_norm")
+    )
+    counts: CountsRule = field(default_factory=CountsRule, metadata=prefixed(""))
+    score: ScoreRule = field(default_factory=ScoreRule, metadata=prefixed(""))
     rotary: RotaryRule | None = None
+    only_if: str = ""  # switches of models that have this attention; see Config.holds
+    prefix: str | None = None  # what stands before all names; None for anything
+    config: str = ""  # the nested configuration that the keys above are in
+    defaults: dict[str, Any] = field(default_factory=dict, hash=False)  # of absent keys
     guess: str = ""  # how the rule was guessed from tensor names, where it was
     partial: str = ""  # why one form per head does not hold the whole score
     note: str = ""  # what else a reader of the form should know
-    defaults: Mapping[str, Any] = field(default_factory=dict, hash=False)  # of absent keys
 
 
 @dataclass(frozen=True)
@@ -141,58 +188,33 @@ def parse_family(text: str, source: str) -> Family:
     ... query = "layers.{layer}.q"
     ... key = "layers.{layer}.k"
     ... ''', "toy.toml")
-    >>> family.attention[0].query
+    >>> family.attention[0].query.names
     ('layers.{layer}.q',)
     """
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UnknownFamily(f"{source}: not valid TOML ({error})") from None
-    rules = table.pop("attention", [])
-    if not isinstance(rules, list) or not (rules or table.get("refusal")):
+    family = parse(Family, table, source)
+    if not (family.attention or family.refusal):
         raise UnknownFamily(f"{source}: a family needs at least one [[attention]] table")
-    table["attention"] = tuple(_rule(rule, source) for rule in rules)
-    family: Family = _build(Family, table, source)
+    for rule in family.attention:
+        _check(rule, source)
     return family
 
 
-def _rule(table: Mapping[str, Any], source: str) -> AttentionRule:
-    table = dict(table)
-    if isinstance(table.get("rotary"), dict):
-        table["rotary"] = _build(RotaryRule, table["rotary"], source)
-    rule: AttentionRule = _build(AttentionRule, table, source)
-    if rule.layout not in LAYOUTS:
-        raise UnknownFamily(
-            f"{source}: unknown layout {rule.layout!r}; known are {', '.join(LAYOUTS)}"
-        )
-    if rule.norm not in NORMS:
-        raise UnknownFamily(f"{source}: unknown norm {rule.norm!r}; known are {', '.join(NORMS)}")
-    if not isinstance(rule.defaults, dict):
-        raise UnknownFamily(f"{source}: 'defaults' must be a table, got {rule.defaults!r}")
-    if len(rule.query) != len(rule.key):
+def _check(rule: AttentionRule, source: str) -> None:
+    for what, kind, kinds in (
+        ("layout", rule.layout, LAYOUTS),
+        ("norm", rule.norm.kind, NORMS),
+        ("input_norm_kind", rule.input_norm.kind, NORMS),
+    ):
+        if kind not in kinds:
+            raise UnknownFamily(f"{source}: unknown {what} {kind!r}; known are {', '.join(kinds)}")
+    if len(rule.query.names) != len(rule.key.names):
         raise UnknownFamily(f"{source}: 'query' and 'key' need as many spellings as each other")
-    if not rule.fused and not (rule.query and rule.key):
+    if not rule.fused and not rule.query.names:
         raise UnknownFamily(f"{source}: an attention needs 'query' and 'key', or 'fused'")
-    return rule
-
-
-def _build(kind: type[Any], table: Mapping[str, Any], source: str) -> Any:
-    """A dataclass from a TOML table, lists as tuples and single strings as tuples of one."""
-    known = {f.name: f for f in fields(kind)}
-    for key in table:
-        if key not in known:
-            raise UnknownFamily(f"{source}: unknown key {key!r}; known are {', '.join(known)}")
-    values = {}
-    for name, known_field in known.items():
-        if name not in table:
-            if known_field.default is MISSING and known_field.default_factory is MISSING:
-                raise UnknownFamily(f"{source}: {kind.__name__} lacks the key {name!r}")
-            continue
-        value = table[name]
-        if str(known_field.type).startswith("tuple"):
-            value = tuple(value) if isinstance(value, list | tuple) else (value,)
-        values[name] = value
-    return kind(**values)
 
 
 @cache
@@ -228,12 +250,14 @@ def part_types(model_type: object) -> Mapping[str, str]:
     return _part_types().get(model_type, {}) if isinstance(model_type, str) else {}
 
 
-def load_family(path: Path) -> Family:
+def load_family(path: FilePath) -> Family:
     """A family from the user's own file, in the format of the shipped ones."""
     try:
-        return parse_family(path.read_text(encoding="utf-8"), str(path))
-    except OSError as error:
-        raise UnknownFamily(f"{path}: cannot be read ({error.strerror})") from None
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise UnknownFamily(f"{path}: cannot be read ({reason})") from None
+    return parse_family(text, os.fspath(path))
 
 
 def family_of_type(model_type: object) -> Family | None:

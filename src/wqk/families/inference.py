@@ -11,8 +11,8 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from wqk.errors import UnknownFamily
-from wqk.families.family import AttentionRule, Family
-from wqk.families.values import Settings
+from wqk.families.config import Config
+from wqk.families.family import AttentionRule, CountsRule, Family, SideRule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -106,9 +106,9 @@ def _rules(checkpoint: Checkpoint, heads: int | None) -> Iterator[AttentionRule]
         elif match and (key := _sibling(path, match, KEY_OF)) in spellings:
             layout, doubt = "separate", ""
             roles = {
-                "query": (spelling,),
-                "key": (key,),
-                "value": (_sibling(path, match, VALUE_OF),),
+                "query": SideRule((spelling,)),
+                "key": SideRule((key,)),
+                "value": SideRule((_sibling(path, match, VALUE_OF),)),
             }
         else:
             continue
@@ -118,7 +118,6 @@ def _rules(checkpoint: Checkpoint, heads: int | None) -> Iterator[AttentionRule]
             stack=stack,
             kind=kind,
             layout=layout,
-            every_layer=False,
             guess=f"guessed from the tensors' names ({spelling}), {confidence}",
             **roles,
             **_counts(checkpoint, stack, heads),
@@ -166,12 +165,12 @@ def _place(spelling: str, config: Mapping[str, Any]) -> tuple[str, str]:
 def _counts(checkpoint: Checkpoint, stack: str, heads: int | None) -> dict[str, Any]:
     """The rule's keys for the numbers of heads."""
     if heads is not None:
-        own = {"heads": ("heads_per_layer",), "defaults": {"heads_per_layer": heads}}
-        return {**own, "key_heads": KEY_HEADS}
+        counts = CountsRule(every_layer=False, heads=("heads_per_layer",), key_heads=KEY_HEADS)
+        return {"counts": counts, "defaults": {"heads_per_layer": heads}}
     keys = (*STACK_HEADS.get(stack, ()), *HEADS)
-    if Settings(checkpoint.config, "", checkpoint.name).get(*keys) is None:
+    if Config(checkpoint.config, "", checkpoint.name).get(*keys) is None:
         raise UnknownFamily(
             f"{checkpoint.name}: the number of heads is nowhere told, and shapes cannot tell it; "
             "give it with --heads-per-layer N"
         )
-    return {"heads": keys, "key_heads": KEY_HEADS}
+    return {"counts": CountsRule(every_layer=False, heads=keys, key_heads=KEY_HEADS)}

@@ -14,21 +14,22 @@ from typing import TYPE_CHECKING
 from wqk.errors import CheckpointError
 from wqk.families.layouts import Composed, Projection, within_heads
 from wqk.families.naming import named, part_of, weight_name
+from wqk.families.norms import Norm
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from wqk.checkpoints import TensorInfo
+    from wqk.families.config import Config
     from wqk.families.family import AttentionRule
-    from wqk.families.naming import Found
-    from wqk.families.values import Settings
+    from wqk.families.naming import Match
 
 
 def latent(
     tensors: Mapping[str, TensorInfo],
-    settings: Settings,
+    config: Config,
     rule: AttentionRule,
-    found: Found,
+    match: Match,
     heads: int,
 ) -> dict[str, Projection | Composed]:
     """Where ``q``, ``k`` and ``v`` lie, and the positions' ``q_position`` and ``k_position``.
@@ -38,22 +39,23 @@ def latent(
     CheckpointError
         The widths do not fit the tensors, or a factor has a bias.
     """
-    content = settings.whole((rule.content_width,))
-    position = settings.whole((rule.position_width,))
-    query, key = weight_name(found.query), weight_name(found.key)
+    content = config.whole((rule.counts.content_width,))
+    position = config.whole((rule.counts.position_width,))
+    epsilon = config.optional_number(rule.norm.epsilon) or 0.0
+    query, key = weight_name(match.query), weight_name(match.key)
     up, width = tensors[key].shape[0] // heads, tensors[key].shape[1]
-    query_down = named(tensors, rule.query_inner, found)
-    key_down = named(tensors, rule.key_inner, found)
+    query_down = named(tensors, rule.query.inner, match)
+    key_down = named(tensors, rule.key.inner, match)
     if key_down is None:
         raise CheckpointError(
-            f"{settings.name}: incomplete, {key!r} is there, but what comes before it is not; "
-            f"expected {rule.key_inner[0].replace('{layer}', str(found.index[0]))!r}"
+            f"{config.name}: incomplete, {key!r} is there, but what comes before it is not; "
+            f"expected {rule.key.inner[0].replace('{layer}', str(match.index[0]))!r}"
         )
     for tensor in (query, key, query_down, key_down):
         bias = f"{(tensor or '').removesuffix('weight')}bias"
         if bias in tensors:
             raise CheckpointError(
-                f"{settings.name}: latent attention is read without biases, got {bias!r}"
+                f"{config.name}: latent attention is read without biases, got {bias!r}"
             )
 
     def composed(
@@ -61,23 +63,24 @@ def latent(
     ) -> Projection | Composed:
         if down is None:
             return outer
-        gain = part_of(tensors, tuple(f"{name}.weight" for name in norm), found)
+        gain = part_of(tensors, tuple(f"{name}.weight" for name in norm), match)
         if gain is None:
-            raise CheckpointError(f"{settings.name}: incomplete, {down!r} has no norm after it")
+            raise CheckpointError(f"{config.name}: incomplete, {down!r} has no norm after it")
         rank = tensors[outer.tensor].shape[1]
-        return Composed(outer, Projection(down, ((0, rank),), False, 1, rank), gain)
+        after = Norm(rule.norm.kind, (gain,), epsilon=epsilon)
+        return Composed(outer, Projection(down, ((0, rank),), False, 1, rank), after)
 
     def of_query(start: int, stop: int) -> Projection | Composed:
         outer = within_heads(query, tensors[query].shape, heads, start, stop)
-        return composed(outer, query_down, rule.query_inner_norm)
+        return composed(outer, query_down, rule.query.inner_norm)
 
     def of_key(start: int, stop: int) -> Projection | Composed:
         outer = within_heads(key, tensors[key].shape, heads, start, stop)
-        return composed(outer, key_down, rule.key_inner_norm)
+        return composed(outer, key_down, rule.key.inner_norm)
 
     if tensors[key_down].shape[0] != width + position:
         raise CheckpointError(
-            f"{settings.name}: {key_down} must have {width} outputs for the latent and {position} "
+            f"{config.name}: {key_down} must have {width} outputs for the latent and {position} "
             f"for positions, got {tensors[key_down].shape[0]}"
         )
     return {

@@ -31,10 +31,9 @@ from wqk.errors import CheckpointError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-LAYOUTS = ("separate", "sectioned", "conv1d", "grouped", "latent")
+    from wqk.families.norms import Norm
 
-# Norms between projection and score: root mean square, or with the mean taken off first.
-NORMS = ("rms", "layer")
+LAYOUTS = ("separate", "sectioned", "conv1d", "grouped", "latent")
 
 Ranges = tuple[tuple[int, int], ...]
 
@@ -67,8 +66,8 @@ class Projection:
         return Part(self.tensor, None if self.transposed else self.outputs)
 
     @property
-    def parts(self) -> dict[str, Part]:
-        """What has to be read for it, by what its role's name gets appended."""
+    def roles(self) -> dict[str, Part]:
+        """What has to be read for it, and what each part is to it."""
         return {"": self.part}
 
     def weight(self, stored: Mapping[Part, Array]) -> Array:
@@ -119,13 +118,13 @@ class Composed:
         From the latent to the heads, (heads, R, C).
     inner
         From the input to the latent, (1, C, D).
-    gain
-        The norm's gain, (C,).
+    norm
+        The latent's norm; its gain is (C,).
     """
 
     outer: Projection
     inner: Projection
-    gain: Part
+    norm: Norm
 
     @property
     def tensor(self) -> str:
@@ -143,13 +142,13 @@ class Composed:
         return self.outer.head_width
 
     @property
-    def parts(self) -> dict[str, Part]:
-        """What has to be read for it, by what its role's name gets appended."""
-        return {"": self.outer.part, "_inner": self.inner.part, "_inner_norm": self.gain}
+    def roles(self) -> dict[str, Part]:
+        """What has to be read for it, and what each part is to it."""
+        return {"": self.outer.part, "inner": self.inner.part, "inner_norm": self.norm.gain[0]}
 
     def weight(self, stored: Mapping[Part, Array]) -> Array:
         """The projection (heads, R, D), from everything that was read."""
-        inner = stored[self.gain][:, None] * self.inner.weight(stored)[0]
+        inner = stored[self.norm.gain[0]][:, None] * self.inner.weight(stored)[0]
         return self.outer.weight(stored) @ inner
 
 

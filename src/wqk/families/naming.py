@@ -19,17 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class InputNorm:
-    """The norm whose output is projected: its tensors and its kind, ``rms`` or ``layer``."""
-
-    gain: Part
-    bias: Part | None
-    kind: str
-    offset: float
-
-
-@dataclass(frozen=True)
-class Found:
+class Match:
     """The tensors of one rule in one layer, without the ``.weight`` of their names."""
 
     index: tuple[int, ...]
@@ -43,10 +33,10 @@ class Found:
         return self.index[0] if self.index else 0
 
 
-def find(tensors: Mapping[str, TensorInfo], rule: AttentionRule, name: str) -> list[Found]:
+def find_layers(tensors: Mapping[str, TensorInfo], rule: AttentionRule, name: str) -> list[Match]:
     """The layers whose tensors match the rule's first spelling that matches at all."""
-    spellings = rule.fused or rule.query
-    keys = rule.fused or rule.key
+    spellings = rule.fused or rule.query.names
+    keys = rule.fused or rule.key.names
     for query, key in zip(spellings, keys, strict=True):
         matches = _matches(tensors, query, rule.prefix)
         if not matches:
@@ -64,7 +54,7 @@ def find(tensors: Mapping[str, TensorInfo], rule: AttentionRule, name: str) -> l
             for tensor in map(weight_name, names):
                 if tensor not in tensors:
                     raise CheckpointError(f"{name}: incomplete, tensor {tensor!r} is missing")
-            found.append(Found(index, names[0], names[1], prefix))
+            found.append(Match(index, names[0], names[1], prefix))
         return found
     return []
 
@@ -72,7 +62,7 @@ def find(tensors: Mapping[str, TensorInfo], rule: AttentionRule, name: str) -> l
 def prefixes(tensors: Mapping[str, TensorInfo], rule: AttentionRule) -> dict[str, list[str]]:
     """Full names of the queries' weights that match any spelling, by what stands before it."""
     found: dict[str, list[str]] = {}
-    for spelling in rule.fused or rule.query:
+    for spelling in rule.fused or rule.query.names:
         for match in _matches(tensors, spelling, rule.prefix):
             found.setdefault(match["prefix"], []).append(match[0])
     return found
@@ -101,21 +91,21 @@ def weight_name(stem: str) -> str:
 
 
 def named(
-    tensors: Mapping[str, TensorInfo], spellings: tuple[str, ...], found: Found
+    tensors: Mapping[str, TensorInfo], spellings: tuple[str, ...], match: Match
 ) -> str | None:
     """Full name of the first weight of these spellings that is there."""
-    names = (weight_name(found.prefix + _fill(spelling, found.index)) for spelling in spellings)
+    names = (weight_name(match.prefix + _fill(spelling, match.index)) for spelling in spellings)
     return next((name for name in names if name in tensors), None)
 
 
 def bias_of(
     tensors: Mapping[str, TensorInfo],
     projection: Projection | Composed,
-    found: Found,
+    match: Match,
     names: tuple[str, ...],
 ) -> Part | None:
     """The bias that lies as the projection's outputs do, or under a name of its own."""
-    own = part_of(tensors, names, found)
+    own = part_of(tensors, names, match)
     if own is not None or isinstance(projection, Composed):
         return own
     name = projection.tensor.removesuffix("weight") + "bias"
@@ -123,19 +113,19 @@ def bias_of(
 
 
 def part_of(
-    tensors: Mapping[str, TensorInfo], spellings: tuple[str, ...], found: Found
+    tensors: Mapping[str, TensorInfo], spellings: tuple[str, ...], match: Match
 ) -> Part | None:
     """The first tensor of these full names that is there."""
-    names = (found.prefix + _fill(_last(tensors, s, found), found.index) for s in spellings)
+    names = (match.prefix + _fill(_last(tensors, s, match), match.index) for s in spellings)
     return next((Part(name) for name in names if name in tensors), None)
 
 
-def _last(tensors: Mapping[str, TensorInfo], spelling: str, found: Found) -> str:
+def _last(tensors: Mapping[str, TensorInfo], spelling: str, match: Match) -> str:
     """The spelling with ``{last}`` filled in: the greatest number under which there is a tensor."""
     before, mark, after = spelling.partition("{last}")
     if not mark:
         return spelling
-    pattern = re.compile(rf"{re.escape(found.prefix + before)}(\d+){re.escape(after)}")
+    pattern = re.compile(rf"{re.escape(match.prefix + before)}(\d+){re.escape(after)}")
     numbers = [int(match[1]) for match in map(pattern.fullmatch, tensors) if match]
     return f"{before}{max(numbers, default=0)}{after}"
 
@@ -143,7 +133,7 @@ def _last(tensors: Mapping[str, TensorInfo], spelling: str, found: Found) -> str
 def norm_of(
     tensors: Mapping[str, TensorInfo],
     spellings: tuple[str, ...],
-    found: Found,
+    match: Match,
     what: str,
     heads: int,
 ) -> tuple[Part, ...]:
@@ -154,29 +144,7 @@ def norm_of(
         numbers = range(heads if "{head}" in spelling else 1)
         stems = [spelling.replace("{head}", str(n)).removesuffix(".weight") for n in numbers]
         for ending in endings:
-            parts = [part_of(tensors, (f"{stem}.{ending}",), found) for stem in stems]
+            parts = [part_of(tensors, (f"{stem}.{ending}",), match) for stem in stems]
             if all(parts):
                 return tuple(part for part in parts if part is not None)
     return ()
-
-
-def input_spellings(rule: AttentionRule, found: Found) -> tuple[str, ...]:
-    """Spellings of the norm that feeds this layer's queries."""
-    is_first = found.group == 0 and rule.first_input_norm
-    return rule.first_input_norm if is_first else rule.input_norm
-
-
-def input_norm_of(
-    tensors: Mapping[str, TensorInfo],
-    rule: AttentionRule,
-    spellings: tuple[str, ...],
-    found: Found,
-) -> InputNorm | None:
-    """The norm of these spellings, with its kind."""
-    gain = norm_of(tensors, spellings, found, "weight", heads=1)
-    bias = norm_of(tensors, spellings, found, "bias", heads=1)
-    if not gain:
-        return None
-    return InputNorm(
-        gain[0], bias[0] if bias else None, rule.input_norm_kind, rule.input_norm_offset
-    )

@@ -5,39 +5,34 @@ Nothing is read here: names, shapes and the configuration decide.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from wqk.errors import CheckpointError
+from wqk.families.config import Config
 from wqk.families.latent import latent
 from wqk.families.layouts import Composed, Projection, sectioned, separate
-from wqk.families.naming import (
-    bias_of,
-    find,
-    input_norm_of,
-    input_spellings,
-    named,
-    norm_of,
-    part_of,
-    weight_name,
-)
+from wqk.families.naming import bias_of, find_layers, named, norm_of, part_of, weight_name
+from wqk.families.norms import Norm
 from wqk.families.rotary import Rotary, rotary_of, rotary_stretch
-from wqk.families.values import Settings
+from wqk.families.sides import Side, Temperature
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from wqk.checkpoints import Checkpoint, Part, TensorInfo
-    from wqk.families.family import AttentionRule, Family
-    from wqk.families.naming import Found, InputNorm
+    from wqk.families.family import AttentionRule, Family, SideRule
+    from wqk.families.naming import Match
+
+TOKEN_BY_TOKEN = "queries and keys are normalized token by token before they meet; "
 
 
 @dataclass(frozen=True)
 class Positional:
     """Queries and keys that hold positions alone; their product is added to that of the form."""
 
-    query: Projection | Composed
-    key: Projection | Composed
+    query: Side
+    key: Side
     rotary: Rotary
 
 
@@ -48,25 +43,14 @@ class AttentionPlan:
     family: str
     rule: AttentionRule
     layer: int
-    query: Projection | Composed
-    key: Projection | Composed
-    query_bias: Part | None
-    key_bias: Part | None
-    query_norm: tuple[Part, ...]  # one for all heads, or one for each
-    key_norm: tuple[Part, ...]
-    query_norm_bias: tuple[Part, ...]
-    key_norm_bias: tuple[Part, ...]
-    query_input: InputNorm | None
-    key_input: InputNorm | None
-    value: Projection | Composed | None
-    value_bias: Part | None
-    output: Projection | None
-    norm_epsilon: float
+    query: Side
+    key: Side
+    value: Side | None
+    output: Side | None
     scale: float
     softcap: float | None
     clip: float | None
     sinks: Part | None
-    temperature: Part | None
     causal: bool
     window: str | None
     applications: int
@@ -77,32 +61,17 @@ class AttentionPlan:
     @property
     def stack(self) -> str:
         """The stack's name; an encoder that is set to look only back is a decoder."""
-        return "decoder" if self.causal and self.rule.causal_if else self.rule.stack
+        return "decoder" if self.causal and self.rule.score.causal_if else self.rule.stack
 
     @property
-    def parts(self) -> dict[str, Part]:
-        """What is read for the block's plain form, by role."""
-        roles = {
-            f"{side}{suffix}": part
-            for side, projection in (("query", self.query), ("key", self.key))
-            for suffix, part in projection.parts.items()
-        }
-        roles |= {
-            role: bias
-            for role, bias in (
-                ("query_bias", self.query_bias),
-                ("key_bias", self.key_bias),
-                ("query_temperature", self.temperature),
-            )
-            if bias is not None
-        }
-        for role in ("query_norm", "key_norm", "query_norm_bias", "key_norm_bias"):
-            norms: tuple[Part, ...] = getattr(self, role)
-            roles |= {
-                role if len(norms) == 1 else f"{role} {head}": part
-                for head, part in enumerate(norms)
-            }
-        return roles
+    def kind(self) -> str:
+        """``self`` or ``cross``."""
+        return self.rule.kind
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """What is read for the block's plain form."""
+        return (*self.query.parts, *self.key.parts)
 
     @property
     def status(self) -> str:
@@ -113,16 +82,14 @@ class AttentionPlan:
     def reason(self) -> str:
         """Why the status is ``partial``; empty where it is not."""
         reasons = [self.rule.partial] if self.rule.partial else []
-        if self.query_norm or self.key_norm:
+        norms = [side.norm for side in (self.query, self.key) if side.norm]
+        if any(norm.gain for norm in norms):
             reasons.append(
-                "queries and keys are normalized token by token before they meet; "
-                "the gains are folded into the form, the tokens' own scales are not"
+                f"{TOKEN_BY_TOKEN}the gains are folded into the form, the tokens' own scales are "
+                "not"
             )
-        elif not self.rule.norm_gain:
-            reasons.append(
-                "queries and keys are normalized token by token before they meet; "
-                "the tokens' own scales are not in the form"
-            )
+        elif norms:
+            reasons.append(f"{TOKEN_BY_TOKEN}the tokens' own scales are not in the form")
         if self.clip is not None:
             reasons.append(
                 f"queries and keys are cut off at ±{self.clip:g}; the form is the score of those "
@@ -147,47 +114,42 @@ def plan(checkpoint: Checkpoint, family: Family) -> list[AttentionPlan]:
 
 def _plan_rule(checkpoint: Checkpoint, family: str, rule: AttentionRule) -> list[AttentionPlan]:
     tensors = checkpoint.tensors()
-    settings = Settings(checkpoint.config, rule.config, checkpoint.name, rule.defaults)
-    found = find(tensors, rule, checkpoint.name) if settings.holds(rule.only_if) else []
+    config = Config(checkpoint.config, rule.config, checkpoint.name, rule.defaults)
+    found = find_layers(tensors, rule, checkpoint.name) if config.holds(rule.only_if) else []
     if not found:
         return []
-    layers = _complete(found, settings, rule)
-    groups = 1 + max(names.group for _, names in layers)
+    layers = _complete(found, config, rule)
+    groups = 1 + max(match.group for _, match in layers)
     return [
-        _plan_layer(tensors, settings, family, rule, layer, groups, names)
-        for layer, names in layers
+        _plan_layer(tensors, config, family, rule, layer, groups, match) for layer, match in layers
     ]
 
 
 def _plan_layer(
     tensors: Mapping[str, TensorInfo],
-    settings: Settings,
+    config: Config,
     family: str,
     rule: AttentionRule,
     layer: int,
     groups: int,
-    found: Found,
+    match: Match,
 ) -> AttentionPlan:
-    roles = _projections(tensors, settings, rule, found)
-    query, key, value = roles["q"], roles["k"], roles.get("v")
-    window = settings.window(rule.window, layer, rule.window_axes)
+    projections = _projections(tensors, config, rule, match)
+    query, key, value, output = _sides(tensors, config, rule, match, projections)
+    score = rule.score
+    window = config.window(score.window, layer, score.window_axes)
+    turned = projections.get("q_position", query.projection).head_width
     rotary = (
-        rotary_of(
-            rule.rotary,
-            settings,
-            roles.get("q_position", query).head_width,
-            layer,
-            window is not None,
-        )
-        if rule.rotary
-        else None
+        rotary_of(rule.rotary, config, turned, layer, window is not None) if rule.rotary else None
     )
     positional = None
-    if rotary and "q_position" in roles:
-        positional = Positional(roles["q_position"], roles["k_position"], rotary)
+    if rotary and "q_position" in projections:
+        positional = Positional(
+            Side(projections["q_position"]), Side(projections["k_position"]), rotary
+        )
     if query.head_width != key.head_width or query.heads % key.heads:
         raise CheckpointError(
-            f"{settings.name}: {query.heads} query heads of width {query.head_width} do not fit "
+            f"{config.name}: {query.heads} query heads of width {query.head_width} do not fit "
             f"{key.heads} key heads of width {key.head_width} in layer {layer} of the {rule.stack}"
         )
     return AttentionPlan(
@@ -196,47 +158,80 @@ def _plan_layer(
         layer=layer,
         query=query,
         key=key,
-        query_bias=bias_of(tensors, query, found, rule.query_bias),
-        key_bias=None if rule.query_bias else bias_of(tensors, key, found, ()),
-        query_norm=norm_of(tensors, rule.query_norm, found, "weight", query.heads),
-        key_norm=norm_of(tensors, rule.key_norm, found, "weight", key.heads),
-        query_norm_bias=norm_of(tensors, rule.query_norm, found, "bias", query.heads),
-        key_norm_bias=norm_of(tensors, rule.key_norm, found, "bias", key.heads),
-        query_input=input_norm_of(tensors, rule, input_spellings(rule, found), found),
-        key_input=input_norm_of(
-            tensors,
-            rule,
-            rule.key_input_norm if rule.kind == "cross" else input_spellings(rule, found),
-            found,
-        ),
         value=value,
-        value_bias=bias_of(tensors, value, found, rule.value_bias) if value else None,
-        output=_output(tensors, rule, found, query.heads),
-        norm_epsilon=settings.optional_number(rule.norm_epsilon) or 0.0,
-        scale=settings.product(
-            rule.scale,
+        output=output,
+        scale=config.product(
+            score.scale,
             {
                 "head_width": query.head_width + (positional.query.head_width if positional else 0),
                 "layer": layer,
-                "rotary_stretch": rotary_stretch(settings),
+                "rotary_stretch": rotary_stretch(config),
             },
         ),
-        softcap=settings.optional_number((rule.softcap,)) if rule.softcap else None,
-        clip=settings.optional_number((rule.clip,)) if rule.clip else None,
-        sinks=part_of(tensors, rule.sinks, found),
-        temperature=part_of(tensors, rule.temperature, found),
-        causal=rule.causal or bool(rule.causal_if and settings.holds(rule.causal_if)),
+        softcap=config.optional_number((score.softcap,)) if score.softcap else None,
+        clip=config.optional_number((score.clip,)) if score.clip else None,
+        sinks=part_of(tensors, score.sinks, match),
+        causal=score.causal or bool(score.causal_if and config.holds(score.causal_if)),
         window=window,
-        applications=_applications(settings, rule, found.group, groups),
-        position=rule.position if settings.holds(rule.position_if) else "",
+        applications=_applications(config, rule, match.group, groups),
+        position=score.position if config.holds(score.position_if) else "",
         rotary=None if positional else rotary,
         positional=positional,
     )
 
 
-def _complete(
-    found: list[Found], settings: Settings, rule: AttentionRule
-) -> list[tuple[int, Found]]:
+def _sides(
+    tensors: Mapping[str, TensorInfo],
+    config: Config,
+    rule: AttentionRule,
+    match: Match,
+    projections: Mapping[str, Projection | Composed],
+) -> tuple[Side, Side, Side | None, Side | None]:
+    """Queries, keys, and values and outputs where they are named."""
+    epsilon = config.optional_number(rule.norm.epsilon) or 0.0
+    is_first = match.group == 0 and rule.input_norm.first
+    feeds_query = rule.input_norm.first if is_first else rule.input_norm.names
+    feeds_key = rule.key.input_norm if rule.kind == "cross" else feeds_query
+
+    def norm(names: tuple[str, ...], heads: int) -> Norm | None:
+        gain, bias = (norm_of(tensors, names, match, what, heads) for what in ("weight", "bias"))
+        if rule.norm.gain and not gain:
+            return None
+        own = rule.norm
+        return Norm(own.kind, gain, bias, own.offset, epsilon, own.over == "head")
+
+    def input_norm(names: tuple[str, ...]) -> Norm | None:
+        gain, bias = (norm_of(tensors, names, match, what, 1) for what in ("weight", "bias"))
+        own = rule.input_norm
+        return Norm(own.kind, gain, bias, own.offset) if gain else None
+
+    def side(
+        role: str, names: SideRule, fed_by: tuple[str, ...], bias: Part | None, normed: bool
+    ) -> Side:
+        projection = projections[role]
+        return Side(
+            projection,
+            bias,
+            norm(names.norm, projection.heads) if normed else None,
+            input_norm(fed_by),
+        )
+
+    def bias(role: str, names: tuple[str, ...]) -> Part | None:
+        return bias_of(tensors, projections[role], match, names)
+
+    query = side("q", rule.query, feeds_query, bias("q", rule.query.bias), True)
+    logarithm = part_of(tensors, rule.score.temperature, match)
+    if logarithm is not None:
+        query = replace(query, temperature=Temperature(logarithm, rule.score.temperature_limit))
+    # Where the query's bias has a name of its own, keys have none.
+    key = side("k", rule.key, feeds_key, None if rule.query.bias else bias("k", ()), True)
+    value = None
+    if "v" in projections:
+        value = side("v", rule.value, feeds_key, bias("v", rule.value.bias), False)
+    return query, key, value, _output(tensors, rule, match, query.heads)
+
+
+def _complete(found: list[Match], config: Config, rule: AttentionRule) -> list[tuple[int, Match]]:
     """The layers with their numbers, after a look that none is missing.
 
     Layers beyond the configured number, such as heads for multi-token prediction, are not the
@@ -244,58 +239,56 @@ def _complete(
     """
     single = len(found[0].index) == 1
     numbered = [(f.index[0] if single else i, f) for i, f in enumerate(found)]
-    depths = settings.get(*rule.layers)
+    depths = config.get(*rule.counts.layers)
     if isinstance(depths, list):
-        _require_stages(found, settings, rule, len(depths))
+        _require_stages(found, config, rule, len(depths))
         return numbered
-    count = settings.optional_whole(rule.layers)
-    if not rule.every_layer or not single:
+    count = config.optional_whole(rule.counts.layers)
+    if not rule.counts.every_layer or not single:
         return numbered
     numbered = numbered if count is None else [pair for pair in numbered if pair[0] < count]
     count = count or len(numbered)
     missing = sorted(set(range(count)) - {number for number, _ in numbered})
     if missing:
         raise CheckpointError(
-            f"{settings.name}: incomplete, the {rule.stack} has {count} layers and layer "
+            f"{config.name}: incomplete, the {rule.stack} has {count} layers and layer "
             f"{missing[0]} has no query weights"
         )
     return numbered
 
 
-def _require_stages(
-    found: list[Found], settings: Settings, rule: AttentionRule, stages: int
-) -> None:
+def _require_stages(found: list[Match], config: Config, rule: AttentionRule, stages: int) -> None:
     """See that no layer of any stage is missing; the configuration lists the stages' depths."""
-    there = {names.index for names in found}
+    there = {match.index for match in found}
     for stage in range(stages):
-        for block in range(settings.whole(rule.layers, stage)):
+        for block in range(config.whole(rule.counts.layers, stage)):
             if (stage, block) not in there:
+                count = config.whole(rule.counts.layers, stage)
                 raise CheckpointError(
-                    f"{settings.name}: incomplete, stage {stage} of the {rule.stack} has "
-                    f"{settings.whole(rule.layers, stage)} layers and layer {block} has no query "
-                    "weights"
+                    f"{config.name}: incomplete, stage {stage} of the {rule.stack} has {count} "
+                    f"layers and layer {block} has no query weights"
                 )
 
 
 def _projections(
-    tensors: Mapping[str, TensorInfo], settings: Settings, rule: AttentionRule, found: Found
+    tensors: Mapping[str, TensorInfo], config: Config, rule: AttentionRule, match: Match
 ) -> dict[str, Projection | Composed]:
     """Where the weights of ``q`` and ``k`` lie, and of ``v`` where they are named."""
-    layer = found.group
-    heads = settings.whole(rule.heads, layer)
-    key_heads = settings.optional_whole(rule.key_heads, layer) or heads
-    if rule.single_key_head_if and settings.holds(rule.single_key_head_if):
+    layer = match.group
+    heads = config.whole(rule.counts.heads, layer)
+    key_heads = config.optional_whole(rule.counts.key_heads, layer) or heads
+    if rule.counts.single_key_head_if and config.holds(rule.counts.single_key_head_if):
         key_heads = 1
-    query, key = weight_name(found.query), weight_name(found.key)
+    query, key = weight_name(match.query), weight_name(match.key)
     for tensor in (query, key):
         if len(tensors[tensor].shape) != 2:
             raise CheckpointError(
-                f"{settings.name}: {tensor} must be a matrix, got shape {tensors[tensor].shape}"
+                f"{config.name}: {tensor} must be a matrix, got shape {tensors[tensor].shape}"
             )
     if rule.layout == "latent":
-        return latent(tensors, settings, rule, found, heads)
+        return latent(tensors, config, rule, match, heads)
     if rule.layout == "separate":
-        value = named(tensors, rule.value, found)
+        value = named(tensors, rule.value.names, match)
         return {
             "q": separate(query, tensors[query].shape, heads),
             "k": separate(key, tensors[key].shape, key_heads),
@@ -313,28 +306,28 @@ def _projections(
 
 
 def _output(
-    tensors: Mapping[str, TensorInfo], rule: AttentionRule, found: Found, heads: int
-) -> Projection | None:
+    tensors: Mapping[str, TensorInfo], rule: AttentionRule, match: Match, heads: int
+) -> Side | None:
     """Where W_o lies; its inputs are the heads' outputs side by side, so its columns are theirs."""
-    name = named(tensors, rule.output, found)
+    name = named(tensors, rule.output.names, match)
     if not name:
         return None
     stored_in_out = rule.layout == "conv1d"
     inputs = tensors[name].shape[0 if stored_in_out else 1]
     if inputs % heads:
         raise CheckpointError(f"{name}: {inputs} inputs do not divide into {heads} heads")
-    return Projection(name, None, not stored_in_out, heads, inputs // heads)
+    return Side(Projection(name, None, not stored_in_out, heads, inputs // heads))
 
 
-def _applications(settings: Settings, rule: AttentionRule, group: int, groups: int) -> int:
+def _applications(config: Config, rule: AttentionRule, group: int, groups: int) -> int:
     """How often a layer's weights are applied in one pass.
 
     Shared layers come in groups (the first index), and the passes are dealt to these in order.
     """
-    if rule.applied_in_total:
-        total = settings.whole((rule.applied_in_total,))
+    if rule.counts.applied_in_total:
+        total = config.whole((rule.counts.applied_in_total,))
         return [number * groups // total for number in range(total)].count(group)
-    return 2 if rule.applied_twice_if and settings.holds(rule.applied_twice_if) else 1
+    return 2 if rule.counts.applied_twice_if and config.holds(rule.counts.applied_twice_if) else 1
 
 
 def _explain_absence(checkpoint: Checkpoint, family: Family) -> None:
@@ -346,7 +339,7 @@ def _explain_absence(checkpoint: Checkpoint, family: Family) -> None:
             "score; use the original checkpoint, or dequantize it first"
         )
     rule = family.attention[0]
-    expected = (rule.fused or rule.query)[0].replace("{layer}", "0")
+    expected = (rule.fused or rule.query.names)[0].replace("{layer}", "0")
     raise CheckpointError(
         f"{checkpoint.name}: none of its {len(names)} tensors are the queries and keys of family "
         f"{family.name}; expected names such as {weight_name(expected)!r}"

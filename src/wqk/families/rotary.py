@@ -18,8 +18,8 @@ from wqk._typing import Array, Float
 from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:
+    from wqk.families.config import Config
     from wqk.families.family import RotaryRule
-    from wqk.families.values import Settings
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +61,7 @@ class Rotary:
 
 
 def rotary_of(
-    rule: RotaryRule, settings: Settings, head_width: int, layer: int, windowed: bool
+    rule: RotaryRule, config: Config, head_width: int, layer: int, windowed: bool
 ) -> Rotary | None:
     """The rotation of one layer, from the configuration; None where the layer has none.
 
@@ -70,20 +70,20 @@ def rotary_of(
     CheckpointError
         The configuration asks for a scaling of frequencies that is not known here.
     """
-    kinds = settings.get(rule.layers) if rule.layers else None
+    kinds = config.get(rule.layers) if rule.layers else None
     if isinstance(kinds, list) and layer < len(kinds) and not kinds[layer]:
         return None
-    unseen = rule.windowed_only and not windowed and settings.get("sliding_window") is not None
-    if unseen or not settings.holds(rule.only_if):
+    unseen = rule.windowed_only and not windowed and config.get("sliding_window") is not None
+    if unseen or not config.holds(rule.only_if):
         return None
-    scaling = _parameters(settings, layer, windowed)
+    scaling = _parameters(config, layer, windowed)
 
     def number(keys: tuple[str, ...], default: float) -> float:
         own = next((scaling[k] for k in keys if scaling.get(k) is not None), None)
-        value = own if own is not None else settings.optional_number(keys)
+        value = own if own is not None else config.optional_number(keys)
         return default if value is None else float(value)
 
-    width = settings.optional_whole(rule.width) if rule.width else None
+    width = config.optional_whole(rule.width) if rule.width else None
     if width is None:
         width = int(head_width * number(rule.fraction, rule.default_fraction))
     local = windowed and rule.local_base
@@ -96,42 +96,42 @@ def rotary_of(
         return Rotary(frequencies, rule.order)
     if kind not in _SCALINGS:
         raise CheckpointError(
-            f"{settings.name}: unknown rotary scaling {kind!r}; known are {', '.join(_SCALINGS)}"
+            f"{config.name}: unknown rotary scaling {kind!r}; known are {', '.join(_SCALINGS)}"
         )
     try:
-        scaled, amplitude = _SCALINGS[kind](frequencies, base, width, scaling, settings)
+        scaled, amplitude = _SCALINGS[kind](frequencies, base, width, scaling, config)
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise CheckpointError(
-            f"{settings.name}: config.json: rotary scaling {kind!r} lacks or misstates {error}"
+            f"{config.name}: config.json: rotary scaling {kind!r} lacks or misstates {error}"
         ) from None
     return Rotary(scaled, rule.order, amplitude)
 
 
-def _parameters(settings: Settings, layer: int, windowed: bool) -> dict[str, Any]:
+def _parameters(config: Config, layer: int, windowed: bool) -> dict[str, Any]:
     """The rotary parameters of a layer: one dictionary for all, or one for each kind of layer."""
-    found = settings.get("rope_parameters", "rope_scaling")
+    found = config.get("rope_parameters", "rope_scaling")
     parameters = found if isinstance(found, dict) else {}
-    kind = settings.layer_type(layer) or ("sliding_attention" if windowed else "full_attention")
+    kind = config.layer_type(layer) or ("sliding_attention" if windowed else "full_attention")
     nested = parameters.get(kind)
     return nested if isinstance(nested, dict) else parameters
 
 
 def _linear(
-    frequencies: np.ndarray, base: float, width: int, scaling: dict[str, Any], settings: Settings
+    frequencies: np.ndarray, base: float, width: int, scaling: dict[str, Any], config: Config
 ) -> tuple[np.ndarray, float]:
     """Positions are divided by a factor."""
     return frequencies / float(scaling["factor"]), 1.0
 
 
 def _dynamic(
-    frequencies: np.ndarray, base: float, width: int, scaling: dict[str, Any], settings: Settings
+    frequencies: np.ndarray, base: float, width: int, scaling: dict[str, Any], config: Config
 ) -> tuple[np.ndarray, float]:
     """The base grows with texts beyond the trained length; within it, nothing changes."""
     return frequencies, 1.0
 
 
 def _llama3(
-    frequencies: np.ndarray, base: float, width: int, scaling: dict[str, Any], settings: Settings
+    frequencies: np.ndarray, base: float, width: int, scaling: dict[str, Any], config: Config
 ) -> tuple[np.ndarray, float]:
     """Long wavelengths are stretched, short ones kept, those between blended (Llama 3.1)."""
     low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
@@ -142,13 +142,13 @@ def _llama3(
 
 
 def _yarn(
-    frequencies: np.ndarray, base: float, width: int, scaling: dict[str, Any], settings: Settings
+    frequencies: np.ndarray, base: float, width: int, scaling: dict[str, Any], config: Config
 ) -> tuple[np.ndarray, float]:
     """Interpolation by parts (Peng et al., 2023)."""
     factor = float(scaling["factor"])
     trained = float(
         scaling.get("original_max_position_embeddings")
-        or settings.whole(("max_position_embeddings",))
+        or config.whole(("max_position_embeddings",))
     )
 
     def pair_turning(times: float) -> float:
@@ -171,10 +171,10 @@ def _yarn(
     return frequencies * (ramp / factor + 1 - ramp), float(amplitude)
 
 
-def rotary_stretch(settings: Settings) -> float:
+def rotary_stretch(config: Config) -> float:
     """YaRN's factor on queries and keys in models that put it into the score's scale (DeepSeek)."""
-    scaling = _parameters(settings, 0, False)
-    part = settings.optional_number(("mscale_all_dim",))
+    scaling = _parameters(config, 0, False)
+    part = config.optional_number(("mscale_all_dim",))
     part = scaling.get("mscale_all_dim") if part is None else part
     factor = scaling.get("factor")
     if not isinstance(part, int | float) or not isinstance(factor, int | float):
@@ -187,13 +187,13 @@ def _yarn_amplitude(factor: float, weight: float) -> float:
 
 
 def _longrope(
-    frequencies: np.ndarray, base: float, width: int, scaling: dict[str, Any], settings: Settings
+    frequencies: np.ndarray, base: float, width: int, scaling: dict[str, Any], config: Config
 ) -> tuple[np.ndarray, float]:
     """A factor for each pair; those for texts within the trained length."""
-    trained = scaling.get("original_max_position_embeddings") or settings.get(
+    trained = scaling.get("original_max_position_embeddings") or config.get(
         "original_max_position_embeddings"
     )
-    longest = settings.whole(("max_position_embeddings",))
+    longest = config.whole(("max_position_embeddings",))
     factor = longest / float(trained) if trained else float(scaling.get("factor", 1.0))
     amplitude = scaling.get("short_mscale", scaling.get("attention_factor"))
     if amplitude is None:

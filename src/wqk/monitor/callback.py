@@ -9,6 +9,7 @@ import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from wqk._typing import FilePath
 from wqk.errors import MissingPackage
 from wqk.monitor.monitor import Monitor
 from wqk.monitor.tracking import Tracker
@@ -55,7 +56,7 @@ class ScoreCallback(TrainerCallback):  # type: ignore[misc]
         steps: Iterable[int] | Literal["log"] = (),
         gamma: float = 2.0,
         heads: bool = True,
-        family: Path | None = None,
+        family: FilePath | None = None,
         heads_per_layer: int | None = None,
         name: str | None = None,
     ) -> None:

@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from wqk._typing import FilePath
 from wqk.monitor.cadence import cadence
 from wqk.monitor.journal import Journal
 from wqk.monitor.scoring import medians, score_look, score_update
@@ -82,7 +83,7 @@ class Monitor:
         steps: Iterable[int] | Literal["log"] = (),
         gamma: float = 2.0,
         heads: bool = True,
-        family: Path | None = None,
+        family: FilePath | None = None,
         heads_per_layer: int | None = None,
         name: str | None = None,
     ) -> None:

@@ -112,7 +112,7 @@ def _blanked(table: ScoreTable, broken: Sequence[AttentionPlan]) -> ScoreTable:
     if not broken:
         return table
     places = pl.DataFrame(
-        [(p.stack, p.rule.kind, p.layer) for p in broken],
+        [(p.stack, p.kind, p.layer) for p in broken],
         schema=["stack", "kind", "layer"],
         orient="row",
     ).with_columns(is_broken=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from wqk._typing import FilePath
 from wqk.attention import attention_plans
 from wqk.checkpoints import Checkpoint, Part, TensorInfo
 from wqk.checkpoints.live import open_live
@@ -18,7 +19,6 @@ from wqk.monitor.wrapping import adapters, plain_name, trained_tensors, unwrappe
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     import numpy as np
     import torch
@@ -60,7 +60,7 @@ class Snapshot(Checkpoint):
 
     def is_finite(self, plan: AttentionPlan) -> bool:
         """Whether all that a block's form is made of is finite."""
-        return self.non_finite.isdisjoint(plan.parts.values())
+        return self.non_finite.isdisjoint(plan.parts)
 
 
 class Tracker:
@@ -89,7 +89,7 @@ class Tracker:
         self,
         model: Any,
         name: str,
-        family: Path | None = None,
+        family: FilePath | None = None,
         heads_per_layer: int | None = None,
     ) -> None:
         self._model = unwrapped(model)
@@ -99,7 +99,7 @@ class Tracker:
         described = Snapshot(found.name, found.config, self._tensors)
         self.plans = attention_plans(described, family, heads_per_layer)
         self._wanted: dict[str, list[Part]] = {}
-        for part in dict.fromkeys(chain.from_iterable(p.parts.values() for p in self.plans)):
+        for part in dict.fromkeys(chain.from_iterable(p.parts for p in self.plans)):
             self._wanted.setdefault(part.name, []).append(part)
         for tensor in self._wanted:
             _require_numbers(tensor, self._tensors)

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from wqk._files import check_output, write_whole
-from wqk._typing import Array, Float
+from wqk._typing import Array, FilePath, Float
 from wqk.attention import attention_plans
 from wqk.attention.coordinates import Coordinates, read_block
 from wqk.checkpoints import open_checkpoint
@@ -197,7 +197,7 @@ def read_details(
     fold_norm: bool = False,
     bias: bool = False,
     distance: int = 0,
-    family: Path | None = None,
+    family: FilePath | None = None,
     heads_per_layer: int | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     **hub: Any,
@@ -232,7 +232,7 @@ def read_details(
             revision=checkpoint.revision,
             step=checkpoint.step,
             stack=plan.stack,
-            kind=plan.rule.kind,
+            kind=plan.kind,
             layer=plan.layer,
             circuit=circuit,
             distance=distance,

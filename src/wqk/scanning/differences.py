@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
+from wqk._typing import FilePath
 from wqk.attention import attention_plans, load_attention
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import CheckpointError
@@ -14,7 +15,6 @@ from wqk.forms.scores import directionality, symmetry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from wqk.attention import Attention
     from wqk.forms import BilinearForm
@@ -34,7 +34,7 @@ SCHEMA = {
 
 
 def diff(
-    before: Any, after: Any, *, gamma: float = 2.0, family: Path | None = None
+    before: Any, after: Any, *, gamma: float = 2.0, family: FilePath | None = None
 ) -> pl.DataFrame:
     """Compare the forms of two checkpoints of one architecture, such as a model and its child.
 
@@ -66,9 +66,7 @@ def diff(
     """
     old, new = open_checkpoint(before), open_checkpoint(after)
     old_plans, new_plans = attention_plans(old, family), attention_plans(new, family)
-    places = [
-        [(p.rule.stack, p.rule.kind, p.layer) for p in plans] for plans in (old_plans, new_plans)
-    ]
+    places = [[(p.rule.stack, p.kind, p.layer) for p in plans] for plans in (old_plans, new_plans)]
     if places[0] != places[1]:
         raise CheckpointError(
             f"{old.name} and {new.name} cannot be compared: they have {len(old_plans)} and "
@@ -84,14 +82,12 @@ def diff(
 
 def _rows(old: Attention, new: Attention, gamma: float) -> Iterator[dict[str, Any]]:
     """The rows of one block: its layer's, then its heads'."""
-    if (old.query_weight.shape, old.key_weight.shape) != (
-        new.query_weight.shape,
-        new.key_weight.shape,
-    ):
+    shapes = [(block.query.weight.shape, block.key.weight.shape) for block in (old, new)]
+    if shapes[0] != shapes[1]:
         raise CheckpointError(
             f"layer {old.layer} has {old!r} before and {new!r} after; only equal shapes compare"
         )
-    place = {"stack": old.plan.stack, "kind": old.plan.rule.kind, "layer": old.layer}
+    place = {"stack": old.plan.stack, "kind": old.plan.kind, "layer": old.layer}
     for heads, columns in (
         ([None], _columns(old.form, new.form, gamma)),
         (range(old.head_count), _columns(old.heads, new.heads, gamma)),

@@ -184,7 +184,7 @@ def _compare(
     worst = int((found.relative.max(axis=0) / found.tolerance).argmax())
     return BlockComparison(
         plans[0].stack,
-        plans[0].rule.kind,
+        plans[0].kind,
         plans[0].layer,
         dict(zip(at, map(float, found.relative.max(axis=1)), strict=True)),
         worst,
@@ -208,7 +208,7 @@ def _scoring(checkpoint: Checkpoint, plan: AttentionPlan) -> Scoring:
         for _ in range(2):
             turned = rotary.rotate(turned, np.zeros(turned.shape[-2]))
         query, rotary = turned.swapaxes(-1, -2), replace(rotary, amplitude=1.0)
-    types = {checkpoint.info(part.name).dtype for part in plan.parts.values()}
+    types = {checkpoint.info(part.name).dtype for part in plan.parts}
     return Scoring(
         query * plan.scale,
         key,
@@ -227,8 +227,8 @@ def _settings(a: AttentionPlan, b: AttentionPlan) -> Iterator[OtherSetting]:
             "softcap": plan.softcap,
             "limit of queries and keys": plan.clip,
             "positions added to the score": plan.position or None,
-            "norm of queries": plan.rule.norm if plan.query_norm else None,
-            "norm of keys": plan.rule.norm if plan.key_norm else None,
+            "norm of queries": plan.query.norm.kind if plan.query.norm else None,
+            "norm of keys": plan.key.norm.kind if plan.key.norm else None,
             "sinks": "learned" if plan.sinks else None,
         }
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
+from wqk._typing import FilePath
 from wqk._version import __version__
 from wqk.attention import attention_plans
 from wqk.attention.coordinates import PLAIN, Block, Coordinates, lacks_norm, read_block
@@ -26,7 +27,6 @@ from wqk.scanning.tables import ScoreTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
     from wqk.checkpoints import Checkpoint, Part
     from wqk.families import AttentionPlan
@@ -55,7 +55,7 @@ def scan(
     fold_norm: bool = False,
     bias: bool = False,
     distances: Sequence[int] = (0,),
-    family: Path | None = None,
+    family: FilePath | None = None,
     heads_per_layer: int | None = None,
     device: str | None = None,
     on_progress: Callable[[Progress], None] | None = None,
@@ -221,9 +221,9 @@ def usable_cores() -> int:
 def _wanted(plan: AttentionPlan, coordinates: Coordinates) -> list[Part]:
     """The parts of a block that take long to fetch."""
     if coordinates.circuit == "qk":
-        return list(plan.parts.values())
+        return list(plan.parts)
     sides = (plan.value, plan.output)
-    return [part for side in sides if side is not None for part in side.parts.values()]
+    return [part for side in sides if side is not None for part in side.parts]
 
 
 def _working_set(checkpoint: Checkpoint, plan: AttentionPlan, coordinates: Coordinates) -> int:
@@ -364,7 +364,7 @@ def _place(plan: AttentionPlan, heads: BilinearForm) -> dict[str, Any]:
     return {
         "family": plan.family,
         "stack": plan.stack,
-        "kind": plan.rule.kind,
+        "kind": plan.kind,
         "window": plan.window,
         "layer": plan.layer,
         "heads": key_heads * sharing,

@@ -102,9 +102,9 @@ def bilinear_plans(
 
 def _refusal(plan: AttentionPlan) -> str:
     """Why a block's scores, as it hands them out, are no bilinear form; empty where they are."""
-    if plan.query_norm or plan.key_norm or not plan.rule.norm_gain:
+    if plan.query.norm or plan.key.norm:
         return "queries and keys are normalized token by token before they meet"
-    if isinstance(plan.query, Composed) or isinstance(plan.key, Composed):
+    if any(isinstance(side.projection, Composed) for side in (plan.query, plan.key)):
         return "queries or keys go through a latent that is normalized token by token"
     if plan.clip is not None:
         return f"queries and keys are cut off at ±{plan.clip:g}"
@@ -125,7 +125,7 @@ def require_records(model: Any, plans: Sequence[AttentionPlan], records: Sequenc
         if not record.uses:
             raise TheoryError(
                 f"{type(model).__name__}: layer {plan.layer} of the {plan.stack} "
-                f"({plan.rule.kind}-attention) hands out no attention that gradients flow through; "
+                f"({plan.kind}-attention) hands out no attention that gradients flow through; "
                 "leave its layer out"
             )
 
@@ -154,7 +154,7 @@ def _asking_for_attention(module: Any, args: Any, kwargs: Any) -> tuple[Any, Any
 
 def _listen(model: Any, plan: AttentionPlan, record: Record) -> list[Any]:
     """Hooks that add to a record whenever the block's attention is run."""
-    query, key = (_module(part.tensor) for part in (plan.query, plan.key))
+    query, key = (_module(side.tensor) for side in (plan.query, plan.key))
     given: dict[str, Any] = {}
 
     def keeping(side: str) -> Callable[[Any, Any], None]:
@@ -178,9 +178,9 @@ def _listen(model: Any, plan: AttentionPlan, record: Record) -> list[Any]:
 
     sides = {"query": plan.query, "key": plan.key} | ({"value": plan.value} if plan.value else {})
     hooks = [model.get_submodule(shared_path(query, key)).register_forward_hook(attended)]
-    for side, projection in sides.items():
-        module = model.get_submodule(_module(projection.tensor))
-        hooks.append(module.register_forward_pre_hook(keeping(side)))
+    for name, side in sides.items():
+        module = model.get_submodule(_module(side.tensor))
+        hooks.append(module.register_forward_pre_hook(keeping(name)))
     if plan.output:
         output = model.get_submodule(_module(plan.output.tensor))
         hooks.append(output.register_forward_pre_hook(mixed))

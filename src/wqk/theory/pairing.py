@@ -323,7 +323,7 @@ def masking_sweep(
         for index, batch in enumerate(masked.batches()):
             predicted = (batch["labels"] != -100).cpu().numpy()
             for gradient in gradients(subject.model, batch, None, layers):
-                if gradient.attention.plan.rule.kind == "self":
+                if gradient.attention.plan.kind == "self":
                     yield {
                         "mask_share": share,
                         "batch": index,
@@ -333,7 +333,7 @@ def masking_sweep(
 
 
 def _require_self_attention(gradient: LayerGradient) -> None:
-    if gradient.attention.plan.rule.kind != "self":
+    if gradient.attention.plan.kind != "self":
         raise TheoryError("only in self-attention does a pair of tokens meet both ways")
 
 

@@ -22,6 +22,7 @@ import numpy as np
 
 from wqk._typing import Array, Float
 from wqk.attention import load_attention
+from wqk.attention.factor import load_factor
 from wqk.checkpoints import open_checkpoint
 from wqk.theory.capture import attention_recorded, bilinear_plans, require_records
 
@@ -134,14 +135,14 @@ def queries(
 
     Norms of queries and keys are not applied, nor are limits.
     """
-    return _turned(attention.plan, _projected(inputs, attention.query_weight, attention.query_bias))
+    return _turned(attention.plan, _projected(inputs, attention.query.weight, attention.query.bias))
 
 
 def keys(
     attention: Attention, inputs: Float[Array, "batch tokens d"]
 ) -> Float[Array, "batch heads tokens width"]:
     """Keys as they meet the queries of each query head, of which several may share a key head."""
-    found = _turned(attention.plan, _projected(inputs, attention.key_weight, attention.key_bias))
+    found = _turned(attention.plan, _projected(inputs, attention.key.weight, attention.key.bias))
     return found.repeat(attention.head_count // attention.key_head_count, axis=1)
 
 
@@ -176,10 +177,10 @@ def _values(
     """Weights (G, R, D) and biases (G, R) of the values, where the family names them."""
     if plan.value is None:
         return None
-    parts = list(plan.value.parts.values())
-    weight = plan.value.weight(dict(zip(parts, checkpoint.read(parts), strict=True)))
-    bias = checkpoint.read([plan.value_bias])[0] if plan.value_bias else None
-    return weight, None if bias is None else bias.reshape(weight.shape[:2])
+    parts = plan.value.parts
+    stored = dict(zip(parts, checkpoint.read(parts), strict=True))
+    factor = load_factor(stored, plan.value, checkpoint.name)
+    return factor.weight, factor.bias
 
 
 def _check(
@@ -201,7 +202,7 @@ def _check(
     largest = np.abs(plain).max()
     return ScoreCheck(
         stack=plan.stack,
-        kind=plan.rule.kind,
+        kind=plan.kind,
         layer=plan.layer,
         application=application,
         form=float(

@@ -92,7 +92,7 @@ def softmax_effect(gradient: LayerGradient) -> SoftmaxEffect:
     square = one.is_square
     return SoftmaxEffect(
         stack=plan.stack,
-        kind=plan.rule.kind,
+        kind=plan.kind,
         layer=plan.layer,
         application=gradient.application,
         cosine=angle,

@@ -60,5 +60,5 @@ def _forms(folder: Path) -> dict[int, BilinearForm]:
     return {
         plan.layer: load_attention(checkpoint, plan).form
         for plan in attention_plans(checkpoint)
-        if plan.rule.kind == "self"
+        if plan.kind == "self"
     }

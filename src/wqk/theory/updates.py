@@ -55,10 +55,9 @@ class ImplicitUpdate:
     @property
     def after(self) -> Attention:
         """The block's weights after the step; biases stay."""
-        return replace(
-            self.before,
-            query_weight=self.before.query_weight - self.rate * self.query_gradient,
-            key_weight=self.before.key_weight - self.rate * self.key_gradient,
+        query, key = self.before.query.weight, self.before.key.weight
+        return self.before.with_weights(
+            query - self.rate * self.query_gradient, key - self.rate * self.key_gradient
         )
 
     @property
@@ -76,7 +75,7 @@ class ImplicitUpdate:
 
     @property
     def _gradient(self) -> Attention:
-        return replace(self.before, query_weight=self.query_gradient, key_weight=self.key_gradient)
+        return self.before.with_weights(self.query_gradient, self.key_gradient)
 
 
 @dataclass(frozen=True)
@@ -154,7 +153,7 @@ def parameter_gradients(
         if parameter.grad is not None
     }
     blocks = [load_attention(open_checkpoint(left), plan) for plan in plans]
-    return [(block.query_weight, block.key_weight) for block in blocks]
+    return [(block.query.weight, block.key.weight) for block in blocks]
 
 
 def update_between(before: Attention, after: Attention) -> BilinearForm:
@@ -184,15 +183,16 @@ def update_symmetry(gradient: LayerGradient) -> UpdateSymmetry:
     (True, 0.5)
     """
     attention, plan = gradient.attention, gradient.attention.plan
-    if plan.rule.kind != "self":
+    if plan.kind != "self":
         raise TheoryError("symmetry is asked of self-attention only, got cross-attention")
     whole, update = gradient.by_prediction(), implicit_update(gradient).first_order
-    plain = replace(attention, query_bias=None, key_bias=None)
-    tied = replace(plain, key_weight=plain.query_weight)
+    query = attention.query.weight
+    plain = attention.with_weights(query, attention.key.weight, biases=False)
+    tied = attention.with_weights(query, query, biases=False)
     both_ways = (gradient.beta + gradient.beta.swapaxes(-1, -2)) / 2
     return UpdateSymmetry(
         stack=plan.stack,
-        kind=plan.rule.kind,
+        kind=plan.kind,
         layer=plan.layer,
         application=gradient.application,
         gradient=float(symmetry(whole)),
@@ -201,7 +201,7 @@ def update_symmetry(gradient: LayerGradient) -> UpdateSymmetry:
         update_of_symmetric_part=_update_symmetry(
             replace(gradient, attention=plain, beta=both_ways)
         ),
-        expected=expected_symmetry(*attention.query_weight.shape[:0:-1]),
+        expected=expected_symmetry(*query.shape[:0:-1]),
         alignment=-cosine(update, whole),
     )
 

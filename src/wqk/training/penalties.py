@@ -113,7 +113,7 @@ def _chosen(
     plans: Sequence[AttentionPlan], layers: Sequence[int] | None, name: str
 ) -> list[AttentionPlan]:
     """The self-attention of these layers."""
-    own = [plan for plan in plans if plan.rule.kind == "self"]
+    own = [plan for plan in plans if plan.kind == "self"]
     numbers = sorted({plan.layer for plan in own})
     wanted = numbers if layers is None else list(layers)
     if not wanted or not set(wanted) <= set(numbers):

@@ -58,10 +58,10 @@ class _Read:
     """One attention as read, in a form that is quickly compared."""
 
     def __init__(self, attention: Attention) -> None:
-        self.heads, self.width, self.d_query = attention.query_weight.shape
-        self.groups, _, self.d_key = attention.key_weight.shape
-        self.query = attention.query_weight, attention.query_bias, attention.query_shift
-        self.key = attention.key_weight, attention.key_bias, attention.key_shift
+        self.heads, self.width, self.d_query = attention.query.weight.shape
+        self.groups, _, self.d_key = attention.key.weight.shape
+        self.query = attention.query.weight, attention.query.bias, attention.query.shift
+        self.key = attention.key.weight, attention.key.bias, attention.key.shift
 
     def fits(self, product: Product) -> bool:
         for columns in _columns(product, self.width):

@@ -105,7 +105,7 @@ def _site(site: Any) -> dict[str, Any]:
 
 def _plan(plan: Any) -> list[Any]:
     return [
-        plan.stack, plan.rule.kind, plan.layer, plan.query.tensor, plan.query.heads,
+        plan.stack, plan.kind, plan.layer, plan.query.tensor, plan.query.heads,
         plan.key.heads, plan.query.head_width, plan.status,
     ]  # fmt: skip
 

@@ -43,7 +43,7 @@ SYMMETRY = {"symmetric": 1, "negated": 1, "indefinite": 1, "paired": 1, "skew": 
 def test_a_family(architecture: Architecture) -> None:
     model, plans = build_untrained(architecture)
     keys = {plan.key.tensor for plan in plans}
-    keys |= {plan.key_bias.name for plan in plans if plan.key_bias}
+    keys |= {plan.key.bias.name for plan in plans if plan.key.bias}
     drawn = {name: value.clone() for name, value in model.state_dict().items()}
     for kind, symmetry in SYMMETRY.items():
         report = wqk.initialize_(model, kind)
@@ -67,7 +67,9 @@ def test_a_family(architecture: Architecture) -> None:
 def others(tensors: dict[str, torch.Tensor], plan: AttentionPlan) -> list[torch.Tensor]:
     """The queries and values of a layer, and their biases, cut out of whatever they share."""
     found = []
-    for projection, bias in ((plan.query, plan.query_bias), (plan.value, plan.value_bias)):
+    for side in (plan.query, plan.value):
+        assert side is not None
+        projection, bias = side.projection, side.bias
         assert isinstance(projection, Projection)
         weight = tensors[projection.tensor]
         cut = [(weight.T if projection.transposed else weight, projection.outputs)]

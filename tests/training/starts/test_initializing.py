@@ -132,8 +132,8 @@ def test_with_rotary_positions_the_scores_of_every_pair_are_symmetric(name, kind
             vectors if bias is None else vectors + bias[:, None], positions
         )
 
-    queries = turned(attention.query_weight, attention.query_bias)
-    keys = turned(attention.key_weight, attention.key_bias)
+    queries = turned(attention.query.weight, attention.query.bias)
+    keys = turned(attention.key.weight, attention.key.bias)
     keys = np.repeat(keys, len(queries) // len(keys), axis=0)
     scores = (queries @ keys.swapaxes(-1, -2)).sum(0)
     expected = -scores.T if kind == "skew" else scores.T
@@ -150,7 +150,7 @@ def test_the_norm_can_be_chosen(name, kind):
         for plan in attention_plans(open_checkpoint(model)):
             attention = load_attention(open_checkpoint(model), plan)
             if plan.query.heads == plan.key.heads:
-                assert np.array_equal(attention.query_weight, attention.key_weight)
+                assert np.array_equal(attention.query.weight, attention.key.weight)
 
 
 def test_scores_follow_the_norm_where_there_are_biases():

@@ -20,13 +20,14 @@ def build_untrained(architecture: Architecture) -> tuple[Any, list[AttentionPlan
     """A random model whose query and key norms are as before training, and its self-attention."""
     model = build(architecture)
     parameters = dict(model.named_parameters())
-    plans = [p for p in attention_plans(open_checkpoint(model)) if p.rule.kind == "self"]
+    plans = [p for p in attention_plans(open_checkpoint(model)) if p.kind == "self"]
     with torch.no_grad():
         for plan in plans:
-            for part in (*plan.query_norm, *plan.key_norm):
-                parameters[part.name].fill_(1 - plan.rule.norm_offset)
-            for part in (*plan.query_norm_bias, *plan.key_norm_bias):
-                parameters[part.name].zero_()
-            if plan.temperature:
-                parameters[plan.temperature.name].fill_(2.0)
+            for norm in filter(None, (plan.query.norm, plan.key.norm)):
+                for part in norm.gain:
+                    parameters[part.name].fill_(1 - norm.offset)
+                for part in norm.bias:
+                    parameters[part.name].zero_()
+            if plan.query.temperature:
+                parameters[plan.query.temperature.logarithm.name].fill_(2.0)
     return model, plans

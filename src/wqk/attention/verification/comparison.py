@@ -15,11 +15,12 @@ Axes: B texts, H query heads, G key heads, N tokens (I queries, J keys), D width
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from wqk._typing import FilePath
 from wqk.attention import attention_plans, load_attention
 from wqk.attention.verification.running import run
 from wqk.checkpoints import Checkpoint, open_checkpoint
@@ -27,11 +28,10 @@ from wqk.families import Composed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
-    from wqk.attention import Attention
+    from wqk.attention.factor import Factor
     from wqk.checkpoints import Part, TensorInfo
-    from wqk.families import AttentionPlan, Projection
+    from wqk.families import AttentionPlan, Norm, Projection, Rotary, Side
 
 # An attention this much farther from uniform than the tolerance tells right weights from wrong.
 TELLING = 1e3
@@ -98,7 +98,7 @@ class Verification:
 def verify(
     ref: Any,
     *,
-    family: Path | None = None,
+    family: FilePath | None = None,
     text: str | None = None,
     tokens: Sequence[int] | None = None,
     length: int = 24,
@@ -146,7 +146,7 @@ def verify(
         attention_of = _recomputation(checkpoint, plan, seen)
         for application, (x, y, reported, term, mask) in enumerate(record):
             difference, contrast = _compare(attention_of(x, y, term, mask), reported, seen)
-            place = (plan.stack, plan.rule.kind, plan.layer, application)
+            place = (plan.stack, plan.kind, plan.layer, application)
             blocks.append(VerifiedBlock(*place, difference, contrast, tolerance))
     return Verification(checkpoint.name, plans[0].family, tuple(blocks))
 
@@ -170,31 +170,22 @@ def _recomputation(
 ) -> Callable[..., np.ndarray | None]:
     """The attention (B, H, I, J) of a block as a function of what went into it."""
     attention = load_attention(checkpoint, plan)
-    bare = load_attention(
-        checkpoint,
-        replace(
-            plan,
-            query_norm=(),
-            key_norm=(),
-            query_norm_bias=(),
-            key_norm_bias=(),
-            temperature=None,
-        ),
-    )
     sinks = checkpoint.read([plan.sinks])[0] if plan.sinks else None
 
-    def vectors(side: str, x: np.ndarray) -> np.ndarray:
-        result = _project(attention, side, x)
-        norm: tuple[Part, ...] = getattr(plan, f"{side}_norm")
-        if norm or not plan.rule.norm_gain:
-            gains = sum(math.prod(checkpoint.info(part.name).shape) for part in norm)
-            result = result * _token_scales(_project(bare, side, x), gains, plan)
-        result = _add(result, getattr(attention, f"{side}_shift"))
-        result = result * _latent_scales(checkpoint, getattr(plan, side), x, plan)
+    def vectors(factor: Factor, stack: np.ndarray, apart: Side | None, x: np.ndarray) -> np.ndarray:
+        side = factor.side
+        result = _add(x[:, None, None] @ stack, factor.bias)
+        if side.norm:
+            unnormalized = factor.stored_weight.swapaxes(-1, -2).reshape(stack.shape)
+            plain = _add(x[:, None, None] @ unnormalized, factor.stored_bias)
+            gains = 0 if factor.gain is None else len(factor.gain)
+            result = result * _token_scales(plain, gains, side.norm)
+        result = _add(result, factor.shift)
+        result = result * _latent_scales(checkpoint, side.projection, x)
         if plan.clip is not None:
             result = result.clip(-plan.clip, plan.clip)
-        if plan.positional:
-            added = _positional(checkpoint, plan, side, x)
+        if plan.positional and apart:
+            added = _positional(checkpoint, apart.projection, plan.positional.rotary, x)
             added = np.broadcast_to(added, (*result.shape[:-1], added.shape[-1]))
             result = np.concatenate([result, added], axis=-1)
         return plan.rotary.rotate(result, np.arange(x.shape[1])) if plan.rotary else result
@@ -202,9 +193,12 @@ def _recomputation(
     def attention_of(
         x: np.ndarray, y: np.ndarray, term: np.ndarray | None, mask: np.ndarray | None
     ) -> np.ndarray | None:
-        if (x.shape[-1], y.shape[-1]) != attention.heads.shape:
+        heads, apart = attention.heads, plan.positional
+        if (x.shape[-1], y.shape[-1]) != heads.shape:
             return None
-        scores = plan.scale * vectors("query", x) @ vectors("key", y).swapaxes(-1, -2)
+        queries = vectors(attention.query, heads.query, apart.query if apart else None, x)
+        keys = vectors(attention.key, heads.key, apart.key if apart else None, y)
+        scores = plan.scale * queries @ keys.swapaxes(-1, -2)
         scores = scores.reshape(len(x), -1, x.shape[1], y.shape[1])
         if plan.softcap:
             scores = plan.softcap * np.tanh(scores / plan.softcap)
@@ -231,33 +225,25 @@ def _recomputation(
 
 
 def _latent_scales(
-    checkpoint: Checkpoint, projection: Projection | Composed, x: np.ndarray, plan: AttentionPlan
+    checkpoint: Checkpoint, projection: Projection | Composed, x: np.ndarray
 ) -> np.ndarray:
     """What the norm of a latent multiplies each token of x (B, N, D) by; 1 where there is none."""
     if not isinstance(projection, Composed):
         return np.ones(())
     inner = projection.inner
     latent = x @ inner.take(*checkpoint.read([inner.part]))[0].T
-    return _token_scales(latent[:, None, None], latent.shape[-1], plan)
+    return _token_scales(latent[:, None, None], latent.shape[-1], projection.norm)
 
 
 def _positional(
-    checkpoint: Checkpoint, plan: AttentionPlan, side: str, x: np.ndarray
+    checkpoint: Checkpoint, projection: Projection | Composed, rotary: Rotary, x: np.ndarray
 ) -> np.ndarray:
     """The dimensions of queries or keys that hold positions alone, (B, heads, 1, N, P), turned."""
-    assert plan.positional is not None
-    projection: Projection | Composed = getattr(plan.positional, side)
-    parts = list(projection.parts.values())
+    parts = list(projection.roles.values())
     weight = projection.weight(dict(zip(parts, checkpoint.read(parts), strict=True)))
     vectors = x[:, None, None] @ weight[:, None].swapaxes(-1, -2)
-    vectors = vectors * _latent_scales(checkpoint, projection, x, plan)
-    return plan.positional.rotary.rotate(vectors, np.arange(x.shape[1]))
-
-
-def _project(attention: Attention, side: str, x: np.ndarray) -> np.ndarray:
-    """Queries (B, G, H/G, I, R) or keys (B, G, 1, J, R) of inputs (B, N, D)."""
-    factor: np.ndarray = getattr(attention.heads, side)
-    return _add(x[:, None, None] @ factor, getattr(attention, f"{side}_bias"))
+    vectors = vectors * _latent_scales(checkpoint, projection, x)
+    return rotary.rotate(vectors, np.arange(x.shape[1]))
 
 
 def _add(vectors: np.ndarray, addend: np.ndarray | None) -> np.ndarray:
@@ -268,17 +254,17 @@ def _add(vectors: np.ndarray, addend: np.ndarray | None) -> np.ndarray:
     return np.asarray(vectors + addend.reshape(groups, -1, 1, width))
 
 
-def _token_scales(vectors: np.ndarray, gains: int, plan: AttentionPlan) -> np.ndarray:
+def _token_scales(vectors: np.ndarray, gains: int, norm: Norm) -> np.ndarray:
     """What a norm multiplies each token by, of vectors (B, G, heads/G, N, R) not yet normalized.
 
     It goes over one head's width, or over all heads where it has as many gains.
     """
-    alone = gains in (0, vectors.shape[-1]) or plan.rule.norm_over == "head"
+    alone = gains in (0, vectors.shape[-1]) or norm.alone
     axes = (-1,) if alone else (1, 2, -1)
-    if plan.rule.norm == "layer":
+    if norm.kind == "layer":
         vectors = vectors - vectors.mean(axis=axes, keepdims=True)
     squares = (vectors**2).mean(axis=axes, keepdims=True)
-    return np.asarray((squares + plan.norm_epsilon) ** -0.5)
+    return np.asarray((squares + norm.epsilon) ** -0.5)
 
 
 def _alibi(heads: int, distance: np.ndarray) -> np.ndarray:

@@ -88,7 +88,7 @@ def listen(
     for plan in plans:
         if _place(plan) not in in_model:
             raise UnknownFamily(
-                f"{type(model).__name__}, as transformers loads it, has no {plan.rule.kind}-"
+                f"{type(model).__name__}, as transformers loads it, has no {plan.kind}-"
                 f"attention in layer {plan.layer} of a {plan.rule.stack}, but the checkpoint has"
             )
         records.append([])
@@ -115,7 +115,7 @@ def require_records(
 
 
 def _place(plan: AttentionPlan) -> tuple[str, str, int]:
-    return plan.rule.stack, plan.rule.kind, plan.layer
+    return plan.rule.stack, plan.kind, plan.layer
 
 
 def _remembering(

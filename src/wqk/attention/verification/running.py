@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wqk._typing import FilePath
 from wqk.attention import attention_plans
 from wqk.attention.verification.inputs import inputs_of
 from wqk.attention.verification.recording import heads_apart, listen, require_records
@@ -35,7 +36,7 @@ def run(
     ref: Any,
     checkpoint: Checkpoint,
     plans: Sequence[AttentionPlan],
-    family: Path | None,
+    family: FilePath | None,
     *,
     text: str | None,
     tokens: Sequence[int] | None,

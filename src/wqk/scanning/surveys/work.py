@@ -154,8 +154,8 @@ def _score(options: Options, job: Job) -> tuple[ScoreTable, str, str | None, int
     plans = attention_plans(checkpoint)
     weights = hashlib.blake2b(digest_size=16)
     for plan in plans:
-        for role, part in plan.parts.items():
-            weights.update(role.encode() + hashed.digests.get(part, b""))
+        for part in plan.parts:
+            weights.update(hashed.digests.get(part, b""))
     bytes_read = sum(plan_bytes(checkpoint, plan) for plan in plans)
     return table, weights.hexdigest(), files, bytes_read
 

@@ -65,7 +65,7 @@ class Evidence:
         forms = {
             plan.layer: load_attention(checkpoint, plan).form
             for plan in attention_plans(checkpoint)
-            if plan.rule.kind == "self" and (self.layers is None or plan.layer in self.layers)
+            if plan.kind == "self" and (self.layers is None or plan.layer in self.layers)
         }
         square = {layer: form for layer, form in forms.items() if form.is_square}
         if not square:
@@ -83,7 +83,7 @@ def updates_of(batches: list[list[LayerGradient]]) -> dict[int, list[Update]]:
     for layers in batches:
         for layer in layers:
             plan = layer.attention.plan
-            if plan.rule.kind == "self":
+            if plan.kind == "self":
                 update = Update(plan.layer, layer.query_input, layer.beta.sum(axis=1))
                 updates.setdefault(plan.layer, []).append(update)
     return updates

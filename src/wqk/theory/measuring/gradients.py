@@ -53,7 +53,7 @@ def _against_autograd(evidence: Evidence) -> list[Row]:
     uses: dict[tuple[str, str, int], list[LayerGradient]] = {}
     for layer in evidence.gradients[0]:
         plan = layer.attention.plan
-        uses.setdefault((plan.stack, plan.rule.kind, plan.layer), []).append(layer)
+        uses.setdefault((plan.stack, plan.kind, plan.layer), []).append(layer)
     rows = []
     for ((stack, kind, number), layers), (query, key) in zip(uses.items(), found, strict=True):
         implied = [layer.factor_gradients() for layer in layers]

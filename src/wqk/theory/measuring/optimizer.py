@@ -36,7 +36,7 @@ def measure_optimizer(evidence: Evidence) -> list[Finding]:
         for batch in evidence.gradients:
             for gradient in batch:
                 plan = gradient.attention.plan
-                if (plan.rule.kind, plan.layer) == ("self", layer):
+                if (plan.kind, plan.layer) == ("self", layer):
                     for kind, form in steps(gradient, means).items():
                         made.setdefault(kind, []).append(form)
         numbers += [

@@ -22,7 +22,7 @@ def rows_of(
         {"batch": index, **vars(measure(layer))}
         for index, layers in enumerate(batches)
         for layer in layers
-        if layer.attention.plan.rule.kind == "self"
+        if layer.attention.plan.kind == "self"
     )
 
 

@@ -17,18 +17,17 @@ from wqk.training.starts.report import Initialization, LayerChange, LayerScores,
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
-    from wqk._typing import Array
+    from wqk._typing import Array, FilePath
     from wqk.checkpoints import Checkpoint
-    from wqk.families import AttentionPlan
+    from wqk.families import AttentionPlan, Side
 
 # How far from its kind's a start's symmetry may be, in float32.
 TOLERANCE = 1e-4
 
-# New values of a layer by role: query, key and value (heads, R, D); query_bias and key_bias
-# (heads, R, 1). What stays as it is, is absent.
-Start = dict[str, np.ndarray]
+# New values of a layer by where they are stored: weights (heads, R, D), biases (heads, R, 1). What
+# stays as it is, is absent.
+Start = dict[Projection | Part, np.ndarray]
 
 
 def initialize_(
@@ -40,7 +39,7 @@ def initialize_(
     value_ratio: float | None = None,
     alpha: float = 0.7,
     beta: float = 0.7,
-    family: Path | None = None,
+    family: FilePath | None = None,
 ) -> Initialization:
     """Set the queries, keys and values of every self-attention of a model, in place.
 
@@ -110,7 +109,7 @@ def initialize_(
     writes = chosen != Kind() or norm_ratio is not None or value_ratio is not None
     parameters = Parameters(model).arrays
     checkpoint = open_checkpoint(model)
-    plans = [plan for plan in attention_plans(checkpoint, family) if plan.rule.kind == "self"]
+    plans = [plan for plan in attention_plans(checkpoint, family) if plan.kind == "self"]
     _require_settable(plans, checkpoint.name, writes)
     # NumPy's generator: one of PyTorch's with the model's own seed would repeat its embedding.
     rng = np.random.default_rng(torch.initial_seed() if seed is None else seed)
@@ -119,8 +118,8 @@ def initialize_(
         _plan_start(checkpoint, plan, chosen, rng, norm_ratio, value_ratio) for plan in plans
     ]
     with torch.no_grad():
-        for plan, (_, start) in zip(plans, planned, strict=True):
-            _write(start, plan, parameters)
+        for _, start in planned:
+            _write(start, parameters)
     return Initialization(
         kind,
         tuple(
@@ -140,7 +139,8 @@ def _require_settable(plans: Sequence[AttentionPlan], name: str, writes: bool) -
                 f"({plan.rule.guess}); describe it in a family file, check that with `wqk verify`, "
                 "and pass it as family="
             )
-        if not isinstance(plan.query, Projection) or not isinstance(plan.key, Projection):
+        sides = (plan.query.projection, plan.key.projection)
+        if not all(isinstance(projection, Projection) for projection in sides):
             raise CheckpointError(
                 f"{name}: keys come from a latent that the values share; they cannot be set from "
                 "the queries without the values"
@@ -156,14 +156,15 @@ def _plan_start(
     value_ratio: float | None,
 ) -> tuple[LayerScores, Start]:
     """The scores of a layer as it is, and its new weights, tried on a copy."""
-    names = {part.name for part in (*plan.parts.values(), *_value_parts(plan))}
+    names = {part.name for part in (*plan.parts, *(plan.value.parts if plan.value else ()))}
     copies = {name: checkpoint.read([Part(name)])[0] for name in names}
     trial = open_checkpoint(copies)
     before = _measured(trial, plan)
     start = _start(trial, plan, kind, rng)
     if value_ratio is not None:
-        start["value"] = _role(trial, plan, "value", start) * np.float32(value_ratio)
-    _write(start, plan, copies)
+        value = _settable_values(plan, checkpoint.name)
+        start[value] = _weight(trial, value, start) * np.float32(value_ratio)
+    _write(start, copies)
     after = _measured(trial, plan)
     if kind.turn and not abs(after.symmetry - kind.turn.symmetry) < TOLERANCE:
         raise CheckpointError(
@@ -173,10 +174,11 @@ def _plan_start(
         )
     if norm_ratio is not None and after.norm:
         factor = np.float32((norm_ratio * before.norm / after.norm) ** 0.5)
-        for role in ("query", "key"):
-            start[role] = _role(trial, plan, role, start) * factor
-            if (bias := _bias(trial, plan, role)) is not None:
-                start[f"{role}_bias"] = bias * factor
+        for side in (plan.query, plan.key):
+            assert isinstance(side.projection, Projection)
+            start[side.projection] = _weight(trial, side.projection, start) * factor
+            if side.bias is not None:
+                start[side.bias] = _bias(trial, side) * factor
     return before, start
 
 
@@ -186,11 +188,12 @@ def _start(
     start: Start = {}
     if kind.draw:
         sides = {"query": plan.query, "key": plan.key, "value": plan.value}
-        stored = {
-            role: _role(checkpoint, plan, role, {})
+        places = {
+            role: side.projection
             for role, side in sides.items()
-            if isinstance(side, Projection)
+            if side and isinstance(side.projection, Projection)
         }
+        stored = {role: _weight(checkpoint, place, {}) for role, place in places.items()}
         try:
             drawn = kind.draw({role: a.shape for role, a in stored.items()}, rng)
         except KeyError:
@@ -198,59 +201,58 @@ def _start(
                 f"{checkpoint.name}: the values of layer {plan.layer} are no single projection; "
                 "a start that draws values cannot set them"
             ) from None
-        start = {role: weight.astype(stored[role].dtype) for role, weight in drawn.items()}
+        for role, weight in drawn.items():
+            start[places[role]] = weight.astype(stored[role].dtype)
     if kind.turn:
         order, turn = planes(plan), kind.turn
+        query, key = plan.query, plan.key
+        assert isinstance(query.projection, Projection)
+        assert isinstance(key.projection, Projection)
 
         def keys(side: Array) -> Array:
-            if plan.query_norm and plan.rule.norm == "layer":
+            if query.norm and query.norm.kind == "layer":
                 side = side - side.mean(axis=1, keepdims=True)  # as the norm will
-            return turn.keys(shared_queries(side, plan.key.heads), order)
+            return turn.keys(shared_queries(side, key.heads), order)
 
-        start["key"] = keys(_role(checkpoint, plan, "query", start))
-        bias = _bias(checkpoint, plan, "query")
-        if kind.biases and bias is not None and plan.key_bias is not None:
-            start["key_bias"] = keys(bias)
+        start[key.projection] = keys(_weight(checkpoint, query.projection, start))
+        if kind.biases and query.bias is not None and key.bias is not None:
+            start[key.bias] = keys(_bias(checkpoint, query))
     return start
 
 
-def _value_parts(plan: AttentionPlan) -> tuple[Part, ...]:
-    return (plan.value.part,) if isinstance(plan.value, Projection) else ()
-
-
-def _role(checkpoint: Checkpoint, plan: AttentionPlan, role: str, start: Start) -> np.ndarray:
-    """A side's weight (heads, R, D): the start's, or else the one that is stored."""
-    if role in start:
-        return start[role]
-    side = getattr(plan, role)
-    if not isinstance(side, Projection):
+def _settable_values(plan: AttentionPlan, name: str) -> Projection:
+    if plan.value is None or not isinstance(plan.value.projection, Projection):
         raise CheckpointError(
-            f"{checkpoint.name}: the values of layer {plan.layer} are no single projection; they "
-            "cannot be scaled"
+            f"{name}: the values of layer {plan.layer} are no single projection; they cannot be "
+            "scaled"
         )
-    weight: np.ndarray = side.take(checkpoint.read([side.part])[0])
+    return plan.value.projection
+
+
+def _weight(checkpoint: Checkpoint, place: Projection, start: Start) -> np.ndarray:
+    """A side's weight (heads, R, D): the start's, or else the one that is stored."""
+    if place in start:
+        return start[place]
+    weight: np.ndarray = place.take(checkpoint.read([place.part])[0])
     return weight
 
 
-def _bias(checkpoint: Checkpoint, plan: AttentionPlan, role: str) -> np.ndarray | None:
-    """A side's bias (heads, R, 1), if it has one."""
-    part, side = getattr(plan, f"{role}_bias"), getattr(plan, role)
-    if part is None:
-        return None
-    bias: np.ndarray = checkpoint.read([part])[0].reshape(side.heads, side.head_width, 1)
+def _bias(checkpoint: Checkpoint, side: Side) -> np.ndarray:
+    """A side's bias (heads, R, 1)."""
+    assert side.bias is not None
+    bias: np.ndarray = checkpoint.read([side.bias])[0].reshape(side.heads, side.head_width, 1)
     return bias
 
 
-def _write(start: Start, plan: AttentionPlan, tensors: Mapping[str, Any]) -> None:
+def _write(start: Start, tensors: Mapping[str, Any]) -> None:
     """Put what is new into whole tensors of NumPy or PyTorch."""
-    for role, values in start.items():
-        side = getattr(plan, role)
-        if isinstance(side, Projection):
-            tensor = tensors[side.tensor]
-            side.put(tensor, _as_in(tensor, values))
+    for place, values in start.items():
+        if isinstance(place, Projection):
+            tensor = tensors[place.tensor]
+            place.put(tensor, _as_in(tensor, values))
         else:
-            tensor = tensors[side.name]
-            put_outputs(tensor, side.rows, _as_in(tensor, values.reshape(-1)))
+            tensor = tensors[place.name]
+            put_outputs(tensor, place.rows, _as_in(tensor, values.reshape(-1)))
 
 
 def _as_in(tensor: Any, values: np.ndarray) -> Any:
@@ -263,8 +265,6 @@ def _as_in(tensor: Any, values: np.ndarray) -> Any:
 
 
 def _measured(checkpoint: Checkpoint, plan: AttentionPlan) -> LayerScores:
-    values = [checkpoint.read([part])[0] for part in _value_parts(plan)]
-    if values:
-        assert isinstance(plan.value, Projection)
-        return layer_scores(load_attention(checkpoint, plan), plan.value.take(values[0]))
-    return layer_scores(load_attention(checkpoint, plan), None)
+    value = plan.value.projection if plan.value else None
+    read = _weight(checkpoint, value, {}) if isinstance(value, Projection) else None
+    return layer_scores(load_attention(checkpoint, plan), read)

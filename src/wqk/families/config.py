@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 LARGEST_COUNT = 100_000
 
 
-class Settings:
+class Config:
     """A configuration, looked at through one attention of its model.
 
     Parameters
@@ -63,10 +63,10 @@ class Settings:
 
         Examples
         --------
-        >>> settings = Settings({"alibi": False, "attn_config": {"clip": 8.0}}, "", "toy")
-        >>> settings.holds("attn_config.clip and not alibi")
+        >>> config = Config({"alibi": False, "attn_config": {"clip": 8.0}}, "", "toy")
+        >>> config.holds("attn_config.clip and not alibi")
         True
-        >>> settings.holds("attn_config.clip=8.0")
+        >>> config.holds("attn_config.clip=8.0")
         True
         """
         return any(
@@ -116,7 +116,7 @@ class Settings:
             )
         return float(value)
 
-    def product(self, factors: Sequence[str], names: Mapping[str, float]) -> float:
+    def product(self, factors: Sequence[str | float], names: Mapping[str, float]) -> float:
         """The product of factors such as ``head_width ** -0.5`` or ``attention_multiplier``.
 
         A factor is a name of ``names``, a key of the configuration, or a number; with a power, and
@@ -124,8 +124,8 @@ class Settings:
 
         Examples
         --------
-        >>> settings = Settings({"pos_att_type": ["c2p", "p2c"]}, "", "toy")
-        >>> settings.product(["head_width ** -0.5", "score_terms ** -1"], {"head_width": 64})
+        >>> config = Config({"pos_att_type": ["c2p", "p2c"]}, "", "toy")
+        >>> config.product(["head_width ** -0.5", "score_terms ** -1"], {"head_width": 64})
         0.041666666666666664
         """
         known = {**names, "layer_number": names.get("layer", 0) + 1, "score_terms": self._terms()}
