@@ -16,6 +16,8 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
+    "sphinx_click",
+    "sphinx-mathjax-offline",
 ]
 exclude_patterns = ["_build"]
 
@@ -28,11 +30,15 @@ napoleon_google_docstring = False
 napoleon_use_rtype = False
 napoleon_attr_annotations = False
 
-myst_enable_extensions = ["colon_fence", "deflist"]
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
+myst_dmath_double_inline = True
 myst_heading_anchors = 3
 
 # Notebooks are shown as they are kept; tests/test_notebooks.py runs them.
 nb_execution_mode = "off"
+
+# Dashes of options stay dashes.
+smartquotes = False
 
 html_theme = "furo"
 html_title = f"wqk {release}"
@@ -45,6 +51,11 @@ def keep_colons(app: Any, what: str, name: str, obj: Any, options: Any, lines: l
     if what == "property" and lines and ": " in lines[0]:
         head, tail = lines[0].split(": ", 1)
         lines[:1] = [f"{head}:", tail]
+
+
+def keep_stars(app: Any, context: Any, lines: list[str]) -> None:
+    """Keep the stars of file patterns in the help of commands, which is plain text."""
+    lines[:] = [line.replace("*", r"\*") for line in lines]
 
 
 def write_coverage(app: Any) -> None:
@@ -60,4 +71,5 @@ def write_coverage(app: Any) -> None:
 
 def setup(app: Any) -> None:
     app.connect("builder-inited", write_coverage)
+    app.connect("sphinx-click-process-description", keep_stars)
     app.connect("autodoc-process-docstring", keep_colons, priority=400)
