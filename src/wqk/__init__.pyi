@@ -4,6 +4,7 @@ from ._version import __version__ as __version__
 from .attention import Attention as Attention
 from .attention import read_attention as read_attention
 from .attention.explanation import explain as explain
+from .attention.tokens import match_tokens as match_tokens
 from .checkpoints import Checkpoint as Checkpoint
 from .checkpoints import open_checkpoint as open_checkpoint
 from .demo.demo import demo_model as demo_model

@@ -23,6 +23,7 @@ from wqk.cli.show import show
 from wqk.cli.speedup import speedup
 from wqk.cli.survey import survey
 from wqk.cli.theory import theory
+from wqk.cli.tokens import tokens
 from wqk.cli.train import train
 from wqk.cli.verify import verify
 from wqk.errors import WqkError
@@ -53,8 +54,8 @@ def command(debug: bool) -> None:
 
 # fmt: off
 for verb in (
-    scan, explain, verify, show, diff, same, survey, atlas, report, figure, corpus, train,
-    experiments, speedup, theory, demo,
+    scan, explain, verify, show, tokens, diff, same, survey, atlas, report, figure, corpus,
+    train, experiments, speedup, theory, demo,
 ):
     command.add_command(verb)
 # fmt: on

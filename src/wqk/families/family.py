@@ -58,6 +58,14 @@ class InputNormRule:
     )  # the same in layer 0, where it differs
     kind: str = "rms"
     offset: float = 0.0
+    epsilon: tuple[str, ...] = (
+        "rms_norm_eps",
+        "layer_norm_eps",
+        "layer_norm_epsilon",
+        "layernorm_epsilon",
+        "norm_epsilon",
+        "norm_eps",
+    )
 
 
 @dataclass(frozen=True)

@@ -203,7 +203,8 @@ def _sides(
     def input_norm(names: tuple[str, ...]) -> Norm | None:
         gain, bias = (norm_of(tensors, names, match, what, 1) for what in ("weight", "bias"))
         own = rule.input_norm
-        return Norm(own.kind, gain, bias, own.offset) if gain else None
+        small = config.optional_number(own.epsilon) or 0.0
+        return Norm(own.kind, gain, bias, own.offset, small) if gain else None
 
     def side(
         role: str, names: SideRule, fed_by: tuple[str, ...], bias: Part | None, normed: bool

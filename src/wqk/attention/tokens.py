@@ -1,0 +1,240 @@
+"""Which tokens a head matches: scores of pairs of token embeddings, the largest and smallest.
+
+The scores are those of the model's embeddings alone. They are what the first layer computes where
+the embeddings go into it as they are, or through the norm that is folded in, and where positions do
+not count; deeper layers read what the layers before them have written.
+
+Every pair counts, V² of them, but few have to be computed: |q_i · k_j| ≤ ‖q_i‖ ‖k_j‖, so that
+vectors are met in the order of their lengths, until no pair left can be among the wanted ones.
+
+Axes: V tokens, D model width, R head width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from wqk.attention.block import attention_plan
+from wqk.attention.coordinates import Coordinates, lacks_norm, read_block
+from wqk.attention.embeddings import embedding_rows, embedding_table, token_names
+from wqk.checkpoints import open_checkpoint
+from wqk.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from wqk._typing import Float
+    from wqk.families import AttentionPlan
+
+# Queries and keys whose scores are computed together: 2 MB, which stay in a core's cache.
+BLOCK = (512, 1024)
+
+
+class TokenPair(NamedTuple):
+    """A query token, a key token, their score, and their names where there is a tokenizer."""
+
+    query: int
+    key: int
+    score: float
+    query_name: str | None = None
+    key_name: str | None = None
+
+
+@dataclass(frozen=True)
+class TokenMatches:
+    """What a head's form makes of the model's token embeddings.
+
+    Attributes
+    ----------
+    checkpoint, stack, layer, head, distance
+        Which head, and how many tokens lie between query and key.
+    embeddings
+        The tensor.
+    normalized
+        Whether the norm that feeds the block is folded in.
+    largest, smallest
+        Pairs of tokens, from the outside in.
+    most_alike, least_alike
+        Tokens with themselves.
+    """
+
+    checkpoint: str
+    stack: str
+    layer: int
+    head: int
+    distance: int
+    embeddings: str
+    normalized: bool
+    largest: tuple[TokenPair, ...]
+    smallest: tuple[TokenPair, ...]
+    most_alike: tuple[TokenPair, ...]
+    least_alike: tuple[TokenPair, ...]
+
+    @property
+    def caveat(self) -> str:
+        """What the scores are and are not."""
+        exact = (
+            "In layer 0 this is the model's own score where nothing but a norm stands between "
+            "embedding and attention and positions are not added."
+            if self.layer == 0
+            else "This layer reads what the layers before it have written, not embeddings: take "
+            "the pairs as a hint at what its form matches."
+        )
+        return f"Scores of token embeddings alone, with scale and biases. {exact}"
+
+
+def match_tokens(
+    ref: Any,
+    layer: int,
+    head: int,
+    *,
+    top: int = 20,
+    distance: int = 0,
+    fold_norm: bool = False,
+    stack: str | None = None,
+    embeddings: str | None = None,
+    family: Path | None = None,
+    **hub: Any,
+) -> TokenMatches:
+    """The pairs of tokens with the largest and the smallest score, of one head.
+
+    A vocabulary of 128,000 tokens takes 140 MB for heads of width 128, and as much for the scores
+    at hand: embeddings are read in blocks of rows.
+
+    Parameters
+    ----------
+    ref
+        As for `wqk.open_checkpoint`.
+    layer, head, stack
+        Which head; negative layers count from the end.
+    top
+        How many pairs of each kind.
+    distance
+        Tokens from key to query, in rotary models.
+    fold_norm
+        Normalize the embeddings as the norm that feeds the block does, gain and bias included.
+    embeddings
+        The tensor that holds them, where its name is not one of the usual.
+    family
+        A family file to use instead of the model type's own.
+    **hub
+        ``revision``, ``subfolder``, ``token``, ``cache_dir``, ``local_files_only``.
+
+    Raises
+    ------
+    CheckpointError
+        There is no such layer, head or table; or no norm is known to feed the block.
+    """
+    checkpoint = open_checkpoint(ref, **hub)
+    plan = attention_plan(checkpoint, layer, stack, "self", family)
+    coordinates = Coordinates(fold_norm=fold_norm, bias=True, distances=(distance,))
+    if lacks_norm(plan, coordinates):
+        raise CheckpointError(
+            f"{checkpoint.name}: no norm is known that feeds layer {plan.layer}; "
+            "leave out fold_norm"
+        )
+    ((_, form),) = read_block(checkpoint, plan, coordinates).forms
+    heads = form.stack[0] * form.stack[1]
+    if not 0 <= head < heads:
+        raise CheckpointError(f"{checkpoint.name}: no head {head}, layer {plan.layer} has {heads}")
+    one = form[divmod(head, form.stack[1])]
+    table = embedding_table(checkpoint, one.shape[0] - 1, embeddings)
+    factors = np.concatenate([plan.scale * one.query, one.key], axis=-1)
+    blocks = []
+    for rows in embedding_rows(checkpoint, table):
+        normalized = _normalized(rows, plan) if fold_norm else rows
+        blocks.append(normalized @ factors[:-1] + factors[-1])
+    query, key = np.split(np.concatenate(blocks).astype(np.float32), 2, axis=-1)
+    names = token_names(ref, **hub)
+    largest, smallest = extreme_pairs(query, key, top)
+    own = np.argsort(np.einsum("vr,vr->v", query, key))
+    wanted = (largest, smallest, np.stack([own[::-1][:top]] * 2), np.stack([own[:top]] * 2))
+    pairs = [_pairs(query, key, places, names) for places in wanted]
+    return TokenMatches(
+        checkpoint.name, plan.stack, plan.layer, head, distance, table, fold_norm, *pairs
+    )
+
+
+def _pairs(
+    query: np.ndarray, key: np.ndarray, places: np.ndarray, names: Mapping[int, str]
+) -> tuple[TokenPair, ...]:
+    """Pairs of tokens with scores in double precision, in the order of the places (2, pairs)."""
+    i, j = places
+    scores = np.einsum("pr,pr->p", query[i].astype(np.float64), key[j].astype(np.float64))
+    pairs = zip(i.tolist(), j.tolist(), scores.tolist(), strict=True)
+    return tuple(TokenPair(q, k, score, names.get(q), names.get(k)) for q, k, score in pairs)
+
+
+def extreme_pairs(
+    query: Float[np.ndarray, "tokens width"], key: Float[np.ndarray, "tokens width"], top: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers of the query and key of the ``top`` largest and smallest q_i · k_j, (2, top) each.
+
+    Examples
+    --------
+    >>> query, key = np.array([[1.0], [-3.0]]), np.array([[2.0], [1.0]])
+    >>> [pairs.tolist() for pairs in extreme_pairs(query, key, 1)]
+    [[[0], [0]], [[1], [0]]]
+    """
+    lengths = [np.linalg.norm(side, axis=-1) for side in (query, key)]
+    orders = [np.argsort(-length, kind="stable") for length in lengths]
+    queries, keys = query[orders[0]], key[orders[1]]
+    query_lengths, key_lengths = (n[o] for n, o in zip(lengths, orders, strict=True))
+    best = [_Best(top, +1), _Best(top, -1)]
+    # What the longest vectors of a block can reach; rounding may lift a product above its bound.
+    reach = 1.0001 * np.outer(query_lengths[:: BLOCK[0]], key_lengths[:: BLOCK[1]])
+    for row, i in enumerate(range(0, len(queries), BLOCK[0])):
+        for column, j in enumerate(range(0, len(keys), BLOCK[1])):
+            if reach[row, column] < min(found.threshold for found in best):
+                break
+            scores = queries[i : i + BLOCK[0]] @ keys[j : j + BLOCK[1]].T
+            for found in best:
+                found.take(scores, i, j)
+    largest, smallest = (
+        np.stack([order[places] for order, places in zip(orders, found.places, strict=True)])
+        for found in best
+    )
+    return largest, smallest
+
+
+class _Best:
+    """The largest of sign · score so far, and where they are."""
+
+    def __init__(self, top: int, sign: int) -> None:
+        self._top, self._sign = top, sign
+        self._scores = np.empty(0, np.float32)
+        self.places = np.empty((2, 0), np.int64)
+
+    @property
+    def threshold(self) -> float:
+        """What a score has to exceed to be among them."""
+        return float(self._scores[-1]) if len(self._scores) == self._top else -np.inf
+
+    def take(self, scores: np.ndarray, first_row: int, first_column: int) -> None:
+        """Look through a block of scores."""
+        threshold = self.threshold
+        if (scores.max() if self._sign > 0 else -scores.min()) <= threshold:
+            return
+        signed = self._sign * scores.ravel()
+        flat = np.flatnonzero(signed > threshold)
+        if len(flat) > self._top:
+            flat = flat[np.argpartition(-signed[flat], self._top)[: self._top]]
+        rows, columns = np.divmod(flat, scores.shape[1])
+        scores = np.concatenate([self._scores, signed[flat]])
+        places = np.stack([rows + first_row, columns + first_column])
+        kept = np.argsort(-scores, kind="stable")[: self._top]
+        self._scores = scores[kept]
+        self.places = np.concatenate([self.places, places], axis=1)[:, kept]
+
+
+def _normalized(rows: np.ndarray, plan: AttentionPlan) -> np.ndarray:
+    """Rows as the block's norm has them before its gain."""
+    norm = plan.query.input_norm
+    assert norm is not None
+    if norm.kind == "layer":
+        rows = rows - rows.mean(axis=-1, keepdims=True)
+    return np.asarray(rows / np.sqrt((rows**2).mean(axis=-1, keepdims=True) + norm.epsilon))

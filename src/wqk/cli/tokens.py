@@ -1,0 +1,74 @@
+"""``wqk tokens``: which tokens a head matches."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from wqk.cli.options import family_file, json_output, revision
+
+
+@click.command()
+@click.argument("ref")
+@click.option("--layer", type=int, required=True, metavar="L", help="Negative: from the end.")
+@click.option("--head", type=click.IntRange(min=0), required=True, metavar="H")
+@click.option("--top", type=click.IntRange(min=1), default=20, show_default=True, metavar="N")
+@click.option(
+    "--distance",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Tokens from key to query (rotary models).",
+)
+@click.option("--fold-norm", is_flag=True, help="Normalize embeddings as the block's norm does.")
+@click.option("--embeddings", metavar="TENSOR", help="The table of embeddings.")
+@click.option("--stack", metavar="NAME", help="encoder or decoder, where a model has both.")
+@revision
+@family_file
+@json_output
+def tokens(
+    ref: str,
+    layer: int,
+    head: int,
+    top: int,
+    distance: int,
+    fold_norm: bool,
+    embeddings: str | None,
+    stack: str | None,
+    revision: str | None,
+    family: Path | None,
+    as_json: bool,
+) -> None:
+    """List the pairs of tokens that a head scores highest and lowest.
+
+    Query and key are the model's own token embeddings. In layer 0 that is what the head computes,
+    but for positions; in deeper layers it is a hint, for they read more than embeddings.
+
+    \b
+    Example:
+      wqk tokens meta-llama/Llama-3.2-1B --layer 0 --head 3 --fold-norm
+    """
+    from wqk.attention.tokens import match_tokens
+    from wqk.cli.display import print_object
+    from wqk.cli.tokens_display import print_tokens
+
+    found = match_tokens(
+        ref,
+        layer,
+        head,
+        top=top,
+        distance=distance,
+        fold_norm=fold_norm,
+        stack=stack,
+        embeddings=embeddings,
+        family=family,
+        revision=revision,
+    )
+    if not as_json:
+        print_tokens(found)
+        return
+    kinds = ("largest", "smallest", "most_alike", "least_alike")
+    lists = {kind: [pair._asdict() for pair in getattr(found, kind)] for kind in kinds}
+    print_object({**asdict(found), **lists, "caveat": found.caveat})

@@ -1,0 +1,69 @@
+"""What ``wqk tokens`` prints."""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from wqk.cli.display import output
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from wqk.attention.tokens import TokenMatches, TokenPair
+
+
+def print_tokens(found: TokenMatches) -> None:
+    """Pairs with the largest and smallest scores side by side, then tokens with themselves."""
+    console = output()
+    place = f"{found.stack}, layer {found.layer}, head {found.head}, distance {found.distance}"
+    norm = ", normalized" if found.normalized else ""
+    console.print(
+        Text.assemble((found.checkpoint, "bold"), f"\n{place}; {found.embeddings}{norm}\n")
+    )
+    arrow = ("query → key", "score")
+    console.print(
+        _side_by_side(found.largest, found.smallest, ("largest", "smallest"), arrow, _both)
+    )
+    console.print(
+        _side_by_side(
+            found.most_alike, found.least_alike, ("most to itself", "least to itself"),
+            ("token", "score"), _one,
+        )
+    )  # fmt: skip
+    console.print(Text(found.caveat, style="dim"))
+
+
+def _side_by_side(
+    left: tuple[TokenPair, ...],
+    right: tuple[TokenPair, ...],
+    names: tuple[str, str],
+    headings: tuple[str, str],
+    label: Callable[[TokenPair], str],
+) -> Table:
+    table = Table(box=None, padding=(0, 1), header_style="dim")
+    for name in names:
+        table.add_column(f"{name}: {headings[0]}", overflow="fold")
+        table.add_column(headings[1], justify="right", no_wrap=True)
+    for pairs in zip_longest(left, right):
+        cells = [(label(pair), f"{pair.score:.2f}") if pair else ("", "") for pair in pairs]
+        table.add_row(*(cell for pair in cells for cell in pair))
+    return table
+
+
+def _both(pair: TokenPair) -> str:
+    return f"{_name(pair.query, pair.query_name)} → {_name(pair.key, pair.key_name)}"
+
+
+def _one(pair: TokenPair) -> str:
+    return _name(pair.query, pair.query_name)
+
+
+def _name(number: int, name: str | None) -> str:
+    """A token's name with control characters escaped; its number where it has none."""
+    if name is None:
+        return str(number)
+    return name if name.isprintable() else name.encode("unicode_escape").decode()

@@ -1,0 +1,149 @@
+"""Pairs of tokens against all scores written out, and against the modules of a running model."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import wqk
+from wqk.attention import tokens
+from wqk.attention.embeddings import embedding_table, token_names
+from wqk.attention.tokens import extreme_pairs, match_tokens
+from wqk.checkpoints.live import StateDict
+from wqk.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+VOCABULARY, D, H, R = 40, 24, 4, 6
+CONFIG = {"model_type": "llama", "num_hidden_layers": 1, "num_attention_heads": H, "head_dim": R}
+
+
+def model(**changes: np.ndarray) -> StateDict:
+    random = np.random.default_rng(0)
+    tensors = {
+        "model.embed_tokens.weight": random.standard_normal((VOCABULARY, D)),
+        "model.layers.0.self_attn.q_proj.weight": random.standard_normal((H * R, D)),
+        "model.layers.0.self_attn.k_proj.weight": random.standard_normal((H * R, D)),
+        "model.layers.0.input_layernorm.weight": random.standard_normal(D),
+    }
+    return StateDict(tensors | changes, CONFIG, "tiny")
+
+
+@given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 5), st.integers(0, 2**32 - 1))
+def test_extreme_pairs_are_those_of_all_products(
+    queries: int, keys: int, top: int, seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    query = random.standard_normal((queries, 3)) * random.lognormal(0, 2, (queries, 1))
+    key = random.standard_normal((keys, 3)) * random.lognormal(0, 2, (keys, 1))
+    block, tokens.BLOCK = tokens.BLOCK, (7, 11)
+    try:
+        largest, smallest = extreme_pairs(query, key, top)
+    finally:
+        tokens.BLOCK = block
+    scores = np.sort((query @ key.T).ravel())
+    np.testing.assert_allclose(
+        np.sum(query[largest[0]] * key[largest[1]], axis=-1), scores[::-1][:top], rtol=1e-9
+    )
+    np.testing.assert_allclose(
+        np.sum(query[smallest[0]] * key[smallest[1]], axis=-1), scores[:top], rtol=1e-9
+    )
+
+
+@pytest.mark.parametrize("distance", [0, 3])
+@pytest.mark.parametrize("rows", [8192, 7])
+def test_scores_are_those_of_dense_matrices(
+    distance: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wqk.attention.embeddings.ROWS", rows)
+    checkpoint = model()
+    found = match_tokens(checkpoint, layer=0, head=2, top=3, distance=distance)
+    attention = wqk.read_attention(checkpoint, 0)
+    stored = checkpoint.read([wqk.checkpoints.Part("model.embed_tokens.weight")])[0]
+    query, key = stored @ attention.head(2).query, stored @ attention.head(2).key
+    rotary = attention.plan.rotary
+    query = rotary.rotate(query, np.full(VOCABULARY, distance))
+    scores = query @ key.T / np.sqrt(R)
+    order = np.sort(scores.ravel())
+    assert [pair.score for pair in found.largest] == pytest.approx(order[::-1][:3], rel=1e-5)
+    assert [pair.score for pair in found.smallest] == pytest.approx(order[:3], rel=1e-5)
+    for pair in (*found.largest, *found.smallest, *found.most_alike, *found.least_alike):
+        assert pair.score == pytest.approx(scores[pair.query, pair.key], rel=1e-5)
+    own = np.sort(np.diag(scores))
+    assert [pair.score for pair in found.most_alike] == pytest.approx(own[::-1][:3], rel=1e-5)
+    assert [pair.score for pair in found.least_alike] == pytest.approx(own[:3], rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_layer_0_is_what_the_running_model_computes(kind: str) -> None:
+    """With the norm folded in: RMS norm with gains, LayerNorm with gain, bias and biases."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    shape = {"vocab_size": VOCABULARY, "num_hidden_layers": 1, "num_attention_heads": H}
+    config: dict[str, Any] = {**shape, "hidden_size": D}
+    if kind == "llama":
+        live = transformers.LlamaModel(transformers.LlamaConfig(**config, intermediate_size=8))
+        norm, table = live.layers[0].input_layernorm, live.embed_tokens
+        attention = live.layers[0].self_attn
+    else:
+        live = transformers.GPT2Model(transformers.GPT2Config(**config))
+        norm, table = live.h[0].ln_1, live.wte
+        attention = live.h[0].attn
+    with torch.no_grad():
+        for parameter in live.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape))
+        x = norm(table.weight)
+        if kind == "llama":
+            query, key = attention.q_proj(x), attention.k_proj(x)
+        else:
+            query, key, _ = attention.c_attn(x).split(D, dim=-1)
+            # What biases add to a key adds the same to all scores of a query: the softmax drops it.
+            key = key - (norm.bias @ attention.c_attn.weight + attention.c_attn.bias)[D : 2 * D]
+        query, key = (side.view(VOCABULARY, H, R)[:, 1].double() for side in (query, key))
+        scores = (query @ key.T / R**0.5).numpy()
+    found = match_tokens(live, layer=0, head=1, top=2, fold_norm=True)
+    order = np.sort(scores.ravel())
+    assert [pair.score for pair in found.largest] == pytest.approx(order[::-1][:2], rel=1e-4)
+    assert [pair.score for pair in found.smallest] == pytest.approx(order[:2], rel=1e-4)
+
+
+def test_names_come_from_the_tokenizer(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {"the": 0, "of": 1}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="the"))
+    made.add_special_tokens(["[PAD]"])
+    made.save(str(tmp_path / "tokenizer.json"))
+    assert token_names(tmp_path) == {0: "the", 1: "of", 2: "[PAD]"}
+    unigram = tokenizers.Tokenizer(tokenizers.models.Unigram([("a", 0.0), ("b", -1.0)]))
+    unigram.save(str(tmp_path / "tokenizer.json"))
+    assert token_names(tmp_path) == {0: "a", 1: "b"}
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "vocab.txt").write_text("[PAD]\nthe\n", encoding="utf-8")
+    assert token_names(tmp_path) == {0: "[PAD]", 1: "the"}
+    (tmp_path / "vocab.txt").unlink()
+    assert token_names(tmp_path) == {}
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"model": {"vocab": 3}}', json.dumps([1])])
+def test_a_broken_tokenizer_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: holds no tokenizer"):
+        token_names(tmp_path)
+
+
+def test_the_table_has_to_be_found() -> None:
+    with pytest.raises(CheckpointError, match="must be \\(tokens, 24\\)"):
+        match_tokens(model(), 0, 0, embeddings="model.layers.0.input_layernorm.weight")
+    several = model(**{"other.embed_tokens.weight": np.ones((VOCABULARY, D))})
+    with pytest.raises(CheckpointError, match="several might be it"):
+        match_tokens(several, 0, 0)
+    assert embedding_table(several, D, "other.embed_tokens.weight") == "other.embed_tokens.weight"
+    with pytest.raises(CheckpointError, match="no head 4"):
+        match_tokens(model(), 0, 4)
