@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from tests.training.corpus.samples import sentences, write_jsonl
 
-from wqk.training.corpus import CorpusOptions, TokenStore, build_corpus, gathering
+from wqk.training.corpus import CorpusOptions, TokenStore, build_corpus, building
 
 
 @pytest.fixture
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many shards out of little text."""
-    monkeypatch.setattr(gathering, "SHARD", 2_000)
+    monkeypatch.setattr(building, "SHARD", 2_000)
 
 
 @pytest.fixture(scope="session")

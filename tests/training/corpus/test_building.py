@@ -19,7 +19,7 @@ from wqk.training.corpus import (
     CorpusProgress,
     TokenStore,
     build_corpus,
-    gathering,
+    building,
 )
 
 CHARACTERS = CorpusOptions(text="characters", held_out=20)
@@ -79,7 +79,7 @@ def test_nor_on_the_size_of_shards_nor_on_the_files_format(
     whole = build_corpus([text_file], tmp_path / "whole", WORDS)
     packed = tmp_path / "text.jsonl.xz"
     packed.write_bytes(lzma.compress(text_file.read_bytes()))
-    monkeypatch.setattr(gathering, "SHARD", 500)
+    monkeypatch.setattr(building, "SHARD", 500)
     other = build_corpus([packed], tmp_path / "other", WORDS)
     assert other.fingerprint == whole.fingerprint
     first, second = content(whole.folder), content(other.folder)

@@ -24,9 +24,9 @@ OPTIONS = {
 # Says when it begins to build, so that a kill hits the build and not the imports.
 CHILD = """
 import sys
-from wqk.training.corpus import CorpusOptions, build_corpus, gathering, encoding, vocabularies
+from wqk.training.corpus import CorpusOptions, build_corpus, building
 import tokenizers
-gathering.SHARD = 2_000
+building.SHARD = 2_000
 print("go", flush=True)
 build_corpus([sys.argv[1]], sys.argv[2], CorpusOptions(vocabulary=300, held_out=20), jobs=2)
 """
@@ -108,7 +108,7 @@ def test_a_damaged_shard_is_noticed(text_file: Path, tmp_path: Path) -> None:
         if progress.stage == "writing":
             raise Stop
 
-    for name in ("texts/000001.parquet", "tokens/000001.npz"):
+    for name in ("texts/000001.parquet", "tokens/000001.parquet"):
         with pytest.raises(Stop):
             build_corpus([text_file], tmp_path / "store", OPTIONS["words"], on_progress=stop)
         path = tmp_path / ".store.building" / name

@@ -14,7 +14,7 @@ import pytest
 from tests.training.corpus.samples import sentences, write_jsonl
 
 from wqk.errors import CorpusError
-from wqk.training.corpus import reading
+from wqk.training.corpus import reading, sources
 from wqk.training.corpus.reading import read_documents
 from wqk.training.corpus.sources import find_source
 
@@ -76,18 +76,18 @@ BAD = {
     "deep.jsonl": (b"[" * 100_000 + b"\n", "line 1: expected a JSON object"),
     "latin.jsonl": ('{"text": "é"}\n'.encode("latin-1"), "line 1: expected UTF-8"),
     "latin.txt": ("é\n".encode("latin-1"), "expected UTF-8 text"),
-    "latin.csv": ("text\né\n".encode("latin-1"), "expected UTF-8 text"),
+    "latin.csv": ("text\né\n".encode("latin-1"), "expected UTF-8 text|codec can't decode"),
     "columns.csv": (b"a,b\n1,2\n", "has no 'text'; give one of a, b"),
     "empty.csv": (b"", "has no 'text'; give one of none"),
-    "quote.csv": (b'text\n"' + b"a" * 200_000 + b'"\n', "cannot be read to its end"),
+    "quote.csv": (b'text\nb\n"a\n', "cannot be read"),
     "short.jsonl.xz": (XZ[: len(XZ) // 2], "cannot be read to its end"),
     "wrong.jsonl.xz": (b"not xz", "cannot be read to its end"),
     "wrong.jsonl.gz": (b"not gzip", "cannot be read to its end"),
     "short.jsonl.gz": (gzip.compress(b"a" * 1000)[:-9], "cannot be read to its end|JSON"),
     "wrong.jsonl.bz2": (b"not bzip2", "cannot be read to its end"),
     "wrong.jsonl.zst": (b"not zstd", "cannot be read"),
-    "wrong.parquet": (b"PAR1 not parquet PAR1", "cannot be read as Parquet"),
-    "empty.parquet": (b"", "cannot be read as Parquet"),
+    "wrong.parquet": (b"PAR1 not parquet PAR1", "cannot be read"),
+    "empty.parquet": (b"", "cannot be read"),
 }
 
 
@@ -113,9 +113,16 @@ def test_what_is_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "a.txt").write_text("a" * 101)
     with pytest.raises(CorpusError, match="--document paragraph"):
         read(tmp_path / "a.txt")
-    write_jsonl(tmp_path / "a.jsonl", ["a" * 100])
-    with pytest.raises(CorpusError, match="line 1: longer than 100 bytes"):
+    write_jsonl(tmp_path / "a.jsonl", ["a" * 400])
+    with pytest.raises(CorpusError, match="line 1: longer than 400 bytes"):
         read(tmp_path / "a.jsonl")
+    write_jsonl(tmp_path / "a.jsonl", ["a" * 101])
+    with pytest.raises(CorpusError, match="a document of more than 100 characters"):
+        read(tmp_path / "a.jsonl")
+    # A text without blank lines is one paragraph: reading stops when that is too long.
+    (tmp_path / "a.txt").write_text("a\n" * 51 + "\xff")
+    with pytest.raises(CorpusError, match=r"a paragraph of more than 100 .* --document line"):
+        read(tmp_path / "a.txt", document="paragraph")
     (tmp_path / "a.txt").write_text("a" * 100)
     assert read(tmp_path / "a.txt") == ["a" * 100]
 
@@ -152,11 +159,13 @@ def test_what_is_no_source_is_refused(
 
 
 class Hub:
-    """Stands for the datasets library."""
+    """Stands for the hub, as the datasets library shows it."""
 
-    def __init__(self, rows: list[dict[str, object]]) -> None:
+    def __init__(self, rows: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch) -> None:
         self.rows = rows
         self.asked: list[tuple[object, ...]] = []
+        monkeypatch.setattr("datasets.load_dataset", self.load_dataset)
+        monkeypatch.setattr(sources, "_require_network", lambda *_: None)
 
     def load_dataset(
         self, path: str, name: str | None = None, **options: object
@@ -166,14 +175,11 @@ class Hub:
 
 
 def test_data_sets_of_the_hub_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
-    hub = Hub([{"body": text} for text in ("a", None, "b")])
-    monkeypatch.setitem(sys.modules, "datasets", hub)
+    hub = Hub([{"body": text} for text in ("a", None, "b")], monkeypatch)
     found = find_source("owner/name", "en", "test")
     assert list(found.documents("body", "file", 1)) == ["", "b"]
     assert hub.asked == [("owner/name", "en", {"split": "test", "streaming": True})]
-    with pytest.raises(CorpusError, match="owner/name: has no 'text'; give one of body"):
+    with pytest.raises(CorpusError, match=r"owner/name, row 1: has no .text.; give one of body"):
         list(found.documents(None, "file", 0))
     hub.rows = [{"body": 3}]
     with pytest.raises(CorpusError, match="expected text in 'body', got int"):
@@ -187,10 +193,7 @@ def test_data_sets_of_the_hub_are_streamed(monkeypatch: pytest.MonkeyPatch) -> N
 def test_named_corpora_are_the_papers(
     name: str, field: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import sys
-
-    hub = Hub([{field: "a"}])
-    monkeypatch.setitem(sys.modules, "datasets", hub)
+    hub = Hub([{field: "a"}], monkeypatch)
     assert list(find_source(name, None, None).documents(None, "file", 0)) == ["a"]
     if name == "wikipedia":
         assert hub.asked[0][1] == "20220301.en"
@@ -199,24 +202,33 @@ def test_named_corpora_are_the_papers(
         assert address.endswith("/documents/2023-14/0000/en_head.json.gz")
 
 
-def test_without_the_hub_one_line_says_what_to_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
+ADVICE = [
+    ("wikipedia", "20220301.en, and pass their folder"),
+    ("jigsaw", "--field comment_text"),
+    ("redpajama", "--field raw_content"),
+    ("owner/name", "pass their folder"),
+]
 
-    class Offline(Hub):
-        def load_dataset(self, *_: object, **__: object) -> list[dict[str, object]]:
-            raise ConnectionError("no route\nto host")
 
-    monkeypatch.setitem(sys.modules, "datasets", Offline([]))
-    for name, advice in (
-        ("wikipedia", "20220301.en, and pass their folder"),
-        ("jigsaw", "--field comment_text"),
-        ("redpajama", "--field raw_content"),
-        ("owner/name", "pass their folder"),
-    ):
-        with pytest.raises(
-            CorpusError, match=rf"{name}: cannot be had.*no route to host.*{advice}"
-        ):
-            list(find_source(name, None, None).documents(None, "file", 0))
+@pytest.mark.parametrize(("name", "advice"), ADVICE)
+def test_without_a_network_one_line_says_what_to_fetch(
+    name: str, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ConnectionError("no route\nto host")
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(sources, "_head", fail)
+    monkeypatch.setattr("datasets.load_dataset", lambda *_, **__: pytest.fail("asked in vain"))
+    with pytest.raises(CorpusError, match=f"{name}: the network .*no route to host.*{advice}"):
+        list(find_source(name, None, None).documents(None, "file", 0))
+
+
+def test_what_the_hub_refuses_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = Hub([], monkeypatch)
+    monkeypatch.setattr(hub, "rows", property())
+    with pytest.raises(CorpusError, match=r"owner/name: cannot be read .*pass their folder"):
+        list(find_source("owner/name", None, None).documents(None, "file", 0))
 
 
 def test_skipping_is_reading_on(tmp_path: Path) -> None:

@@ -232,7 +232,7 @@ def forged(folder: Path, name: str, array: np.ndarray) -> TokenStore:
     digest = hashlib.sha256(array.tobytes()).hexdigest()
     changed = replace(header.splits[split], **{f"{kind}_sha256": digest})
     header = replace(header, splits={**header.splits, split: changed})
-    (folder / "store.json").write_bytes(header.to_json())
+    (folder / "store.json").write_text(json.dumps(header.to_json()))
     return TokenStore.open(folder)
 
 
@@ -259,7 +259,7 @@ def test_decoding_names_wrong_ids_and_a_wrong_tokenizer(copy: Path) -> None:
         with pytest.raises(CorpusError, match="ids to decode: expected 0 to"):
             opened.decode(wrong)
     assert opened.decode([]) == ""
-    for text in ("", "[]", '{"model": {"vocab": []}}'):
+    for text in ("", "[]", '{"model": 1}'):
         (copy / "tokenizer.json").write_text(text)
         with pytest.raises(CorpusError, match=r"tokenizer\.json: cannot be used"):
             TokenStore.open(copy).decode([1])

@@ -1,8 +1,7 @@
 """Text as tokens: how a corpus is built, and the store that training reads from."""
 
-from wqk.training.corpus.building import build_corpus
+from wqk.training.corpus.building import CorpusProgress, build_corpus
 from wqk.training.corpus.options import CorpusOptions
-from wqk.training.corpus.progress import CorpusProgress
 from wqk.training.corpus.store import TokenStore
 from wqk.training.corpus.writing import Chunk, write_store
 

@@ -1,11 +1,18 @@
-"""Building a token store from text: read, choose what is held out, learn, tokenize, write."""
+"""Building a token store from text: read, choose what is held out, learn, tokenize, write.
+
+Documents are copied into shards of about equal size, and each shard is tokenized on its own, so
+that a build uses all cores and goes on where it was interrupted.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
@@ -13,13 +20,11 @@ import polars as pl
 from wqk._version import __version__
 from wqk.errors import CorpusError
 from wqk.scanning.scan import usable_cores
-from wqk.training.corpus.encoding import Encoder
-from wqk.training.corpus.gathering import gather
 from wqk.training.corpus.header import SPLITS
 from wqk.training.corpus.options import ALPHABET, VOCABULARY_SIZE, CorpusOptions
-from wqk.training.corpus.progress import CorpusProgress
 from wqk.training.corpus.sources import find_source
-from wqk.training.corpus.vocabularies import (
+from wqk.training.corpus.tokenizing import (
+    Encoder,
     learn_characters,
     learn_words,
     library_threads,
@@ -27,16 +32,52 @@ from wqk.training.corpus.vocabularies import (
     read_words,
 )
 from wqk.training.corpus.work import open_work
-from wqk.training.corpus.writing import write_store
+from wqk.training.corpus.writing import Chunk, write_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from os import PathLike
 
+    from wqk.training.corpus.sources import Source
     from wqk.training.corpus.store import TokenStore
     from wqk.training.corpus.work import Work
 
-    Tell = Callable[[CorpusProgress], None]
+    Tell = Callable[["CorpusProgress"], None]
+
+# Characters of a shard: what a thread takes at a time, and what an interruption may cost.
+SHARD = 4_000_000
+
+# A shard's columns: the source and the document's row in it (empty documents count, and are left
+# out), 64 bits of the text's BLAKE2, which decide whether it is held out, and its characters.
+SCHEMA = {
+    "source": pl.UInt32(),
+    "row": pl.UInt64(),
+    "hash": pl.UInt64(),
+    "length": pl.UInt64(),
+    "text": pl.String(),
+}
+WHERE = ("source", "row", "hash", "length")
+
+
+@dataclass(frozen=True)
+class CorpusProgress:
+    """How far a build has come.
+
+    Attributes
+    ----------
+    stage
+        ``reading``, ``learning``, ``tokenizing`` or ``writing``.
+    documents, characters, tokens
+        Done by this run in this stage.
+    share
+        Of the stage, from 0 to 1, where it is known; what earlier runs did is counted.
+    """
+
+    stage: str
+    documents: int = 0
+    characters: int = 0
+    tokens: int = 0
+    share: float | None = None
 
 
 def build_corpus(
@@ -98,30 +139,102 @@ def build_corpus(
     }
     tell = on_progress or (lambda _: None)
     with open_work(place, plan) as work:
-        described = work.described()
-        if described is None:
-            described = gather(work, sources, options, tell)
-            work.note_described(described)
+        if work.note("read.json") is None:
+            described = _gather(work, sources, options, tell)
+            work.save_note("read.json", json.dumps(described).encode())
         held_out = _held_out(work, options)
-        content = work.tokenizer() or _make_tokenizer(work, options, held_out, jobs != 1, tell)
-        encoder = Encoder(content, options.unit)
-        _tokenize(work, encoder, held_out, jobs or usable_cores(), tell)
+        if work.note("tokenizer.json") is None:
+            tell(CorpusProgress("learning"))
+            content = _make_tokenizer(work, options, held_out, jobs != 1)
+            work.save_note("tokenizer.json", content.encode())
+        tokenizer = (work.note("tokenizer.json") or b"").decode()
+        encoder = Encoder(tokenizer, options.unit)
+        _tokenize(work, encoder, jobs or usable_cores(), tell)
         tell(CorpusProgress("writing"))
         return write_store(
             place,
-            {split: work.chunks(split) for split in SPLITS},
+            {split: _chunks(work, split == "held_out", held_out) for split in SPLITS},
             unit=options.unit,
             vocabulary_size=encoder.vocabulary_size,
             special=encoder.special,
-            tokenizer=content.encode(),
-            about={"sources": described, "options": options.about(), "wqk": __version__},
+            tokenizer=tokenizer.encode(),
+            about={
+                "sources": json.loads(work.note("read.json") or b"[]"),
+                "options": options.about(),
+                "wqk": __version__,
+            },
             beside=work.folder,
         )
 
 
+def _gather(
+    work: Work, sources: Sequence[Source], options: CorpusOptions, tell: Tell
+) -> list[dict[str, Any]]:
+    """Copy into shards what has not been yet; for each source, its name and what was taken of it.
+
+    Raises
+    ------
+    CorpusError
+        A source cannot be read, or there is no text in any.
+    """
+    progress = CorpusProgress("reading")
+    tell(progress)
+    done = [work.load(shard, *WHERE) for shard in work.shards()]
+    for frame in _shards(sources, options, done):
+        work.save(work.next_shard(), frame)
+        done.append(frame.drop("text"))
+        progress = replace(
+            progress,
+            documents=progress.documents + frame.height,
+            characters=progress.characters + int(frame["length"].sum()),
+        )
+        tell(progress)
+    if not done:
+        raise CorpusError("no text: every document is empty")
+    counts = pl.concat(done).group_by("source").agg(pl.len(), pl.col("length").sum())
+    taken = {number: (count, characters) for number, count, characters in counts.iter_rows()}
+    return [
+        {
+            "name": source.name,
+            **({"bytes": source.bytes} if source.files else {}),
+            **dict(zip(("documents", "characters"), taken.get(number, (0, 0)), strict=True)),
+        }
+        for number, source in enumerate(sources)
+    ]
+
+
+def _shards(
+    sources: Sequence[Source], options: CorpusOptions, done: Sequence[pl.DataFrame]
+) -> Iterator[pl.DataFrame]:
+    """Shards of the documents after the last one that is done, up to the limits."""
+    documents = sum(frame.height for frame in done)
+    characters = sum(int(frame["length"].sum()) for frame in done)
+    first, after = (done[-1]["source"][-1], done[-1]["row"][-1] + 1) if done else (0, 0)
+    most_documents = options.max_documents or float("inf")
+    most_characters = options.max_characters or float("inf")
+    shard: list[tuple[Any, ...]] = []
+    end = characters + SHARD
+    for number, source in enumerate(sources[first:], first):
+        skip = after if number == first else 0
+        for row, text in enumerate(source.documents(options.field, options.document, skip), skip):
+            if documents >= most_documents or characters >= most_characters:
+                break
+            if not text.strip():
+                continue
+            digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+            shard.append((number, row, int.from_bytes(digest, "little"), len(text), text))
+            documents += 1
+            characters += len(text)
+            if characters >= end:
+                yield pl.DataFrame(shard, schema=SCHEMA, orient="row")
+                shard, end = [], characters + SHARD
+    if shard:
+        yield pl.DataFrame(shard, schema=SCHEMA, orient="row")
+
+
 def _held_out(work: Work, options: CorpusOptions) -> int:
     """Documents with a hash below this are held out."""
-    hashes = np.concatenate([work.load_texts(shard, "hash")["hash"] for shard in work.texts()])
+    hashes = np.concatenate([work.load(shard, "hash")["hash"] for shard in work.shards()])
     count = options.count_held_out(len(hashes))
     distinct = np.unique(hashes)
     if count >= len(distinct):
@@ -132,54 +245,64 @@ def _held_out(work: Work, options: CorpusOptions) -> int:
     return int(distinct[count])
 
 
-def _make_tokenizer(
-    work: Work, options: CorpusOptions, held_out: int, threads: bool, tell: Tell
-) -> str:
+def _make_tokenizer(work: Work, options: CorpusOptions, held_out: int, threads: bool) -> str:
     """The tokenizer that was asked for; what is learned is learned from training text alone."""
-    tell(CorpusProgress("learning"))
 
     def texts() -> Iterator[list[str]]:
-        for shard in work.texts():
-            frame = work.load_texts(shard, "hash", "text")
+        for shard in work.shards():
+            frame = work.load(shard, "hash", "text")
             yield frame.filter(pl.col("hash") >= held_out)["text"].to_list()
 
     lower, vocabulary = options.lowered, options.vocabulary
     if options.tokenizer is not None:
-        content = read_tokenizer(os.fspath(options.tokenizer))
-    elif options.text == "characters":
-        content = learn_characters(texts(), options.characters or ALPHABET, lower)
-    elif vocabulary is None or isinstance(vocabulary, int):
-        content = learn_words(texts, vocabulary or VOCABULARY_SIZE, lower, threads=threads)
-    else:
-        content = read_words(Path(vocabulary), lower)
-    work.note_tokenizer(content)
-    return content
+        return read_tokenizer(os.fspath(options.tokenizer))
+    if options.text == "characters":
+        return learn_characters(texts(), options.characters or ALPHABET, lower)
+    if vocabulary is None or isinstance(vocabulary, int):
+        return learn_words(texts, vocabulary or VOCABULARY_SIZE, lower, threads=threads)
+    return read_words(Path(vocabulary), lower)
 
 
-def _tokenize(work: Work, encoder: Encoder, held_out: int, jobs: int, tell: Tell) -> None:
+def _tokenize(work: Work, encoder: Encoder, jobs: int, tell: Tell) -> None:
     """Tokens for all shards that have none yet."""
     progress = CorpusProgress("tokenizing")
     tell(progress)
-    shards = work.texts()
+    shards = work.shards()
     missing = [shard for shard in shards if not work.tokens(shard).exists()]
 
     def tokenize(shard: Path) -> tuple[int, int, int]:
-        frame = work.load_texts(shard, "hash", "text")
-        parts = {
-            "train": frame.filter(pl.col("hash") >= held_out),
-            "held_out": frame.filter(pl.col("hash") < held_out),
-        }
-        chunks = {split: encoder(part["text"].to_list()) for split, part in parts.items()}
-        work.save_tokens(shard, chunks)
-        return (
-            frame.height,
-            sum(chunk.characters for chunk in chunks.values()),
-            sum(len(chunk.tokens) for chunk in chunks.values()),
+        texts = work.load(shard, "text")["text"].to_list()
+        chunk = encoder(texts)
+        ids = np.split(chunk.tokens, np.cumsum(chunk.lengths)[:-1])
+        work.save(
+            work.tokens(shard), pl.DataFrame({"tokens": ids}, schema={"tokens": pl.List(pl.UInt32)})
         )
+        return len(texts), chunk.characters, len(chunk.tokens)
 
     # Python's threads are enough: the library lets go of the interpreter while it works.
     with library_threads(False), ThreadPoolExecutor(jobs) as pool:
         before = len(shards) - len(missing)
-        for number, counts in enumerate(pool.map(tokenize, missing), before + 1):
-            progress = progress.plus(*counts, share=number / len(shards))
+        for number, (documents, characters, tokens) in enumerate(
+            pool.map(tokenize, missing), before + 1
+        ):
+            progress = CorpusProgress(
+                progress.stage,
+                progress.documents + documents,
+                progress.characters + characters,
+                progress.tokens + tokens,
+                number / len(shards),
+            )
             tell(progress)
+
+
+def _chunks(work: Work, is_held_out: bool, held_out: int) -> Iterator[Chunk]:
+    """All tokens of a split, shard by shard."""
+    own = pl.col("hash") < held_out if is_held_out else pl.col("hash") >= held_out
+    for shard in work.shards():
+        frame = work.load(shard, "hash", "length").hstack(work.load(work.tokens(shard)))
+        frame = frame.filter(own)
+        yield Chunk(
+            frame["tokens"].explode().drop_nulls().to_numpy(),
+            frame["tokens"].list.len().to_numpy(),
+            int(frame["length"].sum()),
+        )

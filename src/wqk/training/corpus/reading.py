@@ -1,4 +1,9 @@
-"""Documents out of files: plain text, JSON Lines, CSV and Parquet, compressed or not."""
+"""Documents out of files and data sets: each text in order, or one line about what is wrong.
+
+`datasets` reads CSV, Parquet and the hub. Plain text and JSON Lines are read here, line by line: a
+line's length is bounded, a column beside the text may change its type, and half a surrogate pair
+does not cost the file.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +14,18 @@ import io
 import json
 import lzma
 import zlib
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from wqk.errors import CorpusError, MissingPackage
+from wqk.errors import CorpusError, MissingPackage, WqkError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-# A longer document, or line of a file, is a mistake more often than a text, and takes memory.
-LONGEST = 50_000_000
-
-# Rows of a Parquet file that are read at a time.
-ROWS = 1024
+# A longer document, or line of JSON, is more often a mistake than a text. The tokenizers library
+# takes some 60 bytes a character to learn from it or to encode it.
+LONGEST = 10_000_000
 
 DOCUMENTS = ("file", "paragraph", "line")
 
@@ -42,7 +46,8 @@ def read_documents(path: Path, field: str, document: str) -> Iterator[str]:
     Raises
     ------
     CorpusError
-        The file cannot be read, is damaged, is not UTF-8, or lacks the field.
+        The file cannot be read, is damaged, is not UTF-8, lacks the field, or holds a document
+        of more than `LONGEST` characters.
 
     Examples
     --------
@@ -54,17 +59,12 @@ def read_documents(path: Path, field: str, document: str) -> Iterator[str]:
     ...     list(read_documents(path, "text", "file"))
     ['one', 'two']
     """
-    read = FORMATS[ending(path)]
     try:
-        with _open(path) as file:
-            for text in read(file, path, field, document):
-                if len(text) > LONGEST:
-                    raise CorpusError(
-                        f"{path}: a document of {len(text):,} characters, expected at most "
-                        f"{LONGEST:,}; split it, or cut plain text with --document paragraph"
-                    )
-                # Half of a surrogate pair is no character; UTF-8 decoders replace it, too.
-                yield text if text.isascii() else _sound(text)
+        for text in FORMATS[ending(path)](path, field, document):
+            if len(text) > LONGEST:
+                raise _too_long(path, "document", "split it, or cut text with --document paragraph")
+            # Half of a surrogate pair is no character; UTF-8 decoders replace it, too.
+            yield text if text.isascii() else _sound(text)
     except UnicodeDecodeError as error:
         raise CorpusError(f"{path}: expected UTF-8 text ({error.reason}); convert it") from None
     except (OSError, EOFError, lzma.LZMAError, zlib.error, csv.Error) as error:
@@ -72,8 +72,56 @@ def read_documents(path: Path, field: str, document: str) -> Iterator[str]:
         raise CorpusError(f"{path}: cannot be read to its end ({reason})") from None
 
 
+def read_rows(
+    what: str,
+    field: str,
+    builder: str,
+    advice: str = "",
+    *,
+    split: str = "train",
+    as_text: bool = False,
+    **options: Any,
+) -> Iterator[str]:
+    """A column of a data set, streamed by the datasets library.
+
+    Parameters
+    ----------
+    what
+        Name of the data set, for messages.
+    field
+        The column.
+    builder, split, options
+        As `datasets.load_dataset` takes them.
+    advice
+        What to do where it cannot be read.
+    as_text
+        Whether to take the column as text whatever it looks like.
+
+    Raises
+    ------
+    CorpusError
+        It cannot be read, or the column is missing or holds something else than text.
+    """
+    try:
+        import datasets  # type: ignore[import-untyped]
+    except ImportError:
+        raise MissingPackage(f"{what}: needs datasets: pip install 'wqk[train]'") from None
+    try:
+        with _silent():
+            if as_text:
+                options["features"] = datasets.Features({field: datasets.Value("string")})
+            rows = datasets.load_dataset(builder, streaming=True, split=split, **options)
+            for number, row in enumerate(rows, 1):
+                yield _text(row, field, f"{what}, row {number}")
+    except WqkError:
+        raise
+    except Exception as error:  # the library raises whatever its formats and the network raise
+        reason = " ".join(str(error).split())[:160] or type(error).__name__
+        raise CorpusError(f"{what}: cannot be read ({reason}){advice}") from None
+
+
 def is_readable(path: Path) -> bool:
-    """Whether a file's name tells that it is text of a known format."""
+    """Whether a file's name says that it is text of a known format."""
     return ending(path) in FORMATS
 
 
@@ -106,86 +154,98 @@ def _open_zstandard(path: Path) -> BinaryIO:
     return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"))
 
 
+def _plain(path: Path, field: str, document: str) -> Iterator[str]:
+    with _open(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig") as lines:
+        if document == "file":
+            yield lines.read(LONGEST + 1)
+            return
+        gathered = io.StringIO()
+        for line in iter(lambda: lines.readline(LONGEST + 1), ""):
+            gathered.write(line)
+            if document == "line" or not line.strip():
+                yield gathered.getvalue().strip("\n")
+                gathered = io.StringIO()
+            elif gathered.tell() > LONGEST:
+                raise _too_long(path, "paragraph", "cut it with --document line")
+        yield gathered.getvalue().strip("\n")
+
+
+def _json_lines(path: Path, field: str, document: str) -> Iterator[str]:
+    with _open(path) as file:
+        for number, line in enumerate(iter(lambda: file.readline(4 * LONGEST + 1), b""), 1):
+            where = f"{path}, line {number}"
+            if len(line) > 4 * LONGEST:
+                raise CorpusError(f"{where}: longer than {4 * LONGEST:,} bytes; one object a line")
+            try:
+                row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+            except UnicodeDecodeError:
+                raise CorpusError(f"{where}: expected UTF-8 text; convert the file") from None
+            except (ValueError, RecursionError) as error:
+                if not line.strip():
+                    continue
+                raise CorpusError(f"{where}: expected a JSON object ({error})") from None
+            if not isinstance(row, dict):
+                raise CorpusError(f"{where}: expected one JSON object, got {type(row).__name__}")
+            yield _text(row, field, where)
+
+
+def _csv(path: Path, field: str, document: str) -> Iterator[str]:
+    with _open(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as lines:
+        names = next(csv.reader(lines), [])
+    if field not in names:
+        raise _no_field(str(path), field, names)
+    # Text whatever it looks like: "NA" is a comment, and so is "12".
+    options: dict[str, Any] = {"usecols": [field], "keep_default_na": False}
+    yield from read_rows(str(path), field, "csv", data_files=str(path), as_text=True, **options)
+
+
+def _parquet(path: Path, field: str, document: str) -> Iterator[str]:
+    return read_rows(str(path), field, "parquet", data_files=str(path))
+
+
+def _text(row: dict[str, Any], field: str, where: str) -> str:
+    if field not in row:
+        raise _no_field(where, field, list(row))
+    value = row[field]
+    if not isinstance(value, str | None):
+        raise CorpusError(f"{where}: expected text in {field!r}, got {type(value).__name__}")
+    return value or ""
+
+
+def _no_field(where: str, field: str, names: list[str]) -> CorpusError:
+    return CorpusError(
+        f"{where}: has no {field!r}; give one of {', '.join(names) or 'none'} with --field"
+    )
+
+
 def _sound(text: str) -> str:
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
-def _plain(file: BinaryIO, path: Path, field: str, document: str) -> Iterator[str]:
-    with io.TextIOWrapper(file, encoding="utf-8-sig") as lines:
-        if document == "file":
-            yield lines.read(LONGEST + 1)
-            return
-        gathered: list[str] = []
-        for line in iter(lambda: lines.readline(LONGEST + 1), ""):
-            if document == "line" or not line.strip():
-                yield "".join([*gathered, line]).strip("\n")
-                gathered = []
-            else:
-                gathered.append(line)
-        yield "".join(gathered).strip("\n")
+def _too_long(path: Path, what: str, advice: str) -> CorpusError:
+    return CorpusError(f"{path}: a {what} of more than {LONGEST:,} characters; {advice}")
 
 
-def _json_lines(file: BinaryIO, path: Path, field: str, document: str) -> Iterator[str]:
-    for number, line in enumerate(iter(lambda: file.readline(LONGEST + 1), b""), 1):
-        where = f"{path}, line {number}"
-        if len(line) > LONGEST:
-            raise CorpusError(f"{where}: longer than {LONGEST:,} bytes; one object a line")
-        try:
-            row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
-        except UnicodeDecodeError:
-            raise CorpusError(f"{where}: expected UTF-8 text; convert the file") from None
-        except (ValueError, RecursionError) as error:
-            if not line.strip():
-                continue
-            raise CorpusError(f"{where}: expected a JSON object ({error})") from None
-        if not isinstance(row, dict):
-            raise CorpusError(f"{where}: expected one JSON object, got {type(row).__name__}")
-        if field not in row:
-            raise CorpusError(_no_field(where, field, row))
-        yield _text(row[field], where, field)
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Without the library's bars and log lines: what goes wrong is said once, by an error."""
+    import logging
 
+    import datasets
 
-def _csv(file: BinaryIO, path: Path, field: str, document: str) -> Iterator[str]:
-    with io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as lines:
-        rows = csv.DictReader(lines)
-        if field not in (rows.fieldnames or ()):
-            raise CorpusError(_no_field(path, field, rows.fieldnames or ()))
-        for row in rows:
-            yield row[field] or ""
-
-
-def _parquet(file: BinaryIO, path: Path, field: str, document: str) -> Iterator[str]:
+    logger = logging.getLogger("datasets")
+    level, bars = logger.level, datasets.are_progress_bars_disabled()
+    logger.setLevel(logging.CRITICAL)
+    datasets.disable_progress_bars()
     try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise MissingPackage(f"{path}: Parquet needs pyarrow: pip install 'wqk[train]'") from None
-    try:
-        table = parquet.ParquetFile(file)
-        if field not in table.schema_arrow.names:
-            raise CorpusError(_no_field(path, field, table.schema_arrow.names))
-        number = 0
-        for batch in table.iter_batches(ROWS, columns=[field]):
-            for value in batch.column(0).to_pylist():
-                number += 1
-                yield _text(value, f"{path}, row {number}", field)
-    except pyarrow.ArrowException as error:
-        raise CorpusError(f"{path}: cannot be read as Parquet ({error})") from None
+        yield
+    finally:
+        logger.setLevel(level)
+        if not bars:
+            datasets.enable_progress_bars()
 
 
-def _text(value: object, where: str, field: str) -> str:
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise CorpusError(f"{where}: expected text in {field!r}, got {type(value).__name__}")
-    return value
-
-
-def _no_field(where: object, field: str, names: Any) -> str:
-    return f"{where}: has no {field!r}; give one of {', '.join(names) or 'none'} with --field"
-
-
-FORMATS: dict[str, Callable[[BinaryIO, Path, str, str], Iterator[str]]] = {
+FORMATS: dict[str, Callable[[Path, str, str], Iterator[str]]] = {
     ".txt": _plain,
     ".jsonl": _json_lines,
     ".ndjson": _json_lines,

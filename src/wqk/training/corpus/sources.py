@@ -10,11 +10,20 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wqk.errors import CorpusError, MissingPackage, WqkError
-from wqk.training.corpus.reading import COMPRESSIONS, FORMATS, is_readable, read_documents
+from wqk.errors import CorpusError
+from wqk.training.corpus.reading import (
+    COMPRESSIONS,
+    FORMATS,
+    is_readable,
+    read_documents,
+    read_rows,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+# Seconds that the network has to answer at all.
+SECONDS = 5
 
 
 @dataclass(frozen=True)
@@ -54,10 +63,11 @@ class Source:
         CorpusError
             A file cannot be read, or the hub does not give the data set.
         """
-        if self.hub:
-            return _from_hub(self.name, self.hub, field, skip)
         texts = (read_documents(path, field or "text", document) for path in self.files)
-        return itertools.islice(itertools.chain.from_iterable(texts), skip, None)
+        found = itertools.chain.from_iterable(texts)
+        return itertools.islice(
+            _from_hub(self.name, self.hub, field) if self.hub else found, skip, None
+        )
 
 
 def find_source(text: str, subset: str | None, split: str | None) -> Source:
@@ -125,39 +135,40 @@ def _formats() -> str:
     return f"*{', *'.join(FORMATS)}, perhaps with {', '.join(COMPRESSIONS)} after it"
 
 
-def _from_hub(name: str, hub: Mapping[str, Any], field: str | None, skip: int) -> Iterator[str]:
+def _from_hub(name: str, hub: Mapping[str, Any], field: str | None) -> Iterator[str]:
     """The texts of a data set, streamed."""
-    column = field or hub.get("field", "text")
-    instead = hub.get("instead", "fetch its files elsewhere, and pass their folder")
-    try:
-        for row in itertools.islice(_rows(hub), skip, None):
-            if column not in row:
-                given = ", ".join(row)
-                raise CorpusError(f"{name}: has no {column!r}; give one of {given} with --field")
-            if not isinstance(row[column], str | None):
-                kind = type(row[column]).__name__
-                raise CorpusError(f"{name}: expected text in {column!r}, got {kind}")
-            yield row[column] or ""
-    except WqkError:
-        raise
-    except Exception as error:  # whatever the libraries between us and the network raise
-        reason = " ".join(str(error).split())[:160] or type(error).__name__
-        raise CorpusError(f"{name}: cannot be had from the hub ({reason}); {instead}") from None
-
-
-def _rows(hub: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    try:
-        import datasets  # type: ignore[import-untyped]
-    except ImportError:
-        raise MissingPackage(
-            "a data set of the hub needs datasets: pip install 'wqk[train]'"
-        ) from None
-    split, files = hub.get("split", "train"), {}
+    advice = "; " + hub.get("instead", "fetch its files elsewhere, and pass their folder")
+    files: dict[str, Any] = {}
+    _require_network(name, hub, advice)
     if "listing" in hub:
-        listing = datasets.load_dataset(
-            "text", data_files=hub["listing"], split="train", streaming=True
-        )
-        files = {"data_files": [hub["files"].format(row["text"]) for row in listing]}
-    yield from datasets.load_dataset(
-        hub["path"], hub.get("subset"), split=split, streaming=True, **files
-    )
+        lines = read_rows(name, "text", "text", advice, data_files=hub["listing"])
+        files["data_files"] = [hub["files"].format(line) for line in lines]
+    column, split = field or hub.get("field", "text"), hub.get("split", "train")
+    subset = hub.get("subset")
+    yield from read_rows(name, column, hub["path"], advice, split=split, name=subset, **files)
+
+
+def _require_network(name: str, hub: Mapping[str, Any], advice: str) -> None:
+    """One short question, for the libraries repeat theirs for half a minute.
+
+    Raises
+    ------
+    CorpusError
+        There is no answer.
+    """
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:  # what is in the cache can be read
+        return
+    address = hub.get("listing", f"{constants.ENDPOINT}/api/datasets/{hub['path']}")
+    try:
+        _head(address)
+    except Exception as error:  # of whichever HTTP library the hub's uses
+        reason = " ".join(str(error).split())[:160] or type(error).__name__
+        raise CorpusError(f"{name}: the network does not answer ({reason}){advice}") from None
+
+
+def _head(address: str) -> None:
+    from huggingface_hub import get_session
+
+    get_session().head(address, timeout=SECONDS, follow_redirects=True)

@@ -18,7 +18,6 @@ separator, is ``tokens[documents[i]:documents[i + 1]]``. Documents of ``held_out
 from __future__ import annotations
 
 import hashlib
-import json
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +28,7 @@ from wqk.errors import CorpusError, MissingPackage
 from wqk.training.corpus.header import SPLITS, STORED, Header, read_header
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
     from os import PathLike
 
     from numpy.typing import NDArray
@@ -157,7 +156,7 @@ class TokenStore:
         """The text of some tokens; special ones appear by name, such as ``[SEP]``.
 
         Characters come back as they were, but for those outside the alphabet. Words come back as
-        WordPiece leaves them. Only stores of characters can do without the tokenizers library.
+        WordPiece leaves them.
 
         Raises
         ------
@@ -172,7 +171,7 @@ class TokenStore:
                 f"ids to decode: expected 0 to {self.vocabulary_size - 1}, got "
                 f"{numbers.min()} to {numbers.max()}"
             )
-        return self._decoder(numbers.ravel().tolist())
+        return str(self._decoder.decode(numbers.ravel().tolist(), skip_special_tokens=False))
 
     def verify(self) -> None:
         """Read every file, and compare it with the header.
@@ -246,31 +245,17 @@ class TokenStore:
             )
 
     @cached_property
-    def _decoder(self) -> Callable[[list[int]], str]:
+    def _decoder(self) -> Any:
         try:
-            content = self.tokenizer.read_text(encoding="utf-8")
-            if self.unit == "characters":
-                names = {
-                    number: text for text, number in json.loads(content)["model"]["vocab"].items()
-                }
-                return lambda ids: "".join(names[number] for number in ids)
-        except (OSError, ValueError, LookupError, AttributeError, TypeError) as error:
+            from tokenizers import Tokenizer
+        except ImportError:
+            raise MissingPackage("to decode needs tokenizers: pip install 'wqk[train]'") from None
+        try:
+            return Tokenizer.from_file(str(self.tokenizer))
+        except Exception as error:  # the library raises nothing narrower
             raise CorpusError(
                 f"{self.tokenizer}: cannot be used ({error}); build the store again"
             ) from None
-        return _library_decoder(content, self.tokenizer)
-
-
-def _library_decoder(content: str, path: Path) -> Callable[[list[int]], str]:
-    try:
-        from tokenizers import Tokenizer
-    except ImportError:
-        raise MissingPackage("to decode needs tokenizers: pip install 'wqk[train]'") from None
-    try:
-        tokenizer = Tokenizer.from_str(content)
-    except Exception as error:  # the library raises nothing narrower
-        raise CorpusError(f"{path}: cannot be used ({error}); build the store again") from None
-    return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False))
 
 
 def sha256(path: Path) -> str:

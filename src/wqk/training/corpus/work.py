@@ -8,7 +8,7 @@
     ├── texts/           shards of documents, as read: text, its hash, and where it was
     ├── read.json        all has been read
     ├── tokenizer.json   the vocabulary is there
-    └── tokens/          one file for each shard
+    └── tokens/          the tokens of each shard's documents, in order
 
 Each file appears whole or not at all, and a file that is there is done.
 """
@@ -20,24 +20,20 @@ import io
 import json
 import shutil
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from zipfile import BadZipFile
 
-import numpy as np
 import polars as pl
 
 from wqk._files import locked, unwritable, write_whole
 from wqk.errors import CorpusError, WqkError
-from wqk.training.corpus.writing import Chunk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-# What the disk may say at any step.
-UNREADABLE = (OSError, ValueError, KeyError, BadZipFile, pl.exceptions.PolarsError)
 
-
+@dataclass(frozen=True)
 class Work:
     """What has been done of a build so far; made by `open_work`.
 
@@ -47,79 +43,50 @@ class Work:
         Next to the one that is built.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    folder: Path
 
-    def described(self) -> list[dict[str, Any]] | None:
-        """What was read from each source, once all has been."""
-        path = self.folder / "read.json"
-        return list(json.loads(path.read_bytes())) if path.exists() else None
+    def note(self, name: str) -> bytes | None:
+        """A small file, once it is there."""
+        path = self.folder / name
+        return path.read_bytes() if path.exists() else None
 
-    def note_described(self, sources: list[dict[str, Any]]) -> None:
-        """All has been read."""
-        write_whole(self.folder / "read.json", json.dumps(sources).encode())
+    def save_note(self, name: str, content: bytes) -> None:
+        """Keep a small file: a stage is done."""
+        write_whole(self.folder / name, content)
 
-    def tokenizer(self) -> str | None:
-        """The tokenizer, once it is there."""
-        path = self.folder / "tokenizer.json"
-        return path.read_text(encoding="utf-8") if path.exists() else None
-
-    def note_tokenizer(self, content: str) -> None:
-        """The vocabulary has been learned, or read."""
-        write_whole(self.folder / "tokenizer.json", content.encode())
-
-    def texts(self) -> list[Path]:
+    def shards(self) -> list[Path]:
         """Shards of documents that have been read, in order."""
         return sorted((self.folder / "texts").glob("[0-9]*.parquet"))
 
-    def load_texts(self, shard: Path, *columns: str) -> pl.DataFrame:
-        """A shard's ``text``, ``hash``, ``source`` and ``row``."""
-        with self._whole(shard):
-            # Read at once rather than mapped: what is not there must be noticed here.
-            return pl.read_parquet(io.BytesIO(shard.read_bytes()), columns=list(columns) or None)
-
-    def save_texts(self, frame: pl.DataFrame) -> None:
-        """Add a shard."""
-        content = io.BytesIO()
-        frame.write_parquet(content, compression="zstd", compression_level=1)
-        write_whole(self.folder / "texts" / f"{len(self.texts()):06}.parquet", content.getvalue())
+    def next_shard(self) -> Path:
+        """Where the next shard belongs."""
+        return self.folder / "texts" / f"{len(self.shards()):06}.parquet"
 
     def tokens(self, shard: Path) -> Path:
-        """Where the tokens of a shard lie, once they are there."""
-        return self.folder / "tokens" / f"{shard.stem}.npz"
+        """Where the tokens of a shard belong."""
+        return self.folder / "tokens" / shard.name
 
-    def save_tokens(self, shard: Path, chunks: Mapping[str, Chunk]) -> None:
-        """Keep the tokens of a shard, for each split."""
-        arrays = {
-            f"{split}_{name}": value
-            for split, chunk in chunks.items()
-            for name, value in vars(chunk).items()
-        }
-        content = io.BytesIO()
-        np.savez(content, **arrays)
-        write_whole(self.tokens(shard), content.getvalue())
+    def load(self, path: Path, *columns: str) -> pl.DataFrame:
+        """Columns of a shard, or of its tokens; all without any.
 
-    def load_tokens(self, shard: Path, split: str) -> Chunk:
-        """The tokens of a shard."""
-        path = self.tokens(shard)
-        with self._whole(path), np.load(io.BytesIO(path.read_bytes())) as file:
-            tokens, lengths, characters = (
-                file[f"{split}_{name}"] for name in ("tokens", "lengths", "characters")
-            )
-            return Chunk(tokens, lengths, int(characters))
-
-    def chunks(self, split: str) -> Iterator[Chunk]:
-        """All tokens of a split, shard by shard."""
-        return (self.load_tokens(shard, split) for shard in self.texts())
-
-    @contextmanager
-    def _whole(self, path: Path) -> Iterator[None]:
+        Raises
+        ------
+        CorpusError
+            It is damaged.
+        """
         try:
-            yield
-        except UNREADABLE:
+            # Read at once rather than mapped: what is not there must be noticed here.
+            return pl.read_parquet(io.BytesIO(path.read_bytes()), columns=list(columns) or None)
+        except (OSError, pl.exceptions.PolarsError):
             raise CorpusError(
                 f"{path}: damaged; delete {self.folder} and build the corpus again"
             ) from None
+
+    def save(self, path: Path, frame: pl.DataFrame) -> None:
+        """Keep a shard, or its tokens."""
+        content = io.BytesIO()
+        frame.write_parquet(content, compression="zstd", compression_level=1)
+        write_whole(path, content.getvalue())
 
 
 @contextmanager
@@ -137,8 +104,9 @@ def open_work(folder: Path, plan: Mapping[str, Any]) -> Iterator[Work]:
     place = folder.parent / f".{folder.name}.building"
     with locked(place / "lock", "build"), _removed_if_empty(place):
         wanted = json.dumps(plan, sort_keys=True).encode()
+        work = Work(place)
         try:
-            if not (place / "plan.json").exists() or (place / "plan.json").read_bytes() != wanted:
+            if work.note("plan.json") != wanted:
                 _clear(place)
             for name in ("texts", "tokens"):
                 (place / name).mkdir(exist_ok=True)
@@ -147,12 +115,11 @@ def open_work(folder: Path, plan: Mapping[str, Any]) -> Iterator[Work]:
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
         except OSError as error:
             raise unwritable(place, error) from None
-        write_whole(place / "plan.json", wanted)
-        work = Work(place)
+        work.save_note("plan.json", wanted)
         try:
             yield work
         except WqkError:
-            if not work.texts():
+            if not work.shards():
                 _clear(place)
             raise
         _clear(place)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import secrets
 import shutil
@@ -103,7 +104,8 @@ def write_store(
             header = Header(
                 unit, vocabulary_size, dict(special), digest, about_splits, dict(about or {})
             )
-            _write(growing / HEADER, header.to_json())
+            content = json.dumps(header.to_json(), ensure_ascii=False, indent=1) + "\n"
+            _write(growing / HEADER, content.encode())
             _sync_folder(growing)
             growing.rename(target)
         finally:

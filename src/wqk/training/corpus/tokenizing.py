@@ -1,4 +1,8 @@
-"""Tokenizers for a corpus: learned from its text, or given; as the content of a tokenizer.json."""
+"""Tokenizers for a corpus, learned or given, as the content of a tokenizer.json; and encoding.
+
+The tokenizers library learns words, reads what is given, and encodes both. Characters are counted
+and looked up in a table: through the library they take fifty times as long.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wqk.errors import CorpusError, MissingPackage
+from wqk.training.corpus.writing import Chunk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
+
+    Encode = Callable[[Sequence[str]], Iterator[NDArray[np.uint32]]]
 
 SPECIAL = ("[PAD]", "[MASK]", "[UNK]", "[SEP]")
 
@@ -29,6 +36,9 @@ ROLES = {
 
 # Characters that a WordPiece vocabulary knows at most, and the share of it that they may take.
 MOST_CHARACTERS, SHARE_OF_CHARACTERS = 1000, 8
+
+# Characters that are given to the tokenizers library at a time; it needs 30 times their memory.
+BATCH = 250_000
 
 
 def learn_characters(texts: Iterable[list[str]], size: int, lower: bool) -> str:
@@ -50,7 +60,7 @@ def learn_characters(texts: Iterable[list[str]], size: int, lower: bool) -> str:
     {'[PAD]': 0, '[MASK]': 1, '[UNK]': 2, '[SEP]': 3, 'a': 4, 'b': 5}
     """
     library = _library()
-    normalize = character_normalizer() if lower else None
+    normalize = _character_normalizer() if lower else None
     alphabet = _most_common(_count(texts, normalize), size)
     names = {name: number for number, name in enumerate((*SPECIAL, *alphabet))}
     tokenizer = library.Tokenizer(library.models.WordLevel(names, unk_token="[UNK]"))
@@ -130,14 +140,13 @@ def read_tokenizer(text: str) -> str:
     CorpusError
         There is none, or it is damaged.
     """
-    library = _library()
-    path = Path(text)
+    library, path = _library().Tokenizer, Path(text)
     try:
         if path.exists():
-            path = path / "tokenizer.json" if path.is_dir() else path
-            tokenizer = library.Tokenizer.from_file(str(path))
+            file = path / "tokenizer.json" if path.is_dir() else path
+            tokenizer = library.from_file(str(file))
         else:
-            tokenizer = library.Tokenizer.from_pretrained(text)
+            tokenizer = library.from_pretrained(text)
     except Exception as error:  # the library raises nothing narrower
         reason = " ".join(str(error).split())[:160]
         raise CorpusError(
@@ -157,21 +166,88 @@ def special_ids(tokenizer: str) -> tuple[dict[str, int], int]:
     >>> special_ids(learn_characters([["abacab"]], size=2, lower=False))
     ({'padding': 0, 'mask': 1, 'unknown': 2, 'separator': 3}, 6)
     """
-    names = _library().Tokenizer.from_str(tokenizer).get_vocab(with_added_tokens=True)
-    found = {
-        role: next((names[name] for name in known if name in names), None)
-        for role, known in ROLES.items()
+    ids = _library().Tokenizer.from_str(tokenizer).get_vocab(with_added_tokens=True)
+    special = {
+        role: ids[found[0]]
+        for role, names in ROLES.items()
+        if (found := [name for name in names if name in ids])
     }
-    return {role: number for role, number in found.items() if number is not None}, (
-        max(names.values()) + 1
-    )
+    return special, max(ids.values()) + 1
 
 
-def character_normalizer() -> Any:
-    """What BERT does to capitals and accents, and nothing else that it does."""
-    return _library().normalizers.BertNormalizer(
-        clean_text=False, handle_chinese_chars=False, strip_accents=True, lowercase=True
-    )
+class Encoder:
+    """Makes tokens of texts; safe to be used by several threads.
+
+    Parameters
+    ----------
+    tokenizer
+        Content of a ``tokenizer.json``.
+    unit
+        ``characters`` are looked up in a table; everything else the library encodes.
+
+    Examples
+    --------
+    >>> encoder = Encoder(learn_characters([["abacab"]], size=2, lower=False), "characters")
+    >>> chunk = encoder(["ab", "abc"])
+    >>> chunk.tokens.tolist(), chunk.lengths.tolist(), chunk.characters
+    ([4, 5, 3, 4, 5, 2, 3], [3, 4], 5)
+    """
+
+    def __init__(self, tokenizer: str, unit: str) -> None:
+        special, self.vocabulary_size = special_ids(tokenizer)
+        self.special = special
+        self._end = np.array([special["separator"]] if "separator" in special else [], np.uint32)
+        encode = _character_encoder if unit == "characters" else _library_encoder
+        self._encode: Encode = encode(tokenizer)
+
+    def __call__(self, texts: Sequence[str]) -> Chunk:
+        """Tokens of each text, followed by the separator where there is one."""
+        pieces = [np.concatenate([ids, self._end]) for ids in self._encode(texts)]
+        tokens = np.concatenate(pieces) if pieces else np.empty(0, np.uint32)
+        lengths = np.array([len(piece) for piece in pieces], np.int64)
+        return Chunk(tokens, lengths, sum(map(len, texts)))
+
+
+def _character_encoder(tokenizer: str) -> Encode:
+    content = json.loads(tokenizer)
+    names = content["model"]["vocab"]
+    table = np.full(0x110000, names["[UNK]"], np.uint32)
+    for name, number in names.items():
+        if len(name) == 1:
+            table[ord(name)] = number
+    normalizer = _character_normalizer() if content["normalizer"] else None
+
+    def encode(texts: Sequence[str]) -> Iterator[NDArray[np.uint32]]:
+        for text in texts:
+            shown = text if normalizer is None else normalizer.normalize_str(text)
+            yield table[_code_points(shown)]
+
+    return encode
+
+
+def _library_encoder(content: str) -> Encode:
+    tokenizer = _library().Tokenizer.from_str(content)
+    # A text that contains "[MASK]" does not contain a mask.
+    tokenizer.encode_special_tokens = True
+
+    def encode(texts: Sequence[str]) -> Iterator[NDArray[np.uint32]]:
+        for batch in _batches(texts):
+            for encoding in tokenizer.encode_batch_fast(batch, add_special_tokens=False):
+                yield np.array(encoding.ids, np.uint32)
+
+    return encode
+
+
+def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
+    batch, room = [], BATCH
+    for text in texts:
+        batch.append(text)
+        room -= len(text)
+        if room <= 0:
+            yield batch
+            batch, room = [], BATCH
+    if batch:
+        yield batch
 
 
 @contextmanager
@@ -187,6 +263,13 @@ def library_threads(wanted: bool) -> Iterator[None]:
             del os.environ[name]
         else:
             os.environ[name] = before
+
+
+def _character_normalizer() -> Any:
+    """What BERT does to capitals and accents, and nothing else that it does."""
+    return _library().normalizers.BertNormalizer(
+        clean_text=False, handle_chinese_chars=False, strip_accents=True, lowercase=True
+    )
 
 
 def _word_tokenizer(model: Any, lower: bool) -> Any:
@@ -209,19 +292,12 @@ def _count(texts: Iterable[list[str]], normalizer: Any) -> NDArray[np.int64]:
     counts = np.zeros(0x110000, np.int64)
     for batch in texts:
         shown = batch if normalizer is None else map(normalizer.normalize_str, batch)
-        found = np.bincount(code_points("".join(shown)))
+        found = np.bincount(_code_points("".join(shown)))
         counts[: len(found)] += found
     return counts
 
 
-def code_points(text: str) -> NDArray[np.uint32]:
-    """The characters of a text as numbers.
-
-    Examples
-    --------
-    >>> code_points("aé").tolist()
-    [97, 233]
-    """
+def _code_points(text: str) -> NDArray[np.uint32]:
     return np.frombuffer(text.encode("utf-32-le"), "<u4")
 
 

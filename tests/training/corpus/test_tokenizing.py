@@ -15,8 +15,8 @@ from tests.training.corpus.samples import sentences
 from tokenizers import Tokenizer
 
 from wqk.errors import CorpusError
-from wqk.training.corpus.encoding import Encoder
-from wqk.training.corpus.vocabularies import (
+from wqk.training.corpus.tokenizing import (
+    Encoder,
     learn_characters,
     learn_words,
     library_threads,
