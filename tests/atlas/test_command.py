@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from tests.atlas.making import layers
 
 import wqk
-from wqk.atlas import published
+from wqk.atlas import all_published, published
 from wqk.cli.main import command
 
 ENCODER = str(wqk.demo_model("encoder"))
@@ -41,24 +41,27 @@ def survey(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 160])
 def test_lists_fit_the_terminal(width: int) -> None:
-    for arguments in ([], ["LLaMA3-8B"], ["BERT-base", "--scan", ENCODER]):
+    for arguments in (["--stack", "encoder"], ["LLaMA3-8B"], ["BERT-base", "--scan", ENCODER]):
         result = run("atlas", *arguments, width=width)
         assert result.exit_code == 0, result.output
         assert max(map(len, result.output.splitlines())) <= max(width, 60)
     listed = run("atlas", width=width).output
-    assert ("google-bert/bert-base-uncased" in listed) == (width >= 100)
+    assert ("google-bert/bert-base-uncased" in listed) == (width >= 120)
     assert ("0.51 ± [0.09, 0.07]" in listed) == (width >= 140)
 
 
 def test_filters_and_orders() -> None:
-    assert names() == published()["name"].to_list()
-    assert set(names("--modality", "vision")) == {"BEiT-base", "BEiT-large"}
-    assert len(names("--stack", "encoder")) + len(names("--stack", "decoder")) == 70
-    assert len(names("--sound")) == 51
-    assert len(names("--flagged")) == 22
-    assert set(names("--search", "PHI")) == {"Phi-1", "Phi-1.5", "Phi-2"}
+    assert names() == all_published()["name"].to_list()
+    assert names()[:70] == published()["name"].to_list()
+    assert {"BEiT-base", "vit-mae-base"} <= set(names("--modality", "vision"))
+    assert names("--modality", "audio", "--search", "whisper-tiny") == ["whisper-tiny"] * 2
+    assert len(names("--stack", "encoder")) + len(names("--stack", "decoder")) == 198
+    assert len(names("--sound")) == all_published()["sound"].sum()
+    assert set(names("--search", "PHI-")) == {
+        "Phi-1", "Phi-1.5", "Phi-2", "Phi-3-mini-4k-instruct", "Phi-3-mini-128k-instruct",
+    }  # fmt: skip
     assert names("--sort", "symmetry")[:2] == ["BERT-tiny", "BERT-2L-128"]
-    assert names("--sort", "directionality")[0] == "BERT-tiny"
+    assert names("--sort", "directionality")[:2] == ["TinyStories-1M", "TinyStories-3M"]
     assert names("--sort", "directionality")[-2:] == ["GPT2-medium", "Phi-2"]
     assert names("--sort", "parameters")[-1] == "LLaMA3.1-405B"
     ordered = names("--sort", "name")
@@ -109,14 +112,14 @@ def test_a_survey_extends_the_atlas(survey: Path) -> None:
     own = run("atlas", "grown", "--survey", str(survey))
     assert "own" in own.output
     assert "published" not in own.output
-    assert names("--survey", str(survey))[70:] == ["bert-base-uncased", "grown"]
+    assert names("--survey", str(survey))[198:] == ["bert-base-uncased", "grown"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
         (["BERT-bass"], "did you mean BERT-base"),
-        (["EleutherAI/pythia-70m"], "shows this model in its figures"),
+        (["EleutherAI/pythia-70mm"], "did you mean"),
         (["--scan", ENCODER], "compare one MODEL"),
         (["--from", "x.parquet"], "compare one MODEL"),
         (["BERT-base", "--from", "x.parquet", "--scan", ENCODER], "got both"),
@@ -125,7 +128,7 @@ def test_a_survey_extends_the_atlas(survey: Path) -> None:
         (["BERT-base", "--scan", "/no/such/model"], "no such file"),
         (["BEiT-base", "--scan"], "stands for microsoft/beit"),
         (["--survey", "/no/such/folder"], "no scores of a survey"),
-        (["BERT-base", "--stack", "decoder"], "no row"),
+        (["BERT-base", "--stack", "decoder"], "no model of this name"),
         (["--sort", "color"], "color"),
     ],
 )

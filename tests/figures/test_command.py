@@ -65,8 +65,6 @@ def test_tables_go_to_the_terminal_or_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["fig3"], "fig3 needs runs of an encoder and of a decoder"),
-        (["s2"], "s2 needs scores of models of this kind"),
         (["fig2", "--out", "fig2.doc"], "a figure is written as .png, .pdf, .svg, .csv"),
         (["table1", "--out", "table1.png"], "table1 is written as .md or .tex"),
         (["fig2", "--out", "absent/fig2.csv"], "cannot be written"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from dataclasses import dataclass
 from functools import cache
@@ -10,9 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
-
-from wqk.errors import UnknownName
-from wqk.scanning.surveys.model_sets import model_set, model_sets
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -129,53 +125,6 @@ def marks(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     return dict(zip(names, "abcdefghijklmnopqrstuvwxyz", strict=False))
 
 
-def lookup(name: str, rows: pl.DataFrame | None = None) -> pl.DataFrame:
-    """The rows of a model, by the name in the tables or by its id on the hub.
-
-    Parameters
-    ----------
-    name
-        ``BERT-base``, ``google-bert/bert-base-uncased`` or ``bert-base-uncased``, in any case. A
-        printed name may stand for several checkpoints.
-    rows
-        Where to look; the published rows if not given.
-
-    Returns
-    -------
-    polars.DataFrame
-        As `published`; rows that say the same of one checkpoint are given once.
-
-    Raises
-    ------
-    UnknownName
-        There is no such row. The message has similar names, and what is known of models that the
-        paper draws without printing their scores.
-
-    Examples
-    --------
-    >>> lookup("bert-base-uncased")["symmetry"].to_list()
-    [0.51]
-    >>> lookup("LLaMA3-8B").select("model", "symmetry", "directionality").rows()
-    [('meta-llama/Meta-Llama-3-8B', 0.0, -0.65), ('meta-llama/Meta-Llama-3-8B', 0.0, 0.01)]
-    """
-    rows = published() if rows is None else rows
-    wanted = name.strip().lower()
-    known: dict[str, str] = {}
-    for spelling in (*rows["name"], *rows["model"], *map(last_part, rows["model"])):
-        known.setdefault(spelling.lower(), spelling)
-    found = rows.filter(
-        (pl.col("name").str.to_lowercase() == wanted)
-        | (pl.col("model").str.to_lowercase() == wanted)
-        | (pl.col("model").str.split("/").list.last().str.to_lowercase() == wanted)
-    )
-    if found.is_empty():
-        close = difflib.get_close_matches(wanted, known, n=5, cutoff=0.55)
-        names = list(dict.fromkeys(known[c] for c in close))
-        raise UnknownName(_unknown(name, names), name=name, close=names)
-    same = [column for column in COLUMNS if column not in ("name", "sound")]
-    return found.unique(subset=same, keep="first", maintain_order=True)
-
-
 def last_part(model: str) -> str:
     """A hub id without its owner, a path's last folder.
 
@@ -185,17 +134,3 @@ def last_part(model: str) -> str:
     'gpt2'
     """
     return model.rstrip("/").rpartition("/")[2]
-
-
-def _unknown(name: str, close: list[str]) -> str:
-    """Why a name has no row, and what to do."""
-    for drawn, model in ((s, model) for s in model_sets() for model in model_set(s)):
-        if name.lower() in (model.lower(), last_part(model).lower()):
-            problems = [flag.title for flag in flags().values() if model in flag.drawn]
-            warning = f"; what they show is an artifact ({', '.join(problems)})" if problems else ""
-            return (
-                f"{model}: the paper shows this model in its figures ({drawn}) and prints no score "
-                f"of it{warning}; wqk scan {model} scores it"
-            )
-    hint = f"did you mean {', '.join(close)}?" if close else "wqk atlas lists what there is"
-    return f"{name}: no row of Tables S2 and S3 has this name or hub id; {hint}"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.argument("model", required=False, metavar="[MODEL]")
 @click.option("--stack", type=click.Choice(["encoder", "decoder"]), help="Only these models.")
 @click.option(
-    "--modality", type=click.Choice(["language", "vision"]), help="Only models of this kind."
+    "--modality", type=click.Choice(["language", "vision", "audio"]), help="Only models of this kind."
 )
 @click.option(
     "--sound/--flagged",
@@ -75,9 +75,11 @@ def atlas(
     scanned: str | None,
     as_json: bool,
 ) -> None:
-    """Show the paper's published scores (Tables S2 and S3), or those of one MODEL.
+    """Show the paper's published scores, or those of one MODEL.
 
-    MODEL is a name of the tables or an id on the hub, such as BERT-base or openai-community/gpt2.
+    Those of language models are printed in Tables S2 and S3; those of vision, audio and other
+    models are medians over the published layers behind its figures. MODEL is a name of the tables
+    or an id on the hub, such as BERT-base, openai/whisper-tiny or openai-community/gpt2.
     Rows that are not what they seem carry flags. With --scan, --from or --survey, scores of one's
     own stand beside the published ones.
 
@@ -89,7 +91,7 @@ def atlas(
     """
     import polars as pl
 
-    from wqk.atlas import lookup, published, summarize, survey_table
+    from wqk.atlas import all_published, lookup, summarize, survey_table
     from wqk.cli import atlas_display
     from wqk.scanning.tables import ScoreTable
 
@@ -98,7 +100,9 @@ def atlas(
     if table_file and scanned is not None:
         raise click.UsageError("expected --from or --scan, got both")
     survey = survey_table(*surveys) if surveys else None
-    rows = published() if survey is None else pl.concat([published(), summarize(survey)])
+    rows = all_published()
+    if survey is not None:
+        rows = pl.concat([rows, summarize(survey)])
     rows = _chosen(rows, stack, modality, sound, search, sort)
     if model is None:
         atlas_display.print_rows(rows, as_json)

@@ -12,6 +12,7 @@ from wqk._files import check_output, write_whole
 from wqk.errors import UnknownName
 from wqk.figures import distances, heads, models, starts, terms, training
 from wqk.figures.matrix import examples
+from wqk.figures.published import published_pairs, published_starts
 from wqk.figures.style import PICTURES, save_figure
 
 if TYPE_CHECKING:
@@ -52,6 +53,11 @@ def _of_models(name: str, sources: Sources) -> pl.DataFrame:
 
 
 def _of_pairs(name: str, sources: Sources) -> pl.DataFrame:
+    """Of one's own runs, or, where there are none, of the paper's."""
+    if not sources.runs:
+        return published_pairs(name)
+    if name == "fig3":
+        return training.one_pair(sources.runs)
     return training.all_pairs(sources.runs, name)
 
 
@@ -63,13 +69,12 @@ FIGURES: dict[str, Entry] = {
     "fig2": Entry(partial(_of_models, "fig2"), _with_matrices, stand_in="blocks"),
     "s1": Entry(partial(_of_models, "s1"), _alone(models.by_size)),
     "s2": Entry(partial(_of_models, "s2"), _alone(models.by_size)),
-    "fig3": Entry(
-        lambda sources: training.one_pair(sources.runs), _alone(training.medians_and_layers)
-    ),
+    "fig3": Entry(partial(_of_pairs, "fig3"), _alone(training.medians_and_layers)),
     "s3": Entry(partial(_of_pairs, "s3"), _alone(training.medians_by_comparison)),
     "s4": Entry(partial(_of_pairs, "s4"), _alone(training.layers_by_comparison)),
     "s5": Entry(
-        lambda sources: starts.start_curves(sources.runs), _alone(starts.loss_and_symmetry)
+        lambda sources: starts.start_curves(sources.runs) if sources.runs else published_starts(),
+        _alone(starts.loss_and_symmetry),
     ),
     "losses": Entry(
         lambda sources: starts.losses_by_start(sources.runs),
@@ -112,7 +117,7 @@ def numbers(name: str, sources: Sources) -> pl.DataFrame:
     --------
     >>> from wqk.figures import Sources
     >>> numbers("fig2", Sources()).height
-    50
+    74
     """
     return _entry(name).numbers(sources)
 

@@ -99,8 +99,13 @@ def layer_curves(table: ScoreTable) -> pl.DataFrame:
     plain = table.layers.filter(
         pl.col("kind") == "self", pl.col("circuit") == "qk", pl.col("distance") == 0
     ).frame
+    return from_layers(plain)
+
+
+def from_layers(scores: pl.DataFrame) -> pl.DataFrame:
+    """Curves by layer, and over layers, from ``step``, ``layer`` and the scores."""
     layers = (
-        plain.select("step", "layer", *SCORES)
+        scores.select("step", "layer", *SCORES)
         .unpivot(SCORES, index=["step", "layer"], variable_name="quantity")
         .with_columns(pl.col("value").fill_nan(None))
         .drop_nulls("value")

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from wqk.atlas import flags, published, sound_models, summarize
+from wqk.atlas import drawn_models, flags, published, sound_models, summarize
 from wqk.atlas.published import COLUMNS, last_part
-from wqk.errors import TableError
 from wqk.figures.matrix import draw_form
 from wqk.figures.panels import letter
 from wqk.figures.selection import latest
@@ -35,8 +34,7 @@ if TYPE_CHECKING:
 
 SCORES = {"symmetry": SYMMETRY, "directionality": DIRECTIONALITY}
 
-# What each figure shows of the published rows, and of the paper's sets of models.
-MODALITIES: dict[str, list[str]] = {"fig2": ["language"], "s1": ["vision"], "s2": []}
+# Which of the paper's sets of models each figure shows.
 SETS = {
     "fig2": ("paper:language",),
     "s1": ("paper:vision", "paper:audio"),
@@ -87,27 +85,19 @@ def model_rows(figure: str, table: ScoreTable | None = None) -> pl.DataFrame:
     polars.DataFrame
         The columns of `wqk.atlas.published`; ``stack`` is ``encoder`` or ``decoder``.
 
-    Raises
-    ------
-    TableError
-        There is no row to show.
-
     Examples
     --------
     >>> rows = model_rows("fig2")
     >>> rows.group_by("stack", "sound").len().sort("stack", "sound").rows()
-    [('decoder', False, 17), ('decoder', True, 15), ('encoder', False, 1), ('encoder', True, 17)]
+    [('decoder', False, 28), ('decoder', True, 21), ('encoder', False, 4), ('encoder', True, 21)]
     """
     own = _own_rows(table)
-    shown = own.filter([_belongs(figure, row, own) for row in own.iter_rows(named=True)])
-    rows = pl.concat([_published_rows(MODALITIES[figure]), shown])
-    if rows.is_empty():
-        needed = " ".join(SETS[figure])
-        raise TableError(
-            f"{figure} needs scores of models of this kind: wqk survey {needed} --out DIR, then "
-            f"--from DIR; got {f'{own.height} others' if own.height else 'none'}"
-        )
-    return rows
+    return pl.concat(
+        [
+            rows.filter([_belongs(figure, row, rows) for row in rows.iter_rows(named=True)])
+            for rows in (_published_rows(), own)
+        ]
+    )
 
 
 def by_size(rows: pl.DataFrame, matrices: Mapping[str, MatrixImage] | None = None) -> Figure:
@@ -137,10 +127,12 @@ def by_size(rows: pl.DataFrame, matrices: Mapping[str, MatrixImage] | None = Non
     return figure
 
 
-def _published_rows(modalities: list[str]) -> pl.DataFrame:
+@cache
+def _published_rows() -> pl.DataFrame:
+    """Every sound model once, printed or only drawn, and every artifact."""
     artifacts = published().filter(~pl.col("sound"))
     once = artifacts.unique(["model", *SCORES], keep="last", maintain_order=True)
-    return pl.concat([sound_models(), once]).filter(pl.col("modality").is_in(modalities))
+    return pl.concat([sound_models(), once, drawn_models()])
 
 
 def _own_rows(table: ScoreTable | None) -> pl.DataFrame:
@@ -167,11 +159,11 @@ def _whole_models(table: ScoreTable) -> ScoreTable:
     return table.filter(~pl.col("checkpoint").is_in(alone["checkpoint"].implode()))
 
 
-def _belongs(figure: str, row: Mapping[str, Any], own: pl.DataFrame) -> bool:
-    """Whether a model of one's own is shown in a figure."""
+def _belongs(figure: str, row: Mapping[str, Any], rows: pl.DataFrame) -> bool:
+    """Whether a figure shows a row, one of several."""
     name = last_part(row["model"]).lower()
     sets = [some for some in model_sets() if name in _names(some)]
-    stacks = own.filter(model=row["model"])["stack"].n_unique()
+    stacks = rows.filter(model=row["model"])["stack"].n_unique()
     if SETS["s2"][0] in sets or (not sets and stacks > 1):
         return figure == "s2"
     return figure != "s2" and (not sets or any(some in sets for some in SETS[figure]))

@@ -56,8 +56,11 @@ def finish_row(
 
 
 def label_steps(axes: Iterable[Axes]) -> None:
-    """Name the axis of steps."""
+    """Name the axis of steps, with thousands as k."""
+    from matplotlib.ticker import EngFormatter
+
     for axis in axes:
+        axis.xaxis.set_major_formatter(EngFormatter(sep=""))
         axis.set_xlabel("training step")
 
 

@@ -48,6 +48,9 @@ OTHERS: tuple[dict[str, Any], ...] = (
     {"color": PURPLE, "linestyle": ":"},
 )
 
+# One's own runs have the first, the paper's the second.
+LOSSES = {"held_out_loss": "held-out", "training_loss": "training"}
+
 # Losses are drawn from this share of the steps on: before it, all fall alike.
 SETTLED = 0.1
 
@@ -98,8 +101,9 @@ def losses_by_start(runs: Sequence[Run]) -> pl.DataFrame:
 def loss_and_symmetry(curves: pl.DataFrame) -> Figure:
     """Figure S5: loss (a), median symmetry and the gap between layers (b), every layer (c)."""
     looks = _looks(curves)
-    columns = len(looks) if len(looks) < 5 else -(-len(looks) // 2)
-    rows = -(-len(looks) // columns)
+    scored = _looks(curves.drop_nulls("layer"))  # the paper's symmetric runs were not
+    columns = len(scored) if len(scored) < 5 else -(-len(scored) // 2)
+    rows = -(-len(scored) // columns)
     with style():
         figure = new_figure(PAGE, 2.3 + 1.6 * rows)
         parts = figure.subfigures(2, 1, height_ratios=[2.1, 0.2 + 1.6 * rows], squeeze=False)
@@ -115,10 +119,10 @@ def loss_and_symmetry(curves: pl.DataFrame) -> Figure:
             finish_row([axis], label)
         _add_legend(upper, above[0])
         below = list(lower.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
-        for axis in below[len(looks) :]:
+        for axis in below[len(scored) :]:
             axis.remove()
-        below = below[: len(looks)]
-        _draw_every_layer(below, curves, looks, columns)
+        below = below[: len(scored)]
+        _draw_every_layer(below, curves, scored, columns)
         label_steps([*above, *below])
         for axis, name in zip((above[0], above[1], below[0]), "abc", strict=True):
             letter(axis, name)
@@ -169,10 +173,10 @@ def _add_legend(figure: FigureBase, axis: Axes) -> None:
 
 
 def _draw_losses(axis: Axes, curves: pl.DataFrame, looks: Mapping[str, Any]) -> None:
-    losses = curves.filter(quantity="held_out_loss")
+    losses = curves.filter(pl.col("quantity").is_in(list(LOSSES)))
     _draw_starts(axis, losses, looks, ("low", "high"))
     _from_settled(axis, losses)
-    axis.set_ylabel("held-out loss (nats)")
+    axis.set_ylabel(f"{LOSSES[losses['quantity'][0]]} loss (nats)")
 
 
 def _draw_starts(
@@ -180,6 +184,8 @@ def _draw_starts(
 ) -> None:
     for start, look in looks.items():
         curve = curves.filter(start=start)
+        if curve.is_empty():
+            continue
         runs = int(curve["runs"].to_numpy().max(initial=0))
         label = f"{start}, {runs} run{'s' * (runs != 1)}"
         draw_curve(axis, curve, band, label=label, **look)

@@ -1,0 +1,101 @@
+"""The curves of the paper's own training runs, as those of one's own: Figures 3, S3, S4 and S5."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from wqk.atlas import published_losses, published_training
+from wqk.figures.curves import CURVE, from_layers, of_cells
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# Sizes and corpora by figure.
+SHOWN: dict[str, tuple[Sequence[str], Sequence[str]]] = {
+    "fig3": (("12-layer",), ("Wikipedia",)),
+    "s3": (("12-layer",), ("Jigsaw", "Red Pajama")),
+    "s4": (("12-layer",), ("Jigsaw", "Red Pajama")),
+    "s5": (("4-layer",), ("Red Pajama",)),
+}
+
+
+def published_pairs(figure: str) -> pl.DataFrame:
+    """Scores along the training of the paper's encoders and decoders, from random starts.
+
+    Returns
+    -------
+    polars.DataFrame
+        ``comparison`` (size and corpus), ``mode``, and the columns of `wqk.figures.curves`.
+
+    Examples
+    --------
+    >>> published_pairs("fig3")["mode"].unique(maintain_order=True).to_list()
+    ['encoder', 'decoder']
+    """
+    sizes, datasets = SHOWN[figure]
+    training = published_training()
+    return of_cells(
+        {
+            f"published: {dataset}, {size}": of_cells(
+                {
+                    mode: _curves(training.filter(size=size, dataset=dataset, mode=mode))
+                    for mode in ("encoder", "decoder")
+                },
+                "mode",
+            )
+            for dataset in datasets
+            for size in sizes
+        },
+        "comparison",
+    )
+
+
+def published_starts() -> pl.DataFrame:
+    """Figure S5 as far as it was published: both losses, and the scores from the random start.
+
+    The losses are ``training_loss``. Returns ``start``, and the columns of `wqk.figures.curves`.
+
+    Examples
+    --------
+    >>> published_starts().group_by("start", maintain_order=True).len().rows()
+    [('random', 3200), ('symmetric', 1000)]
+    """
+    (size,), (dataset,) = SHOWN["s5"]
+    losses = published_losses().filter(size=size, dataset=dataset, mode="encoder")
+    scores = published_training().filter(size=size, dataset=dataset, mode="encoder")
+    frames = {
+        start: losses.filter(initialization=start).select(
+            pl.lit("training_loss").alias("quantity"), "step", pl.col("loss").alias("value")
+        )
+        for start in ("random", "symmetric")
+    }
+    curves = {start: _one_run(frame) for start, frame in frames.items()}
+    curves["random"] = pl.concat([_curves(scores), curves["random"]])
+    return of_cells(curves, "start")
+
+
+def _curves(scores: pl.DataFrame) -> pl.DataFrame:
+    """From a run's layers to curves, by layer and over layers."""
+    renamed = scores.rename({"directionality": "directionality_excess"})
+    return _one_run(from_layers(renamed.with_columns(pl.col("layer").cast(pl.Int64))))
+
+
+def _one_run(curves: pl.DataFrame) -> pl.DataFrame:
+    """Curves without a spread, for there is one run of each."""
+    value = pl.col("value")
+    whole = pl.concat(
+        [
+            pl.DataFrame(schema=CURVE),
+            curves.cast({"value": pl.Float64}, strict=True).with_columns(
+                pl.col("step").cast(pl.Int64)
+            ),
+        ],
+        how="diagonal_relaxed",
+    )
+    return (
+        whole.with_columns(low=value, high=value, runs=pl.lit(1, pl.UInt32))
+        .select(pl.col(name).cast(kind) for name, kind in CURVE.items())
+        .sort("quantity", "layer", "step")
+    )
