@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 @click.argument("model", required=False, metavar="[MODEL]")
 @click.option("--stack", type=click.Choice(["encoder", "decoder"]), help="Only these models.")
 @click.option(
-    "--modality", type=click.Choice(["language", "vision", "audio"]), help="Only models of this kind."
+    "--modality",
+    type=click.Choice(["language", "vision", "audio"]),
+    help="Only models of this kind.",
 )
 @click.option(
     "--sound/--flagged",
