@@ -19,7 +19,7 @@ import numpy as np
 from playwright.sync_api import sync_playwright
 
 import wqk
-from wqk.demo.demo import demo_details, demo_table
+from wqk.demo.demo import demo_table
 from wqk.scanning.tables import ScoreTable
 
 if TYPE_CHECKING:
@@ -45,15 +45,15 @@ def made_up() -> ScoreTable:
 
 def reports(refs: list[str], folder: Path) -> Iterator[tuple[str, int, str, Path]]:
     """Name, rows, size of the details, and file of each report."""
-    looks: list[tuple[str, ScoreTable, Any]] = [("the demo", demo_table(), demo_details())]
-    looks += [(Path(ref).name, wqk.scan(ref), wqk.read_details(ref)) for ref in refs]
-    looks.append((f"{LAYERS} layers of {HEADS} heads", made_up(), None))
-    for number, (name, table, details) in enumerate(looks):
+    tables: list[tuple[str, ScoreTable]] = [("the demo", demo_table())]
+    tables += [(Path(ref).name, wqk.scan(ref, details=True)) for ref in refs]
+    tables.append((f"{LAYERS} layers of {HEADS} heads", made_up()))
+    for number, (name, table) in enumerate(tables):
         path, side = folder / f"{number}.html", folder / f"{number}.npz"
-        if details:
-            details.save(side)
-        wqk.write_report(table, path, details=details or ())
-        yield name, len(table), megabytes(side) if details else "–", path
+        if table.details:
+            table.details.write(side)
+        wqk.write_report(table, path)
+        yield name, len(table), megabytes(side) if table.details else "–", path
 
 
 def megabytes(path: Path) -> str:

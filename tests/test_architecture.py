@@ -32,7 +32,7 @@ ROOMS = (
     "errors",
 )
 # Small private files without a room, which everything may import.
-SHARED = {"_caching", "_files", "_html", "_typing", "_version"}
+SHARED = {"_caching", "_console", "_files", "_html", "_typing", "_version"}
 HEAVY = {
     "accelerate",
     "datasets",

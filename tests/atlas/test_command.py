@@ -35,7 +35,7 @@ def survey(tmp_path: Path) -> Path:
         layers([0.01], [0.0], checkpoint="/mine/grown", status="random-looking"),
     ]
     for index, table in enumerate(tables):
-        table.save(tmp_path / "parts" / f"{index}.parquet")
+        table.write(tmp_path / "parts" / f"{index}.parquet")
     return tmp_path
 
 
@@ -94,7 +94,7 @@ def test_a_scan_stands_beside_the_row() -> None:
 
 def test_a_saved_table_stands_beside_the_row(tmp_path: Path) -> None:
     table = tmp_path / "scores.parquet"
-    layers([0.51], [-0.08]).save(table)
+    layers([0.51], [-0.08]).write(table)
     agreed = run("atlas", "BERT-base", "--from", str(table))
     assert "agrees with the published row, within 0.01 of symmetry" in agreed.output
     artifact = run("atlas", "ModernBERT-base", "--from", str(table))

@@ -129,17 +129,17 @@ def test_a_survey_that_is_not_finished_can_be_read(tmp_path: Path) -> None:
     (tmp_path / "parts").mkdir()
     with pytest.raises(TableError, match="no scores of a survey"):
         survey_table(tmp_path)
-    layers([0.1], [0.0]).save(tmp_path / "parts" / "b.parquet")
-    layers([0.2], [0.0], checkpoint="other").save(tmp_path / "parts" / "a.parquet")
+    layers([0.1], [0.0]).write(tmp_path / "parts" / "b.parquet")
+    layers([0.2], [0.0], checkpoint="other").write(tmp_path / "parts" / "a.parquet")
     assert set(survey_table(tmp_path).frame["checkpoint"]) == {"made/up", "other"}
-    layers([0.3], [0.0]).save(tmp_path / "scores.parquet")
+    layers([0.3], [0.0]).write(tmp_path / "scores.parquet")
     assert survey_table(os.fspath(tmp_path)).frame["symmetry"].to_list() == [0.3]
 
 
 def test_of_two_surveys_the_later_scores_stand(tmp_path: Path) -> None:
     for name, symmetries in (("one", [0.1, 0.1]), ("two", [0.3, 0.5])):
         (tmp_path / name).mkdir()
-        layers(symmetries, [0.0, 0.0]).save(tmp_path / name / "scores.parquet")
+        layers(symmetries, [0.0, 0.0]).write(tmp_path / name / "scores.parquet")
     both = survey_table(tmp_path / "one", tmp_path / "two")
     assert summarize(both)["symmetry"].to_list() == [0.4]
 

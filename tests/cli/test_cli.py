@@ -16,7 +16,8 @@ from click.testing import CliRunner, Result
 
 import wqk
 from wqk.cli.main import command
-from wqk.scanning.tables import SCHEMA, ScoreTable
+from wqk.scanning.schema import SCHEMA
+from wqk.scanning.tables import read_table
 
 ENCODER = str(wqk.demo_model("encoder"))
 
@@ -67,7 +68,7 @@ def test_json_is_the_whole_table() -> None:
 def test_out_saves_what_python_gives(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"scores{ending}"
     assert run("scan", ENCODER, "--heads", "--out", str(path)).exit_code == 0
-    assert ScoreTable.load(path).frame.equals(wqk.scan(ENCODER).frame)
+    assert read_table(path).frame.equals(wqk.scan(ENCODER).frame)
 
 
 def test_several_checkpoints_and_a_run_of_steps(tmp_path: Path) -> None:
@@ -75,7 +76,7 @@ def test_several_checkpoints_and_a_run_of_steps(tmp_path: Path) -> None:
         shutil.copytree(ENCODER, tmp_path / f"checkpoint-{step}")
     result = run("scan", str(tmp_path), ENCODER, "--out", str(tmp_path / "all.parquet"))
     assert result.exit_code == 0, result.output
-    steps = ScoreTable.load(tmp_path / "all.parquet").frame["step"].unique(maintain_order=True)
+    steps = read_table(tmp_path / "all.parquet").frame["step"].unique(maintain_order=True)
     assert steps.to_list() == [50, 200, 1000, None]
 
 

@@ -8,7 +8,8 @@ import numpy as np
 
 from wqk._files import append_lines
 from wqk.runs.run import METRICS, SCORES, UPDATES, Run, create_run
-from wqk.scanning.tables import SCHEMA, ScoreTable
+from wqk.scanning.schema import SCHEMA
+from wqk.scanning.tables import ScoreTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

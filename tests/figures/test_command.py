@@ -43,7 +43,7 @@ def test_the_default_is_a_pdf_here(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_numbers_as_csv_and_json(tmp_path: Path) -> None:
-    table(row(0, checkpoint="mine", symmetry=0.25)).save(tmp_path / "own.parquet")
+    table(row(0, checkpoint="mine", symmetry=0.25)).write(tmp_path / "own.parquet")
     assert wqk("fig2", tmp_path / "own.parquet", "--out", tmp_path / "x.csv").exit_code == 0
     lines = (tmp_path / "x.csv").read_text().splitlines()
     assert lines[0].startswith("source,name,model,stack")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from tests.figures.making import make_run, row, table
 
-from wqk.demo.demo import demo_details, demo_table
+from wqk.demo.demo import demo_table
 from wqk.errors import RunError, TableError, UnknownName
 from wqk.figures import FIGURES, Sources, draw, numbers
 from wqk.figures.curves import score_curves
@@ -119,7 +119,7 @@ def test_starts_keep_their_looks_and_no_two_look_alike() -> None:
 @pytest.mark.parametrize("name", ["fig2", "coupling"])
 def test_the_packages_own_models_stand_in(name: str) -> None:
     assert FIGURES[name].stand_in == "blocks"
-    laid_out(draw(name, Sources(blocks=demo_details().blocks)))
+    laid_out(draw(name, Sources(blocks=demo_table().details.blocks)))
 
 
 def test_own_scans_are_named_in_figure_2() -> None:
@@ -143,7 +143,7 @@ def test_terms_within_and_between_heads() -> None:
 
 
 def test_coupling_is_that_of_the_details() -> None:
-    blocks = demo_details().blocks
+    blocks = demo_table().details.blocks
     axes = laid_out(draw("coupling", Sources(blocks=blocks))).axes
     for axis, block in zip(axes, blocks, strict=False):
         np.testing.assert_array_equal(axis.images[0].get_array(), block.coupling)
@@ -192,7 +192,7 @@ def test_no_title_of_a_form_is_cut_off() -> None:
     from wqk.figures import matrix
     from wqk.figures.matrix import picture
 
-    image = picture(demo_details().blocks[0])
+    image = picture(demo_table().details.blocks[0])
     scores = "symmetry 0.58, directionality -0.05, directionality (excess) -0.10"
     figure = laid_out(matrix(image, "a-model-with-a-rather-long-name, layer 3, head 11", scores))
     page = figure.bbox
@@ -204,7 +204,7 @@ def test_no_title_of_a_form_is_cut_off() -> None:
 
 
 def test_rows_of_coupling_are_even_and_every_panel_is_labeled() -> None:
-    figure = draw("coupling", Sources(blocks=demo_details().blocks))
+    figure = draw("coupling", Sources(blocks=demo_table().details.blocks))
     panels = [axis for axis in figure.axes if axis.images]
     assert len(panels) == 8
     assert all(axis.get_xlabel() == "head b" for axis in panels)

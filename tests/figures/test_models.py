@@ -75,9 +75,9 @@ def test_scores_of_other_forms_are_left_out() -> None:
 
 
 def test_the_shown_forms_are_the_clearest_ones() -> None:
-    from wqk.demo.demo import demo_details, demo_table
+    from wqk.demo.demo import demo_table
 
-    blocks = demo_details().blocks
+    blocks = demo_table().details.blocks
     layers = demo_table().layers.frame
     encoder = layers.filter(checkpoint="encoder").sort("symmetry")["layer"][-1]
     titles = list(examples(blocks))
@@ -90,9 +90,9 @@ def test_the_shown_forms_are_the_clearest_ones() -> None:
 
 
 def test_one_model_alone_fills_both_panels() -> None:
-    from wqk.demo.demo import demo_details
+    from wqk.demo.demo import demo_table
 
-    decoder = [block for block in demo_details().blocks if block.place.stack == "decoder"]
+    decoder = [block for block in demo_table().details.blocks if block.place.stack == "decoder"]
     pictures = examples(decoder)
     assert len(pictures) == 2
     figure = by_size(model_rows("fig2"), pictures)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.figures.making import make_run, row, table
 
-from wqk.demo.demo import demo_details
+from wqk.demo.demo import demo_table
 from wqk.errors import OutputError, RunError, TableError
 from wqk.figures import Sources, read_sources, table_text
 from wqk.figures.results import training_results
@@ -17,9 +17,9 @@ def test_each_kind_of_path_is_known(tmp_path: Path) -> None:
     for name in ("b", "a"):
         make_run(tmp_path / "runs" / name)
     (tmp_path / "survey").mkdir()
-    table(row(0)).save(tmp_path / "survey" / "scores.parquet")
-    table(row(1), row(2)).save(tmp_path / "scores.csv")
-    demo_details().save(tmp_path / "forms.npz")
+    table(row(0)).write(tmp_path / "survey" / "scores.parquet")
+    table(row(1), row(2)).write(tmp_path / "scores.csv")
+    demo_table().details.write(tmp_path / "forms.npz")
     one = read_sources(tmp_path / "runs" / "a")
     assert [run.name for run in one.runs] == ["a"]
     paths = [tmp_path / name for name in ("runs", "survey", "scores.csv", "forms.npz")]
@@ -88,7 +88,7 @@ def test_tables_with_the_wrong_sources(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="got 1 other runs"):
         table_text("table1", Sources((make_run(tmp_path / "short", (0,)),)))
     with pytest.raises(TableError, match="tableS2 takes scores"):
-        table_text("tableS2", Sources(blocks=demo_details().blocks))
+        table_text("tableS2", Sources(blocks=demo_table().details.blocks))
     with pytest.raises(OutputError, match=r"written as .md or .tex; got the ending '.pdf'"):
         table_text("table1", Sources(), ".pdf")
 

@@ -52,7 +52,7 @@ def trainer(folder: Path, **arguments: Any) -> Trainer:
 
 
 def steps(folder: Path, name: str = "scores") -> list[int]:
-    table = wqk.ScoreTable.load(folder / f"{name}.jsonl")
+    table = wqk.read_table(folder / f"{name}.jsonl")
     return sorted(set(table.frame["step"]))
 
 
@@ -74,7 +74,7 @@ def test_a_watched_run_has_rows_at_its_cadence_and_its_end(tmp_path: Path) -> No
     run.train()
     assert steps(tmp_path) == [0, 4, 5, 8, 10]
     assert steps(tmp_path, "updates") == [4, 5, 8, 10]
-    table = wqk.ScoreTable.load(tmp_path / "scores.jsonl")
+    table = wqk.read_table(tmp_path / "scores.jsonl")
     for step in (5, 10):
         rows = table.filter(pl.col("step") == step)
         assert same(rows, wqk.scan(tmp_path / f"checkpoint-{step}"))
@@ -98,7 +98,7 @@ def test_tensorboard_shows_the_medians(tmp_path: Path) -> None:
     (file,) = tmp_path.rglob("events.out.tfevents.*")
     events = EventAccumulator(str(file))
     events.Reload()
-    table = wqk.ScoreTable.load(tmp_path / "run" / "scores.jsonl")
+    table = wqk.read_table(tmp_path / "run" / "scores.jsonl")
     summary = table.summary().filter(over="layers")
     for score in ("symmetry", "directionality", "directionality_excess"):
         shown = events.Scalars(f"train/wqk/{score}_median")
@@ -129,7 +129,7 @@ def test_a_resumed_run_goes_on_in_the_same_files(tmp_path: Path) -> None:
     second.add_callback(wqk.ScoreCallback(tmp_path / "run", every=3))
     second.train(resume_from_checkpoint=True)
     for name in ("scores", "updates"):
-        tables = (wqk.ScoreTable.load(tmp_path / run / f"{name}.jsonl") for run in ("run", "whole"))
+        tables = (wqk.read_table(tmp_path / run / f"{name}.jsonl") for run in ("run", "whole"))
         assert same(*tables)
 
 

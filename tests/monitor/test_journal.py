@@ -42,7 +42,7 @@ def test_a_file_torn_at_any_byte_is_read_and_mended(tmp_path: Path) -> None:
         mended = journal(path)
         mended.begin(0, {"gamma": 2.0})
         mended.append(rows(1))
-        table = wqk.ScoreTable.load(path)
+        table = wqk.read_table(path)
         assert table.frame["step"].to_list() == [0] * min(3, len(read)) + [1, 1, 1]
         assert table.metadata["gamma"] == 2.0
 
@@ -79,5 +79,5 @@ def test_killed_writers_leave_whole_rows(tmp_path: Path, kills: int) -> None:
         assert all(steps.count(step) == 3 for step in set(steps[:-3]))
         keep = max(steps) - 2
     journal(path).begin(keep, {"gamma": 2.0})
-    frame = wqk.ScoreTable.load(path).frame
+    frame = wqk.read_table(path).frame
     assert frame["step"].to_list() == [step for step in range(keep + 1) for _ in range(3)]

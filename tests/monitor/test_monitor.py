@@ -14,7 +14,7 @@ from tests.monitor.models import bert, gpt2, llama, train, train_step
 
 import wqk
 from wqk.errors import OutputError, RunError, UnknownFamily
-from wqk.scanning.tables import KEY, SCHEMA
+from wqk.scanning.schema import KEY, SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +45,7 @@ def test_rows_are_a_scan_s_of_the_model_and_of_its_checkpoint(
     assert set(monitor.table.frame["checkpoint"]) == {"run"}
     assert sorted(set(monitor.table.frame["step"])) == [0, 1, 2]
     assert monitor.table.metadata == wqk.scan(model).metadata
-    assert same(monitor.table, wqk.ScoreTable.load(tmp_path / "run" / "scores.jsonl"))
+    assert same(monitor.table, wqk.read_table(tmp_path / "run" / "scores.jsonl"))
     assert not monitor.table.frame.select(KEY).is_duplicated().any()
 
 
@@ -143,7 +143,7 @@ def test_a_resumed_run_continues_the_files(tmp_path: Path) -> None:
         assert table.frame.drop("checkpoint").equals(
             expected.frame.drop("checkpoint"), null_equal=True
         )
-    wqk.ScoreTable.load(path)
+    wqk.read_table(path)
 
 
 def test_a_resumed_run_may_start_between_two_looks(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_what_a_monitor_cannot_work_with(
 ) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "other.jsonl").write_text("a,b\n1,2\n")
-    wqk.scan(bert()).save(tmp_path / "table.jsonl")
+    wqk.scan(bert()).write(tmp_path / "table.jsonl")
     settings = {"path": "scores.jsonl", **arguments}
     path = tmp_path / str(settings.pop("path"))
     with pytest.raises(error, match=message):
@@ -258,4 +258,4 @@ def test_what_a_monitor_cannot_work_with(
 
 def test_updates_of_another_file_lie_beside_it(tmp_path: Path) -> None:
     train(bert(), tmp_path / "seed-1.jsonl", steps=1)
-    assert len(wqk.ScoreTable.load(tmp_path / "seed-1-updates.jsonl").layers) == 2
+    assert len(wqk.read_table(tmp_path / "seed-1-updates.jsonl").layers) == 2

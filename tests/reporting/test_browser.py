@@ -15,7 +15,7 @@ from tests.reporting.making import EVIL, rows, table, training
 
 import wqk
 from wqk.scanning.details import Details
-from wqk.scanning.tables import SCHEMA
+from wqk.scanning.schema import SCHEMA
 
 pytest.importorskip("plotly")
 
@@ -28,7 +28,7 @@ def folder(tmp_path_factory):
     """Reports of several kinds, each written once."""
     place = tmp_path_factory.mktemp("reports")
     models = [wqk.demo_model(name) for name in MODELS]
-    details = [wqk.read_details(model) for model in models]
+    details = [wqk.scan(model, details=True).details for model in models]
     wqk.write_report([wqk.scan(m) for m in models], place / "pair.html", details=details)
     wqk.write_report(training("run", (0, 10, 200)), place / "steps.html")
     wqk.write_report([table(rows(f"m{i}", seed=i)) for i in range(7)], place / "many.html")
@@ -332,7 +332,7 @@ def test_of_many_models_one_is_chosen_and_rows_come_in_pages(browser, folder):
 
 
 def test_matrices_and_coupling_follow_the_layer(browser, folder):
-    details = wqk.read_details(wqk.demo_model("decoder"))
+    details = wqk.scan(wqk.demo_model("decoder"), details=True).details
     with Reader(browser, folder / "pair.html") as page:
         curves(page, "matrices")
         page.locator("#layer").press("End")

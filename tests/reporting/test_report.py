@@ -22,7 +22,8 @@ from wqk.cli.main import command
 from wqk.errors import MissingPackage, OutputError, TableError
 from wqk.reporting.groups import groups, short_names
 from wqk.scanning.details import Details, Place, block_details
-from wqk.scanning.tables import SCHEMA, ScoreTable
+from wqk.scanning.schema import SCHEMA
+from wqk.scanning.tables import ScoreTable, read_table
 
 pytest.importorskip("plotly")
 
@@ -344,7 +345,7 @@ def test_scan_writes_report_and_details_and_report_writes_the_same(run, tmp_path
 def test_a_report_has_the_heads_that_the_terminal_does_not_show(run, tmp_path):
     done = run("scan", ENCODER, "--report", "r.html", "--out", "s.parquet")
     assert "by head" not in done.stdout
-    assert ScoreTable.load(tmp_path / "s.parquet").heads.frame.height == 0
+    assert read_table(tmp_path / "s.parquet").heads.frame.height == 0
     (group,) = Page(tmp_path / "r.html").data["groups"]
     assert group["count"] == 4 * (1 + 4)
 
@@ -364,7 +365,7 @@ def test_a_report_has_the_heads_that_the_terminal_does_not_show(run, tmp_path):
 )
 def test_bad_input_is_one_line(arguments, message, run, tmp_path):
     (tmp_path / "bad.jsonl").write_text("{}", encoding="utf-8")
-    table(rows("a")).save(tmp_path / "good.csv")
+    table(rows("a")).write(tmp_path / "good.csv")
     before = set(tmp_path.iterdir())
     done = run(*arguments)
     assert done.exit_code == 2
@@ -378,7 +379,7 @@ def test_reports_of_runs_and_surveys(run, tmp_path):
     from wqk.runs.run import create_run
 
     create_run(tmp_path / "run", {"recipe": {}})
-    training("run", (5, 10)).save(tmp_path / "run" / "scores.jsonl")
+    training("run", (5, 10)).write(tmp_path / "run" / "scores.jsonl")
     assert run("survey", ENCODER, "--out", "survey").exit_code == 0
     done = run("report", "run", "survey", "-o", "r.html", "--title", "Two")
     assert done.exit_code == 0, done.stderr
@@ -398,7 +399,7 @@ def test_the_demo_writes_a_report_with_matrices(run, tmp_path):
 
 
 def test_a_frame_read_from_csv_can_be_reported(tmp_path):
-    table(rows("a")).save(tmp_path / "scores.csv")
-    loaded = ScoreTable.load(tmp_path / "scores.csv")
+    table(rows("a")).write(tmp_path / "scores.csv")
+    loaded = read_table(tmp_path / "scores.csv")
     page = written(tmp_path, loaded)
     assert page.data["groups"][0]["count"] == loaded.frame.select(pl.len()).item()

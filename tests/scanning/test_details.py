@@ -18,8 +18,16 @@ from hypothesis import strategies as st
 from tests.stand_in import Module
 
 import wqk
-from wqk.errors import CheckpointError, OutputError, TableError
-from wqk.scanning.details import SIDE, BlockDetails, Details, Place, block_details, join_details
+from wqk.errors import OutputError, TableError
+from wqk.scanning.details import (
+    SIDE,
+    BlockDetails,
+    Details,
+    Place,
+    block_details,
+    join_details,
+    read_details,
+)
 
 ENCODER = wqk.demo_model("encoder")
 PLACE = Place("a/b", None, None, "encoder", "self", 0, "qk", 0)
@@ -33,12 +41,12 @@ def stacked_heads(heads: int, key_heads: int, d: int, rank: int, seed: int = 0) 
 
 
 def saved(details: Details, folder: Path) -> Details:
-    details.save(folder / "details.npz")
-    return Details.load(folder / "details.npz")
+    details.write(folder / "details.npz")
+    return read_details(folder / "details.npz")
 
 
 def test_details_of_a_layer_are_those_of_the_dense_matrix():
-    details = wqk.read_details(ENCODER, gamma=1.5)
+    details = wqk.scan(ENCODER, gamma=1.5, details=True).details
     for layer, block in enumerate(details.blocks):
         attention = wqk.read_attention(ENCODER, layer)
         dense = attention.form.dense()
@@ -64,7 +72,7 @@ def test_details_of_a_layer_are_those_of_the_dense_matrix():
 
 
 def test_a_side_file_keeps_what_a_screen_shows(tmp_path):
-    details = wqk.read_details(ENCODER)
+    details = wqk.scan(ENCODER, details=True).details
     loaded = saved(details, tmp_path)
     assert (loaded.gamma, repr(loaded)) == (2.0, "Details(4 layers)")
     for before, after in zip(details.blocks, loaded.blocks, strict=True):
@@ -128,13 +136,12 @@ def llama() -> Module:
         ({}, [0]),
         ({"circuit": "ov"}, [0]),
         ({"fold_norm": True}, [0]),
-        ({"distance": 7}, [7]),
+        ({"distances": [7, 9]}, [7]),
     ],
 )
 def test_other_forms_are_looked_at_as_they_are_scored(options, distances):
-    (block,) = wqk.read_details(llama(), **options).blocks
-    scored = {k: v for k, v in options.items() if k != "distance"}
-    frame = wqk.scan(llama(), distances=distances, **scored).frame
+    (block,) = wqk.scan(llama(), **options, details=True).details.blocks
+    frame = wqk.scan(llama(), **{**options, "distances": distances}).frame
     layer = frame.row(0, named=True)
     np.testing.assert_allclose(np.linalg.norm(block.row_norms), layer["norm"], rtol=1e-4)
     symmetries = frame["symmetry"][1:].to_numpy()
@@ -142,18 +149,19 @@ def test_other_forms_are_looked_at_as_they_are_scored(options, distances):
     assert {k: layer[k] for k in vars(block.place)} == vars(block.place)
 
 
-def test_a_distance_needs_rotary_positions():
-    with pytest.raises(CheckpointError, match="no rotary"):
-        wqk.read_details(ENCODER, distance=3)
+def test_details_come_from_the_one_pass_that_scores(monkeypatch):
+    checkpoint = wqk.open_checkpoint(ENCODER)
+    read, parts = type(checkpoint).read, []
 
+    def count(self, wanted):
+        parts.extend(wanted)
+        return read(self, wanted)
 
-def test_progress_is_told():
-    told: list[Any] = []
-    wqk.read_details(ENCODER, on_progress=told.append)
-    assert [p.blocks_done for p in told] == [1, 2, 3, 4]
-    assert told[-1].bytes_read == sum(
-        i.nbytes for i in wqk.open_checkpoint(ENCODER).tensors().values()
-    )
+    monkeypatch.setattr(type(checkpoint), "read", count)
+    table = wqk.scan(checkpoint, details=True)
+    assert len(table.details.blocks) == 4
+    assert len(parts) == len(set(parts))
+    assert wqk.scan(checkpoint).details is None
 
 
 def test_a_layer_of_the_largest_models_takes_little(tmp_path):
@@ -164,13 +172,17 @@ def test_a_layer_of_the_largest_models_takes_little(tmp_path):
     coupling = dice.random((128, 128)).astype(np.float32)
     outlying = np.arange(400, dtype=np.int32)
     block = BlockDetails(PLACE, norms, norms[::-1], outlying, outlying, image, 1.0, coupling)
-    Details((block,)).save(tmp_path / "large.npz")
+    Details((block,)).write(tmp_path / "large.npz")
     assert (tmp_path / "large.npz").stat().st_size < 150_000
 
 
 def test_joined_details_keep_all_layers():
-    one, other = wqk.read_details(ENCODER, gamma=3.0), wqk.read_details(wqk.demo_model("decoder"))
-    joined = join_details([one, other])
+    tables = [
+        wqk.scan(ENCODER, gamma=3.0, details=True),
+        wqk.scan(wqk.demo_model("decoder"), details=True),
+    ]
+    one, other = (table.details for table in tables)
+    joined = wqk.join(tables).details
     assert joined.blocks == one.blocks + other.blocks
     assert joined.gamma == 3.0
     assert join_details([]).blocks == ()
@@ -203,7 +215,7 @@ def file_of(**changes: Any) -> bytes:
 
 def test_the_file_that_is_spoilt_below_is_sound(tmp_path):
     (tmp_path / "details.npz").write_bytes(file_of())
-    (block,) = Details.load(tmp_path / "details.npz").blocks
+    (block,) = read_details(tmp_path / "details.npz").blocks
     assert block.outlying_rows.tolist() == [3]
 
 
@@ -241,7 +253,7 @@ def test_a_file_with_something_wrong_in_it(changes, tmp_path):
     path = tmp_path / "details.npz"
     path.write_bytes(file_of(**changes))
     with pytest.raises(TableError, match="holds no details of a scan"):
-        Details.load(path)
+        read_details(path)
 
 
 class Payload:
@@ -266,11 +278,11 @@ def test_files_of_other_kinds(tmp_path, monkeypatch):
     for content in (b"", pickled, archive.getvalue(), array.getvalue(), huge.getvalue()):
         Path("details.npz").write_bytes(content)
         with pytest.raises(TableError, match="holds no details of a scan"):
-            Details.load("details.npz")
+            read_details("details.npz")
     assert not Path("was-executed").exists()
     for path, message in ((Path("absent.npz"), "no such file"), (Path(), "holds no details")):
         with pytest.raises(TableError, match=message):
-            Details.load(path)
+            read_details(path)
 
 
 SOUND = file_of()
@@ -285,10 +297,10 @@ def test_damaged_files_end_in_one_kind_of_error(data, tmp_path_factory):
     path = tmp_path_factory.getbasetemp() / "damaged.npz"
     path.write_bytes(content)
     with contextlib.suppress(TableError):
-        Details.load(path)
+        read_details(path)
 
 
 def test_only_npz_is_written(tmp_path):
     with pytest.raises(OutputError, match=r"written as \.npz"):
-        Details(()).save(tmp_path / "details.zip")
+        Details(()).write(tmp_path / "details.zip")
     assert not list(tmp_path.iterdir())

@@ -39,7 +39,7 @@ from wqk.scanning.surveys.executors import run_in_processes
 from wqk.scanning.surveys.jobs import Job, expand
 from wqk.scanning.surveys.model_sets import model_set, model_sets
 from wqk.scanning.surveys.work import Outcome
-from wqk.scanning.tables import ScoreTable
+from wqk.scanning.tables import ScoreTable, read_table
 
 LAYERS, WIDTH, HEADS = 3, 64, 4
 
@@ -113,7 +113,7 @@ def manifest(out: Path) -> list[dict[str, Any]]:
 
 def test_one_table_of_what_single_scans_give(models: list[str], whole: bytes, tmp_path: Path):
     (tmp_path / "t.parquet").write_bytes(whole)
-    table = ScoreTable.load(tmp_path / "t.parquet")
+    table = read_table(tmp_path / "t.parquet")
     sound = [model for i, model in enumerate(models) if i not in (7, 13)]
     assert table.frame["checkpoint"].unique(maintain_order=True).to_list() == sound
     for model in sound[:3]:
@@ -218,7 +218,7 @@ def interrupted(models: list[str], out: Path, kills: int, dice: random.Random) -
         process.communicate()
         done.append(parts())
         if (out / "scores.parquet").exists():
-            assert ScoreTable.load(out / "scores.parquet").frame["checkpoint"].n_unique() == 18
+            assert read_table(out / "scores.parquet").frame["checkpoint"].n_unique() == 18
         if done[-1] == 18:
             shutil.rmtree(out)
     return done
@@ -253,7 +253,7 @@ def test_a_killed_scan_leaves_a_whole_table_or_none(models: list[str], tmp_path:
         process.kill()
         process.communicate()
         if out.exists():
-            assert ScoreTable.load(out).frame["checkpoint"].n_unique() == 18
+            assert read_table(out).frame["checkpoint"].n_unique() == 18
             out.unlink()
 
 

@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -18,11 +19,16 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from click.testing import CliRunner
 from polars.testing import assert_frame_equal
 
+import wqk
 from wqk._files import write_whole
+from wqk.cli.main import command
 from wqk.errors import OutputError, TableError
-from wqk.scanning.tables import KEY, SCHEMA, SCHEMA_VERSION, ScoreTable, join, records
+from wqk.scanning.formats import CONDITIONS
+from wqk.scanning.schema import KEY, SCHEMA, SCHEMA_VERSION
+from wqk.scanning.tables import ScoreTable, join, read_table, records
 
 COLUMNS = [
     *("checkpoint", "revision", "step", "model_type", "family", "parameters", "stack", "kind"),
@@ -144,23 +150,26 @@ def test_joined_tables_keep_all_rows_and_the_first_metadata():
 def test_a_saved_table_comes_back(tmp_path, table, ending):
     # A name that a glob or a format string would trip over.
     path = tmp_path / f"scores [1]*{{x}}{ending}"
-    table.save(path)
-    loaded = ScoreTable.load(str(path))
+    table.write(path)
+    loaded = read_table(str(path))
     # JSON has no NaN, and says null.
     expected = table.frame.fill_nan(None) if ending == ".jsonl" else table.frame
     assert_frame_equal(loaded.frame, expected, check_exact=True)
-    assert loaded.metadata == ({} if ending == ".csv" else table.metadata)
+    kept = {name: table.metadata[name] for name in CONDITIONS if name in table.metadata}
+    assert loaded.metadata == (
+        kept if ending == ".csv" and len(table) else {} if ending == ".csv" else table.metadata
+    )
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_parquet_metadata_is_readable_elsewhere(tmp_path):
-    AWKWARD.save(tmp_path / "t.parquet")
+    AWKWARD.write(tmp_path / "t.parquet")
     stored = pa.parquet.read_metadata(tmp_path / "t.parquet").metadata
     assert json.loads(stored[b"wqk"]) == AWKWARD.metadata
 
 
 def test_json_lines_are_json_lines(tmp_path):
-    AWKWARD.save(tmp_path / "t.jsonl")
+    AWKWARD.write(tmp_path / "t.jsonl")
     first, *rows = (tmp_path / "t.jsonl").read_text().split("\n")[:-1]
 
     def refuse(constant: str) -> None:
@@ -174,68 +183,107 @@ def test_json_lines_are_json_lines(tmp_path):
 def test_json_lines_without_metadata_and_with_more_columns(tmp_path):
     lines = [{**r, "seconds": 1.5} for r in records(some_table().frame)]
     (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n\n")
-    loaded = ScoreTable.load(tmp_path / "t.jsonl")
+    loaded = read_table(tmp_path / "t.jsonl")
     assert_frame_equal(loaded.frame, some_table().frame)
 
 
 def test_csv_opens_in_any_reader(tmp_path):
-    AWKWARD.save(tmp_path / "t.csv")
+    AWKWARD.write(tmp_path / "t.csv")
     with (tmp_path / "t.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    assert list(rows[0]) == COLUMNS
+    assert list(rows[0]) == [*COLUMNS, "gamma", "folded_norms", "biases"]
     assert [r["checkpoint"] for r in rows] == AWKWARD.frame["checkpoint"].to_list()
     assert float(rows[0]["symmetry"]) == 1 / 3
 
 
-def test_markdown_is_a_table_of_layers(tmp_path):
+def test_markdown_has_every_row_and_what_it_is_about(tmp_path):
     table = join([some_table(), AWKWARD])
-    table.save(tmp_path / "t.md")
-    header, rule, *lines = (tmp_path / "t.md").read_text(encoding="utf-8").rstrip("\n").split("\n")
+    table.write(tmp_path / "t.md")
+    text = (tmp_path / "t.md").read_text(encoding="utf-8")
+    about, empty, header, rule, *lines = text.rstrip("\n").split("\n")
+    assert about == "circuit qk, distance 0, biases left out, gamma 2"
+    assert empty == ""
     cells = [c.strip() for c in header.strip("|").split("|")]
-    assert cells == [
-        *("checkpoint", "revision", "step"),
-        *("layer", "symmetry", "null", "directionality", "(excess)", "norm"),
-    ]
+    assert cells[:3] == ["checkpoint", "revision", "step"]
+    assert cells[cells.index("layer") :][:4] == ["layer", "head", "symmetry", "null"]
     assert set(rule) <= set("|-: ")
-    assert len(lines) == len(table.layers)
-    assert all(line.replace(r"\|", "").count("|") == len(cells) + 1 for line in lines)
-    assert lines[0].split("|")[4:6] == [" 0 ", f" {table.frame['symmetry'][0]:.3f} "]
+    assert len(lines) == len(table)
+    assert all(re.sub(r"\\.", "", line).count("|") == len(cells) + 1 for line in lines)
+    assert f" {table.frame['symmetry'][0]:.3f} " in lines[0].split("|")
     # What is not known is a dash, not the word None.
     assert lines[0].split("|")[2] == " – "
 
 
-def test_a_single_models_table_does_not_repeat_its_name(tmp_path):
-    ScoreTable.from_rows([row(), row(layer=1)]).save(tmp_path / "t.md")
-    assert "owner/model" not in (tmp_path / "t.md").read_text(encoding="utf-8")
+def test_a_single_models_table_names_it_once(tmp_path):
+    ScoreTable.from_rows([row(), row(layer=1)], {"gamma": 3.0, "folded_norms": True}).write(
+        tmp_path / "t.md"
+    )
+    text = (tmp_path / "t.md").read_text(encoding="utf-8")
+    assert text.startswith("owner/model; circuit qk, distance 0, norms folded in, gamma 3\n\n|")
+    assert text.count("owner/model") == 1
+
+
+HOSTILE = "a\n| b | <script>alert(1)</script> [x](y) `c` \x1b[2J"
+
+
+def test_names_stay_one_cell_of_markdown(tmp_path):
+    ScoreTable.from_rows([row(checkpoint=HOSTILE), row(checkpoint="b")]).write(tmp_path / "t.md")
+    text = (tmp_path / "t.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) == 6
+    assert not re.search(r"<script|\x1b|(?<!\\)\[x\]", text)
+
+
+def test_no_cell_of_a_csv_file_is_a_formula(tmp_path):
+    names = ["=1+1", "+2", "-3", "@x", "'quoted", "\t=4", "plain"]
+    table = ScoreTable.from_rows([row(checkpoint=name, symmetry=-0.5) for name in names])
+    table.write(tmp_path / "t.csv")
+    with (tmp_path / "t.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [r["checkpoint"][0] for r in rows] == ["'"] * 6 + ["p"]
+    assert rows[0]["symmetry"] == "-0.5"
+    assert read_table(tmp_path / "t.csv").frame["checkpoint"].to_list() == names
 
 
 def test_latex_is_a_tabular_without_bare_specials(tmp_path):
     names = ["50%_of #1 & $2 {x} ~a^b \\c", "plain"]
-    ScoreTable.from_rows([row(checkpoint=n) for n in names]).save(tmp_path / "t.tex")
+    table = ScoreTable.from_rows([row(checkpoint=n) for n in names], {"gamma": 2.0})
+    table.write(tmp_path / "t.tex")
     text = (tmp_path / "t.tex").read_text(encoding="utf-8")
     assert text.startswith("% needs \\usepackage{booktabs,amsmath}\n\\begin{tabular}{lrrrrrr}\n")
     assert text.endswith("\\end{tabular}\n")
-    first, second = text.split("\\midrule\n")[1].split("  \\bottomrule")[0].splitlines()
+    about, _, body = text.split("\\midrule\n")
+    assert r"\multicolumn{7}{l}{circuit qk, distance 0, gamma 2} \\" in about
+    first, second = body.split("  \\bottomrule")[0].splitlines()
     assert first.startswith(
         r"  50\%\_of \#1 \& \$2 \{x\} \textasciitilde{}a\textasciicircum{}b \textbackslash{}c & 0 &"
     )
     assert second == r"  plain & 0 & 0.250 & 0.062 & -0.500 & -0.750 & 2.500 \\"
 
 
+def test_heads_are_in_the_tables_for_people(tmp_path):
+    table = wqk.scan(wqk.demo_model("encoder"), bias=True)
+    for ending, marker in ((".md", "| "), (".tex", " & ")):
+        table.write(tmp_path / f"t{ending}")
+        text = (tmp_path / f"t{ending}").read_text(encoding="utf-8")
+        assert "biases included" in text
+        lines = [line for line in text.splitlines() if marker in line]
+        assert len(lines) == len(table) + (2 if ending == ".md" else 1)
+
+
 @pytest.mark.parametrize("name", ["t", "t.txt", "t.xlsx", "t.parquet.gz", ".parquet"])
 def test_an_ending_without_a_format(tmp_path, name):
     with pytest.raises(OutputError, match="got the ending"):
-        some_table().save(tmp_path / name)
-    with pytest.raises(TableError, match=r"loaded from \.parquet, \.jsonl, \.csv"):
-        ScoreTable.load(tmp_path / name)
+        some_table().write(tmp_path / name)
+    with pytest.raises(TableError, match=r"read from \.parquet, \.jsonl, \.csv"):
+        read_table(tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["t.md", "t.tex"])
 def test_tables_for_people_are_not_read_back(tmp_path, name):
-    some_table().save(tmp_path / name)
-    with pytest.raises(TableError, match="a table is loaded from"):
-        ScoreTable.load(tmp_path / name)
+    some_table().write(tmp_path / name)
+    with pytest.raises(TableError, match="a table is read from"):
+        read_table(tmp_path / name)
 
 
 LINE = json.dumps(records(some_table(1).frame)[0])
@@ -272,7 +320,7 @@ BAD_FILES = {
 def test_a_file_that_holds_no_table(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(TableError, match="holds no score table") as caught:
-        ScoreTable.load(tmp_path / name)
+        read_table(tmp_path / name)
     assert str(caught.value).startswith(str(tmp_path / name))
     assert "\n" not in str(caught.value)
 
@@ -281,23 +329,23 @@ def test_a_file_that_holds_no_table(tmp_path, name, content):
 def test_parquet_metadata_that_is_no_mapping(tmp_path, metadata):
     some_table().frame.write_parquet(tmp_path / "t.parquet", metadata={"wqk": metadata})
     with pytest.raises(TableError, match="holds no score table"):
-        ScoreTable.load(tmp_path / "t.parquet")
+        read_table(tmp_path / "t.parquet")
 
 
 def test_a_plain_parquet_file_with_the_columns_is_a_table(tmp_path):
     some_table().frame.write_parquet(tmp_path / "t.parquet")
-    assert ScoreTable.load(tmp_path / "t.parquet").metadata == {}
+    assert read_table(tmp_path / "t.parquet").metadata == {}
 
 
 @pytest.mark.parametrize("ending", [".parquet", ".jsonl"])
 def test_a_truncated_file_is_refused_or_lacks_whole_rows(tmp_path, ending):
     path = tmp_path / f"t{ending}"
-    some_table().save(path)
+    some_table().write(path)
     content = path.read_bytes()
     for length in range(0, len(content) - 1, max(1, len(content) // 60)):
         path.write_bytes(content[:length])
         try:
-            table = ScoreTable.load(path)
+            table = read_table(path)
         except TableError:
             continue
         # Text cut between two lines cannot be told from a shorter table.
@@ -309,7 +357,7 @@ def test_a_truncated_file_is_refused_or_lacks_whole_rows(tmp_path, ending):
 def test_a_file_that_cannot_be_read(tmp_path, name):
     (tmp_path / "folder.jsonl").mkdir()
     with pytest.raises(TableError, match=r"cannot be read \((No such file|Is a directory)"):
-        ScoreTable.load(tmp_path / name)
+        read_table(tmp_path / name)
 
 
 # Summary and other people's frames
@@ -372,10 +420,24 @@ def test_other_libraries_take_the_table():
     assert_frame_equal(pl.DataFrame(AWKWARD), AWKWARD.frame)
 
 
-def test_what_a_notebook_shows():
-    text = repr(some_table())
-    assert text.startswith("ScoreTable(6 rows)\n")
-    assert "owner/model" in some_table()._repr_html_()
+def test_a_prompt_and_a_notebook_show_what_the_command_shows(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    table = wqk.scan(wqk.demo_model("encoder"), heads=False)
+    shown = CliRunner().invoke(command, ["scan", str(wqk.demo_model("encoder"))]).stdout
+    assert repr(table) == str(table)
+    lines = [line.rstrip() for line in shown.strip("\n").splitlines()]
+    assert "\n".join(lines).startswith(repr(table))
+    assert "median symmetry" in table._repr_html_()
+    assert "no rows" in repr(ScoreTable.from_rows([]))
+    assert "medians over layers" in repr(some_table().join(AWKWARD))
+    assert "\x1b" not in repr(ScoreTable.from_rows([row(checkpoint="\x1b[2J")]))
+
+
+def test_a_hundred_thousand_heads_are_summarized():
+    rows = [row(layer=layer, head=h) for layer in range(100) for h in [None, *range(1000)]]
+    text = repr(ScoreTable.from_rows(rows))
+    assert "100,000 heads" in text
+    assert len(text.splitlines()) < 130
 
 
 # Whole or not at all
@@ -392,7 +454,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch, before):
         path.write_bytes(before)
     monkeypatch.setattr(os, "fsync", no_space)
     with pytest.raises(OutputError, match=r"t\.parquet: cannot be written \(No space left"):
-        some_table().save(path)
+        some_table().write(path)
     assert [p.read_bytes() for p in tmp_path.iterdir()] == ([] if before is None else [before])
 
 
@@ -403,14 +465,14 @@ def test_an_interruption_leaves_what_was_there(tmp_path, monkeypatch):
     (tmp_path / "t.csv").write_bytes(b"old")
     monkeypatch.setattr(os, "fsync", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        some_table().save(tmp_path / "t.csv")
+        some_table().write(tmp_path / "t.csv")
     assert [p.read_bytes() for p in tmp_path.iterdir()] == [b"old"]
 
 
 def test_a_folder_in_the_way(tmp_path):
     (tmp_path / "t.csv").mkdir()
     with pytest.raises(OutputError, match="is a folder; expected a file"):
-        some_table().save(tmp_path / "t.csv")
+        some_table().write(tmp_path / "t.csv")
     assert [p.name for p in tmp_path.iterdir()] == ["t.csv"]
 
 
@@ -418,7 +480,7 @@ def test_a_folder_in_the_way(tmp_path):
 def test_a_place_where_nothing_can_be_written(tmp_path, name):
     (tmp_path / "file").touch()
     with pytest.raises(OutputError, match="cannot be written"):
-        some_table().save(tmp_path / name)
+        some_table().write(tmp_path / name)
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
@@ -434,18 +496,18 @@ def test_a_new_file_has_the_users_rights(tmp_path):
 WRITE_FOREVER = """
 import sys
 from pathlib import Path
-from wqk.scanning.tables import ScoreTable
+from wqk.scanning.tables import ScoreTable, read_table
 
 path, rows = Path(sys.argv[1]), int(sys.argv[2])
 tables = [
     ScoreTable.from_rows([{"layer": i, "checkpoint": name} for i in range(rows)])
     for name in ("one", "other")
 ]
-tables[0].save(path)
+tables[0].write(path)
 print("saved once", flush=True)
 while True:
     for table in tables:
-        table.save(path)
+        table.write(path)
 """
 
 
@@ -459,7 +521,7 @@ def test_killed_while_saving_the_table_is_whole(tmp_path, ending):
             assert writer.stdout.readline() == b"saved once\n"
             time.sleep(dice.uniform(0.0, 0.3))
             writer.send_signal(signal.SIGKILL)
-        table = ScoreTable.load(path)
+        table = read_table(path)
         assert table.frame["layer"].to_list() == list(range(rows))
         assert table.frame["checkpoint"].n_unique() == 1
         seen.add(table.frame["checkpoint"][0])

@@ -9,7 +9,8 @@ import polars as pl
 
 from wqk.atlas.published import COLUMNS, last_part, with_flags
 from wqk.errors import TableError
-from wqk.scanning.tables import KEY, ScoreTable, join
+from wqk.scanning.schema import KEY
+from wqk.scanning.tables import ScoreTable, join, read_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -118,7 +119,7 @@ def survey_table(*folders: str | PathLike[str]) -> ScoreTable:
     ...     summarize(survey_table(folder))["name"].to_list()
     ['decoder']
     """
-    table = join([ScoreTable.load(file) for folder in folders for file in _score_files(folder)])
+    table = join([read_table(file) for folder in folders for file in _score_files(folder)])
     frame = table.frame.unique(subset=KEY, keep="last", maintain_order=True)
     return ScoreTable(frame, table.metadata)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from wqk.scanning.tables import LATEX_ESCAPES
+from wqk.scanning.formats import LATEX_ESCAPES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

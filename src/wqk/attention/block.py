@@ -15,12 +15,16 @@ from wqk._html import html_table
 from wqk._typing import Array, FilePath, Float
 from wqk.attention.factor import Factor, load_factor
 from wqk.checkpoints import open_checkpoint
+from wqk.checkpoints.options import check_options
 from wqk.errors import CheckpointError
 from wqk.families import find_family, load_family, plan
 from wqk.forms import BilinearForm
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
     from wqk.checkpoints import Checkpoint
+    from wqk.checkpoints.options import HubOptions
     from wqk.families import AttentionPlan
 
 
@@ -266,7 +270,7 @@ def read_attention(
     kind: str = "self",
     family: FilePath | None = None,
     heads_per_layer: int | None = None,
-    **hub: Any,
+    **hub: Unpack[HubOptions],
 ) -> Attention:
     """The attention of one layer of a checkpoint.
 
@@ -298,6 +302,7 @@ def read_attention(
     >>> attention.head(2)
     BilinearForm(128 × 128, rank 32)
     """
+    check_options("read_attention", hub)
     checkpoint = open_checkpoint(ref, **hub)
     chosen = attention_plan(checkpoint, layer, stack, kind, family, heads_per_layer)
     return load_attention(checkpoint, chosen, positions=True)

@@ -5,14 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from wqk._console import Shown
 from wqk._typing import FilePath
 from wqk.attention import attention_plans
 from wqk.checkpoints import open_checkpoint
+from wqk.checkpoints.options import check_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from typing import Unpack
 
     from wqk.checkpoints import Checkpoint
+    from wqk.checkpoints.options import HubOptions
     from wqk.families import AttentionPlan
 
 
@@ -52,8 +56,8 @@ class TensorUse:
     bytes: int
 
 
-@dataclass(frozen=True)
-class Explanation:
+@dataclass(frozen=True, repr=False)
+class Explanation(Shown):
     """How a checkpoint is understood.
 
     Attributes
@@ -76,13 +80,18 @@ class Explanation:
     bytes_to_read: int
     bytes_stored: int
 
+    def _shown(self, width: int) -> Iterator[Any]:
+        from wqk.attention.rendering import explanation_lines
+
+        return explanation_lines(self)
+
 
 def explain(
     ref: Any,
     *,
     family: FilePath | None = None,
     heads_per_layer: int | None = None,
-    **hub: Any,
+    **hub: Unpack[HubOptions],
 ) -> Explanation:
     """Say which tensors of a checkpoint are queries and keys, without reading them.
 
@@ -103,6 +112,7 @@ def explain(
     >>> [(use.role, use.layers, use.heads) for use in explanation.uses][:2]
     [('query', '0-3', '4×32'), ('key', '0-3', '4×32')]
     """
+    check_options("explain", hub)
     checkpoint = open_checkpoint(ref, **hub)
     plans = attention_plans(checkpoint, family, heads_per_layer)
     parts = {part for plan in plans for part in plan.parts}

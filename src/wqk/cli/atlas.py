@@ -95,7 +95,7 @@ def atlas(
 
     from wqk.atlas import all_published, lookup, summarize, survey_table
     from wqk.cli import atlas_display
-    from wqk.scanning.tables import ScoreTable
+    from wqk.scanning.tables import read_table
 
     if model is None and (table_file or scanned is not None):
         raise click.UsageError("--from and --scan compare one MODEL; name it before them")
@@ -111,7 +111,7 @@ def atlas(
         return
     found = lookup(model, rows)
     if table_file:
-        own = ScoreTable.load(table_file)
+        own = read_table(table_file)
     elif scanned is not None:
         own = _scan(scanned or _only_checkpoint(found))
     else:

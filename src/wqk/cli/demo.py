@@ -33,7 +33,7 @@ def demo(out: Path, report: Path, as_json: bool) -> None:
     Needs no network and no PyTorch.
     """
     from wqk.cli import display
-    from wqk.demo.demo import demo_details, demo_figure, demo_introduction, demo_table, demo_verdict
+    from wqk.demo.demo import demo_figure, demo_introduction, demo_table, demo_verdict
     from wqk.errors import MissingPackage
     from wqk.figures import save_figure
     from wqk.reporting import check_report, write_report
@@ -55,5 +55,5 @@ def demo(out: Path, report: Path, as_json: bool) -> None:
     except MissingPackage as missing:
         display.say(f"no report: {missing}")
     else:
-        write_report(table, report, details=demo_details())
+        write_report(table, report)
         display.say(f"report: {report}")

@@ -6,36 +6,66 @@ from pathlib import Path
 
 import click
 
-from wqk.cli.options import family_file, gamma, json_output
+from wqk.cli.options import family_file, gamma, heads_per_layer, json_output, table_file
 
 
 @click.command()
 @click.argument("before", metavar="REF")
 @click.argument("after", metavar="REF")
 @click.option("--heads", is_flag=True, help="Compare every single head, too.")
+@click.option(
+    "--revision",
+    "revisions",
+    multiple=True,
+    metavar="R",
+    help="Hub revision: given twice, of the first and of the second REF.",
+)
 @gamma
 @family_file
+@heads_per_layer
+@table_file
 @json_output
 def diff(
-    before: str, after: str, heads: bool, gamma: float, family: Path | None, as_json: bool
+    before: str,
+    after: str,
+    heads: bool,
+    revisions: tuple[str, ...],
+    gamma: float,
+    family: Path | None,
+    heads_per_layer: int | None,
+    out: Path | None,
+    as_json: bool,
 ) -> None:
     """Say how far, and in which direction, the forms moved.
 
     The two are a model and its fine-tuned child, two steps of one training, or two seeds.
 
     \b
-    Example:
+    Examples:
       wqk diff EleutherAI/pythia-160m ./my-finetuned-pythia
+      wqk diff EleutherAI/pythia-160m EleutherAI/pythia-160m --revision step1000 --revision main
     """
-    import polars as pl
-
     from wqk.cli import display
     from wqk.scanning.differences import diff as diff_checkpoints
-    from wqk.scanning.tables import records
+    from wqk.scanning.tables import check_table_output, records
 
-    frame = diff_checkpoints(before, after, gamma=gamma, family=family)
-    shown = frame if heads else frame.filter(pl.col("head").is_null())
+    if len(revisions) not in (0, 2):
+        raise click.UsageError("--revision is given twice, of the first and of the second REF")
+    if out:
+        check_table_output(out)
+    table = diff_checkpoints(
+        before,
+        after,
+        revisions=(revisions[0], revisions[1]) if revisions else (None, None),
+        gamma=gamma,
+        heads=heads,
+        family=family,
+        heads_per_layer=heads_per_layer,
+    )
     if as_json:
-        display.print_object({"before": before, "after": after, "rows": records(shown)})
+        display.print_object({"metadata": dict(table.metadata), "rows": records(table.frame)})
     else:
-        display.print_difference(shown)
+        display.output().print(table)
+    if out:
+        table.write(out)
+        display.say(f"{out}: {len(table)} rows")

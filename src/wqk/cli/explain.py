@@ -38,4 +38,4 @@ def explain(
     if as_json:
         display.print_object(asdict(explanation))
     else:
-        display.print_explanation(explanation)
+        display.output().print(explanation)

@@ -97,12 +97,13 @@ def _draw(name: str, sources: Sources, out: Path, as_json: bool) -> None:
 
 def _own_models(part: str | None) -> Sources:
     """What a figure takes of the two models that come with the package."""
-    from wqk.demo.demo import demo_details, demo_table
+    from wqk.demo.demo import demo_table
     from wqk.figures import Sources
 
+    table = demo_table()
     return Sources(
-        table=demo_table() if part == "table" else None,
-        blocks=demo_details().blocks if part == "blocks" else (),
+        table=table if part == "table" else None,
+        blocks=table.details.blocks if part == "blocks" and table.details else (),
     )
 
 

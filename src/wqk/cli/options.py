@@ -26,6 +26,13 @@ heads_per_layer = click.option(
 
 revision = click.option("--revision", metavar="R", help="Revision of a hub repository.")
 
+table_file = click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write the table: .parquet, .csv, .jsonl, .tex or .md.",
+)
+
 gamma = click.option(
     "--gamma",
     type=click.FloatRange(min=0),

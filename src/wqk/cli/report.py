@@ -48,11 +48,11 @@ def report(
     """
     from wqk.cli import display
     from wqk.reporting import check_report, write_report
-    from wqk.scanning.details import Details
+    from wqk.scanning.details import read_details
 
     check_report(out)
     tables = [_table(source) for source in sources]
-    details = [Details.load(file) for file in details_files]
+    details = [read_details(file) for file in details_files]
     write_report(tables, out, details=details, title=title)
     display.say(f"report: {out}")
 
@@ -61,8 +61,8 @@ def _table(source: Path) -> ScoreTable:
     """The scores in a file, in a training run, or in a survey."""
     from wqk.atlas import survey_table
     from wqk.runs.run import SETTINGS, open_run
-    from wqk.scanning.tables import ScoreTable
+    from wqk.scanning.tables import read_table
 
     if (source / SETTINGS).is_file():
         return open_run(source).scores
-    return survey_table(source) if source.is_dir() else ScoreTable.load(source)
+    return survey_table(source) if source.is_dir() else read_table(source)

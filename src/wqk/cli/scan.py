@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
-from wqk.cli.options import DistanceRanges, family_file, gamma, heads_per_layer, json_output
+from wqk.cli.options import (
+    DistanceRanges,
+    family_file,
+    gamma,
+    heads_per_layer,
+    json_output,
+    table_file,
+)
+from wqk.errors import WqkError
+
+if TYPE_CHECKING:
+    from wqk.scanning.tables import ScoreTable
 
 
 @click.command()
@@ -40,12 +51,7 @@ from wqk.cli.options import DistanceRanges, family_file, gamma, heads_per_layer,
 @click.option(
     "--device", metavar="D", help="Let PyTorch multiply there, such as on cuda, instead of NumPy."
 )
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Save the table: .parquet, .csv, .jsonl, .tex or .md.",
-)
+@table_file
 @click.option(
     "--report",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -59,7 +65,9 @@ from wqk.cli.options import DistanceRanges, family_file, gamma, heads_per_layer,
     help="Save matrices as images, norms and the coupling of heads, and show them in the report.",
 )
 @json_output
+@click.pass_context
 def scan(
+    context: click.Context,
     refs: tuple[str, ...],
     heads: bool,
     gamma: float,
@@ -91,59 +99,64 @@ def scan(
     from wqk.checkpoints import open_checkpoint, steps_of
     from wqk.cli import display
     from wqk.reporting import check_report, write_report
-    from wqk.scanning.details import check_details_ending, join_details, read_details
+    from wqk.scanning.details import check_details_output
     from wqk.scanning.scan import scan as scan_checkpoint
-    from wqk.scanning.tables import check_ending, join
+    from wqk.scanning.tables import check_table_output, join
 
     for path, check in (
-        (out, check_ending),
-        (details, check_details_ending),
+        (out, check_table_output),
+        (details, check_details_output),
         (report, check_report),
     ):
         if path:
             check(path)
-    options: dict[str, Any] = {
-        "gamma": gamma,
-        "circuit": circuit,
-        "fold_norm": fold_norm,
-        "bias": bias,
-        "family": family,
-        "heads_per_layer": heads_per_layer,
-    }
-    tables, looks = [], []
-    for place, revision in product((p for ref in refs for p in steps_of(ref)), revisions or [None]):
-        with display.progress(place) as on_progress:
-            checkpoint = open_checkpoint(place, revision=revision)
-            table = scan_checkpoint(
-                checkpoint,
-                heads=heads or report is not None,
-                distances=distances,
-                device=device,
-                on_progress=on_progress,
-                **options,
-            )
+    tables: list[ScoreTable] = []
+    failed = 0
+    jobs = list(product((step for ref in refs for step in steps_of(ref)), revisions or [None]))
+    for step, revision in jobs:
+        try:
+            with display.progress(step) as on_progress:
+                checkpoint = open_checkpoint(step, revision=revision)
+                table = scan_checkpoint(
+                    checkpoint,
+                    gamma=gamma,
+                    heads=heads or report is not None,
+                    circuit=circuit,
+                    fold_norm=fold_norm,
+                    bias=bias,
+                    distances=distances,
+                    family=family,
+                    heads_per_layer=heads_per_layer,
+                    device=device,
+                    details=details is not None,
+                    on_progress=on_progress,
+                )
+        except WqkError as error:
+            if len(jobs) == 1:
+                raise
+            display.say_error(error)
+            failed += 1
+            continue
         tables.append(table)
         if not as_json:
             display.print_table(table if heads else table.layers)
-        if details:
-            with display.progress(f"{place}, details") as on_progress:
-                looks.append(
-                    read_details(
-                        checkpoint, distance=distances[0], on_progress=on_progress, **options
-                    )
-                )
         display.say_traffic(checkpoint)
+    if not tables:
+        context.exit(2)
     whole = join([table if heads else table.layers for table in tables])
     if as_json:
         display.print_json(whole)
     elif len(tables) > 1:
         display.print_overview(whole)
     if out:
-        whole.save(out)
+        whole.write(out)
         display.say(f"{out}: {len(whole)} rows")
-    if details:
-        join_details(looks).save(details)
-        display.say(f"{details}: {sum(len(look.blocks) for look in looks)} layers")
+    if details and whole.details:
+        whole.details.write(details)
+        display.say(f"{details}: {len(whole.details.blocks)} layers")
     if report:
-        write_report(tables, report, details=looks)
+        write_report(tables, report)
         display.say(f"report: {report}")
+    if failed:
+        display.say(f"wqk: {failed} of {len(jobs)} checkpoints failed")
+        context.exit(2)

@@ -55,24 +55,28 @@ def show(
       wqk show google-bert/bert-base-uncased --layer 3 --coupling --out coupling.pdf
       wqk show meta-llama/Llama-3.2-1B --layer 0 --distance 0:64
     """
-    from wqk.attention import attention_plan, load_attention
-    from wqk.checkpoints import open_checkpoint
     from wqk.cli import display
-    from wqk.reporting.views import coupling_view, distance_view, form_view
+    from wqk.figures.style import check_picture
+    from wqk.reporting.showing import show as show_checkpoint
 
     if sum((coupling, head is not None, distances is not None)) > 1:
         raise click.UsageError(
             "--head, --coupling and --distance each show something else; give one"
         )
-    checkpoint = open_checkpoint(ref, revision)
-    plan = attention_plan(checkpoint, layer, stack, "cross" if cross else "self", family)
-    name = f"{Path(ref).name}, layer {plan.layer}"
-    if distances is not None:
-        view = distance_view(checkpoint, plan, name, distances, gamma)
-    elif coupling:
-        view = coupling_view(load_attention(checkpoint, plan), name)
-    else:
-        view = form_view(load_attention(checkpoint, plan), name, head, gamma)
+    if out and not as_json:
+        check_picture(out)
+    view = show_checkpoint(
+        ref,
+        layer,
+        head=head,
+        coupling=coupling,
+        distances=distances,
+        stack=stack,
+        kind="cross" if cross else "self",
+        gamma=gamma,
+        family=family,
+        revision=revision,
+    )
     if as_json:
         display.print_object(view.values)
         return

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from wqk.attention.rendering import size
 from wqk.cli import display
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def rate(done: SurveyProgress) -> str:
     seconds = max(done.seconds, 1e-9)
     hours, rest = divmod(round(done.remaining), 3600)
     left = f"{hours}:{rest // 60:02}:{rest % 60:02} left"
-    speed = f"{done.now / seconds:.3g}/s, {display.size(done.bytes_read / seconds)}/s"
+    speed = f"{done.now / seconds:.3g}/s, {size(done.bytes_read / seconds)}/s"
     return f"{speed}{failed}, {left}"
 
 

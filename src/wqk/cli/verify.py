@@ -43,6 +43,6 @@ def verify(
     if as_json:
         display.print_object({**asdict(result), "ok": result.ok, "difference": result.difference})
     else:
-        display.print_verification(result)
+        display.output().print(result)
     if not result.ok:
         context.exit(1)

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import polars as pl
 
 from wqk.attention import read_attention
+from wqk.checkpoints import open_checkpoint
 from wqk.forms.images import matrix_image
-from wqk.scanning.details import Details, join_details, read_details
 from wqk.scanning.scan import scan
-from wqk.scanning.tables import ScoreTable, join
 
 if TYPE_CHECKING:
+    import polars as pl
     from matplotlib.figure import Figure
+
+    from wqk.scanning.tables import ScoreTable
 
 FOLDER = Path(__file__).parent / "models"
 Name = Literal["encoder", "decoder"]
@@ -45,24 +45,13 @@ def demo_training() -> dict[str, Any]:
 
 
 def demo_table() -> ScoreTable:
-    """Scores of the encoder and the decoder, in one table, under these names."""
-    tables = [scan(FOLDER / name) for name in MODELS]
-    return join(
-        [
-            ScoreTable(table.frame.with_columns(checkpoint=pl.lit(name)), table.metadata)
-            for name, table in zip(MODELS, tables, strict=True)
-        ]
-    )
-
-
-def demo_details() -> Details:
-    """Matrices, norms and coupling of heads of both, under the same names."""
-    looks = []
+    """Scores and details of the encoder and the decoder, in one table, under these names."""
+    checkpoints = []
     for name in MODELS:
-        look = read_details(FOLDER / name)
-        blocks = (replace(b, place=replace(b.place, checkpoint=name)) for b in look.blocks)
-        looks.append(Details(tuple(blocks), look.gamma))
-    return join_details(looks)
+        checkpoint = open_checkpoint(FOLDER / name)
+        checkpoint.name = name
+        checkpoints.append(checkpoint)
+    return scan(checkpoints, details=True)
 
 
 def demo_introduction() -> str:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from wqk.atlas import survey_table
 from wqk.errors import TableError
 from wqk.runs.run import SETTINGS, Run, open_run
-from wqk.scanning.details import BlockDetails, Details
-from wqk.scanning.tables import ScoreTable, join
+from wqk.scanning.details import BlockDetails, read_details
+from wqk.scanning.tables import ScoreTable, join, read_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -59,7 +59,7 @@ def read_sources(*paths: str | PathLike[str]) -> Sources:
     --------
     >>> import tempfile, wqk
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     wqk.scan(wqk.demo_model("encoder")).save(folder + "/scores.parquet")
+    ...     wqk.scan(wqk.demo_model("encoder")).write(folder + "/scores.parquet")
     ...     sources = read_sources(folder + "/scores.parquet")
     >>> len(sources.runs), len(sources.table)
     (0, 20)
@@ -73,9 +73,9 @@ def read_sources(*paths: str | PathLike[str]) -> Sources:
         elif path.is_dir():
             tables.append(_survey(path))
         elif path.suffix == ".npz":
-            blocks += Details.load(path).blocks
+            blocks += read_details(path).blocks
         else:
-            tables.append(ScoreTable.load(path))
+            tables.append(read_table(path))
     return Sources(tuple(runs), join(tables) if tables else None, tuple(blocks))
 
 

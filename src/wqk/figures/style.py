@@ -92,6 +92,11 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height))
 
 
+def check_picture(path: Path) -> None:
+    """Raise `OutputError` where no picture can be written under this name."""
+    check_output(path, "a picture", PICTURES)
+
+
 def save_figure(figure: Figure, path: Path) -> None:
     """Write a figure as .png, .pdf or .svg; whole or not at all.
 
@@ -100,7 +105,7 @@ def save_figure(figure: Figure, path: Path) -> None:
     OutputError
         The ending is none of these, or the file cannot be written.
     """
-    check_output(path, "a picture", PICTURES)
+    check_picture(path)
     buffer = io.BytesIO()
     figure.savefig(buffer, format=path.suffix[1:])
     write_whole(path, buffer.getvalue())

@@ -9,6 +9,7 @@ import numpy as np
 
 from wqk._typing import Array, Bool, Float
 from wqk.errors import FormError
+from wqk.forms.kernels import restore
 from wqk.forms.scores import outliers
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def matrix_image(form: BilinearForm, side: int = 1024, gamma: float = 2.0) -> Ma
     """
     if form.stack:
         raise FormError(f"an image shows one form, got a stack of {form.stack}")
-    query, key = np.asarray(form.query), np.asarray(form.key)
+    query, key = on_host(form.moments.query), on_host(form.moments.key)
     row_edges, column_edges = (_edges(length, side) for length in form.shape)
     strips = []
     for start, stop in pairwise(row_edges):
@@ -62,10 +63,14 @@ def matrix_image(form: BilinearForm, side: int = 1024, gamma: float = 2.0) -> Ma
         highest = np.maximum.reduceat(strip.max(axis=0), column_edges[:-1])
         lowest = np.minimum.reduceat(strip.min(axis=0), column_edges[:-1])
         strips.append(np.where(highest > -lowest, highest, lowest))
-    rows, columns = np.asarray(form.row_norms), np.asarray(form.column_norms)
-    return MatrixImage(
-        np.stack(strips), rows, columns, outliers(rows, gamma), outliers(columns, gamma)
-    )
+    rows, columns = on_host(form.row_norms), on_host(form.column_norms)
+    pixels = restore(np.stack(strips), on_host(form.moments.exponent))
+    return MatrixImage(pixels, rows, columns, outliers(rows, gamma), outliers(columns, gamma))
+
+
+def on_host(array: Array) -> np.ndarray:
+    """An array of any library as NumPy's."""
+    return np.asarray(array.detach().cpu() if hasattr(array, "detach") else array)
 
 
 def _edges(length: int, side: int) -> np.ndarray:

@@ -12,7 +12,8 @@ from wqk.attention import load_attention
 from wqk.attention.coordinates import Block
 from wqk.forms import BilinearForm
 from wqk.scanning.scan import scan_plans
-from wqk.scanning.tables import SUMMARIZED, ScoreTable
+from wqk.scanning.schema import SUMMARIZED
+from wqk.scanning.tables import ScoreTable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from wqk.errors import TableError
-from wqk.scanning.tables import KEY, ScoreTable
+from wqk.scanning.schema import KEY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from wqk.scanning.tables import ScoreTable
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ def groups(tables: Sequence[ScoreTable]) -> list[Group]:
 
     Examples
     --------
+    >>> from wqk.scanning.tables import ScoreTable
     >>> rows = [{"checkpoint": f"runs/bert/checkpoint-{step}", "step": step} for step in (1, 2)]
     >>> [(group.label, len(group.rows)) for group in groups([ScoreTable.from_rows(rows)])]
     [('runs/bert', 2)]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from wqk.scanning.tables import SCHEMA
+from wqk.scanning.schema import SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

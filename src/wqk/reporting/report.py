@@ -48,8 +48,8 @@ def write_report(
     path
         File to write, ``.html``; whole or not at all.
     details
-        From `wqk.read_details`, for matrices, coupling of heads and outlying dimensions; without
-        them the report says that they are missing.
+        More than the tables have themselves (``wqk.scan(ref, details=True)``), from files: see
+        `wqk.scanning.details.read_details`. Without any, the report says that they are missing.
     title
         Heading; the models' names otherwise.
 
@@ -74,6 +74,7 @@ def write_report(
     check_report(path)
     tables = [tables] if isinstance(tables, ScoreTable) else list(tables)
     details = [details] if isinstance(details, Details) else list(details)
+    details += [table.details for table in tables if table.details is not None]
     write_whole(path, page(tables, details, title).encode())
 
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from wqk.scanning.tables import GROUP, SUMMARIZED, ScoreTable
+from wqk.scanning.schema import GROUP, SUMMARIZED
+from wqk.scanning.tables import ScoreTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

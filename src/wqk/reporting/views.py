@@ -12,8 +12,8 @@ from wqk.errors import FormError
 from wqk.figures import save_figure
 from wqk.forms.images import matrix_image
 from wqk.forms.scores import coupling, directionality, symmetry
-from wqk.scanning.scan import score_heads
-from wqk.scanning.tables import SUMMARIZED
+from wqk.scanning.rows import score_heads
+from wqk.scanning.schema import SUMMARIZED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -195,7 +195,7 @@ def drop_after(path: Path, step: int) -> None:
 
 
 def read_table(path: Path) -> ScoreTable:
-    """A score table that is being appended to: what `ScoreTable.load` reads, less a torn last line.
+    """A score table that is being appended to: what `wqk.read_table` reads, less a torn last line.
 
     Raises
     ------

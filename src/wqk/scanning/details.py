@@ -21,27 +21,22 @@ from __future__ import annotations
 
 import io
 import json
-import time
 import zipfile
 import zlib
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from wqk._files import check_output, write_whole
-from wqk._typing import Array, FilePath, Float
-from wqk.attention import attention_plans
-from wqk.attention.coordinates import Coordinates, read_block
-from wqk.checkpoints import open_checkpoint
+from wqk._typing import Array, Float
 from wqk.errors import TableError, first_line
-from wqk.forms.images import matrix_image
+from wqk.forms.images import matrix_image, on_host
 from wqk.forms.scores import coupling
-from wqk.scanning.scan import Progress, plan_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
     from os import PathLike
 
     from wqk.forms import BilinearForm
@@ -101,12 +96,12 @@ class BlockDetails:
 
 @dataclass(frozen=True, repr=False)
 class Details:
-    """The details of many layers, from one checkpoint or several.
+    """The details of many layers, from one checkpoint or several; made by `wqk.scan`.
 
     Examples
     --------
     >>> import wqk
-    >>> details = wqk.read_details(wqk.demo_model("encoder"))
+    >>> details = wqk.scan(wqk.demo_model("encoder"), details=True).details
     >>> details
     Details(4 layers)
     >>> details.blocks[0].image.shape, details.blocks[0].coupling.shape
@@ -119,7 +114,7 @@ class Details:
     def __repr__(self) -> str:
         return f"Details({len(self.blocks)} layers)"
 
-    def save(self, path: str | PathLike[str]) -> None:
+    def write(self, path: str | PathLike[str]) -> None:
         """Write an ``.npz`` file, whole or not at all.
 
         It takes about 60 kB for a layer of width 768 and 12 heads, 150 kB for one of width 16,384
@@ -131,7 +126,7 @@ class Details:
             The ending is another one, or the file cannot be written.
         """
         path = Path(path)
-        check_details_ending(path)
+        check_details_output(path)
         arrays: dict[str, np.ndarray] = {}
         described = []
         for number, block in enumerate(self.blocks):
@@ -149,35 +144,35 @@ class Details:
         np.savez_compressed(buffer, contents=text, **arrays)  # type: ignore[arg-type]
         write_whole(path, buffer.getvalue())
 
-    @classmethod
-    def load(cls, path: str | PathLike[str]) -> Details:
-        """Read what `save` wrote; nothing in the file is ever executed.
 
-        Raises
-        ------
-        TableError
-            There is no such file, or it does not hold details.
-        """
-        try:
-            if not zipfile.is_zipfile(path) and Path(path).exists():
-                raise ValueError("it is no .npz file")
-            with np.load(path, allow_pickle=False) as file:
-                contents = json.loads(_array(file, "contents", np.uint8, 1).tobytes())
-                if contents["format"] != FORMAT or contents["version"] != VERSION:
-                    raise ValueError(f"its format is not {FORMAT!r}, version {VERSION}")
-                blocks = tuple(
-                    _unpacked(entry, file, f"{number}/")
-                    for number, entry in enumerate(contents["blocks"])
-                )
-                return cls(blocks, float(contents["gamma"]))
-        except FileNotFoundError:
-            raise TableError(f"{path}: there is no such file") from None
-        except _UNREADABLE as error:
-            reason = first_line(error)
-            raise TableError(f"{path}: holds no details of a scan ({reason})") from None
+def read_details(path: str | PathLike[str]) -> Details:
+    """Read what `Details.write` wrote; nothing in the file is ever executed.
+
+    Raises
+    ------
+    TableError
+        There is no such file, or it does not hold details.
+    """
+    try:
+        if not zipfile.is_zipfile(path) and Path(path).exists():
+            raise ValueError("it is no .npz file")
+        with np.load(path, allow_pickle=False) as file:
+            contents = json.loads(_array(file, "contents", np.uint8, 1).tobytes())
+            if contents["format"] != FORMAT or contents["version"] != VERSION:
+                raise ValueError(f"its format is not {FORMAT!r}, version {VERSION}")
+            blocks = tuple(
+                _unpacked(entry, file, f"{number}/")
+                for number, entry in enumerate(contents["blocks"])
+            )
+            return Details(blocks, float(contents["gamma"]))
+    except FileNotFoundError:
+        raise TableError(f"{path}: there is no such file") from None
+    except _UNREADABLE as error:
+        reason = first_line(error)
+        raise TableError(f"{path}: holds no details of a scan ({reason})") from None
 
 
-def check_details_ending(path: Path) -> None:
+def check_details_output(path: Path) -> None:
     """Raise `OutputError` where no details can be written under this name."""
     check_output(path, "a set of details", [".npz"])
 
@@ -189,64 +184,11 @@ def join_details(parts: Iterable[Details]) -> Details:
     return Details(blocks, parts[0].gamma) if parts else Details(())
 
 
-def read_details(
-    ref: Any,
-    *,
-    gamma: float = 2.0,
-    circuit: Literal["qk", "ov"] = "qk",
-    fold_norm: bool = False,
-    bias: bool = False,
-    distance: int = 0,
-    family: FilePath | None = None,
-    heads_per_layer: int | None = None,
-    on_progress: Callable[[Progress], None] | None = None,
-    **hub: Any,
-) -> Details:
-    """Look at every layer of a checkpoint closely: image, norms, outliers, coupling of heads.
-
-    Parameters
-    ----------
-    ref, gamma, circuit, fold_norm, bias, family, heads_per_layer
-        As for `wqk.scan`.
-    distance
-        One relative distance (rotary models).
-    on_progress
-        Called after every layer.
-    **hub
-        As for `wqk.open_checkpoint`.
-
-    Raises
-    ------
-    WqkError
-        The checkpoint cannot be found, read or understood; see `wqk.errors`.
-    """
-    checkpoint = open_checkpoint(ref, **hub)
-    plans = attention_plans(checkpoint, family, heads_per_layer)
-    coordinates = Coordinates(circuit, fold_norm, bias, (distance,))
-    start, bytes_read = time.perf_counter(), 0
-    blocks = []
-    for done, plan in enumerate(plans, 1):
-        ((_, heads),) = read_block(checkpoint, plan, coordinates).forms
-        place = Place(
-            checkpoint=checkpoint.name,
-            revision=checkpoint.revision,
-            step=checkpoint.step,
-            stack=plan.stack,
-            kind=plan.kind,
-            layer=plan.layer,
-            circuit=circuit,
-            distance=distance,
-        )
-        blocks.append(block_details(place, heads, gamma))
-        bytes_read += plan_bytes(checkpoint, plan, coordinates)
-        if on_progress:
-            on_progress(Progress(done, len(plans), bytes_read, time.perf_counter() - start))
-    return Details(tuple(blocks), gamma)
-
-
-def block_details(place: Place, heads: BilinearForm, gamma: float = 2.0) -> BlockDetails:
+def block_details(
+    place: Place, heads: BilinearForm, gamma: float = 2.0, layer: BilinearForm | None = None
+) -> BlockDetails:
     """What pictures need of one layer, from its heads as a stack (G, H/G)."""
-    picture = matrix_image(heads.sum(), SIDE, gamma)
+    picture = matrix_image(heads.sum() if layer is None else layer, SIDE, gamma)
     unit = float(np.quantile(np.abs(picture.pixels), SATURATION)) or 1.0
     image = np.rint(np.clip(picture.pixels / unit, -1, 1) * LEVELS).astype(np.int8)
     return BlockDetails(
@@ -257,7 +199,7 @@ def block_details(place: Place, heads: BilinearForm, gamma: float = 2.0) -> Bloc
         np.flatnonzero(picture.outlying_columns).astype(np.int32),
         image,
         unit,
-        np.asarray(coupling(heads)) if heads.is_square else None,
+        on_host(coupling(heads)) if heads.is_square else None,
     )
 
 

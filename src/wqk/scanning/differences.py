@@ -2,55 +2,109 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 
 from wqk._typing import FilePath
+from wqk._version import __version__
 from wqk.attention import attention_plans, load_attention
 from wqk.checkpoints import open_checkpoint
+from wqk.checkpoints.options import HubAccess, check_options
 from wqk.errors import CheckpointError
 from wqk.forms.scores import directionality, symmetry
+from wqk.scanning.rows import checkpoint_columns
+from wqk.scanning.schema import SCHEMA
+from wqk.scanning.tables import Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import Unpack
 
     from wqk.attention import Attention
     from wqk.forms import BilinearForm
 
-SCHEMA = {
-    "stack": pl.String(),
-    "kind": pl.String(),
-    "layer": pl.Int64(),
-    "head": pl.Int64(),
+_SHARED = ("checkpoint", "revision", "step", "model_type", "family")
+_PLACE = ("stack", "kind", "layer", "head", "key_head", "heads", "key_heads", "d_query", "d_key")
+
+DIFFERENCE_SCHEMA: dict[str, pl.DataType] = {
+    "before": pl.String(),
+    "before_revision": pl.String(),
+    "before_step": pl.Int64(),
+    **{name: SCHEMA[name] for name in (*_SHARED, *_PLACE)},
     "norm": pl.Float64(),
     "moved": pl.Float64(),
     "cosine": pl.Float64(),
     "symmetry": pl.Float64(),
     "directionality": pl.Float64(),
     "directionality_excess": pl.Float64(),
+    "status": pl.String(),
 }
 
 
+# Columns of the files for people, with their headings in Markdown and LaTeX.
+_PRINTED = {
+    "layer": ("layer", "layer"),
+    "head": ("head", "head"),
+    "norm": ("norm", r"$\lVert W_{qk} \rVert$"),
+    "moved": ("moved", r"$\lVert \Delta W_{qk} \rVert / \lVert W_{qk} \rVert$"),
+    "cosine": ("cosine", "cosine"),
+    "symmetry": ("symmetry", "$s$"),
+    "directionality": ("directionality", "$d$"),
+    "directionality_excess": ("(excess)", "$d$ (excess)"),
+    "status": ("status", "status"),
+}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class DifferenceTable(Table):
+    """How the forms of two checkpoints differ, one row for each layer and for each head.
+
+    ``norm`` is the form's before, ``moved`` the norm of the difference over it, ``cosine`` between
+    the two; symmetry and directionality are the difference's own. Where nothing has moved these do
+    not exist, and are null.
+    """
+
+    schema = DIFFERENCE_SCHEMA
+    printed = _PRINTED
+
+    def _shown(self, width: int) -> Iterator[Any]:
+        from wqk.scanning.rendering import difference_table
+
+        return difference_table(self)
+
+
 def diff(
-    before: Any, after: Any, *, gamma: float = 2.0, family: FilePath | None = None
-) -> pl.DataFrame:
+    before: Any,
+    after: Any,
+    *,
+    revisions: tuple[str | None, str | None] = (None, None),
+    gamma: float = 2.0,
+    heads: bool = True,
+    family: FilePath | None = None,
+    heads_per_layer: int | None = None,
+    **hub: Unpack[HubAccess],
+) -> DifferenceTable:
     """Compare the forms of two checkpoints of one architecture, such as a model and its child.
 
     Parameters
     ----------
     before, after
-        As for `wqk.open_checkpoint`.
-    gamma, family
+        As for `wqk.open_checkpoint`; of a training run's folder the last step.
+    revisions
+        Of the two, if they are repositories of the hub.
+    gamma, heads, family, heads_per_layer
         As for `wqk.scan`.
+    **hub
+        ``subfolder``, ``token``, ``cache_dir``, ``local_files_only``: see `open_checkpoint`.
 
     Returns
     -------
-    polars.DataFrame
-        A row for each layer and, with ``head`` filled in, for each head: ``norm`` of the form
-        before; ``moved``, the norm of the difference over it; ``cosine`` between the two forms; and
-        the scores of the difference after − before itself.
+    DifferenceTable
+        A row for each layer, and with ``heads`` one for each head after it.
 
     Raises
     ------
@@ -60,52 +114,90 @@ def diff(
     Examples
     --------
     >>> import wqk
-    >>> frame = wqk.diff(wqk.demo_model("encoder"), wqk.demo_model("encoder"))
-    >>> frame["moved"].max(), frame["cosine"].round(6).unique().to_list()
-    (0.0, [1.0])
+    >>> table = wqk.diff(wqk.demo_model("encoder"), wqk.demo_model("encoder"), heads=False)
+    >>> table.frame.select("layer", "moved", "cosine", "symmetry", "status").row(0)
+    (0, 0.0, 1.0, None, 'unmoved')
     """
-    old, new = open_checkpoint(before), open_checkpoint(after)
-    old_plans, new_plans = attention_plans(old, family), attention_plans(new, family)
-    places = [[(p.rule.stack, p.kind, p.layer) for p in plans] for plans in (old_plans, new_plans)]
-    if places[0] != places[1]:
+    check_options("diff", hub, HubAccess)
+    old = open_checkpoint(before, revisions[0], **hub)
+    new = open_checkpoint(after, revisions[1], **hub)
+    old_plans, new_plans = (attention_plans(c, family, heads_per_layer) for c in (old, new))
+    layers, new_layers = (
+        [f"{p.stack} {p.kind}-attention, layer {p.layer}" for p in plans]
+        for plans in (old_plans, new_plans)
+    )
+    odd = next((pair for pair in zip_longest(layers, new_layers) if pair[0] != pair[1]), None)
+    if odd:
         raise CheckpointError(
-            f"{old.name} and {new.name} cannot be compared: they have {len(old_plans)} and "
-            f"{len(new_plans)} attention blocks, or different ones"
+            f"{old.name} and {new.name} cannot be compared: one has {odd[0] or 'no more layers'} "
+            f"where the other has {odd[1] or 'no more layers'}"
         )
+    shared = {
+        "before": old.name,
+        "before_revision": old.revision,
+        "before_step": old.step,
+        **checkpoint_columns(new),
+    }
     rows = [
-        row
+        {**shared, "family": new_plan.family, **row}
         for old_plan, new_plan in zip(old_plans, new_plans, strict=True)
         for row in _rows(load_attention(old, old_plan), load_attention(new, new_plan), gamma)
+        if heads or row["head"] is None
     ]
-    return pl.DataFrame(rows, schema=SCHEMA, strict=False)
+    frame = pl.DataFrame(rows, schema=DIFFERENCE_SCHEMA, strict=False)
+    return DifferenceTable(frame, {"wqk": __version__, "gamma": gamma})
 
 
 def _rows(old: Attention, new: Attention, gamma: float) -> Iterator[dict[str, Any]]:
     """The rows of one block: its layer's, then its heads'."""
-    shapes = [(block.query.weight.shape, block.key.weight.shape) for block in (old, new)]
-    if shapes[0] != shapes[1]:
+    if (old.heads.shape, old.heads.stack, old.heads.rank) != (
+        new.heads.shape,
+        new.heads.stack,
+        new.heads.rank,
+    ):
         raise CheckpointError(
             f"layer {old.layer} has {old!r} before and {new!r} after; only equal shapes compare"
         )
-    place = {"stack": old.plan.stack, "kind": old.plan.kind, "layer": old.layer}
-    for heads, columns in (
+    key_heads, sharing = new.heads.stack
+    shared = {
+        "stack": old.plan.stack,
+        "kind": old.plan.kind,
+        "layer": old.layer,
+        "heads": key_heads * sharing,
+        "key_heads": key_heads,
+        "d_query": new.heads.shape[0],
+        "d_key": new.heads.shape[1],
+    }
+    for numbers, columns in (
         ([None], _columns(old.form, new.form, gamma)),
         (range(old.head_count), _columns(old.heads, new.heads, gamma)),
     ):
-        for index, head in enumerate(heads):
-            yield {**place, "head": head, **{name: float(c[index]) for name, c in columns.items()}}
+        for index, head in enumerate(numbers):
+            values = {name: _number(column[index]) for name, column in columns.items()}
+            statuses = {old.plan.status, new.plan.status} - {"ok"}
+            moved = values["directionality"] is not None
+            status = min(statuses, default="ok") if moved else "unmoved"
+            if values["norm"] == 0:
+                status = "degenerate"
+            key_head = None if head is None else head // sharing
+            yield {**shared, "head": head, "key_head": key_head, **values, "status": status}
+
+
+def _number(value: Any) -> float | None:
+    """A measure; null where it does not exist."""
+    return None if np.isnan(value) else float(value)
 
 
 def _columns(old: BilinearForm, new: BilinearForm, gamma: float) -> dict[str, np.ndarray]:
     """Each measure of a form, or of a stack of them, flat."""
     step = new.difference(old)
-    norm, new_norm = np.asarray(old.norm, np.float64), np.asarray(new.norm, np.float64)
+    norm, new_norm, moved = (np.asarray(form.norm, np.float64) for form in (old, new, step))
     with np.errstate(divide="ignore", invalid="ignore"):
         measures = {
             "norm": norm,
-            "moved": step.norm / norm,
+            "moved": moved / norm,
             # ‖M − M₀‖² = ‖M‖² + ‖M₀‖² − 2 ⟨M, M₀⟩, solved for the product.
-            "cosine": (norm**2 + new_norm**2 - np.asarray(step.norm) ** 2) / (2 * norm * new_norm),
+            "cosine": (norm / new_norm + new_norm / norm - (moved / norm) * (moved / new_norm)) / 2,
             "directionality": directionality(step, gamma, "norm"),
             "directionality_excess": directionality(step, gamma, "excess"),
         }

@@ -20,17 +20,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from wqk._console import Shown
 from wqk._typing import FilePath
 from wqk.attention import attention_plans, load_attention
 from wqk.attention.verification.running import run
 from wqk.checkpoints import Checkpoint, open_checkpoint
+from wqk.checkpoints.options import check_options
 from wqk.families import Composed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import Unpack
 
     from wqk.attention.factor import Factor
     from wqk.checkpoints import Part, TensorInfo
+    from wqk.checkpoints.options import HubOptions
     from wqk.families import AttentionPlan, Norm, Projection, Rotary, Side
 
 # An attention this much farther from uniform than the tolerance tells right weights from wrong.
@@ -68,8 +72,8 @@ class VerifiedBlock:
         return self.difference <= self.tolerance < self.contrast / TELLING
 
 
-@dataclass(frozen=True)
-class Verification:
+@dataclass(frozen=True, repr=False)
+class Verification(Shown):
     """A checkpoint's blocks, compared with the running model.
 
     Attributes
@@ -94,6 +98,11 @@ class Verification:
         """Largest difference of all blocks."""
         return max(block.difference for block in self.blocks)
 
+    def _shown(self, width: int) -> Iterator[Any]:
+        from wqk.attention.rendering import verification_lines
+
+        return verification_lines(self)
+
 
 def verify(
     ref: Any,
@@ -104,7 +113,7 @@ def verify(
     length: int = 24,
     seed: int = 0,
     tolerance: float = 1e-9,
-    **hub: Any,
+    **hub: Unpack[HubOptions],
 ) -> Verification:
     """Run a model and compare its attention with the one computed from the weights as read.
 
@@ -136,6 +145,7 @@ def verify(
     >>> verify(wqk.demo_model("encoder")).ok
     True
     """
+    check_options("verify", hub)
     checkpoint = _InDoublePrecision(open_checkpoint(ref, **hub))
     plans = attention_plans(checkpoint, family)
     records, seen = run(

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from wqk.errors import MissingPackage, RunError
-from wqk.scanning.scan import usable_cores
+from wqk.scanning.cores import usable_cores
 from wqk.scanning.surveys.work import Outcome, failure
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from wqk._files import append_lines, locked, read_lines, unwritable
 from wqk.errors import OutputError, RunError, TableError
-from wqk.scanning.tables import ScoreTable
+from wqk.scanning.tables import ScoreTable, read_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,7 +91,7 @@ class SurveyFolder:
             error = {"error": outcome.error, "reason": outcome.reason, "seconds": seconds}
             self.note({"event": "failed", **about, **error, **trace})
             return
-        outcome.table.save(self.part(job.key))
+        outcome.table.write(self.part(job.key))
         self.note(
             {
                 "event": "done",
@@ -118,7 +118,7 @@ class SurveyFolder:
             It is damaged.
         """
         try:
-            return ScoreTable.load(self.part(key))
+            return read_table(self.part(key))
         except TableError as error:
             raise TableError(f"{error}; delete it and survey again") from None
 

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from wqk._version import __version__
 from wqk.errors import CheckpointError, WqkError
+from wqk.scanning.schema import SCHEMA_VERSION
 from wqk.scanning.surveys.executors import default_jobs, run_in_processes, run_on
 from wqk.scanning.surveys.folder import SurveyFolder, open_folder
 from wqk.scanning.surveys.jobs import expand, hub_revisions
 from wqk.scanning.surveys.work import Options, failure, files_of, run_job
-from wqk.scanning.tables import SCHEMA_VERSION, ScoreTable, join
+from wqk.scanning.tables import ScoreTable, join
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -215,7 +216,7 @@ def _finish(folder: SurveyFolder, chosen: Sequence[Job], options: Options) -> Sc
     }
     rows = join(tables).frame.rechunk() if tables else ScoreTable.from_rows([]).frame
     table = ScoreTable(rows, {"schema_version": SCHEMA_VERSION, **metadata})
-    table.save(folder.scores)
+    table.write(folder.scores)
     finished: dict[str, Any] = {"done": len(done), "failed": len(failed), "duplicates": duplicates}
     folder.note({"event": "finished", **finished})
     return table

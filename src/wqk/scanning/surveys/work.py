@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from threadpoolctl import ThreadpoolController
 
 from wqk._version import __version__
 from wqk.attention import attention_plans
 from wqk.checkpoints import Checkpoint, open_checkpoint
 from wqk.errors import CheckpointError, RunError, WqkError
-from wqk.scanning.scan import plan_bytes, scan
+from wqk.scanning.cores import one_blas_thread
+from wqk.scanning.memory import plan_bytes
+from wqk.scanning.scan import scan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -99,7 +100,7 @@ def run_job(options: Options, job: Job) -> Outcome:
     try:
         # One BLAS thread: scans side by side that each want all cores are slower than one, and the
         # last digits of a product depend on the number of its threads.
-        with ThreadpoolController().limit(limits=1, user_api="blas"):
+        with one_blas_thread():
             table, weights, files, bytes_read = _score(options, job)
     except WqkError as error:
         return failure(error, time.perf_counter() - start)

@@ -19,7 +19,7 @@ import polars as pl
 
 from wqk._version import __version__
 from wqk.errors import CorpusError
-from wqk.scanning.scan import usable_cores
+from wqk.scanning.cores import usable_cores
 from wqk.training.corpus.header import SPLITS
 from wqk.training.corpus.options import ALPHABET, VOCABULARY_SIZE, CorpusOptions
 from wqk.training.corpus.sources import find_source

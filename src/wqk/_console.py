@@ -1,0 +1,121 @@
+"""Text for terminals, prompts and notebooks, all from the same renderables.
+
+What a checkpoint's files hold, such as the name of a tensor, reaches the screen through here alone,
+and without the control characters that would move the cursor or change the terminal.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+# Control characters of ASCII and of Latin-1, marks that turn the direction of text, and halves of
+# surrogate pairs, but for the line feed.
+UNPRINTABLE = re.compile(
+    "[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def printable(text: str) -> str:
+    r"""Text without anything that a terminal would obey.
+
+    Examples
+    --------
+    >>> printable("layer\x1b[2J.weight")
+    'layer\\x1b[2J.weight'
+    """
+    return UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def one_line(text: str) -> str:
+    """`printable` text without line feeds either."""
+    return printable(text).replace("\n", "\\n")
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A score to three digits, without a negative zero; a dash where there is none.
+
+    Examples
+    --------
+    >>> number(-0.0001), number(-0.25), number(None)
+    ('0.000', '-0.250', '–')
+    """
+    if value is None:
+        return "–"
+    return "nan" if value != value else f"{round(value, digits) + 0.0:.{digits}f}"
+
+
+class _Cleaned:
+    """A renderable without unprintable characters."""
+
+    def __init__(self, renderable: Any) -> None:
+        self.renderable = renderable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.segment import Segment
+
+        for text, style, control in console.render(self.renderable, options):
+            yield Segment(text if control else printable(text), style, control)
+
+
+class _Cleaning:
+    """Cleans everything that a console prints."""
+
+    def process_renderables(self, renderables: list[Any]) -> list[Any]:
+        return [_Cleaned(renderable) for renderable in renderables]
+
+
+def cleaning(console: Console) -> Console:
+    """The console, from now on printing nothing that a terminal would obey."""
+    console.push_render_hook(_Cleaning())  # type: ignore[arg-type]
+    return console
+
+
+class Shown:
+    """What looks the same where the command prints it, at a prompt and in a notebook."""
+
+    def _shown(self, width: int) -> Iterable[Any]:
+        """Renderables, for this many cells of a line."""
+        raise NotImplementedError
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for renderable in self._shown(options.max_width):
+            yield from console.render(
+                console.render_str(renderable) if isinstance(renderable, str) else renderable,
+                options,
+            )
+
+    def __repr__(self) -> str:
+        return plain(self)
+
+    def _repr_html_(self) -> str:
+        return html(self)
+
+
+def plain(*renderables: Any, width: int | None = None) -> str:
+    """What the command shows, as text without colors; at a prompt as wide as its terminal."""
+    from rich.console import Console
+
+    target = io.StringIO()
+    console = Console(file=target, width=width, color_system=None, highlight=False, markup=False)
+    cleaning(console).print(*renderables, sep="\n")
+    return "\n".join(line.rstrip() for line in target.getvalue().splitlines()).strip("\n")
+
+
+def html(*renderables: Any, width: int = 100) -> str:
+    """What the command shows, as a notebook shows it."""
+    from rich.console import Console
+
+    console = Console(
+        file=io.StringIO(), width=width, record=True, highlight=False, markup=False,
+        force_terminal=True, color_system="256",
+    )  # fmt: skip
+    cleaning(console).print(*renderables, sep="\n")
+    frame = '<pre style="line-height: normal; font-family: monospace">{code}</pre>'
+    return console.export_html(inline_styles=True, code_format=frame)

@@ -1,0 +1,78 @@
+"""Which cores score: one block on each, or all of them on one block after the other.
+
+One block for each core uses the cores better than all cores on one block, whose sums and
+conversions run on a single one. Large blocks are taken one by one, with every core on their matrix
+products.
+
+The last digits of a product depend on the number of BLAS threads, which belongs to the process and
+not to a thread. Scans in several threads therefore agree on it block by block: small blocks share
+one BLAS thread each, a large block waits until it is alone. The number that was there before is put
+back as soon as no block is being scored.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from contextvars import ContextVar
+from threading import Condition
+from typing import TYPE_CHECKING, Any
+
+from threadpoolctl import ThreadpoolController
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_changed = Condition()
+_sharing = 0  # small blocks that are being scored
+_limit: Any = None  # while there are any: what puts back the number of BLAS threads
+_alone = False  # whether a large block is being scored
+_confined: ContextVar[bool] = ContextVar("confined", default=False)
+
+
+def usable_cores() -> int:
+    """Cores that this process may use, fewer than there are under Slurm and in containers."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def is_confined() -> bool:
+    """Whether this code runs within `one_blas_thread`."""
+    return _confined.get()
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """Compute with one BLAS thread, beside others that do."""
+    global _sharing, _limit
+    token = _confined.set(True)
+    with _changed:
+        _changed.wait_for(lambda: not _alone)
+        if not _sharing:
+            _limit = ThreadpoolController().limit(limits=1, user_api="blas")
+        _sharing += 1
+    try:
+        yield
+    finally:
+        _confined.reset(token)
+        with _changed:
+            _sharing -= 1
+            if not _sharing:
+                _limit.restore_original_limits()
+                _changed.notify_all()
+
+
+@contextmanager
+def all_blas_threads() -> Iterator[None]:
+    """Compute with as many BLAS threads as the process has, while nobody else scores."""
+    global _alone
+    with _changed:
+        _changed.wait_for(lambda: not _sharing and not _alone)
+        _alone = True
+    try:
+        yield
+    finally:
+        with _changed:
+            _alone = False
+            _changed.notify_all()

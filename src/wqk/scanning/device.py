@@ -1,0 +1,38 @@
+"""Forms on a device of PyTorch's, where something faster than the CPU multiplies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from wqk.errors import MissingPackage, first_line
+from wqk.forms import BilinearForm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def mover(device: str) -> Callable[[BilinearForm], BilinearForm]:
+    """What takes a form to a device, such as ``"cuda"``.
+
+    Raises
+    ------
+    MissingPackage
+        PyTorch is not installed, or cannot use the device.
+    """
+    try:
+        import torch
+    except ImportError:
+        raise MissingPackage(
+            "a device needs PyTorch: pip install 'wqk[train]'", package="torch", extra="train"
+        ) from None
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise MissingPackage(
+            f"device {device!r}: PyTorch cannot use it here ({first_line(error)})", package="torch"
+        ) from None
+
+    def move(form: BilinearForm) -> BilinearForm:
+        return BilinearForm(*(torch.tensor(f, device=device) for f in (form.query, form.key)))
+
+    return move

@@ -1,0 +1,358 @@
+"""Score tables as a terminal, a prompt and a notebook show them."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+from rich.cells import cell_len
+from rich.table import Table
+from rich.text import Text
+
+from wqk._console import number, one_line
+from wqk.scanning.conditions import conditions
+from wqk.scanning.schema import SUMMARIZED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from wqk.scanning.differences import DifferenceTable
+    from wqk.scanning.tables import ScoreTable
+
+    Column = tuple[str, Callable[[Mapping[str, Any]], str | Text]]
+
+# What gives way where a terminal is too narrow: the heads' terms first, then the bars, the null.
+EXTRAS = (("null", "bars", "terms"), ("null", "bars"), ("null",), ())
+
+# Half a bar, in cells; a score of ±1 fills it.
+HALF_BAR = 6
+
+POSITIVE, NEGATIVE = "dodger_blue2", "dark_orange"
+
+# More heads than this are summarized; more lines than this of an overview are counted.
+MOST_HEADS = 5000
+MOST_LINES = 200
+
+# What the columns' headings mean, for those that are shown.
+LEGEND = {
+    "null": "null: symmetry left when the signs of rows are random",
+    "in heads": "in heads: the part of symmetry within single heads; (dealt): the same if the rank "
+    "dimensions were dealt to heads at random",
+    "(excess)": "(excess): sums norm − threshold, the rule of the published tables",
+    "window": "window: tokens that local attention reaches",
+    "degenerate": "degenerate: the form is zero",
+    "random-looking": "random-looking: as if the weights had never been trained",
+    "non-finite": "non-finite: NaN or infinite weights",
+}
+
+
+def score_table(table: ScoreTable, width: int) -> Iterator[Any]:
+    """The layers of one checkpoint and their heads; of several, their medians."""
+    checkpoints = table.frame.select("checkpoint", "revision", "step").unique()
+    if checkpoints.height > 1:
+        yield from overview(table)
+    elif len(table):
+        yield from one_checkpoint(table, width)
+    else:
+        yield Text("no rows")
+
+
+def one_checkpoint(table: ScoreTable, width: int) -> Iterator[Any]:
+    """Each kind of attention of a checkpoint in a table of its own, and its heads."""
+    headings: list[str] = []
+    for frame in table.frame.partition_by("stack", "kind", maintain_order=True):
+        layers = frame.filter(pl.col("head").is_null())
+        shown = layers if layers.height else frame
+        nearest = layers.filter(pl.col("distance") == shown["distance"][0])
+        yield _title(shown.row(0, named=True), nearest.height, table.metadata, frame)
+        if nearest.height:
+            columns, lines = _layer_lines(nearest, width)
+            headings += columns
+            yield lines
+        heads = frame.filter(
+            pl.col("head").is_not_null(), pl.col("distance") == shown["distance"][0]
+        )
+        if heads.height > MOST_HEADS:
+            yield _head_summary(heads)
+        for score in ("symmetry", "directionality"):
+            if 0 < heads.height <= MOST_HEADS:
+                yield from _across(heads, score, "head", width)
+            if nearest.height < layers.height:
+                yield from _across(layers, score, "distance", width)
+    yield from _summary_lines(table)
+    yield Text("\n".join(_footnotes(table, headings)), style="dim")
+
+
+def _title(
+    row: Mapping[str, Any], layers: int, metadata: Mapping[str, Any], frame: pl.DataFrame
+) -> Text:
+    heads = f"{row['heads']} heads"
+    if row["key_heads"] != row["heads"]:
+        heads += f" over {row['key_heads']} key heads"
+    size = str(row["d_query"])
+    if row["d_key"] != row["d_query"]:
+        size += f" × {row['d_key']}"
+    facts = [
+        str(row["family"]),
+        f"{row['stack']} {row['kind']}-attention",
+        f"{layers} layers",
+        heads,
+        f"d {size}",
+        *conditions(frame, metadata, every=False),
+    ]
+    return Text.assemble("\n", (title(row), "bold"), f"\n{' · '.join(facts)}")
+
+
+def title(row: Mapping[str, Any]) -> str:
+    """The name of a row's checkpoint, with its revision."""
+    revision = f" @ {row['revision']}" if row["revision"] else ""
+    return one_line(f"{row['checkpoint'] or 'unnamed'}{revision}")
+
+
+def _layer_lines(layers: pl.DataFrame, width: int) -> tuple[list[str], Table]:
+    """One line for each layer, with as many columns as there is room for, and their headings."""
+    for extras in EXTRAS:
+        columns = _columns(layers, extras)
+        headings = [heading for heading, _ in columns]
+        rows = [[cell(row) for _, cell in columns] for row in layers.iter_rows(named=True)]
+        taken = (
+            2 + max(cell_len(str(cell)) for cell in cells)
+            for cells in zip(headings, *rows, strict=True)
+        )
+        if sum(taken) <= width or extras == EXTRAS[-1]:
+            break
+    result = grid()
+    for heading in headings:
+        result.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+    for cells in rows:
+        result.add_row(*cells)
+    return headings, result
+
+
+def _columns(layers: pl.DataFrame, extras: Sequence[str]) -> list[Column]:
+    def plain(name: str) -> Callable[[Mapping[str, Any]], str]:
+        return lambda row: number(row[name])
+
+    def as_bar(name: str) -> list[Column]:
+        return [("", lambda row: bar(row[name]))] if "bars" in extras else []
+
+    columns: list[Column] = [("layer", lambda row: str(row["layer"]))]
+    if layers["window"].is_not_null().any():
+        columns.append(("window", lambda row: row["window"] or ""))
+    if layers["symmetry"].is_not_null().any():
+        columns += [("symmetry", plain("symmetry")), *as_bar("symmetry")]
+        if "null" in extras:
+            columns.append(("null", plain("symmetry_null")))
+        if "terms" in extras:
+            columns.append(("in heads", plain("symmetry_within_heads")))
+            columns.append(("(dealt)", plain("symmetry_within_random")))
+    columns += [("directionality", plain("directionality")), *as_bar("directionality")]
+    columns.append(("(excess)", plain("directionality_excess")))
+    if (layers["status"] != "ok").any():
+        columns.append(("status", lambda row: row["status"]))
+    return columns
+
+
+def grid() -> Table:
+    """An empty table as all of ours look."""
+    return Table(box=None, padding=(0, 1), header_style="dim")
+
+
+def bar(value: float | None) -> Text:
+    """A score in [-1, 1] as a small bar about the middle, in half cells.
+
+    Examples
+    --------
+    >>> bar(0.75).plain, bar(-0.25).plain
+    ('      │████▌ ', '    ▐█│      ')
+    """
+    if value is None or value != value:
+        return Text(" " * (2 * HALF_BAR + 1))
+    halves = min(2 * HALF_BAR, round(abs(value) * 2 * HALF_BAR))
+    whole, half = divmod(halves, 2)
+    if value >= 0:
+        right = ("█" * whole + "▌" * half).ljust(HALF_BAR)
+        return Text.assemble(" " * HALF_BAR, ("│", "dim"), (right, POSITIVE))
+    left = ("▐" * half + "█" * whole).rjust(HALF_BAR)
+    return Text.assemble((left, NEGATIVE), ("│", "dim"), " " * HALF_BAR)
+
+
+def _across(frame: pl.DataFrame, score: str, column: str, width: int) -> Iterator[Any]:
+    """Layers down, heads or distances across, in hundredths; in blocks that fit the width."""
+    if frame[score].is_null().all():
+        return
+    labels = frame[column].unique(maintain_order=True).to_list()
+    room = max(1, (width - 6) // 5)
+    for start in range(0, len(labels), room):
+        block = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
+        block.add_column("layer", justify="right", style="dim")
+        shown = labels[start : start + room]
+        for label in shown:
+            block.add_column(str(label), justify="right", min_width=3, no_wrap=True)
+        for layer in frame.partition_by("layer", maintain_order=True):
+            values = dict(zip(layer[column], layer[score], strict=True))
+            block.add_row(str(layer["layer"][0]), *(_hundredths(values.get(x)) for x in shown))
+        yield Text(f"{score} × 100 by {column}", style="dim")
+        yield block
+
+
+def _hundredths(value: float | None) -> Text:
+    if value is None or value != value:
+        return Text("–")
+    strength = "bold " if abs(value) >= 0.5 else ""
+    return Text(number(100 * value, 0), style=strength + (POSITIVE if value >= 0 else NEGATIVE))
+
+
+def _head_summary(heads: pl.DataFrame) -> Table:
+    """Quartiles over so many heads that nobody would read them one by one."""
+    result = grid()
+    result.add_column(f"{heads.height:,} heads", style="dim")
+    for heading in ("lowest", "q25", "median", "q75", "highest"):
+        result.add_column(heading, justify="right", no_wrap=True)
+    for score in SUMMARIZED:
+        values = heads[score].fill_nan(None).drop_nulls()
+        if len(values):
+            quantiles = (values.quantile(q, "linear") for q in (0, 0.25, 0.5, 0.75, 1))
+            result.add_row(score.replace("_excess", " (excess)"), *map(number, quantiles))
+    return result
+
+
+def _summary_lines(table: ScoreTable) -> Iterator[Text]:
+    """Medians and quartiles over layers as the paper prints them."""
+    rows = table.summary().filter(
+        pl.col("over") == "layers", pl.col("distance") == table.frame["distance"][0]
+    )
+    for row in rows.iter_rows(named=True):
+        where = f" {row['stack']} {row['kind']}" if rows.height > 1 else ""
+        for score in SUMMARIZED:
+            if row[f"{score}_median"] is not None:
+                label = score.replace("_excess", " (excess)")
+                yield Text.assemble((f"median {label}{where}: ", "dim"), median(row, score))
+
+
+def median(row: Mapping[str, Any], score: str) -> str:
+    """``median ± [median − q25, q75 − median]`` of a summary's row."""
+    middle, low, high = (row[f"{score}_{name}"] for name in ("median", "q25", "q75"))
+    return f"{number(middle, 2)} ± [{number(middle - low, 2)}, {number(high - middle, 2)}]"
+
+
+def _footnotes(table: ScoreTable, headings: Iterable[str]) -> Iterator[str]:
+    gamma = table.metadata.get("gamma", 2.0)
+    statuses = table.frame["status"].drop_nulls().unique().to_list()
+    yield "median ± [a, b]: a and b from the median over layers down and up to the quartiles"
+    yield (
+        f"directionality: below 0 where columns dominate; sums the norms beyond mean + {gamma:g} "
+        "std (Definition 3.2)"
+    )
+    for name in dict.fromkeys(chain(headings, sorted(statuses))):
+        if name in LEGEND:
+            yield LEGEND[name]
+    yield from notes(table)
+
+
+def notes(table: ScoreTable) -> Iterator[str]:
+    """What the forms leave out, why some are partial, and how a family was guessed."""
+    yield from _left_out(table)
+    reasons: Mapping[str, str] = table.metadata.get("partial") or {}
+    yield from (f"partial ({stack}): {reason}" for stack, reason in reasons.items())
+    guesses = table.metadata.get("inferred") or []
+    yield from (f"family {guess}; check with wqk verify" for guess in guesses)
+
+
+def _left_out(table: ScoreTable) -> Iterator[str]:
+    """What is in the models' scores beside the form, each once, and in how many models."""
+    terms: dict[str, dict[str, None]] = {}
+    by_checkpoint: Mapping[str, Sequence[str]] = table.metadata.get("left_out") or {}
+    for checkpoint, named in by_checkpoint.items():
+        for term in named:
+            terms.setdefault(term, {})[checkpoint] = None
+    if terms:
+        count = table.frame["checkpoint"].n_unique()
+        listed = (
+            term if len(models) == count else f"{term} ({len(models)} of {count} checkpoints)"
+            for term, models in terms.items()
+        )
+        yield f"not in the form: {'; '.join(listed)} (wqk explain)"
+
+
+def overview(table: ScoreTable) -> Iterator[Any]:
+    """Medians over layers, one line for each checkpoint and kind of attention."""
+    rows = table.summary()
+    over = "layers" if (rows["over"] == "layers").any() else "heads"
+    rows = rows.filter(pl.col("over") == over)
+    lines = grid()
+    lines.add_column("checkpoint", overflow="fold")
+    if rows["step"].is_not_null().any():
+        lines.add_column("step", justify="right", no_wrap=True)
+    lines.add_column("attention", no_wrap=True)
+    for heading in ("symmetry", "directionality", "(excess)"):
+        lines.add_column(heading, justify="right", no_wrap=True)
+    for row in rows.head(MOST_LINES).iter_rows(named=True):
+        step = [str(row["step"])] if len(lines.columns) == 6 else []
+        medians = (number(row[f"{score}_median"]) for score in SUMMARIZED)
+        lines.add_row(title(row), *step, f"{row['stack']} {row['kind']}", *medians)
+    conditional = conditions(table.frame, table.metadata, every=False)
+    yield Text(f"\nmedians over {', '.join([over, *conditional])}", style="dim")
+    yield lines
+    if rows.height > MOST_LINES:
+        yield Text(f"and {rows.height - MOST_LINES:,} more", style="dim")
+    yield Text("\n".join(notes(table)), style="dim")
+
+
+def side_by_side(table: ScoreTable) -> Iterator[Any]:
+    """Layers down, checkpoints across: symmetry, then directionality as published."""
+    names = table.frame["checkpoint"].unique(maintain_order=True).to_list()
+    layers = table.layers.frame
+    for score in ("symmetry", "directionality_excess"):
+        side = grid()
+        side.add_column("layer", justify="right")
+        for name in names:
+            side.add_column(name, justify="right", no_wrap=True)
+            side.add_column("", no_wrap=True)
+        for layer in layers.partition_by("layer", maintain_order=True):
+            values = dict(zip(layer["checkpoint"], layer[score], strict=True))
+            cells = (cell(values.get(name)) for name in names for cell in (number, bar))
+            side.add_row(str(layer["layer"][0]), *cells)
+        yield Text(f"\n{score.replace('_excess', ' (excess)')}", style="bold")
+        yield side
+
+
+def difference_table(table: DifferenceTable) -> Iterator[Any]:
+    """One line for each layer, or head, that was compared."""
+    frame = table.frame
+    if not frame.height:
+        yield Text("no rows")
+        return
+    first = frame.row(0, named=True)
+    before = {"checkpoint": first["before"], "revision": first["before_revision"]}
+    yield Text.assemble("\n", (title(before), "bold"), " → ", (title(first), "bold"))
+    headings = {name: name for name in ("norm", "moved", "cosine", "symmetry", "directionality")}
+    headings["directionality_excess"] = "(excess)"
+    if frame["head"].is_not_null().any():
+        headings = {"head": "head", **headings}
+    if (frame["status"] != "ok").any():
+        headings["status"] = "status"
+    unusual = conditions(frame, table.metadata, every=False)
+    for rows in frame.partition_by("stack", "kind", maintain_order=True):
+        row = rows.row(0, named=True)
+        where = f"{row['stack']} {row['kind']}-attention"
+        yield Text(" · ".join([str(row["family"]), where, *unusual]))
+        lines = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
+        for heading in ("layer", *headings.values()):
+            lines.add_column(heading, justify="right", no_wrap=True)
+        for row in rows.iter_rows(named=True):
+            cells = (_difference_cell(name, row[name]) for name in headings)
+            lines.add_row(str(row["layer"]), *cells)
+        yield lines
+    yield Text(
+        "moved: norm of the difference over the norm before; symmetry and directionality are the "
+        "difference's own" + ("; unmoved: there is no difference" if "status" in headings else ""),
+        style="dim",
+    )
+
+
+def _difference_cell(name: str, value: Any) -> str:
+    if name == "head":
+        return "all" if value is None else str(value)
+    return number(value) if isinstance(value, float | None) else str(value)

@@ -1,0 +1,144 @@
+"""From one block's forms to its rows of the score table."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wqk.attention.coordinates import Block, Coordinates, lacks_norm
+from wqk.forms.randomness import looks_random
+from wqk.forms.scores import directionality, head_terms, symmetry, symmetry_null
+
+if TYPE_CHECKING:
+    from wqk.checkpoints import Checkpoint
+    from wqk.families import AttentionPlan
+    from wqk.forms import BilinearForm
+
+
+def score_heads(
+    stack: BilinearForm,
+    layer: BilinearForm | None = None,
+    *,
+    gamma: float = 2.0,
+    heads: bool = True,
+) -> list[dict[str, Any]]:
+    """Scores of a layer, the sum of the stack, and with ``heads`` of every head after it.
+
+    Parameters
+    ----------
+    stack
+        The layer's heads, stacked as (G, H/G).
+    layer
+        Their sum, where it is at hand.
+    gamma, heads
+        As for `scan`.
+
+    Returns
+    -------
+    list of dict
+        The columns of a score table that follow from the forms alone.
+    """
+    layer = stack.sum() if layer is None else layer
+    scores = {name: float(value) for name, value in _scores(layer, gamma).items()}
+    row = {"rank": layer.rank, **scores}
+    if layer.is_square:
+        terms = head_terms(stack, layer)
+        row |= {
+            "symmetry_within_heads": float(terms.within),
+            "symmetry_between_heads": float(terms.between),
+            "symmetry_within_random": float(terms.within_random),
+        }
+    if not heads:
+        return [row]
+    columns = {name: _flat(values) for name, values in _scores(stack, gamma).items()}
+    _, sharing = stack.stack
+    return [row] + [
+        {
+            "head": head,
+            "key_head": head // sharing,
+            "rank": stack.rank,
+            **{name: float(values[head]) for name, values in columns.items()},
+        }
+        for head in range(math.prod(stack.stack))
+    ]
+
+
+def form_rows(
+    form: BilinearForm,
+    layer: BilinearForm,
+    plan: AttentionPlan,
+    coordinates: Coordinates,
+    distance: int,
+    *,
+    gamma: float,
+    heads: bool,
+) -> list[dict[str, Any]]:
+    """Rows of one block at one distance, from its heads as a stack (G, H/G) and from their sum."""
+    d_query, d_key = form.shape
+    key_heads, sharing = form.stack
+    shared = {
+        "family": plan.family,
+        "stack": plan.stack,
+        "kind": plan.kind,
+        "window": plan.window,
+        "layer": plan.layer,
+        "heads": key_heads * sharing,
+        "key_heads": key_heads,
+        "d_query": d_query,
+        "d_key": d_key,
+        "applications": plan.applications,
+        "circuit": coordinates.circuit,
+        "distance": distance,
+    }
+    return [{**shared, **row} for row in score_heads(form, layer, gamma=gamma, heads=heads)]
+
+
+def with_status(
+    rows: list[dict[str, Any]], plan: AttentionPlan, coordinates: Coordinates, block: Block
+) -> list[dict[str, Any]]:
+    """The rows of one block, the layer's own first, with what is to be said about each."""
+    status = _status(plan, coordinates, block, rows[0].get("symmetry"))
+    return [
+        {**row, "status": "degenerate" if math.isnan(row["directionality"]) else status}
+        for row in rows
+    ]
+
+
+def checkpoint_columns(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What all rows of a checkpoint share."""
+    model_type = checkpoint.config.get("model_type")
+    return {
+        "checkpoint": checkpoint.name,
+        "revision": checkpoint.revision,
+        "step": checkpoint.step,
+        "model_type": model_type if isinstance(model_type, str) else None,
+        "parameters": checkpoint.parameters,
+    }
+
+
+def _status(
+    plan: AttentionPlan, coordinates: Coordinates, block: Block, symmetry: float | None
+) -> str:
+    """``random-looking`` before ``partial``: weights that nobody trained say nothing at all."""
+    weights = block.weights
+    if weights and symmetry is not None and looks_random(weights, symmetry, weights[0].shape[-1]):
+        return "random-looking"
+    return "partial" if lacks_norm(plan, coordinates) else plan.status
+
+
+def _flat(values: Any) -> np.ndarray:
+    """Scores of a stack as one row, on the host."""
+    return np.ravel(values.cpu() if hasattr(values, "cpu") else values)
+
+
+def _scores(form: BilinearForm, gamma: float) -> dict[str, Any]:
+    """Every score of a form or a stack; symmetry only where both sides are one space."""
+    square = {"symmetry": symmetry(form), "symmetry_null": symmetry_null(form)}
+    return {
+        "norm": form.norm,
+        **(square if form.is_square else {}),
+        "directionality": directionality(form, gamma, "norm"),
+        "directionality_excess": directionality(form, gamma, "excess"),
+    }
