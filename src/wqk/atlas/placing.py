@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
+import polars as pl
+
 from wqk.atlas.medians import summarize
 from wqk.atlas.published import published
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from wqk.scanning.tables import ScoreTable
 
 
@@ -81,7 +81,8 @@ def place(table: ScoreTable) -> list[Placement]:
     -------
     list of Placement
         One for each checkpoint and stack with plain self-attention scores; empty for tables of
-        other forms (folded norms, biases, another circuit, distance or gamma).
+        other forms (folded norms, biases, another circuit, distance or gamma), and without those
+        whose family was guessed.
 
     Examples
     --------
@@ -91,9 +92,10 @@ def place(table: ScoreTable) -> list[Placement]:
     more symmetric than 18 of 24 published encoders and 15 of 15 decoders;
     columns more dominant than in 0 of 24 published encoders and 0 of 13 decoders
     """
+    known = table.filter(pl.col("family").ne_missing("inferred"))
     return [
         Placement(row["name"], row["stack"], *positions)
-        for row in summarize(table).iter_rows(named=True)
+        for row in summarize(known).iter_rows(named=True)
         if any(positions := [_position(row[score], score) for score in _SIGNS])
     ]
 

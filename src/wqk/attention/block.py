@@ -16,7 +16,7 @@ from wqk._typing import Array, FilePath, Float
 from wqk.attention.factor import Factor, load_factor
 from wqk.checkpoints import open_checkpoint
 from wqk.checkpoints.options import check_options
-from wqk.errors import CheckpointError
+from wqk.errors import CheckpointError, UnknownFamily
 from wqk.families import find_family, load_family, plan
 from wqk.forms import BilinearForm
 
@@ -166,8 +166,16 @@ class Attention:
         cap = self.plan.softcap
         return np.asarray(cap * np.tanh(scores / cap) if cap else scores)
 
+    def _require_known(self, what: str) -> None:
+        if self.plan.rule.guess:
+            raise UnknownFamily(
+                f"{what} needs the model's scale and positions, which are not known: the family is "
+                "guessed from the tensors' names; describe it in a family file"
+            )
+
     def _vectors(self, side: int, x: np.ndarray, positions: np.ndarray | None) -> np.ndarray:
         plan = self.plan
+        self._require_known("a query or a key")
         vectors = (self.query, self.key)[side].vectors(x)
         if plan.clip is not None:
             vectors = vectors.clip(-plan.clip, plan.clip)
@@ -203,6 +211,10 @@ class Attention:
             "form": f"{self.form.shape[0]} × {self.form.shape[1]}, rank {self.form.rank}",
             "score scale": f"{plan.scale:.4g}, not part of the form",
             "positions": "rotary" if plan.rotary else plan.position or "none in the score",
+        }
+        if plan.rule.guess:
+            facts |= dict.fromkeys(("score scale", "positions"), "not known: the family is guessed")
+        facts |= {
             "status": plan.reason or plan.status,
         }
         return html_table("Attention", ("", ""), facts.items())
@@ -212,6 +224,7 @@ def attention_plans(
     checkpoint: Checkpoint,
     family: FilePath | None = None,
     heads_per_layer: int | None = None,
+    key_heads: int | None = None,
 ) -> list[AttentionPlan]:
     """Every attention block of a checkpoint, in order, before anything is read.
 
@@ -221,8 +234,9 @@ def attention_plans(
         Opened with `wqk.open_checkpoint`.
     family
         A family file to use instead of the model type's own.
-    heads_per_layer
-        Number of query heads of a model whose family has to be guessed from its tensors' names.
+    heads_per_layer, key_heads
+        Numbers of query and key heads of a model whose family has to be guessed from the names of
+        its tensors, where its configuration does not have them.
 
     Raises
     ------
@@ -231,7 +245,7 @@ def attention_plans(
     CheckpointError
         The tensors are not all there or do not fit the configuration.
     """
-    chosen = load_family(family) if family else find_family(checkpoint, heads_per_layer)
+    chosen = load_family(family) if family else find_family(checkpoint, heads_per_layer, key_heads)
     return plan(checkpoint, chosen)
 
 
@@ -270,6 +284,7 @@ def read_attention(
     kind: str = "self",
     family: FilePath | None = None,
     heads_per_layer: int | None = None,
+    key_heads: int | None = None,
     **hub: Unpack[HubOptions],
 ) -> Attention:
     """The attention of one layer of a checkpoint.
@@ -285,8 +300,9 @@ def read_attention(
         ``cross``.
     family
         A family file to use instead of the model type's own.
-    heads_per_layer
-        Number of query heads of a model whose family has to be guessed from its tensors' names.
+    heads_per_layer, key_heads
+        Numbers of query and key heads of a model whose family has to be guessed from the names of
+        its tensors, where its configuration does not have them.
     **hub
         ``revision``, ``token``, ``cache_dir`` and so on, for `open_checkpoint`.
 
@@ -304,7 +320,7 @@ def read_attention(
     """
     check_options("read_attention", hub)
     checkpoint = open_checkpoint(ref, **hub)
-    chosen = attention_plan(checkpoint, layer, stack, kind, family, heads_per_layer)
+    chosen = attention_plan(checkpoint, layer, stack, kind, family, heads_per_layer, key_heads)
     return load_attention(checkpoint, chosen, positions=True)
 
 
@@ -315,18 +331,19 @@ def attention_plan(
     kind: str = "self",
     family: FilePath | None = None,
     heads_per_layer: int | None = None,
+    key_heads: int | None = None,
 ) -> AttentionPlan:
     """The plan of one layer; arguments and errors as for `read_attention`."""
     plans = [
         p
-        for p in attention_plans(checkpoint, family, heads_per_layer)
+        for p in attention_plans(checkpoint, family, heads_per_layer, key_heads)
         if p.kind == kind and stack in (None, p.stack)
     ]
     stacks = list(dict.fromkeys(p.stack for p in plans))
     if len(stacks) > 1:
         raise CheckpointError(
-            f"{checkpoint.name}: has several stacks, name one of them: stack={stacks[0]!r} or "
-            f"{stacks[1]!r}"
+            f"{checkpoint.name}: has several stacks, name one of them: stack="
+            f"{' or '.join(map(repr, stacks))}"
         )
     by_layer = {p.layer: p for p in plans}
     wanted = layer if layer >= 0 else max(by_layer, default=-1) + 1 + layer

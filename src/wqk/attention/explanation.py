@@ -91,13 +91,14 @@ def explain(
     *,
     family: FilePath | None = None,
     heads_per_layer: int | None = None,
+    key_heads: int | None = None,
     **hub: Unpack[HubOptions],
 ) -> Explanation:
     """Say which tensors of a checkpoint are queries and keys, without reading them.
 
     Parameters
     ----------
-    ref, family, heads_per_layer, **hub
+    ref, family, heads_per_layer, key_heads, **hub
         As for `wqk.scan`.
 
     Raises
@@ -114,7 +115,7 @@ def explain(
     """
     check_options("explain", hub)
     checkpoint = open_checkpoint(ref, **hub)
-    plans = attention_plans(checkpoint, family, heads_per_layer)
+    plans = attention_plans(checkpoint, family, heads_per_layer, key_heads)
     parts = {part for plan in plans for part in plan.parts}
     model_type = checkpoint.config.get("model_type")
     return Explanation(
@@ -189,7 +190,9 @@ def _notes(plan: AttentionPlan) -> Iterator[str]:
             f"({plan.rotary.order} order, {2 * len(plan.rotary.frequencies)} of "
             f"{plan.query.head_width} dimensions turn)."
         )
-    if plan.query.bias or plan.key.bias:
+    if (plan.query.bias or plan.key.bias) and plan.rule.guess:
+        yield f"{where}: biases are not part of the form."
+    elif plan.query.bias or plan.key.bias:
         key_bias = (
             "the key's, turned by the positions, one in the query"
             if plan.rotary
@@ -207,4 +210,7 @@ def _notes(plan: AttentionPlan) -> Iterator[str]:
         yield f"{where}: some layers attend within a window of {plan.window} tokens."
     if plan.applications > 1:
         yield f"{where}: each layer's weights are applied {plan.applications} times."
-    yield f"{where}: the model multiplies scores by {plan.scale:.4g}; the form is without it."
+    if plan.rule.guess:
+        yield f"{where}: scale, positions and masks are not known."
+    else:
+        yield f"{where}: the model multiplies scores by {plan.scale:.4g}; the form is without it."

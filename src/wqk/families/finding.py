@@ -14,15 +14,18 @@ if TYPE_CHECKING:
     from wqk.checkpoints import Checkpoint
 
 
-def find_family(checkpoint: Checkpoint, heads_per_layer: int | None = None) -> Family:
+def find_family(
+    checkpoint: Checkpoint, heads_per_layer: int | None = None, key_heads: int | None = None
+) -> Family:
     """The family that knows the model type and its tensors' names, or a guessed one.
 
     Parameters
     ----------
     checkpoint
         Its configuration and the names and shapes of its tensors are looked at.
-    heads_per_layer
-        Number of query heads, for a guess; a known family takes it from the configuration.
+    heads_per_layer, key_heads
+        Numbers of query and key heads, for a guess; a known family takes them from the
+        configuration.
 
     Raises
     ------
@@ -39,7 +42,7 @@ def find_family(checkpoint: Checkpoint, heads_per_layer: int | None = None) -> F
     if composite:
         return composite
     try:
-        return infer_family(checkpoint, heads_per_layer)
+        return infer_family(checkpoint, heads_per_layer, key_heads)
     except UnknownFamily:
         # The known family says best what its tensors should have been called.
         if family:

@@ -8,62 +8,81 @@ the rest. All of it is a guess, and the rules say how good a one.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wqk.errors import UnknownFamily
-from wqk.families.config import Config
-from wqk.families.family import AttentionRule, CountsRule, Family, SideRule
+from wqk.families.candidates import Candidate, beside, candidates
+from wqk.families.family import AttentionRule, CountsRule, Family, NormRule, ScoreRule, SideRule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from wqk.checkpoints import Checkpoint, TensorInfo
 
-# A module's own name, where it holds queries: q_proj, query, Wq, to_q, q_lin, attn_q, ...
-QUERY = re.compile(r"(?P<before>|.*_|[wW])(?P<role>queries|query|q|Q)(?P<after>|_.*)")
-KEY_OF = {"queries": "keys", "query": "key", "q": "k", "Q": "K"}
-VALUE_OF = {"queries": "values", "query": "value", "q": "v", "Q": "V"}
-
-# Modules that hold queries, keys and values together, and how these usually lie.
-FUSED = {
-    r"(?:[wW]_?|to_|attn_|in_)?qkv(?:_.*)?": "sectioned",
-    r"c_attn|in_proj(?:_weight)?|W_pack": "sectioned",
-    r"query_key_value": "grouped",
-}
-
-# Keys under which configurations count heads.
-HEADS = (
-    "num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads", "heads", "nhead",
-    "encoder_attention_heads", "decoder_attention_heads",
-)  # fmt: skip
-STACK_HEADS = {"encoder": ("n_audio_head",), "decoder": ("n_text_head",)}
-KEY_HEADS = (
-    "num_key_value_heads",
-    "num_kv_heads",
-    "n_kv_heads",
-    "n_head_kv",
-    "multi_query_group_num",
+# Keys under which configurations count heads; what stands before them is a part of the model.
+HEADS = re.compile(
+    r"(?:(?P<part>\w+?)_)??(?:num_attention_heads|attention_heads|num_attn_heads|num_heads|n_heads?"
+    r"|nheads?|heads?)"
 )
+NO_QUERIES = {"key", "kv", "value", "linear", "index", "mamba", "ssm", "query_group"}
+KEY_HEADS = (
+    "num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_head_kv", "multi_query_group_num",
+)  # fmt: skip
+HEAD_WIDTHS = ("head_dim", "d_kv", "kv_channels", "d_head")
+WIDTHS = ("hidden_size", "d_model", "n_embd", "n_state", "embed_dim")
+# Nested configurations that are those of the whole model.
+WHOLE = {"model", "transformer", "attention", "attn", "args", "params", "model_args", "hparams"}
+
+# Models whose fused weight lies otherwise than its name is usually meant.
+LAYOUTS = {
+    "chatglm": "sectioned",
+    "bailing": "sectioned",
+    "ling": "sectioned",
+    "internlm2": "grouped",
+}
 
 CROSS = ("cross", "encoder_attn", "encdec", "enc_dec")
 STACKS = {
     "encoder": ("encoder", "enc"),
     "decoder": ("decoder", "dec"),
-    "vision": ("vision", "visual", "image"),
+    "vision": ("vision", "visual", "image", "img", "pixel"),
     "audio": ("audio", "speech"),
     "text": ("text", "language"),
 }
+MODALITIES = ("vision", "audio", "text")
 
 
-def infer_family(checkpoint: Checkpoint, heads_per_layer: int | None = None) -> Family:
+@dataclass(frozen=True)
+class HeadCount:
+    """Where a configuration counts heads, and of which part of the model."""
+
+    path: str  # the nested configuration; empty for the whole
+    part: str  # what stands before the key: decoder of decoder_attention_heads
+    key: str
+    config: Mapping[str, Any]
+
+    @property
+    def words(self) -> list[str]:
+        """What a tensor's name has to speak of for this to be its number."""
+        nested = [name.removesuffix("_config") for name in self.path.split(".") if name]
+        named = [name for name in nested if name not in WHOLE]
+        # Whisper's own files: n_audio_head, n_text_head.
+        own = {"n_audio": "encoder", "n_text": "decoder"}.get(self.part, self.part)
+        return [*named, *(word for word in own.split("_") if word)]
+
+
+def infer_family(
+    checkpoint: Checkpoint, heads_per_layer: int | None = None, key_heads: int | None = None
+) -> Family:
     """A family for a checkpoint of unknown type or with foreign names.
 
     Parameters
     ----------
     checkpoint
         Only names, shapes and the configuration are looked at.
-    heads_per_layer
-        Number of query heads, where the configuration does not tell.
+    heads_per_layer, key_heads
+        Numbers of query and key heads, where the configuration does not have them.
 
     Returns
     -------
@@ -73,104 +92,222 @@ def infer_family(checkpoint: Checkpoint, heads_per_layer: int | None = None) -> 
     Raises
     ------
     UnknownFamily
-        No two tensors look like queries and keys, or the number of heads is nowhere told.
+        No two tensors look like queries and keys of softmax attention, or the configuration does
+        not count their heads.
     """
-    rules = tuple(_rules(checkpoint, heads_per_layer))
-    if not rules:
-        told = checkpoint.config.get("model_type")
+    tensors = checkpoint.tensors()
+    found = [c for c in candidates(tensors) if "{layer}" in c.query]
+    around = {c: beside(c, found, tensors) for c in found}
+    if found and all(one.recurrent for one in around.values()):
+        first = next(iter(around.values())).recurrent[0]
         raise UnknownFamily(
-            f"{checkpoint.name}: no family knows the model type {told!r}, and none of its "
-            f"{len(checkpoint.tensors())} tensors is named like a query beside a key; name them "
-            "with a family file (--family FILE.toml)"
+            f"{checkpoint.name}: what is named like queries and keys lies beside {first!r}: it "
+            "feeds a recurrence or a convolution, not softmax attention"
         )
-    return Family(name="inferred", model_types=(), attention=rules)
-
-
-def _rules(checkpoint: Checkpoint, heads: int | None) -> Iterator[AttentionRule]:
-    """One for each spelling, layers' numbers taken out."""
-    spellings: dict[str, TensorInfo] = {}
-    for name, info in checkpoint.tensors().items():
-        stem = name.removesuffix(".weight")
-        if len(info.shape) == 2 and (stem != name or name.endswith("_weight")):
-            spellings.setdefault(_without_numbers(stem), info)
-    for spelling, info in spellings.items():
-        path, _, module = spelling.rpartition(".")
-        layout = next((kind for name, kind in FUSED.items() if re.fullmatch(name, module)), None)
-        match = QUERY.fullmatch(module)
-        roles: dict[str, Any]
-        if "{layer}" not in spelling:
-            continue
-        if layout:
-            layout, doubt = _fused_layout(layout, info.shape, module)
-            roles = {"fused": (spelling,)}
-        elif match and (key := _sibling(path, match, KEY_OF)) in spellings:
-            layout, doubt = "separate", ""
-            roles = {
-                "query": SideRule((spelling,)),
-                "key": SideRule((key,)),
-                "value": SideRule((_sibling(path, match, VALUE_OF),)),
+    softmax = [c for c in found if not around[c].recurrent]
+    if not softmax:
+        model_type = checkpoint.config.get("model_type")
+        raise UnknownFamily(
+            f"{checkpoint.name}: no family knows the model type {model_type!r}, and none of its "
+            f"{len(tensors)} tensors is named like a query beside a key; name them with a family "
+            "file (--family FILE.toml)"
+        )
+    counts = list(_head_counts(checkpoint.config))
+    rules = []
+    for candidate in softmax:
+        stack, kind = _role(candidate, softmax, checkpoint.config)
+        layout, doubt = _layout(candidate, checkpoint.config)
+        sides, norm, partial = _sides(candidate, around[candidate], tensors, checkpoint.config)
+        if heads_per_layer is None:
+            count = _own_count(candidate, counts, softmax, stack, checkpoint.name)
+            numbers = _numbers(candidate, layout, count, checkpoint.name)
+        else:
+            defaults = {"heads_per_layer": heads_per_layer}
+            numbers = {
+                "counts": CountsRule(
+                    every_layer=False,
+                    heads=("heads_per_layer",),
+                    key_heads=("key_heads", *KEY_HEADS),
+                ),
+                "defaults": defaults if key_heads is None else {**defaults, "key_heads": key_heads},
             }
-        else:
-            continue
-        stack, kind = _place(spelling, checkpoint.config)
-        confidence = f"confidence medium: {doubt}" if doubt else "confidence high"
-        yield AttentionRule(
-            stack=stack,
-            kind=kind,
-            layout=layout,
-            guess=f"guessed from the tensors' names ({spelling}), {confidence}",
-            **roles,
-            **_counts(checkpoint, stack, heads),
+        confidence = "low" if partial else "medium" if doubt else "high"
+        reason = f": {doubt}" if doubt else ""
+        rules.append(
+            AttentionRule(
+                stack=stack,
+                kind=kind,
+                layout=layout,
+                norm=norm,
+                score=ScoreRule(),
+                partial=partial,
+                guess=f"guessed from the tensors' names ({candidate.query}), confidence "
+                f"{confidence}{reason}",
+                **sides,
+                **numbers,
+            )
         )
+    return Family(name="inferred", model_types=(), attention=tuple(rules))
 
 
-def _without_numbers(stem: str) -> str:
-    """The first number in a name is the layer's; further ones are told apart, too."""
-    parts, count = [], 0
-    for part in stem.split("."):
-        if part.isdigit():
-            parts.append("{layer}" if count == 0 else f"{{index{count}}}")
-            count += 1
-        else:
-            parts.append(part)
-    return ".".join(parts)
+def _sides(
+    candidate: Candidate,
+    around: Any,
+    tensors: Mapping[str, TensorInfo],
+    config: Mapping[str, Any],
+) -> tuple[dict[str, Any], NormRule, str]:
+    """The rule's names, the kind of its norms, and what nobody can explain."""
+    query_norm, key_norm = (
+        (name,) if name else () for name in (around.query_norm, around.key_norm)
+    )
+    sides: dict[str, Any] = {
+        "query": SideRule(norm=query_norm),
+        "key": SideRule(norm=key_norm),
+    }
+    if candidate.query == candidate.key:
+        sides["fused"] = (candidate.query,)
+    else:
+        sides = {
+            "query": SideRule((candidate.query,), norm=query_norm),
+            "key": SideRule((candidate.key,), norm=key_norm),
+            "value": SideRule((candidate.value,)),
+        }
+    partial = ""
+    if around.unexplained:
+        named = ", ".join(f"{candidate.path}.{name}" for name in around.unexplained[:3])
+        partial = f"what {named} does to the score is not known"
+    elif not (query_norm or key_norm):
+        switch = next((key for key in config if re.search("q_?k_?(layer_?)?norm", key)), None)
+        if switch and config[switch]:
+            partial = f"the configuration's {switch} speaks of norms that have no tensors"
+    return sides, NormRule(kind="layer" if around.has_bias else "rms"), partial
 
 
-def _sibling(path: str, match: re.Match[str], roles: Mapping[str, str]) -> str:
-    module = match["before"] + roles[match["role"]] + match["after"]
-    return f"{path}.{module}" if path else module
-
-
-def _fused_layout(layout: str, shape: tuple[int, ...], module: str) -> tuple[str, str]:
-    """How the roles lie in a fused weight, and what is doubtful about it."""
-    rows, columns = shape
+def _layout(candidate: Candidate, config: Mapping[str, Any]) -> tuple[str, str]:
+    """How the roles lie in the weight, and what is doubtful about it."""
+    if candidate.layout == "separate":
+        return "separate", ""
+    rows, columns = candidate.shape
+    model_type = str(config.get("model_type", "")).lower()
+    layout = next((v for k, v in LAYOUTS.items() if model_type.startswith(k)), candidate.layout)
     if layout == "sectioned" and columns == 3 * rows:
-        return "conv1d", f"{module} is taken to be stored (in, out), all queries first"
+        return "conv1d", f"{candidate.module} is taken to be stored (in, out), all queries first"
     order = "all queries first" if layout == "sectioned" else "key heads one after the other"
-    return layout, f"{module} is taken to hold {order}"
+    return layout, f"{candidate.module} is taken to hold {order}"
 
 
-def _place(spelling: str, config: Mapping[str, Any]) -> tuple[str, str]:
+def _role(
+    candidate: Candidate, others: Sequence[Candidate], config: Mapping[str, Any]
+) -> tuple[str, str]:
     """Stack and kind of attention, from the words of a name."""
-    words = spelling.lower().split(".")
-    kind = "cross" if any(word.startswith(CROSS) for word in words) else "self"
+    words = candidate.query.lower().split(".")
+    # Diffusers' second attention of a block is that to the text.
+    second = "attn2" in words and any(".attn1." in other.query for other in others)
+    crosses = second or any(word.startswith(CROSS) for word in words)
+    kind = "cross" if crosses or candidate.shape[1] != candidate.key_shape[1] else "self"
     for stack, names in STACKS.items():
         if any(word == name or word.startswith(f"{name}_") for word in words for name in names):
             return stack, kind
-    architectures = " ".join(map(str, config.get("architectures") or ()))
-    causal = "CausalLM" in architectures or "gpt" in str(config.get("model_type", "")).lower()
+    architectures = config.get("architectures")
+    named = " ".join(map(str, architectures)) if isinstance(architectures, list) else ""
+    causal = "CausalLM" in named or "gpt" in str(config.get("model_type", "")).lower()
     return ("decoder" if causal else "unknown"), kind
 
 
-def _counts(checkpoint: Checkpoint, stack: str, heads: int | None) -> dict[str, Any]:
-    """The rule's keys for the numbers of heads."""
-    if heads is not None:
-        counts = CountsRule(every_layer=False, heads=("heads_per_layer",), key_heads=KEY_HEADS)
-        return {"counts": counts, "defaults": {"heads_per_layer": heads}}
-    keys = (*STACK_HEADS.get(stack, ()), *HEADS)
-    if Config(checkpoint.config, "", checkpoint.name).get(*keys) is None:
+def _head_counts(config: Mapping[str, Any], path: str = "") -> Iterator[HeadCount]:
+    """Every number of heads in a configuration and in the configurations within."""
+    for key, value in config.items():
+        match = HEADS.fullmatch(key) if isinstance(key, str) else None
+        if isinstance(value, dict) and path.count(".") < 3:
+            yield from _head_counts(value, f"{path}.{key}" if path else key)
+        elif match and value is not None and not isinstance(value, str | bool | dict):
+            part = match["part"] or ""
+            if not any(word in f"_{part}_" for word in (f"_{no}_" for no in NO_QUERIES)):
+                yield HeadCount(path, part, key, config)
+
+
+def _own_count(
+    candidate: Candidate,
+    counts: Sequence[HeadCount],
+    others: Sequence[Candidate],
+    stack: str,
+    name: str,
+) -> HeadCount:
+    """The number of heads that is the candidate's own part's.
+
+    Raises
+    ------
+    UnknownFamily
+        The configuration has none, or that of another part only.
+    """
+    spoken = [
+        word for part in candidate.query.lower().split(".") for word in (part, *part.split("_"))
+    ]
+
+    def is_spoken(word: str) -> bool:
+        synonyms = STACKS.get(word, (word,))
+        return any(said.startswith(synonyms) for said in spoken)
+
+    fitting = [count for count in counts if all(map(is_spoken, count.words))]
+    modality = stack if stack in MODALITIES else ""
+    is_one_of_many = (
+        any(not any(name in other.query.lower() for name in STACKS[modality]) for other in others)
+        if modality
+        else False
+    )
+    own = [
+        count
+        for count in fitting
+        if count.words or not (is_one_of_many or _is_other(candidate, count))
+    ]
+    if not own:
+        of = f" of {candidate.path}" if counts else ""
         raise UnknownFamily(
-            f"{checkpoint.name}: the number of heads is nowhere told, and shapes cannot tell it; "
-            "give it with --heads-per-layer N"
+            f"{name}: the configuration does not count the heads{of}, and shapes alone do not say "
+            "how many there are; give the number with --heads-per-layer N (heads_per_layer=N)"
         )
-    return {"counts": CountsRule(every_layer=False, heads=keys, key_heads=KEY_HEADS)}
+    return max(own, key=lambda count: len(count.words))
+
+
+def _is_other(candidate: Candidate, count: HeadCount) -> bool:
+    """Whether a configuration is of another width than the candidate's inputs."""
+    width = next((count.config[key] for key in WIDTHS if key in count.config), None)
+    counted = count.config[count.key]
+    return isinstance(width, int) and isinstance(counted, int) and width not in candidate.shape
+
+
+def _numbers(candidate: Candidate, layout: str, count: HeadCount, name: str) -> dict[str, Any]:
+    """The rule's keys for the numbers of heads, of the part that they are counted of."""
+    own = [f"{count.part}_{key}" for key in KEY_HEADS] if count.part else list(KEY_HEADS)
+    defaults: dict[str, Any] = {}
+    heads = count.config[count.key]
+    if isinstance(heads, int) and heads > 0:
+        width = _head_width(candidate, layout, heads, count, name)
+        if layout == "sectioned" and width and not any(count.config.get(key) for key in own):
+            rest = candidate.shape[0] - heads * width
+            if rest > 0 and rest % (2 * width) == 0 and heads % (rest // (2 * width)) == 0:
+                defaults = {"key_heads": rest // (2 * width)}
+    keys = CountsRule(every_layer=False, heads=(count.key,), key_heads=(*own, "key_heads"))
+    return {"counts": keys, "config": count.path, "defaults": defaults}
+
+
+def _head_width(
+    candidate: Candidate, layout: str, heads: int, count: HeadCount, name: str
+) -> int | None:
+    """The width of a head: the configuration's, which has to be that of the queries.
+
+    Raises
+    ------
+    UnknownFamily
+        The queries hold something else as well, such as a gate.
+    """
+    key = next((k for k in HEAD_WIDTHS if isinstance(count.config.get(k), int)), None)
+    if key is None or count.part:
+        return candidate.shape[1] // heads if candidate.shape[1] % heads == 0 else None
+    width: int = count.config[key]
+    if layout == "separate" and candidate.shape[0] != heads * width:
+        raise UnknownFamily(
+            f"{name}: {candidate.query} has {candidate.shape[0]} outputs, which is not {heads} "
+            f"heads of the configured width {width} ({key}): it holds more than queries"
+        )
+    return width

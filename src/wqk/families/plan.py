@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from wqk.errors import CheckpointError
+from wqk.families.candidates import without_numbers
 from wqk.families.config import Config
 from wqk.families.latent import latent
 from wqk.families.layouts import Composed, Projection, sectioned, separate
@@ -75,8 +76,8 @@ class AttentionPlan:
 
     @property
     def status(self) -> str:
-        """``partial`` where one form per head does not hold the whole score."""
-        return "partial" if self.reason else "ok"
+        """``partial`` where one form per head does not hold the whole score, or ``guessed``."""
+        return "partial" if self.reason else "guessed" if self.rule.guess else "ok"
 
     @property
     def reason(self) -> str:
@@ -106,10 +107,30 @@ def plan(checkpoint: Checkpoint, family: Family) -> list[AttentionPlan]:
     CheckpointError
         Queries and keys are not all there, or do not fit the configuration.
     """
-    plans = [p for rule in family.attention for p in _plan_rule(checkpoint, family.name, rule)]
-    if not plans:
+    by_rule = [_plan_rule(checkpoint, family.name, rule) for rule in family.attention]
+    if not any(by_rule):
         _explain_absence(checkpoint, family)
-    return plans
+    return _distinct([plans for plans in by_rule if plans])
+
+
+def _distinct(by_rule: list[list[AttentionPlan]]) -> list[AttentionPlan]:
+    """All plans, with stacks of different names where rules meet in stack, kind and layer."""
+    places = [{(p.stack, p.kind, p.layer) for p in plans} for plans in by_rule]
+    distinct: list[AttentionPlan] = []
+    for plans, own in zip(by_rule, places, strict=True):
+        rivals = [other for other, taken in zip(by_rule, places, strict=True) if taken & own]
+        if len(rivals) > 1:
+            names = [without_numbers(rival[0].query.tensor).split(".") for rival in rivals]
+            told = [
+                word
+                for word in without_numbers(plans[0].query.tensor).split(".")
+                if not all(word in name for name in names)
+            ]
+            words = [] if plans[0].stack == "unknown" else [plans[0].stack]
+            stack = "-".join([*words, *(w for w in told if w not in ("weight", plans[0].stack))])
+            plans = [replace(p, rule=replace(p.rule, stack=stack or p.stack)) for p in plans]
+        distinct += plans
+    return distinct
 
 
 def _plan_rule(checkpoint: Checkpoint, family: str, rule: AttentionRule) -> list[AttentionPlan]:
@@ -277,7 +298,7 @@ def _projections(
     """Where the weights of ``q`` and ``k`` lie, and of ``v`` where they are named."""
     layer = match.group
     heads = config.whole(rule.counts.heads, layer)
-    key_heads = config.optional_whole(rule.counts.key_heads, layer) or heads
+    key_heads = config.optional_whole(rule.counts.key_heads, layer)
     if rule.counts.single_key_head_if and config.holds(rule.counts.single_key_head_if):
         key_heads = 1
     query, key = weight_name(match.query), weight_name(match.key)
@@ -289,12 +310,16 @@ def _projections(
     if rule.layout == "latent":
         return latent(tensors, config, rule, match, heads)
     if rule.layout == "separate":
+        rows, key_rows = tensors[query].shape[0], tensors[key].shape[0]
+        if key_heads is None:  # a key head is as wide as a query head
+            key_heads = max(1, key_rows * heads // rows) if rows else heads
         value = named(tensors, rule.value.names, match)
         return {
             "q": separate(query, tensors[query].shape, heads),
             "k": separate(key, tensors[key].shape, key_heads),
             **({"v": separate(value, tensors[value].shape, key_heads)} if value else {}),
         }
+    key_heads = key_heads or heads
     fused: dict[str, Projection | Composed] = {}
     return fused | sectioned(
         query,

@@ -1,0 +1,226 @@
+"""What is named like attention: queries beside keys, or one weight that holds both.
+
+Two weights whose names differ only in ``q`` and ``k``, or one whose name says that it holds both.
+Everything else that lies beside them is sorted into what a form can hold, what does not concern it,
+and what nobody can explain.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from wqk.checkpoints import TensorInfo
+
+# A module's own name, where it holds queries: q_proj, query, Wq, to_q, q_lin, attn_q, ...
+QUERY = re.compile(r"(?P<before>|.*_|[wW])(?P<role>queries|query|q|Q)(?P<after>|_.*)")
+KEY_OF = {"queries": "keys", "query": "key", "q": "k", "Q": "K"}
+VALUE_OF = {"queries": "values", "query": "value", "q": "v", "Q": "V"}
+
+# Modules that hold queries, keys and values together, and how these usually lie.
+FUSED = {
+    r"(?:[wW]_?|to_|attn_|in_)?qkv(?:_.*)?": "sectioned",
+    r"c_attn|in_proj(?:_weight)?|W_pack": "sectioned",
+    r"query_key_value": "grouped",
+}
+
+NORM_WORDS = {"norm", "norms", "layernorm", "rmsnorm", "ln"}
+# Words that say nothing about which projection a module is.
+FILLERS = {"", "proj", "lin", "linear", "to", "w", "dense", "attn", "layer", "rms"}
+ALIASES = {"query": "q", "queries": "q", "key": "k", "keys": "k", "added": "add"}
+NORM_PARAMETERS = ("weight", "bias", "gamma", "beta")
+
+# The scales of 8-bit weights, which reading applies.
+QUANTIZED = re.compile(r"weight_scale(?:_inv)?$|input_scale$")
+# Words of what lies beside queries and keys and leaves their products alone: values and outputs,
+# with their norms, and rotary tables.
+HARMLESS = {
+    "o", "out", "output", "c", "wo", "v", "value", "values", "wv", "resid", "sub", "inner", "post",
+    "ffn", "add", "dropout", "rotary", "emb", "inv", "freq", "rope", "freqs", *NORM_WORDS,
+}  # fmt: skip
+# Beside these, a projection feeds a convolution or a recurrence and no softmax.
+RECURRENT = re.compile(
+    r"(?:A_log|A_logs|dt_bias|dt_proj|x_proj|b_proj|a_proj|f_[ab]_proj|g_[ab]_proj|beta|decay)\b.*"
+    r"|(?:.*_)?conv(?:1d|_.*)?(?:\..*)?|slope_rate"
+)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Tensors of one spelling that look like the queries and keys of every layer.
+
+    Attributes
+    ----------
+    query, key
+        Names without ``.weight``, layers' numbers taken out; the same one where fused.
+    shape, key_shape
+        Of the first layer's.
+    layout
+        ``separate``, ``sectioned`` or ``grouped``.
+    tensors
+        Full names of the queries' weights.
+    """
+
+    query: str
+    key: str
+    shape: tuple[int, ...]
+    key_shape: tuple[int, ...]
+    layout: str
+    tensors: tuple[str, ...]
+
+    @property
+    def path(self) -> str:
+        """The module that holds the projections."""
+        return self.query.rpartition(".")[0]
+
+    @property
+    def module(self) -> str:
+        """The query's own name."""
+        return self.query.rpartition(".")[2]
+
+    @property
+    def words(self) -> set[str]:
+        """What tells it from other queries in the same module: ``add`` of ``add_q_proj``."""
+        return set() if self.query == self.key else _words(self.module) - {"q"}
+
+    @property
+    def value(self) -> str:
+        """What the value beside them would be called; empty where fused."""
+        match = QUERY.fullmatch(self.module)
+        return _sibling(self.path, match, VALUE_OF) if match and self.query != self.key else ""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What lies beside a candidate's queries and keys.
+
+    Attributes
+    ----------
+    query_norm, key_norm
+        Names of norms between projection and score, without their ``.weight``; empty if none.
+    has_bias
+        Whether these norms have biases, as LayerNorm does.
+    unexplained
+        Tensors of which nobody knows what they do to the score.
+    recurrent
+        Tensors that say that this is no softmax attention.
+    """
+
+    query_norm: str
+    key_norm: str
+    has_bias: bool
+    unexplained: tuple[str, ...]
+    recurrent: tuple[str, ...]
+
+
+def candidates(tensors: Mapping[str, TensorInfo]) -> list[Candidate]:
+    """Everything that is named like attention, in the order of the tensors."""
+    spellings: dict[str, list[str]] = {}
+    for name, info in tensors.items():
+        stem = name.removesuffix(".weight")
+        if len(info.shape) == 2 and (stem != name or name.endswith("_weight")):
+            spellings.setdefault(without_numbers(stem), []).append(name)
+    return list(_candidates(spellings, tensors))
+
+
+def _candidates(
+    spellings: Mapping[str, list[str]], tensors: Mapping[str, TensorInfo]
+) -> Iterator[Candidate]:
+    for spelling, names in spellings.items():
+        path, _, module = spelling.rpartition(".")
+        layout = next((kind for name, kind in FUSED.items() if re.fullmatch(name, module)), "")
+        match, key = QUERY.fullmatch(module), spelling
+        if not layout and match:
+            layout, key = "separate", _sibling(path, match, KEY_OF)
+        if layout and key in spellings:
+            shape, other = (tensors[spellings[which][0]].shape for which in (spelling, key))
+            yield Candidate(spelling, key, shape, other, layout, tuple(names))
+
+
+def beside(
+    candidate: Candidate, others: list[Candidate], tensors: Mapping[str, TensorInfo]
+) -> Beside:
+    """Sort what lies in the candidate's module, and in the modules within."""
+    path = candidate.path
+    # A whole layer's module holds much that is none of attention's business.
+    is_layer = path.endswith("}")
+    projections = {
+        name.rpartition(".")[2] for c in others if c.path == path for name in (c.query, c.key)
+    }
+    norms: dict[str, str] = {}
+    biases, unexplained, recurrent = False, [], []
+    for name, info in _within(path, tensors):
+        module, _, parameter = name.rpartition(".")
+        if module in projections and parameter in ("weight", "bias"):
+            continue
+        if name in projections or name in ("in_proj_bias", "qkv_bias", "q_bias", "v_bias"):
+            continue
+        words = _words(module)
+        side = words & {"q", "k"}
+        if len(side) == 1 and words & NORM_WORDS and parameter in NORM_PARAMETERS:
+            normed = words - side - NORM_WORDS
+            if normed == candidate.words and len(info.shape) == 1:
+                norms[side.pop()] = f"{path}.{module}"
+                biases |= parameter in ("bias", "beta")
+            elif all(normed != c.words for c in others if c.path == path):
+                unexplained.append(name)
+        elif RECURRENT.fullmatch(name):
+            recurrent.append(name)
+        elif _is_harmless(name, words) or len(info.shape) > 2 or not info.shape:
+            continue
+        elif not is_layer or words & {"q", "k", "kv", "qkv"}:
+            unexplained.append(name)
+    return Beside(
+        norms.get("q", ""), norms.get("k", ""), biases, tuple(unexplained), tuple(recurrent)
+    )
+
+
+def _within(path: str, tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[str, TensorInfo]]:
+    """The tensors in modules of this spelling, their names from there on, each once."""
+    seen: set[str] = set()
+    for full, info in tensors.items():
+        spelling = without_numbers(full)
+        name = spelling.removeprefix(f"{path}.")
+        if name != spelling and name not in seen:
+            seen.add(name)
+            yield name, info
+
+
+def _is_harmless(name: str, words: set[str]) -> bool:
+    """Whether something leaves scores alone: an output, ``proj`` or ``dense``, or what it says."""
+    spoken = words or ({"o"} if "." in name else _words(name))
+    plain = NORM_WORDS.isdisjoint(spoken) or len(spoken) > 1
+    return (spoken <= HARMLESS and plain) or bool(QUANTIZED.search(name))
+
+
+def _words(module: str) -> set[str]:
+    """What a module's name says beside that it is a projection.
+
+    Examples
+    --------
+    >>> sorted(_words("norm_added_q")), sorted(_words("add_q_proj")), sorted(_words("Wq"))
+    (['add', 'norm', 'q'], ['add', 'q'], ['q'])
+    """
+    words = re.split(r"[._]", re.sub(r"^[wW](?=[qQkKvV]$)", "", module).lower())
+    return {ALIASES.get(word, word) for word in words if not word.startswith("{")} - FILLERS
+
+
+def without_numbers(stem: str) -> str:
+    """The first number in a name is the layer's; further ones are told apart, too."""
+    parts, count = [], 0
+    for part in stem.split("."):
+        if part.isdigit():
+            parts.append("{layer}" if count == 0 else f"{{index{count}}}")
+            count += 1
+        else:
+            parts.append(part)
+    return ".".join(parts)
+
+
+def _sibling(path: str, match: re.Match[str], roles: Mapping[str, str]) -> str:
+    module = match["before"] + roles[match["role"]] + match["after"]
+    return f"{path}.{module}" if path else module

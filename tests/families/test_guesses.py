@@ -1,0 +1,188 @@
+"""A guess never passes for knowledge: what it looks at, what it says, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.stand_in import Module
+
+import wqk
+from wqk.atlas.placing import place
+from wqk.attention import attention_plans, read_attention
+from wqk.attention.explanation import explain
+from wqk.checkpoints import open_checkpoint
+from wqk.errors import CheckpointError, UnknownFamily
+
+D = 24
+CONFIG = {"model_type": "nobody-knows", "num_attention_heads": 4, "hidden_size": D}
+ATTENTION = "model.layers.{}.attn."
+
+
+def draw(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
+
+
+def model(beside: dict[str, tuple[int, ...]], config: dict[str, Any] = CONFIG, **roles: Any) -> Any:
+    shapes = {"q_proj.weight": (D, D), "k_proj.weight": (D, D), "v_proj.weight": (D, D)}
+    shapes |= {"o_proj.weight": (D, D)} | roles | beside
+    return Module(
+        {
+            ATTENTION.format(layer) + name: draw(*s)
+            for layer in range(2)
+            for name, s in shapes.items()
+        },
+        config,
+    )
+
+
+def statuses(ref: Any, **options: Any) -> set[str]:
+    return set(wqk.scan(ref, **options).frame["status"]) - {"random-looking"}
+
+
+@pytest.fixture(autouse=True)
+def _trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random weights stand for trained ones."""
+    monkeypatch.setattr("wqk.scanning.scan.looks_random", lambda *_: False)
+
+
+def test_a_guess_is_never_ok_and_never_placed() -> None:
+    table = wqk.scan(model({"rotary_emb.inv_freq": (3,)}))
+    assert set(table.frame["status"]) == {"guessed"}
+    assert place(table) == []
+    assert place(wqk.scan(wqk.demo_model("encoder"))) != []
+
+
+def test_scale_and_positions_that_nobody_knows_are_not_spoken_of() -> None:
+    guess = model({"q_proj.bias": (D,), "k_proj.bias": (D,)})
+    told = " ".join(explain(guess).notes)
+    assert "not known" in told
+    assert "multiplies scores" not in told
+    attention = read_attention(guess, 0)
+    assert "none in the score" not in attention._repr_html_()
+    with pytest.raises(UnknownFamily, match="scale and positions"):
+        attention.logits(draw(3, D), draw(3, D))
+
+
+@pytest.mark.parametrize("names", [("q_norm", "k_norm"), ("norm_q", "norm_k"), ("q_ln", "k_ln")])
+def test_norms_of_queries_and_keys_are_folded(names: tuple[str, str]) -> None:
+    width = D // 4
+    guess = model({f"{name}.weight": (width,) for name in names})
+    assert statuses(guess) == {"partial"}
+    attention = read_attention(guess, 1)
+    weights = guess.state_dict()
+    gain = weights[ATTENTION.format(1) + f"{names[0]}.weight"]
+    stored = weights[ATTENTION.format(1) + "q_proj.weight"].reshape(4, width, D)
+    np.testing.assert_array_equal(attention.query.weight, stored * gain[:, None])
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["q_norm.scale_table", "gate", "q_proj.lora_A.weight", "short_filter.weight", "rel_bias"],
+)
+def test_what_is_not_explained_is_named(name: str) -> None:
+    table = wqk.scan(model({name: (D, 3)}))
+    assert set(table.frame["status"]) == {"partial"}
+    assert name in table.metadata["partial"]["unknown"]
+
+
+def test_norms_without_gains_are_seen_in_the_configuration() -> None:
+    table = wqk.scan(model({}, {**CONFIG, "use_qk_norm": True}))
+    assert set(table.frame["status"]) == {"partial"}
+    assert "use_qk_norm" in table.metadata["partial"]["unknown"]
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {"mixer.in_proj": (3 * D, D), "mixer.A_log": (4,), "mixer.conv1d": (D, 1, 4)},
+        {"conv.in_proj": (3 * D, D), "conv.conv": (D, 1, 3), "conv.out_proj": (D, D)},
+        {"attn.q_proj": (D, D), "attn.k_proj": (D, D), "attn.q_conv1d": (D, 1, 4)},
+    ],
+    ids=["mamba", "short convolution", "linear attention"],
+)
+def test_recurrences_and_convolutions_are_no_attention(tensors: dict[str, tuple[int, ...]]) -> None:
+    named = {
+        f"layers.0.{name}" + ("" if name.endswith("A_log") else ".weight"): draw(*shape)
+        for name, shape in tensors.items()
+    }
+    with pytest.raises(UnknownFamily, match="recurrence or a convolution"):
+        wqk.scan(Module(named, CONFIG))
+
+
+@pytest.mark.parametrize("key_heads", [1, 2, 4])
+def test_key_heads_follow_from_the_shapes(key_heads: int) -> None:
+    guess = model({}, **{"k_proj.weight": (key_heads * D // 4, D)})
+    assert set(wqk.scan(guess).frame["key_heads"]) == {key_heads}
+    fused = {"layers.0.attn.qkv.weight": draw(D + 2 * key_heads * D // 4, D)}
+    assert set(wqk.scan(Module(fused, CONFIG)).frame["key_heads"]) == {key_heads}
+
+
+def test_queries_that_hold_a_gate_are_refused() -> None:
+    guess = model({}, {**CONFIG, "head_dim": D // 4}, **{"q_proj.weight": (2 * D, D)})
+    with pytest.raises(UnknownFamily, match="more than queries"):
+        wqk.scan(guess)
+
+
+def heads_of(tensors: dict[str, tuple[int, ...]], config: dict[str, Any]) -> dict[str, int]:
+    named = {
+        f"{path}.{side}_proj.weight": draw(*shape)
+        for path, shape in tensors.items()
+        for side in "qk"
+    }
+    plans = attention_plans(open_checkpoint(Module(named, config)))
+    return {plan.stack: plan.query.heads for plan in plans}
+
+
+def test_numbers_come_from_the_parts_own_configuration() -> None:
+    both = {"encoder.layers.0.attn": (D, D), "decoder.layers.0.attn": (D, D)}
+    config = {"encoder_attention_heads": 2, "decoder_attention_heads": 4}
+    assert heads_of(both, config) == {"encoder": 2, "decoder": 4}
+    config = {"num_attention_heads": 2, "decoder_num_attention_heads": 4}
+    assert heads_of(both, config) == {"encoder": 2, "decoder": 4}
+    # A decoder's heads are never the encoder's, a vision tower's never the text's.
+    with pytest.raises(UnknownFamily, match="decoder"):
+        heads_of(both, {"encoder_attention_heads": 2})
+    towers = {"vision_model.layers.0.attn": (D, D), "language_model.layers.0.attn": (D, D)}
+    nested = {"vision_config": {"num_heads": 2}, "text_config": {"num_attention_heads": 4}}
+    assert heads_of(towers, nested) == {"vision": 2, "text": 4}
+    with pytest.raises(UnknownFamily, match="vision_model"):
+        heads_of(towers, {"num_attention_heads": 4})
+    with pytest.raises(UnknownFamily, match="count the heads"):
+        heads_of({"layers.0.attn": (D, D)}, {"num_attention_heads": 4, "hidden_size": 2 * D})
+
+
+def test_names_that_meet_are_told_apart() -> None:
+    sides = ("query", "key", "value", "query_global", "key_global", "value_global")
+    tensors = {f"encoder.layer.0.attention.self.{side}.weight": draw(D, D) for side in sides}
+    meeting = Module(tensors, CONFIG)
+    frame = wqk.scan(meeting).layers.frame
+    assert frame["stack"].to_list() == ["encoder-query", "encoder-query_global"]
+    with pytest.raises(CheckpointError, match="has several stacks"):
+        read_attention(meeting, 0)
+    chosen = read_attention(meeting, 0, stack="encoder-query_global")
+    np.testing.assert_array_equal(
+        chosen.query.weight.reshape(D, D),
+        tensors[f"{'encoder.layer.0.attention.self'}.query_global.weight"],
+    )
+
+
+def test_heads_and_key_heads_can_be_given() -> None:
+    tensors = {"layers.0.attn.qkv.weight": draw(D + 2 * 6, D)}
+    attention = read_attention(tensors, 0, heads_per_layer=4, key_heads=1)
+    assert (attention.head_count, attention.key_head_count) == (4, 1)
+
+
+def test_diffusers_second_attention_is_cross_attention() -> None:
+    block = "down_blocks.0.attentions.1.transformer_blocks.0"
+    tensors = {
+        f"{block}.attn{n}.to_{side}.weight": draw(D, D if (n, side) != (2, "k") else 40)
+        for n in (1, 2)
+        for side in "qk"
+    }
+    plans = attention_plans(open_checkpoint(Module(tensors, CONFIG)))
+    assert [(plan.stack, plan.kind) for plan in plans] == [
+        ("unknown", "self"),
+        ("unknown", "cross"),
+    ]
