@@ -102,6 +102,8 @@ def prove_live(architecture: Architecture, model: Any, folder: Path) -> None:
     stored, live = open_checkpoint(folder), open_checkpoint(type(model).from_pretrained(folder))
     pairs = list(zip(attention_plans(stored), attention_plans(live), strict=True))
     assert sum(a.applications for a, _ in pairs) == architecture.block_count
+    places = [(a.stack, a.kind, a.layer) for a, _ in pairs]
+    assert len(set(places)) == len(places), "two attentions of one name"
     for a, b in pairs:
         one, other = ((p.stack, p.kind, p.layer, p.scale, p.window) for p in (a, b))
         assert one == other

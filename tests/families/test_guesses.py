@@ -44,7 +44,7 @@ def statuses(ref: Any, **options: Any) -> set[str]:
 @pytest.fixture(autouse=True)
 def _trained(monkeypatch: pytest.MonkeyPatch) -> None:
     """Random weights stand for trained ones."""
-    monkeypatch.setattr("wqk.scanning.scan.looks_random", lambda *_: False)
+    monkeypatch.setattr("wqk.scanning.rows.looks_random", lambda *_: False)
 
 
 def test_a_guess_is_never_ok_and_never_placed() -> None:
@@ -186,3 +186,23 @@ def test_diffusers_second_attention_is_cross_attention() -> None:
         ("unknown", "self"),
         ("unknown", "cross"),
     ]
+
+
+def test_attention_that_no_family_describes_is_said_to_be_left_out() -> None:
+    layer = "encoder.layer.0."
+    tensors = {
+        f"{layer}{block}.self.{side}.weight": draw(D, D)
+        for block in ("attention", "crossattention")
+        for side in ("query", "key")
+    }
+    bert = Module(tensors, {"model_type": "bert", "num_attention_heads": 4, "num_hidden_layers": 1})
+    (name,) = wqk.scan(bert).metadata["unread"]
+    assert "crossattention" in name
+    assert any("crossattention" in note for note in explain(bert).notes)
+
+
+def test_the_command_says_that_it_guessed_in_its_summary() -> None:
+    from wqk.scanning.rendering import _summary_lines
+
+    lines = [line.plain for line in _summary_lines(wqk.scan(model({})))]
+    assert all("(guessed)" in line for line in lines)

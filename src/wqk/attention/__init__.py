@@ -6,6 +6,14 @@ from wqk.attention.block import (
     attention_plans,
     load_attention,
     read_attention,
+    unread_attention,
 )
 
-__all__ = ["Attention", "attention_plan", "attention_plans", "load_attention", "read_attention"]
+__all__ = [
+    "Attention",
+    "attention_plan",
+    "attention_plans",
+    "load_attention",
+    "read_attention",
+    "unread_attention",
+]

@@ -18,9 +18,11 @@ from wqk.checkpoints import open_checkpoint
 from wqk.checkpoints.options import check_options
 from wqk.errors import CheckpointError, UnknownFamily
 from wqk.families import find_family, load_family, plan
+from wqk.families.candidates import POSITIONAL, beside, candidates
 from wqk.forms import BilinearForm
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Unpack
 
     from wqk.checkpoints import Checkpoint
@@ -247,6 +249,18 @@ def attention_plans(
     """
     chosen = load_family(family) if family else find_family(checkpoint, heads_per_layer, key_heads)
     return plan(checkpoint, chosen)
+
+
+def unread_attention(checkpoint: Checkpoint, plans: Sequence[AttentionPlan]) -> list[str]:
+    """Names of tensors that look like further queries and keys, and that none of the plans reads.
+
+    Cross-attention that a family does not describe, a tower of another kind, a pooling head.
+    """
+    read = {part.name for plan in plans for part in plan.parts}
+    tensors = checkpoint.tensors()
+    named = candidates(tensors)
+    unread = [c for c in named if read.isdisjoint(c.tensors) and not c.words & POSITIONAL]
+    return [c.query for c in unread if not beside(c, named, tensors).recurrent]
 
 
 def load_attention(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from wqk._console import Shown
 from wqk._typing import FilePath
-from wqk.attention import attention_plans
+from wqk.attention import attention_plans, unread_attention
 from wqk.checkpoints import open_checkpoint
 from wqk.checkpoints.options import check_options
 
@@ -117,13 +117,17 @@ def explain(
     checkpoint = open_checkpoint(ref, **hub)
     plans = attention_plans(checkpoint, family, heads_per_layer, key_heads)
     parts = {part for plan in plans for part in plan.parts}
+    unread = unread_attention(checkpoint, plans)
     model_type = checkpoint.config.get("model_type")
     return Explanation(
         checkpoint=checkpoint.name,
         model_type=model_type if isinstance(model_type, str) else None,
         family=plans[0].family,
         uses=tuple(_uses(checkpoint, plans)),
-        notes=tuple(dict.fromkeys(note for plan in plans for note in _notes(plan))),
+        notes=(
+            *dict.fromkeys(note for plan in plans for note in _notes(plan)),
+            *(f"{name}: looks like further attention, and is not read." for name in unread),
+        ),
         bytes_to_read=sum(part.nbytes(checkpoint.info(part.name)) for part in parts),
         bytes_stored=sum(info.nbytes for info in checkpoint.tensors().values()),
     )

@@ -23,5 +23,7 @@ def left_out(plan: AttentionPlan, coordinates: Coordinates) -> Iterator[str]:
         yield "biases"
     if not coordinates.fold_norm and (plan.query.input_norm or plan.key.input_norm):
         yield "the gains of the norms that feed it"
+    if plan.rule.guess:
+        yield "scale, positions and masks, which are not known"
     if plan.sinks:
         yield "sinks"

@@ -42,6 +42,8 @@ HARMLESS = {
     "o", "out", "output", "c", "wo", "v", "value", "values", "wv", "resid", "sub", "inner", "post",
     "ffn", "add", "dropout", "rotary", "emb", "inv", "freq", "rope", "freqs", *NORM_WORDS,
 }  # fmt: skip
+# Queries and keys of positions, whose products are terms of a score and no attention of their own.
+POSITIONAL = {"pos", "position", "rel", "relative"}
 # Beside these, a projection feeds a convolution or a recurrence and no softmax.
 RECURRENT = re.compile(
     r"(?:A_log|A_logs|dt_bias|dt_proj|x_proj|b_proj|a_proj|f_[ab]_proj|g_[ab]_proj|beta|decay)\b.*"

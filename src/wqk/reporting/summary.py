@@ -20,6 +20,7 @@ STATUSES = {
     "degenerate": "is the zero matrix and has no scores",
     "random-looking": "looks as if it had never been trained: its weights and its symmetry are "
     "those of independent random entries",
+    "guessed": "was guessed from the names of tensors; its scale and positions are not known",
     "partial": "is not all of what the model scores with",
 }
 
@@ -148,6 +149,8 @@ def _notes(groups: Sequence[Group], tables: Sequence[ScoreTable]) -> Iterator[st
     for table in tables:
         for guess in table.metadata.get("inferred") or []:
             yield f"{', '.join(_sources(table))}: family {guess}; check with wqk verify."
+        for name in table.metadata.get("unread") or []:
+            yield f"{', '.join(_sources(table))}: not read, though named like attention: {name}."
     gammas = {table.metadata.get("gamma", 2.0) for table in tables}
     if len(gammas) > 1:
         listed = ", ".join(map(str, sorted(gammas, key=str)))

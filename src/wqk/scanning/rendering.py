@@ -42,6 +42,7 @@ LEGEND = {
     "(excess)": "(excess): sums norm − threshold, the rule of the published tables",
     "window": "window: tokens that local attention reaches",
     "degenerate": "degenerate: the form is zero",
+    "guessed": "guessed: the family was guessed from the names of tensors",
     "random-looking": "random-looking: as if the weights had never been trained",
     "non-finite": "non-finite: NaN or infinite weights",
 }
@@ -225,6 +226,7 @@ def _summary_lines(table: ScoreTable) -> Iterator[Text]:
     )
     for row in rows.iter_rows(named=True):
         where = f" {row['stack']} {row['kind']}" if rows.height > 1 else ""
+        where += " (guessed)" if table.metadata.get("inferred") else ""
         for score in SUMMARIZED:
             if row[f"{score}_median"] is not None:
                 label = score.replace("_excess", " (excess)")
@@ -258,6 +260,8 @@ def notes(table: ScoreTable) -> Iterator[str]:
     yield from (f"partial ({stack}): {reason}" for stack, reason in reasons.items())
     guesses = table.metadata.get("inferred") or []
     yield from (f"family {guess}; check with wqk verify" for guess in guesses)
+    unread = table.metadata.get("unread") or []
+    yield from (f"not read, though named like attention: {name}" for name in unread)
 
 
 def _left_out(table: ScoreTable) -> Iterator[str]:

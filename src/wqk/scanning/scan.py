@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from wqk._typing import FilePath
 from wqk._version import __version__
-from wqk.attention import attention_plans
+from wqk.attention import attention_plans, unread_attention
 from wqk.attention.coordinates import PLAIN, Block, Coordinates, lacks_norm, read_block
 from wqk.attention.left_out import left_out
 from wqk.checkpoints import open_checkpoint, steps_of
@@ -257,6 +257,7 @@ def _metadata(
             )
         },
         "inferred": list(dict.fromkeys(p.rule.guess for p in plans if p.rule.guess)),
+        "unread": unread_attention(checkpoint, plans),
     }
 
 

@@ -263,8 +263,11 @@ def join(tables: Sequence[ScoreTable]) -> ScoreTable:
     for table in reversed(tables):
         for name, value in table.metadata.items():
             known = metadata.get(name)
-            both = isinstance(known, dict) and isinstance(value, dict)
-            metadata[name] = {**(known or {}), **value} if both else value
+            if isinstance(known, dict) and isinstance(value, dict):
+                value = {**known, **value}
+            elif isinstance(known, list) and isinstance(value, list):
+                value = [*value, *(line for line in known if line not in value)]
+            metadata[name] = value
     details = [table.details for table in tables if table.details is not None]
     return ScoreTable(
         pl.concat([table.frame for table in tables]),

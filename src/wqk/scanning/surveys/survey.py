@@ -210,7 +210,14 @@ def _finish(folder: SurveyFolder, chosen: Sequence[Job], options: Options) -> Sc
             for job, table in zip(done, tables, strict=True)
             for stack, reason in table.metadata["partial"].items()
         },
-        "inferred": list(dict.fromkeys(g for table in tables for g in table.metadata["inferred"])),
+        **{
+            key: [
+                f"{job.name}: {line}"
+                for job, table in zip(done, tables, strict=True)
+                for line in table.metadata.get(key, ())
+            ]
+            for key in ("inferred", "unread")
+        },
         "failed": failed,
         "duplicates": duplicates,
     }
