@@ -1,0 +1,58 @@
+"""What the machine itself allows: reading, multiplying, and the least that a scan must do of both.
+
+Axes: H query heads, G key heads, R head width, D width.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from benchmarks.generate import Shape
+
+SIDE = 2048  # of the product whose rate counts
+
+
+def product_seconds() -> Callable[[], float]:
+    """A call that times one large float32 product, and returns seconds per operation."""
+    a, b = np.random.default_rng(0).standard_normal((2, SIDE, SIDE), np.float32)
+
+    def multiply() -> float:
+        start = time.perf_counter()
+        a @ b
+        return (time.perf_counter() - start) / (2 * SIDE**3)
+
+    return multiply
+
+
+def read_seconds(path: Path, count: int) -> Callable[[], float]:
+    """A call that times reading a file's first ``count`` bytes, out of the page cache."""
+    buffer = bytearray(2**22)
+
+    def read() -> float:
+        start = time.perf_counter()
+        with path.open("rb", buffering=0) as file:
+            for _ in range(0, count, len(buffer)):
+                file.readinto(buffer)
+        return time.perf_counter() - start
+
+    return read
+
+
+def operations(shape: Shape, heads: bool) -> float:
+    """Fewest floating-point operations known for a layer's, and its heads', scores.
+
+    A layer of rank r = G R: two symmetric Gram matrices at D r² each, BᵀA, and the row and column
+    norms at 2 D r² each; or all of M at 2 D² r. Its within-heads term: BᵀA of every head. A head:
+    the same Gram matrices (the key's shared in its group) and norms with R for r.
+    """
+    width, rank = shape.width, shape.key_heads * shape.head_width
+    each = width * shape.head_width**2
+    layer = min(8 * width * rank**2, 2 * width**2 * rank) + shape.heads * 2 * each
+    return layer + (shape.heads * 5 * each + shape.key_heads * each if heads else 0)

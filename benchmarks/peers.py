@@ -1,0 +1,110 @@
+"""What people would use instead, side by side: ``python -m benchmarks.peers``.
+
+The peers are not dependencies: ``pip install -r benchmarks/peers.txt`` into this environment, or
+into another one named with ``--python``. What is not installed is skipped with a word. Each runs in
+a process of its own (`benchmarks.contender`), one after the other within each round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.contender import WAYS
+from benchmarks.generate import BERT_BASE, LLAMA_3_8B, write_checkpoint
+from benchmarks.rounds import estimate
+
+# How closely float32 sums of norms have to agree to count as the same numbers.
+SAME = 1e-4
+
+
+class Peer:
+    """A process that runs one way to the scores each time it is asked."""
+
+    def __init__(self, python: str, name: str, folder: Path) -> None:
+        command = [python, "-m", "benchmarks.contender", name, str(folder)]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            text=True,
+        )  # fmt: skip
+        self.greeting = self.answer()
+
+    def answer(self) -> dict[str, Any]:
+        """The next line that is an answer; libraries print lines of their own."""
+        assert self.process.stdout
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                return dict(json.loads(line))
+        return {"absent": "it ended before it answered"}
+
+    def run(self) -> dict[str, Any]:
+        """One run from file to table."""
+        assert self.process.stdin
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return self.answer()
+
+
+def measure(folder: Path, python: str, rounds: int) -> dict[str, list[dict[str, Any]] | str]:
+    """The answers of every peer in every round, or why it could not run."""
+    peers = {name: Peer(sys.executable if name == "wqk" else python, name, folder) for name in WAYS}
+    absent = {name: p.greeting["absent"] for name, p in peers.items() if "absent" in p.greeting}
+    answers: dict[str, list[dict[str, Any]]] = {name: [] for name in peers if name not in absent}
+    for turn in range(-1, rounds):
+        for name in list(answers):
+            answer = peers[name].run()
+            if "absent" in answer:
+                absent[name] = answer["absent"]
+                del answers[name]
+            elif turn >= 0:
+                answers[name].append(answer)
+    for peer in peers.values():
+        peer.process.kill()
+    return {name: answers.get(name) or absent[name] for name in WAYS}
+
+
+def print_table(title: str, results: dict[str, list[dict[str, Any]] | str]) -> None:
+    """A line for each peer: what it computes, its time, and ours within the same rounds."""
+    print(f"\n## {title}\n")
+    print("| | computes | same numbers | time | peer / wqk | peak memory |")
+    print("|:--|:--|:--|--:|--:|--:|")
+    ours = results["wqk"]
+    assert not isinstance(ours, str)
+    own = np.array([answer["seconds"] for answer in ours])
+    for name, answers in results.items():
+        what = (WAYS[name].__doc__ or "").rstrip(".")
+        if isinstance(answers, str):
+            print(f"| {name} | {what} | not measured: {answers} | | | |")
+            continue
+        seconds = np.array([answer["seconds"] for answer in answers])
+        sums = [some[-1]["checksum"] for some in (answers, ours)]
+        agree = "–" if math.isnan(sums[0]) else f"{abs(sums[0] / sums[1] - 1) < SAME}"
+        print(
+            f"| {name} | {what} | {agree} | {1e3 * np.median(seconds):.0f} ms | "
+            f"{estimate(seconds / own)} | {answers[-1]['megabytes']:.0f} MB |"
+        )
+
+
+def main() -> None:
+    """Print both tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--python", default=sys.executable, help="interpreter with the peers")
+    parser.add_argument("--rounds", type=int, default=9)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        for shape in (BERT_BASE, LLAMA_3_8B):
+            folder = write_checkpoint(Path(place) / shape.name, shape)
+            title = f"{shape.name}, {shape.layers} layers, d {shape.width}"
+            print_table(title, measure(folder, options.python, options.rounds))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Timing several things in turn, so that their ratios hold on a machine whose speed drifts.
+
+Every round times each contender once; a ratio is taken within a round, and what is printed is the
+median over rounds with an interval for it. Absolute seconds are medians and are only for scale.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+CONFIDENCE = 0.95
+
+
+class Estimate(NamedTuple):
+    """A median over rounds, between the ends of a distribution-free interval for it."""
+
+    median: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+    def against(self, aim: float) -> str:
+        """Whether an aim of at most so much is met; a run too noisy to tell says so."""
+        if self.high <= aim:
+            return "met"
+        return "missed" if self.low > aim else "undecided: run more rounds"
+
+
+def alternate(
+    contenders: Mapping[str, Callable[[], float | None]], rounds: int
+) -> dict[str, np.ndarray]:
+    """Seconds of each contender in every round, after one round that is not counted.
+
+    The order turns round from one round to the next, so that none always follows the same one. A
+    contender that measures its own time returns it.
+    """
+    names = list(contenders)
+    seconds = {name: np.empty(rounds) for name in names}
+    for turn in range(-1, rounds):
+        for name in names if turn % 2 else reversed(names):
+            start = time.perf_counter()
+            measured = contenders[name]()
+            took = time.perf_counter() - start
+            if turn >= 0:
+                seconds[name][turn] = took if not isinstance(measured, float) else measured
+    return seconds
+
+
+def estimate(values: np.ndarray) -> Estimate:
+    """The median of values, and the order statistics that enclose it with 95 % confidence.
+
+    With fewer than six values no such interval exists, and the ends are the extremes.
+
+    Examples
+    --------
+    >>> estimate(np.arange(9.0))
+    Estimate(median=4.0, low=1.0, high=7.0)
+    """
+    ordered, count = np.sort(values), len(values)
+    tail, rank = 0.0, 0
+    for below in range(count // 2):
+        tail += math.comb(count, below) / 2**count
+        if 2 * tail > 1 - CONFIDENCE:
+            break
+        rank = below
+    return Estimate(float(np.median(ordered)), float(ordered[rank]), float(ordered[-1 - rank]))
