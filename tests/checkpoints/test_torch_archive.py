@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
+import collections
 import io
 import json
 import os
 import pickle
 import random
+import subprocess
 import sys
+import tracemalloc
+import zipfile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -133,11 +138,155 @@ def test_a_pickled_module_is_refused(tmp_path):
         open_checkpoint(tmp_path)
 
 
-def test_without_pytorch_an_archive_says_what_is_missing(tmp_path, monkeypatch):
+def test_an_archive_is_read_without_pytorch(tmp_path):
     torch.save(weights(0, "a"), tmp_path / "pytorch_model.bin")
-    monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(CheckpointError, match="read through PyTorch, which is not installed"):
+    code = (
+        "import sys\nsys.modules['torch'] = None\n"
+        "from wqk.checkpoints import Part, open_checkpoint\n"
+        "print(open_checkpoint(sys.argv[1]).read([Part('a')])[0].sum())"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert float(result.stdout) == pytest.approx(weights(0, "a")["a"].sum().item(), rel=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_program_is_refused_before_anything_of_it_is_read(tmp_path):
+    torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), tmp_path / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="a TorchScript program"):
         open_checkpoint(tmp_path)
+    with zipfile.ZipFile(tmp_path / "pytorch_model.bin", "w") as file:
+        file.writestr("archive/data.pkl", b"no pickle at all")
+        file.writestr("archive/constants.pkl", b"")
+    with pytest.raises(CheckpointError, match="a TorchScript program"):
+        open_checkpoint(tmp_path)
+
+
+def compressed(content: Any, path: Path) -> None:
+    """What some tools make of an archive to save space."""
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    with zipfile.ZipFile(buffer) as old, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name))
+
+
+def test_compressed_members_are_read(tmp_path):
+    tensors = weights(0, "a", "b") | {"t": weights(1, "t")["t"].T}
+    compressed(tensors, tmp_path / "pytorch_model.bin")
+    assert torch.load(tmp_path / "pytorch_model.bin", weights_only=True).keys() == tensors.keys()
+    checkpoint = open_checkpoint(tmp_path)
+    assert_holds(checkpoint, tensors)
+    (rows,) = checkpoint.read([Part("b", ((4, 6), (1, 2)))])
+    np.testing.assert_array_equal(rows, tensors["b"].numpy()[[4, 5, 1]])
+
+
+def test_a_description_that_inflates_is_refused_in_little_memory(tmp_path):
+    with zipfile.ZipFile(tmp_path / "model.pt", "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("archive/data.pkl", bytes(200 * 2**20))
+    tracemalloc.start()
+    with pytest.raises(CheckpointError, match="not a readable torch archive"):
+        open_checkpoint(tmp_path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 100 * 2**20
+
+
+# What C's unpickler would allocate: a memo of 2**31 entries, bytes and lists of claimed lengths.
+GREEDY = {
+    "memo": b"\x80\x02}r\xff\xff\xff\x7f.",
+    "bytearray": b"\x80\x05\x96" + (2**40).to_bytes(8, "little") + b".",
+    "bytes": b"\x80\x04\x8e" + (2**40).to_bytes(8, "little") + b".",
+    "frame": b"\x80\x04\x95" + (2**40).to_bytes(8, "little") + b".",
+    "hashing": b"\x80\x02}(" + b")" + b"2\x86" * 60 + b"K\x01u.",
+    "a set": b"\x80\x04\x8f(" + b")" + b"2\x86" * 60 + b"\x90.",
+    "a frozen set": b"\x80\x04(" + b")" + b"2\x86" * 60 + b"\x91.",
+}
+
+
+@pytest.mark.parametrize("pickled", GREEDY.values(), ids=GREEDY)
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_description_that_wants_the_whole_machine(tmp_path, within, pickled, zipped):
+    path = tmp_path / "model.pt"
+    if zipped:
+        with zipfile.ZipFile(path, "w") as file:
+            file.writestr("archive/data.pkl", pickled)
+    else:
+        path.write_bytes(pickled)
+    tracemalloc.start()
+    with within(5), pytest.raises(CheckpointError):
+        open_checkpoint(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2**25
+
+
+ABSENT = {
+    "meta": (torch.empty(4, 4, device="meta"), "on the meta device"),
+    "sparse": (torch.eye(4).to_sparse(), "a sparse tensor"),
+    "expanded": (torch.ones(1, 1).expand(2**20, 2**20), "claims more values than the 1 "),
+}
+
+
+@pytest.mark.parametrize(("tensor", "message"), ABSENT.values(), ids=ABSENT)
+def test_tensors_whose_values_are_not_there(tmp_path, tensor, message):
+    torch.save({"a": tensor, **weights(0, "b")}, tmp_path / "model.pt")
+    checkpoint = open_checkpoint(tmp_path)
+    checkpoint.read([Part("b")])
+    with pytest.raises(CheckpointError, match=message):
+        checkpoint.read([Part("a")])
+
+
+@pytest.mark.parametrize("how", ["overwritten", "truncated"])
+def test_an_archive_that_changes_while_it_is_read_is_refused(tmp_path, how):
+    path = tmp_path / "pytorch_model.bin"
+    torch.save(weights(0, "a", "b"), path)
+    checkpoint = open_checkpoint(tmp_path)
+    checkpoint.read([Part("a")])
+    os.utime(path, ns=(0, 0))
+    with path.open("r+b") as file:
+        if how == "truncated":
+            file.truncate(100)
+        else:
+            buffer = io.BytesIO()
+            torch.save(weights(1, "a", "b"), buffer)
+            file.write(buffer.getvalue())
+    with pytest.raises(CheckpointError, match=r"was written to|ended at byte|while it was read"):
+        checkpoint.read([Part("b")])
+
+
+def test_parameters_views_and_float8(tmp_path):
+    base = torch.randn(8, 6)
+    tensors = {
+        "parameter": torch.nn.Parameter(torch.randn(3, 2)),
+        "transposed": base.T,
+        "view": base[2:5, 1:4],
+        "scalar": torch.tensor(2.5),
+        "empty": torch.empty(0, 4),
+    }
+    torch.save(tensors, tmp_path / "model.pt")
+    checkpoint = open_checkpoint(tmp_path)
+    for name, tensor in tensors.items():
+        np.testing.assert_array_equal(checkpoint.read([Part(name)])[0], tensor.detach().numpy())
+    (rows,) = checkpoint.read([Part("transposed", ((4, 6), (0, 1)))])
+    np.testing.assert_array_equal(rows, base.T.numpy()[[4, 5, 0]])
+    small = torch.randn(4, 4).to(torch.float8_e4m3fn)
+    torch.save({"w": small, "w_scale": torch.tensor(2.0)}, tmp_path / "model.pt")
+    (read,) = open_checkpoint(tmp_path).read([Part("w")])
+    np.testing.assert_array_equal(read, small.float().numpy() * 2)
+
+
+def test_a_training_scripts_other_values_are_read_as_data(tmp_path):
+    content = {
+        "model": weights(0, "a"),
+        "arguments": argparse.Namespace(lr=0.1, path=tmp_path),
+        "counts": collections.defaultdict(list, {1: [2]}),
+        "seen": {1, 2, 3},
+        "score": np.float64(0.5),
+        "device": torch.device("cpu"),
+    }
+    torch.save(content, tmp_path / "model.pt")
+    assert_holds(open_checkpoint(tmp_path), weights(0, "a"))
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt"])

@@ -62,12 +62,15 @@ class Checkpoint(ABC):
         The hub revision and the training step, where known.
     config
         The model's configuration as `transformers` writes it; empty where there is none.
+    notes
+        What a reader of its scores should know, such as files that were passed over.
     """
 
     name: str
     revision: str | None = None
     step: int | None = None
     config: Mapping[str, Any]
+    notes: Sequence[str] = ()
 
     @property
     def bytes_fetched(self) -> int | None:

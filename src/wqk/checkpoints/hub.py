@@ -6,12 +6,13 @@ is noted, so that without a network the same files are found again.
 
 from __future__ import annotations
 
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wqk._version import __version__
 from wqk.checkpoints import http, retries
-from wqk.checkpoints.local import NOT_WEIGHTS, LocalFile, open_local, refuse_file
+from wqk.checkpoints.choosing import ENDINGS
+from wqk.checkpoints.local import LocalFile, open_local
 from wqk.checkpoints.range_cache import open_cache
 from wqk.checkpoints.ranged import RangedFile, Workers
 from wqk.checkpoints.remote import Folder, RemoteCheckpoint, open_folder
@@ -25,13 +26,6 @@ if TYPE_CHECKING:
     from wqk.checkpoints.checkpoint import Checkpoint
     from wqk.checkpoints.range_cache import RangeCache
     from wqk.checkpoints.safetensors import ByteSource
-
-# A configuration, an index and torch archives, for the repositories that hold nothing else.
-ARCHIVES = ("config.json", "pytorch_model*.bin", "pytorch_model.bin.index.json")
-
-# Where the hub keeps safetensors that it made itself, and who proposes the others.
-CONVERTED = "refs/convert/safetensors"
-CONVERTER = "SFconvertbot"
 
 TIMEOUT = 10
 
@@ -49,15 +43,6 @@ class Listing(NamedTuple):
 
     commit: str
     files: dict[str, tuple[int | None, str | None]]
-
-    def holds(self, folder: str, ending: str) -> bool:
-        """Whether weights of this ending lie directly in a folder."""
-        return any(
-            str(path.parent) == (folder or ".")
-            and path.suffix == ending
-            and not path.name.startswith(NOT_WEIGHTS)
-            for path in map(PurePosixPath, self.files)
-        )
 
 
 class Login(NamedTuple):
@@ -79,9 +64,6 @@ def open_hub(
 ) -> Checkpoint:
     """The repository's weights, of which only headers are fetched before something is read.
 
-    A repository of torch archives alone is read from the hub's safetensors conversion where that
-    has the same archives beside it; else the archives are downloaded.
-
     Raises
     ------
     HubError
@@ -99,14 +81,6 @@ def open_hub(
         listing = _list(login, revision, cache)
     except _Unreachable:
         return _open_offline(login, revision, folder, cache, "the hub cannot be reached")
-    if not listing.holds(folder, ".safetensors"):
-        if listing.holds(folder, ".bin"):
-            converted = _conversion(login, listing, revision, folder, cache)
-            if converted is None:
-                return _download(login, revision, folder)
-            listing = converted
-        else:
-            _explain_absence(login, listing, folder)
     return _open(login, listing, revision, folder, cache, offline=False)
 
 
@@ -152,8 +126,9 @@ def _open(
         return ranged
 
     names = [Path(path).name for path in listing.files if _folder_of(path) == folder]
-    place = Folder(login.repository, source, names)
-    return open_folder(place, workers, revision, step_in(revision))
+    below = [path for path in listing.files if path.endswith(ENDINGS)]
+    where = Folder(login.repository, source, names, below)
+    return open_folder(where, workers, revision, step_in(revision))
 
 
 def _folder_of(path: str) -> str:
@@ -220,75 +195,6 @@ def _asking(repository: str, revision: str | None, ask: Callable[[], Any]) -> An
         retries.PATIENCE.wait(failures, wait, repository)
 
 
-def _conversion(
-    login: Login, archives: Listing, revision: str | None, folder: str, cache: RangeCache
-) -> Listing | None:
-    """The hub's own safetensors of a repository's torch archives, where it has made them.
-
-    They are made of the main revision alone, and perhaps of an older one: they stand in for the
-    archives only where these lie unchanged beside them.
-    """
-    if revision not in (None, "main"):
-        return None
-    for candidate in (CONVERTED, *_proposals(login)):
-        try:
-            listing = _list(login, candidate, cache)
-        except _NoRevision:
-            continue
-        unchanged = all(
-            listing.files.get(path, about) == about
-            for path, about in archives.files.items()
-            if path.endswith(".bin") and _folder_of(path) == folder
-        )
-        if unchanged and listing.holds(folder, ".safetensors"):
-            cache.write_note(_note_name(login.repository, revision), listing._asdict())
-            return listing
-    return None
-
-
-def _proposals(login: Login) -> list[str]:
-    """Revisions that the hub's converter proposed and nobody has merged or closed."""
-    from huggingface_hub import HfApi
-
-    api = HfApi(token=login.token, library_name="wqk", library_version=__version__)
-    try:
-        found = _asking(
-            login.repository,
-            None,
-            lambda: list(
-                api.get_repo_discussions(
-                    login.repository, author=CONVERTER, discussion_type="pull_request"
-                )
-            ),
-        )
-    except HubError:  # discussions may be switched off; the archives are still there
-        return []
-    return [
-        f"refs/pr/{proposal.num}"
-        for proposal in found
-        if proposal.author == CONVERTER and proposal.status in ("open", "draft")
-    ]
-
-
-def _download(login: Login, revision: str | None, folder: str) -> Checkpoint:
-    """Torch archives, whole, into the hub's cache: their tensors cannot be fetched one by one."""
-    from huggingface_hub import snapshot_download
-
-    prefix = f"{folder}/" if folder else ""
-    path = _asking(
-        login.repository,
-        revision,
-        lambda: snapshot_download(
-            login.repository,
-            revision=revision,
-            allow_patterns=[prefix + pattern for pattern in ARCHIVES],
-            token=login.token,
-            cache_dir=login.cache_dir,
-        ),
-    )
-    return _in_cache(login, Path(path, folder), revision)
-
-
 def _in_cache(login: Login, path: Path, revision: str | None) -> Checkpoint:
     checkpoint = open_local(path)
     checkpoint.name, checkpoint.revision = login.repository, revision
@@ -320,8 +226,7 @@ def _open_offline(
     if isinstance(note, dict) and note.keys() == set(Listing._fields):
         files = {path: (about[0], about[1]) for path, about in note["files"].items()}
         listing = Listing(note["commit"], files)
-        if listing.holds(folder, ".safetensors"):
-            return _open(login, listing, revision, folder, cache, offline=True)
+        return _open(login, listing, revision, folder, cache, offline=True)
     if incomplete:
         raise incomplete
     where = f" at revision {revision!r}" if revision else ""
@@ -332,21 +237,3 @@ def _note_name(repository: str, revision: str | None) -> str:
     from huggingface_hub import constants
 
     return f"{constants.ENDPOINT} {repository} {revision or 'main'}"
-
-
-def _explain_absence(login: Login, listing: Listing, folder: str) -> None:
-    """Say what a repository without weights of a known kind holds instead."""
-    names = [path for path in listing.files if _folder_of(path) == folder]
-    where = f"{login.repository}/{folder}" if folder else login.repository
-    if any(name.endswith("adapter_config.json") for name in names):
-        raise CheckpointError(
-            f"{where}: holds only an adapter; merge it into its base model first "
-            "(peft: model.merge_and_unload().save_pretrained(...))"
-        )
-    for name in sorted(names):
-        refuse_file(Path(login.repository, name))
-    inside = sorted(
-        {_folder_of(path) for path in listing.files if path.endswith((".safetensors", ".bin"))}
-    )
-    hint = f"; weights lie in {', '.join(inside)}: name one as subfolder" if inside else ""
-    raise HubError(f"{where}: holds neither safetensors nor torch weights{hint}")

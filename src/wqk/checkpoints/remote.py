@@ -1,4 +1,4 @@
-"""Checkpoints whose safetensors files are remote, all or in part: on the hub, or under a URL."""
+"""Checkpoints whose files are remote, all or in part: on the hub, or under a URL."""
 
 from __future__ import annotations
 
@@ -6,19 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wqk.checkpoints.checkpoint import Part
+from wqk.checkpoints.choosing import choose_weights, no_weights, parse_object, refuse_quantized
 from wqk.checkpoints.float8 import scale_name
-from wqk.checkpoints.local import (
-    INDEX,
-    LARGEST_JSON,
-    NOT_WEIGHTS,
-    SafetensorsCheckpoint,
-    parse_object,
-    refuse_quantized,
-    shard_names,
-)
+from wqk.checkpoints.local import LARGEST_JSON
 from wqk.checkpoints.number_types import is_float8
 from wqk.checkpoints.ranged import CONNECTIONS, RangedFile, Workers
-from wqk.checkpoints.safetensors import SafetensorsFile
+from wqk.checkpoints.stored import StoredCheckpoint, weight_file
 from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -26,7 +19,9 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from wqk.checkpoints.choosing import Weights
     from wqk.checkpoints.safetensors import ByteSource
+    from wqk.checkpoints.stored import WeightFile
 
 
 class Folder(NamedTuple):
@@ -39,27 +34,31 @@ class Folder(NamedTuple):
     source
         The bytes of one of its files; None where there is no such file.
     names
-        Its files, where it can be listed.
+        Its files; None where they cannot be listed.
+    below
+        Paths of files deeper in it, for the error of a folder without weights.
     """
 
     name: str
     source: Callable[[str], ByteSource | None]
-    names: Sequence[str] = ()
+    names: Sequence[str] | None = None
+    below: Sequence[str] = ()
 
 
-class RemoteCheckpoint(SafetensorsCheckpoint):
-    """Safetensors files of which some or all are remote."""
+class RemoteCheckpoint(StoredCheckpoint):
+    """Files of weights of which some or all are remote."""
 
     def __init__(
         self,
         name: str,
-        files: Sequence[SafetensorsFile],
+        files: Sequence[WeightFile],
         config: Mapping[str, Any],
         workers: Workers,
         revision: str | None = None,
         step: int | None = None,
+        notes: Sequence[str] = (),
     ) -> None:
-        super().__init__(name, files, config, revision, step)
+        super().__init__(name, files, config, revision, step, notes)
         self._workers = workers
 
     @property
@@ -109,21 +108,24 @@ def open_folder(
     Raises
     ------
     CheckpointError
-        It holds no safetensors, or not all of them.
+        It holds no weights, or not all of them.
     """
     config = read_object(folder.source("config.json"))
     refuse_quantized(config, folder.name)
-    names = _weights(folder)
-    if not names:
-        raise CheckpointError(
-            f"{folder.name}: no weights here; expected model.safetensors or {INDEX}"
-        )
-    return open_files(folder, names, config, workers, revision, step)
+    weights = choose_weights(
+        folder.name,
+        folder.names,
+        lambda name: read_object(folder.source(name)),
+        lambda name: folder.source(name) is not None,
+    )
+    if not weights.files:
+        raise no_weights(folder.name, folder.names or (), folder.below)
+    return open_files(folder, weights, config, workers, revision, step)
 
 
 def open_files(
     folder: Folder,
-    names: Sequence[str],
+    weights: Weights,
     config: Mapping[str, Any],
     workers: Workers,
     revision: str | None = None,
@@ -131,24 +133,24 @@ def open_files(
 ) -> RemoteCheckpoint:
     """The checkpoint in these files of a folder, whose headers are read side by side."""
 
-    def open_file(name: str) -> SafetensorsFile:
+    def open_file(name: str) -> WeightFile:
         source = folder.source(name)
         if source is None:
             raise CheckpointError(
-                f"{folder.name}: shard {name} is missing, though {INDEX} names it"
+                f"{folder.name}: shard {name} is missing, though {weights.listed_in} names it"
             )
-        return SafetensorsFile(source)
+        return weight_file(source)
 
     # Not the threads that fetch: these wait for those.
-    pool = ThreadPoolExecutor(min(CONNECTIONS, len(names)))
+    pool = ThreadPoolExecutor(min(CONNECTIONS, len(weights.files)))
     try:
-        files = list(pool.map(open_file, names))
+        files = list(pool.map(open_file, weights.files))
     except BaseException:
         workers.abandon()
         raise
     finally:
         pool.shutdown(cancel_futures=True)
-    return RemoteCheckpoint(folder.name, files, config, workers, revision, step)
+    return RemoteCheckpoint(folder.name, files, config, workers, revision, step, weights.notes)
 
 
 def read_object(source: ByteSource | None) -> dict[str, Any]:
@@ -160,15 +162,3 @@ def read_object(source: ByteSource | None) -> dict[str, Any]:
     content = bytearray(source.size)
     source.read_into(0, memoryview(content))
     return parse_object(content, source.name)
-
-
-def _weights(folder: Folder) -> list[str]:
-    """The names of a folder's safetensors files, as `open_local` chooses among them."""
-    if not folder.names or INDEX in folder.names:
-        index = folder.source(INDEX)
-        if index is not None:
-            return shard_names(read_object(index), index.name)
-    if not folder.names or "model.safetensors" in folder.names:
-        return ["model.safetensors"]
-    found = (name for name in folder.names if name.endswith(".safetensors"))
-    return sorted(name for name in found if not name.startswith(NOT_WEIGHTS))

@@ -1,15 +1,16 @@
-"""Checkpoints under a URL: a safetensors file, or a folder with one and its configuration."""
+"""Checkpoints under a URL: a file of weights, or a folder with weights and their configuration."""
 
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from wqk._version import __version__
 from wqk.checkpoints import http
-from wqk.checkpoints.local import ARCHIVES, INDEX, refuse_file, refuse_quantized
+from wqk.checkpoints.choosing import ENDINGS, PREFERRED, Weights, foreign, refuse_quantized
 from wqk.checkpoints.range_cache import open_cache
 from wqk.checkpoints.ranged import RangedFile, Workers
 from wqk.checkpoints.remote import Folder, open_files, open_folder, read_object
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 # What a checkpoint may do without: a server that refuses these may yet give the weights.
-OPTIONAL = ("config.json", INDEX)
+OPTIONAL = ("config.json", *PREFERRED)
 
 
 class Page(NamedTuple):
@@ -89,24 +90,22 @@ def open_url(
     headers = build_hf_headers(
         token=token if on_hub else False, library_name="wqk", library_version=__version__
     )
-    cache, workers = open_cache(cache_dir), Workers()
+    ranges, workers = open_cache(cache_dir), Workers()
     path = Path(unquote(urlsplit(url).path))
-    is_file = path.suffix in (".safetensors", ".gguf", ".onnx", ".h5", ".msgpack", *ARCHIVES)
-    refuse_file(path)
-    if path.suffix in ARCHIVES:
-        raise CheckpointError(
-            f"{http.public(url)}: a torch archive cannot be read in parts; download it, or use the "
-            "model's safetensors version"
-        )
+    what = foreign(path.name)
+    if what:
+        raise CheckpointError(f"{http.public(url)}: {what}")
+    is_file = path.suffix in ENDINGS
     base = _parent(url) if is_file else _child(url, subfolder) if subfolder else url
 
+    @cache
     def source(file: str) -> RangedFile | None:
         address = _child(base, file)
         remote = http.RemoteFile(
             address, name=http.public(address), headers=headers, traffic=workers.traffic
         )
         if offline:
-            note = cache.note(address)
+            note = ranges.note(address)
             if not note:
                 if file in OPTIONAL:
                     return None
@@ -122,9 +121,9 @@ def open_url(
                 raise
             tag = remote.tag
             if tag:
-                cache.write_note(address, [remote.size, tag])
+                ranges.write_note(address, [remote.size, tag])
         identity = f"{address} {tag} {remote.size}" if tag else None
-        ranged = RangedFile(remote, identity, cache, workers, offline)
+        ranged = RangedFile(remote, identity, ranges, workers, offline)
         ranged.keep(start)
         return ranged
 
@@ -133,7 +132,7 @@ def open_url(
         return open_folder(Folder(name, source), workers)
     config = read_object(source("config.json"))
     refuse_quantized(config, name)
-    return open_files(Folder(name, source), [path.name], config, workers)
+    return open_files(Folder(name, source), Weights((path.name,)), config, workers)
 
 
 def _child(url: str, name: str) -> str:

@@ -1,0 +1,222 @@
+"""Which of a folder's files are its weights, in the order of preference of `transformers`."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from wqk.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+ARCHIVES = (".bin", ".pt", ".pth", ".ckpt")
+ENDINGS = (".safetensors", *ARCHIVES)
+
+# One file before the index of several, safetensors before archives; then other libraries' names.
+PREFERRED = (
+    "model.safetensors", "model.safetensors.index.json",
+    "pytorch_model.bin", "pytorch_model.bin.index.json",
+    "diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.safetensors.index.json",
+    "diffusion_pytorch_model.bin", "diffusion_pytorch_model.bin.index.json",
+    "open_clip_model.safetensors", "open_clip_pytorch_model.bin",
+)  # fmt: skip
+
+# What lies beside weights under the same endings: adapters, and the Trainer's own state.
+NOT_WEIGHTS = ("adapter_", "training_args.", "optimizer.", "scheduler.", "scaler.", "rng_state")
+
+SAFETENSORS = "use the model's safetensors version"
+
+# Formats that are not read, by a file's name: what they are, and what to do.
+FOREIGN: tuple[tuple[str, str, str], ...] = (
+    (
+        r"adapter_config\.json",
+        "an adapter alone",
+        "merge it into its base model first (peft: model.merge_and_unload().save_pretrained(...))",
+    ),
+    (r".*\.gguf", "GGUF, a quantized format", "use the original safetensors checkpoint"),
+    (r".*\.onnx(_data)?", "ONNX", "use the original safetensors checkpoint"),
+    (
+        r"(bf16_|fp16_)?zero_pp_rank_.*\.pt|mp_rank_\d+_model_states\.pt|zero_to_fp32\.py",
+        "a DeepSpeed checkpoint, in parts",
+        "join them with its own zero_to_fp32.py",
+    ),
+    (
+        r".*\.distcp",
+        "a distributed checkpoint of PyTorch",
+        "scan its folder, which has a .metadata file",
+    ),
+    (r"flax_model.*|.*\.msgpack|_CHECKPOINT_METADATA", "Flax", SAFETENSORS),
+    (r"tf_model.*|.*\.h5|.*\.keras|saved_model\.pb", "TensorFlow", SAFETENSORS),
+    (r".*\.ckpt\.(index|meta|data-.*)", "TensorFlow", SAFETENSORS),
+    (r".*\.tflite", "TensorFlow Lite", SAFETENSORS),
+    (r"openvino_model\..*", "OpenVINO", SAFETENSORS),
+    (r".*\.(mlmodel|mlpackage)", "Core ML", SAFETENSORS),
+    (r".*\.nemo", "a NeMo archive", "unpack it (tar xf), and scan the weights inside"),
+    (r"weights.*\.npz", "MLX weights", SAFETENSORS),
+    (r".*\.engine", "TensorRT", "use the original safetensors checkpoint"),
+    (
+        r".*\.(pkl|pickle)",
+        "a bare pickle, which could run code when read; wqk never reads one",
+        "save the model as safetensors",
+    ),
+)
+
+
+class Weights(NamedTuple):
+    """A folder's weights.
+
+    Attributes
+    ----------
+    files
+        Names within the folder; none where it holds no weights.
+    listed_in
+        The index that names them, if one does.
+    notes
+        Which files of the same kind were passed over.
+    """
+
+    files: tuple[str, ...]
+    listed_in: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+def choose_weights(
+    folder: str,
+    names: Sequence[str] | None,
+    read_index: Callable[[str], Mapping[str, Any] | None],
+    exists: Callable[[str], bool],
+) -> Weights:
+    """The weights among a folder's files, as `transformers` would load them.
+
+    Parameters
+    ----------
+    folder
+        What errors call it.
+    names
+        All files directly in it; None where they cannot be listed.
+    read_index
+        The JSON object in a file.
+    exists
+        Whether there is a file of this name; asked only where they cannot be listed.
+
+    Raises
+    ------
+    CheckpointError
+        An index is damaged, or names files outside the folder.
+    """
+    there = exists if names is None else set(names).__contains__
+    first = next((name for name in PREFERRED if there(name)), None)
+    if first is None:
+        found = sorted(n for n in names or () if not n.startswith(NOT_WEIGHTS))
+        safetensors = tuple(name for name in found if name.endswith(".safetensors"))
+        archives = tuple(n for n in found if n.endswith(ARCHIVES) and foreign(n) is None)
+        return Weights(safetensors or archives)
+    if first.endswith(".json"):
+        files = shard_names(read_index(first) or {}, f"{folder}/{first}")
+        chosen = Weights(tuple(files), first)
+    else:
+        chosen = Weights((first,))
+    return chosen._replace(notes=_passed_over(chosen, names or ()))
+
+
+def _passed_over(chosen: Weights, names: Iterable[str]) -> tuple[str, ...]:
+    """A word about files of the same format that were not chosen."""
+    ending = PurePath(chosen.files[0]).suffix
+    others = sorted(
+        name
+        for name in set(names) - {*chosen.files, chosen.listed_in}
+        if name.endswith((ending, f"{ending}.index.json")) and not name.startswith(NOT_WEIGHTS)
+    )
+    if not others:
+        return ()
+    some = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
+    return (
+        f"read {chosen.listed_in or chosen.files[0]}, as transformers does; passed over {some}",
+    )
+
+
+def shard_names(index: Mapping[str, Any], name: str) -> list[str]:
+    """The files that a sharded model's index names, all of them in its own folder."""
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{name}: lacks the 'weight_map' of a sharded model")
+    shards = sorted({str(value) for value in weight_map.values()})
+    for shard in shards:
+        if PurePath(shard).name != shard or shard in ("", ".", "..") or not _is_text(shard):
+            raise CheckpointError(f"{name}: names {shard!r}, outside its own folder")
+    return shards
+
+
+def _is_text(name: str) -> bool:
+    """Whether a name can be that of a file: lone surrogates and zero bytes cannot."""
+    return "\0" not in name and not any("\ud800" <= character <= "\udfff" for character in name)
+
+
+def foreign(name: str) -> str | None:
+    """What a file of a format that is not read is, and what to do; None for any other file.
+
+    Examples
+    --------
+    >>> foreign("model.onnx")
+    'ONNX; use the original safetensors checkpoint'
+    """
+    for pattern, what, remedy in FOREIGN:
+        if re.fullmatch(pattern, name):
+            return f"{what}; {remedy}"
+    return None
+
+
+def no_weights(folder: str, names: Iterable[str], below: Iterable[str] = ()) -> CheckpointError:
+    """The error for a folder without weights, which says what it holds instead.
+
+    Parameters
+    ----------
+    folder
+        What the error calls it.
+    names
+        The files and folders directly in it.
+    below
+        Paths of weights deeper in it.
+    """
+    names = sorted(names)
+    for name in names:
+        what = foreign(name)
+        if what:
+            return CheckpointError(f"{folder}: no weights that wqk reads; {name} is {what}")
+    deeper = sorted({str(PurePath(path).parent) for path in below} - {"."})
+    if deeper:
+        return CheckpointError(
+            f"{folder}: no weights here, but in {', '.join(deeper[:5])}: name one as subfolder"
+        )
+    expected = "expected model.safetensors, model.safetensors.index.json or pytorch_model.bin"
+    some = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
+    return CheckpointError(
+        f"{folder}: no weights here; {expected}{f', found {some}' if some else ''}"
+    )
+
+
+def parse_object(text: bytes | bytearray, name: str) -> dict[str, Any]:
+    """A JSON object from a file's bytes."""
+    try:
+        value = json.loads(text.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{name}: not valid JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{name}: expected a JSON object")
+    return value
+
+
+def refuse_quantized(config: Mapping[str, Any], name: str) -> None:
+    """Refuse integer-quantized models by their method's name; float8 is decided by tensor."""
+    quantization = config.get("quantization_config")
+    if not isinstance(quantization, dict):
+        return
+    method = str(quantization.get("quant_method", "")).lower()
+    if method in ("gptq", "awq", "bitsandbytes", "aqlm", "hqq", "quanto", "eetq", "higgs", "vptq"):
+        raise CheckpointError(
+            f"{name}: quantized with {method}; its weights are codes, not numbers to score; "
+            "use the original checkpoint, or dequantize it first"
+        )
