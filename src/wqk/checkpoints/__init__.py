@@ -94,6 +94,8 @@ def steps_of(ref: str) -> list[str]:
     A folder that has weights of its own is a checkpoint, whatever lies in it besides.
     """
     folder = Path(ref)
+    if not _exists(folder):
+        return [ref]
     steps = {
         step: path
         for path in folder.glob("checkpoint-*")
@@ -108,7 +110,7 @@ def _exists(path: Path) -> bool:
     """Whether there is something; a name that the system cannot even look up is nothing."""
     try:
         return path.exists()
-    except OSError:
+    except (OSError, ValueError):
         return False
 
 

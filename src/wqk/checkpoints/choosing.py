@@ -202,6 +202,9 @@ def parse_object(text: bytes | bytearray, name: str) -> dict[str, Any]:
     """A JSON object from a file's bytes."""
     try:
         value = json.loads(text.decode("utf-8"))
+        if re.search(rb"\\u[dD][89a-fA-F]", text):  # halves of pairs cannot be stored or printed
+            whole = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+            value = json.loads(whole)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{name}: not valid JSON ({error})") from None
     if not isinstance(value, dict):

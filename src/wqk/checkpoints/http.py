@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urljoin, urlsplit, urlunsplit
+from urllib.parse import urljoin
 
 from wqk.checkpoints import retries
+from wqk.checkpoints.references import presentable, split_address
 from wqk.errors import CheckpointError, HubError
 
 if TYPE_CHECKING:
@@ -27,6 +29,9 @@ EXPIRED = (400, 401, 403, 404, 410)
 
 # An attempt that brought this much is no failure, however it ended.
 PROGRESS = 2**18
+
+
+RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)")
 
 
 class Traffic:
@@ -102,9 +107,12 @@ class RemoteFile:
         while filled < len(buffer):
             try:
                 with retries.interruptions(self.name):
-                    filled += self._attempt(offset + filled, buffer[filled:])
+                    received = self._attempt(offset + filled, buffer[filled:])
+                filled += received
                 if short:
                     break
+                if filled < len(buffer) and received < PROGRESS:
+                    raise retries.Interrupted(f"the server sends only {received} bytes", wait=0)
             except retries.Interrupted as interrupted:
                 filled += interrupted.received
                 failures = 1 if interrupted.received >= PROGRESS else failures + 1
@@ -121,7 +129,7 @@ class RemoteFile:
     def _attempt(self, offset: int, buffer: memoryview) -> int:
         """One request; how much of the buffer it filled."""
         response = self._respond(f"bytes={offset}-{offset + len(buffer) - 1}")
-        received = 0
+        received, deadline = 0, retries.PATIENCE.deadline(len(buffer))
         try:
             length = self._check(response, offset, len(buffer))
             for chunk in response.iter_raw():
@@ -132,6 +140,8 @@ class RemoteFile:
                 buffer[received : received + len(chunk)] = chunk
                 received += len(chunk)
                 self._traffic.add(len(chunk))
+                if time.monotonic() > deadline:
+                    raise retries.Interrupted("the server sends too slowly", received)
         except retries.transport_errors() as error:
             raise retries.Interrupted(retries.reason(error), received) from None
         finally:
@@ -172,8 +182,11 @@ class RemoteFile:
                 self._location = url
                 return response
             _discard(response)
-            target = urljoin(url, response.headers.get("location", ""))
-            schemes = urlsplit(url).scheme, urlsplit(target).scheme
+            try:
+                target = urljoin(url, response.headers.get("location", ""))
+                schemes = split_address(url).scheme, split_address(target).scheme
+            except (ValueError, CheckpointError):
+                raise CheckpointError(f"{self.name}: redirected to what is no address") from None
             if schemes not in (("https", "https"), ("http", "http"), ("http", "https")):
                 raise CheckpointError(
                     f"{self.name}: redirected from {schemes[0]} to {schemes[1] or 'nowhere'}, "
@@ -194,9 +207,12 @@ class RemoteFile:
         try:
             request = client.build_request("GET", url, headers=headers, timeout=timeout)
         except Exception:  # whatever the client's parser of addresses stumbles over
-            raise CheckpointError(f"{self.name}: {public(url)} is no address") from None
+            raise CheckpointError(f"{self.name}: {presentable(url)} is no address") from None
         self._traffic.add(requests=1)
-        response = client.send(request, stream=True, follow_redirects=False)
+        response = retries.within_deadline(
+            lambda: client.send(request, stream=True, follow_redirects=False),
+            discard=lambda late: late.close(),
+        )
         self._answered = True
         return response
 
@@ -204,10 +220,11 @@ class RemoteFile:
         """The answer, where it is one with content."""
         status = response.status_code
         if status in (200, 206):
-            if public(self.url) not in self._tags or url == self.url:
+            if presentable(self.url) not in self._tags or url == self.url:
                 # Else the hub has told a hash of the content; what storage calls it may differ
                 # from one place to the next.
-                self._keep_tag(url, response.headers.get("etag"))
+                headers = response.headers
+                self._keep_tag(url, headers.get("etag"), headers.get("last-modified"))
             return response
         _discard(response)
         if status in retries.PASSING:
@@ -221,10 +238,13 @@ class RemoteFile:
             )
         raise _refusal(self.name, status, response.headers)
 
-    def _keep_tag(self, url: str, tag: str | None) -> None:
-        """Remember what an address calls the file's content; another name is another content."""
-        known = self._tags.setdefault(public(url), tag or "")
-        if known != (tag or ""):
+    def _keep_tag(self, url: str, tag: str | None, modified: str | None = None) -> None:
+        """Remember what an address calls the file's content; another name is another content.
+
+        Where it has no tag the time of its last change has to do; that is too coarse for a cache.
+        """
+        version = tag or modified or ""
+        if self._tags.setdefault(presentable(url), version) != version:
             raise CheckpointError(f"{self.name}: was replaced while it was read; scan it again")
         if self.tag is None and tag and not tag.startswith("W/"):
             self.tag = tag.strip('"')
@@ -245,7 +265,9 @@ class RemoteFile:
                 f"{self.name}: the server does not serve ranges of bytes; "
                 "download the checkpoint and scan the folder"
             )
-        claim = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", headers.get("content-range", ""))
+        claim = re.fullmatch(
+            r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)", headers.get("content-range", "")
+        )
         if not claim:
             raise CheckpointError(f"{self.name}: the server does not say which range it sends")
         first, last = int(claim[1]), int(claim[2])
@@ -273,18 +295,6 @@ class RemoteFile:
         self.size = size
 
 
-def public(url: str) -> str:
-    """An address without what may be secret: user, password, signature.
-
-    Examples
-    --------
-    >>> public("https://me:secret@example.org/model.safetensors?signature=x")
-    'https://example.org/model.safetensors'
-    """
-    parts = urlsplit(url)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
-
-
 def _discard(response: Any) -> None:
     """Read what is left of a short answer, whose connection then serves again; drop a long one."""
     length = _whole_number(response.headers.get("content-length"))
@@ -297,7 +307,7 @@ def _discard(response: Any) -> None:
 
 
 def _origin(url: str) -> tuple[str, str]:
-    parts = urlsplit(url)
+    parts = split_address(url)
     return parts.scheme, parts.netloc.lower()
 
 
@@ -318,4 +328,4 @@ def _refusal(name: str, status: int, headers: Mapping[str, str]) -> Exception:
 
 
 def _whole_number(text: str | None) -> int | None:
-    return int(text) if text and text.isdecimal() else None
+    return int(text) if text and re.fullmatch(r"[0-9]{1,19}", text) else None

@@ -121,7 +121,9 @@ def _open(
         start = remote.describe() if size is None else b""
         if identity is None and remote.tag:
             identity = f"{remote.url} {remote.tag} {remote.size}"
-        ranged = RangedFile(remote, identity, cache, workers, offline)
+        # The hash is what this endpoint claims: another one's ranges are never taken for it.
+        known = f"{constants.ENDPOINT} {identity}" if identity else None
+        ranged = RangedFile(remote, known, cache, workers, offline)
         ranged.keep(start)
         return ranged
 
@@ -149,14 +151,21 @@ def _list(login: Login, revision: str | None, cache: RangeCache) -> Listing:
     )
     files = {
         sibling.rfilename: (
-            sibling.size,
-            sibling.lfs.sha256 if sibling.lfs else sibling.blob_id,
+            sibling.size if type(sibling.size) is int and sibling.size >= 0 else None,
+            _content_hash(sibling),
         )
         for sibling in info.siblings or ()
+        if isinstance(sibling.rfilename, str)
     }
     listing = Listing(info.sha or revision or "main", files)
     cache.write_note(_note_name(login.repository, revision), listing._asdict())
     return listing
+
+
+def _content_hash(sibling: Any) -> str | None:
+    """The hash of a file's content, as the hub claims it."""
+    claimed = sibling.lfs.sha256 if sibling.lfs else sibling.blob_id
+    return claimed if isinstance(claimed, str) else None
 
 
 def _asking(repository: str, revision: str | None, ask: Callable[[], Any]) -> Any:
@@ -164,10 +173,11 @@ def _asking(repository: str, revision: str | None, ask: Callable[[], Any]) -> An
     from huggingface_hub import errors
 
     failures = 0
+    passing: tuple[type[Exception], ...] = (retries.Interrupted, *retries.transport_errors())
     while True:
         wait = None
         try:
-            return ask()
+            return retries.within_deadline(ask, discard=lambda _: None)
         except errors.GatedRepoError:
             reason = "is gated; accept its terms on the hub and log in (hf auth login)"
             raise HubError(f"{repository}: {reason}") from None
@@ -185,7 +195,7 @@ def _asking(repository: str, revision: str | None, ask: Callable[[], Any]) -> An
             failures += 1
             if status not in retries.PASSING or failures >= retries.PATIENCE.attempts:
                 raise HubError(f"{repository}: the hub answers {status}") from None
-        except retries.transport_errors():
+        except passing:
             failures += 1
             if failures >= retries.PATIENCE.attempts_to_connect:
                 raise _Unreachable(f"{repository}: the hub cannot be reached") from None

@@ -15,6 +15,7 @@ from wqk.checkpoints.choosing import (
     parse_object,
     refuse_quantized,
 )
+from wqk.checkpoints.references import presentable
 from wqk.checkpoints.steps import step_in
 from wqk.checkpoints.stored import StoredCheckpoint, weight_file
 from wqk.errors import CheckpointError
@@ -98,7 +99,7 @@ def _open(path: Path) -> Checkpoint:
             f"({', '.join(ARCHIVES)})"
         )
     files = [weight_file(LocalFile(path))]
-    return StoredCheckpoint(str(path), files, config, step=_step_of(path.parent))
+    return StoredCheckpoint(presentable(str(path)), files, config, step=_step_of(path.parent))
 
 
 def _open_folder(folder: Path) -> Checkpoint:
@@ -115,7 +116,9 @@ def _open_folder(folder: Path) -> Checkpoint:
                 "download the checkpoint again"
             )
     files = [weight_file(LocalFile(folder / name)) for name in weights.files]
-    return StoredCheckpoint(str(folder), files, config, step=_step_of(folder), notes=weights.notes)
+    return StoredCheckpoint(
+        presentable(str(folder)), files, config, step=_step_of(folder), notes=weights.notes
+    )
 
 
 def has_weights(folder: Path) -> bool:

@@ -1,7 +1,8 @@
 """Ranges of remote files that were read before, on disk.
 
-A range lies under its file's identity, which is a hash of the content: the same weights in two
-repositories are kept once, and changed weights are never mistaken for the old ones.
+A range lies under its file's identity: where it comes from, and what is called the hash of its
+content there. The same weights in two repositories of a hub are kept once, changed weights are
+never mistaken for the old ones, and what one server claims is never believed of another.
 
 Each range is a file of its own: its bytes, then a checksum over identity, place and bytes. It is
 written beside its name and renamed, so that any number of processes can read and write at once, and

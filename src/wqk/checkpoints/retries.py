@@ -1,14 +1,16 @@
-"""What the network does by chance, and how often and how long it is borne with."""
+"""Failures of the network that may pass: how often to try again, and how long to wait."""
 
 from __future__ import annotations
 
 import random
 import re
+import threading
 import time
-from contextlib import contextmanager
+from concurrent.futures import Future, InvalidStateError
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wqk.errors import HubError
 
@@ -20,7 +22,7 @@ PASSING = (408, 425, 429, 500, 502, 503, 504)
 
 
 class Patience(NamedTuple):
-    """How long to bear with a server.
+    """How long to wait for a server, and how often to try again.
 
     Attributes
     ----------
@@ -32,6 +34,8 @@ class Patience(NamedTuple):
         A server that asks for more seconds than this is not waited for.
     timeout
         Seconds without a byte that end an attempt; None for the hub's HF_HUB_DOWNLOAD_TIMEOUT.
+    slowest
+        Bytes a second below which an attempt is given up.
     sleep
         What waits.
     """
@@ -42,7 +46,19 @@ class Patience(NamedTuple):
     longest: float = 30.0
     longest_asked: float = 300.0
     timeout: float | None = None
+    slowest: float = 2.0**13
     sleep: Callable[[float], None] = time.sleep
+
+    @property
+    def longest_answer(self) -> float:
+        """Seconds until the headers of an answer must be there, whatever comes before them."""
+        from huggingface_hub import constants
+
+        return 3 * (self.timeout or constants.HF_HUB_DOWNLOAD_TIMEOUT)
+
+    def deadline(self, size: int) -> float:
+        """When, on the monotonic clock, so many bytes asked for now must be there."""
+        return time.monotonic() + self.longest_answer + size / self.slowest
 
     def wait(self, failures: int, asked: float | None, name: str) -> None:
         """Wait after so many failures, at least as long as the server asked for."""
@@ -63,6 +79,43 @@ class Interrupted(Exception):
     def __init__(self, reason: str, received: int = 0, wait: float | None = None) -> None:
         super().__init__(reason)
         self.received, self.wait = received, wait
+
+
+def within_deadline(send: Callable[[], Any], discard: Callable[[Any], None]) -> Any:
+    """Send a request, and wait for the answer's headers no longer than `Patience` says.
+
+    The client's own time-out begins anew with every byte: headers that drip in, or interim answers
+    without an end, never run into it. An answer that is late is discarded.
+
+    Raises
+    ------
+    Interrupted
+        There is no answer in time.
+    """
+    answer: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            result = send()
+        except BaseException as error:
+            with suppress(InvalidStateError):
+                answer.set_exception(error)
+            return
+        try:
+            answer.set_result(result)
+        except InvalidStateError:
+            discard(result)
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        return answer.result(PATIENCE.longest_answer)
+    except TimeoutError:
+        if answer.cancel() or not answer.done():
+            raise Interrupted("the server does not answer") from None
+        raise
+    except BaseException:
+        answer.cancel()
+        raise
 
 
 def transport_errors() -> tuple[type[Exception], ...]:
@@ -102,7 +155,7 @@ def asked_wait(headers: Mapping[str, str]) -> float | None:
         try:
             until = parsedate_to_datetime(asked)
             return max(0.0, (until - datetime.now(UTC)).total_seconds())
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, OverflowError):
             return None
-    limit = re.search(r";\s*r=0;\s*t=(\d+)", headers.get("ratelimit", ""))
+    limit = re.search(r";\s*r=0;\s*t=(\d{1,9})", headers.get("ratelimit", ""))
     return float(limit[1]) if limit else None

@@ -152,6 +152,8 @@ def _check_entries(
 
 
 def _check_entry(name: str, entry: Any, data_size: int, file: str) -> tuple[int, int]:
+    if any("\ud800" <= character <= "\udfff" for character in name):
+        raise CheckpointError(f"{file}: {name!r} is no text, so it cannot be a tensor's name")
     match entry:
         case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [start, stop]}:
             pass

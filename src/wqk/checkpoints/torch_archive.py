@@ -324,6 +324,8 @@ def _state_dict(content: Any, name: str) -> dict[str, StoredTensor]:
             for key, value in content.items()
             if isinstance(key, str) and isinstance(value, StoredTensor)
         }
+        if any("\ud800" <= character <= "\udfff" for key in tensors for character in key):
+            raise CheckpointError(f"{name}: a tensor's name is no text")
         if tensors:
             return tensors
         content = next((content[key] for key in NESTED_UNDER if key in content), None)

@@ -6,13 +6,14 @@ import re
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
-from urllib.parse import quote, unquote, urlsplit, urlunsplit
+from urllib.parse import quote, unquote, urlunsplit
 
 from wqk._version import __version__
 from wqk.checkpoints import http
 from wqk.checkpoints.choosing import ENDINGS, PREFERRED, Weights, foreign, refuse_quantized
 from wqk.checkpoints.range_cache import open_cache
 from wqk.checkpoints.ranged import RangedFile, Workers
+from wqk.checkpoints.references import presentable, split_address
 from wqk.checkpoints.remote import Folder, open_files, open_folder, read_object
 from wqk.errors import CheckpointError, HubError
 
@@ -91,10 +92,10 @@ def open_url(
         token=token if on_hub else False, library_name="wqk", library_version=__version__
     )
     ranges, workers = open_cache(cache_dir), Workers()
-    path = Path(unquote(urlsplit(url).path))
+    path = Path(unquote(split_address(url).path))
     what = foreign(path.name)
     if what:
-        raise CheckpointError(f"{http.public(url)}: {what}")
+        raise CheckpointError(f"{presentable(url)}: {what}")
     is_file = path.suffix in ENDINGS
     base = _parent(url) if is_file else _child(url, subfolder) if subfolder else url
 
@@ -102,7 +103,7 @@ def open_url(
     def source(file: str) -> RangedFile | None:
         address = _child(base, file)
         remote = http.RemoteFile(
-            address, name=http.public(address), headers=headers, traffic=workers.traffic
+            address, name=presentable(address), headers=headers, traffic=workers.traffic
         )
         if offline:
             note = ranges.note(address)
@@ -127,7 +128,9 @@ def open_url(
         ranged.keep(start)
         return ranged
 
-    name = http.public(url)
+    name = presentable(url)
+    if offline and not is_file and not any(ranges.note(_child(base, n)) for n in PREFERRED):
+        raise HubError(f"{name}: is not in the cache, and fetching is switched off")
     if not is_file:
         return open_folder(Folder(name, source), workers)
     config = read_object(source("config.json"))
@@ -137,10 +140,10 @@ def open_url(
 
 def _child(url: str, name: str) -> str:
     """The address of a file in a folder's; what follows the path stays, as it may be a key."""
-    parts = urlsplit(url)
+    parts = split_address(url)
     return urlunsplit(parts._replace(path=parts.path.rstrip("/") + "/" + quote(name)))
 
 
 def _parent(url: str) -> str:
-    parts = urlsplit(url)
+    parts = split_address(url)
     return urlunsplit(parts._replace(path=parts.path.rpartition("/")[0]))

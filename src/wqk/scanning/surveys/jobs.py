@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from wqk.checkpoints import steps_of
 from wqk.checkpoints.local import has_weights
+from wqk.checkpoints.references import presentable
 from wqk.checkpoints.steps import step_in
 from wqk.errors import CheckpointError, HubError, WqkError
 from wqk.scanning.surveys.model_sets import is_model_set, model_set, read_list
@@ -90,7 +91,7 @@ def expand(
         try:
             found = list(_jobs_of(ref, revisions, list_revisions or hub_revisions))
         except WqkError as error:
-            found = [Job(ref, None, None, ref, problem=error)]
+            found = [Job(presentable(ref), None, None, ref, problem=error)]
         for job in found:
             jobs.setdefault(job.key, job)
     return list(jobs.values())
@@ -111,7 +112,7 @@ def hub_revisions(repository: str) -> list[str]:
         found = HfApi().list_repo_refs(repository)
     except HFValidationError:
         raise CheckpointError(
-            f"{repository}: neither a path here nor a hub id, so it has no revisions"
+            f"{presentable(repository)}: neither a path here nor a hub id, so it has no revisions"
         ) from None
     except Exception as error:  # the client lets errors of its transport through, of any class
         reason = " ".join(str(error).split()) or type(error).__name__
@@ -150,12 +151,12 @@ def _jobs_of(
     if _exists(ref):
         for path in _matching_steps(ref, revisions) if revisions else steps_of(ref):
             absolute = Path(path).absolute()
-            yield Job(path, None, step_in(absolute.name), str(absolute))
+            yield Job(presentable(path), None, step_in(absolute.name), str(absolute))
     elif not revisions:
-        yield Job(ref, None, None, ref)
+        yield Job(presentable(ref), None, None, ref)
     else:
         for name in _matching(revisions, lambda: list_revisions(ref), ref):
-            yield Job(ref, name, step_in(name), ref)
+            yield Job(presentable(ref), name, step_in(name), ref)
 
 
 def _matching_steps(ref: str, patterns: Sequence[str]) -> list[str]:
@@ -190,5 +191,5 @@ def _exists(ref: str) -> bool:
     """Whether there is such a path; a name that the system cannot look up is none."""
     try:
         return Path(ref).exists()
-    except OSError:
+    except (OSError, ValueError):
         return False

@@ -105,7 +105,8 @@ def run_job(options: Options, job: Job) -> Outcome:
     except WqkError as error:
         return failure(error, time.perf_counter() - start)
     except Exception as error:  # one model must not end a survey of hundreds
-        return failure(error, time.perf_counter() - start, traceback.format_exc())
+        trace = traceback.format_exc().replace(job.location, job.name)
+        return failure(error, time.perf_counter() - start, trace)
     return Outcome(table, weights, files, bytes_read, time.perf_counter() - start)
 
 

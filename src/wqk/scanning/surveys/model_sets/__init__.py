@@ -9,6 +9,9 @@ from wqk.errors import CheckpointError, UnknownName
 DATA = Path(__file__).parent / "data"
 PREFIX = "paper:"
 
+# Characters of a list of refs; what goes on beyond them is none.
+LARGEST_LIST = 2**24
+
 
 def model_sets() -> list[str]:
     """Names of all sets.
@@ -57,7 +60,10 @@ def read_list(path: Path) -> list[str]:
         The file cannot be read, or names nothing.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        if path.exists() and not path.is_file():
+            raise CheckpointError(f"{path}: not a regular file")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(LARGEST_LIST)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:

@@ -1,0 +1,93 @@
+"""References as they may be shown, and names that are no text."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import wqk
+from wqk.checkpoints import open_checkpoint, steps_of
+from wqk.checkpoints.references import presentable
+from wqk.errors import CheckpointError, WqkError
+from wqk.scanning.surveys.jobs import expand
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SECRET = "https://me:hunter2@example.org/m/model.safetensors?X-Signature=hunter2&token=hunter2"
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [SECRET, SECRET.upper(), "http://me:hunter2@[::1?hunter2", "https://hunter2@a#hunter2"],
+)
+def test_nothing_secret_is_shown(reference: str):
+    assert "hunter2" not in presentable(reference).lower()
+
+
+def test_a_survey_of_a_signed_address_keeps_no_secret(tmp_path: Path):
+    address = "http://me:hunter2@127.0.0.1:9/model.safetensors?signature=hunter2"
+    (job,) = expand([address])
+    assert "hunter2" not in job.key + job.title + job.name
+    assert job.location == address
+    # A new signature is the same checkpoint.
+    assert expand([address.replace("signature=hunter2", "signature=other")])[0].key == job.key
+
+
+@pytest.mark.parametrize(
+    "reference", ["a" * 5000, "/" + "a/" * 3000, "nul\0", "\udcff", "~", "a\nb"]
+)
+def test_a_reference_that_is_nothing(reference: str):
+    assert steps_of(reference) == [reference]
+    with pytest.raises(WqkError) as caught:
+        open_checkpoint(reference, local_files_only=True)
+    str(caught.value).encode("utf-8", "backslashreplace")
+    assert len(expand([reference])) == 1
+
+
+def test_a_folder_whose_name_is_no_text_is_scanned(tmp_path: Path):
+    folder = tmp_path / os.fsdecode(b"run-\xff")
+    folder.mkdir()
+    weight = np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32)
+    names = [f"layers.{n}.{side}_proj.weight" for n in range(2) for side in "qk"]
+    save_file(dict.fromkeys(names, weight), folder / "model.safetensors")
+    table = wqk.scan(folder, heads_per_layer=2)
+    assert table.frame["checkpoint"].unique().to_list() == [f"{tmp_path}/run-\\udcff"]
+
+
+def test_halves_of_characters_in_a_configuration_are_replaced(tmp_path: Path):
+    (tmp_path / "config.json").write_text('{"model_type": "a\\ud800", "emoji": "\\ud83d\\ude00"}')
+    save_file({"a": np.zeros(2, np.float32)}, tmp_path / "model.safetensors")
+    assert open_checkpoint(tmp_path).config == {"model_type": "a?", "emoji": "\U0001f600"}
+
+
+def test_a_tensor_whose_name_is_no_text_is_refused(tmp_path: Path):
+    header = json.dumps(
+        {"a\ud800": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}
+    ).encode()
+    content = len(header).to_bytes(8, "little") + header + bytes(4)
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(CheckpointError, match="is no text"):
+        open_checkpoint(tmp_path)
+
+
+def test_few_open_files_are_an_error_in_one_line(tmp_path: Path):
+    names = [f"model-{n}.safetensors" for n in range(20)]
+    for n, name in enumerate(names):
+        save_file({f"t{n}": np.zeros(2, np.float32)}, tmp_path / name)
+    code = (
+        "import resource, sys\nfrom wqk.checkpoints import open_checkpoint\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (12, 12))\n"
+        "from wqk.errors import CheckpointError\n"
+        "try: open_checkpoint(sys.argv[1])\nexcept CheckpointError as error: print(error)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "cannot be opened (Too many open files)" in result.stdout
