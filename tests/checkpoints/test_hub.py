@@ -193,8 +193,9 @@ def test_what_a_mirror_claims_is_not_believed_of_the_hub(hub, monkeypatch):
         patch = "tests.checkpoints.serving.describe"
         monkeypatch.setattr(patch, lambda content: claims[len(content)])
         monkeypatch.setattr(constants, "ENDPOINT", mirror.url)
+        template = mirror.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
         lied = wqk.scan(NAME)
-    monkeypatch.undo()
     assert not lied.frame["norm"].equals(true.frame["norm"])
 
 
