@@ -85,7 +85,7 @@ def test_fused_weights_are_taken_apart(name: str, layout: str) -> None:
 
 def test_a_bare_state_dict_needs_the_number_of_heads() -> None:
     tensors = {f"layers.0.attn.{role}_proj.weight": draw(D, D) for role in "qk"}
-    with pytest.raises(wqk.errors.UnknownFamily, match="--heads-per-layer"):
+    with pytest.raises(wqk.errors.UnknownFamily, match="heads_per_layer=N"):
         wqk.scan(tensors)
     assert wqk.scan(tensors, heads_per_layer=3).heads.frame.height == 3
 

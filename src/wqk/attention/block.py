@@ -248,7 +248,13 @@ def attention_plans(
         The tensors are not all there or do not fit the configuration.
     """
     chosen = load_family(family) if family else find_family(checkpoint, heads_per_layer, key_heads)
-    return plan(checkpoint, chosen)
+    plans = plan(checkpoint, chosen)
+    if heads_per_layer is not None and not any(p.rule.guess for p in plans):
+        raise CheckpointError(
+            f"{checkpoint.name}: family {chosen.name} knows the number of heads; heads per layer "
+            f"are only for a family that has to be guessed, got {heads_per_layer}; leave it out"
+        )
+    return plans
 
 
 def unread_attention(checkpoint: Checkpoint, plans: Sequence[AttentionPlan]) -> list[str]:

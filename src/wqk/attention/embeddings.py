@@ -65,7 +65,7 @@ def embedding_table(checkpoint: Checkpoint, width: int, name: str | None = None)
         several = f"several might be it: {', '.join(found[:4])}" if found else "none was recognized"
         raise CheckpointError(
             f"{checkpoint.name}: no table of token embeddings of width {width} ({several}); "
-            "name the tensor (embeddings=, --embeddings)"
+            "name the tensor (embeddings=NAME)"
         )
     return found[0]
 

@@ -32,11 +32,14 @@ def open_checkpoint(
     Parameters
     ----------
     ref
-        A folder or file, a hub id such as ``google-bert/bert-base-uncased``, the ``https://``
+        A folder or file; the folder of a training run, for its last step; a hub id such as
+        ``google-bert/bert-base-uncased``, the ``https://``
         address of a safetensors file or of a folder that holds one, an `nn.Module`, a state dict
         of arrays, or a `Checkpoint`, which is returned as it is.
-    revision, token, cache_dir, local_files_only
-        As everywhere on the hub; a checkpoint on disk ignores them.
+    revision
+        Of a repository of the hub; nothing else has any.
+    token, cache_dir, local_files_only
+        As everywhere on the hub; a checkpoint on disk does not need them.
     subfolder
         The folder of the repository, or of ``ref``, in which the model lies.
 
@@ -55,8 +58,10 @@ def open_checkpoint(
     TensorInfo(dtype='F16', shape=(4, 4), nbytes=32)
     """
     if isinstance(ref, Checkpoint):
+        _refuse_revision(revision, ref.name)
         return ref
     if hasattr(ref, "state_dict") or isinstance(ref, Mapping):
+        _refuse_revision(revision, type(ref).__name__)
         return open_live(ref)
     if not isinstance(ref, str | os.PathLike):
         raise CheckpointError(
@@ -67,6 +72,7 @@ def open_checkpoint(
     if is_url(name):
         page = hub_page(name)
         if page is None:
+            _refuse_revision(revision, name)
             return open_url(
                 name,
                 subfolder=subfolder,
@@ -77,7 +83,8 @@ def open_checkpoint(
         name, revision = page.repository, revision or page.revision
         subfolder = subfolder or page.subfolder
     elif _exists(path) or not _is_hub_id(name):
-        return open_local(path / subfolder if subfolder else path)
+        _refuse_revision(revision, name)
+        return open_local(path / subfolder if subfolder else Path(steps_of(name)[-1]))
     return open_hub(
         name,
         revision=revision,
@@ -104,6 +111,13 @@ def steps_of(ref: str) -> list[str]:
     if not steps or has_weights(folder):
         return [ref]
     return [str(steps[step]) for step in sorted(steps)]
+
+
+def _refuse_revision(revision: str | None, name: str) -> None:
+    if revision:
+        raise CheckpointError(
+            f"{name}: only repositories of the hub have revisions, got {revision!r}; leave it out"
+        )
 
 
 def _exists(path: Path) -> bool:

@@ -15,7 +15,6 @@ from rich.text import Text
 from wqk._console import UNPRINTABLE, cleaning, printable
 from wqk.atlas import place
 from wqk.attention.rendering import size
-from wqk.errors import shortened
 from wqk.scanning.rendering import one_checkpoint, overview, side_by_side
 from wqk.scanning.tables import records
 
@@ -48,12 +47,6 @@ def say(message: str) -> None:
     Console(stderr=True, highlight=False, markup=False).print(
         "\n".join(map(printable, message.split("\n"))), soft_wrap=True
     )
-
-
-def say_error(error: BaseException) -> None:
-    """What went wrong, in one line."""
-    message = " ".join(str(error).split()) or type(error).__name__
-    say(f"wqk: {shortened(message)}")
 
 
 def say_traffic(checkpoint: Checkpoint) -> None:

@@ -1,15 +1,14 @@
-"""The ``wqk`` command and what all its verbs share: errors as one line, exit status 2."""
+"""The ``wqk`` command: its verbs."""
 
 from __future__ import annotations
 
-import os
 import sys
-from typing import Any
 
 import click
 
 from wqk._version import __version__
 from wqk.cli.atlas import atlas
+from wqk.cli.boundary import Boundary, run
 from wqk.cli.corpus import corpus
 from wqk.cli.demo import demo
 from wqk.cli.diff import diff
@@ -26,23 +25,9 @@ from wqk.cli.theory import theory
 from wqk.cli.tokens import tokens
 from wqk.cli.train import train
 from wqk.cli.verify import verify
-from wqk.errors import WqkError
 
 
-class _Command(click.Group):
-    """Turns wqk's errors into one line on standard error and exit status 2."""
-
-    def invoke(self, context: click.Context) -> Any:
-        try:
-            return super().invoke(context)
-        except WqkError as error:
-            if context.params.get("debug"):
-                raise
-            click.echo(f"wqk: {' '.join(str(error).split())}", err=True)
-            context.exit(2)
-
-
-@click.group(cls=_Command, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Boundary, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="wqk")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def command(debug: bool) -> None:
@@ -63,12 +48,4 @@ for verb in (
 
 def main() -> None:
     """Entry point of the ``wqk`` command."""
-    for stream in (sys.stdout, sys.stderr):
-        # A terminal that lacks a character gets a question mark, not a traceback.
-        stream.reconfigure(errors="replace")  # type: ignore[union-attr]
-    try:
-        command(prog_name="wqk")
-    except BrokenPipeError:
-        # The reader of our pipe has seen enough; leave without a word, as other commands do.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
+    sys.exit(run(command))

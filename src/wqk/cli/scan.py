@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from wqk.cli.boundary import tell
 from wqk.cli.options import (
     DistanceRanges,
     family_file,
@@ -134,7 +135,7 @@ def scan(
         except WqkError as error:
             if len(jobs) == 1:
                 raise
-            display.say_error(error)
+            tell(str(error))
             failed += 1
             continue
         tables.append(table)
@@ -158,5 +159,5 @@ def scan(
         write_report(tables, report)
         display.say(f"report: {report}")
     if failed:
-        display.say(f"wqk: {failed} of {len(jobs)} checkpoints failed")
+        tell(f"{failed} of {len(jobs)} checkpoints failed")
         context.exit(2)

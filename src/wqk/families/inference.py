@@ -110,7 +110,7 @@ def infer_family(
         raise UnknownFamily(
             f"{checkpoint.name}: no family knows the model type {model_type!r}, and none of its "
             f"{len(tensors)} tensors is named like a query beside a key; name them with a family "
-            "file (--family FILE.toml)"
+            "file (family=FILE.toml)"
         )
     counts = list(_head_counts(checkpoint.config))
     rules = []
@@ -264,7 +264,7 @@ def _own_count(
         of = f" of {candidate.path}" if counts else ""
         raise UnknownFamily(
             f"{name}: the configuration does not count the heads{of}, and shapes alone do not say "
-            "how many there are; give the number with --heads-per-layer N (heads_per_layer=N)"
+            "how many there are; give the number with heads_per_layer=N"
         )
     return max(own, key=lambda count: len(count.words))
 

@@ -15,6 +15,7 @@ Axes: B texts, H query heads, G key heads, N tokens (I queries, J keys), D width
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from wqk._console import Shown
 from wqk._typing import FilePath
 from wqk.attention import attention_plans, load_attention
 from wqk.attention.verification.running import run
-from wqk.checkpoints import Checkpoint, open_checkpoint
+from wqk.checkpoints import Checkpoint, open_checkpoint, steps_of
 from wqk.checkpoints.options import check_options
 from wqk.families import Composed
 
@@ -146,6 +147,8 @@ def verify(
     True
     """
     check_options("verify", hub)
+    if isinstance(ref, str | os.PathLike):
+        ref = steps_of(os.fspath(ref))[-1]
     checkpoint = _InDoublePrecision(open_checkpoint(ref, **hub))
     plans = attention_plans(checkpoint, family)
     records, seen = run(

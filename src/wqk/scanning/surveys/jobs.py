@@ -163,7 +163,7 @@ def _matching_steps(ref: str, patterns: Sequence[str]) -> list[str]:
     """A run's folders with weights whose names match."""
     run = Path(ref)
     if not run.is_dir():
-        raise CheckpointError(f"{ref}: a file has no revisions; leave out --revision for it")
+        raise CheckpointError(f"{ref}: a file has no revisions; ask for no revision of it")
     steps = [path.name for path in run.iterdir() if has_weights(path)]
     found = (name for pattern in patterns for name in _chosen(pattern, steps, ref))
     return [str(run / name) for name in dict.fromkeys(found)]

@@ -221,8 +221,9 @@ def _finish(folder: SurveyFolder, chosen: Sequence[Job], options: Options) -> Sc
         "failed": failed,
         "duplicates": duplicates,
     }
-    rows = join(tables).frame.rechunk() if tables else ScoreTable.from_rows([]).frame
-    table = ScoreTable(rows, {"schema_version": SCHEMA_VERSION, **metadata})
+    whole = join(tables) if tables else ScoreTable.from_rows([])
+    metadata["left_out"] = whole.metadata.get("left_out", {})
+    table = ScoreTable(whole.frame.rechunk(), {"schema_version": SCHEMA_VERSION, **metadata})
     table.write(folder.scores)
     finished: dict[str, Any] = {"done": len(done), "failed": len(failed), "duplicates": duplicates}
     folder.note({"event": "finished", **finished})

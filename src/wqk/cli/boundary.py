@@ -1,0 +1,130 @@
+"""The one place where whatever went wrong becomes one line and an exit status.
+
+==========================================  ======
+what                                        status
+==========================================  ======
+a result that says no (``verify``, ``same``)     1
+an error, expected or not                        2
+interrupted by Ctrl-C                          130
+the reader of the output has left              141
+==========================================  ======
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from wqk.errors import WqkError, shortened
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Boundary(click.Group):
+    """Verbs whose errors are one line on standard error; with ``--debug``, a traceback."""
+
+    def invoke(self, context: click.Context) -> Any:
+        """Run a verb."""
+        try:
+            return super().invoke(context)
+        except KeyboardInterrupt:
+            tell("interrupted")
+            context.exit(130)
+        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+            raise
+        except WqkError as error:
+            if context.params.get("debug"):
+                raise
+            tell(self.in_flags(str(error), context))
+            context.exit(2)
+        except OSError as error:
+            if context.params.get("debug"):
+                raise
+            file = f"{error.filename}: " if error.filename else ""
+            tell(f"{file}{error.strerror or error}")
+            context.exit(2)
+        except Exception as error:
+            if context.params.get("debug"):
+                raise
+            message = f": {error}" if str(error) else ""
+            tell(f"unexpected {type(error).__name__}{message} (wqk --debug shows where)")
+            context.exit(2)
+
+    def in_flags(self, message: str, context: click.Context) -> str:
+        """A message for Python's users with the verb's own spelling of their arguments.
+
+        ``heads_per_layer=4`` becomes ``--heads-per-layer 4``, ``retry=True`` ``--retry``.
+        """
+        verb = self.commands.get(context.invoked_subcommand or "")
+        for option in verb.params if verb else ():
+            if isinstance(option, click.Option):
+                value = "=True" if option.is_flag else "="
+                after = "" if option.is_flag else " "
+                message = re.sub(rf"\b{option.name}{value}", option.opts[-1] + after, message)
+        return message
+
+
+def tell(message: str) -> None:
+    """One line on standard error, if there is one."""
+    from wqk._console import printable
+
+    with contextlib.suppress(OSError, ValueError):
+        click.echo(f"wqk: {printable(shortened(' '.join(message.split())))}", err=True)
+
+
+def run(command: Callable[..., Any]) -> int:
+    """Run the command with the process's own arguments and streams; returns the exit status."""
+    _open_streams()
+    status = 0
+    try:
+        command(prog_name="wqk")
+    except SystemExit as done:
+        status = done.code if isinstance(done.code, int) else int(done.code is not None)
+    except BrokenPipeError:
+        status = 141
+    except KeyboardInterrupt:
+        tell("interrupted")
+        status = 130
+    except OSError as error:  # from printing what click itself has to say
+        status = _unprintable(error)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        status = 141
+    except OSError as error:
+        status = _unprintable(error)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            _discard(stream)
+    return status
+
+
+def _unprintable(error: OSError) -> int:
+    tell(f"standard output cannot be written ({error.strerror})")
+    return 2
+
+
+def _discard(stream: Any) -> None:
+    """Let nothing more be written, so that Python has nothing to complain about at its end."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _open_streams() -> None:
+    """Put the null device where a standard stream is closed, and no file of ours can end up."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that lacks a character gets a question mark, not a traceback.
+        stream.reconfigure(errors="replace")  # type: ignore[union-attr]

@@ -1,0 +1,155 @@
+"""Whatever goes wrong is one line and a status, whatever the streams are."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+import wqk
+from wqk.cli.main import command
+
+ENCODER = str(wqk.demo_model("encoder"))
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(command, list(arguments))
+
+
+def shell(line: str) -> subprocess.CompletedProcess[str]:
+    """A command line; ``wqk`` stands for this interpreter's."""
+    line = line.replace("wqk ", f"{sys.executable} -m wqk ")
+    return subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize(
+    ("line", "status", "says"),
+    [
+        (f"wqk scan {ENCODER} >/dev/full", 2, "No space left on device"),
+        ("wqk --help >/dev/full", 2, "No space left on device"),
+        (f"wqk scan {ENCODER} >&-", 0, ""),
+        (f"wqk explain {ENCODER} 2>&- <&-", 0, ""),
+        ("wqk scan /no/such/model 2>/dev/full", 2, ""),
+    ],
+)
+def test_streams_that_are_full_or_closed(line, status, says):
+    done = shell(line)
+    assert done.returncode == status
+    assert "Traceback" not in done.stderr
+    assert says in done.stderr
+    assert done.stderr.count("\n") <= 1
+
+
+def test_an_unexpected_error_is_one_line(monkeypatch):
+    def fail(*_, **__):
+        raise ZeroDivisionError("by\nnothing" + "x" * 10_000)
+
+    monkeypatch.setattr("wqk.scanning.scan.scan_plans", fail)
+    result = run("scan", ENCODER)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("wqk: unexpected ZeroDivisionError: by nothing")
+    assert result.stderr.count("\n") == 1
+    assert len(result.stderr) < 700
+    with pytest.raises(ZeroDivisionError):
+        CliRunner().invoke(command, ["--debug", "scan", ENCODER], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("verb", ["scan", "explain", "diff"])
+def test_an_interruption_ends_every_verb_alike(monkeypatch, verb):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("wqk.checkpoints.open_local", interrupt)
+    result = run(verb, ENCODER, *([ENCODER] if verb == "diff" else []))
+    assert (result.exit_code, result.stderr) == (130, "wqk: interrupted\n")
+
+
+def test_ctrl_c_in_a_real_process(tmp_path):
+    code = (
+        "import sys, time, wqk.scanning.scan as s\n"
+        "s.open_checkpoint = lambda *a, **k: (print('now', flush=True), time.sleep(60))\n"
+        f"sys.argv = ['wqk', 'scan', {ENCODER!r}]\n"
+        "import wqk.checkpoints as c\nc.open_checkpoint = s.open_checkpoint\n"
+        "from wqk.cli.main import main\nmain()\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=30)
+    assert (process.returncode, told) == (130, "wqk: interrupted\n")
+
+
+def test_one_bad_checkpoint_does_not_hide_the_good_ones():
+    result = run("scan", ENCODER, "/no/such/model")
+    assert result.exit_code == 2
+    assert "median symmetry" in result.stdout
+    assert "/no/such/model" in result.stderr
+    assert "1 of 2 checkpoints failed" in result.stderr
+    assert run("scan", "/no/such/model", "/none/either").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("scan", ENCODER, "--revision", "main"), "only repositories of the hub have revisions"),
+        (("explain", ENCODER, "--revision", "main"), "only repositories of the hub have revisions"),
+        (("scan", ENCODER, "--heads-per-layer", "2"), "knows the number of heads"),
+        (("diff", ENCODER, ENCODER, "--heads-per-layer", "2"), "knows the number of heads"),
+        (("diff", ENCODER, ENCODER, "--revision", "a"), "--revision is given twice"),
+        (("scan", "x" * 5000), "cannot be opened"),
+        (("scan", ENCODER, "--out", "/no/such/folder/t.csv"), "cannot be written"),
+        (("scan", ENCODER, "--details", "/no/such/folder/t.npz"), "cannot be written"),
+        (("diff", ENCODER, ENCODER, "--out", "t.doc"), "a table is written as"),
+        (("show", ENCODER, "--layer", "0", "--out", "t.doc"), "a picture is written as"),
+    ],
+)
+def test_nothing_is_ignored_silently(arguments, message):
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert not result.stdout
+
+
+def test_arguments_are_named_as_they_were_given(tmp_path):
+    tensors = {"model.layers.0.q_proj.weight": np.ones((6, 6), np.float32)}
+    tensors["model.layers.0.k_proj.weight"] = tensors["model.layers.0.q_proj.weight"]
+    with pytest.raises(wqk.WqkError, match="heads_per_layer=N"):
+        wqk.explain(tensors)
+    from safetensors.numpy import save_file
+
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    assert "--heads-per-layer N" in run("explain", str(tmp_path)).stderr
+
+
+def test_a_runs_folder_is_read_by_every_verb(tmp_path):
+    for step in (5, 10):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        for file in Path(ENCODER).iterdir():
+            os.link(file, folder / file.name)
+    for verb in (("scan",), ("explain",), ("diff", ENCODER)):
+        result = run(*verb, str(tmp_path))
+        assert result.exit_code == 0, result.stderr
+        assert "checkpoint-10" in result.stdout.replace("\n", "")
+    assert wqk.scan(tmp_path).frame["step"].unique().to_list() == [5, 10]
+
+
+def test_names_do_not_reach_the_terminal_raw(tmp_path):
+    checkpoint = wqk.open_checkpoint(ENCODER)
+    checkpoint.name = "evil\x1b]0;title\x07\u202e"
+    table = wqk.scan(checkpoint)
+    for text in (repr(table), table._repr_html_(), str(wqk.explain(checkpoint))):
+        assert not {"\x1b", "\x07", "\u202e"} & set(text)
