@@ -70,7 +70,7 @@ def test_a_watched_run_has_rows_at_its_cadence_and_its_end(tmp_path: Path) -> No
     run = trainer(tmp_path, save_strategy="steps", save_steps=5)
     watcher = Watcher()
     run.add_callback(watcher)
-    run.add_callback(wqk.ScoreCallback(tmp_path, every=4, steps=[5]))
+    wqk.ScoreCallback(tmp_path, every=4, steps=[5]).attach(run)
     run.train()
     assert steps(tmp_path) == [0, 4, 5, 8, 10]
     assert steps(tmp_path, "updates") == [4, 5, 8, 10]
@@ -93,7 +93,10 @@ def test_tensorboard_shows_the_medians(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     run = trainer(tmp_path, report_to=["tensorboard"])
-    run.add_callback(wqk.ScoreCallback(tmp_path / "run", every=5))
+    callback = wqk.ScoreCallback(tmp_path / "run", every=5)
+    run.add_callback(callback)
+    assert callback.attach(run) is callback
+    assert run.callback_handler.callbacks.count(callback) == 1
     run.train()
     (file,) = tmp_path.rglob("events.out.tfevents.*")
     events = EventAccumulator(str(file))
@@ -106,6 +109,17 @@ def test_tensorboard_shows_the_medians(tmp_path: Path) -> None:
         expected = summary[f"{score}_median"].to_list()
         assert [event.value for event in shown] == pytest.approx(expected, rel=1e-6)
     assert [event.step for event in events.Scalars("train/wqk/update_symmetry_median")] == [5, 10]
+
+
+def test_a_callback_that_is_only_added_writes_files_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = trainer(tmp_path, report_to=["tensorboard"], max_steps=2)
+    run.add_callback(wqk.ScoreCallback(tmp_path / "run", every=1))
+    run.train()
+    assert steps(tmp_path / "run") == [0, 1, 2]
+    assert not any("wqk/symmetry_median" in log for log in run.state.log_history)
+    assert "no logger gets the medians without attach(trainer)" in caplog.text
 
 
 def test_a_resumed_run_goes_on_in_the_same_files(tmp_path: Path) -> None:
@@ -165,6 +179,8 @@ def test_a_model_that_cannot_be_followed_is_refused_before_it_is_trained(tmp_pat
     callback = wqk.ScoreCallback(tmp_path / "run")
     with pytest.raises(UnknownFamily):
         Trainer(model=model, args=arguments, train_dataset=[{}], callbacks=[callback])
+    with pytest.raises(UnknownFamily):
+        callback.attach(Trainer(model=model, args=arguments, train_dataset=[{}]))
     late = Trainer(model=model, args=arguments, train_dataset=[{}])
     late.add_callback(callback)
     with pytest.raises(UnknownFamily):

@@ -164,3 +164,13 @@ def test_runs_are_read_without_torch(run: Run) -> None:
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("number", ["1" + "0" * 30, "1" * 5_000, "1e999", '"one"'])
+def test_numbers_that_no_column_holds_are_one_line(number: str, tmp_path: Path) -> None:
+    run = create_run(tmp_path / "run", SETTINGS_EXAMPLE)
+    (run.folder / METRICS).write_text('{"step": 0}\n{"step": ' + number + "}\n")
+    with pytest.raises(RunError) as caught:
+        open_run(run.folder).metrics  # noqa: B018
+    assert "metrics.jsonl" in str(caught.value)
+    assert "\n" not in str(caught.value)

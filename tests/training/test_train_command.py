@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from wqk.cli.main import command
-from wqk.runs.run import open_run
+from wqk.runs.run import create_run, open_run
 from wqk.training.corpus import TokenStore
 from wqk.training.recipe import Recipe, make_recipe
 
@@ -63,10 +63,14 @@ def test_what_is_given_is_heard_and_the_rest_is_the_preset_s(
     assert run.recipe == expected.to_json()
     assert "4 steps, 128 tokens" in done.stdout
     assert f"next: wqk scan {tmp_path / 'run'}" in done.stdout
-    # In a pipe, one line for each held-out loss.
-    assert [line.split(":")[0] for line in done.stderr.splitlines()] == [
-        f"step {step}/4" for step in range(5)
-    ]
+    # In a pipe, the recipe in a line, and one for each held-out loss, with the symmetry beside it.
+    recipe, *lines = done.stderr.splitlines()
+    assert recipe == (
+        "decoder (causal), 1 layers, width 16, 2 heads, init skew, penalty skew, 4 steps of "
+        "4 × 8 tokens, learning rate 0.0057, seed 1, float32 on 1 thread"
+    )
+    assert [line.split(":")[0] for line in lines] == [f"step {step}/4" for step in range(5)]
+    assert "symmetry -1.00" in lines[0]
 
 
 def test_a_configuration_of_one_s_own(where: list[str], tmp_path: Path) -> None:
@@ -146,15 +150,37 @@ def test_without_torch_it_says_what_to_install(where: list[str]) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_interrupted_it_says_how_to_go_on(
-    where: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("begun", [True, False])
+def test_interrupted_it_promises_what_there_is(
+    begun: bool, where: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import wqk.training.training
 
-    def interrupt(*_: Any, **__: Any) -> None:
+    def interrupt(recipe: Recipe, corpus: Path, folder: Path, **_: Any) -> None:
+        if begun:
+            create_run(folder, {})
         raise KeyboardInterrupt
 
     monkeypatch.setattr(wqk.training.training, "train", interrupt)
     done = wqk_train(*flags(**SMALL), *where)
     assert done.exit_code == 130
-    assert f"wqk train --resume -o {tmp_path / 'run'} goes on" in done.stderr
+    promise = f"wqk train --resume -o {tmp_path / 'run'} goes on"
+    assert done.stderr.strip() == f"wqk: interrupted; {promise if begun else 'no run was begun'}"
+
+
+def test_defaults_are_those_of_the_presets() -> None:
+    text = " ".join(wqk_train("--help").output.split())
+    assert "Tokens in a block. [default: 128; paper: 512]" in text
+    assert "Greatest norm of the gradient. [default: 1.0]" in text
+    assert "float32 elsewhere. [default: bf16]" in text
+
+
+def test_idle_gpus_are_mentioned(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from wqk.cli.train_display import summary
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert "3 more GPUs idle: torchrun uses them" in summary(make_recipe())
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert "idle" not in summary(make_recipe())

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -334,3 +339,112 @@ def test_loss_of_is_the_trainer_s_loss(corpus: TokenStore, tiny: Any, tmp_path: 
     task = objective.task(torch.from_numpy(blocks), objective.draw(8, 16, generator))
     expected = loss_of(model, RowSelection(model), task).item()
     assert run.metrics["loss"][-1] == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_padded_vocabulary_is_in_the_model_alone(
+    corpus: TokenStore, tiny: Any, tmp_path: Path
+) -> None:
+    run = train(tiny(vocabulary_multiple=64, steps=2), corpus.folder, tmp_path / "run")
+    assert run.settings["model"]["config"]["vocab_size"] == 64
+    assert run.settings["corpus"]["vocabulary_size"] == 40
+
+
+def test_the_task_and_the_loss_are_one_graph(tiny: Any) -> None:
+    # As on a GPU, where this graph is compiled; fullgraph refuses any break.
+    from wqk.training.loop import Learner
+
+    for name, mode in (("masked", "encoder"), ("causal", "decoder"), ("masked-next", "decoder")):
+        model = build_model(tiny(mode=mode), 40, {"padding": 0, "mask": 1}).eval()
+        learner = Learner(model, Objective(name, 0.3, "bert", 1, 40))
+        blocks = torch.randint(4, 40, (8, 16), generator=torch.Generator().manual_seed(1))
+        draws = learner.objective.draw(8, 16, torch.Generator().manual_seed(2))
+        compiled = torch.compile(learner, backend="eager", fullgraph=True)
+        assert compiled(blocks, draws).item() == pytest.approx(learner(blocks, draws).item())
+        assert learner.selection.rows is None
+    torch._dynamo.reset()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_run_on_a_gpu(corpus: TokenStore, tiny: Any, tmp_path: Path) -> None:
+    run = train(tiny(steps=20, vocabulary_multiple=64), corpus.folder, tmp_path / "run")
+    assert run.settings["environment"]["precision"] == "bf16"
+    held_out = run.metrics.drop_nulls("held_out_loss")["held_out_loss"]
+    assert held_out[-1] < held_out[0]
+    again = train(None, None, run.folder, resume=True)
+    assert again.metrics.equals(run.metrics)
+
+
+BOTH = """
+import sys
+from wqk.errors import RunError
+from wqk.training.recipe import make_recipe
+from wqk.training.training import train
+import wqk.training.loop
+small = {"layers": 1, "width": 16, "heads": 2, "block": 8, "batch": 4, "held_out_blocks": 4}
+print("ready", flush=True)
+sys.stdin.readline()
+try:
+    train(make_recipe(seed=int(sys.argv[1]), steps=60, **small), sys.argv[2], sys.argv[3])
+    print("trained", sys.argv[1])
+except RunError as error:
+    print(error)
+"""
+
+
+def test_of_two_that_begin_together_one_trains(corpus: TokenStore, tmp_path: Path) -> None:
+    starting = [
+        subprocess.Popen(
+            [sys.executable, "-c", BOTH, str(seed), str(corpus.folder), str(tmp_path / "run")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        for seed in (1, 2)
+    ]
+    for process in starting:
+        assert process.stdout
+        assert process.stdout.readline() == "ready\n"
+    ended = [process.communicate("go\n")[0].strip() for process in starting]
+    (winner,) = (seed for seed in (1, 2) if f"trained {seed}" in ended)
+    (refusal,) = (line for line in ended if not line.startswith("trained"))
+    assert "another training run is running here" in refusal or "holds a run already" in refusal
+    run = open_run(tmp_path / "run")
+    assert run.recipe["seed"] == winner
+    assert run.metrics["step"][-1] == 60
+
+
+FULL = """
+import resource, signal, sys
+from wqk.errors import WqkError
+from wqk.training.training import train
+from wqk.training.recipe import Recipe
+import json, wqk.training.loop
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[4]), resource.RLIM_INFINITY))
+try:
+    train(Recipe.from_json(json.loads(sys.argv[1])), sys.argv[2], sys.argv[3])
+except WqkError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("most", "said"),
+    [(1_000, r"run\.json: cannot be written"), (20_000, "checkpoint-0 cannot be written")],
+)
+def test_a_full_disk_is_one_line_and_leaves_whole_lines(
+    most: int, said: str, corpus: TokenStore, tiny: Any, tmp_path: Path
+) -> None:
+    # No file may grow beyond so many bytes: the write that does is short, and the next one fails.
+    recipe = tiny(log_every=1, held_out_every=1, keep_checkpoints="spaced")
+    arguments = (json.dumps(recipe.to_json()), str(corpus.folder), str(tmp_path / "run"), str(most))
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, *arguments], capture_output=True, text=True, check=True
+    )
+    assert re.search(said, done.stdout), done.stdout + done.stderr
+    assert done.stdout.count("\n") == 1
+    assert not (tmp_path / "run" / ".saving").exists()
+    if most > 1_000:
+        assert open_run(tmp_path / "run").metrics["step"].to_list() == [0]
+        assert train(None, None, tmp_path / "run", resume=True).metrics["step"][-1] == 12

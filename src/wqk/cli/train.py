@@ -29,9 +29,17 @@ def recipe_options(function: Callable[..., Any]) -> Callable[..., Any]:
             type=click.Choice(choices) if choices else TYPES[kind],
             is_flag=kind == "bool",
             default=None,
-            help=entry.metadata["help"],
+            help=entry.metadata["help"] + _defaults(entry.name),
         )(function)
     return function
+
+
+def _defaults(name: str) -> str:
+    """The presets' values of a field, at their own sizes."""
+    fast, paper = (getattr(make_recipe(preset), name) for preset in ("fast", "paper"))
+    if fast is None:
+        return ""
+    return f"  [default: {fast}]" if fast == paper else f"  [default: {fast}; paper: {paper}]"
 
 
 @click.command()
@@ -80,7 +88,7 @@ def recipe_options(function: Callable[..., Any]) -> Callable[..., Any]:
     "--report-to",
     multiple=True,
     metavar="LOGGER",
-    help="A logger of transformers, such as tensorboard; repeatable.",
+    help="A tracker of accelerate, such as tensorboard; repeatable.",
 )
 @click.pass_context
 def train(
@@ -100,8 +108,10 @@ def train(
 ) -> None:
     """Train a small encoder or decoder and keep a record of it in RUN.
 
-    Whatever is not said comes from the preset. An interrupted run goes on with --resume; options
-    given then must be those that it began with. For several processes: torchrun -m wqk train.
+    What is not given comes from the preset. Defaults are shown for each preset's own size; learning
+    rate and initial weights of fast follow the width, its cadences and warmup the steps. An
+    interrupted run goes on with --resume; options given then must be those that it began with. For
+    several GPUs or processes: torchrun --nproc-per-node N -m wqk train.
 
     \b
     Examples:
@@ -111,7 +121,7 @@ def train(
       wqk train --resume -o runs/encoder
     """
     from wqk.cli import train_display
-    from wqk.runs.run import open_run
+    from wqk.runs.run import SETTINGS, open_run
     from wqk.training.training import train as train_model
 
     if corpus is None and not resume:
@@ -127,12 +137,12 @@ def train(
         recipe = replace(before, **(named | SIZES.get(size or "", {}) | given))
     else:
         recipe = make_recipe(preset or "fast", size=size, **given)
-    if threads:
-        import torch
-
-        torch.set_num_threads(threads)
     with train_display.progress(recipe) as on_progress:
         try:
+            if threads:
+                import torch
+
+                torch.set_num_threads(threads)
             run = train_model(
                 recipe,
                 corpus,
@@ -143,7 +153,9 @@ def train(
                 on_progress=on_progress,
             )
         except KeyboardInterrupt:
-            click.echo(f"wqk: interrupted; wqk train --resume -o {out} goes on", err=True)
+            begun = (out / SETTINGS).exists()
+            next_step = f"wqk train --resume -o {out} goes on" if begun else "no run was begun"
+            click.echo(f"wqk: interrupted; {next_step}", err=True)
             context.exit(130)
     train_display.print_outcome(run)
 

@@ -24,50 +24,96 @@ if TYPE_CHECKING:
 
 @contextmanager
 def progress(recipe: Recipe) -> Iterator[Callable[[TrainingProgress], None]]:
-    """A bar on a terminal; in a pipe a line for each held-out loss; of one process only."""
+    """The recipe, and a bar on a terminal or a line for each held-out loss in a pipe.
+
+    Of several processes only the first speaks. The recipe is shown when training has begun, so that
+    a mistake is one line.
+    """
     if not _is_first_process():
         yield lambda done: None
         return
+    console = Console(stderr=True)
+    announced: list[str] = []
+
+    def announce() -> None:
+        if not announced:
+            announced.append(summary(recipe))
+            console.print(announced[0], soft_wrap=True, highlight=False, markup=False)
+
     if not sys.stderr.isatty():
-        yield _print_held_out
+
+        def tell(done: TrainingProgress) -> None:
+            announce()
+            if done.held_out_is_new:
+                display.say(f"step {done.steps_done}/{done.steps}: {state(done)}")
+
+        yield tell
         return
     bar = Progress(
         TextColumn("{task.completed}/{task.total} steps"),
         BarColumn(),
         TextColumn("{task.fields[state]}"),
         TimeRemainingColumn(),
-        console=Console(stderr=True),
+        console=console,
         transient=True,
     )
     with bar:
         task = bar.add_task("train", total=recipe.steps, state="")
 
         def update(done: TrainingProgress) -> None:
+            announce()
             bar.update(task, completed=done.steps_done, state=state(done))
 
         yield update
+
+
+def summary(recipe: Recipe) -> str:
+    """A recipe and the machine in one line."""
+    import torch
+
+    from wqk.training.hardware import available_precision, idle_gpus
+
+    sizes = (
+        [f"{recipe.layers} layers", f"width {recipe.width}", f"{recipe.heads} heads"]
+        if recipe.config is None
+        else [f"a model of type {recipe.config.get('model_type')}"]
+    )
+    penalty = [] if recipe.penalty == "none" else [f"penalty {recipe.penalty}"]
+    gpu, idle = torch.cuda.is_available(), idle_gpus()
+    threads, blocks = torch.get_num_threads(), recipe.batch * recipe.accumulation
+    device = "a GPU" if gpu else f"{threads} {'thread' if threads == 1 else 'threads'}"
+    return ", ".join(
+        [
+            f"{recipe.mode} ({recipe.objective})",
+            *sizes,
+            f"init {recipe.init}",
+            *penalty,
+            f"{recipe.steps:,} steps of {blocks} × {recipe.block} tokens",
+            f"learning rate {recipe.learning_rate:g}",
+            f"seed {recipe.seed}",
+            f"{available_precision(recipe.precision)} on {device}",
+            *([f"{idle} more GPUs idle: torchrun uses them"] if idle else []),
+        ]
+    )
 
 
 def _is_first_process() -> bool:
     return os.environ.get("RANK", "0") == "0"  # as torchrun says it
 
 
-def _print_held_out(done: TrainingProgress) -> None:
-    if done.held_out_is_new:
-        display.say(f"step {done.steps_done}/{done.steps}: {state(done)}")
-
-
 def state(done: TrainingProgress) -> str:
-    """Losses in nats, and speed, as far as they are known.
+    """Losses in nats, median symmetry and speed, where there are any yet.
 
     Examples
     --------
     >>> from wqk.training.progress import TrainingProgress
-    >>> state(TrainingProgress(20, 100, 2.5, 2.625, 24_000.0, True))
-    'loss 2.500, held out 2.625, 24,000 tokens/s'
+    >>> state(TrainingProgress(20, 100, 2.5, 2.625, 24_000.0, True, 0.31))
+    'loss 2.500, held out 2.625, symmetry 0.31, 24,000 tokens/s'
     """
     losses = (("loss", done.loss), ("held out", done.held_out_loss))
     known = [f"{name} {value:.3f}" for name, value in losses if value is not None]
+    if done.symmetry is not None:
+        known.append(f"symmetry {done.symmetry:.2f}")
     if done.tokens_per_second is not None:
         known.append(f"{done.tokens_per_second:,.0f} tokens/s")
     return ", ".join(known)

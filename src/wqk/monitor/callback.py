@@ -5,7 +5,7 @@ Imported only when somebody asks for `ScoreCallback`, for it needs `transformers
 
 from __future__ import annotations
 
-import inspect
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,7 +15,7 @@ from wqk.monitor.monitor import Monitor
 from wqk.monitor.tracking import Tracker
 
 try:
-    from transformers.trainer_callback import CallbackHandler, TrainerCallback
+    from transformers.trainer_callback import TrainerCallback
 except ImportError:
     raise MissingPackage("ScoreCallback needs transformers: pip install 'wqk[train]'") from None
 
@@ -23,15 +23,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from os import PathLike
 
-    from transformers import TrainerControl, TrainerState, TrainingArguments
+    from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
+
+LOG = logging.getLogger("wqk.monitor")
 
 
 class ScoreCallback(TrainerCallback):  # type: ignore[misc]
     """Score the model that a `transformers.Trainer` trains, and log the medians where it logs.
 
     Looks before the first step, at its cadence, and after the last step. Rows go to
-    ``scores.jsonl`` and ``updates.jsonl`` in the folder, medians to the Trainer's log history and
-    to everything that it reports to. A resumed run goes on in the same files.
+    ``scores.jsonl`` and ``updates.jsonl`` in the folder. A resumed run goes on in the same files.
+    With `attach`, medians go to the Trainer's log history and to everything that it reports to;
+    a callback that is only added writes the files, for a Trainer shows callbacks no way to its
+    loggers.
 
     Parameters
     ----------
@@ -45,7 +49,7 @@ class ScoreCallback(TrainerCallback):  # type: ignore[misc]
     >>> import wqk
     >>> callback = wqk.ScoreCallback("run", every=200)
 
-    and then ``trainer.add_callback(callback)``.
+    and then ``callback.attach(trainer)``.
     """
 
     def __init__(
@@ -71,19 +75,36 @@ class ScoreCallback(TrainerCallback):  # type: ignore[misc]
             "name": name,
         }
         self.monitor: Monitor | None = None
+        self._trainer: Trainer | None = None
+
+    def attach(self, trainer: Trainer) -> ScoreCallback:
+        """Add the callback to a Trainer, and log through it.
+
+        Raises
+        ------
+        UnknownFamily, CheckpointError, RunError
+            The Trainer's model cannot be followed.
+        """
+        self._require_model(trainer.model)
+        self._trainer = trainer
+        if self not in trainer.callback_handler.callbacks:
+            trainer.add_callback(self)
+        return self
 
     def on_init_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Refuse a model that cannot be followed as early as a callback is told of it."""
-        Tracker(kwargs["model"], "", self._settings["family"], self._settings["heads_per_layer"])
+        self._require_model(kwargs["model"])
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Find the queries and keys, and look at the weights that training starts from."""
         self.monitor = Monitor(kwargs["model"], self.folder / "scores.jsonl", **self._settings)
-        self._log(self.monitor(state.global_step), args, state, control)
+        if self._trainer is None and args.report_to:
+            LOG.warning("wqk.ScoreCallback: no logger gets the medians without attach(trainer)")
+        self._log(self.monitor(state.global_step), control)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -92,7 +113,7 @@ class ScoreCallback(TrainerCallback):  # type: ignore[misc]
         assert self.monitor is not None
         is_last = state.global_step >= state.max_steps or control.should_training_stop
         look = self.monitor.look if is_last else self.monitor
-        self._log(look(state.global_step), args, state, control)
+        self._log(look(state.global_step), control)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -105,30 +126,12 @@ class ScoreCallback(TrainerCallback):  # type: ignore[misc]
         if not args.load_best_model_at_end:
             self.monitor.look(state.global_step)
 
-    def _log(
-        self,
-        medians: dict[str, float],
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-    ) -> None:
-        """Hand medians to all that the Trainer reports to, as `Trainer.log` does."""
-        if not medians:
-            return
-        state.log_history.append({**medians, "step": state.global_step})
-        handler = _calling_handler()
-        if handler is not None:
-            wanted = control.should_log  # which the handler takes for answered
-            handler.on_log(args, state, control, medians)
+    def _log(self, medians: dict[str, float], control: TrainerControl) -> None:
+        """Hand medians to all that the Trainer reports to."""
+        if medians and self._trainer is not None:
+            wanted = control.should_log  # which a log takes for answered
+            self._trainer.log(medians)
             control.should_log = wanted
 
-
-def _calling_handler() -> CallbackHandler | None:
-    """The Trainer's handler that is calling: callbacks are given no other way to its loggers."""
-    frame = inspect.currentframe()
-    while frame is not None:
-        caller = frame.f_locals.get("self")
-        if isinstance(caller, CallbackHandler):
-            return caller
-        frame = frame.f_back
-    return None
+    def _require_model(self, model: Any) -> None:
+        Tracker(model, "", self._settings["family"], self._settings["heads_per_layer"])

@@ -103,7 +103,7 @@ class Run:
         path = self.folder / METRICS
         try:
             lines = pl.DataFrame(read_lines(path), schema=METRICS_SCHEMA)
-        except (TypeError, pl.exceptions.PolarsError) as error:
+        except (TypeError, ValueError, OverflowError, pl.exceptions.PolarsError) as error:
             reason = first_line(error)
             raise RunError(f"{path}: does not hold a run's metrics ({reason})") from None
         merged = [pl.col(name).drop_nulls().last() for name in METRICS_SCHEMA if name != "step"]
@@ -188,10 +188,18 @@ def checkpoints_in(folder: Path) -> list[tuple[int, Path]]:
 
 
 def drop_after(path: Path, step: int) -> None:
-    """Rewrite a file of JSON lines without those of later steps, and without a torn line."""
+    """Rewrite a file of JSON lines without those of later steps, and without a torn line.
+
+    Raises
+    ------
+    RunError
+        A line is damaged, or its step is no number.
+    """
     if path.exists():
-        kept = [line for line in read_lines(path) if line.get("step", 0) <= step]
-        write_whole(path, *map(json_line, kept))
+        lines = read_lines(path)
+        if any(not isinstance(line.get("step", 0), int) for line in lines):
+            raise RunError(f"{path}: expected a number as the step of every line")
+        write_whole(path, *(json_line(line) for line in lines if line.get("step", 0) <= step))
 
 
 def read_table(path: Path) -> ScoreTable:
@@ -206,6 +214,6 @@ def read_table(path: Path) -> ScoreTable:
     metadata = lines.pop(0)["metadata"] if lines and "metadata" in lines[0] else {}
     try:
         return ScoreTable.from_rows(lines, metadata)
-    except (TypeError, ValueError, pl.exceptions.PolarsError) as error:
+    except (TypeError, ValueError, OverflowError, pl.exceptions.PolarsError) as error:
         reason = first_line(error)
         raise RunError(f"{path}: does not hold a run's scores ({reason})") from None

@@ -136,6 +136,7 @@ def run_loop(
     begin, end = 0, min(stop or recipe.steps, recipe.steps)
     saved_steps = recipe.saved_steps | {end}
     if checkpoint is None:
+        record.add_scores(0, monitor(0))
         evaluate(0)
         if 0 in saved_steps:
             save(0)
@@ -145,7 +146,7 @@ def run_loop(
         optimizer.load_state_dict(state[OPTIMIZER])
         if scaler and SCALER in state:
             scaler.load_state_dict(state[SCALER])
-    record.add_scores(begin, monitor(begin))
+        record.add_scores(begin, monitor(begin))
 
     batches = training_batches(accelerator, objective, recipe, store, begin, end)
     sums = torch.zeros(2, device=accelerator.device)  # of loss and penalty since the last entry

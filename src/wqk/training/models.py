@@ -52,8 +52,11 @@ def build_model(
     except ImportError as error:
         raise MissingPackage(f"training needs {error.name}: pip install 'wqk[train]'") from None
 
+    multiple = (
+        recipe.vocabulary_multiple or 1
+    )  # ids beyond the store's are never seen, nor predicted
     tokens = {
-        "vocab_size": vocabulary_size,
+        "vocab_size": -(-vocabulary_size // multiple) * multiple,
         "pad_token_id": special.get("padding"),
         "bos_token_id": None,
         "eos_token_id": None,

@@ -73,6 +73,9 @@ class Recipe:
     )
     dropout: float | None = _option("Of attention and of hidden units.", least=0, below=1)
     initial_std: float | None = _option("Standard deviation of initial weights.", above=0)
+    vocabulary_multiple: int | None = _option(
+        "Pad the vocabulary to a multiple of this; 64 suits a GPU.", default=None, least=1
+    )
     attention: str = _option("transformers' implementation.", choices=("sdpa", "eager"))
     init: str = _option("How queries, keys and values start.", choices=INITIALIZATIONS)
     init_norm: float | None = _option(
@@ -188,6 +191,7 @@ _COMMON: dict[str, Any | Callable[[Chosen], Any]] = {
     "objective": lambda chosen: "masked" if chosen["mode"] == "encoder" else "causal",
     "config": None,
     "intermediate": lambda chosen: 4 * chosen["width"],
+    "vocabulary_multiple": None,
     "attention": "sdpa",
     "init": "random",
     "init_norm": None,
@@ -217,7 +221,7 @@ PRESETS: dict[str, dict[str, Any | Callable[[Chosen], Any]]] = {
         "learning_rate": 5e-5,
         "warmup": 200,
         "weight_decay": 0.01,
-        "precision": "fp16",
+        "precision": "bf16",
         "log_every": 100,
         "held_out_every": 1000,
         "held_out_blocks": 256,
