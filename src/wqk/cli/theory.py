@@ -29,7 +29,7 @@ class Steps(DistanceRanges):
 
 
 @click.command()
-@click.argument("ref")
+@click.argument("refs", metavar="REF...", nargs=-1, required=True)
 @click.option(
     "--corpus",
     required=True,
@@ -42,8 +42,9 @@ class Steps(DistanceRanges):
 @click.option("--block", type=click.IntRange(min=4), default=64, show_default=True, help="Tokens.")
 @click.option(
     "--objective",
-    type=click.Choice(["masked", "causal"]),
-    help="What the model predicts.  [default: by its architecture]",
+    type=click.Choice(["masked", "each", "causal"]),
+    help="What the model predicts: some masked tokens, each token from all others (one masked at "
+    "a time), or each next token.  [default: by its architecture]",
 )
 @click.option(
     "--mask-share",
@@ -56,6 +57,7 @@ class Steps(DistanceRanges):
 @click.option("--steps", type=Steps(), metavar="all|N,N", help="Saved steps of a run.")
 @click.option("--seed", default=0, show_default=True, help="Of blocks, masks and fresh weights.")
 @revision
+@click.option("-v", "--verbose", is_flag=True, help="Say what each statement assumes and predicts.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -70,75 +72,51 @@ class Steps(DistanceRanges):
 )
 @json_output
 def theory(
-    ref: str,
+    refs: tuple[str, ...],
     corpus: Path,
-    batches: int,
-    batch: int,
-    block: int,
-    objective: Literal["masked", "causal"] | None,
-    mask_share: float,
+    objective: Literal["masked", "each", "causal"] | None,
     layers: tuple[int, ...] | None,
-    steps: tuple[int, ...] | None,
-    seed: int,
-    revision: str | None,
+    verbose: bool,
     out: Path | None,
     figure: Path | None,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Test the paper's statements on a model and a text.
 
     REF is a checkpoint's folder or hub id, a training run's folder, or, for freshly drawn weights,
-    a config.json or a model type such as bert. Needs PyTorch and transformers (pip install
-    'wqk[train]'); takes minutes for a small model.
+    a config.json or a model type such as bert. Several that differ in their seed are also taken
+    together. Needs PyTorch and transformers (pip install 'wqk[train]'); takes a minute for a small
+    model.
 
     \b
     Examples:
       wqk theory google-bert/bert-base-uncased --corpus wikitext.txt
       wqk theory ./run --corpus ./corpus --steps all --out findings.json
-      wqk theory gpt2 --corpus ./corpus --layers 0,11 --figure tails.pdf
+      wqk theory ./seed-1 ./seed-2 ./seed-3 --corpus ./corpus -v
     """
     from wqk.cli import display, theory_display
     from wqk.figures import save_figure
     from wqk.figures.style import PICTURES
     from wqk.figures.theory import tails
-    from wqk.theory.measuring import measure
-    from wqk.theory.measuring.tails import CAUSES
-    from wqk.theory.measuring.trajectory import measure_run
-    from wqk.theory.opening import open_subjects
-    from wqk.theory.report import WRITERS, as_objects, check_ending, report, save
+    from wqk.theory.causes import curves
+    from wqk.theory.report import WRITERS, as_objects, check_ending, save
+    from wqk.theory.study import study
 
-    if out:
-        check_ending(out, WRITERS)
-    if figure:
-        check_ending(figure, PICTURES)
-    text, subjects = open_subjects(
-        ref,
-        corpus,
-        steps=steps,
-        batches=batches,
-        batch=batch,
-        block=block,
-        objective=objective,
-        mask_share=mask_share,
-        seed=seed,
-        revision=revision,
-    )
-    reports = []
+    for path, endings in ((out, WRITERS), (figure, PICTURES)):
+        if path:
+            check_ending(path, endings)
     with theory_display.progress() as on_progress:
-        for subject in subjects:
-            findings = measure(subject, text, layers=layers, on_progress=on_progress)
-            reports.append(report(subject, text, findings))
-    reports[-1] = reports[-1].with_also(measure_run(ref, reports[-1].objective))
+        reports = study(
+            refs, corpus, layers=layers, objective=objective, on_progress=on_progress, **options
+        )
     if as_json:
         display.print_object(as_objects(reports))
-    elif len(reports) > 1:
-        theory_display.print_states(reports)
     else:
-        theory_display.print_report(reports[0])
+        theory_display.print_reports(reports, verbose)
     if out:
         save(reports, out)
         display.say(f"{out}: {sum(len(one.findings) for one in reports)} findings")
     if figure:
-        last = reports[-1]
-        save_figure(tails(last.numbers(CAUSES), last.model), figure)
+        save_figure(tails(curves(reports[-1].findings), reports[-1].model), figure)
         display.say(f"picture: {figure}")

@@ -1,9 +1,8 @@
-"""What ``wqk theory`` prints: one model's findings in full, or several states' verdicts."""
+"""What ``wqk theory`` prints: the tally, and a line for each finding."""
 
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -13,15 +12,22 @@ from rich.table import Table
 from rich.text import Text
 
 from wqk.cli import display
-from wqk.theory.report import title
+from wqk.theory.report import line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from wqk.theory.report import Report
+    from wqk.theory.verdict import Finding
 
-STYLES = {"holds": "green", "holds in part": "yellow", "fails": "red", "not tested": "dim"}
-MARKS = {"holds": "✓", "holds in part": "~", "fails": "✗", "not tested": "–"}
+STYLES = {
+    "holds": "green",
+    "fails": "red",
+    "undecided": "yellow",
+    "not tested": "dim",
+    "identity": "dim",
+}
+MARKS = {"holds": "✓", "fails": "✗", "undecided": "?", "not tested": "–", "identity": "="}
 
 
 @contextmanager
@@ -47,38 +53,56 @@ def progress() -> Iterator[Callable[[str, int, int], None] | None]:
         yield update
 
 
-def print_report(report: Report) -> None:
-    """Each statement with its verdict, what it assumes and predicts, and what was seen."""
+def print_reports(reports: Sequence[Report], verbose: bool = False) -> None:
+    """The last report in full, after the verdicts of all of them side by side."""
+    if len(reports) > 1:
+        _print_verdicts(reports)
+    _print_findings(reports[-1], verbose)
+
+
+def _print_findings(report: Report, verbose: bool) -> None:
+    """The tally, and each statement with its verdict and its estimate."""
     console = display.output()
-    console.print(Text(f"\n{title(report)}", style="bold"))
+    console.print(Text(f"\n{report.title}", style="bold"))
+    tally = [Text(f"{n} {v}", style=STYLES[v]) for v, n in report.tally.items() if n]
+    console.print(Text(", ").join(tally))
     for note in report.notes:
-        console.print(Text(f"• {note}"))
+        console.print(Text(f"! {note}", style="yellow"))
     table = Table(box=None, padding=(0, 1), show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
+    table.add_column(overflow="fold")
+    doubtful = "!" if report.caveat else ""
     for finding in report.findings:
-        verdict = Text(finding.verdict, style=STYLES[finding.verdict])
-        table.add_row()
-        table.add_row(verdict, Text(finding.statement, style="bold"))
-        for label in ("assumption", "prediction", "observation"):
-            if said := getattr(finding, label):
-                table.add_row(Text(label, style="dim"), Text(said))
+        cells = line(finding)
+        verdict = Text(finding.verdict + doubtful, style=STYLES[finding.verdict])
+        number, says = Text(f"{cells['number']}: ", style="bold"), Text(cells["says"])
+        measured = f"{cells['estimate']} ({cells['prediction']})" if finding.estimate else ""
+        facts = [measured, cells["why"], cells["layers"] if finding.verdict != "identity" else ""]
+        table.add_row(verdict, number + says, Text("; ".join(filter(None, facts))))
+        if verbose:
+            for label in ("quantity", "over", "assumes"):
+                if cells[label]:
+                    table.add_row("", Text(f"{label}: {cells[label]}", style="dim"), "")
     console.print(table)
-    counted: Counter[str] = Counter(finding.verdict for finding in report.findings)
-    console.print("\n" + ", ".join(f"{n} × {v}" for v in STYLES if (n := counted[v])))
 
 
-def print_states(reports: Sequence[Report]) -> None:
-    """Statements down, steps of a run across."""
+def _print_verdicts(reports: Sequence[Report]) -> None:
+    """Statements down, models or steps across."""
     console = display.output()
-    console.print(Text(f"\n{reports[0].model}", style="bold"))
+    for number, report in enumerate(reports, start=1):
+        console.print(Text(f"{number}  {report.title}"))
     table = Table(box=None, padding=(0, 1), header_style="dim")
     table.add_column("statement", overflow="fold")
-    for report in reports:
-        table.add_column(str(report.step), justify="right", no_wrap=True)
-    verdicts = [{f.statement: f.verdict for f in report.findings} for report in reports]
-    for statement in dict.fromkeys(name for some in verdicts for name in some):
-        shown = [some.get(statement, "not tested") for some in verdicts]
-        table.add_row(statement, *(Text(MARKS[v], style=STYLES[v]) for v in shown))
+    for number in range(1, len(reports) + 1):
+        table.add_column(str(number), justify="right", no_wrap=True)
+    verdicts = [{_key(f): f.verdict for f in report.findings} for report in reports]
+    for key in verdicts[-1]:
+        shown = [some.get(key, "not tested") for some in verdicts]
+        table.add_row(": ".join(key), *(Text(MARKS[v], style=STYLES[v]) for v in shown))
     console.print(table)
     console.print(Text(", ".join(f"{MARKS[v]} {v}" for v in STYLES), style="dim"))
+
+
+def _key(finding: Finding) -> tuple[str, str]:
+    return finding.statement.number, finding.statement.says

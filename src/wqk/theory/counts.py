@@ -10,24 +10,30 @@ Axes: N tokens, P pieces of text that are read as a whole, C chunks of pieces, V
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
 from wqk.errors import CorpusError
+from wqk.theory.subject import IGNORED
+from wqk.theory.verdict import Sample, Statement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from wqk.theory.evidence import Evidence
 
 Cut = Literal["stream", "documents", "aligned", "starts"]
 
 # Tokens that are counted at once: what is in work fits in a processor's cache, or nearly.
 CHUNK = 1 << 18
 
-# Draws of a bootstrap, and the fewest chunks that it makes sense to draw from.
-DRAWS = 500
-FEWEST = 5
+# Fewer occurrences in a chunk of text make a ratio an accident.
+AT_LEAST = 8
+
+# A share of the vocabulary that differs from one half enough to matter.
+MOST = 0.05
 
 
 class Pieces(NamedTuple):
@@ -94,7 +100,7 @@ class PairCounts:
     prediction
         μ_p: how many tokens each entry was predicted from, (C, V).
     occurrences
-        How often each entry was read, (V,).
+        How often each entry was read, (C, V).
     """
 
     context: np.ndarray
@@ -133,7 +139,7 @@ def count_pairs(
     seed
         Of the masks.
     chunks
-        C: runs of pieces with about as many tokens each, from which spreads are estimated.
+        C: runs of pieces with about as many tokens each, the units of an interval.
 
     Examples
     --------
@@ -144,100 +150,52 @@ def count_pairs(
     """
     weights = _causal_weights if mask_share is None else _masked_weights(mask_share, seed)
     context, prediction = np.zeros((2, chunks, vocabulary_size))
-    occurrences = np.zeros(vocabulary_size, np.int64)
+    occurrences = np.zeros((chunks, vocabulary_size), np.int64)
     for chunk, some in _runs(pieces, chunks):
         ids, lengths = _read(tokens, some)
         as_context, as_prediction = weights(lengths)
         context[chunk] += np.bincount(ids, as_context, vocabulary_size)
         prediction[chunk] += np.bincount(ids, as_prediction, vocabulary_size)
-        occurrences += np.bincount(ids, minlength=vocabulary_size)
+        occurrences[chunk] += np.bincount(ids, minlength=vocabulary_size)
     return PairCounts(context, prediction, occurrences)
 
 
-class Shares(NamedTuple):
-    """For how much of a text tokens are context more often than prediction.
+def shares_above_one(counts: PairCounts, at_least: int = AT_LEAST) -> dict[str, np.ndarray]:
+    """Of how much of each chunk tokens are context more often than prediction, (C,) each.
 
-    Attributes
-    ----------
-    types, types_error
-        Share of vocabulary entries with a ratio above 1, and half its 95 % interval.
-    mass, mass_error
-        The same, each entry counted as often as it occurs.
-    clearly_above, clearly_below
-        Share of entries whose ratio differs from 1 by more than two standard errors over chunks.
-    entries
-        Number of vocabulary entries that were looked at.
-    low, median, high
-        5 %, 50 % and 95 % quantiles of the ratio over the text.
-    """
-
-    types: float
-    types_error: float
-    mass: float
-    mass_error: float
-    clearly_above: float
-    clearly_below: float
-    entries: int
-    low: float
-    median: float
-    high: float
-
-
-def shares_above_one(counts: PairCounts, at_least: int = 30, seed: int = 0) -> Shares:
-    """Whether tokens are context more often than prediction, as Theorem S1.12 assumes of most.
+    ``entries``: share of the vocabulary entries with a ratio above 1, ties counting half; ``mass``:
+    the same, each entry counted as often as it occurs. Theorem S1.12 assumes that they are most.
 
     Parameters
     ----------
     counts
-        In chunks, which are drawn with replacement for the intervals.
+        In chunks, each of which is looked at by itself: they are the units of an interval.
     at_least
-        Entries that occur more rarely are left out: their ratio is an accident.
-    seed
-        Of the bootstrap.
+        Entries that occur more rarely in a chunk are left out of it: their ratio is an accident.
 
     Raises
     ------
     CorpusError
-        No entry occurs often enough, or too few chunks hold any text.
+        No entry occurs often enough in two chunks.
 
     Examples
     --------
     >>> tokens = np.tile(np.repeat(np.arange(3), 2), 200)
-    >>> counts = count_pairs(tokens, cut(np.array([0, len(tokens)]), "stream", 6), 3)
-    >>> shares_above_one(counts).types  # the first of the three entries alone
-    0.3333333333333333
+    >>> counts = count_pairs(tokens, cut(np.array([0, len(tokens)]), "stream", 6), 3, chunks=4)
+    >>> shares_above_one(counts)["entries"]  # the first of the three entries; the second is even
+    array([0.5, 0.5, 0.5, 0.5])
     """
-    seen = counts.occurrences >= at_least
-    if not seen.any():
-        raise CorpusError(f"no token occurs {at_least} times; counting needs more text")
-    surplus = (counts.context - counts.prediction)[counts.context.any(axis=1)][:, seen]
-    chunks = len(surplus)
-    if chunks < FEWEST:
-        raise CorpusError(f"spreads need {FEWEST} chunks of text, got {chunks}; cut it shorter")
-    spread = surplus.std(axis=0, ddof=1) / np.sqrt(chunks)
-    clear = np.abs(surplus.mean(axis=0)) > 2 * spread
-    above = surplus.sum(axis=0) > 0
-    share = counts.occurrences[seen] / counts.occurrences[seen].sum()
-
-    # Each draw takes the chunks so many times.
-    times = np.random.default_rng(seed).multinomial(chunks, np.full(chunks, 1 / chunks), DRAWS)
-    drawn = np.concatenate([some @ surplus > 0 for some in np.array_split(times, DRAWS // 20)])
-    errors = 1.96 * np.std([drawn.mean(axis=1), drawn @ share], axis=1)
-    ratio = counts.ratio[seen]
-    order = ratio.argsort()
-    low, median, high = ratio[order][np.searchsorted(share[order].cumsum(), [0.05, 0.5, 0.95])]
-    return Shares(
-        types=float(above.mean()),
-        types_error=float(errors[0]),
-        mass=float(above @ share),
-        mass_error=float(errors[1]),
-        clearly_above=float((clear & above).mean()),
-        clearly_below=float((clear & ~above).mean()),
-        entries=int(seen.sum()),
-        low=float(low),
-        median=float(median),
-        high=float(high),
-    )
+    often = counts.occurrences >= at_least
+    kept = often.any(axis=1)
+    if kept.sum() < 2:
+        raise CorpusError(f"no token occurs {at_least} times in two chunks; count more text")
+    surplus, often = (counts.context - counts.prediction)[kept], often[kept]
+    above = np.where(surplus == 0, 0.5, surplus > 0)
+    weights = np.where(often, counts.occurrences[kept], 0)
+    return {
+        "entries": np.asarray(above.mean(axis=1, where=often)),
+        "mass": np.asarray((above * weights).sum(axis=1) / weights.sum(axis=1)),
+    }
 
 
 def position_information(
@@ -325,3 +283,66 @@ def _within(lengths: np.ndarray) -> np.ndarray:
     ends = lengths.cumsum()
     places: np.ndarray = np.arange(int(ends[-1]) if len(ends) else 0)
     return np.asarray(places - np.repeat(ends - lengths, lengths))
+
+
+def own_masks(evidence: Evidence) -> Sample:
+    """Counts on the subject's own masks, of every vocabulary entry: the shares above 1, by batch."""
+    rows, size = [], evidence.text.vocabulary_size
+    for tokens, (_, labels) in zip(
+        evidence.subject.blocks, evidence.subject.examples(), strict=True
+    ):
+        masked = labels != IGNORED
+        ids = tokens.repeat(len(masked) // len(tokens), axis=0)
+        hidden = masked.sum(axis=1, keepdims=True)
+        seen = masked.shape[1] - hidden
+        sides = np.where(masked, 0, hidden), np.where(masked, seen, 0), np.ones(masked.shape)
+        rows.append([np.bincount(ids.ravel(), side.ravel(), size) for side in sides])
+    context, prediction, occurrences = np.array(rows).swapaxes(0, 1)
+    counts = PairCounts(context, prediction, occurrences)
+    # In all batches together both sides are as large; the shares are shown beside that.
+    total = counts.context.sum(axis=1) / counts.prediction.sum(axis=1) - 1
+    shares = {name: share[:, None] for name, share in shares_above_one(counts, 1).items()}
+    return Sample(total[:, None], "batches", (), shares)
+
+
+def _above_one(evidence: Evidence, how: Cut) -> Sample:
+    """Of each chunk of the text, cut one way, the share of entries with a ratio above 1."""
+    text, block = evidence.text, evidence.subject.blocks.shape[-1]
+    counts = count_pairs(text.tokens, cut(text.documents, how, block), text.vocabulary_size)
+    shares = shares_above_one(counts)
+    return Sample(shares["entries"][:, None], "chunks", (), {"mass": shares["mass"][:, None]})
+
+
+STREAM = Statement(
+    "Theorem S1.12, Equation S96",
+    "most tokens are context more often than prediction, in blocks cut from a stream",
+    "a token's place in its block tells which token it is",
+    "share of the vocabulary with μ_c/μ_p > 1",
+    "above",
+    MOST,
+    lambda evidence: _above_one(evidence, "stream"),
+    null=0.5,
+    needs="text",
+    objectives=("causal",),
+)
+
+STATEMENTS = (
+    STREAM,
+    replace(
+        STREAM,
+        says="most tokens are context more often than prediction, in whole documents",
+        assumes="a token's place in its document tells which token it is",
+        measure=lambda evidence: _above_one(evidence, "documents"),
+    ),
+    Statement(
+        "Proposition S1.10, Equation S69",
+        "masked tokens are context as often as prediction",
+        "masks do not depend on the token, as the model's own here do not",
+        "μ_c/μ_p − 1 of all tokens, on the model's own masks",
+        "identity",
+        1e-6,
+        own_masks,
+        needs="text",
+        objectives=("masked", "each"),
+    ),
+)

@@ -6,7 +6,7 @@ With score_ij = x_i W_qk y_jᵀ and any loss::
                 = c_ij α_ij (e_ij − Σ_j' α_ij' e_ij'),    e_ij = ∂loss/∂α_ij
 
 c_ij is what the score is multiplied by before the softmax: its scale, and the slope of the soft cap
-where there is one. The rows x are the queries' inputs, y the keys'; in self-attention they are the
+if there is one. The rows x are the queries' inputs, y the keys'; in self-attention they are the
 same. Gradient descent moves W_qk against this gradient; the paper's ΔW_qk is its negative.
 
 =====================================  ===================================================
@@ -24,23 +24,25 @@ Axes: B batch, H query heads, G key heads, N tokens (I queries, J keys), D width
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from wqk._typing import Array, Float
-from wqk.attention import load_attention
+from wqk.attention import attention_plans, load_attention
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import TheoryError
+from wqk.families import Composed
 from wqk.forms import BilinearForm
-from wqk.theory.capture import attention_recorded, bilinear_plans, require_records
-from wqk.theory.scores import as_array, keys, logits, queries
+from wqk.theory.capture import attention_recorded, require_records
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from wqk.attention import Attention
+    from wqk.checkpoints import Checkpoint
+    from wqk.families import AttentionPlan
 
     Loss = Callable[[Any, Mapping[str, Any]], Any]
 
@@ -60,10 +62,14 @@ class LayerGradient:
     probabilities
         α_ij, (B, H, I, J).
     error
-        e_ij = ∂loss/∂α_ij, (B, H, I, J): the error at the heads' output met with each value.
+        e_ij = ∂loss/∂α_ij, (B, H, I, J): the product of the error at the heads' output with each
+        value.
     beta
         β_ij = ∂loss/∂(x_i W_qk y_jᵀ), (B, H, I, J). 0 where i does not see j. Without a soft cap
-        and sinks, every row sums to 0, as the softmax does not heed what all keys have in common.
+        and sinks every row sums to 0, because a softmax ignores what all its scores share.
+    value_input, mixed
+        What the values are projected from, (B, J, D), and what W_o is given, (B, I, H·R); None
+        where the family does not name them.
     """
 
     attention: Attention
@@ -73,13 +79,16 @@ class LayerGradient:
     probabilities: Float[Array, "batch heads queries keys"]
     error: Float[Array, "batch heads queries keys"]
     beta: Float[Array, "batch heads queries keys"]
+    value_input: Float[Array, "batch keys d"] | None = field(default=None, kw_only=True)
+    mixed: Float[Array, "batch queries width"] | None = field(default=None, kw_only=True)
 
     def by_prediction(self, head: int | None = None) -> BilinearForm:
         """Σ_i x_iᵀ (Σ_j β_ij y_j): one rank-1 matrix for each predicted token, of rank B·I.
 
         The gradient of a form: of one head's, or of the sum over heads of all heads' gradients. In
-        rotary models it belongs to no form at one distance, but to what all distances would share:
-        the E of scores x_i (A R(−N) Bᵀ + E) y_jᵀ. For one distance see `at_distance`.
+        rotary models it is the gradient of no form at one distance, but of a term that all
+        distances share: the E of scores x_i (A R(−N) Bᵀ + E) y_jᵀ. For one distance see
+        `at_distance`.
         """
         x, context = self.query_input, self._weights(head) @ self.key_input
         return BilinearForm(_columns(x), _columns(context))
@@ -123,18 +132,80 @@ class LayerGradient:
         groups = self.attention.key_head_count
         return query, key.reshape(groups, -1, *key.shape[1:]).sum(axis=1)
 
-    def only(self, pairs: np.ndarray) -> LayerGradient:
-        """The same with β kept where ``pairs`` (B, I, J) holds, and 0 elsewhere."""
-        return replace(self, beta=np.where(pairs[:, None], self.beta, 0))
-
-    def of_example(self, index: int) -> LayerGradient:
-        """One example's part, with a batch axis of length 1."""
-        names = ("query_input", "key_input", "probabilities", "error", "beta")
-        return replace(self, **{name: getattr(self, name)[[index]] for name in names})
-
     def _weights(self, head: int | None) -> np.ndarray:
         """β of one head, or summed over heads, (B, I, J)."""
         return np.asarray(self.beta.sum(axis=1) if head is None else self.beta[:, head])
+
+
+def chosen_plans(
+    checkpoint: Checkpoint, layers: Collection[int] | None = None
+) -> list[AttentionPlan]:
+    """The attention blocks of a model, or those of some layers.
+
+    Raises
+    ------
+    TheoryError
+        There is no such layer; says which there are.
+    UnknownFamily
+        No family knows the model.
+    """
+    plans = attention_plans(checkpoint)
+    there = sorted({plan.layer for plan in plans})
+    absent = sorted(set(layers or ()) - set(there))
+    if absent:
+        raise TheoryError(
+            f"{checkpoint.name}: has no layer {absent[0]}; its layers are {there[0]} to {there[-1]}"
+        )
+    return [plan for plan in plans if layers is None or plan.layer in layers]
+
+
+def bilinear_plans(name: str, plans: Sequence[AttentionPlan]) -> None:
+    """See that the scores of all blocks are bilinear forms of their inputs.
+
+    What is added to a form's score, such as a bias of positions, does no harm.
+
+    Raises
+    ------
+    TheoryError
+        The score of a block is not; says why.
+    """
+    for plan in plans:
+        reason = _refusal(plan)
+        if reason:
+            raise TheoryError(
+                f"{name}: the scores of layer {plan.layer} of the {plan.stack} are not a bilinear "
+                f"form of its inputs: {reason}"
+            )
+
+
+def _refusal(plan: AttentionPlan) -> str:
+    """Why a block's scores, as it reports them, are no bilinear form; empty where they are."""
+    if plan.query_norm or plan.key_norm or not plan.rule.norm_gain:
+        return "queries and keys are normalized token by token before they meet"
+    if isinstance(plan.query, Composed) or isinstance(plan.key, Composed):
+        return "queries or keys go through a latent that is normalized token by token"
+    if plan.clip is not None:
+        return f"queries and keys are cut off at ±{plan.clip:g}"
+    if plan.position == "scaled alibi":
+        return "it adds its linear biases twice when it reports its attention"
+    return ""
+
+
+def load_blocks(checkpoint: Checkpoint, plans: Sequence[AttentionPlan]) -> list[Attention]:
+    """The queries and keys of each block."""
+    return [load_attention(checkpoint, plan) for plan in plans]
+
+
+def load_values(
+    checkpoint: Checkpoint, plan: AttentionPlan
+) -> tuple[np.ndarray, np.ndarray | None] | None:
+    """Weights (G, R, D) and biases (G, R) of a block's values; None where they have no name."""
+    if plan.value is None:
+        return None
+    parts = list(plan.value.parts.values())
+    weight = plan.value.weight(dict(zip(parts, checkpoint.read(parts), strict=True)))
+    bias = checkpoint.read([plan.value_bias])[0] if plan.value_bias else None
+    return weight, None if bias is None else bias.reshape(weight.shape[:2])
 
 
 def gradients(
@@ -142,6 +213,8 @@ def gradients(
     batch: Mapping[str, Any],
     loss: Loss | None = None,
     layers: Collection[int] | None = None,
+    *,
+    blocks: Sequence[Attention] | None = None,
 ) -> list[LayerGradient]:
     """The exact β_ij of a loss, for every head of every layer (paper, Proposition 2.2).
 
@@ -161,12 +234,14 @@ def gradients(
     layers
         Numbers of the layers to look at; all of them otherwise. All attentions of a pass are held
         in memory, (B, H, N, N) for each layer, as training does.
+    blocks
+        Weights that were read before, from `load_blocks`; ``layers`` is not looked at then.
 
     Raises
     ------
     TheoryError
-        A block's score is no bilinear form; or the loss is none, or does not depend on the
-        attention that a block hands out.
+        A block's score is no bilinear form; or there is no such layer; or the loss is no scalar
+        tensor, or does not depend on the attention that a block reports.
     UnknownFamily
         No family knows the model.
 
@@ -185,8 +260,12 @@ def gradients(
     """
     import torch
 
-    checkpoint = open_checkpoint(model)
-    plans = bilinear_plans(checkpoint, layers)
+    if blocks is None:
+        checkpoint = open_checkpoint(model)
+        plans = chosen_plans(checkpoint, layers)
+        bilinear_plans(checkpoint.name, plans)
+        blocks = load_blocks(checkpoint, plans)
+    plans = [block.plan for block in blocks]
     with attention_recorded(model, plans) as records:
         value = (loss or _own_loss)(model, batch)
         require_records(model, plans, records)
@@ -195,17 +274,57 @@ def gradients(
             raise TheoryError("a loss must be a scalar tensor that depends on the model's weights")
         errors = iter(torch.autograd.grad(value, found, allow_unused=True))
     result = []
-    for plan, record in zip(plans, records, strict=True):
-        attention = load_attention(checkpoint, plan)
+    for block, record in zip(blocks, records, strict=True):
         for application, use in enumerate(record.uses):
             error = next(errors)
             if error is None:
                 raise TheoryError(
-                    f"{checkpoint.name}: the loss does not depend on the attention that layer "
-                    f"{plan.layer} of the {plan.stack} hands out; leave the layer out"
+                    f"{type(model).__name__}: the loss does not depend on the attention that layer "
+                    f"{block.layer} of the {block.plan.stack} reports; leave the layer out"
                 )
-            result.append(_layer_gradient(attention, application, use, error))
+            mixed = record.mixed[application] if record.mixed else None
+            result.append(_layer_gradient(block, application, use, error, mixed))
     return result
+
+
+def queries(
+    attention: Attention, inputs: Float[Array, "batch tokens d"]
+) -> Float[Array, "batch heads tokens width"]:
+    """Queries as they meet the keys: with their biases, turned to their positions."""
+    return _turned(attention.plan, projected(inputs, attention.query_weight, attention.query_bias))
+
+
+def keys(
+    attention: Attention, inputs: Float[Array, "batch tokens d"]
+) -> Float[Array, "batch heads tokens width"]:
+    """Keys as they meet the queries of each query head, of which several may share a key head."""
+    found = _turned(attention.plan, projected(inputs, attention.key_weight, attention.key_bias))
+    return found.repeat(attention.head_count // attention.key_head_count, axis=1)
+
+
+def logits(plan: AttentionPlan, scores: np.ndarray) -> np.ndarray:
+    """What the softmax takes of q_i · k_j: scaled, and held below the cap where there is one."""
+    scaled = plan.scale * scores
+    return plan.softcap * np.tanh(scaled / plan.softcap) if plan.softcap else scaled
+
+
+def projected(inputs: np.ndarray, weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+    """(B, heads, N, R) of inputs (B, N, D), weights (heads, R, D) and biases (heads, R)."""
+    result = inputs[:, None] @ weight.swapaxes(-1, -2)
+    return result if bias is None else np.asarray(result + bias[:, None])
+
+
+def _turned(plan: AttentionPlan, vectors: np.ndarray) -> np.ndarray:
+    if plan.rotary is None:
+        return vectors
+    positions = np.arange(vectors.shape[-2])
+    return plan.rotary.rotate(vectors, positions).astype(vectors.dtype, copy=False)
+
+
+def as_array(tensor: Any) -> np.ndarray:
+    """A tensor of a graph as NumPy's, in float64 where it is, and in float32 otherwise."""
+    host = tensor.detach().cpu()
+    return np.asarray((host if str(host.dtype) == "torch.float64" else host.float()).numpy())
 
 
 def _own_loss(model: Any, batch: Mapping[str, Any]) -> Any:
@@ -213,12 +332,14 @@ def _own_loss(model: Any, batch: Mapping[str, Any]) -> Any:
     if value is None:
         raise TheoryError(
             f"{type(model).__name__} gives no loss for {', '.join(batch)}; add labels to the batch "
-            "or give a loss of your own"
+            "or pass a loss of your own"
         )
     return value
 
 
-def _layer_gradient(attention: Attention, application: int, use: Any, error: Any) -> LayerGradient:
+def _layer_gradient(
+    attention: Attention, application: int, use: Any, error: Any, mixed: Any | None
+) -> LayerGradient:
     x, y, shares, errors = map(as_array, (use.query_input, use.key_input, use.attention, error))
     tokens, contexts = shares.shape[-2:]
     x, y = x.reshape(-1, tokens, x.shape[-1]), y.reshape(-1, contexts, y.shape[-1])
@@ -227,7 +348,17 @@ def _layer_gradient(attention: Attention, application: int, use: Any, error: Any
     )
     centered = errors - (shares * errors).sum(axis=-1, keepdims=True)
     beta = _slope(attention, x, y) * shares * centered
-    return LayerGradient(attention, application, x, y, shares, errors, beta)
+    return LayerGradient(
+        attention,
+        application,
+        x,
+        y,
+        shares,
+        errors,
+        beta,
+        value_input=as_array(use.value_input).reshape(len(shares), contexts, -1),
+        mixed=None if mixed is None else as_array(mixed).reshape(len(shares), tokens, -1),
+    )
 
 
 def _slope(attention: Attention, x: np.ndarray, y: np.ndarray) -> np.ndarray | float:

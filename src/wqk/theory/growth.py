@@ -3,18 +3,27 @@
 The update Σ_ij β_ij x_i x_jᵀ is a sum over context tokens j of u_j x_jᵀ, with u_j = Σ_i β_ij x_i,
 and likewise a sum over predicted tokens i of x_i v_iᵀ, with v_i = Σ_j β_ij x_j. Each term has rank
 one: the squared norms of its columns and of its rows add up to the same number. What differs is how
-they spread over the D columns and the D rows.
+they are spread over the D columns and the D rows.
 
-Axes: ``...`` batches, N tokens (i predicted, j context), D width, T trials.
+If predicted tokens have the covariance Σ and the context token an isotropic one, a column outgrows
+row m by Tr(Σ)/(D Σ_mm) as context (S62), and the other way round as prediction (S67).
+
+Axes: ``...`` batches, N tokens (i predicted, j context), D width.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from wqk._typing import Array, Float
+from wqk.theory.evidence import Update
+from wqk.theory.verdict import Sample, Statement
+
+if TYPE_CHECKING:
+    from wqk.theory.evidence import Evidence
+    from wqk.theory.gradients import LayerGradient
 
 
 class Contributions(NamedTuple):
@@ -55,76 +64,17 @@ def contributions(inputs: Float[Array, "... n d"], beta: Float[Array, "... n n"]
     )
 
 
-class Growth(NamedTuple):
-    """E‖column‖² / E‖row m‖² as context, for each row m, with a 95 % interval; all (D,).
-
-    As prediction of the same tokens, columns and rows change places: E‖row‖² / E‖column k‖².
-    """
-
-    expected: np.ndarray
-    ratio: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-
-    @property
-    def agrees(self) -> bool:
-        """Whether the intervals hold the expected ratios as often as 95 % intervals should."""
-        inside = (self.low <= self.expected) & (self.expected <= self.high)
-        return bool(inside.mean() >= 0.95 - 3 * np.sqrt(0.05 * 0.95 / len(inside)))
-
-
-def expected_growth(variances: Float[Array, " d"]) -> Float[Array, " d"]:
-    """E‖column‖² / E‖row m‖² = Tr(Σ) / (d Σ_mm) for each row m, (D,) (Equation S62).
-
-    Parameters
-    ----------
-    variances
-        Σ_mm of the predicted tokens' coordinates. The context token's are all alike.
+def share_above(columns: Float[Array, " d"], rows: Float[Array, " d"]) -> float:
+    """For which share of all pairs of a column and a row the column is the larger; ties count half.
 
     Examples
     --------
-    >>> expected_growth(np.array([1.0, 1.0, 4.0])).tolist()
-    [2.0, 2.0, 0.5]
+    >>> share_above(np.array([2.0, 2.0, 2.0]), np.array([1.0, 1.0, 4.0]))
+    0.6666666666666666
     """
-    return np.asarray(variances.mean() / variances)
-
-
-def simulate_growth(
-    covariance: Float[Array, "d d"], *, tokens: int = 16, trials: int = 4000, seed: int = 0
-) -> Growth:
-    """Proposition S1.8 by drawing: one context token y, and predicted tokens x_i, all centered.
-
-    Parameters
-    ----------
-    covariance
-        Σ of the x_i, (D, D); y has the identity's.
-    tokens
-        Number of predicted tokens.
-    trials
-        Number of updates (Σ_i β_i x_i) yᵀ that are drawn, with β_i drawn from a normal law.
-    seed
-        Of everything.
-
-    Examples
-    --------
-    >>> growth = simulate_growth(np.diag([1.0, 1.0, 1.0, 5.0]))
-    >>> growth.expected.tolist(), growth.agrees
-    ([2.0, 2.0, 2.0, 0.4], True)
-    """
-    random = np.random.default_rng(seed)
-    width = len(covariance)
-    root = np.linalg.cholesky(covariance)
-    # Of normal x_i, the sum Σ_i β_i x_i is normal with the covariance Σ_i β_i² Σ.
-    sizes = np.linalg.norm(random.standard_normal((trials, tokens)), axis=1, keepdims=True)
-    summed = sizes * (random.standard_normal((trials, width)) @ root.T)
-    context = random.standard_normal((trials, width))
-    columns = (context**2).mean(axis=1) * (summed**2).sum(axis=1)
-    rows = summed**2 * (context**2).sum(axis=1, keepdims=True)
-    ratio = columns.mean() / rows.mean(axis=0)
-    # The error of a ratio of two means, to first order.
-    residual = columns[:, None] - ratio * rows
-    error = 1.96 * residual.std(axis=0, ddof=1) / np.sqrt(trials) / rows.mean(axis=0)
-    return Growth(expected_growth(np.diag(covariance)), ratio, ratio - error, ratio + error)
+    rows = np.sort(rows)
+    below = np.searchsorted(rows, columns, "left") + np.searchsorted(rows, columns, "right")
+    return float(below.mean() / (2 * len(rows)))
 
 
 class Spread(NamedTuple):
@@ -135,74 +85,147 @@ class Spread(NamedTuple):
     mean_share
         ‖mean‖² / E‖x‖²: 0 for centered vectors.
     dimensions
-        Tr(Σ)² / Tr(Σ²) / D: 1 for an isotropic covariance, 1/D for a line.
+        Tr(Σ)² / Tr(Σ²) / D: 1 for an isotropic covariance, 1/D for a line; less what a sample of
+        this size adds to Tr(Σ²) by chance.
     below
         Share of coordinates with less than the average variance: the rows m of Equation S53.
-    largest
-        Share of the total variance in the one largest coordinate; 1/D for equal ones.
-    growth_low, growth_median, growth_high
-        Tr(Σ) / (D Σ_mm) at its 5 %, 50 % and 95 % quantiles over m.
     """
 
     mean_share: float
     dimensions: float
     below: float
-    largest: float
-    growth_low: float
-    growth_median: float
-    growth_high: float
 
 
-def spread_of(vectors: Float[Array, "n d"], weights: Float[Array, " n"] | None = None) -> Spread:
-    """Mean and covariance of vectors (N, D), each weighted, say by how often a token occurs.
+def spread_of(vectors: Float[Array, "n d"]) -> Spread:
+    """Mean and covariance of vectors (N, D).
 
     Examples
     --------
-    >>> points = np.array([[1.0, 3.0], [1.0, -3.0], [-1.0, 3.0], [-1.0, -3.0]])
-    >>> spread = spread_of(points)
-    >>> spread.mean_share, spread.below, spread.largest
-    (0.0, 0.5, 0.9)
+    >>> spread = spread_of(np.random.default_rng(0).standard_normal((400, 100)))
+    >>> round(spread.mean_share, 2), round(spread.dimensions, 1)
+    (0.0, 1.0)
     """
     vectors = np.asarray(vectors, np.float64)
-    share = np.full(len(vectors), 1 / len(vectors)) if weights is None else weights / weights.sum()
-    mean = share @ vectors
-    centered = vectors - mean
-    covariance = (centered * share[:, None]).T @ centered
+    count, width = vectors.shape
+    mean = vectors.mean(axis=0)
+    covariance = (vectors - mean).T @ (vectors - mean) / (count - 1)
     variances = np.diag(covariance)
-    total = variances.sum()
-    # A coordinate that never varies has no ratio; it would be infinite.
-    growth = expected_growth(variances[variances > 0])
-    low, median, high = np.quantile(growth, [0.05, 0.5, 0.95])
+    total = float(variances.sum())
+    squares = float((covariance**2).sum()) - total**2 / (count - 1)
+    size = float(mean @ mean)
     return Spread(
-        mean_share=float(mean @ mean / (mean @ mean + total)),
-        dimensions=float(total**2 / (covariance**2).sum() / len(mean)),
+        mean_share=max(0.0, size - total / count) / (size + total),
+        dimensions=total**2 / max(squares, total**2 / width) / width,
         below=float((variances < variances.mean()).mean()),
-        largest=float(variances.max() / total),
-        growth_low=float(low),
-        growth_median=float(median),
-        growth_high=float(high),
     )
 
 
-def share_above(columns: Float[Array, "... d"], rows: Float[Array, "... d"]) -> float:
-    """For which share of all pairs of a column and a row the column is the larger; ties count half.
+def as_printed(update: Update) -> float:
+    """How near Equation S50 is to the update that a predicted token really adds: a mean cosine.
 
-    Parameters
-    ----------
-    columns, rows
-        Norms, (..., D): compared within each set, averaged over all sets.
-
-    Examples
-    --------
-    >>> share_above(np.array([2.0, 2.0, 2.0]), np.array([1.0, 1.0, 4.0]))
-    0.6666666666666666
+    S50 has (Σ_j β_ij x_j) x_iᵀ, the transpose of the term x_i (Σ_j β_ij x_j)ᵀ of S46.
     """
-    pairs = [
-        (np.searchsorted(some, column, "left") + np.searchsorted(some, column, "right")).mean()
-        for some, column in zip(
-            np.sort(rows.reshape(-1, rows.shape[-1])),
-            columns.reshape(-1, columns.shape[-1]),
-            strict=True,
-        )
-    ]
-    return float(np.mean(pairs) / (2 * rows.shape[-1]))
+    x, context = update.inputs, update.beta @ update.inputs
+    sizes = (x**2).sum(axis=-1) * (context**2).sum(axis=-1)
+    products = (x * context).sum(axis=-1) ** 2
+    return float((products[sizes > 0] / sizes[sizes > 0]).mean()) if sizes.any() else np.nan
+
+
+def _groupings(update: Update) -> dict[str, float]:
+    x, beta = (a.astype(np.float64) for a in update)
+    added = contributions(x, beta)
+    by_context = np.einsum("bnm,bnk->mk", beta.swapaxes(-1, -2) @ x, x)
+    by_prediction = np.einsum("bnm,bnk->mk", x, beta @ x)
+    sides = [added.context_columns.sum() / added.context_rows.sum() - 1]
+    sides.append(added.prediction_columns.sum() / added.prediction_rows.sum() - 1)
+    difference = np.abs(by_context - by_prediction).max() / np.abs(by_context).max()
+    return {"largest": float(max(difference, *np.abs(sides)))}
+
+
+def _growth(update: Update) -> dict[str, float]:
+    columns, rows, other_columns, other_rows = (
+        norms.reshape(-1, norms.shape[-1]).mean(axis=0) for norms in contributions(*update)
+    )
+    return {
+        "as_context": share_above(columns, rows),
+        "as_prediction": share_above(other_columns, other_rows),
+    }
+
+
+def _inputs(evidence: Evidence, first: str) -> Sample:
+    """How the inputs of context tokens lie, in each layer and batch."""
+    everything = evidence.subject.objective == "causal"
+
+    def measure(layer: LayerGradient, index: int) -> dict[str, float]:
+        x = layer.query_input
+        x = x if everything else x[~evidence.predicted(index)]
+        numbers = spread_of(x.reshape(-1, x.shape[-1]))._asdict()
+        return {first: numbers.pop(first), **numbers}
+
+    return evidence.sample(measure)
+
+
+STATEMENTS = (
+    Statement(
+        "Proposition S1.7, Equations S42-S49",
+        "an update is a sum over context tokens, and one over predicted tokens",
+        "none",
+        "largest difference of the two sums, and of columns and rows in total",
+        "identity",
+        1e-4,
+        lambda evidence: evidence.sample(lambda layer, _: _groupings(Update.of(layer))),
+    ),
+    Statement(
+        "Proposition S1.7, Equation S50",
+        "a predicted token adds (Σ_j β_ij x_j) x_iᵀ",
+        "none; the derivation S46 has its transpose",
+        "mean cosine with what it really adds",
+        "near",
+        0.1,
+        lambda evidence: evidence.sample(lambda layer, _: {"cosine": as_printed(Update.of(layer))}),
+        null=1.0,
+    ),
+    Statement(
+        "Proposition S1.8",
+        "as context, a token makes columns grow more than rows",
+        "centered, independent inputs, isotropic on the context side alone; here the model's own",
+        "share of the pairs of a column and a row in which the column grows more",
+        "above",
+        0.05,
+        lambda evidence: evidence.sample(lambda layer, _: _growth(Update.of(layer))),
+        null=0.5,
+    ),
+    Statement(
+        "Corollary S1.9",
+        "as prediction, a token makes rows grow more than columns",
+        "as Proposition S1.8",
+        "share of the pairs of a column and a row in which the column grows more",
+        "below",
+        0.05,
+        lambda evidence: evidence.sample(
+            lambda layer, _: dict(reversed(_growth(Update.of(layer)).items()))
+        ),
+        null=0.5,
+    ),
+    Statement(
+        "Proposition S1.8, assumption",
+        "inputs are centered",
+        "none",
+        "the mean's share of the mean square",
+        "near",
+        0.05,
+        lambda evidence: _inputs(evidence, "mean_share"),
+        needs="forward",
+    ),
+    Statement(
+        "Proposition S1.8, assumption",
+        "context tokens are isotropic",
+        "that predicted tokens are not; both sides are the same tokens",
+        "dimensions that the inputs of context tokens use, as a share of d",
+        "near",
+        0.2,
+        lambda evidence: _inputs(evidence, "dimensions"),
+        null=1.0,
+        needs="forward",
+    ),
+)

@@ -1,10 +1,13 @@
-"""The language model of a subject: from a checkpoint, a run, a configuration, or freshly drawn."""
+"""The language model of a subject: from a checkpoint, a run, a configuration, or freshly drawn.
+
+No code of a repository is ever run: what needs its own is refused.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wqk.attention.verification.running import quiet
 from wqk.checkpoints import open_checkpoint
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
 # What transformers and PyTorch raise when a model cannot be built or run.
 FAILURES = (ValueError, TypeError, LookupError, OSError, RuntimeError, ImportError, AttributeError)
 
-# Ends of the names of architectures that tell what they predict.
+# How the names of architectures end, and what those predict.
 ENDINGS: dict[str, Objective] = {
     "ForMaskedLM": "masked",
     "ForPreTraining": "masked",
@@ -63,7 +66,17 @@ def known_types() -> frozenset[str]:
     return frozenset(masked) | frozenset(causal)
 
 
-def states_of(ref: str, steps: Sequence[int] | None = None) -> list[State]:
+class Loaded(NamedTuple):
+    """A model in float32 and evaluation mode, what it predicts, and what its checkpoint lacks."""
+
+    model: Any
+    objective: Objective
+    missing: tuple[str, ...]
+
+
+def states_of(
+    ref: str, steps: Sequence[int] | None = None, revision: str | None = None
+) -> list[State]:
     """The states that ``ref`` stands for: one, or some of the saved steps of a training run.
 
     Parameters
@@ -72,12 +85,18 @@ def states_of(ref: str, steps: Sequence[int] | None = None) -> list[State]:
         A checkpoint's folder or hub id, a run's folder, a ``config.json``, or a model type.
     steps
         Steps of a run; empty for all that were saved, None for the last.
+    revision
+        Of a hub repository; a folder has none.
 
     Raises
     ------
     RunError
         The run has no checkpoint at a step, or ``ref`` is no run.
+    CheckpointError
+        A revision of something that has none.
     """
+    if revision is not None and (Path(ref).exists() or ref in known_types()):
+        raise CheckpointError(f"{ref}: revisions are those of a hub repository; this is none")
     if not (Path(ref) / SETTINGS).is_file():
         if steps is not None:
             raise RunError(f"{ref}: steps are those of a training run's folder; this is none")
@@ -101,8 +120,8 @@ def load_model(
     vocabulary_size: int | None = None,
     seed: int = 0,
     revision: str | None = None,
-) -> tuple[Any, Objective, tuple[str, ...]]:
-    """A model in float32 and evaluation mode, what it predicts, and what one should know of it.
+) -> Loaded:
+    """Load a model for what it predicts.
 
     Parameters
     ----------
@@ -138,7 +157,7 @@ def load_model(
             maker = _maker(transformers, config, objective)
             if fresh:
                 model = maker.from_config(config, attn_implementation="eager")
-                return model.eval(), objective, ("weights freshly drawn",)
+                return Loaded(model.eval(), objective, ())
             model, report = maker.from_pretrained(
                 state.ref,
                 config=config,
@@ -146,10 +165,11 @@ def load_model(
                 dtype=torch.float32,
                 attn_implementation="eager",
                 output_loading_info=True,
+                trust_remote_code=False,
             )
         except FAILURES as error:
             raise CheckpointError(f"{state.ref}: cannot be loaded ({first_line(error)})") from error
-    return model.eval(), objective, _missing(report["missing_keys"])
+    return Loaded(model.eval(), objective, tuple(sorted(report["missing_keys"])))
 
 
 def _config(ref: str, vocabulary_size: int | None, revision: str | None) -> Any:
@@ -157,7 +177,7 @@ def _config(ref: str, vocabulary_size: int | None, revision: str | None) -> Any:
 
     if ref in CONFIG_MAPPING and not Path(ref).exists():
         return CONFIG_MAPPING[ref](vocab_size=vocabulary_size)
-    return AutoConfig.from_pretrained(ref, revision=revision)
+    return AutoConfig.from_pretrained(ref, revision=revision, trust_remote_code=False)
 
 
 def _objective(config: Any) -> Objective:
@@ -179,22 +199,14 @@ def _maker(transformers: Any, config: Any, objective: Objective) -> Any:
     """The class that builds the model, once the configuration says which way it looks."""
     from transformers.models.auto import modeling_auto as auto
 
-    masked = objective == "masked"
+    masked = objective != "causal"
     names = (
         auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES if masked else auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     )
     if config.model_type not in names:
         raise UnknownFamily(
-            f"transformers has no {objective} language model of type {config.model_type!r}"
+            f"transformers has no {'masked' if masked else 'causal'} language model of type {config.model_type!r}"
         )
     if config.model_type in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES:
         config.is_decoder = not masked
     return transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM
-
-
-def _missing(names: Sequence[str]) -> tuple[str, ...]:
-    """That tensors were not in the checkpoint, so that gradients start from random ones."""
-    if not names:
-        return ()
-    shown = ", ".join(sorted(names)[:3]) + (", …" if len(names) > 3 else "")
-    return (f"{len(names)} tensors are not in the checkpoint and were freshly drawn: {shown}",)

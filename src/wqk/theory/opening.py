@@ -15,7 +15,7 @@ from wqk.theory.models import (
     states_of,
 )
 from wqk.theory.subject import Subject
-from wqk.theory.text import Text, open_text
+from wqk.theory.text import Text, open_text, vocabulary_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -50,7 +50,7 @@ def open_subjects(
     batches, batch, block
         Number of batches, blocks in each, and tokens in a block. All states see the same ones.
     objective
-        ``masked`` or ``causal``; by the model's architecture otherwise.
+        ``masked``, ``each`` or ``causal``; by the model's architecture otherwise.
     mask_share
         Share of tokens that are masked.
     seed
@@ -72,30 +72,30 @@ def open_subjects(
         PyTorch or `transformers` is not installed.
     """
     known_types()  # what is not installed is said before anything is read
-    states = states_of(ref, steps)
+    states = states_of(ref, steps, revision)
     text = open_text(Path(corpus), states[0].ref, revision)
     blocks = text.blocks(batches, batch, block, seed)
 
     def subjects() -> Iterator[Subject]:
         for state in states:
-            model, predicts, notes = load_model(
+            model, predicts, missing = load_model(
                 state,
                 objective,
                 vocabulary_size=text.vocabulary_size,
                 seed=seed,
                 revision=revision,
             )
-            _require_vocabulary(model, text, state)
             subject = Subject(
                 _name(state),
                 model,
                 predicts,
                 blocks,
-                text.mask_token if predicts == "masked" else None,
+                None if predicts == "causal" else text.mask_token,
                 mask_share,
                 seed,
                 state.step,
-                notes,
+                missing,
+                _doubt(model, text, state, revision),
             )
             _require_run(subject)
             yield subject
@@ -111,13 +111,32 @@ def _name(state: State) -> str:
     return path.resolve().name if path.is_dir() else state.ref
 
 
-def _require_vocabulary(model: Any, text: Text, state: State) -> None:
-    known = model.get_input_embeddings().num_embeddings
-    if text.vocabulary_size > known:
-        raise CorpusError(
-            f"{text.name}: its vocabulary has {text.vocabulary_size} entries, that of {state.ref} "
-            f"{known}; give a text in the model's own tokens"
-        )
+def _doubt(model: Any, text: Text, state: State, revision: str | None) -> str:
+    """Why it is not sure that the text is in the model's tokens; empty where it is.
+
+    Raises
+    ------
+    CorpusError
+        It is in other tokens.
+    """
+    size = model.get_input_embeddings().num_embeddings
+    foreign = CorpusError(
+        f"{text.name}: is in another vocabulary, of {text.vocabulary_size} entries, than "
+        f"{state.ref}, which has {size}; give a text in the model's own tokens"
+    )
+    if text.vocabulary_size > size:
+        raise foreign
+    if state.is_fresh:
+        return ""
+    own = vocabulary_of(state.ref, revision)
+    if own is not None and text.vocabulary is not None:
+        if any(own.get(entry) != number for entry, number in text.vocabulary.items()):
+            raise foreign
+        return ""
+    if text.vocabulary is not None and text.vocabulary_size != size:
+        raise foreign
+    unknown = "the model has no tokenizer" if own is None else "the text is numbers alone"
+    return f"that the text is in the model's own tokens is not known: {unknown}"
 
 
 def _require_run(subject: Subject) -> None:

@@ -5,24 +5,35 @@ The gradient of W_q is Σ_i x_i (Σ_j β_ij k_j): the mean of the inputs gives i
 common, and signs make the most of that. The gradient of W_k is Σ_j x_j (Σ_i β_ij q_i), from which
 the mean falls out, because every row of β sums to 0. So the two factors change in unlike ways,
 whatever the objective is.
+
+Statements on a run are measured on what changed between its saved steps.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from wqk._typing import Array, Float
+from wqk.theory.evidence import sample_of
+from wqk.theory.products import cosine
+from wqk.theory.tails import ALIKE, MORE, RATIO, tails_of
 from wqk.theory.updates import ImplicitUpdate
+from wqk.theory.verdict import Sample, Statement
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from wqk.forms import BilinearForm
+    from wqk.theory.evidence import Evidence
     from wqk.theory.gradients import LayerGradient
 
+Step = Literal["gradient", "descent", "signs", "centered"]
 
-def steps(gradient: LayerGradient, mean: Float[Array, " d"]) -> dict[str, BilinearForm]:
+
+def steps(gradient: LayerGradient, mean: Float[Array, " d"]) -> dict[Step, BilinearForm]:
     """To first order, what a layer's form changes by in one step of several kinds.
 
     ``gradient``: of the form itself, Σ_ij β_ij x_i x_jᵀ. ``descent``: through the factors, by plain
@@ -52,7 +63,7 @@ def steps(gradient: LayerGradient, mean: Float[Array, " d"]) -> dict[str, Biline
     centered, _ = replace(gradient, query_input=gradient.query_input - mean).factor_gradients()
 
     def step(query: np.ndarray, key: np.ndarray) -> BilinearForm:
-        return ImplicitUpdate(gradient.attention, query, key, rate=1.0).first_order
+        return ImplicitUpdate(gradient.attention, query, key).first_order
 
     return {
         "gradient": gradient.by_prediction(),
@@ -60,3 +71,149 @@ def steps(gradient: LayerGradient, mean: Float[Array, " d"]) -> dict[str, Biline
         "signs": step(np.sign(query), np.sign(key)),
         "centered": step(np.sign(centered), np.sign(key)),
     }
+
+
+def all_steps(evidence: Evidence) -> dict[Step, dict[str, list[BilinearForm]]]:
+    """Every kind of step, of each layer on each batch."""
+    taken: dict[Step, dict[str, list[BilinearForm]]] = {}
+    for layers in evidence.gradients:
+        for layer in layers:
+            label = evidence.label(layer.attention.plan)
+            updates = evidence.updates[label]
+            mean = np.mean([update.inputs.mean(axis=(0, 1)) for update in updates], axis=0)
+            for kind, form in steps(layer, mean).items():
+                taken.setdefault(kind, {}).setdefault(label, []).append(form)
+    return taken
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A saved step of a run: each layer's form, and a step by the signs of all batches' gradient."""
+
+    forms: Mapping[str, BilinearForm]
+    signs: Mapping[str, BilinearForm]
+
+
+def moment(evidence: Evidence) -> Moment:
+    """A subject that is a saved step of a run."""
+    together: dict[str, list[LayerGradient]] = {}
+    for layers in evidence.gradients:
+        for layer in layers:
+            together.setdefault(evidence.label(layer.attention.plan), []).append(layer)
+    signs = {}
+    for label, several in together.items():
+        sides = zip(*(layer.factor_gradients() for layer in several), strict=True)
+        query, key = (np.sign(np.sum(side, axis=0)) for side in sides)
+        signs[label] = ImplicitUpdate(several[0].attention, query, key).first_order
+    return Moment(evidence.forms, signs)
+
+
+def changes(moments: Sequence[Moment]) -> dict[str, list[BilinearForm]]:
+    """What was added to each layer's form between saved steps, where anything was."""
+    pairs = list(zip(moments, moments[1:], strict=False))
+    return {
+        layer: [after.forms[layer].difference(before.forms[layer]) for before, after in pairs]
+        for layer in moments[0].forms
+    }
+
+
+def columns_of_changes(moments: Sequence[Moment]) -> Sample:
+    """The tails of what changed between saved steps."""
+    return tails_of(changes(moments), "changes")
+
+
+def along_the_signs(moments: Sequence[Moment]) -> Sample:
+    """Cosine of what changed and the step by signs at the saved step before."""
+    return sample_of(
+        (
+            (index, layer, {"cosine": _cosine(change, moments[index].signs[layer])})
+            for layer, several in changes(moments).items()
+            for index, change in enumerate(several)
+        ),
+        "changes",
+    )
+
+
+def _cosine(one: BilinearForm, other: BilinearForm) -> float:
+    return cosine(one, other) if one.norm and other.norm else float("nan")
+
+
+def _columns(evidence: Evidence, kind: Step) -> Sample:
+    return tails_of(evidence.once(all_steps)[kind])
+
+
+def _mean(evidence: Evidence) -> Sample:
+    taken = evidence.once(all_steps)
+    signs, centered = tails_of(taken["signs"]), tails_of(taken["centered"])
+    details = {"signs": signs.values, "centered": centered.values}
+    return Sample(signs.values - centered.values, signs.unit, signs.layers, details)
+
+
+STATEMENTS = (
+    Statement(
+        "Theorem 2.3 through Remark S1.6",
+        "a step of gradient descent on W_q and W_k makes columns dominate",
+        "plain gradient descent",
+        f"{RATIO} of the step",
+        "above",
+        MORE,
+        lambda evidence: _columns(evidence, "descent"),
+        objectives=("causal",),
+    ),
+    Statement(
+        "Remark S1.6 with Adam",
+        "a step by the signs of the gradients of W_q and W_k makes columns dominate",
+        "an optimizer that divides each gradient by its size; whatever the objective is",
+        f"{RATIO} of the step",
+        "above",
+        MORE,
+        lambda evidence: _columns(evidence, "signs"),
+    ),
+    Statement(
+        "Remark S1.6 with Adam, the cause",
+        "the mean of the inputs makes columns dominate in a step by signs",
+        "the same step with inputs centered in the gradient of W_q",
+        f"how much of {RATIO} of the step centering takes away",
+        "above",
+        MORE,
+        _mean,
+    ),
+)
+
+# Of a run; each takes its saved steps.
+COLUMNS_LEAD = Statement(
+    "Theorem 2.3, along training",
+    "columns dominate in what changes between saved steps",
+    "with the optimizer's own scaling of the gradients",
+    f"{RATIO} of the change",
+    "above",
+    MORE,
+    lambda _: Sample(np.zeros((0, 0)), "changes"),
+    needs="run",
+    objectives=("causal",),
+)
+RUN_STATEMENTS = (
+    (COLUMNS_LEAD, columns_of_changes),
+    (
+        replace(
+            COLUMNS_LEAD,
+            number="Corollary S1.13, along training",
+            says="columns and rows vary alike in what changes between saved steps",
+            direction="near",
+            matters=ALIKE,
+            objectives=("masked", "each"),
+        ),
+        columns_of_changes,
+    ),
+    (
+        replace(
+            COLUMNS_LEAD,
+            number="Remark S1.6 with Adam, along training",
+            says="what changes between saved steps follows the signs of the gradients",
+            assumes="the signs at the earlier step, on the batches at hand",
+            quantity="cosine of the change and the step by signs",
+            objectives=("masked", "each", "causal"),
+        ),
+        along_the_signs,
+    ),
+)

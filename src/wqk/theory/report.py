@@ -5,82 +5,92 @@ from __future__ import annotations
 import csv
 import io
 import json
-from dataclasses import asdict, dataclass, replace
+from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wqk._files import write_whole
 from wqk.errors import TheoryError
+from wqk.theory.verdict import VERDICTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
-    from wqk.theory.finding import Finding
-    from wqk.theory.subject import Subject
+    from wqk.theory.subject import Objective, Subject
     from wqk.theory.text import Text
+    from wqk.theory.verdict import Finding
 
-COLUMNS = ("statement", "assumption", "prediction", "observation", "verdict")
+# What a line holds; the first four are what the command prints.
+COLUMNS = ("verdict", "number", "says", "estimate", "prediction", "layers", "why")
+DETAILS = (*COLUMNS, "assumes", "quantity", "over", "matters", "p")
 
 
 @dataclass(frozen=True)
 class Report:
-    """What was found about one state of one model.
+    """What was found about one state of one model, or about several together.
 
     Attributes
     ----------
-    model, step
-        Its name, and its step where it is from a training run.
+    model
+        Its name, and its step if it is from a training run; or what was taken together.
     text
         Name of the text.
     objective
-        ``masked`` or ``causal``.
+        ``masked``, ``each`` or ``causal``.
     batches, batch, block
         How much was read: batches, blocks in each, tokens in a block.
     mask_share
-        Share of tokens masked; None where every token is predicted.
+        Share of tokens masked; None where all tokens are predicted.
     seed
         Of blocks, masks and simulations.
-    notes
-        What one should know before believing the numbers.
+    caveat
+        A reason to doubt every finding; empty where there is none.
+    missing
+        How many tensors the checkpoint lacks.
     findings
         In the order of the paper.
     """
 
     model: str
-    step: int | None
     text: str
-    objective: str
+    objective: Objective
     batches: int
     batch: int
     block: int
     mask_share: float | None
     seed: int
-    notes: tuple[str, ...]
+    caveat: str
+    missing: int
     findings: tuple[Finding, ...]
 
-    def numbers(self, statement: str) -> list[dict[str, Any]]:
-        """What one statement's verdict rests on; nothing where it was not tested.
+    @property
+    def title(self) -> str:
+        """The model, what it predicts, and what it read, in a line."""
+        masks = "" if self.mask_share is None else f", {self.mask_share:.0%} masked"
+        read = f"{self.batches} × {self.batch} blocks of {self.block} tokens of {self.text}"
+        return f"{self.model}: {self.objective}{masks}; {read}"
 
-        Examples
-        --------
-        >>> report = Report("m", None, "t", "causal", 1, 1, 8, None, 0, (), ())
-        >>> report.numbers("Lemma S1.11")
-        []
-        """
-        found = (f.numbers for f in self.findings if f.statement == statement)
-        return [dict(row) for row in next(found, ())]
+    @property
+    def tally(self) -> dict[str, int]:
+        """How many findings have each verdict."""
+        counted = Counter(finding.verdict for finding in self.findings)
+        return {verdict: counted[verdict] for verdict in VERDICTS}
 
-    def with_also(self, findings: Sequence[Finding]) -> Report:
-        """The same with more findings at its end."""
-        return replace(self, findings=(*self.findings, *findings))
+    @property
+    def notes(self) -> list[str]:
+        """What one should know before believing a finding."""
+        lacks = (
+            f"{self.missing} tensors are not in the checkpoint; what rests on them is not tested"
+        )
+        return [self.caveat] * bool(self.caveat) + [lacks] * bool(self.missing)
 
 
 def report(subject: Subject, text: Text, findings: Sequence[Finding]) -> Report:
     """Findings with what they are about."""
     batches, batch, block = subject.blocks.shape
     return Report(
-        model=subject.name,
-        step=subject.step,
+        model=subject.name + ("" if subject.step is None else f", step {subject.step}"),
         text=text.name,
         objective=subject.objective,
         batches=batches,
@@ -88,9 +98,29 @@ def report(subject: Subject, text: Text, findings: Sequence[Finding]) -> Report:
         block=block,
         mask_share=subject.mask_share if subject.objective == "masked" else None,
         seed=subject.seed,
-        notes=subject.notes,
+        caveat=subject.caveat,
+        missing=len(subject.missing),
         findings=tuple(findings),
     )
+
+
+def line(finding: Finding) -> dict[str, Any]:
+    """All there is to say about a finding in a row of a table."""
+    statement, estimate = finding.statement, finding.estimate
+    return {
+        "verdict": finding.verdict,
+        "number": statement.number,
+        "says": statement.says,
+        "estimate": "" if estimate is None else str(estimate),
+        "prediction": statement.prediction,
+        "layers": "" if finding.layers is None else str(finding.layers),
+        "why": finding.why,
+        "assumes": statement.assumes,
+        "quantity": statement.quantity,
+        "over": "" if estimate is None else estimate.over,
+        "matters": statement.matters,
+        "p": finding.p,
+    }
 
 
 def check_ending(path: Path, endings: Collection[str]) -> None:
@@ -108,29 +138,45 @@ def check_ending(path: Path, endings: Collection[str]) -> None:
 
 
 def save(reports: Sequence[Report], path: Path) -> None:
-    """Write reports whole: .json with all numbers, .md and .csv with a line for each statement."""
+    """Write reports: .json with all numbers, .md and .csv with a line for each finding."""
     check_ending(path, WRITERS)
     write_whole(path, WRITERS[path.suffix](reports).encode())
 
 
 def as_objects(reports: Sequence[Report]) -> dict[str, Any]:
     """Reports as JSON holds them."""
-    return {"reports": [_without_nan(asdict(report)) for report in reports]}
+    return {"reports": [_as_object(report) for report in reports]}
+
+
+def _as_object(report: Report) -> dict[str, Any]:
+    about = {name: value for name, value in vars(report).items() if name != "findings"}
+    findings = [
+        line(finding)
+        | {
+            "estimate": finding.estimate and vars(finding.estimate),
+            "layers": finding.layers and vars(finding.layers),
+            "numbers": finding.sample.rows() if finding.sample else [],
+        }
+        for finding in report.findings
+    ]
+    whole: dict[str, Any] = _finite(about | {"tally": report.tally, "findings": findings})
+    return whole
 
 
 def _json(reports: Sequence[Report]) -> str:
-    return json.dumps(as_objects(reports), ensure_ascii=False, indent=2, allow_nan=False) + "\n"
+    return json.dumps(as_objects(reports), ensure_ascii=False, indent=1, allow_nan=False) + "\n"
 
 
 def _markdown(reports: Sequence[Report]) -> str:
     lines = []
     for one in reports:
-        lines += [f"## {title(one)}", ""]
+        lines += [f"## {one.title}", ""]
         lines += [f"- {note}" for note in one.notes] + [""] * bool(one.notes)
+        lines += [", ".join(f"{count} {verdict}" for verdict, count in one.tally.items()), ""]
         lines += [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
         for finding in one.findings:
-            cells = (_cell(getattr(finding, column)) for column in COLUMNS)
-            lines.append(f"| {' | '.join(cells)} |")
+            cells = line(finding)
+            lines.append(f"| {' | '.join(_cell(cells[column]) for column in COLUMNS)} |")
         lines.append("")
     return "\n".join(lines)
 
@@ -141,35 +187,26 @@ def _cell(text: str) -> str:
 
 def _csv(reports: Sequence[Report]) -> str:
     buffer = io.StringIO()
-    writer = csv.writer(buffer)
-    writer.writerow(("model", "step", "text", "objective", *COLUMNS))
+    writer = csv.DictWriter(buffer, ("model", "text", "objective", "caveat", *DETAILS))
+    writer.writeheader()
     for one in reports:
-        about = (one.model, one.step, one.text, one.objective)
-        for finding in one.findings:
-            writer.writerow((*about, *(getattr(finding, column) for column in COLUMNS)))
+        about = {name: getattr(one, name) for name in ("model", "text", "objective", "caveat")}
+        writer.writerows(about | line(finding) for finding in one.findings)
     return buffer.getvalue()
 
 
-def title(report: Report) -> str:
-    """The model, its step, what it predicts, and what it read, in a line."""
-    step = "" if report.step is None else f", step {report.step}"
-    masks = "" if report.mask_share is None else f", {report.mask_share:.0%} masked"
-    read = f"{report.batches} × {report.batch} blocks of {report.block} tokens of {report.text}"
-    return f"{report.model}{step}: {report.objective}{masks}; {read}"
-
-
-def _without_nan(value: Any) -> Any:
+def _finite(value: Any) -> Any:
     """NaN and infinities as null, which JSON has a word for."""
     if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
+        return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_nan(item) for item in value]
+        return [_finite(item) for item in value]
     if isinstance(value, float) and not abs(value) < float("inf"):
         return None
     return value
 
 
-WRITERS: dict[str, Callable[[Sequence[Report]], str]] = {
+WRITERS: Mapping[str, Callable[[Sequence[Report]], str]] = {
     ".json": _json,
     ".md": _markdown,
     ".csv": _csv,

@@ -15,7 +15,10 @@ from wqk.errors import CorpusError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-Objective = Literal["masked", "causal"]
+Objective = Literal["masked", "each", "causal"]
+
+# Of a token that is not predicted, as PyTorch and transformers have it.
+IGNORED = -100
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,20 +32,24 @@ class Subject:
     model
         A `transformers` model with a language-model head, in evaluation mode.
     objective
-        ``causal``: every token from those before it. ``masked``: some tokens, which the model does
-        not see, from all others.
+        ``causal``: every token from those before it (S7). ``masked``: some tokens, which the model
+        does not see, from those that it sees (S10). ``each``: every token from all others (S9), one
+        token of a block masked at a time.
     blocks
         Tokens as they stand in the text, (batches, B, N).
     mask_token
-        What stands in the place of a token to be predicted; for ``masked`` only.
+        What stands in the place of a token to be predicted; None for ``causal``.
     mask_share
-        Share of the tokens of each block that are predicted; at least one is.
+        Share of the tokens of each block that are predicted by ``masked``; at least one is.
     seed
         Decides which.
     step
-        Of the training run that the model is from, where it is from one.
-    notes
-        What one should know before believing the numbers, such as a head drawn at random.
+        Of the training run that the model is from, if it is from one.
+    missing
+        Names of the tensors that the checkpoint lacks; they were drawn at random.
+    caveat
+        A reason to doubt every finding, such as a text in an unknown vocabulary.
+        Whether all weights were drawn at random, as asked.
 
     Examples
     --------
@@ -61,29 +68,37 @@ class Subject:
     mask_share: float = 0.15
     seed: int = 0
     step: int | None = None
-    notes: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    caveat: str = ""
 
     def __post_init__(self) -> None:
-        if self.objective == "masked" and self.mask_token is None:
+        if self.objective != "causal" and self.mask_token is None:
             raise CorpusError(
-                "masked tokens need a mask token; the tokenizer or token store has none"
+                "masking needs a mask token; the tokenizer or token store of this text has none"
             )
         if not 0 < self.mask_share < 1:
             raise CorpusError(f"the share of masked tokens lies in (0, 1), got {self.mask_share:g}")
 
     def examples(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Inputs and labels of each batch, both (B, N); −100 where nothing is predicted.
+        """Inputs and labels of each batch, (B, N), or (B·N, N) for ``each``.
 
-        Causal labels are the inputs themselves: `transformers` models move them by one.
+        Labels are −100 where nothing is predicted. Causal labels are the inputs themselves:
+        `transformers` models shift them by one.
         """
         for index, tokens in enumerate(self.blocks):
             if self.objective == "causal":
                 yield tokens, tokens
                 continue
-            random = np.random.default_rng((self.seed, index))
-            masked = choose(random, tokens.shape, self.mask_share)
+            if self.objective == "each":
+                tokens = tokens.repeat(tokens.shape[1], axis=0)
+                masked = np.arange(len(tokens))[:, None] % tokens.shape[1] == np.arange(
+                    tokens.shape[1]
+                )
+            else:
+                random = np.random.default_rng((self.seed, index))
+                masked = choose(random, tokens.shape, self.mask_share)
             hidden: np.ndarray = np.where(masked, self.mask_token or 0, tokens)
-            yield hidden, np.where(masked, tokens, -100)
+            yield hidden, np.where(masked, tokens, IGNORED)
 
     def batches(self) -> Iterator[dict[str, Any]]:
         """Keyword arguments for the model: ``input_ids`` and ``labels`` as PyTorch tensors."""

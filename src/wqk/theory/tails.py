@@ -17,9 +17,16 @@ import numpy as np
 from wqk._typing import Array, Float
 from wqk.forms import BilinearForm
 from wqk.forms.scores import directionality
+from wqk.theory.evidence import sample_of
+from wqk.theory.verdict import Sample, Statement
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+    from wqk.theory.evidence import Evidence
+
+# A ratio of variances that matters: columns vary by a tenth more, or not within a quarter.
+MORE, ALIKE = 0.1, 0.25
 
 
 class Tails(NamedTuple):
@@ -27,8 +34,8 @@ class Tails(NamedTuple):
 
     Attributes
     ----------
-    columns_spread, rows_spread
-        Standard deviation over root mean square of the norms.
+    log_variance_ratio
+        ln(Var‖column‖ / Var‖row‖): positive where Theorem S1.12 wants it.
     reach
         Largest column norm over largest row norm: above 1, columns hold the end of the tail.
     beyond
@@ -39,17 +46,11 @@ class Tails(NamedTuple):
         dominate. Each side has a threshold of its own.
     """
 
-    columns_spread: float
-    rows_spread: float
+    log_variance_ratio: float
     reach: float
     beyond: float
     directionality: float
     directionality_excess: float
-
-    @property
-    def log_variance_ratio(self) -> float:
-        """ln(Var ‖column‖ / Var ‖row‖): positive where Theorem S1.12 wants it."""
-        return float(2 * np.log(self.columns_spread / self.rows_spread))
 
 
 def tails(form: BilinearForm, gamma: float = 2.0) -> Tails:
@@ -65,17 +66,18 @@ def tails(form: BilinearForm, gamma: float = 2.0) -> Tails:
     Examples
     --------
     >>> column = np.ones((16, 1)); column[3] = 10.0
-    >>> one = tails(BilinearForm(np.ones((16, 1)), column))
-    >>> one.rows_spread, one.reach > 1, one.beyond, one.directionality
-    (0.0, True, 0.0625, -1.0)
+    >>> one = tails(BilinearForm(np.arange(1.0, 17.0)[:, None], column))
+    >>> one.log_variance_ratio > 0, one.beyond, one.directionality
+    (True, 0.0625, -1.0)
     """
     columns, rows = (np.asarray(n, np.float64) for n in (form.column_norms, form.row_norms))
     if not columns.any():
         return Tails(*[math.nan] * len(Tails._fields))
     longest, other = (columns, rows) if columns.max() >= rows.max() else (rows, columns)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = float(np.log(columns.var() / rows.var()))
     return Tails(
-        columns_spread=float(columns.std() / np.sqrt((columns**2).mean())),
-        rows_spread=float(rows.std() / np.sqrt((rows**2).mean())),
+        log_variance_ratio=ratio,
         reach=float(columns.max() / rows.max()),
         beyond=float((longest > other.max()).mean()),
         directionality=float(directionality(form, gamma)),
@@ -83,24 +85,22 @@ def tails(form: BilinearForm, gamma: float = 2.0) -> Tails:
     )
 
 
-def exceedance(law: Mapping[float, float], z: float) -> float:
-    """Pr[X > z] of a variable that takes some values with some probabilities.
+def tails_of(forms: Mapping[str, Sequence[BilinearForm]], unit: str = "batches") -> Sample:
+    """The tails of several forms of each layer, one for each unit.
 
-    Lemma S1.11 says that of two laws with one mean μ the one with the larger variance exceeds every
-    z beyond some bound more often. It does not:
-
-    Examples
-    --------
-    >>> wide = {-1.0: 0.5, 1.0: 0.5}  # variance 1
-    >>> narrow = {-5.0: 0.01, 0.0: 0.98, 5.0: 0.01}  # variance 0.5
-    >>> [sum(p * x * x for x, p in law.items()) for law in (wide, narrow)]
-    [1.0, 0.5]
-    >>> exceedance(wide, 2.0), exceedance(narrow, 2.0)  # beyond √(σ_a σ_b) = 0.84
-    (0, 0.01)
-
-    It holds for two laws of one shape, X_a = μ + σ_a Z and X_b = μ + σ_b Z, and every z > μ.
+    One matrix with independent rows and columns has a ratio with a deviation of 2/√(d − 1).
     """
-    return sum(probability for value, probability in law.items() if value > z)
+    sample = sample_of(
+        (
+            (index, layer, tails(form)._asdict())
+            for layer, some in forms.items()
+            for index, form in enumerate(some)
+        ),
+        unit,
+    )
+    width = max(max(some[0].shape) for some in forms.values())
+    chance = 2 / math.sqrt(max(width - 1, 1))
+    return Sample(sample.values, unit, sample.layers, sample.details, chance)
 
 
 def simulate_update(
@@ -131,7 +131,7 @@ def simulate_update(
     --------
     >>> few_large = np.exp(np.random.default_rng(0).standard_normal(64))
     >>> seen = tails(simulate_update(few_large))
-    >>> seen.rows_spread > 2 * seen.columns_spread, seen.directionality_excess > 0
+    >>> seen.log_variance_ratio < -1, seen.directionality_excess > 0
     (True, True)
     """
     random = np.random.default_rng(seed)
@@ -144,3 +144,102 @@ def simulate_update(
     query = np.where(as_context, summed, own)
     key = np.where(as_context, own, summed)
     return BilinearForm(query.T, key.T)
+
+
+def in_updates(evidence: Evidence) -> Sample:
+    """The tails of Σ_ij β_ij x_i x_jᵀ, in each layer and batch."""
+    return tails_of({k: [update.form for update in u] for k, u in evidence.updates.items()})
+
+
+def in_weights(evidence: Evidence) -> Sample:
+    """The tails of W_qk in each layer."""
+    return tails_of({layer: [form] for layer, form in evidence.forms.items()}, "models")
+
+
+def _in_total(evidence: Evidence) -> Sample:
+    """Σ‖column‖²/Σ‖row‖² − 1, and the ratio of the mean norms."""
+
+    def totals(form: BilinearForm) -> dict[str, float]:
+        columns, rows = (np.asarray(n, np.float64) for n in (form.column_norms, form.row_norms))
+        squares = (columns**2).sum() / (rows**2).sum() - 1
+        return {"squares": float(squares), "means": float(columns.mean() / rows.mean())}
+
+    return sample_of(
+        (index, layer, totals(update.form))
+        for layer, updates in evidence.updates.items()
+        for index, update in enumerate(updates)
+    )
+
+
+def lemma(sample: Sample) -> Sample:
+    """Whether the side with the larger variance has the longest norm, from a sample of tails."""
+    wider = sample.values > 0
+    agree = np.where(np.isfinite(sample.values), wider == (sample.details["reach"] > 1), np.nan)
+    return Sample(agree.astype(float), sample.unit, sample.layers)
+
+
+RATIO = "ln(Var‖column‖/Var‖row‖)"
+
+STATEMENTS = (
+    Statement(
+        "Theorem S1.12, Equations S97-S98",
+        "columns and rows grow by the same in total; the proof has columns grow more",
+        "none",
+        "Σ‖column‖²/Σ‖row‖² − 1",
+        "identity",
+        1e-4,
+        _in_total,
+    ),
+    Statement(
+        "Lemma S1.11",
+        "the side whose norms vary more holds the longest norm",
+        "equal means; the lemma is true of laws of one shape, and false in general",
+        "share of the updates in which it does",
+        "near",
+        0.1,
+        lambda evidence: lemma(evidence.once(in_updates)),
+        null=1.0,
+    ),
+    Statement(
+        "Theorems 2.3 and S1.12, update",
+        "the columns of the update have the longer tail",
+        "S96, S97 and Lemma S1.11",
+        f"{RATIO} of Σ β K",
+        "above",
+        MORE,
+        lambda evidence: evidence.once(in_updates),
+        objectives=("causal",),
+    ),
+    Statement(
+        "Theorems 2.3 and S1.12, W_qk",
+        "the columns of W_qk have the longer tail",
+        "the weights are the sum of such updates from an even start",
+        f"{RATIO} of W_qk",
+        "above",
+        MORE,
+        in_weights,
+        needs="weights",
+        objectives=("causal",),
+    ),
+    Statement(
+        "Corollary S1.13, update",
+        "the columns and rows of the update vary alike",
+        "μ_c = μ_p for every token",
+        f"{RATIO} of Σ β K",
+        "near",
+        ALIKE,
+        lambda evidence: evidence.once(in_updates),
+        objectives=("masked", "each"),
+    ),
+    Statement(
+        "Corollary S1.13, W_qk",
+        "the columns and rows of W_qk vary alike",
+        "the weights are the sum of such updates from an even start",
+        f"{RATIO} of W_qk",
+        "near",
+        ALIKE,
+        in_weights,
+        needs="weights",
+        objectives=("masked", "each"),
+    ),
+)

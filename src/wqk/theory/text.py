@@ -19,7 +19,7 @@ from wqk.training.corpus.reading import is_readable, read_documents
 from wqk.training.corpus.store import HEADER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 # Tokens read of plain files; enough to count with, and seconds to make.
@@ -45,6 +45,8 @@ class Text:
         All tokens are below it.
     mask_token
         What stands for a masked token, if there is one.
+    vocabulary
+        The number of each entry; None where only numbers are known.
 
     Examples
     --------
@@ -58,6 +60,7 @@ class Text:
     documents: np.ndarray
     vocabulary_size: int
     mask_token: int | None
+    vocabulary: Mapping[str, int] | None = None
 
     def blocks(self, batches: int, batch: int, length: int, seed: int) -> np.ndarray:
         """Blocks that begin anywhere in the stream, (batches, B, N), none of them twice.
@@ -106,13 +109,14 @@ def open_text(corpus: Path, ref: str, revision: str | None = None, limit: int = 
             np.asarray(store.documents("train")),
             store.vocabulary_size,
             store.special.get("mask"),
+            vocabulary_of(store.tokenizer),
         )
     if not corpus.is_file():
         raise CorpusError(f"{corpus}: expected a token store (wqk corpus makes one) or a text file")
     if corpus.suffix == ".npy":
         return _numbers(corpus)
     if not is_readable(corpus):
-        raise CorpusError(f"{corpus}: not a text file that is known: .txt, .jsonl, .csv, .parquet")
+        raise CorpusError(f"{corpus}: expected a text file: .txt, .jsonl, .csv or .parquet")
     return _tokenized(corpus, ref, revision, limit)
 
 
@@ -139,7 +143,33 @@ def _tokenized(path: Path, ref: str, revision: str | None, limit: int) -> Text:
                 break
     offsets = np.cumsum([len(document) for document in documents])
     tokens = np.concatenate(documents)
-    return Text(path.name, tokens, offsets, len(tokenizer), tokenizer.mask_token_id)
+    return Text(
+        path.name,
+        tokens,
+        offsets,
+        len(tokenizer),
+        tokenizer.mask_token_id,
+        tokenizer.get_vocab(),
+    )
+
+
+def vocabulary_of(source: str | Path, revision: str | None = None) -> Mapping[str, int] | None:
+    """The number of each entry of a tokenizer: a ``tokenizer.json``, or a model's own.
+
+    None where there is no tokenizer.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    with quiet():
+        try:
+            if isinstance(source, str):
+                found = _tokenizer(source, revision)
+            else:
+                found = PreTrainedTokenizerFast(tokenizer_file=str(source))
+        except Exception:  # the tokenizers library raises bare exceptions
+            return None
+    vocabulary: dict[str, int] = found.get_vocab()
+    return vocabulary
 
 
 def _encoded(path: Path, tokenizer: Any) -> Iterator[np.ndarray]:
@@ -156,7 +186,7 @@ def _tokenizer(ref: str, revision: str | None) -> Any:
     except ImportError:
         raise MissingPackage("text needs transformers: pip install 'wqk[train]'") from None
     try:
-        tokenizer = AutoTokenizer.from_pretrained(ref, revision=revision)
+        tokenizer = AutoTokenizer.from_pretrained(ref, revision=revision, trust_remote_code=False)
         # Where its files are missing, one may be made that knows no words.
         reason = "no vocabulary" if len(tokenizer) <= len(tokenizer.all_special_ids) else ""
     except FAILURES as error:

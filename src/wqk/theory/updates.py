@@ -20,16 +20,16 @@ from typing import TYPE_CHECKING, Any
 from wqk._typing import Array, Float
 from wqk.attention import load_attention
 from wqk.checkpoints import open_checkpoint
-from wqk.errors import TheoryError
 from wqk.forms import BilinearForm
 from wqk.forms.scores import symmetry
-from wqk.theory.capture import bilinear_plans
 from wqk.theory.products import cosine
+from wqk.theory.verdict import Statement
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Sequence
 
     from wqk.attention import Attention
+    from wqk.families import AttentionPlan
     from wqk.theory.gradients import LayerGradient
 
 
@@ -50,14 +50,16 @@ class ImplicitUpdate:
     before: Attention
     query_gradient: Float[Array, "heads width d_query"]
     key_gradient: Float[Array, "key_heads width d_key"]
-    rate: float
+    rate: float = 1.0
 
     @property
     def after(self) -> Attention:
         """The block's weights after the step; biases stay."""
-        query, key = self.before.query.weight, self.before.key.weight
-        return self.before.with_weights(
-            query - self.rate * self.query_gradient, key - self.rate * self.key_gradient
+        query, key = self.before.query_weight, self.before.key_weight
+        return with_weights(
+            self.before,
+            query - self.rate * self.query_gradient,
+            key - self.rate * self.key_gradient,
         )
 
     @property
@@ -68,49 +70,20 @@ class ImplicitUpdate:
     @property
     def first_order(self) -> BilinearForm:
         """−η (G_q W_kᵀ + W_q G_kᵀ), summed over heads: ΔW_qk without what is of order η² (S39)."""
-        form, gradient = self.before.form, self._gradient.form
+        form = self.before.form
+        gradient = with_weights(self.before, self.query_gradient, self.key_gradient).form
         return -self.rate * (
             BilinearForm(gradient.query, form.key) + BilinearForm(form.query, gradient.key)
         )
 
-    @property
-    def _gradient(self) -> Attention:
-        return self.before.with_weights(self.query_gradient, self.key_gradient)
 
-
-@dataclass(frozen=True)
-class UpdateSymmetry:
-    """The form's own gradient of a layer beside what a step of the factors does to the form.
-
-    Attributes
-    ----------
-    stack, kind, layer, application
-        Which.
-    gradient
-        Symmetry of Σ_ij β_ij K_ij, summed over heads.
-    update
-        Symmetry of the first-order update of the layer's form by gradient descent.
-    update_if_tied
-        The same if every head's W_k were its W_q, at the same β and without biases.
-    update_of_symmetric_part
-        The same if β were symmetric, (β_ij + β_ji)/2, and hence every head's gradient: 1 if
-        symmetry passed from gradient to update.
-    expected
-        The last for independent random factors of these sizes, by `expected_symmetry`.
-    alignment
-        Cosine of the update and −Σ_ij β_ij K_ij, as matrices: 1 if they were proportional (S40).
-    """
-
-    stack: str
-    kind: str
-    layer: int
-    application: int
-    gradient: float
-    update: float
-    update_if_tied: float
-    update_of_symmetric_part: float
-    expected: float
-    alignment: float
+def with_weights(
+    attention: Attention,
+    query: Float[Array, "heads width d_query"],
+    key: Float[Array, "key_heads width d_key"],
+) -> Attention:
+    """The same block with other weights."""
+    return replace(attention, query_weight=query, key_weight=key)
 
 
 def implicit_update(gradient: LayerGradient, rate: float = 1.0) -> ImplicitUpdate:
@@ -135,39 +108,36 @@ def implicit_update(gradient: LayerGradient, rate: float = 1.0) -> ImplicitUpdat
 
 
 def parameter_gradients(
-    model: Any, layers: Collection[int] | None = None
+    model: Any, plans: Sequence[AttentionPlan]
 ) -> list[tuple[Float[Array, "heads width d_query"], Float[Array, "key_heads width d_key"]]]:
     """The gradients that a backward pass left on each block's W_q and W_k, whatever their layout.
 
     Raises
     ------
-    TheoryError
-        A block's score is no bilinear form.
     CheckpointError
         A query or key has no gradient: there was no backward pass.
     """
-    plans = bilinear_plans(open_checkpoint(model), layers)
     left = {
         name: parameter.grad
         for name, parameter in model.named_parameters(remove_duplicate=False)
         if parameter.grad is not None
     }
     blocks = [load_attention(open_checkpoint(left), plan) for plan in plans]
-    return [(block.query.weight, block.key.weight) for block in blocks]
+    return [(block.query_weight, block.key_weight) for block in blocks]
 
 
-def update_between(before: Attention, after: Attention) -> BilinearForm:
-    """ΔW_qk of an optimizer's actual step, or of many: factored, of rank 2·G·R."""
-    return after.form.difference(before.form)
+def alignment(gradient: LayerGradient) -> float:
+    """Cosine of the first-order update and −Σ_ij β_ij K_ij: 1 if they were proportional (S40)."""
+    return -cosine(implicit_update(gradient).first_order, gradient.by_prediction())
 
 
-def update_symmetry(gradient: LayerGradient) -> UpdateSymmetry:
-    """The symmetry of Σ β K beside that of the update it makes through W_q and W_k.
+def passed_on(gradient: LayerGradient) -> dict[str, float]:
+    """How much of the symmetry of Σ β K an update through W_q and W_k keeps.
 
-    Raises
-    ------
-    TheoryError
-        The block is cross-attention, whose two sides are different tokens.
+    The symmetry of ``update_of_symmetric_part``: of the update that β made symmetric,
+    (β_ij + β_ji)/2, would give, without biases; ``expected`` is that of independent random factors
+    of these sizes. Beside them the symmetries of Σ β K (``gradient``), of its ``update``, and of
+    the update ``if_tied``, every head's W_k being its W_q.
 
     Examples
     --------
@@ -178,32 +148,21 @@ def update_symmetry(gradient: LayerGradient) -> UpdateSymmetry:
     >>> model = transformers.BertForMaskedLM(config)
     >>> tokens = torch.tensor([[3, 1, 4, 1, 5]])
     >>> (gradient,) = gradients(model, {"input_ids": tokens, "labels": tokens})
-    >>> row = update_symmetry(gradient)
-    >>> -1 <= row.update <= 1, row.expected
+    >>> numbers = passed_on(gradient)
+    >>> -1 <= numbers["update"] <= 1, numbers["expected"]
     (True, 0.5)
     """
-    attention, plan = gradient.attention, gradient.attention.plan
-    if plan.kind != "self":
-        raise TheoryError("symmetry is asked of self-attention only, got cross-attention")
-    whole, update = gradient.by_prediction(), implicit_update(gradient).first_order
-    query = attention.query.weight
-    plain = attention.with_weights(query, attention.key.weight, biases=False)
-    tied = attention.with_weights(query, query, biases=False)
+    attention = gradient.attention
+    plain = replace(attention, query_bias=None, key_bias=None)
+    tied = replace(plain, key_weight=plain.query_weight)
     both_ways = (gradient.beta + gradient.beta.swapaxes(-1, -2)) / 2
-    return UpdateSymmetry(
-        stack=plan.stack,
-        kind=plan.kind,
-        layer=plan.layer,
-        application=gradient.application,
-        gradient=float(symmetry(whole)),
-        update=float(symmetry(update)),
-        update_if_tied=_update_symmetry(replace(gradient, attention=tied)),
-        update_of_symmetric_part=_update_symmetry(
-            replace(gradient, attention=plain, beta=both_ways)
-        ),
-        expected=expected_symmetry(*query.shape[:0:-1]),
-        alignment=-cosine(update, whole),
-    )
+    return {
+        "update_of_symmetric_part": _symmetry(replace(gradient, attention=plain, beta=both_ways)),
+        "expected": expected_symmetry(*attention.query_weight.shape[:0:-1]),
+        "gradient": float(symmetry(gradient.by_prediction())),
+        "update": _symmetry(gradient),
+        "if_tied": _symmetry(replace(gradient, attention=tied)),
+    }
 
 
 def expected_symmetry(width: int, rank: int) -> float:
@@ -221,5 +180,29 @@ def expected_symmetry(width: int, rank: int) -> float:
     return 2 / (2 + width / rank)
 
 
-def _update_symmetry(gradient: LayerGradient) -> float:
+def _symmetry(gradient: LayerGradient) -> float:
     return float(symmetry(implicit_update(gradient).first_order))
+
+
+STATEMENTS = (
+    Statement(
+        "Remark S1.6, Equation S40",
+        "W_qk is updated in proportion to Σ_ij β_ij K_ij",
+        "gradient descent on W_q and W_k, to first order in its rate",
+        "cosine of the update and the negative gradient",
+        "near",
+        0.1,
+        lambda evidence: evidence.sample(lambda layer, _: {"cosine": alignment(layer)}),
+        null=1.0,
+    ),
+    Statement(
+        "Remark S1.6 with Theorem S1.14",
+        "a symmetric Σ β K makes a symmetric update",
+        "W_q W_qᵀ = W_k W_kᵀ for every head, which the paper does not ask for",
+        "symmetry of the update that β made symmetric would give",
+        "near",
+        0.1,
+        lambda evidence: evidence.sample(lambda layer, _: passed_on(layer)),
+        null=1.0,
+    ),
+)

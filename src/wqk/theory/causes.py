@@ -1,0 +1,171 @@
+"""What makes an update directional: the text's order, the mean of the inputs, or their coordinates.
+
+A layer's update Σ_ij β_ij x_i x_jᵀ is made anew with one thing changed, and its rows and columns
+are compared again. Row sums of β are 0, because a softmax ignores what all its scores share; so the
+mean of the inputs falls out of the context side of every update, and stays on the predicted one.
+
+Axes: B batch, N tokens (i predicted, j context), D width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wqk.theory.tails import MORE, RATIO, in_updates, tails_of
+from wqk.theory.verdict import Estimate, Sample, Statement
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from wqk.forms import BilinearForm
+    from wqk.theory.evidence import Evidence, Update
+    from wqk.theory.subject import Subject
+    from wqk.theory.verdict import Finding
+
+# Directions with less than this part of the largest variance are taken for rounding.
+FLAT = 1e-6
+
+
+def in_isolation(updates: Sequence[Update], seed: int = 0) -> dict[str, list[BilinearForm]]:
+    """The updates of one layer on several batches, with one thing changed.
+
+    ``centered``: inputs less their mean over all batches. ``isotropic``: centered and made of equal
+    variance in all directions. ``rotated``: in another orthonormal basis, drawn at random. ``random
+    signs``: every β_ij with a sign of its own.
+
+    Parameters
+    ----------
+    updates
+        Of one layer.
+    seed
+        Of the basis and the signs.
+
+    Examples
+    --------
+    >>> from wqk.theory.evidence import Update
+    >>> random = np.random.default_rng(0)
+    >>> beta = np.tril(random.standard_normal((2, 8, 8)))
+    >>> sorted(in_isolation([Update(5 + random.standard_normal((2, 8, 4)), beta)]))
+    ['centered', 'isotropic', 'random signs', 'rotated']
+    """
+    random = np.random.default_rng(seed)
+    width = updates[0].inputs.shape[-1]
+    everything = np.concatenate([update.inputs.reshape(-1, width) for update in updates])
+    everything = everything.astype(np.float64)
+    mean = everything.mean(axis=0)
+    whitening = _inverse_root(np.cov(everything, rowvar=False))
+    basis = np.linalg.qr(random.standard_normal((width, width)))[0]
+
+    changes: dict[str, Callable[[Update], Update]] = {
+        "centered": lambda update: update._replace(inputs=update.inputs - mean),
+        "isotropic": lambda update: update._replace(inputs=(update.inputs - mean) @ whitening),
+        "rotated": lambda update: update._replace(inputs=update.inputs @ basis),
+        "random signs": lambda update: update._replace(
+            beta=update.beta * random.choice([-1.0, 1.0], update.beta.shape)
+        ),
+    }
+    return {name: [change(update).form for update in updates] for name, change in changes.items()}
+
+
+def rearranged(subject: Subject) -> dict[str, Subject]:
+    """The subject on the same blocks shuffled, and on the blocks read backwards.
+
+    Examples
+    --------
+    >>> from wqk.theory.subject import Subject
+    >>> subject = Subject("none", None, "causal", np.arange(8).reshape(1, 2, 4))
+    >>> rearranged(subject)["reversed"].blocks.tolist()
+    [[[3, 2, 1, 0], [7, 6, 5, 4]]]
+    """
+    random = np.random.default_rng(subject.seed)
+    return {
+        "shuffled": subject.having(blocks=random.permuted(subject.blocks, axis=-1)),
+        "reversed": subject.having(blocks=np.ascontiguousarray(subject.blocks[..., ::-1])),
+    }
+
+
+def lost(whole: Sample, changed: Mapping[str, Sample]) -> Sample:
+    """How much smaller a ratio becomes by the first of several changes, batch by batch.
+
+    The ratios themselves are the details.
+    """
+    details = {"as it is": whole.values} | {name: one.values for name, one in changed.items()}
+    first = next(iter(changed.values()))
+    return Sample(whole.values - first.values, whole.unit, whole.layers, details)
+
+
+def _order(evidence: Evidence) -> Sample:
+    subjects = rearranged(evidence.subject)
+    return lost(
+        evidence.once(in_updates),
+        {name: in_updates(evidence.on(subject)) for name, subject in subjects.items()},
+    )
+
+
+def _coordinates(evidence: Evidence) -> Sample:
+    by_layer = {
+        layer: in_isolation(updates, evidence.subject.seed)
+        for layer, updates in evidence.updates.items()
+    }
+    names = ["isotropic", "centered", "rotated", "random signs"]
+    return lost(
+        evidence.once(in_updates),
+        {name: tails_of({k: forms[name] for k, forms in by_layer.items()}) for name in names},
+    )
+
+
+def _inverse_root(covariance: np.ndarray) -> np.ndarray:
+    """Σ^(−1/2), of the directions in which there is any variance."""
+    values, vectors = np.linalg.eigh(covariance)
+    kept = values > FLAT * values.max()
+    return np.asarray(vectors[:, kept] / np.sqrt(values[kept]) @ vectors[:, kept].T)
+
+
+ORDER = Statement(
+    "Theorem S1.12, Equation S96 as a cause",
+    "the order of the text makes the update's columns dominate",
+    "the same model and tokens, each block shuffled",
+    f"how much of {RATIO} of Σ β K shuffling takes away",
+    "above",
+    MORE,
+    _order,
+    objectives=("causal",),
+)
+
+STATEMENTS = (
+    ORDER,
+    replace(
+        ORDER,
+        number="Theorem S1.12, Cov(x) ≠ σ²I as a cause",
+        says="anisotropic inputs make the update's columns dominate",
+        assumes="the same β, with inputs centered and made isotropic",
+        quantity=f"how much of {RATIO} of Σ β K isotropic inputs take away",
+        measure=_coordinates,
+    ),
+)
+
+
+def curves(findings: Sequence[Finding]) -> list[dict[str, Any]]:
+    """The tails of the updates by layer, as they are and with one thing changed, to be drawn."""
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for finding in findings:
+        sample = finding.sample
+        if sample is None or finding.statement.number not in DRAWN:
+            continue
+        tables = sample.details if "as it is" in sample.details else {"as it is": sample.values}
+        for change, values in tables.items():
+            for layer, column in zip(sample.layers, values.T, strict=True):
+                one = Estimate.of(Sample(column[:, None], sample.unit))
+                rows[change, layer] = {
+                    "change": change,
+                    "layer": int(layer.rpartition(" ")[2]),
+                    "log_variance_ratio": one.value,
+                    "log_variance_ratio_error": one.high - one.value,
+                }
+    return list(rows.values())
+
+
+DRAWN = {"Corollary S1.13, update", *(statement.number for statement in STATEMENTS)}

@@ -1,0 +1,241 @@
+"""What the statements are measured on: a subject's weights and gradients, each read once.
+
+Axes: B batch, N tokens (i predicted, j context), D width, U batches, L layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from wqk._caching import cached_property
+from wqk.checkpoints import open_checkpoint
+from wqk.errors import TheoryError
+from wqk.forms import BilinearForm
+from wqk.theory.gradients import (
+    bilinear_plans,
+    chosen_plans,
+    gradients,
+    load_blocks,
+    load_values,
+)
+from wqk.theory.subject import IGNORED
+from wqk.theory.verdict import Sample
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+    from wqk.attention import Attention
+    from wqk.families import AttentionPlan
+    from wqk.theory.gradients import LayerGradient
+    from wqk.theory.subject import Subject
+    from wqk.theory.text import Text
+    from wqk.theory.verdict import Needs, Statement
+
+
+Kept = TypeVar("Kept")
+
+# Weights (G, R, D) and biases (G, R) of a block's values.
+Values = tuple[np.ndarray, "np.ndarray | None"]
+
+
+class Update(NamedTuple):
+    """What one layer's update on one batch is made of.
+
+    Attributes
+    ----------
+    inputs
+        x, (B, N, D): what the query and key projections are applied to.
+    beta
+        β summed over heads, (B, N, N).
+    """
+
+    inputs: np.ndarray
+    beta: np.ndarray
+
+    @classmethod
+    def of(cls, layer: LayerGradient) -> Update:
+        """A self-attention layer's own."""
+        return cls(layer.query_input, np.asarray(layer.beta.sum(axis=1)))
+
+    @property
+    def form(self) -> BilinearForm:
+        """Σ_ij β_ij x_i x_jᵀ over the batch."""
+        width = self.inputs.shape[-1]
+        context = (self.beta @ self.inputs).reshape(-1, width)
+        return BilinearForm(self.inputs.reshape(-1, width).T, context.T)
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """A subject on its text; what several statements need is computed once.
+
+    Attributes
+    ----------
+    subject, text
+        The model with its blocks, and the whole text that the blocks are from.
+    layers
+        Numbers of the layers to look at; all where None.
+    """
+
+    subject: Subject
+    text: Text
+    layers: Collection[int] | None = None
+    _kept: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+    def once(self, compute: Callable[[Evidence], Kept]) -> Kept:
+        """What a function says of this evidence, computed when it is first asked for."""
+        if compute not in self._kept:
+            self._kept[compute] = compute(self)
+        kept: Kept = self._kept[compute]
+        return kept
+
+    @cached_property
+    def plans(self) -> list[AttentionPlan]:
+        """The chosen blocks.
+
+        Raises
+        ------
+        TheoryError
+            The model has no such layer.
+        """
+        return chosen_plans(open_checkpoint(self.subject.model), self.layers)
+
+    @cached_property
+    def blocks(self) -> list[Attention]:
+        """Their queries and keys, read once."""
+        return load_blocks(open_checkpoint(self.subject.model), self.plans)
+
+    @cached_property
+    def values(self) -> dict[str, Values | None]:
+        """The values' weights of each layer; None where the family does not name them."""
+        checkpoint = open_checkpoint(self.subject.model)
+        return {self.label(plan): load_values(checkpoint, plan) for plan in self.plans}
+
+    @cached_property
+    def batches(self) -> list[dict[str, object]]:
+        """The subject's batches, as PyTorch tensors."""
+        return list(self.subject.batches())
+
+    @cached_property
+    def gradients(self) -> list[list[LayerGradient]]:
+        """Of the model's own loss, self-attention only: a list of layers for each batch."""
+        bilinear_plans(self.subject.name, self.plans)
+        return [self._gradients(batch) for batch in self.batches]
+
+    @cached_property
+    def updates(self) -> dict[str, list[Update]]:
+        """Each layer's updates, one for each batch and application."""
+        updates: dict[str, list[Update]] = {}
+        for layers in self.gradients:
+            for layer in layers:
+                updates.setdefault(self.label(layer.attention.plan), []).append(Update.of(layer))
+        return updates
+
+    @cached_property
+    def forms(self) -> dict[str, BilinearForm]:
+        """W_qk of each self-attention layer, the sum over its heads.
+
+        Raises
+        ------
+        TheoryError
+            No layer has a square form.
+        """
+        forms = {
+            self.label(block.plan): block.form
+            for block in self.blocks
+            if block.plan.rule.kind == "self" and block.form.is_square
+        }
+        if not forms:
+            raise TheoryError(f"{self.subject.name}: no self-attention layer has a square form")
+        return forms
+
+    def predicted(self, index: int) -> np.ndarray:
+        """Which tokens of a batch are predicted, (B, N)."""
+        labels = list(self.subject.examples())[index][1]
+        return np.asarray(labels != IGNORED)
+
+    def label(self, plan: AttentionPlan) -> str:
+        """A layer's name: its number, after its stack's name if there are several stacks."""
+        several = len({p.stack for p in self.plans}) > 1
+        return f"{plan.stack} {plan.layer}" if several else str(plan.layer)
+
+    def on(self, subject: Subject) -> Evidence:
+        """The same layers of another subject with the same model."""
+        other = Evidence(subject, self.text, self.layers)
+        other.__dict__.update(plans=self.plans, blocks=self.blocks)
+        return other
+
+    def sample(self, measure: Callable[[LayerGradient, int], Mapping[str, float]]) -> Sample:
+        """A quantity of each batch and layer; the first number is the quantity itself.
+
+        ``measure`` takes a layer's gradient and the number of its batch. The applications of a
+        layer that is applied several times are averaged.
+        """
+        return sample_of(
+            (index, self.label(layer.attention.plan), measure(layer, index))
+            for index, layers in enumerate(self.gradients)
+            for layer in layers
+        )
+
+    def _gradients(self, batch: Mapping[str, object]) -> list[LayerGradient]:
+        found = gradients(self.subject.model, batch, blocks=self.blocks)
+        return [layer for layer in found if layer.attention.plan.rule.kind == "self"]
+
+
+def sample_of(
+    measured: Iterable[tuple[int, str, Mapping[str, float]]], unit: str = "batches"
+) -> Sample:
+    """A sample from (unit, layer, numbers), of which the first is the quantity itself.
+
+    Examples
+    --------
+    >>> sample = sample_of([(0, "0", {"s": 1.0, "n": 3.0}), (0, "1", {"s": 2.0, "n": 4.0})])
+    >>> sample.values.tolist(), sample.layers, sample.details["n"].tolist()
+    ([[1.0, 2.0]], ('0', '1'), [[3.0, 4.0]])
+    """
+    cells: dict[tuple[int, str], list[Mapping[str, float]]] = {}
+    for index, layer, numbers in measured:
+        cells.setdefault((index, layer), []).append(numbers)
+    units = sorted({index for index, _ in cells})
+    layers = list(dict.fromkeys(layer for _, layer in cells))
+    names = list(next(iter(cells.values()))[0])
+    tables = {name: np.full((len(units), len(layers)), np.nan) for name in names}
+    for (index, layer), several in cells.items():
+        for name in names:
+            place = units.index(index), layers.index(layer)
+            tables[name][place] = np.mean([numbers[name] for numbers in several])
+    return Sample(tables.pop(names[0]), unit, tuple(layers), tables)
+
+
+def obstacle(statement: Statement, evidence: Evidence) -> str:
+    """Why a statement cannot be tested on some evidence; empty where it can."""
+    subject = evidence.subject
+    if subject.objective not in statement.objectives:
+        return NOT_FOR[subject.objective]
+    lacking = _lacking(statement.needs, subject)
+    if lacking:
+        more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+        return f"rests on tensors that the checkpoint lacks: {lacking[0]}{more}"
+    return ""
+
+
+NOT_FOR = {
+    "causal": "about models that see both sides; this one sees what came before",
+    "masked": "about models that predict each next token; this one fills in masked ones",
+    "each": "about some tokens masked at a time; here each is predicted from all others",
+}
+
+
+def _lacking(needs: Needs, subject: Subject) -> Sequence[str]:
+    """The tensors that are needed and were not in the checkpoint."""
+    if needs in ("nothing", "text") or not subject.missing:
+        return ()
+    if needs == "weights":
+        plans = chosen_plans(open_checkpoint(subject.model), None)
+        used = {part.name for plan in plans for part in plan.parts.values()}
+        return [name for name in subject.missing if name in used]
+    body = f"{subject.model.base_model_prefix}."
+    return [n for n in subject.missing if needs != "forward" or n.startswith(body)]

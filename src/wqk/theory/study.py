@@ -1,0 +1,215 @@
+"""All statements on one subject, on the saved steps of a run, and on several seeds."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wqk.errors import TheoryError, WqkError
+from wqk.theory import (
+    bounds,
+    causes,
+    counts,
+    growth,
+    optimizer,
+    pairing,
+    scores,
+    softmax,
+    tails,
+    updates,
+)
+from wqk.theory.evidence import NOT_FOR, Evidence, obstacle
+from wqk.theory.opening import open_subjects
+from wqk.theory.report import Report, report
+from wqk.theory.verdict import Finding, Sample, Statement, decide, not_tested, settle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+    from pathlib import Path
+
+    from wqk.theory.optimizer import Moment
+    from wqk.theory.subject import Objective
+
+    OnProgress = Callable[[str, int, int], None]
+
+# In the order of the paper.
+STATEMENTS: tuple[Statement, ...] = (
+    *scores.STATEMENTS,
+    *softmax.STATEMENTS,
+    *updates.STATEMENTS,
+    *growth.STATEMENTS,
+    *counts.STATEMENTS,
+    *tails.STATEMENTS,
+    *causes.STATEMENTS,
+    *optimizer.STATEMENTS,
+    *pairing.STATEMENTS,
+    *bounds.STATEMENTS,
+)
+
+
+def examine(statement: Statement, evidence: Evidence) -> Finding:
+    """One statement on some evidence, by itself."""
+    reason = obstacle(statement, evidence)
+    if reason:
+        return not_tested(statement, reason)
+    try:
+        return decide(statement, statement.measure(evidence))
+    except WqkError as error:
+        return not_tested(statement, str(error))
+
+
+def measure(evidence: Evidence, on_progress: OnProgress | None = None) -> list[Finding]:
+    """Every statement on one model and text; what cannot be tested is a finding, too.
+
+    Parameters
+    ----------
+    evidence
+        A subject from `wqk.theory.opening.open_subjects`, on its text.
+    on_progress
+        Called with what is measured next, how many statements are done, and of how many.
+
+    Raises
+    ------
+    TheoryError
+        The model has no such layer.
+    """
+    findings = []
+    _ = evidence.plans  # a layer that is not there is said before anything is measured
+    for done, statement in enumerate(STATEMENTS):
+        if on_progress:
+            on_progress(statement.number, done, len(STATEMENTS))
+        findings.append(examine(statement, evidence))
+    return settle(findings)
+
+
+def follow(moments: Sequence[Moment], objective: Objective) -> list[Finding]:
+    """The statements on a run, from its saved steps; not yet settled."""
+    return [
+        not_tested(statement, NOT_FOR[objective])
+        if objective not in statement.objectives
+        else not_tested(statement, f"takes three saved steps, got {len(moments)}")
+        if len(moments) < 3
+        else decide(statement, sample(moments))
+        for statement, sample in optimizer.RUN_STATEMENTS
+    ]
+
+
+def over_steps(states: Sequence[Sequence[Finding]]) -> list[Finding]:
+    """One finding for each statement from those on several saved steps of a run.
+
+    Each batch's mean over the steps counts once: all steps see the same batches.
+    """
+    return _together(
+        states,
+        lambda samples: replace(
+            samples[0], values=_mean(np.array([s.values for s in samples])), details={}
+        ),
+    )
+
+
+def over_seeds(runs: Sequence[Sequence[Finding]]) -> list[Finding]:
+    """One finding for each statement from those on several runs, which become its units."""
+    return _together(
+        runs,
+        lambda samples: Sample(
+            np.array([_mean(s.values) for s in samples]), "seeds", samples[0].layers
+        ),
+    )
+
+
+def _together(
+    several: Sequence[Sequence[Finding]], join: Callable[[Sequence[Sample]], Sample]
+) -> list[Finding]:
+    findings = []
+    for same in zip(*several, strict=True):
+        statement = same[0].statement
+        samples = [finding.sample for finding in same if finding.sample is not None]
+        if statement.needs in ("nothing", "text") or len(samples) < len(same):
+            # Of the text, the same for all; or what was not tested on one of them.
+            findings.append(min(same, key=lambda finding: finding.sample is not None))
+        elif len({sample.values.shape[1:] for sample in samples}) > 1:
+            findings.append(not_tested(statement, "the models have different numbers of layers"))
+        else:
+            findings.append(decide(statement, join(samples)))
+    return settle(findings)
+
+
+def _mean(values: np.ndarray) -> np.ndarray:
+    """A mean over the first axis that leaves out what is not defined."""
+    known = np.isfinite(values)
+    count = known.sum(axis=0)
+    total = np.where(known, values, 0).sum(axis=0)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+
+def study(
+    refs: Sequence[str],
+    corpus: str | Path,
+    *,
+    layers: Collection[int] | None = None,
+    on_progress: OnProgress | None = None,
+    **options: Any,
+) -> list[Report]:
+    """All statements on one model or several that differ in their seed, on one text.
+
+    Parameters
+    ----------
+    refs, corpus, options
+        Each model, the text, and how it is read: as for `wqk.theory.opening.open_subjects`.
+    layers
+        Numbers of the layers to look at; all where None.
+    on_progress
+        As for `measure`.
+
+    Raises
+    ------
+    TheoryError
+        A model has no such layer, or the models predict different things.
+    WqkError
+        What `open_subjects` raises.
+
+    Returns
+    -------
+    One report for each model and saved step, and after those of a run one that takes its steps
+    together. The last one is about all that there is.
+    """
+    runs = [_study_one(ref, corpus, layers, on_progress, options) for ref in refs]
+    if len({states[0].objective for states in runs}) > 1:
+        raise TheoryError(
+            "models that predict different things cannot be taken together; name those of one kind"
+        )
+    reports = [one for states in runs for one in states]
+    if len(runs) == 1:
+        return reports
+    together = over_seeds([states[-1].findings for states in runs])
+    names = ", ".join(states[-1].model for states in runs)
+    return [*reports, replace(reports[-1], model=f"together: {names}", findings=tuple(together))]
+
+
+def _study_one(
+    ref: str,
+    corpus: str | Path,
+    layers: Collection[int] | None,
+    on_progress: OnProgress | None,
+    options: Mapping[str, Any],
+) -> list[Report]:
+    """A report for each state of one model, and one for all of them if there are several."""
+    text, subjects = open_subjects(ref, corpus, **options)
+    reports: list[Report] = []
+    moments: list[Moment] = []
+    for subject in subjects:
+        evidence = Evidence(subject, text, layers)
+        reports.append(report(subject, text, measure(evidence, on_progress)))
+        if options.get("steps") is not None and not subject.missing:
+            with suppress(WqkError):  # then no statement on the run can be tested
+                moments.append(optimizer.moment(evidence))
+    if len(reports) == 1:
+        return reports
+    last = reports[-1]
+    along = follow(moments, last.objective)
+    findings = [*over_steps([one.findings for one in reports]), *along]
+    name = f"{last.model.rpartition(', step ')[0]}, {len(reports)} saved steps"
+    return [*reports, replace(last, model=name, findings=tuple(settle(findings)))]

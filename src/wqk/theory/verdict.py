@@ -1,0 +1,377 @@
+"""The one rule by which numbers become a verdict on a statement.
+
+A statement predicts that a quantity lies above, below or near a null value, and says from which
+size on a deviation matters. It is measured on several units (batches, chunks of a text, seeds) and
+layers. Their mean has a 95 % interval (Student's t), and
+
+============  =================================================================================
+holds         the interval lies beyond the null on the predicted side (above, below), or within
+              the margin around it (near)
+fails         the interval excludes every effect that would matter, or lies outside the margin
+undecided     neither: more units are needed
+identity      true of all numbers; shown, and never counted as support
+not tested    says why
+============  =================================================================================
+
+A tiny effect that is beyond chance, but too small to matter, fails. Of the statements of a report,
+only those stay decided whose p-values pass Benjamini and Hochberg's rule, so that on average at
+most 5 % of the decided verdicts are wrong.
+
+Axes: U units, L layers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from wqk.theory.student import quantile, tail
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from wqk.theory.evidence import Evidence
+    from wqk.theory.subject import Objective
+
+Verdict = Literal["holds", "fails", "undecided", "not tested", "identity"]
+VERDICTS: tuple[Verdict, ...] = ("holds", "fails", "undecided", "not tested", "identity")
+
+Direction = Literal["above", "below", "near", "identity"]
+
+# What a statement is measured on, from the least to the most: the text alone, the queries and keys,
+# a forward pass, a loss; or nothing of the model, or several saved steps of a run.
+Needs = Literal["nothing", "text", "weights", "forward", "loss", "run"]
+
+# One error in twenty; intervals leave half of it on either side.
+LEVEL = 0.05
+
+# More times as many units than this are not worth naming.
+MANY = 1000
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """A quantity, measured.
+
+    Attributes
+    ----------
+    values
+        (U, L), or (U, 1) where it has no layers; NaN where it is not defined.
+    unit
+        What the U rows are: ``batches``, ``chunks``, ``draws``, ``changes``, ``seeds``, ``models``.
+    layers
+        Names of the columns; empty where there are none.
+    details
+        Further numbers of the same shape, by name.
+    chance
+        Standard deviation that one layer's value has by the chance of its own weights, in every
+        unit the same.
+    """
+
+    values: np.ndarray
+    unit: str
+    layers: tuple[str, ...] = ()
+    details: Mapping[str, np.ndarray] = field(default_factory=dict)
+    chance: float = 0.0
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Every number, one row for each unit and layer."""
+        return [
+            {"unit": f"{self.unit} {u}", **({"layer": self.layers[k]} if self.layers else {})}
+            | {"value": float(value)}
+            | {name: float(numbers[u, k]) for name, numbers in self.details.items()}
+            for (u, k), value in np.ndenumerate(self.values)
+        ]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean with its 95 % interval.
+
+    Attributes
+    ----------
+    value, low, high
+        The mean and its interval.
+    error, degrees
+        Its standard error, infinite where one number has no spread, and the degrees of freedom.
+    over
+        What it is a mean over, such as ``8 batches × 4 layers``.
+    """
+
+    value: float
+    low: float
+    high: float
+    error: float
+    degrees: float
+    over: str
+
+    @classmethod
+    def of(cls, sample: Sample) -> Estimate:
+        """The mean over units and layers, both of which are taken as drawn from more of their kind.
+
+        The squared error is Var(units)/U + Var(layers)/L, of means over the other axis: more
+        batches do not help where it is a matter of chance what a few layers do. Degrees of freedom
+        are Welch and Satterthwaite's.
+
+        Examples
+        --------
+        >>> Estimate.of(Sample(np.array([[1.0], [2.0], [3.0]]), "batches")).low
+        -0.4841...
+        """
+        values = sample.values[np.isfinite(sample.values).any(axis=1)]
+        values = values[:, np.isfinite(values).any(axis=0)]
+        axes = [np.nanmean(values, axis=1), np.nanmean(values, axis=0)] if values.size else []
+        parts = [(_square(means), len(means) - 1) for means in axes if len(means) > 1]
+        value = float(np.mean(axes[0])) if axes else math.nan
+        if not parts:
+            return cls(value, -math.inf, math.inf, math.inf, 0.0, _over(values, sample))
+        total = sum(square for square, _ in parts)
+        degrees = min(count for _, count in parts) if not total else 0.0
+        degrees = degrees or total**2 / sum(square**2 / count for square, count in parts)
+        error = math.sqrt(total)
+        half = quantile(LEVEL / 2, degrees) * error
+        return cls(value, value - half, value + half, error, degrees, _over(values, sample))
+
+    def __str__(self) -> str:
+        if self.low == self.high and abs(self.value) < 1e-3:
+            return f"{self.value:.0e}" if self.value else "0"
+        digits = 2 if not self.high - self.low < 0.02 else 4
+        value, low, high = (f"{x:.{digits}f}" for x in (self.value, self.low, self.high))
+        return value if self.low == self.high else f"{value} [{low}, {high}]"
+
+
+def _square(means: np.ndarray) -> float:
+    """The squared standard error of a mean; rounding of equal numbers is none."""
+    spread = float(np.std(means, ddof=1))
+    return 0.0 if spread < 1e-9 * np.abs(means).max() else spread**2 / len(means)
+
+
+def _over(values: np.ndarray, sample: Sample) -> str:
+    units, layers = values.shape
+    names = [f"{units} {sample.unit}" if units > 1 else sample.unit.removesuffix("s")]
+    if units == 1 and sample.layers:
+        names = []
+    if sample.layers:
+        names.append(f"{layers} layers" if layers > 1 else f"layer {sample.layers[0]}")
+    return " × ".join(names)
+
+
+@dataclass(frozen=True, eq=False)
+class Statement:
+    """What the paper says, as a prediction of one quantity.
+
+    Attributes
+    ----------
+    number
+        Where it stands.
+    says, assumes
+        The statement, and what it rests on.
+    quantity
+        What is measured.
+    direction, null
+        Where the statement puts the quantity: ``above``, ``below`` or ``near`` the null value; or
+        ``identity``, where no numbers could contradict it and only rounding is seen.
+    matters
+        The smallest distance from the null that would matter; of an identity, what is rounding.
+    measure
+        Gives the quantity of some evidence.
+    needs
+        What it is measured on.
+    objectives
+        What the model has to predict for the statement to say anything.
+    """
+
+    number: str
+    says: str
+    assumes: str
+    quantity: str
+    direction: Direction
+    matters: float
+    measure: Callable[[Evidence], Sample]
+    null: float = 0.0
+    needs: Needs = "loss"
+    objectives: tuple[Objective, ...] = ("masked", "each", "causal")
+
+    @property
+    def prediction(self) -> str:
+        """Where the quantity should lie."""
+        signs = {"above": ">", "below": "<", "near": "≈", "identity": "="}
+        return f"{signs[self.direction]} {self.null:g}"
+
+
+@dataclass(frozen=True)
+class Layers:
+    """In how many layers, each by itself, a statement holds and fails, and what chance would give.
+
+    ``by_chance`` is how many would hold where none should.
+    """
+
+    holds: int
+    fails: int
+    count: int
+    by_chance: float
+
+    def __str__(self) -> str:
+        return f"{self.holds} of {self.count} layers hold ({self.by_chance:.1g} by chance)" + (
+            f", {self.fails} fail" if self.fails else ""
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Finding:
+    """A verdict on a statement, and what it follows from.
+
+    Attributes
+    ----------
+    statement, verdict
+        What was decided.
+    estimate
+        Of the quantity; None where it was not measured.
+    layers
+        Layer by layer; None where there are none, or only one unit.
+    p
+        How likely chance alone would lead to this verdict, or to the nearest where undecided; NaN
+        where there is none.
+    why
+        Why it is not tested, or how many more units would decide.
+    sample
+        All numbers.
+    """
+
+    statement: Statement
+    verdict: Verdict
+    estimate: Estimate | None = None
+    layers: Layers | None = None
+    p: float = math.nan
+    why: str = ""
+    sample: Sample | None = None
+
+
+def not_tested(statement: Statement, why: str) -> Finding:
+    """A statement on which these data say nothing."""
+    return Finding(statement, "not tested", why=why)
+
+
+def decide(statement: Statement, sample: Sample) -> Finding:
+    """The verdict on one statement, by itself.
+
+    Examples
+    --------
+    >>> statement = Statement("S0", "x grows", "", "x", "above", 0.1, lambda evidence: sample)
+    >>> sample = Sample(np.array([[1.0], [1.2], [0.9]]), "batches")
+    >>> finding = decide(statement, sample)
+    >>> finding.verdict, str(finding.estimate)
+    ('holds', '1.03 [0.65, 1.41]')
+    >>> decide(statement, Sample(-sample.values, "batches")).verdict
+    'fails'
+    """
+    estimate = Estimate.of(sample)
+    if math.isnan(estimate.value):
+        return not_tested(statement, f"the quantity is not defined on any of the {sample.unit}")
+    if statement.direction == "identity":
+        worst = float(np.nanmax(np.abs(sample.values - statement.null)))
+        verdict: Verdict = "identity" if worst < statement.matters else "fails"
+        seen = Estimate(worst, worst, worst, 0.0, 0.0, estimate.over)
+        return Finding(statement, verdict, seen, sample=sample)
+    verdict, p = _verdict(statement, estimate)
+    why = _more(statement, estimate) if verdict == "undecided" else ""
+    return Finding(statement, verdict, estimate, _by_layer(statement, sample), p, why, sample)
+
+
+def settle(findings: Sequence[Finding]) -> list[Finding]:
+    """Verdicts that stand beside each other: those that chance may have decided become undecided.
+
+    By Benjamini and Hochberg's rule, over all statements with a p-value.
+    """
+    tested = [k for k, finding in enumerate(findings) if not math.isnan(finding.p)]
+    adjusted = dict(zip(tested, adjust([findings[k].p for k in tested]), strict=True))
+    return [
+        replace(
+            finding,
+            verdict="undecided",
+            why=f"beyond chance alone, but not as one of {len(tested)} statements",
+        )
+        if finding.verdict in ("holds", "fails") and adjusted.get(k, 0.0) > LEVEL
+        else finding
+        for k, finding in enumerate(findings)
+    ]
+
+
+def adjust(p: Sequence[float]) -> np.ndarray:
+    """p-values as Benjamini and Hochberg adjust them for their number.
+
+    Examples
+    --------
+    >>> adjust([0.01, 0.04, 0.03]).tolist()
+    [0.03, 0.04, 0.04]
+    """
+    values = np.asarray(p, np.float64)
+    order = values.argsort()[::-1]
+    ranks: np.ndarray = np.arange(len(values), 0, -1)
+    adjusted: np.ndarray = np.empty_like(values)
+    adjusted[order] = np.minimum.accumulate(np.minimum(values[order] * len(values) / ranks, 1.0))
+    return adjusted
+
+
+def _verdict(statement: Statement, estimate: Estimate) -> tuple[Verdict, float]:
+    """The verdict on an estimate, and its two-sided p-value."""
+    if math.isinf(estimate.error):
+        return "undecided", 1.0
+    holds, fails = _chances(statement, estimate)
+    if fails <= LEVEL / 2:
+        return "fails", 2 * fails
+    if holds <= LEVEL / 2:
+        return "holds", 2 * holds
+    return "undecided", 2 * min(holds, fails, 0.5)
+
+
+def _chances(statement: Statement, estimate: Estimate) -> tuple[float, float]:
+    """How likely it is to see as much for "holds", and for "fails", where it is not so."""
+    effect, margin = _effect(statement, estimate), statement.matters
+
+    def chance(distance: float) -> float:
+        """Of a mean this far beyond where it would be."""
+        if not estimate.error:
+            return 0.0 if distance > 0 else 1.0
+        return tail(distance / estimate.error, estimate.degrees)
+
+    if statement.direction == "near":
+        return max(chance(margin + effect), chance(margin - effect)), chance(abs(effect) - margin)
+    return chance(effect), chance(margin - effect)
+
+
+def _effect(statement: Statement, estimate: Estimate) -> float:
+    """How far the estimate lies from the null, on the predicted side."""
+    effect = estimate.value - statement.null
+    return -effect if statement.direction == "below" else effect
+
+
+def _by_layer(statement: Statement, sample: Sample) -> Layers | None:
+    """Each layer by itself, over its units and the chance of its own weights."""
+    if len(sample.layers) < 2 or (len(sample.values) < 2 and not sample.chance):
+        return None
+    verdicts = []
+    for column in sample.values.T:
+        one = Estimate.of(Sample(column[:, None], sample.unit))
+        error = math.hypot(0.0 if len(column) < 2 else one.error, sample.chance)
+        degrees = one.degrees if len(column) > 1 else math.inf
+        verdicts.append(_verdict(statement, replace(one, error=error, degrees=degrees))[0])
+    chance = LEVEL / 2 * len(verdicts)
+    return Layers(verdicts.count("holds"), verdicts.count("fails"), len(verdicts), chance)
+
+
+def _more(statement: Statement, estimate: Estimate) -> str:
+    """About how many times as many units would decide, if they were like those at hand."""
+    if math.isinf(estimate.error):
+        return f"{estimate.over}: one number has no interval; take more"
+    effect, margin = _effect(statement, estimate), statement.matters
+    near = statement.direction == "near"
+    room = abs(margin - abs(effect)) if near else max(effect, margin - effect)
+    # The half width of an interval falls a little faster than with the root of their number.
+    times = math.inf if room <= 0 else ((estimate.high - estimate.low) / 2 / room) ** 2
+    if times > MANY:
+        return f"more than {MANY} times as many ({estimate.over}) would be needed"
+    return f"about {max(2, math.ceil(times))} times as many ({estimate.over}) would decide"
