@@ -32,10 +32,12 @@ SHAPE = {
 }
 
 
-def bert(*, decoder: bool = False, seed: int = 0) -> Any:
+def bert(*, decoder: bool = False, seed: int = 0, **shape: Any) -> Any:
     """A BERT whose initial weights are large enough to attend to something."""
     torch.manual_seed(seed)
-    config = transformers.BertConfig(**SHAPE, is_decoder=decoder, initializer_range=0.3)
+    config = transformers.BertConfig(
+        **{**SHAPE, **shape}, is_decoder=decoder, initializer_range=0.3
+    )
     kind = transformers.BertLMHeadModel if decoder else transformers.BertForMaskedLM
     with quiet():
         return kind(config).eval()
@@ -75,7 +77,7 @@ def text(tokens: int = 6000) -> Text:
 def subject(model: Any, objective: Any, batches: int = 2, **others: Any) -> Subject:
     """A model on some blocks of the text."""
     blocks = text().blocks(batches, 3, 16, seed=0)
-    mask = MASK if objective == "masked" else None
+    mask = None if objective == "causal" else MASK
     return Subject("tiny", model, objective, blocks, mask, **others)
 
 
