@@ -16,7 +16,7 @@ from wqk.theory.evidence import Evidence
 from wqk.theory.gradients import LayerGradient, chosen_plans, load_blocks
 from wqk.theory.subject import Subject
 from wqk.theory.text import Text
-from wqk.theory.updates import with_weights
+from wqk.theory.updates import with_weights, without_biases
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +37,7 @@ def blocks() -> tuple[Attention, ...]:
 def weighted(layer: int, random: np.random.Generator) -> Attention:
     """A layer with random weights and no biases."""
     query, key = random.standard_normal((2, H, R, D)) / np.sqrt(D)
-    return with_weights(blocks()[layer], query, key)
+    return with_weights(without_biases(blocks()[layer]), query, key)
 
 
 def softmax(scores: np.ndarray) -> np.ndarray:
@@ -78,7 +78,7 @@ def evidence(
     text: Text | None = None,
     **kept: Any,
 ) -> Evidence:
-    """Evidence whose gradients are made by a function of the randomness, the batch and the layer."""
+    """Evidence whose gradients a function makes of randomness, batch and layer."""
     one = Evidence(subject(objective), text or subjects.text())
     plans = [block.plan for block in blocks()]
     random = np.random.default_rng(seed)

@@ -41,8 +41,8 @@ REFUSALS = {
     ),
     "cut off at ±0.7": ("mpt-clipped", "olmo-clipped"),
     "linear biases twice": ("falcon-alibi",),
-    "hands out no attention": (
-        "data2vec-vision", "mask2former", "sam", "seggpt", "siglip", "siglip-hub", "siglip-vision",
+    "reports no attention": (
+        "data2vec-vision", "mask2former", "sam", "siglip", "siglip-hub", "siglip-vision",
         "wavlm", "wavlm-large",
     ),
 }
@@ -177,8 +177,7 @@ def test_factor_gradients_are_those_of_the_parameters(name: str) -> None:
         found = gradients(model, batch, loss)
         assert all(parameter.grad is None for parameter in model.parameters())
         loss(model, batch).backward()
-        expected = parameter_gradients(model)
-        plans = attention_plans(open_checkpoint(model))
+        expected = parameter_gradients(model, plans := attention_plans(open_checkpoint(model)))
     for plan, own in zip(plans, expected, strict=True):
         uses = [g for g in found if place(g.attention.plan) == place(plan)]
         implied = [g.factor_gradients() for g in uses]
@@ -230,8 +229,6 @@ def test_the_sum_is_made_of_rank_one_matrices(
         expected += beta[b, h, i, j] * np.outer(x[b, i], y[b, j])
     for form in (gradient.by_prediction(), gradient.by_context()):
         np.testing.assert_allclose(form.dense(), expected, atol=1e-12)
-    parts = sum(gradient.of_example(b).by_prediction().dense() for b in range(2))
-    np.testing.assert_allclose(parts, expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -245,7 +242,7 @@ def test_some_layers_alone() -> None:
         batch, loss = batch_for(model), objective(linear, 0)
         both = gradients(model, batch, loss)
         (last,) = gradients(model, batch, loss, layers=[1])
-        with pytest.raises(TheoryError, match=r"none of the layers \[7\]"):
+        with pytest.raises(TheoryError, match="has no layer 7; its layers are 0 to 1"):
             gradients(model, batch, loss, layers=[7])
     np.testing.assert_array_equal(last.beta, both[1].beta)
 

@@ -8,13 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from wqk.theory.growth import (
-    contributions,
-    expected_growth,
-    share_above,
-    simulate_growth,
-    spread_of,
-)
+from wqk.theory.growth import contributions, share_above, spread_of
 
 numbers = st.floats(-3, 3, allow_nan=False, width=32).map(float)
 
@@ -46,44 +40,10 @@ def test_contributions_of_a_batch_are_those_of_its_examples() -> None:
             np.testing.assert_allclose(field[one], alone)
 
 
-VARIANCES = {
-    "isotropic": np.ones(6),
-    "two levels": np.array([1.0, 1.0, 1.0, 1.0, 1.0, 7.0]),
-    "spread": np.array([0.2, 0.5, 1.0, 1.5, 3.0, 9.0]),
-}
+VARIANCES = {"two levels": np.array([1.0, 1.0, 1.0, 1.0, 1.0, 7.0])}
 
 
-@pytest.mark.parametrize("name", VARIANCES)
-def test_simulated_growth_is_that_of_equation_s62(name: str) -> None:
-    variances = VARIANCES[name]
-    growth = simulate_growth(np.diag(variances), trials=20_000)
-    np.testing.assert_allclose(growth.expected, variances.sum() / (6 * variances))
-    np.testing.assert_allclose(growth.ratio, growth.expected, rtol=0.08)
-    assert growth.agrees
-    assert (growth.ratio > 1)[variances < 0.9 * variances.mean()].all()
-
-
-def test_growth_does_not_depend_on_how_coordinates_are_correlated() -> None:
-    random = np.random.default_rng(1)
-    mixing = random.standard_normal((6, 6))
-    growth = simulate_growth(mixing @ mixing.T, trials=20_000)
-    assert growth.agrees
-    np.testing.assert_allclose(growth.expected, expected_growth(np.diag(mixing @ mixing.T)))
-
-
-def test_intervals_are_as_wide_as_the_spread_over_seeds() -> None:
-    drawn = [simulate_growth(np.diag(VARIANCES["spread"]), trials=500, seed=s) for s in range(60)]
-    spread = np.std([growth.ratio for growth in drawn], axis=0)
-    half = np.mean([growth.high - growth.ratio for growth in drawn], axis=0)
-    np.testing.assert_allclose(half, 1.96 * spread, rtol=0.3)
-
-
-def test_a_wrong_expectation_does_not_agree() -> None:
-    growth = simulate_growth(np.diag(VARIANCES["spread"]), trials=20_000)
-    assert not growth._replace(expected=growth.expected * 1.1).agrees
-
-
-def test_the_simulation_is_what_drawing_whole_matrices_gives() -> None:
+def test_equation_s62_is_what_drawing_whole_matrices_gives() -> None:
     # Proposition S1.8 literally, and Corollary S1.9: the same tokens as context, y as prediction.
     random = np.random.default_rng(2)
     variances, trials = VARIANCES["two levels"], 20_000
@@ -92,7 +52,7 @@ def test_the_simulation_is_what_drawing_whole_matrices_gives() -> None:
     beta = random.standard_normal((trials, 5))
     as_context = np.einsum("ti,tim,tk->tmk", beta, x, y)
     as_prediction = np.einsum("ti,tm,tik->tmk", beta, y, x)
-    expected = expected_growth(variances)
+    expected = variances.sum() / (6 * variances)  # S62
     for matrix, columns, rows in ((as_context, 1, 2), (as_prediction, 2, 1)):
         squares = [(matrix**2).sum(axis=axis).mean(axis=0) for axis in (columns, rows)]
         np.testing.assert_allclose(squares[0].mean() / squares[1], expected, rtol=0.1)
@@ -114,30 +74,28 @@ def test_with_the_same_embeddings_on_both_sides_neither_side_wins() -> None:
 
 def test_spread_is_that_of_numpys_covariance() -> None:
     random = np.random.default_rng(4)
-    vectors = random.standard_normal((500, 5)) * [1, 1, 2, 3, 4] + [0, 0, 0, 0, 2]
-    counts = random.integers(1, 5, 500)
-    spread = spread_of(vectors, counts.astype(float))
-    repeated = np.repeat(vectors, counts, axis=0)
-    covariance = np.cov(repeated, rowvar=False, bias=True)
-    total, mean = np.trace(covariance), repeated.mean(axis=0)
-    assert spread.mean_share == pytest.approx(mean @ mean / (repeated**2).sum(axis=1).mean())
-    assert spread.dimensions == pytest.approx(total**2 / np.trace(covariance @ covariance) / 5)
-    assert spread.largest == pytest.approx(covariance.max() / total)
+    vectors = random.standard_normal((5000, 5)) * [1, 1, 2, 3, 4] + [0, 0, 0, 0, 2]
+    spread = spread_of(vectors)
+    covariance = np.cov(vectors, rowvar=False)
+    total, mean = np.trace(covariance), vectors.mean(axis=0)
+    share = mean @ mean / (vectors**2).sum(axis=1).mean()
+    assert spread.mean_share == pytest.approx(share, rel=1e-2)
+    dimensions = total**2 / np.trace(covariance @ covariance) / 5
+    assert spread.dimensions == pytest.approx(dimensions, rel=1e-2)
     assert spread.below == 0.6
-    assert spread.growth_median == pytest.approx(np.median(total / 5 / np.diag(covariance)))
 
 
-def test_a_coordinate_that_never_varies_is_left_out_of_the_ratios() -> None:
-    vectors = np.random.default_rng(5).standard_normal((50, 3)) * [1, 1, 0]
-    assert np.isfinite(spread_of(vectors).growth_high)
+def test_few_vectors_do_not_pass_for_few_dimensions() -> None:
+    random = np.random.default_rng(6)
+    few = [spread_of(random.standard_normal((60, 40))).dimensions for _ in range(20)]
+    assert np.mean(few) == pytest.approx(1, abs=0.05)
 
 
 @settings(max_examples=25)
 @given(
-    arrays(np.float64, (2, 5), elements=st.integers(0, 4).map(float)),
-    arrays(np.float64, (2, 5), elements=st.integers(0, 4).map(float)),
+    arrays(np.float64, 5, elements=st.integers(0, 4).map(float)),
+    arrays(np.float64, 5, elements=st.integers(0, 4).map(float)),
 )
 def test_share_above_counts_pairs(columns: np.ndarray, rows: np.ndarray) -> None:
-    larger = columns[:, :, None] > rows[:, None]
-    equal = columns[:, :, None] == rows[:, None]
+    larger, equal = columns[:, None] > rows, columns[:, None] == rows
     assert share_above(columns, rows) == pytest.approx((larger + equal / 2).mean())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subjects.run_of({0: subjects.bert(decoder=True), 7: subjects.llama()}, folder / "run")
     subjects.tokens_file(folder)
     write_store(folder / "store")
+    for name in ("bert", "decoder"):
+        own_tokenizer(folder, name)
     return folder
+
+
+def own_tokenizer(folder: Path, name: str) -> None:
+    """Give a model the store's vocabulary."""
+    tokenizer = (folder / "store/tokenizer.json").read_bytes()
+    (folder / name / "tokenizer.json").write_bytes(tokenizer)
 
 
 def write_store(folder: Path) -> None:
@@ -80,7 +89,7 @@ def test_a_checkpoint_says_what_it_predicts(place: Path) -> None:
         (subject,) = states
         assert (subject.name, subject.objective, subject.step) == (name, objective, None)
         assert subject.blocks.shape == (2, 2, 8)
-        assert not subject.notes
+        assert not subject.missing
         loss = subject.model(**next(subject.batches())).loss.item()
         assert 1 < loss < 20
 
@@ -106,7 +115,7 @@ def test_the_same_seed_gives_the_same_blocks_and_fresh_weights(place: Path) -> N
             str(subjects.configuration(place)), place / "store", seed=seed, **SMALL
         )
         drawn.append(next(states))
-    assert drawn[0].notes == ("weights freshly drawn",)
+    assert drawn[0].missing == ()
     weights = [subject.model.state_dict() for subject in drawn]
     name = "bert.encoder.layer.0.attention.self.query.weight"
     assert (weights[0][name] == weights[1][name]).all()
@@ -128,12 +137,13 @@ def test_a_run_is_opened_at_its_last_step_or_at_others(place: Path) -> None:
         open_subjects(str(place / "bert"), place / "tokens.npy", steps=(), **SMALL)
 
 
-def test_tensors_that_are_not_in_the_checkpoint_are_told(place: Path) -> None:
+def test_tensors_that_are_not_in_the_checkpoint_are_named(place: Path) -> None:
     subjects.save(subjects.bert().bert, place / "headless")
+    own_tokenizer(place, "headless")
     _, states = open_subjects(str(place / "headless"), place / "store", **SMALL)
-    (note,) = next(states).notes
-    assert "freshly drawn" in note
-    assert "cls.predictions" in note
+    missing = next(states).missing
+    assert any(name.startswith("cls.predictions") for name in missing)
+    assert not any("encoder" in name for name in missing)
 
 
 def test_text_in_the_models_own_tokens(place: Path) -> None:
@@ -163,6 +173,46 @@ def test_a_store_comes_with_its_documents(place: Path) -> None:
     assert text.tokens.max() < text.vocabulary_size
 
 
+def test_text_in_another_vocabulary_is_refused_or_doubted(place: Path) -> None:
+    def doubt(ref: Path, corpus: str) -> str:
+        return next(open_subjects(str(ref), place / corpus, **SMALL)[1]).caveat
+
+    assert doubt(place / "bert", "store") == ""
+    assert doubt(subjects.configuration(place), "store") == ""  # its weights know no words
+    assert "numbers alone" in doubt(place / "decoder", "tokens.npy")
+    assert "no tokenizer" in doubt(place / "run", "tokens.npy")
+    # Without a tokenizer the sizes have to be equal: 40 entries against those of the store.
+    with pytest.raises(CorpusError, match="is in another vocabulary, of"):
+        doubt(place / "run", "store")
+    size = open_text(place / "store", "unused").vocabulary_size
+    subjects.save(subjects.bert(vocab_size=size), place / "bare")
+    assert "no tokenizer" in doubt(place / "bare", "store")
+    # The same words with other numbers are another vocabulary.
+    other = subjects.save(subjects.bert(), place / "other")
+    tokenizer = json.loads((place / "store/tokenizer.json").read_text())
+    words = tokenizer["model"]["vocab"]
+    first, second = list(words)[-2:]
+    words[first], words[second] = words[second], words[first]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(CorpusError, match="give a text in the model's own tokens"):
+        doubt(other, "store")
+
+
+def test_no_code_of_a_checkpoint_is_run(place: Path) -> None:
+    folder = subjects.save(subjects.bert(), place / "hostile")
+    (folder / "evil.py").write_text("raise SystemExit('run')\n")
+    automatic = {"auto_map": {"AutoTokenizer": ["evil.Evil", None]}, "tokenizer_class": "Evil"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(automatic))
+    (place / "words.txt").write_text("one two\n\nthree")
+    with pytest.raises(CorpusError, match="has no tokenizer"):
+        open_text(place / "words.txt", str(folder))
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "evil", "auto_map": {"AutoConfig": "evil.Config"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(WqkError):
+        next(open_subjects(str(folder), place / "tokens.npy", **SMALL)[1])
+
+
 def test_blocks_are_pieces_of_the_text() -> None:
     blocks = subjects.text().blocks(4, 5, 16, seed=3)
     whole = subjects.text().tokens
@@ -186,6 +236,12 @@ HOSTILE: dict[str, tuple[str, dict[str, Any], type[WqkError], str]] = {
     "foreign": ("decoder", {"corpus": "large.npy"}, CorpusError, "vocabulary has 1001"),
     "short": ("decoder", {"corpus": "tokens.npy", "batches": 10**4}, CorpusError, "take fewer"),
     "long blocks": ("bert", {"block": 64}, CheckpointError, "try a shorter --block"),
+    "revision of a folder": (
+        "bert",
+        {"revision": "main"},
+        CheckpointError,
+        "revisions are those of a hub repository",
+    ),
     "all masked": ("bert", {"mask_share": 1.0}, CorpusError, r"lies in \(0, 1\)"),
 }
 
@@ -223,7 +279,7 @@ def test_a_folder_named_like_a_model_type_is_a_checkpoint(
     monkeypatch.chdir(place)
     _, states = open_subjects("bert", "store", **SMALL)
     subject = next(states)
-    assert not subject.notes
+    assert not subject.missing
     weight = subject.model.bert.encoder.layer[0].attention.self.query.weight
     expected = subjects.bert().bert.encoder.layer[0].attention.self.query.weight
     assert (weight == expected).all()

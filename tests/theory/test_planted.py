@@ -10,8 +10,22 @@ import numpy as np
 import pytest
 from tests.theory import subjects
 from tests.theory.planting import (
-    D, H, L, N, R, U, B, betas, evidence, inputs, layer_of, log_normal, softmax,
-    spread_form, weighted, with_updates,
+    B,
+    D,
+    H,
+    L,
+    N,
+    R,
+    U,
+    betas,
+    evidence,
+    inputs,
+    layer_of,
+    log_normal,
+    softmax,
+    spread_form,
+    weighted,
+    with_updates,
 )  # fmt: skip
 
 from wqk.forms import BilinearForm
@@ -73,7 +87,7 @@ def attending(change: Callable[[np.ndarray], np.ndarray], tied: bool = False) ->
         scores = attention.heads(x[:, None, None], x[:, None, None]).reshape(B, H, N, N)
         shares = change(attention.plan.scale * scores)
         v, bias = random.standard_normal((H, R, D)), random.standard_normal((H, R))
-        values[str(layer)] = (v, bias)
+        values[str(layer)] = replace(attention.key, stored_weight=v, stored_bias=bias)
         each = x[:, None] @ v.swapaxes(-1, -2) + bias[:, None]
         mixed = (softmax(scores * attention.plan.scale) @ each).swapaxes(1, 2).reshape(B, N, -1)
         return layer_of(
@@ -304,7 +318,9 @@ def factors(query: float, key: float) -> Case:
         scales = np.exp(fixed.standard_normal(D))
         q, k = fixed.standard_normal((2, H, R, D))
         attention = weighted(layer, random)
-        attention = with_weights(attention, q * (scales if query else 0.01), k * (scales if key else 0.01))
+        attention = with_weights(
+            attention, q * (scales if query else 0.01), k * (scales if key else 0.01)
+        )
         return layer_of(attention, inputs(random), betas(random))
 
     return lambda seed: evidence(make, objective="causal", seed=seed)
@@ -340,9 +356,7 @@ def ordered(first: int, second: int, documents: bool) -> Case:
 
 def no_order(seed: int) -> Evidence:
     tokens = np.random.default_rng(seed).integers(0, 30, 32_000)
-    return evidence(
-        objective="causal", text=Text("t", tokens, np.arange(0, 32_001, N), 30, None)
-    )
+    return evidence(objective="causal", text=Text("t", tokens, np.arange(0, 32_001, N), 30, None))
 
 
 # Runs.
@@ -445,7 +459,8 @@ CASES: dict[str, tuple[Case, Case, Case | None, str]] = {
     find("Theorem 2.3, along training"): (
         changing(True, False), changing(False, True), changing(False, False), "holds"),
     find("Corollary S1.13, along training"): (
-        changing(False, False, symmetric=True), changing(True, False), changing(False, False), "fails"),
+        changing(False, False, symmetric=True), changing(True, False), changing(False, False),
+        "fails"),
     find("Remark S1.6 with Adam, along training"): (
         changing(False, False, 1.0), changing(False, False, -1.0), changing(False, False), "holds"),
 }  # fmt: skip

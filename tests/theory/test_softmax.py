@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from tests.theory.tiny import batch_for, built, linear, objective
 
+from wqk.attention import attention_plans
 from wqk.checkpoints import open_checkpoint
 from wqk.forms import BilinearForm
 from wqk.forms.scores import symmetry
-from wqk.theory.capture import attention_recorded, bilinear_plans
+from wqk.theory.capture import attention_recorded
 from wqk.theory.gradients import LayerGradient, gradients
 from wqk.theory.softmax import softmax_effect
 
@@ -28,7 +29,7 @@ def test_the_error_is_the_output_gradient_met_with_the_values() -> None:
     with built("bert") as model:
         batch, loss = batch_for(model, 4), objective(linear, 4)
         found = gradients(model, batch, loss)
-        plans = bilinear_plans(open_checkpoint(model))
+        plans = attention_plans(open_checkpoint(model))
         with attention_recorded(model, plans) as records:
             value = loss(model, batch)
         outputs = [record.mixed[0] for record in records]
@@ -56,21 +57,17 @@ def test_the_numbers_by_hand(layers: list[LayerGradient]) -> None:
     gradient = layers[0]
     effect = softmax_effect(gradient)
     beta, error = gradient.beta.ravel(), gradient.error.ravel()
-    assert effect.cosine == pytest.approx(
+    assert effect["cosine"] == pytest.approx(
         beta @ error / np.linalg.norm(beta) / np.linalg.norm(error)
     )
-    assert effect.correlation == pytest.approx(np.corrcoef(beta, error)[0, 1])
-    best = np.linalg.lstsq(error[:, None], beta, rcond=None)[0][0]
-    expected = np.linalg.norm(beta - best * error) / np.linalg.norm(beta)
-    assert effect.relative_error == pytest.approx(expected)
     x = gradient.query_input
     one = np.einsum("bhij,bid,bje->de", gradient.beta, x, x)
     other = np.einsum("bhij,bid,bje->de", gradient.error, x, x)
     cosine = (one * other).sum() / np.linalg.norm(one) / np.linalg.norm(other)
-    assert effect.cosine_of_forms == pytest.approx(cosine)
-    for value, matrix in ((effect.symmetry, one), (effect.symmetry_without, other)):
+    assert effect["cosine_of_forms"] == pytest.approx(cosine)
+    for value, matrix in ((effect["symmetry"], one), (effect["symmetry_without"], other)):
         assert value == pytest.approx(float(symmetry(BilinearForm(matrix, np.eye(32)))))
-    assert effect.row_sums < 1e-12 < effect.row_sums_without
+    assert effect["row_sums"] < 1e-12
 
 
 def test_pairs_that_are_not_seen_do_not_count() -> None:
@@ -84,6 +81,5 @@ def test_pairs_that_are_not_seen_do_not_count() -> None:
 
 def test_what_is_proportional_has_cosine_one(layers: list[LayerGradient]) -> None:
     effect = softmax_effect(replace(layers[0], beta=-3 * layers[0].error))
-    assert effect.cosine == pytest.approx(-1)
-    assert effect.relative_error == pytest.approx(0, abs=1e-6)
-    assert effect.agreement == 0
+    assert effect["cosine"] == pytest.approx(-1)
+    assert effect["agreement"] == 0

@@ -55,7 +55,7 @@ LAWS: dict[str, Law] = {
 
 
 class Scores(NamedTuple):
-    """Scores of random matrices, (T,) each: s, d as printed, and d by the published tables' rule."""
+    """Scores of random matrices, (T,) each: s, d as printed, d by the rule of the tables."""
 
     symmetry: np.ndarray
     directionality: np.ndarray

@@ -198,40 +198,6 @@ def shares_above_one(counts: PairCounts, at_least: int = AT_LEAST) -> dict[str, 
     }
 
 
-def position_information(
-    tokens: np.ndarray, pieces: Pieces, vocabulary_size: int, bins: int = 8, seed: int = 0
-) -> float:
-    """How much a token's place in its piece tells of which token it is, in bits.
-
-    The mutual information of the vocabulary entry and the place, in ``bins`` equal parts of the
-    piece, less that of the same tokens and places matched at random. Where it is 0, all ratios of
-    Proposition S1.10 are 1 (Equations S82-S84).
-
-    Examples
-    --------
-    >>> tokens = np.tile([0, 0, 1, 1], 500)
-    >>> position_information(tokens, cut(np.array([0, 2000]), "stream", 4), 2, bins=2) > 0.99
-    True
-    """
-    random = np.random.default_rng(seed)
-    tables = np.zeros((2, bins * vocabulary_size))
-    for _, some in _runs(pieces, 1):
-        ids, lengths = _read(tokens, some)
-        place = _within(lengths) * bins // np.repeat(lengths, lengths)
-        for table, places in zip(tables, (place, random.permutation(place)), strict=True):
-            table += np.bincount(places * vocabulary_size + ids, minlength=len(table))
-    found, by_chance = tables.reshape(2, bins, vocabulary_size)
-    return _information(found) - _information(by_chance)
-
-
-def _information(joint: np.ndarray) -> float:
-    """Mutual information of the two axes of a table of counts, in bits."""
-    total = joint.sum()
-    expected = joint.sum(axis=1, keepdims=True) * joint.sum(axis=0) / total
-    seen = joint > 0
-    return float((joint[seen] * np.log2(joint[seen] / expected[seen])).sum() / total)
-
-
 def _causal_weights(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """How many tokens stand after and before each one, of pieces laid end to end."""
     before = _within(lengths)
@@ -286,7 +252,7 @@ def _within(lengths: np.ndarray) -> np.ndarray:
 
 
 def own_masks(evidence: Evidence) -> Sample:
-    """Counts on the subject's own masks, of every vocabulary entry: the shares above 1, by batch."""
+    """Counts on the subject's own masks, batch by batch."""
     rows, size = [], evidence.text.vocabulary_size
     for tokens, (_, labels) in zip(
         evidence.subject.blocks, evidence.subject.examples(), strict=True

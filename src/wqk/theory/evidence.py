@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from wqk.attention import Attention
+    from wqk.attention.factor import Factor
     from wqk.families import AttentionPlan
     from wqk.theory.gradients import LayerGradient
     from wqk.theory.subject import Subject
@@ -36,9 +37,6 @@ if TYPE_CHECKING:
 
 
 Kept = TypeVar("Kept")
-
-# Weights (G, R, D) and biases (G, R) of a block's values.
-Values = tuple[np.ndarray, "np.ndarray | None"]
 
 
 class Update(NamedTuple):
@@ -109,7 +107,7 @@ class Evidence:
         return load_blocks(open_checkpoint(self.subject.model), self.plans)
 
     @cached_property
-    def values(self) -> dict[str, Values | None]:
+    def values(self) -> dict[str, Factor | None]:
         """The values' weights of each layer; None where the family does not name them."""
         checkpoint = open_checkpoint(self.subject.model)
         return {self.label(plan): load_values(checkpoint, plan) for plan in self.plans}
@@ -146,7 +144,7 @@ class Evidence:
         forms = {
             self.label(block.plan): block.form
             for block in self.blocks
-            if block.plan.rule.kind == "self" and block.form.is_square
+            if block.plan.kind == "self" and block.form.is_square
         }
         if not forms:
             raise TheoryError(f"{self.subject.name}: no self-attention layer has a square form")
@@ -182,7 +180,7 @@ class Evidence:
 
     def _gradients(self, batch: Mapping[str, object]) -> list[LayerGradient]:
         found = gradients(self.subject.model, batch, blocks=self.blocks)
-        return [layer for layer in found if layer.attention.plan.rule.kind == "self"]
+        return [layer for layer in found if layer.attention.plan.kind == "self"]
 
 
 def sample_of(
@@ -235,7 +233,7 @@ def _lacking(needs: Needs, subject: Subject) -> Sequence[str]:
         return ()
     if needs == "weights":
         plans = chosen_plans(open_checkpoint(subject.model), None)
-        used = {part.name for plan in plans for part in plan.parts.values()}
+        used = {part.name for plan in plans for part in plan.parts}
         return [name for name in subject.missing if name in used]
     body = f"{subject.model.base_model_prefix}."
     return [n for n in subject.missing if needs != "forward" or n.startswith(body)]

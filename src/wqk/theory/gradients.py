@@ -31,6 +31,7 @@ import numpy as np
 
 from wqk._typing import Array, Float
 from wqk.attention import attention_plans, load_attention
+from wqk.attention.factor import load_factor
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import TheoryError
 from wqk.families import Composed
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from wqk.attention import Attention
+    from wqk.attention.factor import Factor
+    from wqk.attention.verification.recording import Heard
     from wqk.checkpoints import Checkpoint
     from wqk.families import AttentionPlan
 
@@ -125,8 +128,8 @@ class LayerGradient:
         the weights are stored: (H, R, D) and (G, R, D). They are the parameters' own gradients,
         unless queries or keys enter other terms of the score, too.
         """
-        met_by_queries = self.beta @ keys(self.attention, self.key_input)
-        met_by_keys = self.beta.swapaxes(-1, -2) @ queries(self.attention, self.query_input)
+        met_by_queries = self.beta @ self.attention.keys(self.key_input)
+        met_by_keys = self.beta.swapaxes(-1, -2) @ self.attention.queries(self.query_input)
         query = _projected_gradient(self.attention, met_by_queries, self.query_input)
         key = _projected_gradient(self.attention, met_by_keys, self.key_input)
         groups = self.attention.key_head_count
@@ -180,9 +183,9 @@ def bilinear_plans(name: str, plans: Sequence[AttentionPlan]) -> None:
 
 def _refusal(plan: AttentionPlan) -> str:
     """Why a block's scores, as it reports them, are no bilinear form; empty where they are."""
-    if plan.query_norm or plan.key_norm or not plan.rule.norm_gain:
+    if plan.query.norm or plan.key.norm:
         return "queries and keys are normalized token by token before they meet"
-    if isinstance(plan.query, Composed) or isinstance(plan.key, Composed):
+    if any(isinstance(side.projection, Composed) for side in (plan.query, plan.key)):
         return "queries or keys go through a latent that is normalized token by token"
     if plan.clip is not None:
         return f"queries and keys are cut off at ±{plan.clip:g}"
@@ -196,16 +199,14 @@ def load_blocks(checkpoint: Checkpoint, plans: Sequence[AttentionPlan]) -> list[
     return [load_attention(checkpoint, plan) for plan in plans]
 
 
-def load_values(
-    checkpoint: Checkpoint, plan: AttentionPlan
-) -> tuple[np.ndarray, np.ndarray | None] | None:
-    """Weights (G, R, D) and biases (G, R) of a block's values; None where they have no name."""
+def load_values(checkpoint: Checkpoint, plan: AttentionPlan) -> Factor | None:
+    """The weights and biases of a block's values; None where the family does not name them."""
     if plan.value is None:
         return None
-    parts = list(plan.value.parts.values())
-    weight = plan.value.weight(dict(zip(parts, checkpoint.read(parts), strict=True)))
-    bias = checkpoint.read([plan.value_bias])[0] if plan.value_bias else None
-    return weight, None if bias is None else bias.reshape(weight.shape[:2])
+    parts = plan.value.parts
+    return load_factor(
+        dict(zip(parts, checkpoint.read(parts), strict=True)), plan.value, checkpoint.name
+    )
 
 
 def gradients(
@@ -287,40 +288,6 @@ def gradients(
     return result
 
 
-def queries(
-    attention: Attention, inputs: Float[Array, "batch tokens d"]
-) -> Float[Array, "batch heads tokens width"]:
-    """Queries as they meet the keys: with their biases, turned to their positions."""
-    return _turned(attention.plan, projected(inputs, attention.query_weight, attention.query_bias))
-
-
-def keys(
-    attention: Attention, inputs: Float[Array, "batch tokens d"]
-) -> Float[Array, "batch heads tokens width"]:
-    """Keys as they meet the queries of each query head, of which several may share a key head."""
-    found = _turned(attention.plan, projected(inputs, attention.key_weight, attention.key_bias))
-    return found.repeat(attention.head_count // attention.key_head_count, axis=1)
-
-
-def logits(plan: AttentionPlan, scores: np.ndarray) -> np.ndarray:
-    """What the softmax takes of q_i · k_j: scaled, and held below the cap where there is one."""
-    scaled = plan.scale * scores
-    return plan.softcap * np.tanh(scaled / plan.softcap) if plan.softcap else scaled
-
-
-def projected(inputs: np.ndarray, weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
-    """(B, heads, N, R) of inputs (B, N, D), weights (heads, R, D) and biases (heads, R)."""
-    result = inputs[:, None] @ weight.swapaxes(-1, -2)
-    return result if bias is None else np.asarray(result + bias[:, None])
-
-
-def _turned(plan: AttentionPlan, vectors: np.ndarray) -> np.ndarray:
-    if plan.rotary is None:
-        return vectors
-    positions = np.arange(vectors.shape[-2])
-    return plan.rotary.rotate(vectors, positions).astype(vectors.dtype, copy=False)
-
-
 def as_array(tensor: Any) -> np.ndarray:
     """A tensor of a graph as NumPy's, in float64 where it is, and in float32 otherwise."""
     host = tensor.detach().cpu()
@@ -338,9 +305,12 @@ def _own_loss(model: Any, batch: Mapping[str, Any]) -> Any:
 
 
 def _layer_gradient(
-    attention: Attention, application: int, use: Any, error: Any, mixed: Any | None
+    attention: Attention, application: int, use: Heard, error: Any, mixed: Any | None
 ) -> LayerGradient:
-    x, y, shares, errors = map(as_array, (use.query_input, use.key_input, use.attention, error))
+    values = use.inputs.get("value", use.inputs["key"])
+    x, y, shares, errors = map(
+        as_array, (use.inputs["query"], use.inputs["key"], use.attention, error)
+    )
     tokens, contexts = shares.shape[-2:]
     x, y = x.reshape(-1, tokens, x.shape[-1]), y.reshape(-1, contexts, y.shape[-1])
     shares, errors = (
@@ -356,7 +326,7 @@ def _layer_gradient(
         shares,
         errors,
         beta,
-        value_input=as_array(use.value_input).reshape(len(shares), contexts, -1),
+        value_input=as_array(values).reshape(len(shares), contexts, -1),
         mixed=None if mixed is None else as_array(mixed).reshape(len(shares), tokens, -1),
     )
 
@@ -366,8 +336,7 @@ def _slope(attention: Attention, x: np.ndarray, y: np.ndarray) -> np.ndarray | f
     plan = attention.plan
     if not plan.softcap:
         return plan.scale
-    capped = logits(plan, queries(attention, x) @ keys(attention, y).swapaxes(-1, -2))
-    return np.asarray(plan.scale * (1 - (capped / plan.softcap) ** 2))
+    return np.asarray(plan.scale * (1 - (attention.logits(x, y) / plan.softcap) ** 2))
 
 
 def _columns(vectors: np.ndarray) -> np.ndarray:

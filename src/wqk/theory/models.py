@@ -205,7 +205,8 @@ def _maker(transformers: Any, config: Any, objective: Objective) -> Any:
     )
     if config.model_type not in names:
         raise UnknownFamily(
-            f"transformers has no {'masked' if masked else 'causal'} language model of type {config.model_type!r}"
+            f"transformers has no {'masked' if masked else 'causal'} language model of type "
+            f"{config.model_type!r}"
         )
     if config.model_type in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES:
         config.is_decoder = not masked

@@ -12,6 +12,7 @@ Statements on a run are measured on what changed between its saved steps.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -88,7 +89,7 @@ def all_steps(evidence: Evidence) -> dict[Step, dict[str, list[BilinearForm]]]:
 
 @dataclass(frozen=True)
 class Moment:
-    """A saved step of a run: each layer's form, and a step by the signs of all batches' gradient."""
+    """A saved step of a run: each layer's form, and a step by the signs of its gradient."""
 
     forms: Mapping[str, BilinearForm]
     signs: Mapping[str, BilinearForm]
@@ -110,7 +111,7 @@ def moment(evidence: Evidence) -> Moment:
 
 def changes(moments: Sequence[Moment]) -> dict[str, list[BilinearForm]]:
     """What was added to each layer's form between saved steps, where anything was."""
-    pairs = list(zip(moments, moments[1:], strict=False))
+    pairs = list(pairwise(moments))
     return {
         layer: [after.forms[layer].difference(before.forms[layer]) for before, after in pairs]
         for layer in moments[0].forms

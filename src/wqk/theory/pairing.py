@@ -80,7 +80,7 @@ def pairs_of(gradient: LayerGradient, predicted: Bool[Array, "batch tokens"]) ->
     TheoryError
         The block is cross-attention.
     """
-    if gradient.attention.plan.rule.kind != "self":
+    if gradient.attention.plan.kind != "self":
         raise TheoryError("only in self-attention does a pair of tokens meet both ways")
     beta, x = gradient.beta.astype(np.float64), gradient.query_input.astype(np.float64)
     tokens = beta.shape[-1]
@@ -176,7 +176,7 @@ def share_of_predicted(pairs: Pairs) -> dict[str, float]:
 
 
 def common_symmetry(updates: Sequence[BilinearForm]) -> np.ndarray:
-    """The symmetry of what several updates have in common, as jackknife pseudo-values, one for each.
+    """The symmetry of what several updates have in common, as a jackknife pseudo-value of each.
 
     Σ_{a≠b} tr(G_a G_b) / Σ_{a≠b} ⟨G_a, G_b⟩ over two different batches: the symmetry of the update
     that is expected of a batch, into which no batch's own chance enters. The theorem may be about

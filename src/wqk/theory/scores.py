@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from wqk.theory.gradients import keys, logits, projected, queries
 from wqk.theory.verdict import Sample, Statement
 
 if TYPE_CHECKING:
-    from wqk.theory.evidence import Evidence, Values
+    from wqk.attention.factor import Factor
+    from wqk.theory.evidence import Evidence
     from wqk.theory.gradients import LayerGradient
 
 # Pairs of keys, for each query, from which the share that is ordered alike is estimated.
@@ -45,8 +45,7 @@ def attention_error(use: LayerGradient) -> float:
     plan, shares = use.attention.plan, use.probabilities
     if plan.position or plan.sinks:
         return float("nan")
-    x, y = queries(use.attention, use.query_input), keys(use.attention, use.key_input)
-    whole = logits(plan, x @ y.swapaxes(-1, -2))
+    whole = use.attention.logits(use.query_input, use.key_input)
     weights = np.where(shares > 0, np.exp(whole - whole.max(axis=-1, keepdims=True)), 0)
     return float(np.abs(weights / weights.sum(axis=-1, keepdims=True) - shares).max())
 
@@ -62,14 +61,14 @@ def convexity_error(use: LayerGradient) -> float:
     return float(np.abs(use.probabilities.sum(axis=-1) - 1).max())
 
 
-def mixing_error(use: LayerGradient, values: Values | None) -> float:
+def mixing_error(use: LayerGradient, values: Factor | None) -> float:
     """Largest relative difference of what W_o is given from the heads' Σ_j α_ij (x_j W_v + b_v).
 
     NaN where the family does not name the values.
     """
     if values is None or use.mixed is None or use.value_input is None:
         return float("nan")
-    each = projected(use.value_input, *values)
+    each = values.vectors(use.value_input)
     shares = use.probabilities
     each = each.repeat(shares.shape[1] // each.shape[1], axis=1)
     expected = (shares @ each).swapaxes(1, 2)

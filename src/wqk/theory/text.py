@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,11 +17,10 @@ from wqk.errors import CorpusError, MissingPackage, first_line
 from wqk.theory.models import FAILURES
 from wqk.training.corpus import TokenStore
 from wqk.training.corpus.reading import is_readable, read_documents
-from wqk.training.corpus.store import HEADER
+from wqk.training.corpus.store import HEADER, TOKENIZER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
 # Tokens read of plain files; enough to count with, and seconds to make.
 LIMIT = 2_000_000
@@ -154,7 +154,7 @@ def _tokenized(path: Path, ref: str, revision: str | None, limit: int) -> Text:
 
 
 def vocabulary_of(source: str | Path, revision: str | None = None) -> Mapping[str, int] | None:
-    """The number of each entry of a tokenizer: a ``tokenizer.json``, or a model's own.
+    """The number of each entry of a tokenizer: a ``tokenizer.json``'s, or a model's own.
 
     None where there is no tokenizer.
     """
@@ -162,10 +162,11 @@ def vocabulary_of(source: str | Path, revision: str | None = None) -> Mapping[st
 
     with quiet():
         try:
-            if isinstance(source, str):
-                found = _tokenizer(source, revision)
+            file = Path(source, TOKENIZER) if Path(source).is_dir() else Path(source)
+            if file.is_file():
+                found = PreTrainedTokenizerFast(tokenizer_file=str(file))
             else:
-                found = PreTrainedTokenizerFast(tokenizer_file=str(source))
+                found = _tokenizer(str(source), revision)
         except Exception:  # the tokenizers library raises bare exceptions
             return None
     vocabulary: dict[str, int] = found.get_vocab()

@@ -55,7 +55,7 @@ class ImplicitUpdate:
     @property
     def after(self) -> Attention:
         """The block's weights after the step; biases stay."""
-        query, key = self.before.query_weight, self.before.key_weight
+        query, key = self.before.query.weight, self.before.key.weight
         return with_weights(
             self.before,
             query - self.rate * self.query_gradient,
@@ -83,7 +83,20 @@ def with_weights(
     key: Float[Array, "key_heads width d_key"],
 ) -> Attention:
     """The same block with other weights."""
-    return replace(attention, query_weight=query, key_weight=key)
+    return replace(
+        attention,
+        query=replace(attention.query, stored_weight=query),
+        key=replace(attention.key, stored_weight=key),
+    )
+
+
+def without_biases(attention: Attention) -> Attention:
+    """The same block without what its projections add."""
+    return replace(
+        attention,
+        query=replace(attention.query, stored_bias=None),
+        key=replace(attention.key, stored_bias=None),
+    )
 
 
 def implicit_update(gradient: LayerGradient, rate: float = 1.0) -> ImplicitUpdate:
@@ -123,7 +136,7 @@ def parameter_gradients(
         if parameter.grad is not None
     }
     blocks = [load_attention(open_checkpoint(left), plan) for plan in plans]
-    return [(block.query_weight, block.key_weight) for block in blocks]
+    return [(block.query.weight, block.key.weight) for block in blocks]
 
 
 def alignment(gradient: LayerGradient) -> float:
@@ -153,12 +166,12 @@ def passed_on(gradient: LayerGradient) -> dict[str, float]:
     (True, 0.5)
     """
     attention = gradient.attention
-    plain = replace(attention, query_bias=None, key_bias=None)
-    tied = replace(plain, key_weight=plain.query_weight)
+    plain = without_biases(attention)
+    tied = with_weights(plain, plain.query.weight, plain.query.weight)
     both_ways = (gradient.beta + gradient.beta.swapaxes(-1, -2)) / 2
     return {
         "update_of_symmetric_part": _symmetry(replace(gradient, attention=plain, beta=both_ways)),
-        "expected": expected_symmetry(*attention.query_weight.shape[:0:-1]),
+        "expected": expected_symmetry(*attention.query.weight.shape[:0:-1]),
         "gradient": float(symmetry(gradient.by_prediction())),
         "update": _symmetry(gradient),
         "if_tied": _symmetry(replace(gradient, attention=tied)),

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from wqk.families import AttentionPlan
 
 
+# How far from 1 a row of probabilities may sum, and in half precision.
+ROUNDING, HALF_ROUNDING = 1e-5, 1e-2
+
+
 class Application(NamedTuple):
     """One use of one block's attention; windows of a picture count as examples."""
 
@@ -138,54 +142,92 @@ def _keeping_output(latest: list[np.ndarray]) -> Callable[[Any, Any, Any], None]
     return keep
 
 
-def _attach(
-    model: Any, plan: AttentionPlan, record: list[Application], latest: list[np.ndarray]
-) -> None:
-    """Record what the modules of the query and the key are given, and what their parent gives."""
-    query, key = (part.tensor.rpartition(".")[0] for part in (plan.query, plan.key))
-    shared = shared_path(query, key)
-    given: dict[str, np.ndarray] = {}
+class Heard(NamedTuple):
+    """One run of one block's attention, as the model's own tensors."""
+
+    module: Any  # what holds both projections
+    arguments: Mapping[str, Any]  # what it was called with
+    inputs: Mapping[str, Any]  # of the ``query``, ``key`` and ``value`` projections, (B, N, D)
+    queries: Any  # what the query's projection put out, or None
+    attention: Any  # probabilities, (B, H, I, J) or (B · H, I, J)
+
+
+def attach(model: Any, plan: AttentionPlan, heard: Callable[[Heard], None]) -> list[Any]:
+    """Listen to what a block's projections are given, and to what their parent gives.
+
+    Parameters
+    ----------
+    model, plan
+        A model, and one of its own plans.
+    heard
+        Called whenever the block's attention has been run and reported.
+
+    Returns
+    -------
+    Handles, each of which takes a hook away with ``remove()``.
+    """
+    given: dict[str, Any] = {}
 
     def keeping(side: str) -> Callable[[Any, Any], None]:
         def keep(module: Any, args: Any) -> None:
             # The first input of a pass: relative positions may go through the same projection.
             if args:
-                given.setdefault(side, args[0].numpy())
+                given.setdefault(side, args[0])
 
         return keep
 
     def projected(module: Any, args: Any, output: Any) -> None:
         if hasattr(output, "numpy"):
-            given.setdefault("queries", output.numpy())
+            given.setdefault("queries", output)
 
     def attended(module: Any, args: Any, kwargs: Any, output: Any) -> None:
         outputs = output if isinstance(output, tuple | list) else ()
-        found = [value.numpy() for value in outputs if _is_attention(value, plan)]
+        found = [value for value in outputs if _is_attention(value, plan)]
         if found and "query" in given and "key" in given:
-            attention = found[-1]
-            if attention.ndim == 3:
-                attention = attention.reshape(-1, plan.query.heads, *attention.shape[-2:])
             named = inspect.signature(module.forward).bind(*args, **kwargs).arguments
-            term = _term_of(module, plan, named, given.get("queries"), latest)
-            told: Any = named.get("attention_mask")
-            mask = _expanded(told.numpy(), attention.shape) if _is_mask(told) else None
-            queries, keys = attention.shape[-2:]
-            record.append(
-                Application(
-                    given["query"].reshape(-1, queries, given["query"].shape[-1]),
-                    given["key"].reshape(-1, keys, given["key"].shape[-1]),
-                    attention,
-                    term,
-                    mask,
-                )
-            )
+            queries = given.pop("queries", None)
+            heard(Heard(module, named, dict(given), queries, found[-1]))
         given.clear()
 
-    model.get_submodule(query).register_forward_pre_hook(keeping("query"))
-    model.get_submodule(query).register_forward_hook(projected)
-    model.get_submodule(key).register_forward_pre_hook(keeping("key"))
-    parent = model.get_submodule(shared)
-    parent.register_forward_hook(attended, with_kwargs=True)
+    sides = {"query": plan.query, "key": plan.key} | ({"value": plan.value} if plan.value else {})
+    modules = {side: model.get_submodule(module_of(part.tensor)) for side, part in sides.items()}
+    parent = model.get_submodule(
+        shared_path(*(module_of(s.tensor) for s in (plan.query, plan.key)))
+    )
+    return [
+        *(module.register_forward_pre_hook(keeping(side)) for side, module in modules.items()),
+        modules["query"].register_forward_hook(projected),
+        parent.register_forward_hook(attended, with_kwargs=True),
+    ]
+
+
+def _attach(
+    model: Any, plan: AttentionPlan, record: list[Application], latest: list[np.ndarray]
+) -> None:
+    """Record every application of a block's attention, as NumPy arrays."""
+
+    def heard(one: Heard) -> None:
+        attention = one.attention.numpy()
+        if attention.ndim == 3:
+            attention = attention.reshape(-1, plan.query.heads, *attention.shape[-2:])
+        queries = None if one.queries is None else one.queries.numpy()
+        term = _term_of(one.module, plan, one.arguments, queries, latest)
+        mask: Any = one.arguments.get("attention_mask")
+        x, y = (one.inputs[side].numpy() for side in ("query", "key"))
+        record.append(
+            Application(
+                x.reshape(-1, attention.shape[-2], x.shape[-1]),
+                y.reshape(-1, attention.shape[-1], y.shape[-1]),
+                attention,
+                term,
+                _expanded(mask.numpy(), attention.shape) if _is_mask(mask) else None,
+            )
+        )
+
+    attach(model, plan, heard)
+    parent = model.get_submodule(
+        shared_path(*(module_of(s.tensor) for s in (plan.query, plan.key)))
+    )
     for name in TERM_MODULES:
         if hasattr(parent, name):
             getattr(parent, name).register_forward_hook(_keeping_output(latest))
@@ -253,6 +295,11 @@ def _term_of(
     return latest[0] if latest else None
 
 
+def module_of(tensor: str) -> str:
+    """The path of the module that holds a parameter."""
+    return tensor.rpartition(".")[0]
+
+
 def shared_path(query: str, key: str) -> str:
     """The module that holds both projections, or the one that holds the fused one."""
     if query == key:
@@ -268,10 +315,11 @@ def _is_attention(value: Any, plan: AttentionPlan) -> bool:
     """
     if getattr(value, "ndim", 0) not in (3, 4):
         return False
-    total = value.sum(-1).numpy()
+    shares = value.detach()
+    total, rounding = shares.sum(-1), ROUNDING if shares.element_size() >= 4 else HALF_ROUNDING
     if plan.sinks:
-        return bool(value.min() >= 0 and total.max() <= 1)
-    return bool(np.allclose(total, 1.0))
+        return bool(shares.min() >= 0 and total.max() <= 1 + rounding)
+    return bool(((total - 1).abs() <= rounding).all())
 
 
 def _is_mask(value: Any) -> bool:
