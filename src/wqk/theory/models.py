@@ -156,7 +156,9 @@ def load_model(
             objective = objective or _objective(config)
             maker = _maker(transformers, config, objective)
             if fresh:
-                model = maker.from_config(config, attn_implementation="eager")
+                model = maker.from_config(
+                    config, attn_implementation="eager", trust_remote_code=False
+                )
                 return Loaded(model.eval(), objective, ())
             model, report = maker.from_pretrained(
                 state.ref,

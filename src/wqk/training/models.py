@@ -113,7 +113,9 @@ def _own_model(recipe: Recipe, tokens: Mapping[str, Any]) -> PreTrainedModel:
     }[recipe.mode]
     try:
         config = transformers.AutoConfig.for_model(kind, **{**values, "use_cache": False})
-        model: PreTrainedModel = automatic.from_config(config, attn_implementation=recipe.attention)
+        model: PreTrainedModel = automatic.from_config(
+            config, attn_implementation=recipe.attention, trust_remote_code=False
+        )
     except Exception as error:  # a configuration can be wrong in as many ways as there are models
         reason = " ".join(str(error).split())
         raise RunError(

@@ -164,13 +164,18 @@ def _load_model(ref: Any, checkpoint: Checkpoint, family: Family, hub: Mapping[s
             f"{checkpoint.name}: the installed transformers has no code for model type "
             f"{model_type!r}, so its attention cannot be run and compared"
         )
-    config = CONFIG_MAPPING[code].from_pretrained(ref, **hub)
+    config = CONFIG_MAPPING[code].from_pretrained(ref, trust_remote_code=False, **hub)
     config._experts_implementation = "eager"  # the fused kernels know no float64
     named = (config.architectures or [""])[0] if family.runs_with_head else ""
     return (
         getattr(transformers, named, AutoModel)
         .from_pretrained(
-            ref, config=config, dtype=torch.float64, attn_implementation="eager", **hub
+            ref,
+            config=config,
+            dtype=torch.float64,
+            attn_implementation="eager",
+            trust_remote_code=False,
+            **hub,
         )
         .eval()
     )
@@ -179,5 +184,6 @@ def _load_model(ref: Any, checkpoint: Checkpoint, family: Family, hub: Mapping[s
 def _tokenized(ref: Any, text: str, hub: Mapping[str, Any]) -> list[int]:
     from transformers import AutoTokenizer
 
-    tokens: list[int] = AutoTokenizer.from_pretrained(ref, **hub)(text)["input_ids"]
+    tokenizer = AutoTokenizer.from_pretrained(ref, trust_remote_code=False, **hub)
+    tokens: list[int] = tokenizer(text)["input_ids"]
     return tokens

@@ -1,0 +1,40 @@
+"""No code of a repository is ever run, and no question whether it should be is ever asked."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import wqk
+
+SOURCES = sorted(Path(wqk.__file__).parent.rglob("*.py"))
+
+# What loads from a repository, and can be told to run the code that lies there.
+LOADERS = {"from_pretrained", "from_config"}
+
+# The tokenizers library reads JSON and knows no code.
+HARMLESS = {"library.Tokenizer.from_pretrained"}
+
+
+def loading_calls(path: Path) -> list[tuple[str, ast.Call]]:
+    return [
+        (ast.unparse(node.func), node)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in LOADERS
+    ]
+
+
+@pytest.mark.parametrize("path", [path for path in SOURCES if loading_calls(path)], ids=str)
+def test_every_call_that_loads_refuses_remote_code(path: Path) -> None:
+    for name, call in loading_calls(path):
+        said = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+        if name not in HARMLESS:
+            assert said.get("trust_remote_code") == "False", f"{path}:{call.lineno}: {name}"
+
+
+def test_there_are_such_calls() -> None:
+    assert sum(len(loading_calls(path)) for path in SOURCES) > 5
