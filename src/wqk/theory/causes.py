@@ -153,9 +153,11 @@ def curves(findings: Sequence[Finding]) -> list[dict[str, Any]]:
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for finding in findings:
         sample = finding.sample
-        if sample is None or finding.statement.number not in DRAWN:
+        if sample is None:
             continue
-        tables = sample.details if "as it is" in sample.details else {"as it is": sample.values}
+        tables = dict(sample.details) if "as it is" in sample.details else {}
+        if finding.statement.quantity == f"{RATIO} of Σ β K":
+            tables = {"as it is": sample.values}
         for change, values in tables.items():
             for layer, column in zip(sample.layers, values.T, strict=True):
                 one = Estimate.of(Sample(column[:, None], sample.unit))
@@ -166,6 +168,3 @@ def curves(findings: Sequence[Finding]) -> list[dict[str, Any]]:
                     "log_variance_ratio_error": one.high - one.value,
                 }
     return list(rows.values())
-
-
-DRAWN = {"Corollary S1.13, update", *(statement.number for statement in STATEMENTS)}
