@@ -49,8 +49,7 @@ $(RUNS)/corpus/store.json: | $(READY) $(TEXT)
 	$(BIN)/wqk corpus $(TEXT) --text characters -o $(@D)
 
 train: $(READY) $(RUNS)/corpus/store.json
-	$(BIN)/python examples/run_experiments.py --experiments examples/pair.toml \
-		--corpora $(RUNS) --out $(RUNS) --jobs 2
+	$(BIN)/wqk experiments examples/pair.toml --corpora $(RUNS) --out $(RUNS) --jobs 2
 	$(BIN)/wqk figure fig3 $(RUNS)/encoder-1 $(RUNS)/decoder-1 --out $(RUNS)/fig3.png
 
 check: $(READY)

@@ -38,8 +38,22 @@ if TYPE_CHECKING:
 )
 @click.option("--only", metavar="NAME", default="", help="Cells whose name contains NAME.")
 @click.option("--dry-run", is_flag=True, help="Show what is done and what the rest will cost.")
+@click.option(
+    "--speed",
+    type=click.FloatRange(min=0, min_open=True),
+    default=0.07,
+    show_default=True,
+    metavar="TFLOPS",
+    help="For the cost: what a device computes, 10¹² operations a second; the default is one core.",
+)
 def experiments(
-    file: Path, corpora: Path, out: Path, jobs: int | None, only: str, dry_run: bool
+    file: Path,
+    corpora: Path,
+    out: Path,
+    jobs: int | None,
+    only: str,
+    dry_run: bool,
+    speed: float,
 ) -> None:
     """Train every cell of FILE.toml once for each of its seeds.
 
@@ -61,17 +75,18 @@ def experiments(
         failed = run_experiments(
             trials, jobs=jobs, on_event=lambda trial, event: display.say(f"{trial.folder}: {event}")
         )
-    _print_table(trials)
+    _print_table(trials, speed)
     if not dry_run and failed:
         logs = ", ".join(str(trial.folder.with_suffix(".txt")) for trial in failed)
         raise RunError(f"{len(failed)} of {len(trials)} runs failed; see {logs}")
 
 
-def _print_table(trials: Sequence[Trial]) -> None:
-    """One line for each run."""
+def _print_table(trials: Sequence[Trial], speed: float) -> None:
+    """One line for each run, and what is left to do."""
     from rich.table import Table
 
     from wqk.cli import display
+    from wqk.training.experiments import flops
 
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     table.add_column("run")
@@ -80,4 +95,14 @@ def _print_table(trials: Sequence[Trial]) -> None:
     for trial in trials:
         state = "done" if trial.done else "to do" if trial.step is None else "begun"
         table.add_row(trial.folder.name, str(trial.step or 0), str(trial.goal), state)
-    display.output().print(table)
+    console = display.output()
+    console.print(table)
+    left = [trial for trial in trials if not trial.done]
+    if left:
+        operations = sum(flops(t.recipe, max(t.goal - (t.step or 0), 0)) for t in left)
+        hours = operations / (speed * 1e12) / 3600
+        console.print(
+            f"To do: {len(left)} of {len(trials)} runs, {operations:.2g} operations, about "
+            f"{hours:.2g} hours of one device at {speed:g} TFLOP/s.",
+            style="dim",
+        )

@@ -15,6 +15,7 @@ from wqk.cli.diff import diff
 from wqk.cli.experiments import experiments
 from wqk.cli.explain import explain
 from wqk.cli.figure import figure
+from wqk.cli.glue import glue
 from wqk.cli.report import report
 from wqk.cli.same import same
 from wqk.cli.scan import scan
@@ -40,7 +41,7 @@ def command(debug: bool) -> None:
 # fmt: off
 for verb in (
     scan, explain, verify, show, tokens, diff, same, survey, atlas, report, figure, corpus,
-    train, experiments, speedup, theory, demo,
+    train, experiments, speedup, glue, theory, demo,
 ):
     command.add_command(verb)
 # fmt: on

@@ -1,0 +1,129 @@
+"""``wqk glue``: encoders fine-tuned on tasks of sentences, with baselines beside them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from wqk.cli.options import json_output
+
+if TYPE_CHECKING:
+    from wqk.training.glue import TaskResult
+    from wqk.training.glue_tasks import SentenceTask
+
+
+@click.command()
+@click.argument("models", nargs=-1, required=True, metavar="MODEL [MODEL]")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    default=Path("glue"),
+    show_default=True,
+    help="Folder of the tasks.",
+)
+@click.option(
+    "--tasks",
+    default="cola,sst2,mrpc,stsb,rte,wnli",
+    show_default=True,
+    metavar="NAMES|FILE.jsonl",
+    help="Folders in DIR with train.jsonl and validation.jsonl, or files of one's own.",
+)
+@click.option("--seeds", type=click.IntRange(min=1), default=5, show_default=True)
+@click.option("--epochs", type=click.IntRange(min=0), default=3, show_default=True)
+@click.option("--learning-rate", type=click.FloatRange(min=0, min_open=True), default=5e-5)
+@click.option("--batch", type=click.IntRange(min=1), default=32, show_default=True)
+@click.option("--length", type=click.IntRange(min=2), default=128, show_default=True)
+@click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Threads on a CPU.")
+@json_output
+def glue(
+    models: tuple[str, ...],
+    data: Path,
+    tasks: str,
+    seeds: int,
+    epochs: int,
+    learning_rate: float,
+    batch: int,
+    length: int,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """Fine-tune encoders on GLUE's tasks, or one's own, and compare two of them seed by seed.
+
+    MODEL is a training run (its last checkpoint), a checkpoint with its tokenizer, or a hub id.
+    With --epochs 0 it is judged as it is. Metrics are the tasks' own: Matthews correlation, F1 and
+    accuracy, Pearson and Spearman correlation.
+
+    \b
+    Examples:
+      wqk glue runs/random --data glue --tasks sst2,rte
+      wqk glue runs/random runs/symmetric --data glue --seeds 5
+      wqk glue runs/random --tasks reviews.jsonl
+    """
+    from wqk.cli import display
+    from wqk.training.glue import FineTuning, fine_tune
+    from wqk.training.glue_tasks import baselines, read_task
+
+    if len(models) > 2:
+        raise click.UsageError("expected one MODEL, or two to compare")
+    if threads:
+        import torch
+
+        torch.set_num_threads(threads)
+    how = FineTuning(epochs, learning_rate, batch, length)
+    chosen = [
+        read_task(Path(name) if name.endswith(".jsonl") else data / name)
+        for name in filter(None, tasks.split(","))
+    ]
+    found = []
+    for task in chosen:
+        results = []
+        for model in models:
+            display.say(f"{task.name}: {model}")
+            results.append(fine_tune(model, task, range(1, seeds + 1), how))
+        found.append((task, baselines(task), results))
+    if as_json:
+        display.print_object(
+            {
+                "fine_tuning": asdict(how),
+                "tasks": [
+                    {"task": task.name, "baselines": floor, "results": [*map(asdict, results)]}
+                    for task, floor, results in found
+                ],
+            }
+        )
+        return
+    _print(models, found)
+
+
+def _print(
+    models: tuple[str, ...],
+    found: list[tuple[SentenceTask, dict[str, dict[str, float]], list[TaskResult]]],
+) -> None:
+    """One line for each task and metric, in percent."""
+    from rich.table import Table
+
+    from wqk.cli import display
+    from wqk.cli.speedup import interval
+    from wqk.training.glue import differences
+
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    table.add_column("task")
+    table.add_column("metric")
+    names = [Path(model).name for model in models]
+    compared = ["difference", "p"] if len(models) == 2 else []
+    for heading in ("majority", "bag of words", *names, *compared):
+        table.add_column(heading, justify="right")
+    for task, floor, results in found:
+        for metric in task.metrics:
+            cells = [f"{floor[name][metric]:.1%}" for name in ("majority", "bag of words")]
+            cells += [interval(result.over_seeds(metric), ".1%") for result in results]
+            if len(results) == 2:
+                difference = differences(results[0], results[1], metric)
+                p = "–" if difference.p is None else f"{difference.p:.2g}"
+                cells += [interval(difference, "+.1%"), p]
+            table.add_row(task.name, metric, *cells)
+    display.output().print(table)

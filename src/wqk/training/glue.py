@@ -1,0 +1,220 @@
+"""Fine-tuning encoders on tasks of sentences, over several seeds.
+
+Axis letters: B batch, N tokens, C classes (or one number).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wqk.errors import CheckpointError, MissingPackage, RunError
+from wqk.runs.paired import Paired, paired
+from wqk.runs.run import SETTINGS, open_run
+from wqk.training.glue_tasks import SentenceTask, judge
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from os import PathLike
+
+
+@dataclass(frozen=True)
+class FineTuning:
+    """How a model is fine-tuned: AdamW, linearly falling after a warmup of 6 % of the steps.
+
+    With no epochs, the model is judged as it is, its classifier included.
+    """
+
+    epochs: int = 3
+    learning_rate: float = 5e-5
+    batch: int = 32
+    length: int = 128
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """A model's metrics on one task, one value for each seed."""
+
+    model: str
+    task: str
+    seeds: tuple[int, ...]
+    metrics: dict[str, tuple[float, ...]]
+
+    def over_seeds(self, metric: str) -> Paired:
+        """Mean and interval of one metric."""
+        return paired(self.metrics[metric])
+
+
+def fine_tune(
+    model: str | PathLike[str],
+    task: SentenceTask,
+    seeds: Sequence[int] = (1, 2, 3, 4, 5),
+    how: FineTuning | None = None,
+    *,
+    on_seed: Callable[[int, dict[str, float]], None] | None = None,
+) -> TaskResult:
+    """Fine-tune a model once for each seed, and judge it on the validation split after each.
+
+    A seed decides the new classifier's weights and the order of the rows. On one thread of a CPU
+    the result is a function of model, task, seed and software.
+
+    Parameters
+    ----------
+    model
+        A training run's folder (its last checkpoint is taken), a checkpoint's folder with its
+        tokenizer, or a hub id.
+    task
+        Of `wqk.training.glue_tasks.read_task`.
+    seeds, how
+        Which runs, and how.
+    on_seed
+        Called with each seed's metrics.
+
+    Raises
+    ------
+    CheckpointError
+        The model or its tokenizer cannot be loaded, or, without training, it has no classifier.
+    RunError
+        The run has no checkpoint, or the loss is not finite.
+    MissingPackage
+        PyTorch or transformers are not installed.
+    """
+    how, folder = how or FineTuning(), checkpoint_of(model)
+    try:
+        import torch
+    except ImportError:
+        raise MissingPackage("fine-tuning needs torch: pip install 'wqk[train]'") from None
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    results = []
+    for seed in seeds:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            tokenizer, network = _load(folder, task, how)
+            network.to(device)
+            _train(network, tokenizer, task, how, seed)
+            results.append(judge(task, _predict(network, tokenizer, task, how)))
+        if on_seed:
+            on_seed(seed, results[-1])
+    values = {name: tuple(result[name] for result in results) for name in task.metrics}
+    return TaskResult(str(model), task.name, tuple(seeds), values)
+
+
+def differences(one: TaskResult, other: TaskResult, metric: str) -> Paired:
+    """Another model's metric less one model's, seed by seed.
+
+    Examples
+    --------
+    >>> one = TaskResult("a", "cola", (1, 2), {"matthews": (0.1, 0.2)})
+    >>> other = TaskResult("b", "cola", (2, 1), {"matthews": (0.25, 0.2)})
+    >>> round(differences(one, other, "matthews").mean, 3)
+    0.075
+    """
+    before = dict(zip(one.seeds, one.metrics[metric], strict=True))
+    after = dict(zip(other.seeds, other.metrics[metric], strict=True))
+    return paired([after[seed] - before[seed] for seed in before if seed in after])
+
+
+def checkpoint_of(model: str | PathLike[str]) -> str:
+    """A run's last checkpoint; what is no run's folder, as it is."""
+    if not (Path(model) / SETTINGS).is_file():
+        return str(model)
+    checkpoints = open_run(model).checkpoints
+    if not checkpoints:
+        raise RunError(f"{model}: the run has no checkpoint yet")
+    return str(checkpoints[-1][1])
+
+
+def _load(folder: str, task: SentenceTask, how: FineTuning) -> tuple[Any, Any]:
+    """Tokenizer and classifier; a new head where the checkpoint has none for this task."""
+    import transformers
+
+    quiet = transformers.utils.logging
+    verbosity = quiet.get_verbosity()
+    quiet.set_verbosity_error()
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        network, loading = transformers.AutoModelForSequenceClassification.from_pretrained(
+            folder,
+            num_labels=task.classes or 1,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except Exception as error:  # a checkpoint can be wrong in as many ways as there are models
+        reason = " ".join(str(error).split())[:300]
+        raise CheckpointError(f"{folder}: is no encoder with a tokenizer ({reason})") from None
+    finally:
+        quiet.set_verbosity(verbosity)
+    if missing := sorted(loading["missing_keys"]) if not how.epochs else []:
+        raise CheckpointError(
+            f"{folder}: without training, all weights have to be there; {', '.join(missing[:3])} "
+            f"{'are' if len(missing) > 1 else 'is'} missing"
+        )
+    if tokenizer.pad_token is None:
+        raise CheckpointError(f"{folder}: fine-tuning needs a tokenizer with a padding token")
+    network.config.pad_token_id = tokenizer.pad_token_id
+    network.config.problem_type = "regression" if task.classes is None else None
+    return tokenizer, network
+
+
+def _train(network: Any, tokenizer: Any, task: SentenceTask, how: FineTuning, seed: int) -> None:
+    import torch
+    from transformers import get_linear_schedule_with_warmup
+
+    rows, rng = len(task.train.labels), np.random.default_rng(seed)
+    steps = how.epochs * -(-rows // how.batch)
+    if not steps:
+        return
+    optimizer = torch.optim.AdamW(network.parameters(), how.learning_rate, weight_decay=0.01)
+    schedule = get_linear_schedule_with_warmup(optimizer, int(0.06 * steps), steps)
+    labels = torch.tensor(
+        task.train.labels, dtype=torch.float32 if task.classes is None else torch.long
+    )
+    network.train()
+    for _ in range(how.epochs):
+        order = rng.permutation(rows)
+        for start in range(0, rows, how.batch):
+            chosen = order[start : start + how.batch]
+            batch = _encode(tokenizer, [task.train.texts[i] for i in chosen], network, how)
+            loss = network(**batch, labels=labels[chosen].to(network.device)).loss
+            if not torch.isfinite(loss):
+                raise RunError(f"{task.name}: the loss is {loss.item()}; lower the learning rate")
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+
+
+def _predict(network: Any, tokenizer: Any, task: SentenceTask, how: FineTuning) -> list[float]:
+    import torch
+
+    texts = task.validation.texts
+    network.eval()
+    predictions: list[float] = []
+    with torch.no_grad():
+        for start in range(0, len(texts), how.batch):
+            batch = _encode(tokenizer, texts[start : start + how.batch], network, how)
+            logits = network(**batch).logits
+            best = logits[:, 0] if task.classes is None else logits.argmax(-1)
+            predictions += best.tolist()
+    return predictions
+
+
+def _encode(
+    tokenizer: Any, texts: Sequence[tuple[str, ...]], network: Any, how: FineTuning
+) -> dict[str, Any]:
+    """A batch of texts, padded to its longest and cut where the model ends."""
+    positions = getattr(network.config, "max_position_embeddings", None) or how.length
+    sides: Iterator[tuple[str, ...]] = zip(*texts, strict=True)
+    encoded = tokenizer(
+        *map(list, sides),
+        truncation=True,
+        max_length=min(how.length, positions),
+        padding=True,
+        return_tensors="pt",
+    )
+    names = ("input_ids", "attention_mask", "token_type_ids")
+    return {name: encoded[name].to(network.device) for name in names if name in encoded}

@@ -1,0 +1,214 @@
+"""Tasks on sentences and pairs of sentences: their files, metrics and baselines.
+
+A task is a folder with ``train.jsonl`` and ``validation.jsonl``, rows with ``sentence`` or
+``sentence1`` and ``sentence2``, and ``label``: a class from 0, or a number to be predicted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from wqk.errors import CorpusError, MissingPackage
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+# GLUE's own metrics; a task that is not listed has accuracy, or, of numbers, both correlations.
+METRICS: Mapping[str, tuple[str, ...]] = {
+    "cola": ("matthews",),
+    "mrpc": ("f1", "accuracy"),
+    "stsb": ("pearson", "spearman"),
+}
+
+
+@dataclass(frozen=True)
+class Split:
+    """Texts, one or two for each row, and labels."""
+
+    texts: Sequence[tuple[str, ...]]
+    labels: Sequence[float]
+
+
+@dataclass(frozen=True)
+class SentenceTask:
+    """A task by name.
+
+    Attributes
+    ----------
+    name
+        Its folder's, or its file's without ending.
+    train, validation
+        Its splits.
+    classes
+        How many; None where the labels are numbers to be predicted.
+    """
+
+    name: str
+    train: Split
+    validation: Split
+    classes: int | None
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """What predictions are judged by, the first one in tables of one number."""
+        other = ("pearson", "spearman") if self.classes is None else ("accuracy",)
+        return METRICS.get(self.name, other)
+
+
+def read_task(path: Path) -> SentenceTask:
+    """A folder with two splits, or one file, every fifth row of which is held out.
+
+    Raises
+    ------
+    CorpusError
+        A file is not there or a row lacks what is needed.
+
+    Examples
+    --------
+    >>> from tempfile import mkdtemp
+    >>> file = Path(mkdtemp(), "mood.jsonl")
+    >>> rows = [{"sentence": f"it is {'good' if n % 2 else 'bad'}", "label": n % 2}
+    ...         for n in range(10)]
+    >>> _ = file.write_text("".join(json.dumps(row) + chr(10) for row in rows))
+    >>> task = read_task(file)
+    >>> task.name, task.classes, len(task.train.labels), len(task.validation.labels)
+    ('mood', 2, 8, 2)
+    """
+    if path.is_dir():
+        rows = [_rows(path / f"{split}.jsonl") for split in ("train", "validation")]
+    else:
+        whole = _rows(path)
+        rows = [[row for n, row in enumerate(whole) if (n % 5 == 4) == held] for held in (0, 1)]
+    if not all(rows):
+        raise CorpusError(
+            f"{path}: a task needs rows to train on and rows to validate; got too few"
+        )
+    train, validation = (
+        Split([texts for texts, _ in some], [label for _, label in some]) for some in rows
+    )
+    labels = [*train.labels, *validation.labels]
+    whole_numbers = all(isinstance(label, int) and label >= 0 for label in labels)
+    classes = int(max(labels)) + 1 if whole_numbers else None
+    if len({len(texts) for texts in (*train.texts, *validation.texts)}) > 1:
+        raise CorpusError(f"{path}: rows have one text, or all have two; got both")
+    if classes is not None and len(set(train.labels)) < 2:
+        raise CorpusError(f"{path}: a task needs two classes to learn; got {set(train.labels)}")
+    return SentenceTask(path.name.removesuffix(".jsonl"), train, validation, classes)
+
+
+def _rows(path: Path) -> list[tuple[tuple[str, ...], float]]:
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CorpusError(f"{path}: cannot be read ({error})") from None
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+            names = ("sentence",) if "sentence" in row else ("sentence1", "sentence2")
+            texts, label = tuple(row[name] for name in names), row["label"]
+            good = all(isinstance(text, str) for text in texts) and math.isfinite(label)
+        except (ValueError, TypeError, KeyError, RecursionError):
+            good = False
+        if not good:
+            raise CorpusError(
+                f"{path}: line {number}: expected sentence, or sentence1 and sentence2, and a "
+                "label that is a number"
+            )
+        rows.append((texts, label))
+    return rows
+
+
+def judge(task: SentenceTask, predictions: Sequence[float]) -> dict[str, float]:
+    """The task's metrics, as shares from −1 or 0 to 1.
+
+    A correlation with predictions that are all equal is 0.
+
+    Examples
+    --------
+    >>> split = Split([("a",), ("b",), ("c",)], [0, 1, 1])
+    >>> judge(SentenceTask("mrpc", split, split, 2), [0, 1, 0])
+    {'f1': 0.6666666666666666, 'accuracy': 0.6666666666666666}
+    """
+    metrics, stats = _package("sklearn.metrics"), _package("scipy.stats")
+    labels = task.validation.labels
+    known = {
+        "accuracy": metrics.accuracy_score,
+        "f1": lambda wanted, got: metrics.f1_score(wanted, got, zero_division=0),
+        "matthews": metrics.matthews_corrcoef,
+        "pearson": lambda wanted, got: stats.pearsonr(wanted, got).statistic,
+        "spearman": lambda wanted, got: stats.spearmanr(wanted, got).statistic,
+    }
+    constant = len(set(predictions)) == 1
+    return {
+        name: 0.0
+        if constant and name in ("pearson", "spearman")
+        else float(known[name](labels, predictions))
+        for name in task.metrics
+    }
+
+
+def baselines(task: SentenceTask) -> dict[str, dict[str, float]]:
+    """What it takes no language model for.
+
+    ``majority``: the most frequent class, or the mean. ``bag of words``: logistic (or ridge)
+    regression on counts of words and pairs of words; of two sentences, also on the words that they
+    share and that they do not.
+
+    Raises
+    ------
+    MissingPackage
+        scikit-learn is not installed.
+    """
+    linear, text = _package("sklearn.linear_model"), _package("sklearn.feature_extraction.text")
+    count = len(task.validation.labels)
+    if task.classes is None:
+        constant = sum(task.train.labels) / len(task.train.labels)
+        model = linear.Ridge()
+    else:
+        constant = max(sorted(set(task.train.labels)), key=list(task.train.labels).count)
+        model = linear.LogisticRegression(max_iter=1000)
+    words = text.CountVectorizer(analyzer=_features, binary=True, min_df=2)
+    try:
+        seen = words.fit_transform(task.train.texts)
+    except ValueError:  # nothing occurs twice
+        words = text.CountVectorizer(analyzer=_features, binary=True)
+        seen = words.fit_transform(task.train.texts)
+    model.fit(seen, task.train.labels)
+    predicted = model.predict(words.transform(task.validation.texts))
+    return {
+        "majority": judge(task, [constant] * count),
+        "bag of words": judge(task, predicted.tolist()),
+    }
+
+
+def _features(texts: tuple[str, ...]) -> list[str]:
+    """Words and pairs of words; of two texts, which words both have."""
+    found: list[str] = []
+    bags = [text.lower().split() for text in texts]
+    for number, words in enumerate(bags):
+        pairs = (" ".join(pair) for pair in itertools.pairwise(words))
+        found += [f"{number}:{feature}" for feature in (*words, *pairs)]
+    if len(bags) == 2:
+        first, second = map(set, bags)
+        found += [f"both:{word}" for word in first & second]
+        found += [f"one:{word}" for word in first ^ second]
+        shared = round(10 * len(first & second) / max(len(first | second), 1))
+        found += [f"share:{tenth}" for tenth in range(shared)]
+    return found
+
+
+def _package(name: str) -> Any:
+    from importlib import import_module
+
+    try:
+        return import_module(name)
+    except ImportError:
+        raise MissingPackage(
+            f"metrics of tasks need {name.partition('.')[0]}: pip install 'wqk[train]'"
+        ) from None

@@ -1,0 +1,109 @@
+"""Experiments from a file: which runs, in which order, resumed, and what goes wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from wqk.cli.main import command
+from wqk.errors import RunError
+from wqk.runs.run import open_run
+from wqk.training.corpus import CorpusOptions, build_corpus
+from wqk.training.experiments import flops, read_experiments
+from wqk.training.recipe import make_recipe
+
+SMALL = """
+[recipe]
+preset = "fast"
+layers = 1
+width = 16
+heads = 2
+block = 8
+batch = 4
+steps = 6
+held-out-blocks = 4
+corpus = "text"
+seeds = [1]
+threads = 1
+schedule = "constant"
+"""
+CELLS = """
+[[cell]]
+name = "random"
+stop = 4
+[[cell]]
+name = "held"
+init = "symmetric"
+penalty = "symmetric"
+penalty-weight = 0.1
+"""
+
+
+def written(folder: Path, content: str) -> Path:
+    (folder / "own.toml").write_text(content)
+    return folder / "own.toml"
+
+
+def test_runs_stop_resume_and_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("a rose is a rose\nis a rose is a rose\n" * 20)
+    options = CorpusOptions(text="characters", document="line", held_out=1)
+    build_corpus([tmp_path / "text.txt"], tmp_path / "text", options)
+    file = written(tmp_path, SMALL + CELLS)
+    arguments = ["experiments", str(file), "--corpora", str(tmp_path), "-o", str(tmp_path / "runs")]
+    planned = CliRunner().invoke(command, [*arguments, "--dry-run"])
+    assert planned.exit_code == 0, planned.output
+    assert planned.stdout.count("to do") == 2
+    assert not (tmp_path / "runs").exists()
+    done = CliRunner().invoke(command, [*arguments, "--jobs", "2"])
+    assert done.exit_code == 0, done.output
+    runs = {name: open_run(tmp_path / "runs" / f"{name}-1") for name in ("random", "held")}
+    assert {name: run.metrics["step"].max() for name, run in runs.items()} == {
+        "random": 4,
+        "held": 6,
+    }
+    assert runs["held"].recipe["penalty_weight"] == 0.1
+    # A later stop goes on; what is done is not touched again.
+    written(tmp_path, SMALL + CELLS.replace("stop = 4", "stop = 6"))
+    again = CliRunner().invoke(command, arguments)
+    assert again.exit_code == 0, again.output
+    assert "random-1: done" in again.stderr
+    assert "held-1" not in again.stderr
+    assert open_run(tmp_path / "runs/random-1").metrics["step"].max() == 6
+    # Another recipe under the same name is not mixed in.
+    written(tmp_path, SMALL.replace("batch = 4", "batch = 8") + CELLS)
+    other = CliRunner().invoke(command, arguments)
+    assert other.exit_code == 2
+    assert "another recipe (batch: 4 → 8)" in " ".join(other.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("x = [", "no TOML"),
+        ("[recipe]\nsteps = 3", r"\[\[cell\]\] tables"),
+        (SMALL + '[[cell]]\nname = "a"\n[[cell]]\nname = "a"', "two cells are called 'a'"),
+        (SMALL + "[[cell]]\n", "has a name"),
+        (SMALL + '[[cell]]\nname = "../a"', "that of a folder"),
+        (SMALL + '[[cell]]\nname = "a"\nseeds = [1, 1]', "all different"),
+        (SMALL + '[[cell]]\nname = "a"\nstop = 7', "stop is one of the 6 steps"),
+        (SMALL + '[[cell]]\nname = "a"\ncolor = 1', "cell 'a': recipe: no field is called color"),
+        (SMALL + '[[cell]]\nname = "a"\nheads = 3', "cell 'a': recipe: the width"),
+    ],
+)
+def test_files_that_are_no_experiments(content: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=message):
+        read_experiments(written(tmp_path, content), tmp_path, tmp_path)
+
+
+@pytest.mark.parametrize("file", sorted(Path("examples").glob("*.toml")), ids=lambda f: f.name)
+def test_the_examples_are_experiments(file: Path, tmp_path: Path) -> None:
+    trials = read_experiments(file, tmp_path, tmp_path)
+    assert all(flops(trial.recipe, trial.goal) > 0 for trial in trials)
+
+
+def test_operations_of_a_step() -> None:
+    recipe = make_recipe("fast", layers=2, width=16, heads=2, block=8, batch=4)
+    weights, scores = 2 * (4 * 16**2 + 8 * 16**2), 2 * 2 * 8 * 16
+    assert flops(recipe, 3) == 3 * 4 * 8 * 6 * (weights + scores)
