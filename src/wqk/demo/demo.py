@@ -28,7 +28,7 @@ def demo_model(name: Name) -> Path:
     """Folder of a model that comes with the package: its query and key weights and configuration.
 
     Both were trained on the same text, with the same shape and recipe, one to fill in masked
-    characters and one to predict the next (``examples/train_demo_pair.py``).
+    characters and one to predict the next (``examples/train_demo_pair.sh``).
 
     Examples
     --------

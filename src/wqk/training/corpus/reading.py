@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # A longer document, or line of JSON, is more often a mistake than a text. The tokenizers library
-# takes some 60 bytes a character to learn from it or to encode it.
+# takes 100 bytes a character of it.
 LONGEST = 10_000_000
 
 DOCUMENTS = ("file", "paragraph", "line")

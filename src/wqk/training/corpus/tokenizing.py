@@ -1,7 +1,7 @@
 """Tokenizers for a corpus, learned or given, as the content of a tokenizer.json; and encoding.
 
 The tokenizers library learns words, reads what is given, and encodes both. Characters are counted
-and looked up in a table: through the library they take fifty times as long.
+and looked up in a table.
 """
 
 from __future__ import annotations
