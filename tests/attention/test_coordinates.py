@@ -255,3 +255,32 @@ def test_distances_are_made_one_by_one(run: Run) -> None:
     block = read_block(run.checkpoint, run.plan, Coordinates(distances=(0,) * 1000))
     first, second = next(block.forms), next(block.forms)
     assert first[0] == second[0] == 0
+
+
+def test_values_and_outputs_have_no_distance() -> None:
+    with pytest.raises(wqk.WqkError, match="meet no positions"):
+        Coordinates(circuit="ov", distances=(1,))
+    with pytest.raises(wqk.WqkError, match="meet no positions"):
+        wqk.scan(wqk.demo_model("encoder"), circuit="ov", distances=(0, 1))
+
+
+def test_what_nobody_knows_of_a_guess_is_refused() -> None:
+    sides = {f"layers.0.attn.{side}_proj.weight": np.ones((8, 8), np.float32) for side in "qk"}
+    biases = {f"layers.0.attn.{side}_proj.bias": np.ones(8, np.float32) for side in "qk"}
+    with pytest.raises(wqk.WqkError, match="positions are not known"):
+        wqk.scan(sides, heads_per_layer=2, distances=(1,))
+    with pytest.raises(wqk.WqkError, match="leave out the biases"):
+        wqk.scan(sides | biases, heads_per_layer=2, bias=True)
+
+
+@pytest.mark.parametrize("fold_norm", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("circuit", "distance"), [("qk", 0), ("qk", 3), ("ov", 0)])
+def test_every_other_pair_combines(
+    run: Run, circuit: str, distance: int, bias: bool, fold_norm: bool
+) -> None:
+    if distance and run.plan.rotary is None:
+        pytest.skip("positions are not rotary")
+    form = run.form(circuit=circuit, distances=(distance,), bias=bias, fold_norm=fold_norm)
+    assert form.shape[0] == run.form().shape[0] + bias
+    assert np.isfinite(form.norm).all()

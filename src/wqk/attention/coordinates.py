@@ -1,6 +1,7 @@
 """The other forms of a block: with its norms and biases, at a distance, or of values and outputs.
 
-The plain form is W_q W_kᵀ. Each coordinate changes one thing about it, and all of them combine:
+The plain form is W_q W_kᵀ. Each coordinate changes one thing about it. They combine, but for
+distances of values and outputs, which meet no positions:
 
 - ``fold_norm``: the gain of the norm that feeds each side is folded in, with LayerNorm's centering;
   the form then acts on normalized residual vectors.
@@ -40,6 +41,15 @@ class Coordinates:
     fold_norm: bool = False
     bias: bool = False
     distances: tuple[int, ...] = (0,)
+
+    def __post_init__(self) -> None:
+        if self.circuit not in ("qk", "ov"):
+            raise CheckpointError(f"a circuit is 'qk' or 'ov', got {self.circuit!r}")
+        if self.circuit == "ov" and set(self.distances) != {0}:
+            raise CheckpointError(
+                "values and outputs meet no positions, so that their form has no distance; score "
+                "the query-key circuit at distances, or leave the distances out"
+            )
 
 
 PLAIN = Coordinates()
@@ -81,6 +91,12 @@ def read_block(checkpoint: Checkpoint, plan: AttentionPlan, coordinates: Coordin
     if coordinates.fold_norm and not lacks_norm(plan, coordinates):
         left, right = _folded(checkpoint, left), _folded(checkpoint, right)
     if coordinates.bias:
+        if plan.rule.guess and coordinates.circuit == "qk" and right.bias is not None:
+            raise CheckpointError(
+                f"layer {plan.layer} of the {plan.stack} was guessed from the names of tensors; "
+                "the key's bias counts only with rotary positions, and whether it has these is not "
+                "known; leave out the biases"
+            )
         keeps_right_bias = plan.rotary is not None and coordinates.circuit == "qk"
         left = left._replace(weight=_augmented(left.weight, left.bias))
         right_bias = right.bias if keeps_right_bias else None
@@ -105,9 +121,13 @@ def at_distance(form: BilinearForm, plan: AttentionPlan, distance: int) -> Bilin
     if distance == 0:
         return form
     if plan.rotary is None:
+        why = "has no rotary positions; its form is the same at every distance"
+        if plan.positional:
+            why = "has positions in dimensions of their own, which its form does not hold"
+        elif plan.rule.guess:
+            why = "was guessed from the names of tensors; its positions are not known"
         raise CheckpointError(
-            f"layer {plan.layer} of the {plan.stack} has no rotary positions; its form is the same "
-            "at every distance, leave out the distance"
+            f"layer {plan.layer} of the {plan.stack} {why}; leave out the distance"
         )
     positions = np.full(form.shape[0], distance)
     turned = plan.rotary.rotate(form.query, positions).astype(form.query.dtype)
@@ -122,8 +142,6 @@ def _circuit(checkpoint: Checkpoint, plan: AttentionPlan, circuit: str) -> tuple
             Half(attention.query.weight, attention.query.bias, plan.query.input_norm),
             Half(attention.key.weight, attention.key.bias, plan.key.input_norm),
         )
-    if circuit != "ov":
-        raise CheckpointError(f"a circuit is 'qk' or 'ov', got {circuit!r}")
     if plan.value is None or plan.output is None:
         raise CheckpointError(
             f"layer {plan.layer} of the {plan.stack}: family {plan.family} names no values and "

@@ -97,7 +97,7 @@ class Config:
         if type(value) is not int or not 0 < value <= LARGEST_COUNT:
             raise CheckpointError(
                 f"{self.name}: config.json: {' or '.join(keys)} must be a positive whole number, "
-                f"got {value!r:.40}"
+                f"got {shown(value)}"
             )
         return value
 
@@ -106,15 +106,13 @@ class Config:
         value = self.get(*keys)
         if value is None:
             return None
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not math.isfinite(value)
-        ):
+        number = as_number(value)
+        if number is None:
             raise CheckpointError(
-                f"{self.name}: config.json: {' or '.join(keys)} must be a number, got {value!r:.40}"
+                f"{self.name}: config.json: {' or '.join(keys)} must be a number, got "
+                f"{shown(value)}"
             )
-        return float(value)
+        return number
 
     def product(self, factors: Sequence[str | float], names: Mapping[str, float]) -> float:
         """The product of factors such as ``head_width ** -0.5`` or ``attention_multiplier``.
@@ -139,14 +137,17 @@ class Config:
                 continue
             value = known.get(base)
             if value is None:
-                value = _as_number(base)
+                value = _read_number(base)
             if value is None:
                 value = self.optional_number((base,))
             if value is None or value <= 0:
                 raise CheckpointError(
                     f"{self.name}: config.json: the scale needs a positive {base}"
                 )
-            result *= value ** float(power or 1)
+            try:
+                result *= value ** float(power or 1)
+            except OverflowError:
+                raise CheckpointError(f"{self.name}: config.json: {base} is too large") from None
         return result
 
     def _terms(self) -> int:
@@ -154,6 +155,10 @@ class Config:
         kinds = self.get("pos_att_type") or []
         if isinstance(kinds, str):
             kinds = kinds.split("|")
+        if not isinstance(kinds, list):
+            raise CheckpointError(
+                f"{self.name}: config.json: pos_att_type must be a list, got {shown(kinds)}"
+            )
         return 1 + len([k for k in kinds if k in ("c2p", "p2c")])
 
     def layer_type(self, layer: int) -> str | None:
@@ -204,8 +209,33 @@ def _expanded(runs: Any) -> list[Any] | None:
     return kinds
 
 
-def _as_number(text: str) -> float | None:
+def _read_number(text: str) -> float | None:
     try:
         return float(text)
     except ValueError:
         return None
+
+
+def as_number(value: Any) -> float | None:
+    """A finite number; None for anything else.
+
+    Examples
+    --------
+    >>> as_number(3), as_number("3"), as_number(10**400), as_number(True)
+    (3.0, None, None, None)
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def shown(value: Any) -> str:
+    """A value as an error quotes it: short, whatever it is."""
+    try:
+        return f"{value!r:.40}"
+    except ValueError:  # an integer of more digits than Python prints
+        return f"a number of {value.bit_length()} bits"

@@ -72,7 +72,7 @@ def _matches(
     tensors: Mapping[str, TensorInfo], spelling: str, prefix: str | None
 ) -> list[re.Match[str]]:
     """The full names of weights of this spelling, under the given prefix or under any."""
-    body = re.sub(r"\\\{\w+\\\}", r"(\\d+)", re.escape(weight_name(spelling)))
+    body = re.sub(r"\\\{\w+\\\}", r"([0-9]{1,9})", re.escape(weight_name(spelling)))
     before = r"(?:.+\.)?" if prefix is None else re.escape(prefix)
     pattern = re.compile(rf"(?P<prefix>{before}){body}")
     return [match for match in map(pattern.fullmatch, tensors) if match]
@@ -125,7 +125,7 @@ def _last(tensors: Mapping[str, TensorInfo], spelling: str, match: Match) -> str
     before, mark, after = spelling.partition("{last}")
     if not mark:
         return spelling
-    pattern = re.compile(rf"{re.escape(match.prefix + before)}(\d+){re.escape(after)}")
+    pattern = re.compile(rf"{re.escape(match.prefix + before)}([0-9]{{1,9}}){re.escape(after)}")
     numbers = [int(match[1]) for match in map(pattern.fullmatch, tensors) if match]
     return f"{before}{max(numbers, default=0)}{after}"
 

@@ -303,10 +303,9 @@ def _projections(
         key_heads = 1
     query, key = weight_name(match.query), weight_name(match.key)
     for tensor in (query, key):
-        if len(tensors[tensor].shape) != 2:
-            raise CheckpointError(
-                f"{config.name}: {tensor} must be a matrix, got shape {tensors[tensor].shape}"
-            )
+        shape = tensors[tensor].shape
+        if len(shape) != 2 or 0 in shape:
+            raise CheckpointError(f"{config.name}: {tensor} must be a matrix, got shape {shape}")
     if rule.layout == "latent":
         return latent(tensors, config, rule, match, heads)
     if rule.layout == "separate":

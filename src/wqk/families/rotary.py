@@ -16,6 +16,7 @@ import numpy as np
 
 from wqk._typing import Array, Float
 from wqk.errors import CheckpointError
+from wqk.families.config import as_number, shown
 
 if TYPE_CHECKING:
     from wqk.families.config import Config
@@ -80,14 +81,29 @@ def rotary_of(
 
     def number(keys: tuple[str, ...], default: float) -> float:
         own = next((scaling[k] for k in keys if scaling.get(k) is not None), None)
-        value = own if own is not None else config.optional_number(keys)
-        return default if value is None else float(value)
+        value = config.optional_number(keys) if own is None else as_number(own)
+        if own is not None and value is None:
+            raise CheckpointError(
+                f"{config.name}: config.json: {' or '.join(keys)} must be a number, got "
+                f"{shown(own)}"
+            )
+        return default if value is None else value
 
     width = config.optional_whole(rule.width) if rule.width else None
-    if width is None:
-        width = int(head_width * number(rule.fraction, rule.default_fraction))
+    fraction = number(rule.fraction, rule.default_fraction)
+    if width is None and 0 < fraction <= 1:
+        width = int(head_width * fraction)
+    if width is None or not 0 < width <= head_width:
+        raise CheckpointError(
+            f"{config.name}: config.json: rotary positions turn a part of each head's "
+            f"{head_width} dimensions, got {shown(fraction if width is None else width)}"
+        )
     local = windowed and rule.local_base
     base = number(rule.local_base if local else rule.base, rule.default_base)
+    if base <= 0:
+        raise CheckpointError(
+            f"{config.name}: config.json: the base of rotary positions must be positive, got {base}"
+        )
     frequencies = base ** -(np.arange(0, width, 2, dtype=np.float64) / width)
     kind = str(scaling.get("rope_type", scaling.get("type", "default")))
     if rule.reversed:
@@ -96,13 +112,13 @@ def rotary_of(
         return Rotary(frequencies, rule.order)
     if kind not in _SCALINGS:
         raise CheckpointError(
-            f"{config.name}: unknown rotary scaling {kind!r}; known are {', '.join(_SCALINGS)}"
+            f"{config.name}: unknown rotary scaling {shown(kind)}; known are {', '.join(_SCALINGS)}"
         )
     try:
         scaled, amplitude = _SCALINGS[kind](frequencies, base, width, scaling, config)
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise CheckpointError(
-            f"{config.name}: config.json: rotary scaling {kind!r} lacks or misstates {error}"
+            f"{config.name}: config.json: rotary scaling {kind!r} lacks or misstates {error!s:.60}"
         ) from None
     return Rotary(scaled, rule.order, amplitude)
 
@@ -175,11 +191,9 @@ def rotary_stretch(config: Config) -> float:
     """YaRN's factor on queries and keys in models that put it into the score's scale (DeepSeek)."""
     scaling = _parameters(config, 0, False)
     part = config.optional_number(("mscale_all_dim",))
-    part = scaling.get("mscale_all_dim") if part is None else part
-    factor = scaling.get("factor")
-    if not isinstance(part, int | float) or not isinstance(factor, int | float):
-        return 1.0
-    return _yarn_amplitude(float(factor), float(part))
+    part = as_number(scaling.get("mscale_all_dim")) if part is None else part
+    factor = as_number(scaling.get("factor"))
+    return 1.0 if part is None or factor is None else _yarn_amplitude(factor, part)
 
 
 def _yarn_amplitude(factor: float, weight: float) -> float:

@@ -113,7 +113,9 @@ def checkpoint_columns(checkpoint: Checkpoint) -> dict[str, Any]:
         "checkpoint": checkpoint.name,
         "revision": checkpoint.revision,
         "step": checkpoint.step,
-        "model_type": model_type if isinstance(model_type, str) else None,
+        "model_type": (
+            model_type.encode("utf-8", "replace").decode() if isinstance(model_type, str) else None
+        ),
         "parameters": checkpoint.parameters,
     }
 
