@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from wqk._console import UNPRINTABLE, cleaning, printable
@@ -67,7 +67,8 @@ def progress(name: str) -> Iterator[Callable[[ScanProgress], None] | None]:
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
-        TextColumn("{task.completed}/{task.total} blocks, {task.fields[rate]}"),
+        MofNCompleteColumn(),
+        TextColumn("blocks, {task.fields[rate]}"),
         TimeRemainingColumn(),
         console=Console(stderr=True),
         transient=True,

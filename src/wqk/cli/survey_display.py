@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from wqk.attention.rendering import size
 from wqk.cli import display
@@ -30,7 +30,8 @@ def progress() -> Iterator[Callable[[SurveyProgress], None] | None]:
         yield None
         return
     bar = Progress(
-        TextColumn("{task.completed}/{task.total} checkpoints"),
+        MofNCompleteColumn(),
+        TextColumn("checkpoints"),
         BarColumn(),
         TextColumn("{task.fields[rate]}"),
         console=Console(stderr=True),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from wqk.cli import display
 
@@ -50,7 +50,8 @@ def progress(recipe: Recipe) -> Iterator[Callable[[TrainingProgress], None]]:
         yield tell
         return
     bar = Progress(
-        TextColumn("{task.completed}/{task.total} steps"),
+        MofNCompleteColumn(),
+        TextColumn("steps"),
         BarColumn(),
         TextColumn("{task.fields[state]}"),
         TimeRemainingColumn(),
