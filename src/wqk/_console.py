@@ -51,8 +51,12 @@ def number(value: float | None, digits: int = 3) -> str:
     return "nan" if value != value else f"{round(value, digits) + 0.0:.{digits}f}"
 
 
+# What a terminal without Unicode gets for the characters that our own sentences are made of.
+PLAIN = str.maketrans({"–": "-", "−": "-", "·": "|", "×": "x", "…": "...", "±": "+-", "→": "->"})
+
+
 class _Cleaned:
-    """A renderable without unprintable characters."""
+    """A renderable without characters that the terminal would obey or cannot show."""
 
     def __init__(self, renderable: Any) -> None:
         self.renderable = renderable
@@ -61,7 +65,8 @@ class _Cleaned:
         from rich.segment import Segment
 
         for text, style, control in console.render(self.renderable, options):
-            yield Segment(text if control else printable(text), style, control)
+            shown = text if control else printable(text)
+            yield Segment(shown.translate(PLAIN) if options.ascii_only else shown, style, control)
 
 
 class _Cleaning:

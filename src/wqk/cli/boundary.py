@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from wqk.cli.help import GroupedCommands
 from wqk.errors import WqkError, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class Boundary(click.Group):
+class Boundary(GroupedCommands):
     """Verbs whose errors are one line on standard error; with ``--debug``, a traceback."""
 
     def invoke(self, context: click.Context) -> Any:

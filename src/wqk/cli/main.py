@@ -38,13 +38,16 @@ def command(debug: bool) -> None:
     """
 
 
-# fmt: off
-for verb in (
-    scan, explain, verify, show, tokens, diff, same, survey, atlas, report, figure, corpus,
-    train, experiments, speedup, glue, theory, demo,
-):
-    command.add_command(verb)
-# fmt: on
+command.add_sections(
+    {
+        "Look at a checkpoint": (scan, explain, verify, show, tokens),
+        "Compare checkpoints": (diff, same),
+        "Score many checkpoints": (survey,),
+        "Train": (corpus, train, experiments, speedup, glue),
+        "Explain the paper": (atlas, figure, theory, demo),
+        "Publish": (report,),
+    }
+)
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from wqk._console import number, one_line
+from wqk.scanning.bars import NEGATIVE, POSITIVE, Bar
 from wqk.scanning.conditions import conditions
 from wqk.scanning.schema import SUMMARIZED
 
@@ -20,15 +21,10 @@ if TYPE_CHECKING:
     from wqk.scanning.differences import DifferenceTable
     from wqk.scanning.tables import ScoreTable
 
-    Column = tuple[str, Callable[[Mapping[str, Any]], str | Text]]
+    Column = tuple[str, Callable[[Mapping[str, Any]], str | Text | Bar]]
 
 # What gives way where a terminal is too narrow: the heads' terms first, then the bars, the null.
 EXTRAS = (("null", "bars", "terms"), ("null", "bars"), ("null",), ())
-
-# Half a bar, in cells; a score of ±1 fills it.
-HALF_BAR = 6
-
-POSITIVE, NEGATIVE = "dodger_blue2", "dark_orange"
 
 # More heads than this are summarized; more lines than this of an overview are counted.
 MOST_HEADS = 5000
@@ -117,12 +113,17 @@ def _layer_lines(layers: pl.DataFrame, width: int) -> tuple[list[str], Table]:
         columns = _columns(layers, extras)
         headings = [heading for heading, _ in columns]
         rows = [[cell(row) for _, cell in columns] for row in layers.iter_rows(named=True)]
-        taken = (
-            2 + max(cell_len(str(cell)) for cell in cells)
+        taken = sum(
+            2 + max(cell.width if isinstance(cell, Bar) else cell_len(str(cell)) for cell in cells)
             for cells in zip(headings, *rows, strict=True)
         )
-        if sum(taken) <= width or extras == EXTRAS[-1]:
+        if taken <= width or extras == EXTRAS[-1]:
             break
+    bars = [cell for row in rows for cell in row if isinstance(cell, Bar)]
+    if bars:
+        left_over = (width - taken) * len(rows) // len(bars)
+        for cell in bars:
+            cell.cells = min(Bar.MOST, cell.cells + left_over // 2)
     result = grid()
     for heading in headings:
         result.add_column(heading, justify="right" if heading else "left", no_wrap=True)
@@ -136,7 +137,7 @@ def _columns(layers: pl.DataFrame, extras: Sequence[str]) -> list[Column]:
         return lambda row: number(row[name])
 
     def as_bar(name: str) -> list[Column]:
-        return [("", lambda row: bar(row[name]))] if "bars" in extras else []
+        return [("", lambda row: Bar(row[name]))] if "bars" in extras else []
 
     columns: list[Column] = [("layer", lambda row: str(row["layer"]))]
     if layers["window"].is_not_null().any():
@@ -158,25 +159,6 @@ def _columns(layers: pl.DataFrame, extras: Sequence[str]) -> list[Column]:
 def grid() -> Table:
     """An empty table as all of ours look."""
     return Table(box=None, padding=(0, 1), header_style="dim")
-
-
-def bar(value: float | None) -> Text:
-    """A score in [-1, 1] as a small bar about the middle, in half cells.
-
-    Examples
-    --------
-    >>> bar(0.75).plain, bar(-0.25).plain
-    ('      │████▌ ', '    ▐█│      ')
-    """
-    if value is None or value != value:
-        return Text(" " * (2 * HALF_BAR + 1))
-    halves = min(2 * HALF_BAR, round(abs(value) * 2 * HALF_BAR))
-    whole, half = divmod(halves, 2)
-    if value >= 0:
-        right = ("█" * whole + "▌" * half).ljust(HALF_BAR)
-        return Text.assemble(" " * HALF_BAR, ("│", "dim"), (right, POSITIVE))
-    left = ("▐" * half + "█" * whole).rjust(HALF_BAR)
-    return Text.assemble((left, NEGATIVE), ("│", "dim"), " " * HALF_BAR)
 
 
 def _across(frame: pl.DataFrame, score: str, column: str, width: int) -> Iterator[Any]:
@@ -316,7 +298,7 @@ def side_by_side(table: ScoreTable) -> Iterator[Any]:
             side.add_column("", no_wrap=True)
         for layer in layers.partition_by("layer", maintain_order=True):
             values = dict(zip(layer["checkpoint"], layer[score], strict=True))
-            cells = (cell(values.get(name)) for name in names for cell in (number, bar))
+            cells = (cell(values.get(name)) for name in names for cell in (number, Bar))
             side.add_row(str(layer["layer"][0]), *cells)
         yield Text(f"\n{score.replace('_excess', ' (excess)')}", style="bold")
         yield side
