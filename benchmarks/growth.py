@@ -20,7 +20,7 @@ import wqk
 from benchmarks.generate import BERT_BASE, LLAMA_3_8B, Shape, query_key_bytes, write_checkpoint
 from benchmarks.rounds import alternate, estimate
 from benchmarks.scans import peak_memory
-from wqk.figures.style import BLUE, GREEN, ORANGE, PAGE, new_figure, save_figure, style
+from wqk._style import BLUE, GREEN, ORANGE, PAGE, new_figure, save_figure, style
 
 # Name, layers, width, heads, key heads, head width, bytes that a scan does not read.
 SIZES = (

@@ -14,25 +14,26 @@ import wqk
 SOURCE = Path(wqk.__file__).parent
 
 # The rooms from top to bottom; each may import those below it and itself.
-ROOMS = (
-    "cli",
-    "demo",
-    "theory",
-    "training",
-    "monitor",
-    "reporting",
-    "figures",
-    "atlas",
-    "runs",
-    "scanning",
-    "attention",
-    "families",
-    "checkpoints",
-    "forms",
-    "errors",
-)
+ROOMS = {
+    "cli": "the commands, one file each: they parse, call and print, and compute nothing",
+    "demo": "the two models that come with the package, side by side",
+    "theory": "the paper's statements, computed on a model and a text, with verdicts",
+    "training": "corpus, recipe, models, objectives, starts, penalties, the loop, experiments",
+    "monitor": "scores while a model trains, in any loop or a Trainer",
+    "reporting": "the HTML report, and one form looked at closely",
+    "figures": "pictures of tables, runs and published numbers; they open no checkpoint",
+    "atlas": "the paper's published scores, curves and losses; where a scan stands among them",
+    "runs": "a training run's folder, runs grouped by seed, speed-up",
+    "scanning": "checkpoints to score tables: scan, diff, same, details; surveys of many",
+    "attention": "one block: heads as forms, other coordinates, explanation, verification",
+    "families": "which tensors are a model's queries and keys, as data; it reads no bytes",
+    "checkpoints": "where tensors come from: folders, the hub, archives, live modules",
+    "forms": "BilinearForm, A Bᵀ kept as its factors: kernels, scores, spectra, images",
+    "errors": "one tree of errors",
+}
+ORDER = tuple(ROOMS)
 # Small private files without a room, which everything may import.
-SHARED = {"_caching", "_console", "_files", "_html", "_typing", "_version"}
+SHARED = {"_caching", "_console", "_files", "_html", "_style", "_typing", "_version"}
 HEAVY = {
     "accelerate",
     "datasets",
@@ -88,7 +89,7 @@ def test_no_arrow_points_back(path: Path) -> None:
     room = room_of(path)
     if room in {"__init__", "__main__"}:
         return
-    allowed = SHARED | {"errors"} | (set() if room in SHARED else set(ROOMS[ROOMS.index(room) :]))
+    allowed = SHARED | {"errors"} | (set() if room in SHARED else set(ORDER[ORDER.index(room) :]))
     for name in imported(path, late=True):
         if name.startswith("wqk."):
             target = name.split(".")[1]

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from tests.figures.making import make_run, row, table
 
+from wqk._style import BLUE
 from wqk.demo.demo import demo_table
 from wqk.errors import RunError, TableError, UnknownName
 from wqk.figures import FIGURES, Sources, draw, numbers
 from wqk.figures.curves import score_curves
 from wqk.figures.panels import shades, spread_apart
 from wqk.figures.starts import LOOKS, OTHERS
-from wqk.figures.style import BLUE
 
 TRAINING = ("fig3", "s3", "s4", "s5", "losses", "updates")
 

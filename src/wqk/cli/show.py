@@ -55,8 +55,8 @@ def show(
       wqk show google-bert/bert-base-uncased --layer 3 --coupling --out coupling.pdf
       wqk show meta-llama/Llama-3.2-1B --layer 0 --distance 0:64
     """
+    from wqk._style import check_picture
     from wqk.cli import display
-    from wqk.figures.style import check_picture
     from wqk.reporting.showing import show as show_checkpoint
 
     if sum((coupling, head is not None, distances is not None)) > 1:

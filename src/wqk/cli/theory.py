@@ -95,9 +95,9 @@ def theory(
       wqk theory ./run --corpus ./corpus --steps all --out findings.json
       wqk theory ./seed-1 ./seed-2 ./seed-3 --corpus ./corpus -v
     """
+    from wqk._style import PICTURES
     from wqk.cli import display, theory_display
     from wqk.figures import save_figure
-    from wqk.figures.style import PICTURES
     from wqk.figures.theory import tails
     from wqk.theory.causes import curves
     from wqk.theory.report import WRITERS, as_objects, check_ending, save

@@ -1,5 +1,6 @@
 """Figures from score tables, runs and matrices; they open no checkpoint (extra ``report``)."""
 
+from wqk._style import save_figure, style
 from wqk.figures.catalog import FIGURES, draw, numbers
 from wqk.figures.contrast import contrast, layer_curves
 from wqk.figures.distances import distance_curves
@@ -7,7 +8,6 @@ from wqk.figures.heads import coupling
 from wqk.figures.matrix import draw_entries, matrix
 from wqk.figures.results import table_text
 from wqk.figures.sources import Sources, read_sources
-from wqk.figures.style import save_figure, style
 
 __all__ = [
     "FIGURES",

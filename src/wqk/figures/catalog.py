@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Literal
 import polars as pl
 
 from wqk._files import check_output, write_whole
+from wqk._style import PICTURES, save_figure
 from wqk.errors import UnknownName
 from wqk.figures import distances, heads, models, starts, terms, training
 from wqk.figures.matrix import examples
 from wqk.figures.published import published_pairs, published_starts
-from wqk.figures.style import PICTURES, save_figure
 
 if TYPE_CHECKING:
     from collections.abc import Callable

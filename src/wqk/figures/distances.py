@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from wqk._style import BLUE, GRAY, LABELS, PAGE, new_figure, style
 from wqk.errors import TableError
 from wqk.figures.panels import label_ends, sequence
 from wqk.figures.selection import latest, titled
-from wqk.figures.style import BLUE, GRAY, LABELS, PAGE, new_figure, style
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from wqk._style import PAGE, new_figure, style
 from wqk._typing import Array, Float
 from wqk.errors import TableError
 from wqk.figures.panels import heading
 from wqk.figures.selection import titles
-from wqk.figures.style import PAGE, new_figure, style
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from wqk._style import GRAY, OUTLIER, new_figure, style
 from wqk.figures.panels import letter
 from wqk.figures.selection import titles
-from wqk.figures.style import GRAY, OUTLIER, new_figure, style
 from wqk.forms.images import MatrixImage
 
 if TYPE_CHECKING:

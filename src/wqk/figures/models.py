@@ -7,12 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from wqk.atlas import drawn_models, flags, published, sound_models, summarize
-from wqk.atlas.published import COLUMNS, last_part
-from wqk.figures.matrix import draw_form
-from wqk.figures.panels import letter
-from wqk.figures.selection import latest
-from wqk.figures.style import (
+from wqk._style import (
     COLORS,
     DIRECTIONALITY,
     GRAY,
@@ -21,6 +16,11 @@ from wqk.figures.style import (
     new_figure,
     style,
 )
+from wqk.atlas import drawn_models, flags, published, sound_models, summarize
+from wqk.atlas.published import COLUMNS, last_part
+from wqk.figures.matrix import draw_form
+from wqk.figures.panels import letter
+from wqk.figures.selection import latest
 from wqk.scanning.surveys.model_sets import model_set, model_sets
 
 if TYPE_CHECKING:

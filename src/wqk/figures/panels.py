@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from wqk.figures.style import GRAY
+from wqk._style import GRAY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -69,7 +69,7 @@ def shades(color: str, count: int) -> list[tuple[float, float, float]]:
 
     Examples
     --------
-    >>> from wqk.figures.style import BLUE
+    >>> from wqk._style import BLUE
     >>> [round(sum(shade), 2) for shade in shades(BLUE, 3)]
     [2.07, 1.15, 0.46]
     """

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from wqk.figures.curves import loss_curves, loss_differences, of_cells, score_curves
-from wqk.figures.panels import draw_curve, draw_layers, finish_row, label_steps, letter, note
-from wqk.figures.style import (
+from wqk._style import (
     BLUE,
     GRAY,
     GREEN,
@@ -22,6 +20,8 @@ from wqk.figures.style import (
     new_figure,
     style,
 )
+from wqk.figures.curves import loss_curves, loss_differences, of_cells, score_curves
+from wqk.figures.panels import draw_curve, draw_layers, finish_row, label_steps, letter, note
 from wqk.runs.groups import starts
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from wqk._style import BLUE, CHANCE, GRAY, PAGE, SKY, new_figure, style
 from wqk.errors import TableError
 from wqk.figures.selection import latest, titled
-from wqk.figures.style import BLUE, CHANCE, GRAY, PAGE, SKY, new_figure, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from wqk._style import BLUE, GRAY, GREEN, ORANGE, PURPLE, new_figure, style
 from wqk.errors import TheoryError
-from wqk.figures.style import BLUE, GRAY, GREEN, ORANGE, PURPLE, new_figure, style
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 import polars as pl
 
+from wqk._style import COLORS, LABELS, PAGE, new_figure, style
 from wqk.errors import RunError
 from wqk.figures.curves import SCORES, of_cells, score_curves
 from wqk.figures.panels import (
@@ -17,7 +18,6 @@ from wqk.figures.panels import (
     letter,
     note,
 )
-from wqk.figures.style import COLORS, LABELS, PAGE, new_figure, style
 from wqk.runs.groups import modes, one, pairs
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import polars as pl
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
     import pandas
+    from matplotlib.figure import Figure
 
 
 # Columns of the files for people, with their headings in Markdown and LaTeX.
@@ -192,6 +193,36 @@ class ScoreTable(Table):
     def join(self, *others: ScoreTable) -> ScoreTable:
         """All rows of this table and of others; see `wqk.join`."""
         return join([self, *others])
+
+    def plot(self, view: Literal["layers", "heads"] = "layers") -> Figure:
+        """Draw the table (needs matplotlib).
+
+        Parameters
+        ----------
+        view
+            ``layers``: symmetry and directionality over the layers, a curve for each model.
+            ``heads``: a map of each, layers down and heads across, for at most eight models.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            Shown by a notebook as it is; ``figure.savefig(path)`` keeps it.
+
+        Raises
+        ------
+        TableError
+            The view is neither, or the table has no such rows.
+
+        Examples
+        --------
+        >>> import wqk
+        >>> figure = wqk.scan(wqk.demo_model("encoder")).plot("heads")
+        >>> [axis.get_title(loc="left") for axis in figure.axes[:2]]
+        ['symmetry', 'directionality (excess)']
+        """
+        from wqk.scanning.plotting import plot_table
+
+        return plot_table(self, view)
 
     def _shown(self, width: int) -> Iterator[Any]:
         from wqk.scanning.rendering import score_table

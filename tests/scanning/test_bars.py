@@ -1,0 +1,86 @@
+"""Terminal tables at several widths, kept as they should look."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+
+import wqk
+from wqk._console import plain
+from wqk.scanning.rendering import one_checkpoint
+
+WIDTHS = (60, 80, 100, 160)
+SNAPSHOTS = Path(__file__).with_name("terminal")
+
+
+def table() -> wqk.ScoreTable:
+    """Four layers of four heads with numbers of every kind."""
+    common = {
+        "checkpoint": "owner/model", "family": "bert", "model_type": "bert", "stack": "encoder",
+        "kind": "self", "heads": 4, "key_heads": 4, "d_query": 128, "d_key": 128, "circuit": "qk",
+        "distance": 0, "applications": 1, "status": "ok", "norm": 12.5,
+    }  # fmt: skip
+    symmetry = (0.902, 0.671, -0.0004, -0.464)
+    rows = []
+    for layer, score in enumerate(symmetry):
+        place = {**common, "layer": layer, "symmetry_null": 0.021 + layer / 100}
+        terms = {"symmetry_within_heads": score / 4, "symmetry_between_heads": 3 * score / 4}
+        leaning = {"directionality": -score / 2, "directionality_excess": -score}
+        chance = {"symmetry_within_random": 0.1}
+        status = {"status": "random-looking" if layer == 2 else "ok"}
+        rows.append({**place, "symmetry": score, **terms, **leaning, **chance, **status})
+        rows += [
+            {**place, "head": head, "symmetry": score / (head + 1), **leaning} for head in range(4)
+        ]
+    metadata = {"left_out": {"owner/model": ["biases"]}}
+    return wqk.ScoreTable.from_rows(rows, metadata)
+
+
+def shown(width: int, heads: bool) -> str:
+    rows = table() if heads else table().layers
+    return plain(*one_checkpoint(rows, width), width=width)
+
+
+@pytest.mark.parametrize("heads", [False, True], ids=["layers", "heads"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_tables_look_as_they_are_kept(width: int, heads: bool) -> None:
+    """After a change that is meant: delete the file, run the test once, and look at the file."""
+    path = SNAPSHOTS / f"{'heads' if heads else 'layers'}-{width}.txt"
+    text = shown(width, heads)
+    if not path.exists():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text + "\n", encoding="utf-8")
+        pytest.fail(f"{path} did not exist; it has been written and has to be looked at")
+    assert text == path.read_text(encoding="utf-8").rstrip("\n")
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_no_line_of_scores_is_cut_or_wrapped(width: int) -> None:
+    lines = shown(width, heads=False).splitlines()
+    start = next(i for i, line in enumerate(lines) if line.split()[:2] == ["layer", "symmetry"])
+    assert [line.split()[0] for line in lines[start + 1 : start + 5]] == ["0", "1", "2", "3"]
+    assert all(cell_len(line) <= width and "…" not in line for line in lines[start : start + 5])
+
+
+def test_bars_grow_with_the_terminal() -> None:
+    cells = [shown(width, heads=False).count("█") for width in WIDTHS]
+    assert cells == sorted(cells)
+    assert cells[-1] > cells[1] > cells[0] == 0
+
+
+def test_a_terminal_without_unicode_gets_plain_bars() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "wqk", "scan", str(wqk.demo_model("encoder"))],
+        capture_output=True,
+        env={"PYTHONIOENCODING": "ascii", "LC_ALL": "C", "COLUMNS": "90", "PATH": ""}
+        | {k: v for k, v in os.environ.items() if k == "PYTHONPATH"},
+        check=True,
+    )
+    text = done.stdout.decode("ascii")
+    assert "|#####" in text
+    assert "?" not in text
