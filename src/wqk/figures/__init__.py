@@ -2,7 +2,7 @@
 
 from wqk._style import save_figure, style
 from wqk.figures.catalog import FIGURES, draw, numbers
-from wqk.figures.contrast import contrast, layer_curves
+from wqk.figures.contrast import contrast
 from wqk.figures.distances import distance_curves
 from wqk.figures.heads import coupling
 from wqk.figures.matrix import draw_entries, matrix
@@ -17,7 +17,6 @@ __all__ = [
     "distance_curves",
     "draw",
     "draw_entries",
-    "layer_curves",
     "matrix",
     "numbers",
     "read_sources",

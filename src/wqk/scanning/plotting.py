@@ -86,9 +86,9 @@ def _heads(table: ScoreTable) -> Figure:
     axes = figure.subplots(len(models), len(LABELS), squeeze=False)
     for (name, rows), row in zip(models, axes, strict=True):
         for axis, (score, label) in zip(row, LABELS.items(), strict=True):
-            values = np.full((rows["layer"].max() + 1, rows["head"].max() + 1), np.nan)
-            scores = rows[score].cast(pl.Float64).fill_null(np.nan)
-            values[rows["layer"].to_numpy(), rows["head"].to_numpy()] = scores.to_numpy()
+            layer, head = rows["layer"].to_numpy(), rows["head"].to_numpy()
+            values = np.full((layer.max() + 1, head.max() + 1), np.nan)
+            values[layer, head] = rows[score].cast(pl.Float64).fill_null(np.nan).to_numpy()
             drawn = axis.imshow(values, cmap="RdBu_r", vmin=-1, vmax=1, aspect="auto")
             axis.set(title=label, xlabel="head")
             axis.locator_params(integer=True, min_n_ticks=1)
