@@ -94,6 +94,8 @@ def prove_attention(architecture: Architecture, folder: Path) -> None:
     assert min(block.contrast for block in verification.blocks) > 0.02
     assert verification.difference < 1e-12
     assert verification.ok
+    for block in verification.blocks:
+        assert block.ceiling is None or block.largest_score <= block.ceiling * (1 + 1e-12)
 
 
 def prove_live(architecture: Architecture, model: Any, folder: Path) -> None:

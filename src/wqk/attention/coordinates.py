@@ -89,7 +89,7 @@ def read_block(checkpoint: Checkpoint, plan: AttentionPlan, coordinates: Coordin
     left, right = _circuit(checkpoint, plan, coordinates.circuit)
     weights = left.weight, right.weight
     if coordinates.fold_norm and not lacks_norm(plan, coordinates):
-        left, right = _folded(checkpoint, left), _folded(checkpoint, right)
+        left, right = folded(checkpoint, left), folded(checkpoint, right)
     if coordinates.bias:
         if plan.rule.guess and coordinates.circuit == "qk" and right.bias is not None:
             raise CheckpointError(
@@ -98,16 +98,22 @@ def read_block(checkpoint: Checkpoint, plan: AttentionPlan, coordinates: Coordin
                 "known; leave out the biases"
             )
         keeps_right_bias = plan.rotary is not None and coordinates.circuit == "qk"
-        left = left._replace(weight=_augmented(left.weight, left.bias))
+        left = left._replace(weight=augmented(left.weight, left.bias))
         right_bias = right.bias if keeps_right_bias else None
-        right = right._replace(weight=_augmented(right.weight, right_bias))
-    groups = min(len(left.weight), len(right.weight))
-    query, key = (
-        side.weight.reshape(groups, -1, *side.weight.shape[1:]).swapaxes(-1, -2)
-        for side in (left, right)
-    )
-    plain = BilinearForm(query, key)
+        right = right._replace(weight=augmented(right.weight, right_bias))
+    plain = stacked(left.weight, right.weight)
     return Block(weights, ((n, at_distance(plain, plan, n)) for n in coordinates.distances))
+
+
+def stacked(
+    left: Float[Array, "left_heads width d_left"], right: Float[Array, "right_heads width d_right"]
+) -> BilinearForm:
+    """The forms of all heads as a stack (G, H/G)."""
+    groups = min(len(left), len(right))
+    query, key = (
+        weight.reshape(groups, -1, *weight.shape[1:]).swapaxes(-1, -2) for weight in (left, right)
+    )
+    return BilinearForm(query, key)
 
 
 def at_distance(form: BilinearForm, plan: AttentionPlan, distance: int) -> BilinearForm:
@@ -165,7 +171,7 @@ def lacks_norm(plan: AttentionPlan, coordinates: Coordinates) -> bool:
     return coordinates.fold_norm and any(side.input_norm is None for side in fed)
 
 
-def _folded(checkpoint: Checkpoint, side: Half) -> Half:
+def folded(checkpoint: Checkpoint, side: Half) -> Half:
     """The factor on vectors as the norm has them before its gain and bias."""
     norm = side.norm
     if norm is None:  # what W_o puts out goes back to the residual stream, past no norm
@@ -181,7 +187,7 @@ def _folded(checkpoint: Checkpoint, side: Half) -> Half:
     return side._replace(weight=weight, bias=bias)
 
 
-def _augmented(weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+def augmented(weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
     """(heads, R, D + 1): the bias as the weight of a constant 1, or nothing there."""
     column = np.zeros(weight.shape[:2], weight.dtype) if bias is None else bias
     return np.concatenate([weight, column[..., None]], axis=-1)

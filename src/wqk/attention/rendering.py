@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from wqk.attention.explanation import Explanation
-    from wqk.attention.verification.comparison import Verification
+    from wqk.attention.verification.comparison import Verification, VerifiedBlock
 
 
 def size(count: float) -> str:
@@ -61,14 +61,14 @@ def verification_lines(result: Verification) -> Iterator[Any]:
     """One line for each block and application, and the verdict."""
     yield Text.assemble((result.checkpoint, "bold"), f"\nfamily {result.family}\n")
     table = Table(box=None, padding=(0, 1), header_style="dim")
-    for heading in ("attention", "layer", "largest difference", ""):
+    for heading in ("attention", "layer", "largest difference", "largest score", "ceiling", ""):
         table.add_column(heading, justify="left" if heading in ("attention", "") else "right")
     for block in result.blocks:
         layer = str(block.layer) + (f", use {block.application}" if block.application else "")
         verdict = "" if block.ok else "WRONG"
         if block.difference <= block.tolerance and not block.ok:
             verdict = "too uniform to tell"
-        cells = (f"{block.stack} {block.kind}", layer, f"{block.difference:.1e}")
+        cells = (f"{block.stack} {block.kind}", layer, f"{block.difference:.1e}", *_scores(block))
         table.add_row(*cells, Text(verdict, style="bold red"))
     yield table
     yield Text(
@@ -77,3 +77,11 @@ def verification_lines(result: Verification) -> Iterator[Any]:
         if result.ok
         else "\nThe forms do NOT give the model's own attention; its scores are not to be believed."
     )
+
+
+def _scores(block: VerifiedBlock) -> tuple[str, str]:
+    """The largest score of this input and of any, and how many times the first the second is."""
+    if block.ceiling is None:
+        return f"{block.largest_score:.3g}", "–"
+    times = block.ceiling / block.largest_score
+    return f"{block.largest_score:.3g}", f"{block.ceiling:.3g} (× {times:.1f})"

@@ -24,6 +24,7 @@ import numpy as np
 from wqk._console import Shown
 from wqk._typing import FilePath
 from wqk.attention import attention_plans, load_attention
+from wqk.attention.ceilings import ceilings
 from wqk.attention.verification.running import run
 from wqk.checkpoints import Checkpoint, open_checkpoint, steps_of
 from wqk.checkpoints.options import check_options
@@ -57,6 +58,9 @@ class VerifiedBlock:
         Largest distance of the model's own attention from uniform.
     tolerance
         Largest difference that passes.
+    largest_score, ceiling
+        Largest absolute score of this input, before a cap and what is added for positions, and the
+        largest that any input can produce; None where nothing bounds it.
     """
 
     stack: str
@@ -66,6 +70,8 @@ class VerifiedBlock:
     difference: float
     contrast: float
     tolerance: float
+    largest_score: float
+    ceiling: float | None
 
     @property
     def ok(self) -> bool:
@@ -157,10 +163,17 @@ def verify(
     blocks = []
     for plan, record in zip(plans, records, strict=True):
         attention_of = _recomputation(checkpoint, plan, seen)
+        attention = load_attention(checkpoint, plan, positions=True)
+        bounds = ceilings(checkpoint, plan)
+        ceiling = None if bounds is None else float(bounds.any_distance.max())
         for application, (x, y, reported, term, mask) in enumerate(record):
             difference, contrast = _compare(attention_of(x, y, term, mask), reported, seen)
             place = (plan.stack, plan.kind, plan.layer, application)
-            blocks.append(VerifiedBlock(*place, difference, contrast, tolerance))
+            largest = math.inf
+            if math.isfinite(difference):
+                products = attention.queries(x) @ attention.keys(y).swapaxes(-1, -2)
+                largest = plan.scale * float(np.abs(products).max())
+            blocks.append(VerifiedBlock(*place, difference, contrast, tolerance, largest, ceiling))
     return Verification(checkpoint.name, plans[0].family, tuple(blocks))
 
 

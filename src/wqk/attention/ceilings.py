@@ -1,0 +1,197 @@
+"""The largest scores that a block can produce, whatever its input: bounds from the weights alone.
+
+A norm feeds the projections: its output before the gain, x̂, is never longer than √D. With gains
+and biases folded in, q = Ã x̂ + a is never longer than √D σ₁(Ã) + ‖a‖, rotary positions turn it and
+leave its length alone, and no score is larger than scale · ‖q‖ ‖k‖ at any distance. At one distance
+N it is at most scale · D σ₁(Ã R(−N) B̃ᵀ), with biases as one more row and column.
+
+Where queries or keys are themselves normalized, with gains g, they are no longer than √R max|g|,
+whatever feeds them; and where they come from a normalized latent of width C, no longer than
+√C σ₁ of what follows it.
+
+Axes: H query heads, G key heads, R head width, D model width, C latent width.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from wqk._typing import Float
+from wqk.attention.block import load_attention
+from wqk.attention.coordinates import Half, at_distance, augmented, folded, stacked
+from wqk.families import Composed
+from wqk.forms.spectra import spectral_norm
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from wqk.attention.block import Attention
+    from wqk.attention.factor import Factor
+    from wqk.checkpoints import Checkpoint
+    from wqk.families import AttentionPlan, Norm, Side
+
+NO_NORM = (
+    "no norm is known that feeds the block, so that its input, and with it a score, may be of any "
+    "size"
+)
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Bounds of one block's queries, keys and scores, of every query head, (H,).
+
+    Scores are those before a soft cap and without what is added for positions.
+
+    Attributes
+    ----------
+    query_norm, key_norm
+        The largest length of a query and a key.
+    any_distance
+        scale · ‖q‖ ‖k‖, or less where no positions turn queries and keys.
+    at_distance
+        The largest score by distance.
+    """
+
+    query_norm: Float[np.ndarray, " heads"]
+    key_norm: Float[np.ndarray, " heads"]
+    any_distance: Float[np.ndarray, " heads"]
+    at_distance: dict[int, Float[np.ndarray, " heads"]]
+
+
+def lacks_ceiling(plan: AttentionPlan) -> str:
+    """Why a block's scores have no bound; empty where they have one."""
+    sides = [plan.query, plan.key]
+    if plan.positional is not None:
+        sides += [plan.positional.query, plan.positional.key]
+    bounded = (
+        side.input_norm or side.norm or isinstance(side.projection, Composed) or plan.clip
+        for side in _fed(plan, sides)
+    )
+    return "" if all(bounded) else NO_NORM
+
+
+def ceilings(
+    checkpoint: Checkpoint, plan: AttentionPlan, distances: Sequence[int] = (0,)
+) -> Ceilings | None:
+    """The bounds of one block; None where it has none, see `lacks_ceiling`.
+
+    Examples
+    --------
+    >>> import wqk
+    >>> from wqk.attention import attention_plans
+    >>> checkpoint = wqk.open_checkpoint(wqk.demo_model("decoder"))  # holds no norms
+    >>> plan = attention_plans(checkpoint)[0]
+    >>> ceilings(checkpoint, plan) is None, lacks_ceiling(plan)[:16]
+    (True, 'no norm is known')
+    """
+    if lacks_ceiling(plan):
+        return None
+    attention = load_attention(checkpoint, plan, positions=True)
+    factors = [attention.query, attention.key, *(attention.positional or ())]
+    sides = _fed(plan, [factor.side for factor in factors])
+    lengths = [
+        _length(checkpoint, plan, factor, side) for factor, side in zip(factors, sides, strict=True)
+    ]
+    sharing = attention.head_count // attention.key_head_count
+    query, key = lengths[0], lengths[1].repeat(sharing)
+    bound = query * key
+    if attention.positional:
+        apart = lengths[2], lengths[3].repeat(len(query) // len(lengths[3]))
+        bound = bound + apart[0] * apart[1]
+        query, key = np.hypot(query, apart[0]), np.hypot(key, apart[1])
+    bound = plan.scale * bound
+    wanted = (*distances,) if plan.rotary else (*distances, 0)
+    bounds = _by_distance(checkpoint, attention, bound, wanted)
+    # Without rotary positions, a form is the same at every distance.
+    return Ceilings(query, key, bound if plan.rotary else bounds[0], bounds)
+
+
+def _fed(plan: AttentionPlan, sides: Sequence[Side]) -> list[Side]:
+    """Queries and keys; those that hold positions alone are fed by the same norms."""
+    norms = [plan.query.input_norm, plan.key.input_norm] * 2
+    return [replace(side, input_norm=norm) for side, norm in zip(sides, norms, strict=False)]
+
+
+def _length(
+    checkpoint: Checkpoint, plan: AttentionPlan, factor: Factor, side: Side
+) -> Float[np.ndarray, " heads"]:
+    """The largest length of a query or a key, of each head of its own."""
+    heads, width, d = factor.stored_weight.shape
+    if side.norm is not None:
+        length = _normalized_length(factor, side.norm)
+    elif isinstance(side.projection, Composed):
+        outer = side.projection.outer
+        stored, gain = checkpoint.read([outer.part, side.projection.norm.gain[0]])
+        weight = outer.weight({outer.part: stored}) * gain
+        length = math.sqrt(weight.shape[-1]) * _largest(weight)
+    elif side.input_norm is not None:
+        half = folded(checkpoint, Half(factor.weight, factor.bias, side.input_norm))
+        length = math.sqrt(d) * _largest(half.weight)
+        length = length if half.bias is None else length + np.linalg.norm(half.bias, axis=-1)
+    else:
+        length = np.full(heads, math.inf)
+    if plan.clip is not None:
+        length = np.minimum(length, plan.clip * math.sqrt(width))
+    # Of partial rotary positions, only the turned dimensions are scaled.
+    stretch = 1.0 if plan.rotary is None else max(1.0, plan.rotary.amplitude)
+    return np.asarray(length * stretch, np.float64)
+
+
+def _normalized_length(factor: Factor, norm: Norm) -> Float[np.ndarray, " heads"]:
+    """√R max|g|, or √(H R) max|g| where all heads are normalized together."""
+    heads, width, _ = factor.stored_weight.shape
+    gain = np.ones(width) if factor.gain is None else factor.gain + norm.offset
+    together = len(norm.axes(0 if factor.gain is None else len(gain), width)) > 1
+    length = math.sqrt(width * (heads if together else 1)) * np.abs(gain).reshape(-1, width).max(1)
+    if factor.shift is not None:
+        length = length + np.linalg.norm(factor.shift, axis=-1)
+    if factor.temperature is not None:
+        length = length * factor.temperature[:, 0]
+    return np.broadcast_to(np.asarray(length, np.float64), (heads,))
+
+
+def _largest(weight: Float[np.ndarray, "heads width d"]) -> Float[np.ndarray, " heads"]:
+    """σ₁ of each head's weight, in float64."""
+    weight = weight.astype(np.float64)
+    squares = np.linalg.eigvalsh(weight @ weight.swapaxes(-1, -2))
+    return np.asarray(np.sqrt(squares[:, -1].clip(min=0)))
+
+
+def _by_distance(
+    checkpoint: Checkpoint, attention: Attention, bound: np.ndarray, distances: Sequence[int]
+) -> dict[int, np.ndarray]:
+    """The smaller of the bound at any distance and that of the form at each."""
+    plan = attention.plan
+    factors = (attention.query, attention.key)
+    is_linear = all(
+        f.side.norm is None and f.side.input_norm and not isinstance(f.side.projection, Composed)
+        for f in factors
+    )
+    stretched = plan.rotary is not None and plan.rotary.amplitude != 1
+    if not is_linear or plan.clip is not None or plan.positional or stretched:
+        return dict.fromkeys(distances, bound)
+    halves = [folded(checkpoint, Half(f.weight, f.bias, f.side.input_norm)) for f in factors]
+    biased = any(half.bias is not None for half in halves)
+    # Biases are weights of one more input, 1/t of them where that is t: every t gives a bound.
+    units = (1.0, math.sqrt(halves[0].weight.shape[-1])) if biased else (None,)
+    bounds: dict[int, np.ndarray] = {}
+    for distance in distances:
+        best = bound
+        for unit in units:
+            form = stacked(*(_with_bias(half, unit) for half in halves))
+            size = math.sqrt(math.prod(h.weight.shape[-1] + (unit or 0) ** 2 for h in halves))
+            largest = spectral_norm(at_distance(form, plan, distance)).ravel()
+            best = np.asarray(np.minimum(best, plan.scale * size * largest))
+        bounds[distance] = best
+    return bounds
+
+
+def _with_bias(half: Half, unit: float | None) -> np.ndarray:
+    """(heads, R, D), with a bias for an input of this size as one more column."""
+    if unit is None:
+        return np.asarray(half.weight)
+    return augmented(half.weight, None if half.bias is None else half.bias / unit)

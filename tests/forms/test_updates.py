@@ -1,0 +1,43 @@
+"""The two terms of an update against dense matrices in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wqk import BilinearForm
+from wqk.errors import FormError
+from wqk.forms.spectra import spectrum
+from wqk.forms.updates import update_terms
+
+
+@given(
+    st.integers(1, 20), st.integers(1, 20), st.integers(1, 8), st.sampled_from([1.0, 1e-3, 1e-6]),
+    st.integers(0, 2**32 - 1),
+)  # fmt: skip
+def test_terms_add_up_to_the_change_and_have_its_spectra(
+    d_query: int, d_key: int, rank: int, step: float, seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    a, b = random.standard_normal((d_query, rank)), random.standard_normal((d_key, rank))
+    da, db = (step * random.standard_normal(factor.shape) for factor in (a, b))
+    before, after = BilinearForm(a, b), BilinearForm(a + da, b + db)
+    terms = update_terms(before, after)
+    first, second = da @ b.T + a @ db.T, da @ db.T
+    size = np.linalg.norm(first) + np.linalg.norm(second)
+    # The steps themselves are known to the rounding of what they are differences of.
+    tolerance = 1e-14 * (np.linalg.norm(a) * np.linalg.norm(b)) + 1e-9 * size
+    np.testing.assert_allclose(terms.first.dense(), first, atol=tolerance)
+    np.testing.assert_allclose(terms.second.dense(), second, atol=tolerance)
+    change = (terms.first + terms.second).dense()
+    np.testing.assert_allclose(change, after.dense() - before.dense(), atol=tolerance)
+    assert spectrum(terms.first).spectral_norm == pytest.approx(
+        np.linalg.norm(first, 2), rel=1e-6, abs=tolerance
+    )
+
+
+def test_only_factors_of_one_shape_step_into_each_other() -> None:
+    with pytest.raises(FormError, match="factors of one shape"):
+        update_terms(BilinearForm(np.eye(3), np.eye(3)), BilinearForm(np.eye(3, 2), np.eye(3, 2)))
