@@ -65,6 +65,17 @@ if TYPE_CHECKING:
     metavar="FILE.npz",
     help="Save matrices as images, norms and the coupling of heads, and show them in the report.",
 )
+@click.option("--spectrum", is_flag=True, help="Add singular values' and eigenvalues' measures.")
+@click.option("--ceiling", is_flag=True, help="Add the largest scores that any input can produce.")
+@click.option("--bands", is_flag=True, help="Add the share of slow rotary planes.")
+@click.option("--sort", "sort_by", metavar="COLUMN", help="Largest values of a column first.")
+@click.option("--top", type=click.IntRange(min=1), metavar="N", help="Print so many rows.")
+@click.option(
+    "--layers",
+    type=DistanceRanges(),
+    metavar="L,L:M",
+    help="Score these layers alone, such as 3,10:20.",
+)
 @json_output
 @click.pass_context
 def scan(
@@ -83,6 +94,12 @@ def scan(
     out: Path | None,
     report: Path | None,
     details: Path | None,
+    spectrum: bool,
+    ceiling: bool,
+    bands: bool,
+    sort_by: str | None,
+    top: int | None,
+    layers: tuple[int, ...] | None,
     as_json: bool,
 ) -> None:
     """Score the query-key form of every layer.
@@ -99,6 +116,7 @@ def scan(
     """
     from wqk.checkpoints import open_checkpoint, steps_of
     from wqk.cli import display
+    from wqk.cli.measures_display import print_measures
     from wqk.reporting import check_report, write_report
     from wqk.scanning.details import check_details_output
     from wqk.scanning.scan import scan as scan_checkpoint
@@ -111,6 +129,8 @@ def scan(
     ):
         if path:
             check(path)
+    wanted = {"spectrum": spectrum, "ceiling": ceiling, "bands": bands}
+    measures = [name for name, is_wanted in wanted.items() if is_wanted]
     tables: list[ScoreTable] = []
     failed = 0
     jobs = list(product((step for ref in refs for step in steps_of(ref)), revisions or [None]))
@@ -130,6 +150,8 @@ def scan(
                     heads_per_layer=heads_per_layer,
                     device=device,
                     details=details is not None,
+                    measures=measures,
+                    layers=layers,
                     on_progress=on_progress,
                 )
         except WqkError as error:
@@ -140,7 +162,11 @@ def scan(
             continue
         tables.append(table)
         if not as_json:
-            display.print_table(table if heads else table.layers)
+            shown = table if heads else table.layers
+            if measures or sort_by or top:
+                print_measures(shown, measures, sort_by, top)
+            else:
+                display.print_table(shown)
         display.say_traffic(checkpoint)
     if not tables:
         context.exit(2)

@@ -15,7 +15,7 @@ import polars as pl
 from wqk._console import number, one_line
 from wqk.errors import TableError
 from wqk.scanning.conditions import conditions
-from wqk.scanning.schema import GROUP, SCHEMA
+from wqk.scanning.schema import GROUP, OPTIONAL, SCHEMA, present
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -127,7 +127,8 @@ def from_json_lines(content: bytes) -> Content:
     metadata = _mapping(lines.pop(0)["metadata"]) if "metadata" in lines[0] else {}
     if lines and not lines[0].keys() >= SCHEMA.keys():
         raise ValueError("its lines lack columns of a score table")
-    return pl.DataFrame(lines, schema=SCHEMA, strict=False), metadata
+    columns = {**SCHEMA, **present(OPTIONAL, {name for line in lines for name in line})}
+    return pl.DataFrame(lines, schema=columns, strict=False), metadata
 
 
 def _mapping(value: Any) -> dict[str, Any]:
@@ -154,7 +155,7 @@ def to_csv(table: Table) -> bytes:
 
 def from_csv(content: bytes) -> Content:
     """Read what `to_csv` wrote; the conditions are those of the first row."""
-    frame = pl.read_csv(content, schema_overrides={**SCHEMA, **CONDITIONS})
+    frame = pl.read_csv(content, schema_overrides={**SCHEMA, **OPTIONAL, **CONDITIONS})
     frame = frame.with_columns(pl.col(pl.String).str.strip_prefix("'"))
     first = frame.row(0, named=True) if frame.height else {}
     metadata = {name: first[name] for name in CONDITIONS if first.get(name) is not None}

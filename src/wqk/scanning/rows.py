@@ -10,8 +10,11 @@ import numpy as np
 from wqk.attention.coordinates import Block, Coordinates, lacks_norm
 from wqk.forms.randomness import looks_random
 from wqk.forms.scores import directionality, head_terms, symmetry, symmetry_null
+from wqk.scanning.measures import form_measures
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from wqk.checkpoints import Checkpoint
     from wqk.families import AttentionPlan
     from wqk.forms import BilinearForm
@@ -23,6 +26,7 @@ def score_heads(
     *,
     gamma: float = 2.0,
     heads: bool = True,
+    measures: Collection[str] = (),
 ) -> list[dict[str, Any]]:
     """Scores of a layer, the sum of the stack, and with ``heads`` of every head after it.
 
@@ -32,8 +36,8 @@ def score_heads(
         The layer's heads, stacked as (G, H/G).
     layer
         Their sum, where it is at hand.
-    gamma, heads
-        As for `scan`.
+    gamma, heads, measures
+        As for `scan`; of the measures, those that follow from the forms.
 
     Returns
     -------
@@ -41,7 +45,7 @@ def score_heads(
         The columns of a score table that follow from the forms alone.
     """
     layer = stack.sum() if layer is None else layer
-    scores = {name: float(value) for name, value in _scores(layer, gamma).items()}
+    scores = {name: float(value) for name, value in _scores(layer, gamma, measures).items()}
     row = {"rank": layer.rank, **scores}
     if layer.is_square:
         terms = head_terms(stack, layer)
@@ -52,7 +56,7 @@ def score_heads(
         }
     if not heads:
         return [row]
-    columns = {name: _flat(values) for name, values in _scores(stack, gamma).items()}
+    columns = {name: _flat(values) for name, values in _scores(stack, gamma, measures).items()}
     _, sharing = stack.stack
     return [row] + [
         {
@@ -74,6 +78,7 @@ def form_rows(
     *,
     gamma: float,
     heads: bool,
+    measures: Collection[str] = (),
 ) -> list[dict[str, Any]]:
     """Rows of one block at one distance, from its heads as a stack (G, H/G) and from their sum."""
     d_query, d_key = form.shape
@@ -92,7 +97,8 @@ def form_rows(
         "circuit": coordinates.circuit,
         "distance": distance,
     }
-    return [{**shared, **row} for row in score_heads(form, layer, gamma=gamma, heads=heads)]
+    scored = score_heads(form, layer, gamma=gamma, heads=heads, measures=measures)
+    return [{**shared, **row} for row in scored]
 
 
 def with_status(
@@ -135,7 +141,7 @@ def _flat(values: Any) -> np.ndarray:
     return np.ravel(values.cpu() if hasattr(values, "cpu") else values)
 
 
-def _scores(form: BilinearForm, gamma: float) -> dict[str, Any]:
+def _scores(form: BilinearForm, gamma: float, measures: Collection[str]) -> dict[str, Any]:
     """Every score of a form or a stack; symmetry only where both sides are one space."""
     square = {"symmetry": symmetry(form), "symmetry_null": symmetry_null(form)}
     return {
@@ -143,4 +149,5 @@ def _scores(form: BilinearForm, gamma: float) -> dict[str, Any]:
         **(square if form.is_square else {}),
         "directionality": directionality(form, gamma, "norm"),
         "directionality_excess": directionality(form, gamma, "excess"),
+        **form_measures(form, measures),
     }

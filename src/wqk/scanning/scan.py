@@ -22,13 +22,19 @@ from wqk.errors import CheckpointError
 from wqk.scanning.cores import all_blas_threads, is_confined, one_blas_thread, usable_cores
 from wqk.scanning.details import BlockDetails, Details, Place, block_details
 from wqk.scanning.device import mover
+from wqk.scanning.measures import (
+    block_measures,
+    check_measures,
+    measure_metadata,
+    with_measures,
+)
 from wqk.scanning.memory import blocks_that_fit, plan_bytes, wanted_parts
 from wqk.scanning.rows import checkpoint_columns, form_rows, with_status
 from wqk.scanning.schema import LAYER
 from wqk.scanning.tables import ScoreTable, join
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from typing import Unpack
 
     from wqk.checkpoints import Checkpoint
@@ -59,6 +65,8 @@ def scan(
     heads_per_layer: int | None = None,
     device: str | None = None,
     details: bool = False,
+    measures: Collection[str] = (),
+    layers: Collection[int] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     **hub: Unpack[HubOptions],
 ) -> ScoreTable:
@@ -87,6 +95,11 @@ def scan(
     details
         Whether the table's ``details`` are to hold what pictures need: every layer's image, norms,
         outlying dimensions and coupling of heads, at the first distance.
+    measures
+        What to add, from ``"spectral_norm"``, ``"spectrum"``, ``"ceiling"``, ``"bands"``: see
+        `wqk.scanning.measures`.
+    layers
+        Numbers of the layers to score, where not all of them.
     on_progress
         Called after every block.
     **hub
@@ -115,6 +128,7 @@ def scan(
     [0, 1, 2, 3]
     """
     check_options("scan", hub)
+    check_measures(measures, circuit)
     move = mover(device) if device else None
     coordinates = Coordinates(circuit, fold_norm, bias, tuple(distances))
 
@@ -129,16 +143,37 @@ def scan(
 
         return scan_plans(
             checkpoint,
-            attention_plans(checkpoint, family, heads_per_layer),
+            chosen_layers(attention_plans(checkpoint, family, heads_per_layer), layers),
             coordinates,
             gamma=gamma,
             heads=heads,
             details=details,
+            measures=measures,
             on_progress=on_progress,
             read=read,
         )
 
     return join([scan_one(one) for one in _single_refs(ref)])
+
+
+def chosen_layers(
+    plans: list[AttentionPlan], layers: Collection[int] | None
+) -> list[AttentionPlan]:
+    """The blocks of these layers, of every stack.
+
+    Raises
+    ------
+    CheckpointError
+        There is no such layer.
+    """
+    if layers is None:
+        return plans
+    there = {plan.layer for plan in plans}
+    missing = sorted(set(layers) - there)
+    if missing or not layers:
+        what = f"no layer {missing[0]}" if missing else "no layer was chosen"
+        raise CheckpointError(f"{what}; layers are numbered from 0 to {max(there)}")
+    return [plan for plan in plans if plan.layer in layers]
 
 
 def _single_refs(ref: Any) -> list[Any]:
@@ -165,6 +200,7 @@ def scan_plans(
     gamma: float = 2.0,
     heads: bool = True,
     details: bool = False,
+    measures: Collection[str] = (),
     on_progress: Callable[[Progress], None] | None = None,
     read: Callable[[AttentionPlan], Block] | None = None,
 ) -> ScoreTable:
@@ -176,7 +212,7 @@ def scan_plans(
     """
     read = read or partial(read_block, checkpoint, coordinates=coordinates)
     start, bytes_read = time.perf_counter(), 0
-    metadata = _metadata(checkpoint, plans, coordinates, gamma)
+    metadata = _metadata(checkpoint, plans, coordinates, gamma) | measure_metadata(plans, measures)
     columns = checkpoint_columns(checkpoint)
     upcoming = iter(plans)
 
@@ -191,7 +227,13 @@ def scan_plans(
     def score(plan: AttentionPlan) -> _Scored:
         prefetch(1)
         with nullcontext() if side_by_side else all_blas_threads():
-            return _score_block(read(plan), plan, coordinates, columns, gamma, heads, details)
+            one = _score_block(
+                read(plan), plan, coordinates, columns, gamma, heads, details, measures
+            )
+            if not {"ceiling", "bands"} & set(measures):
+                return one
+            more = block_measures(checkpoint, plan, coordinates, measures)
+            return one._replace(rows=with_measures(one.rows, more))
 
     scored: list[_Scored] = []
     with (
@@ -227,13 +269,16 @@ def _score_block(
     gamma: float,
     heads: bool,
     details: bool,
+    measures: Collection[str],
 ) -> _Scored:
     """Rows of one block at every distance, and the details of its layer at the first."""
     rows: list[dict[str, Any]] = []
     found: list[BlockDetails] = []
     for distance, form in block.forms:
         layer = form.sum()
-        more = form_rows(form, layer, plan, coordinates, distance, gamma=gamma, heads=heads)
+        more = form_rows(
+            form, layer, plan, coordinates, distance, gamma=gamma, heads=heads, measures=measures
+        )
         rows += [{**columns, **row} for row in more]
         if details and not found:
             place = Place(**{name: rows[0][name] for name in LAYER})

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import polars as pl
 
-SCHEMA_VERSION = 1
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+# 2: columns of MEASURES may follow; files of version 1 are read as before.
+SCHEMA_VERSION = 2
 
 SCHEMA: dict[str, pl.DataType] = {
     "checkpoint": pl.String(),
@@ -38,6 +44,27 @@ SCHEMA: dict[str, pl.DataType] = {
     "status": pl.String(),
 }
 
+# Columns that a scan adds on request, after the others, by the measure that they come with; see
+# `wqk.scanning.measures`.
+MEASURES: dict[str, tuple[str, ...]] = {
+    "spectral_norm": ("spectral_norm", "spectral_norm_null"),
+    "spectrum": (
+        "spectral_norm",
+        "spectral_norm_null",
+        "stable_rank",
+        "stable_rank_null",
+        "effective_rank",
+        "effective_rank_null",
+        "eigenvalue_positivity",
+        "eigenvalue_positivity_spread",
+    ),
+    "ceiling": ("query_norm", "key_norm", "score_ceiling", "score_ceiling_any_distance"),
+    "bands": ("rotary_low_share",),
+}
+OPTIONAL: dict[str, pl.DataType] = {
+    name: pl.Float64() for columns in MEASURES.values() for name in columns
+}
+
 # No two rows of a table agree in all of these.
 KEY = ("checkpoint", "revision", "step", "stack", "kind", "layer", "head", "circuit", "distance")
 
@@ -49,3 +76,8 @@ LAYER = tuple(column for column in KEY if column != "head")
 
 # The scores of which summaries give the median and the quartiles.
 SUMMARIZED = ("symmetry", "directionality", "directionality_excess")
+
+
+def present(columns: Mapping[str, pl.DataType], names: Collection[str]) -> dict[str, pl.DataType]:
+    """Those of some columns that are among the names."""
+    return {name: kind for name, kind in columns.items() if name in names}

@@ -12,7 +12,7 @@ from wqk._console import Shown
 from wqk._files import check_output, write_whole
 from wqk.errors import MissingPackage, TableError, first_line
 from wqk.scanning.details import Details, join_details
-from wqk.scanning.schema import GROUP, SCHEMA, SCHEMA_VERSION, SUMMARIZED
+from wqk.scanning.schema import GROUP, OPTIONAL, SCHEMA, SCHEMA_VERSION, SUMMARIZED, present
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -45,12 +45,14 @@ class Table(Shown):
     Attributes
     ----------
     frame
-        A polars frame with the columns of `schema`, in that order.
+        A polars frame with the columns of `schema`, in that order, then those of `optional` that
+        there are.
     metadata
         How the numbers were made. Kept by Parquet and JSON Lines files.
     """
 
     schema: ClassVar[Mapping[str, pl.DataType]]
+    optional: ClassVar[Mapping[str, pl.DataType]] = {}
     printed: ClassVar[Mapping[str, tuple[str, str]]]
 
     frame: pl.DataFrame
@@ -61,7 +63,8 @@ class Table(Shown):
         if missing:
             raise TableError(f"a score table needs the columns {', '.join(missing)}")
         try:
-            frame = self.frame.select(pl.col(n).cast(t) for n, t in self.schema.items())
+            columns = {**self.schema, **present(self.optional, self.frame.columns)}
+            frame = self.frame.select(pl.col(n).cast(t) for n, t in columns.items())
         except pl.exceptions.PolarsError as error:
             raise TableError(
                 f"a column does not hold what a score table needs: {first_line(error)}"
@@ -132,7 +135,8 @@ class ScoreTable(Table):
     Attributes
     ----------
     frame
-        A polars frame with the columns of `wqk.scanning.schema.SCHEMA`, in that order.
+        A polars frame with the columns of `wqk.scanning.schema.SCHEMA`, in that order, then those
+        of the measures that were asked for.
     metadata
         How the scores were made: gamma, folded norms, biases, software and schema version, and why
         rows are ``partial``. Kept by Parquet and JSON Lines files.
@@ -151,6 +155,7 @@ class ScoreTable(Table):
     """
 
     schema = SCHEMA
+    optional = OPTIONAL
     printed = _PRINTED
 
     details: Details | None = None
@@ -163,7 +168,9 @@ class ScoreTable(Table):
         details: Details | None = None,
     ) -> ScoreTable:
         """A table from one mapping for each row; absent columns are null."""
-        frame = pl.DataFrame(list(rows), schema=SCHEMA, strict=False)
+        listed = list(rows)
+        columns = {**SCHEMA, **present(OPTIONAL, {name for row in listed for name in row})}
+        frame = pl.DataFrame(listed, schema=columns, strict=False)
         return cls(frame, {"schema_version": SCHEMA_VERSION, **(metadata or {})}, details)
 
     def summary(self) -> pl.DataFrame:
@@ -301,7 +308,7 @@ def join(tables: Sequence[ScoreTable]) -> ScoreTable:
             metadata[name] = value
     details = [table.details for table in tables if table.details is not None]
     return ScoreTable(
-        pl.concat([table.frame for table in tables]),
+        pl.concat([table.frame for table in tables], how="diagonal"),
         metadata,
         join_details(details) if details else None,
     )

@@ -1,0 +1,122 @@
+"""How a head's weight is spread over rotary frequencies, and what distance makes of its form.
+
+Rotary positions turn a head's dimensions plane by plane: fast planes tell near positions apart,
+slow ones hardly turn and hold what is matched at any distance. E_k = ‖A_k‖ ‖B_k‖, the norms of the
+two columns of each factor in plane k, says how much a head can make of it.
+
+Axes: H query heads, G key heads, P rotary planes, N distances, R head width, D width.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from wqk._typing import Float
+from wqk.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from wqk.attention.block import Attention
+
+
+class Bands(NamedTuple):
+    """One block's rotary planes.
+
+    Attributes
+    ----------
+    frequencies
+        |radians per token| of each plane, (P,), as the family stores them: scaled, and of as many
+        dimensions as are turned.
+    energies
+        E_k of each query head, (H, P).
+    unturned
+        ‖A‖ ‖B‖ of the dimensions that positions leave alone, (H,); 0 where all are turned.
+    """
+
+    frequencies: Float[np.ndarray, " planes"]
+    energies: Float[np.ndarray, "heads planes"]
+    unturned: Float[np.ndarray, " heads"]
+
+    @property
+    def low_share(self) -> Float[np.ndarray, " heads"]:
+        """The share of the slower half of all planes in Σ E_k, (H,); 1/2 by chance."""
+        slow = np.argsort(self.frequencies, kind="stable")[: len(self.frequencies) // 2]
+        return np.asarray(self.energies[:, slow].sum(axis=1) / self.energies.sum(axis=1))
+
+
+class Decay(NamedTuple):
+    """A head's form along the distance.
+
+    Attributes
+    ----------
+    norm, cosine
+        ‖M(N)‖ over ‖M(0)‖, and the cosine of M(N) and M(0), each (H, N).
+    """
+
+    norm: Float[np.ndarray, "heads distances"]
+    cosine: Float[np.ndarray, "heads distances"]
+
+
+def rotary_bands(attention: Attention) -> Bands:
+    """The rotary planes of one block.
+
+    Raises
+    ------
+    CheckpointError
+        Its positions are not rotary.
+
+    Examples
+    --------
+    >>> import numpy as np, wqk
+    >>> weights = {f"layers.0.self_attn.{s}_proj.weight": np.eye(8) for s in "qk"}
+    >>> from wqk.checkpoints.live import StateDict
+    >>> config = {"model_type": "llama", "num_hidden_layers": 1, "num_attention_heads": 2}
+    >>> bands = rotary_bands(wqk.read_attention(StateDict(weights, config, "toy"), 0))
+    >>> bands.energies.tolist(), bands.low_share.tolist()
+    ([[2.0, 2.0], [2.0, 2.0]], [0.5, 0.5])
+    """
+    rotary = attention.plan.rotary
+    if rotary is None:
+        raise CheckpointError(
+            f"layer {attention.layer} of the {attention.plan.stack} has no rotary positions, "
+            "and so no bands"
+        )
+    first, second = rotary.planes
+    turned = np.zeros(attention.query.weight.shape[1], bool)
+    turned[first] = turned[second] = True
+    planes, rest = [], []
+    for factor in (attention.query, attention.key):
+        squares = np.square(factor.weight.astype(np.float64)).sum(axis=-1)
+        planes.append(np.sqrt(squares[:, first] + squares[:, second]))
+        rest.append(np.sqrt(squares[:, ~turned].sum(axis=1)))
+    sharing = attention.head_count // attention.key_head_count
+    return Bands(
+        np.abs(np.asarray(rotary.frequencies, np.float64)),
+        planes[0] * planes[1].repeat(sharing, axis=0),
+        rest[0] * rest[1].repeat(sharing),
+    )
+
+
+def decay(attention: Attention, distances: Sequence[int]) -> Decay:
+    """How far each head's form at these distances is from the one at distance 0."""
+    rotary = attention.plan.rotary
+    query = attention.query.weight.astype(np.float64)
+    key = attention.key.weight.astype(np.float64)
+    key = key.repeat(len(query) // len(key), axis=0)
+    queries, keys = query @ query.swapaxes(-1, -2), key @ key.swapaxes(-1, -2)
+    own = (queries * keys).sum(axis=(-2, -1))
+    norms, cosines = [], []
+    for distance in distances:
+        if rotary is None or distance == 0:
+            once = twice = queries
+        else:
+            at = np.full(queries.shape[-2], distance)
+            once = rotary.rotate(queries, at)  # of M(0) with M(N), then of M(N) with itself
+            twice = rotary.rotate(once.swapaxes(-1, -2), at)
+        squares = (twice * keys).sum(axis=(-2, -1))
+        norms.append(np.sqrt(squares / own))
+        cosines.append((once * keys).sum(axis=(-2, -1)) / np.sqrt(squares * own))
+    return Decay(np.stack(norms, axis=-1), np.stack(cosines, axis=-1))

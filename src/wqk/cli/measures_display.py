@@ -1,0 +1,84 @@
+"""What ``wqk scan`` prints of measures on request, and of rows in another order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import polars as pl
+from rich.table import Table
+from rich.text import Text
+
+from wqk.cli.display import output
+from wqk.errors import TableError
+from wqk.scanning.schema import MEASURES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from wqk.scanning.tables import ScoreTable
+
+# What stands in parentheses after a value: the same by chance.
+BESIDE = {
+    "spectral_norm": "spectral_norm_null",
+    "stable_rank": "stable_rank_null",
+    "effective_rank": "effective_rank_null",
+    "eigenvalue_positivity": "eigenvalue_positivity_spread",
+}
+SHORT = {
+    "eigenvalue_positivity": "positivity",
+    "spectral_norm": "σ₁",
+    "score_ceiling_any_distance": "any distance",
+}
+
+
+def print_measures(
+    table: ScoreTable, measures: Sequence[str], sort_by: str | None, top: int | None
+) -> None:
+    """Rows with their measures, in the table's order or by a column, the first ``top``.
+
+    Raises
+    ------
+    TableError
+        There is no such column.
+    """
+    frame = table.frame
+    if sort_by is not None:
+        if sort_by not in frame.columns:
+            raise TableError(
+                f"--sort: no column {sort_by!r}; columns are {', '.join(frame.columns)}"
+            )
+        nothing = pl.col(sort_by).fill_nan(None) if frame[sort_by].dtype.is_float() else sort_by
+        frame = frame.sort(nothing, descending=True, nulls_last=True, maintain_order=True)
+    shown = [n for measure in measures for n in MEASURES[measure] if n not in BESIDE.values()]
+    columns = ["symmetry", "directionality", *dict.fromkeys(shown)]
+    if sort_by is not None and sort_by not in columns:
+        columns.append(sort_by)
+    place = [c for c in ("checkpoint", "stack", "kind", "distance") if frame[c].n_unique() > 1]
+    if frame["head"].is_not_null().any():
+        place += ["layer", "head"]
+    else:
+        place += ["layer"]
+    columns = [c for c in columns if c in frame.columns and c not in place]
+    lines = Table(box=None, padding=(0, 1), header_style="dim")
+    for name in (*place, *columns):
+        lines.add_column(SHORT.get(name, name.replace("_", " ")), justify="right")
+    for row in frame.head(top or frame.height).iter_rows(named=True):
+        cells = ["all" if row[name] is None else str(row[name]) for name in place]
+        cells += [_cell(row[name], row.get(BESIDE.get(name, ""))) for name in columns]
+        lines.add_row(*cells)
+    console = output()
+    console.print(Text(table.frame["checkpoint"][0], style="bold"))
+    console.print(lines)
+    notes = ["In parentheses: the same of factors with independent entries."] if measures else []
+    reasons = table.metadata.get("no_ceiling") or {}
+    notes += [f"No ceiling ({stack}): {reason}." for stack, reason in reasons.items()]
+    for note in notes:
+        console.print(Text(note, style="dim"))
+
+
+def _cell(value: object, beside: float | None) -> str:
+    if value is None:
+        return "–"
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.3g}" + (f" ({beside:.2g})" if beside is not None else "")

@@ -1,0 +1,121 @@
+"""Measures that a scan adds on request, each with columns of its own.
+
+=================  ==============================================================================
+measure            what its columns hold
+=================  ==============================================================================
+``spectral_norm``  σ₁, beside its value by chance
+``spectrum``       σ₁, stable and effective rank, eigenvalue positivity, beside theirs by chance
+``ceiling``        largest lengths of queries and keys, largest score at a distance and at any
+``bands``          share of the slower rotary planes
+=================  ==============================================================================
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wqk.attention import load_attention
+from wqk.attention.bands import rotary_bands
+from wqk.attention.ceilings import ceilings, lacks_ceiling
+from wqk.errors import CheckpointError
+from wqk.forms.spectra import null_spectrum, spectral_norm, spectrum
+from wqk.scanning.schema import MEASURES
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from wqk.attention.coordinates import Coordinates
+    from wqk.checkpoints import Checkpoint
+    from wqk.families import AttentionPlan
+    from wqk.forms import BilinearForm
+
+
+def check_measures(measures: Collection[str], circuit: str) -> None:
+    """Refuse measures that there are not, or not of this circuit.
+
+    Raises
+    ------
+    CheckpointError
+        Says which there are.
+    """
+    unknown = [name for name in measures if name not in MEASURES]
+    if unknown:
+        raise CheckpointError(
+            f"no measure {unknown[0]!r}; measures are {', '.join(map(repr, MEASURES))}"
+        )
+    if circuit != "qk" and {"ceiling", "bands"} & set(measures):
+        raise CheckpointError(
+            "ceilings and rotary bands are of queries and keys; leave them out with circuit='ov'"
+        )
+
+
+def form_measures(form: BilinearForm, measures: Collection[str]) -> dict[str, Any]:
+    """What follows from a form, or a stack of forms, alone: arrays by column."""
+    if not {"spectrum", "spectral_norm"} & set(measures):
+        return {}
+    null = null_spectrum(*form.shape, form.rank)
+    largest = {"spectral_norm_null": null.spectral_norm * form.norm}
+    if "spectrum" not in measures:
+        return {"spectral_norm": spectral_norm(form), **largest}
+    found = spectrum(form)
+    by_chance = {
+        "stable_rank_null": null.stable_rank,
+        "effective_rank_null": null.effective_rank,
+        "eigenvalue_positivity_spread": null.eigenvalue_positivity_spread,
+    }
+    values = {name: value for name, value in found._asdict().items() if value is not None}
+    constants = {n: 0 * form.norm + v for n, v in by_chance.items() if v is not None}
+    return {**values, **largest, **constants}
+
+
+def block_measures(
+    checkpoint: Checkpoint,
+    plan: AttentionPlan,
+    coordinates: Coordinates,
+    measures: Collection[str],
+) -> dict[int, list[dict[str, Any]]]:
+    """What takes more of a block than its form: by distance, the layer's columns, then its heads'.
+
+    A layer's lengths and ceilings are the largest of its heads'.
+    """
+    columns: dict[int, dict[str, np.ndarray]] = {n: {} for n in coordinates.distances}
+    bounds = ceilings(checkpoint, plan, coordinates.distances) if "ceiling" in measures else None
+    for distance, found in columns.items():
+        if bounds is not None:
+            found["query_norm"] = _with_layer(bounds.query_norm)
+            found["key_norm"] = _with_layer(bounds.key_norm)
+            found["score_ceiling"] = _with_layer(bounds.at_distance[distance])
+            found["score_ceiling_any_distance"] = _with_layer(bounds.any_distance)
+        if "bands" in measures and plan.rotary is not None:
+            bands = rotary_bands(load_attention(checkpoint, plan))
+            layer = bands._replace(energies=bands.energies.sum(axis=0, keepdims=True))
+            found["rotary_low_share"] = np.concatenate([layer.low_share, bands.low_share])
+    rows = 1 + plan.query.heads
+    return {
+        distance: [{name: float(v[row]) for name, v in found.items()} for row in range(rows)]
+        for distance, found in columns.items()
+    }
+
+
+def with_measures(
+    rows: list[dict[str, Any]], more: dict[int, list[dict[str, Any]]]
+) -> list[dict[str, Any]]:
+    """One block's rows with the columns of `block_measures`."""
+    places = (0 if row.get("head") is None else 1 + row["head"] for row in rows)
+    return [{**row, **more[row["distance"]][n]} for row, n in zip(rows, places, strict=True)]
+
+
+def measure_metadata(plans: Sequence[AttentionPlan], measures: Collection[str]) -> dict[str, Any]:
+    """Which measures a table holds, and why some of its rows lack one."""
+    if not measures:
+        return {}
+    reasons = {plan.stack: lacks_ceiling(plan) for plan in plans if lacks_ceiling(plan)}
+    missing = {"no_ceiling": reasons} if "ceiling" in measures and reasons else {}
+    return {"measures": list(measures), **missing}
+
+
+def _with_layer(heads: np.ndarray) -> np.ndarray:
+    """The layer's value, the largest of its heads', before theirs."""
+    return np.concatenate([heads.max(keepdims=True), heads])
