@@ -49,31 +49,37 @@ def print_measures(
             )
         nothing = pl.col(sort_by).fill_nan(None) if frame[sort_by].dtype.is_float() else sort_by
         frame = frame.sort(nothing, descending=True, nulls_last=True, maintain_order=True)
-    shown = [n for measure in measures for n in MEASURES[measure] if n not in BESIDE.values()]
-    columns = ["symmetry", "directionality", *dict.fromkeys(shown)]
-    if sort_by is not None and sort_by not in columns:
-        columns.append(sort_by)
+    sheets = [[n for n in MEASURES[measure] if n not in BESIDE.values()] for measure in measures]
+    sheets = [["symmetry", "directionality", "directionality_excess", "norm"], *sheets]
     place = [c for c in ("checkpoint", "stack", "kind", "distance") if frame[c].n_unique() > 1]
     if frame["head"].is_not_null().any():
         place += ["layer", "head"]
     else:
         place += ["layer"]
-    columns = [c for c in columns if c in frame.columns and c not in place]
-    lines = Table(box=None, padding=(0, 1), header_style="dim")
-    for name in (*place, *columns):
-        lines.add_column(SHORT.get(name, name.replace("_", " ")), justify="right")
-    for row in frame.head(top or frame.height).iter_rows(named=True):
-        cells = ["all" if row[name] is None else str(row[name]) for name in place]
-        cells += [_cell(row[name], row.get(BESIDE.get(name, ""))) for name in columns]
-        lines.add_row(*cells)
     console = output()
     console.print(Text(table.frame["checkpoint"][0], style="bold"))
-    console.print(lines)
+    for columns in sheets:
+        there = [c for c in columns if c in frame.columns and c not in place]
+        if sort_by is not None and sort_by not in (*there, *place):
+            there.append(sort_by)
+        console.print(_sheet(frame.head(top or frame.height), place, there))
     notes = ["In parentheses: the same of factors with independent entries."] if measures else []
     reasons = table.metadata.get("no_ceiling") or {}
     notes += [f"No ceiling ({stack}): {reason}." for stack, reason in reasons.items()]
     for note in notes:
         console.print(Text(note, style="dim"))
+
+
+def _sheet(frame: pl.DataFrame, place: list[str], columns: list[str]) -> Table:
+    """One line for each row: where it is, and these columns."""
+    lines = Table(box=None, padding=(0, 1), header_style="dim")
+    for name in (*place, *columns):
+        lines.add_column(SHORT.get(name, name.replace("_", " ")), justify="right")
+    for row in frame.iter_rows(named=True):
+        cells = ["all" if row[name] is None else str(row[name]) for name in place]
+        cells += [_cell(row[name], row.get(BESIDE.get(name, ""))) for name in columns]
+        lines.add_row(*cells)
+    return lines
 
 
 def _cell(value: object, beside: float | None) -> str:

@@ -1,0 +1,135 @@
+"""Columns on request against dense float64 matrices; tables with and without them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+import wqk
+from wqk.attention.bands import decay, rotary_bands
+from wqk.checkpoints.live import StateDict
+from wqk.errors import CheckpointError
+from wqk.scanning.schema import MEASURES
+from wqk.scanning.tables import read_table
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+D, H, G, R = 24, 4, 2, 6
+CONFIG = {
+    "model_type": "llama",
+    "num_hidden_layers": 2,
+    "num_attention_heads": H,
+    "num_key_value_heads": G,
+    "head_dim": R,
+}
+
+
+def model() -> StateDict:
+    random = np.random.default_rng(0)
+    tensors = {}
+    for layer in range(2):
+        at = f"model.layers.{layer}"
+        tensors[f"{at}.self_attn.q_proj.weight"] = random.standard_normal((H * R, D))
+        tensors[f"{at}.self_attn.k_proj.weight"] = random.standard_normal((G * R, D))
+        tensors[f"{at}.self_attn.q_proj.bias"] = random.standard_normal(H * R)
+        tensors[f"{at}.input_layernorm.weight"] = random.standard_normal(D)
+    return StateDict(tensors, CONFIG, "tiny")
+
+
+@pytest.fixture(scope="module")
+def table() -> wqk.ScoreTable:
+    return wqk.scan(model(), measures=["spectrum", "ceiling", "bands"], distances=[0, 5])
+
+
+def test_spectra_of_every_row_are_those_of_dense_matrices(table: wqk.ScoreTable) -> None:
+    attention = wqk.read_attention(model(), 1)
+    rows = table.frame.filter(layer=1, distance=0)
+    for row in rows.iter_rows(named=True):
+        form = attention.form if row["head"] is None else attention.head(row["head"])
+        dense = form.dense()
+        values, eigenvalues = np.linalg.svdvals(dense), np.linalg.eigvals(dense)
+        shares = values[values > 1e-10] / values.sum()
+        assert row["spectral_norm"] == pytest.approx(values[0])
+        assert row["stable_rank"] == pytest.approx((dense**2).sum() / values[0] ** 2)
+        entropy = -(shares * np.log(shares)).sum()
+        assert row["effective_rank"] == pytest.approx(np.exp(entropy))
+        positivity = eigenvalues.real.sum() / np.abs(eigenvalues).sum()
+        assert row["eigenvalue_positivity"] == pytest.approx(positivity, abs=1e-6)
+
+
+def test_no_input_scores_above_the_ceiling_and_some_come_near(table: wqk.ScoreTable) -> None:
+    """Normalized inputs, the likeliest of them the singular vectors themselves."""
+    checkpoint = model()
+    attention = wqk.read_attention(checkpoint, 0)
+    gain = checkpoint.read([wqk.checkpoints.Part("model.layers.0.input_layernorm.weight")])[0]
+    random = np.random.default_rng(1)
+    for head in range(H):
+        folded = gain[:, None] * attention.head(head).dense() * gain
+        left, _, right = np.linalg.svd(folded)
+        drawn = np.concatenate([random.standard_normal((50, D)), left.T[:1], right[:1]])
+        x = drawn / np.sqrt((drawn**2).mean(axis=1, keepdims=True)) * gain
+        for distance in (0, 5):
+            row = table.frame.filter(layer=0, head=head, distance=distance).row(0, named=True)
+            largest = np.abs(attention.logits(x, x, distance)[head]).max()
+            assert largest <= row["score_ceiling"] * (1 + 1e-9)
+            assert row["score_ceiling"] <= row["score_ceiling_any_distance"] * (1 + 1e-9)
+            lengths = np.linalg.norm(attention.queries(x)[head], axis=-1)
+            assert lengths.max() <= row["query_norm"] * (1 + 1e-9)
+            if distance == 0:
+                assert largest > 0.5 * row["score_ceiling"]
+
+
+def test_bands_and_decay_are_those_of_dense_matrices(table: wqk.ScoreTable) -> None:
+    attention = wqk.read_attention(model(), 0)
+    bands, along = rotary_bands(attention), decay(attention, [0, 5])
+    for head in range(H):
+        form = attention.head(head)
+        energies = [
+            np.linalg.norm(form.query[:, [k, k + R // 2]])
+            * np.linalg.norm(form.key[:, [k, k + R // 2]])
+            for k in range(R // 2)
+        ]
+        assert bands.energies[head] == pytest.approx(energies)
+        turned = attention.plan.rotary.rotate(form.query, np.full(D, 5)) @ form.key.T
+        plain = form.dense()
+        size = np.linalg.norm(plain)
+        assert along.norm[head, 1] == pytest.approx(np.linalg.norm(turned) / size)
+        cosine = (turned * plain).sum() / size / np.linalg.norm(turned)
+        assert along.cosine[head] == pytest.approx([1, cosine])
+        row = table.frame.filter(layer=0, head=head, distance=0).row(0, named=True)
+        # Of three planes, the slowest one is the slower half.
+        assert row["rotary_low_share"] == pytest.approx(energies[2] / sum(energies))
+
+
+@pytest.mark.parametrize("ending", ["parquet", "jsonl", "csv"])
+def test_files_keep_the_columns_and_older_ones_are_read(
+    table: wqk.ScoreTable, ending: str, tmp_path: Path
+) -> None:
+    table.write(tmp_path / f"new.{ending}")
+    assert read_table(tmp_path / f"new.{ending}").frame.equals(table.frame)
+    plain = wqk.scan(model())
+    assert not set(MEASURES["spectrum"]) & set(plain.frame.columns)
+    plain.write(tmp_path / f"old.{ending}")
+    old = read_table(tmp_path / f"old.{ending}")
+    assert old.frame.equals(plain.frame)
+    both = wqk.join([old, table])
+    assert both.frame["spectral_norm"].null_count() == len(plain)
+
+
+def test_chosen_layers_and_what_is_refused() -> None:
+    assert wqk.scan(model(), layers=[1], heads=False).frame["layer"].to_list() == [1]
+    with pytest.raises(CheckpointError, match="no layer 7; layers are numbered from 0 to 1"):
+        wqk.scan(model(), layers=[1, 7])
+    with pytest.raises(CheckpointError, match="no measure 'rank'"):
+        wqk.scan(model(), measures=["rank"])
+    with pytest.raises(CheckpointError, match="of queries and keys"):
+        wqk.scan(model(), measures=["bands"], circuit="ov")
+
+
+def test_where_no_norm_feeds_a_block_there_is_no_ceiling() -> None:
+    table = wqk.scan(wqk.demo_model("decoder"), measures=["ceiling"], heads=False)
+    assert "score_ceiling" not in table.frame.columns
+    assert "no norm is known" in table.metadata["no_ceiling"]["decoder"]
