@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import multiprocessing
@@ -31,6 +32,7 @@ from wqk.errors import (
     RunError,
     TableError,
     UnknownName,
+    WqkError,
 )
 from wqk.scanning.surveys import SurveyProgress, dask_executor
 from wqk.scanning.surveys import jobs as survey_jobs
@@ -312,6 +314,49 @@ def test_a_torn_last_line_is_forgotten_a_damaged_one_is_not(models: list[str], t
         path.write_bytes(lines[0] + b"{}\n" + lines[1])
         with pytest.raises(RunError, match="line 2 is not a survey's"):
             wqk.survey(models[:2], out=tmp_path, executor=threads)
+
+
+@pytest.mark.parametrize("count", [6, pytest.param(500, marks=pytest.mark.campaign)])
+def test_a_flipped_byte_in_the_manifest_is_read_around_or_named(
+    models: list[str], tmp_path: Path, count: int
+):
+    dice = random.Random(count)
+    with ThreadPoolExecutor(1) as threads:
+        wqk.survey(models[:2], out=tmp_path, executor=threads)
+        path = tmp_path / "manifest.jsonl"
+        content = path.read_bytes()
+        for _ in range(count):
+            flipped = bytearray(content)
+            flipped[dice.randrange(len(flipped))] ^= 1 << dice.randrange(8)
+            path.write_bytes(flipped)
+            with contextlib.suppress(WqkError):
+                wqk.survey(models[:2], out=tmp_path, executor=threads)
+
+
+def test_nothing_that_one_checkpoint_holds_stops_the_others(models: list[str], tmp_path: Path):
+    """Names that are no text: a reference, a folder, a tensor, a shard, a model type."""
+    weights = {
+        f"layers.0.{side}_proj.weight": np.random.default_rng(0).random((4, 4), np.float32)
+        for side in "qk"
+    }
+    bad = []
+    for number, name in enumerate((b"a", b"b\xff", b"c", b"d")):
+        folder = tmp_path / os.fsdecode(name)
+        folder.mkdir()
+        save_file(weights, folder / "model.safetensors")
+        config = {"model_type": "x\ud800" if number == 2 else "x", "num_attention_heads": 2}
+        (folder / "config.json").write_text(json.dumps(config))
+        bad.append(str(folder))
+    index = Path(bad[3], "model.safetensors.index.json")
+    index.write_text(json.dumps({"weight_map": {"a\ud800": "b\ud800.safetensors"}}))
+    Path(bad[3], "model.safetensors").unlink()
+    with ThreadPoolExecutor(1) as threads:
+        refs = [*bad, os.fsdecode(b"\xff/\xfe"), "a" * 5000, "http://[::1", models[0]]
+        table = wqk.survey(refs, out=tmp_path / "out", executor=threads)
+        again = wqk.survey(refs, out=tmp_path / "out", executor=threads)
+    assert table.frame["checkpoint"].n_unique() == 4
+    assert len(table.metadata["failed"]) == 4
+    assert again.frame.equals(table.frame)
 
 
 def die_on_the_second(job: Job) -> Outcome:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from wqk.checkpoints.adapters import AdaptedCheckpoint, read_adapter
 from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo
 from wqk.checkpoints.hub import open_hub
 from wqk.checkpoints.live import open_live
@@ -35,7 +36,8 @@ def open_checkpoint(
         A folder or file; the folder of a training run, for its last step; a hub id such as
         ``google-bert/bert-base-uncased``, the ``https://``
         address of a safetensors file or of a folder that holds one, an `nn.Module`, a state dict
-        of arrays, or a `Checkpoint`, which is returned as it is.
+        of arrays, or a `Checkpoint`, which is returned as it is. The folder of a LoRA adapter is
+        opened on its base model.
     revision
         Of a repository of the hub; nothing else has any.
     token, cache_dir, local_files_only
@@ -84,7 +86,21 @@ def open_checkpoint(
         subfolder = subfolder or page.subfolder
     elif _exists(path) or not _is_hub_id(name):
         _refuse_revision(revision, name)
-        return open_local(path / subfolder if subfolder else Path(steps_of(name)[-1]))
+        folder = path / subfolder if subfolder else Path(steps_of(name)[-1])
+        adapter = read_adapter(folder)
+        if adapter is None:
+            return open_local(folder)
+        # Not by way of this function: an adapter on an adapter might name itself.
+        if Path(adapter.base).is_dir():
+            return AdaptedCheckpoint(open_local(Path(adapter.base)), adapter)
+        base = open_hub(
+            adapter.base,
+            revision=adapter.revision,
+            token=token,
+            cache_dir=cache_dir,
+            local_files_only=local_files_only,
+        )
+        return AdaptedCheckpoint(base, adapter)
     return open_hub(
         name,
         revision=revision,

@@ -151,6 +151,8 @@ def _notes(groups: Sequence[Group], tables: Sequence[ScoreTable]) -> Iterator[st
             yield f"{', '.join(_sources(table))}: family {guess}; check with wqk verify."
         for name in table.metadata.get("unread") or []:
             yield f"{', '.join(_sources(table))}: not read, though named like attention: {name}."
+        for note in table.metadata.get("notes") or []:
+            yield f"{', '.join(_sources(table))}: {note}."
     gammas = {table.metadata.get("gamma", 2.0) for table in tables}
     if len(gammas) > 1:
         listed = ", ".join(map(str, sorted(gammas, key=str)))

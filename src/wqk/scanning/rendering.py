@@ -244,6 +244,7 @@ def notes(table: ScoreTable) -> Iterator[str]:
     yield from (f"family {guess}; check with wqk verify" for guess in guesses)
     unread = table.metadata.get("unread") or []
     yield from (f"not read, though named like attention: {name}" for name in unread)
+    yield from table.metadata.get("notes") or []
 
 
 def _left_out(table: ScoreTable) -> Iterator[str]:

@@ -303,6 +303,7 @@ def _metadata(
         },
         "inferred": list(dict.fromkeys(p.rule.guess for p in plans if p.rule.guess)),
         "unread": unread_attention(checkpoint, plans),
+        "notes": list(checkpoint.notes),
     }
 
 

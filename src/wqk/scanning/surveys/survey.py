@@ -216,7 +216,7 @@ def _finish(folder: SurveyFolder, chosen: Sequence[Job], options: Options) -> Sc
                 for job, table in zip(done, tables, strict=True)
                 for line in table.metadata.get(key, ())
             ]
-            for key in ("inferred", "unread")
+            for key in ("inferred", "unread", "notes")
         },
         "failed": failed,
         "duplicates": duplicates,

@@ -72,7 +72,7 @@ class Hashed(Checkpoint):
 
     def __init__(self, inner: Checkpoint) -> None:
         self.name, self.revision, self.step = inner.name, inner.revision, inner.step
-        self.config, self.inner = inner.config, inner
+        self.config, self.notes, self.inner = inner.config, inner.notes, inner
         self.digests: dict[Part, bytes] = {}
 
     def tensors(self) -> Mapping[str, TensorInfo]:

@@ -1,0 +1,209 @@
+"""LoRA adapters on their base model: W + s B A, row by row as it is read; nothing is written.
+
+A adds r directions to what a projection reads, B says where they lead, s scales them (r: the
+adapter's rank). Queries and keys get theirs apart, so that the form is exactly
+(W_q + s B_q A_q)ᵀ (W_k + s B_k A_k): Hu et al., "LoRA: Low-Rank Adaptation of Large Language
+Models", equation 3.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo
+from wqk.checkpoints.local import LocalFile, read_json
+from wqk.checkpoints.stored import StoredCheckpoint, weight_file
+from wqk.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+CONFIG = "adapter_config.json"
+FILES = ("adapter_model.safetensors", "adapter_model.bin")
+
+TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+?)\.lora_(?P<side>[AB])(\.\w+)?\.weight")
+WHOLE = re.compile(
+    r"(?:base_model\.model\.)?(?P<name>.+?)(\.modules_to_save(\.\w+)?)?(?P<end>\.\w+)"
+)
+
+# Variants whose forward pass is not W + s B A, and starts that change the base model's weights.
+UNSUPPORTED = ("use_dora", "use_qalora", "lora_bias", "layer_replication", "target_parameters")
+PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")
+
+
+class Adapter(NamedTuple):
+    """A LoRA adapter: its configuration and its tensors."""
+
+    config: Mapping[str, Any]
+    tensors: StoredCheckpoint
+
+    @property
+    def base(self) -> str:
+        """The model that it was trained on: a path or a hub id."""
+        base = self.config.get("base_model_name_or_path")
+        if not isinstance(base, str) or not base or "://" in base:
+            raise CheckpointError(
+                f"{self.tensors.name}: {CONFIG} names no base model; expected a path or a hub id "
+                f"under base_model_name_or_path, got {base!r}"
+            )
+        return base
+
+    @property
+    def revision(self) -> str | None:
+        """The base model's revision."""
+        revision = self.config.get("revision")
+        return revision if isinstance(revision, str) else None
+
+
+class Update(NamedTuple):
+    """What an adapter adds to one tensor: scale · B A, transposed where the tensor is."""
+
+    down: str
+    up: str
+    scale: float
+    transposed: bool
+
+
+def read_adapter(folder: Path) -> Adapter | None:
+    """The adapter in a folder; None where it holds none.
+
+    Raises
+    ------
+    CheckpointError
+        It is no LoRA adapter, or of a variant that does more than add a product.
+    """
+    path = next((folder / name for name in FILES if (folder / name).is_file()), None)
+    if path is None or not (folder / CONFIG).is_file():
+        return None
+    config = read_json(folder / CONFIG)
+    kind = config.get("peft_type")
+    used = [name for name in UNSUPPORTED if config.get(name)]
+    if kind != "LORA" or used or config.get("init_lora_weights") not in PLAIN_STARTS:
+        what = kind if kind != "LORA" else ", ".join(used) or f"start {config['init_lora_weights']}"
+        raise CheckpointError(
+            f"{folder}: an adapter ({what}) that is more than W + s B A; merge it into its base "
+            "model first (peft: model.merge_and_unload().save_pretrained(...))"
+        )
+    return Adapter(config, StoredCheckpoint(str(folder), [weight_file(LocalFile(path))], {}))
+
+
+class AdaptedCheckpoint(Checkpoint):
+    """A base model with an adapter, named after the adapter."""
+
+    def __init__(self, base: Checkpoint, adapter: Adapter) -> None:
+        self.name, self.step = adapter.tensors.name, adapter.tensors.step
+        self.config, self._base, self._adapter = base.config, base, adapter.tensors
+        self._updates, self._replaced = _updates(base, adapter)
+        layers = f"{len(self._updates)} of its tensors" if self._updates else "none of its tensors"
+        self.notes = (*base.notes, f"{base.name} with a LoRA adapter on {layers}")
+
+    @property
+    def bytes_fetched(self) -> int | None:
+        """Bytes of the base model that came over the network."""
+        return self._base.bytes_fetched
+
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """The base model's tensors."""
+        return self._base.tensors()
+
+    def read(self, parts: Sequence[Part]) -> list[np.ndarray]:
+        """The wanted rows of each part with what the adapter adds to them."""
+        plain = [part for part in parts if part.name not in self._replaced]
+        arrays = iter(self._base.read(plain))
+        return [
+            self._adapted(part, next(arrays))
+            if part.name not in self._replaced
+            else self._adapter.read([part._replace(name=self._replaced[part.name])])[0]
+            for part in parts
+        ]
+
+    def prefetch(self, parts: Sequence[Part]) -> None:
+        """Announce a later read."""
+        self._base.prefetch([part for part in parts if part.name not in self._replaced])
+
+    def abandon(self) -> None:
+        """Cancel what was announced."""
+        self._base.abandon()
+
+    def _adapted(self, part: Part, array: np.ndarray) -> np.ndarray:
+        update = self._updates.get(part.name)
+        if update is None:
+            return array
+        down, up = self._adapter.read([Part(update.down), Part(update.up)])
+        whole = (down.T, up.T) if update.transposed else (up, down)
+        ranges = part.row_ranges(self.info(part.name).shape)
+        rows = np.concatenate([whole[0][start:stop] for start, stop in ranges])
+        product = rows.astype(np.float64) @ whole[1].astype(np.float64)
+        return (array + update.scale * product).astype(array.dtype)
+
+
+def _updates(base: Checkpoint, adapter: Adapter) -> tuple[dict[str, Update], dict[str, str]]:
+    """What is added to the base model's tensors, and which of them the adapter replaces."""
+    sides: dict[str, dict[str, str]] = {}
+    replaced: dict[str, str] = {}
+    for name in adapter.tensors.tensors():
+        if match := TENSOR.fullmatch(name):
+            sides.setdefault(match["module"], {})[match["side"]] = name
+        elif ".lora_" in name:
+            continue  # of embeddings and convolutions, which no query or key is
+        elif match := WHOLE.fullmatch(name):
+            own = _base_name(base, match["name"] + match["end"])
+            if own:
+                replaced[own] = name
+    updates = {}
+    for module, names in sides.items():
+        own = _base_name(base, f"{module}.weight")
+        if own is None or names.keys() != {"A", "B"}:
+            raise CheckpointError(
+                f"{adapter.tensors.name}: adapts {module}, which {base.name} does not hold, or "
+                "lacks one of its two factors"
+            )
+        updates[own] = _update(adapter, module, names, base.info(own).shape)
+    return updates, replaced
+
+
+def _update(
+    adapter: Adapter, module: str, names: Mapping[str, str], shape: tuple[int, ...]
+) -> Update:
+    down, up = (adapter.tensors.info(names[side]).shape for side in "AB")
+    transposed = bool(adapter.config.get("fan_in_fan_out"))
+    if len(down) != 2 or len(up) != 2 or down[0] != up[1] or not down[0]:
+        raise CheckpointError(
+            f"{adapter.tensors.name}: the factors of {module} do not fit together"
+        )
+    product = (down[1], up[0]) if transposed else (up[0], down[1])
+    if product != shape:
+        raise CheckpointError(
+            f"{adapter.tensors.name}: adds {product} to {module}, whose weight is {shape}"
+        )
+    config, rank = adapter.config, down[0]
+    alpha = _pattern(config.get("alpha_pattern"), module, config.get("lora_alpha", 8))
+    if not isinstance(alpha, int | float) or not math.isfinite(alpha):
+        raise CheckpointError(f"{adapter.tensors.name}: lora_alpha is no number, got {alpha!r}")
+    scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    return Update(names["A"], names["B"], scale, transposed)
+
+
+def _pattern(patterns: Any, module: str, default: Any) -> Any:
+    """The value of the first pattern that matches the end of a module's name, as in PEFT."""
+    for pattern, value in patterns.items() if isinstance(patterns, dict) else ():
+        try:
+            if re.fullmatch(rf"(.*\.)?({pattern})", module):
+                return value
+        except re.error:
+            raise CheckpointError(f"alpha_pattern: {pattern!r} is no regular expression") from None
+    return default
+
+
+def _base_name(base: Checkpoint, name: str) -> str | None:
+    """The base model's tensor of this name, under one prefix more or fewer."""
+    tensors = base.tensors()
+    if name in tensors:
+        return name
+    found = [n for n in tensors if n.endswith(f".{name}") or name.endswith(f".{n}")]
+    return found[0] if len(found) == 1 else None

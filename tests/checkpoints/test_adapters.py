@@ -1,0 +1,144 @@
+"""Adapters on their base model: what is read is what a merged model holds."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+
+import wqk
+from wqk.checkpoints import Part, open_checkpoint
+from wqk.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+QUERY, KEY = (f"model.layers.0.self_attn.{side}_proj" for side in "qk")
+
+
+def draw(*shape: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    folder = tmp_path / "base"
+    folder.mkdir()
+    config = {"model_type": "llama", "num_attention_heads": 4, "hidden_size": 16}
+    (folder / "config.json").write_text(json.dumps(config))
+    weights = {f"{QUERY}.weight": draw(16, 16, seed=0), f"{KEY}.weight": draw(16, 16, seed=1)}
+    save_file(weights, folder / "model.safetensors")
+    return folder
+
+
+def adapter(base: Path, tensors: dict[str, np.ndarray], **config: Any) -> Path:
+    folder = base.parent / "adapter"
+    folder.mkdir(exist_ok=True)
+    about = {"peft_type": "LORA", "base_model_name_or_path": str(base), "lora_alpha": 6, **config}
+    (folder / "adapter_config.json").write_text(json.dumps(about))
+    named = {f"base_model.model.{name}": value for name, value in tensors.items()}
+    save_file(named, folder / "adapter_model.safetensors")
+    return folder
+
+
+def factors(module: str, rank: int = 3) -> dict[str, np.ndarray]:
+    return {
+        f"{module}.lora_A.weight": draw(rank, 16, seed=2),
+        f"{module}.lora_B.weight": draw(16, rank, seed=3),
+    }
+
+
+@pytest.mark.parametrize(
+    ("config", "scale"),
+    [
+        ({}, 2.0),
+        ({"use_rslora": True}, 6 / 3**0.5),
+        ({"alpha_pattern": {"q_proj": 12}}, 4.0),
+        ({"alpha_pattern": {"k_proj": 12}}, 2.0),
+        ({"fan_in_fan_out": True}, 2.0),
+    ],
+)
+def test_an_adapter_adds_its_product(base: Path, config: dict[str, Any], scale: float):
+    tensors = factors(QUERY)
+    checkpoint = open_checkpoint(adapter(base, tensors, **config))
+    product = tensors[f"{QUERY}.lora_B.weight"] @ tensors[f"{QUERY}.lora_A.weight"]
+    product = product.T if config.get("fan_in_fan_out") else product
+    expected = draw(16, 16, seed=0) + scale * product
+    whole, rows, key = checkpoint.read(
+        [Part(f"{QUERY}.weight"), Part(f"{QUERY}.weight", ((9, 12), (0, 2))), Part(f"{KEY}.weight")]
+    )
+    np.testing.assert_allclose(whole, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(rows, whole[[9, 10, 11, 0, 1]])
+    np.testing.assert_array_equal(key, draw(16, 16, seed=1))
+    assert checkpoint.notes == (f"{base} with a LoRA adapter on 1 of its tensors",)
+
+
+def test_a_whole_tensor_replaces_the_base_models(base: Path):
+    replaced = {f"{KEY}.weight": draw(16, 16, seed=7)}
+    checkpoint = open_checkpoint(adapter(base, factors(QUERY) | replaced))
+    np.testing.assert_array_equal(checkpoint.read([Part(f"{KEY}.weight")])[0], draw(16, 16, seed=7))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"peft_type": "IA3"}, r"\(IA3\) that is more than W"),
+        ({"use_dora": True}, "use_dora"),
+        ({"init_lora_weights": "pissa"}, "start pissa"),
+        ({"base_model_name_or_path": "https://example.org/x"}, "names no base model"),
+        ({"base_model_name_or_path": None}, "names no base model"),
+        ({"lora_alpha": "six"}, "lora_alpha is no number"),
+        ({"alpha_pattern": {"(": 3}}, "no regular expression"),
+    ],
+)
+def test_other_adapters_are_refused(base: Path, config: dict[str, Any], message: str):
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(adapter(base, factors(QUERY), **config))
+
+
+@pytest.mark.parametrize("module", ["model.layers.7.self_attn.q_proj", "q_proj.q_proj"])
+def test_an_adapter_of_another_model_is_refused(base: Path, module: str):
+    with pytest.raises(CheckpointError, match="does not hold"):
+        open_checkpoint(adapter(base, factors(module)))
+
+
+def test_factors_that_do_not_fit_are_refused(base: Path):
+    tensors = factors(QUERY) | {f"{QUERY}.lora_B.weight": draw(16, 4, seed=0)}
+    with pytest.raises(CheckpointError, match="do not fit together"):
+        open_checkpoint(adapter(base, tensors))
+    tensors = factors(QUERY) | {f"{QUERY}.lora_A.weight": draw(3, 8, seed=0)}
+    with pytest.raises(CheckpointError, match=r"adds \(16, 8\)"):
+        open_checkpoint(adapter(base, tensors))
+
+
+def test_an_adapter_on_itself_is_refused(base: Path):
+    folder = adapter(base, factors(QUERY))
+    adapter(base, factors(QUERY), base_model_name_or_path=str(folder))
+    with pytest.raises(CheckpointError, match="an adapter alone"):
+        open_checkpoint(folder)
+
+
+def test_the_scores_are_those_of_pefts_merged_model(tmp_path: Path):
+    import peft
+    import transformers
+
+    config = transformers.GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=50, n_positions=16)
+    model = transformers.GPT2LMHeadModel(config)
+    model.save_pretrained(tmp_path / "base")
+    torch.manual_seed(0)
+    lora = peft.LoraConfig(
+        r=4, lora_alpha=16, target_modules=["c_attn"], fan_in_fan_out=True, init_lora_weights=False
+    )
+    adapted = peft.get_peft_model(model, lora)
+    adapted.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
+    adapted.save_pretrained(tmp_path / "adapter")
+    adapted.merge_and_unload().save_pretrained(tmp_path / "merged")
+    here, merged = (wqk.scan(tmp_path / name).frame for name in ("adapter", "merged"))
+    for score in ("norm", "symmetry", "directionality"):
+        np.testing.assert_allclose(here[score], merged[score], rtol=1e-4, atol=1e-6)
+    plain = wqk.scan(tmp_path / "base").frame
+    assert (here["norm"] - plain["norm"]).abs().max() > 0.01

@@ -1,0 +1,98 @@
+"""A campaign of damage: pickles, archives, indexes and names; every one is read or refused."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import pickle
+import random
+import zipfile
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from safetensors.numpy import save
+
+from wqk.checkpoints import Part, open_checkpoint
+from wqk.checkpoints.pickles import DataUnpickler
+from wqk.checkpoints.references import presentable
+from wqk.errors import WqkError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Opcodes that build values, with the arguments that they take from the stream.
+OPCODES = [
+    opcode
+    for name, opcode in vars(pickle).items()
+    if name.isupper() and isinstance(opcode, bytes) and len(opcode) == 1
+]
+
+# How the unpickler ends on nonsense; never in anything that the system says.
+FAILURES = (
+    pickle.UnpicklingError, ArithmeticError, AttributeError, EOFError, LookupError, MemoryError,
+    RecursionError, TypeError, ValueError, AssertionError,
+)  # fmt: skip
+
+
+def counts(short: int, long: int) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("count", [short, pytest.param(long, marks=pytest.mark.campaign)])
+
+
+@counts(500, 100_000)
+def test_random_programs_build_data_or_fail(count: int):
+    dice = random.Random(0)
+    for _ in range(count):
+        program = b"".join(
+            dice.choice(OPCODES) + dice.randbytes(dice.choice([0, 0, 1, 4])) for _ in range(30)
+        )
+        with contextlib.suppress(*FAILURES):
+            DataUnpickler(io.BytesIO(b"\x80\x04" + program + b"."), {}).load()
+
+
+@counts(100, 20_000)
+def test_archives_with_damaged_descriptions(tmp_path: Path, count: int):
+    dice = random.Random(1)
+    good = pickle.dumps({"a": 1, "b": [1, 2, (3, "c")]}, protocol=2)
+    for _ in range(count):
+        text = bytearray(good)
+        for _ in range(dice.randrange(1, 5)):
+            text[dice.randrange(len(text))] = dice.randrange(256)
+        with zipfile.ZipFile(tmp_path / "model.pt", "w") as file:
+            file.writestr("archive/data.pkl", bytes(text))
+        with pytest.raises(WqkError):
+            open_checkpoint(tmp_path / "model.pt")
+
+
+@counts(100, 20_000)
+def test_folders_with_random_files(tmp_path: Path, count: int):
+    dice = random.Random(2)
+    weights = save({"a": np.zeros((2, 2), np.float32)})
+    index = {"weight_map": {"a": "model-1.safetensors"}}
+    files = {
+        "model.safetensors": weights, "model-1.safetensors": weights, "other.safetensors": weights,
+        "model.safetensors.index.json": json.dumps(index).encode(), "config.json": b"{}",
+        "adapter_config.json": b'{"peft_type": "LORA"}', "adapter_model.safetensors": weights,
+        "pytorch_model.bin": b"PK", "model.onnx": b"", "mp_rank_00_model_states.pt": b"",
+        "tf_model.h5": b"", "flax_model.msgpack": b"", ".metadata": b"", "__0_0.distcp": b"",
+    }  # fmt: skip
+    for number in range(count):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for name in dice.sample(sorted(files), dice.randrange(5)):
+            content = files[name] if dice.random() < 0.8 else dice.randbytes(20)
+            (folder / name).write_bytes(content)
+        with contextlib.suppress(WqkError):
+            open_checkpoint(folder).read([Part("a")])
+
+
+@counts(300, 100_000)
+def test_whatever_an_address_looks_like_its_secret_is_not_shown(count: int):
+    dice = random.Random(3)
+    for _ in range(count):
+        noise = "".join(dice.choices("ab/:?#[]@%&=.", k=dice.randrange(8)))
+        host = f"h{noise}" if dice.random() < 0.3 else "example.org"
+        shown = presentable(f"https://me:hunter2@{host}/x?sig=hunter2")
+        assert "hunter2" not in shown or any(c in noise for c in "/?#@[]:"), shown
+        assert "hunter2" not in presentable(f"https://example.org/x?{noise}&token=hunter2")
