@@ -1,26 +1,19 @@
-"""Tiny random models of every type, and what they are given.
-
-Axes: B examples, N tokens, C channels, S side of a picture.
-"""
+"""Tiny random models of every type."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import transformers
 from tests.families.deriving.shrinking import shrunk
 from transformers.models.auto import modeling_auto
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING, model_type_to_module_name
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-LARGEST = 150_000_000  # parameters
-TOKENS = 11
+LARGEST = 60_000_000  # parameters
 
 
 def model_classes(model_type: str) -> list[Any]:
@@ -28,7 +21,7 @@ def model_classes(model_type: str) -> list[Any]:
     config = CONFIG_MAPPING[model_type]
     found = []
     for name, value in vars(modeling_auto).items():
-        if name.endswith("MAPPING_NAMES") and isinstance(value.get(model_type), str):
+        if name.startswith("MODEL") and name.endswith("MAPPING_NAMES") and isinstance(value.get(model_type), str):
             found.append((name != "MODEL_MAPPING_NAMES", value[model_type]))
     classes = []
     for _, name in sorted(found, key=lambda pair: pair[0]):
@@ -36,65 +29,81 @@ def model_classes(model_type: str) -> list[Any]:
             classes.append(getattr(transformers, name))
         except (AttributeError, ImportError):
             continue
-    module = config.__module__.replace(".configuration_", ".modeling_")
-    try:
-        code = importlib.import_module(module)
-    except ImportError:
-        name = model_type_to_module_name(model_type)
-        code = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
-    own = [
-        value
-        for value in vars(code).values()
-        if inspect.isclass(value)
-        and issubclass(value, transformers.PreTrainedModel)
-        and getattr(value, "config_class", None) is config
-        and "forward" in vars(value)
-    ]
-    own.sort(key=lambda value: (not value.__name__.endswith("Model"), len(value.__name__)))
+    name = config.__module__.replace(".configuration_", ".modeling_")
+    own: list[Any] = []
+    for module in (name, name.rpartition(".")[0] + f".modeling_{model_type}"):
+        try:
+            code = importlib.import_module(module)
+        except ImportError:
+            continue
+        own += [v for v in vars(code).values() if inspect.isclass(v) and _is_built_from(v, config)]
+    own.sort(key=lambda kind: (not hasattr(kind, "save_pretrained"),
+                               not kind.__name__.endswith("Model"), -_size(kind)))  # fmt: skip
     return list(dict.fromkeys([*classes, *own]))
 
 
-def build(model_type: str) -> tuple[Any, str]:
-    """A random model, and how it was made.
+def _is_built_from(kind: type, config: type) -> bool:
+    """Whether a class of modules takes such a configuration, and nothing else, to be made."""
+    if not issubclass(kind, torch.nn.Module) or "forward" not in vars(kind):
+        return False
+    if getattr(kind, "config_class", None) is config:
+        return True
+    parameters = list(inspect.signature(kind.__init__).parameters.values())[1:]
+    needed = [p for p in parameters if p.default is inspect.Parameter.empty]
+    told = [getattr(p.annotation, "__name__", p.annotation) for p in needed]
+    return told == [config.__name__]
+
+
+def _size(kind: type) -> int:
+    """Length of a class's code, which tells a whole from its parts."""
+    try:
+        return len(inspect.getsource(kind))
+    except (OSError, TypeError):
+        return 0
+
+
+def build(model_type: str, variant: int) -> tuple[Any, str]:
+    """A random model of a variant of the small configuration, and how it was made.
 
     Raises
     ------
     RuntimeError
-        No class or no smaller configuration makes a model; says why.
+        No class makes a model of it; says why.
     """
-    reasons = []
     classes = model_classes(model_type)
     if not classes:
         raise RuntimeError("transformers has a configuration of this type, but no model")
-    for variant in range(4):
-        try:
-            config = shrunk(CONFIG_MAPPING[model_type](), variant)
-        except Exception as error:
-            reasons.append(f"config {variant}: {_line(error)}")
+    config = shrunk(CONFIG_MAPPING[model_type](), variant)
+    config._attn_implementation = "eager"
+    config._experts_implementation = "eager"
+    reasons = []
+    for kind in classes[:3]:
+        size = _parameters(kind, config) if variant == 3 else 0
+        if size > LARGEST:
+            reasons.append(f"{kind.__name__}: {size} parameters")
             continue
-        config._attn_implementation = "eager"
-        config._experts_implementation = "eager"
-        for kind in classes[:4]:
-            try:
-                with torch.device("meta"):
-                    size = sum(p.numel() for p in kind(config).parameters())
-            except Exception:
-                size = 0
-            if size > LARGEST:
-                reasons.append(f"{kind.__name__} {variant}: {size} parameters")
-                continue
-            try:
-                torch.manual_seed(0)
-                model = kind(config)
-            except Exception as error:
-                reasons.append(f"{kind.__name__} {variant}: {_line(error)}")
-                continue
-            if sum(p.numel() for p in model.parameters()) > LARGEST:
-                reasons.append(f"{kind.__name__} {variant}: too large")
-                continue
-            _randomize(model)
-            return model.eval(), f"{kind.__name__} {variant}"
-    raise RuntimeError(" | ".join(reasons)[:600])
+        try:
+            torch.manual_seed(0)
+            model = kind(config)
+        except Exception as error:  # noqa: BLE001
+            reasons.append(f"{kind.__name__}: {_line(error)}")
+            continue
+        if sum(p.numel() for p in model.parameters()) > LARGEST:
+            reasons.append(f"{kind.__name__}: too large")
+            continue
+        model.config = config
+        _randomize(model)
+        return model.eval(), f"{kind.__name__} {variant}"
+    raise RuntimeError(" | ".join(reasons)[:500])
+
+
+def _parameters(kind: Any, config: Any) -> int:
+    """Number of a model's parameters, which are not made; 0 where its code cannot do without."""
+    try:
+        with torch.device("meta"):
+            return sum(p.numel() for p in kind(config).parameters())
+    except Exception:
+        return 0
 
 
 def _line(error: Exception) -> str:
@@ -115,136 +124,3 @@ def _randomize(model: Any) -> None:
                 parameter.add_(0.2 * noise)
 
 
-def feeds(module: Any) -> Iterator[dict[str, Any]]:
-    """What may be given to a model, one try after the other."""
-    config = module.config
-    accepted = inspect.signature(module.forward).parameters
-    makers = _makers(config)
-    required = [
-        name
-        for name, parameter in accepted.items()
-        if parameter.default is inspect.Parameter.empty
-        and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
-    ]
-    main = getattr(module, "main_input_name", "input_ids")
-    wholes = [
-        [*required, main, *DECODING],
-        [*required, *ALL],
-        [*required, main],
-        [*required, main, "pixel_values", "input_ids", "bbox", "attention_mask"],
-        [*required, "input_ids", "decoder_input_ids"],
-        [*required, "inputs_embeds"],
-        [*required, "inputs_embeds", "decoder_inputs_embeds"],
-        [*required, "hidden_states"],
-    ]
-    tried = []
-    for names in wholes:
-        given = {}
-        for name in dict.fromkeys(names):
-            if name in accepted and name in makers:
-                value = makers[name]()
-                if value is not None:
-                    given[name] = value
-        if given and set(given) not in tried:
-            tried.append(set(given))
-            yield given
-            if "input_ids" in given and main == "pixel_values":
-                continue
-
-
-BINS = ("num_mel_bins", "feature_size", "input_feat_per_channel", "n_mels",
-        "feature_projection_input_dim", "input_dim")  # fmt: skip
-DECODING = ("decoder_input_ids", "decoder_input_values", "decoder_bbox")
-ALL = ("input_ids", "pixel_values", "input_features", "input_values", "decoder_input_ids",
-       "attention_mask", "bbox")  # fmt: skip
-
-
-def _first(config: Any, *names: str, default: Any = None) -> Any:
-    parts = [config, *(getattr(config, n, None) for n in PARTS)]
-    for part in parts:
-        for name in names:
-            value = part.get(name) if isinstance(part, dict) else getattr(part, name, None)
-            if value is not None:
-                return value
-    return default
-
-
-PARTS = ("text_config", "vision_config", "audio_config", "encoder", "decoder", "text_encoder",
-         "backbone_config", "encoder_config", "decoder_config", "thinker_config")  # fmt: skip
-
-
-def _makers(config: Any) -> dict[str, Any]:
-    random = torch.Generator().manual_seed(1)
-    text = config.get_text_config()
-    vocabulary = getattr(text, "vocab_size", None) or _first(config, "vocab_size", default=100)
-    largest = vocabulary if isinstance(vocabulary, int) else 100
-    top = max(3, min(largest, 120) - 1)
-    width = _first(
-        text, "hidden_size", "d_model", "n_embd", "dim", "embed_dim", "hidden_dim", default=96
-    )
-    width = width if isinstance(width, int) else 96
-
-    def tokens(length: int) -> torch.Tensor:
-        return torch.randint(3, top, (2, length), generator=random)
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=random)
-
-    def picture() -> torch.Tensor:
-        vision = getattr(config, "vision_config", None) or config
-        size = _first(vision, "image_size", "img_size", "input_size", default=64)
-        if isinstance(size, dict):
-            size = [size.get("height", 64), size.get("width", 64)]
-        sides = [*size][-2:] if isinstance(size, list | tuple) else [size, size]
-        channels = _first(vision, "num_channels", "in_channels", "in_chans", default=3)
-        channels = channels if isinstance(channels, int) else 3
-        frames = _first(vision, "num_frames")
-        if isinstance(frames, int) and config.model_type in VIDEO:
-            return normal(2, frames, channels, *sides)
-        return normal(2, channels, *sides)
-
-    def features() -> torch.Tensor:
-        bins = _first(config, *BINS, default=80)
-        longest = _first(config, "max_source_positions")
-        if config.model_type in CHANNELS_FIRST and isinstance(longest, int):
-            return normal(2, bins, 2 * longest)
-        return normal(2, 96, bins)
-
-    return {
-        "input_ids": lambda: tokens(TOKENS),
-        "decoder_input_ids": lambda: tokens(TOKENS + 2),
-        "attention_mask": lambda: None,
-        "pixel_values": picture,
-        "pixel_values_videos": lambda: picture()[:, None].repeat(1, 2, 1, 1, 1),
-        "input_features": features,
-        "input_values": lambda: normal(2, 4000),
-        "decoder_input_values": lambda: normal(
-            2, TOKENS, _first(config, "num_mel_bins", default=80)
-        ),
-        "inputs_embeds": lambda: normal(2, TOKENS, width),
-        "decoder_inputs_embeds": lambda: normal(2, TOKENS + 2, width),
-        "hidden_states": lambda: normal(2, TOKENS, width),
-        "encoder_hidden_states": lambda: normal(
-            2,
-            TOKENS + 1,
-            _first(config, "encoder_hidden_size", "cross_attention_hidden_size", default=width),
-        ),
-        "bbox": lambda: torch.randint(0, 50, (2, TOKENS, 4), generator=random).sort(-1).values,
-        "past_values": lambda: normal(
-            2,
-            _first(config, "context_length", default=32),
-            *([] if _first(config, "num_input_channels") is None else [config.num_input_channels]),
-        ),
-        "pixel_mask": lambda: None,
-    }
-
-
-VIDEO = ("videomae", "vivit", "timesformer", "vjepa2", "xclip_vision_model", "xclip")
-CHANNELS_FIRST = (
-    "whisper",
-    "qwen2_audio_encoder",
-    "qwen2_audio",
-    "voxtral",
-    "voxtral_encoder",
-    "glmasr",
-)

@@ -17,9 +17,10 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tests.families.deriving.tracing import Product, Site, Source
+    from tests.families.deriving.records import Product, Site, Source
 
     from wqk.attention import Attention
+    from wqk.families import Rotary
 
 ALIKE = 1e-4  # largest 1 − |cosine|, of single precision
 TINY = 1e-6
@@ -38,9 +39,9 @@ class Verdict:
 def judge(sites: Sequence[Site], attentions: Sequence[Attention]) -> Verdict:
     """Match every softmax with a plan."""
     verdict = Verdict()
-    reads = [_Read(attention) for attention in attentions]
+    reads = [Read(attention) for attention in attentions]
     for number, site in enumerate(sites):
-        content = [p for p in site.products if p.varies == max(q.varies for q in site.products)]
+        content = content_of(site)
         fitting = [
             plan
             for plan, read in enumerate(reads)
@@ -54,20 +55,28 @@ def judge(sites: Sequence[Site], attentions: Sequence[Attention]) -> Verdict:
     return verdict
 
 
-class _Read:
-    """One attention as read, in a form that is quickly compared."""
+def content_of(site: Site) -> list[Product]:
+    """The products of what the model was given, rather than of positions alone."""
+    most = max(product.varies for product in site.products)
+    return [product for product in site.products if product.varies == most]
 
-    def __init__(self, attention: Attention) -> None:
-        self.heads, self.width, self.d_query = attention.query.weight.shape
-        self.groups, _, self.d_key = attention.key.weight.shape
-        self.query = attention.query.weight, attention.query.bias, attention.query.shift
-        self.key = attention.key.weight, attention.key.bias, attention.key.shift
+
+class Read:
+    """One attention as read, in a form that is quickly compared; turned, where ``rotary`` is."""
+
+    def __init__(self, attention: Attention, rotary: Rotary | None = None) -> None:
+        self.rotary = rotary
+        self.heads, self.width, self.d_query = attention.query_weight.shape
+        self.groups, _, self.d_key = attention.key_weight.shape
+        self.query = attention.query_weight, attention.query_bias, attention.query_shift
+        self.key = attention.key_weight, attention.key_bias, attention.key_shift
 
     def fits(self, product: Product) -> bool:
         for columns in _columns(product, self.width):
-            queries = product.queries[..., columns].double().numpy()
-            keys = product.keys[..., columns].double().numpy()
-            for vectors in self._vectors(product.key_sources, self.d_key, *self.key):
+            queries = product.queries[..., columns].astype(np.float64)
+            keys = product.keys[..., columns].astype(np.float64)
+            length = keys.shape[1]
+            for vectors in self._vectors(product.key_sources, self.d_key, length, *self.key):
                 shift = self.key[2]
                 groups = _owners(keys, vectors, shift)
                 if groups is None or (groups >= 0).sum() == 0:
@@ -77,7 +86,8 @@ class _Read:
         return False
 
     def _queries_fit(self, product: Product, queries: np.ndarray, groups: np.ndarray) -> bool:
-        for vectors in self._vectors(product.query_sources, self.d_query, *self.query):
+        length = queries.shape[1]
+        for vectors in self._vectors(product.query_sources, self.d_query, length, *self.query):
             of_group = vectors.reshape(self.groups, -1, self.width)
             shift = self.query[2]
             shifts = None if shift is None else shift.reshape(self.groups, -1, self.width)[:, 0]
@@ -92,22 +102,61 @@ class _Read:
         return False
 
     def _vectors(
-        self, sources: Sequence[Source], width: int, weight: Any, bias: Any, shift: Any
+        self, sources: Sequence[Source], width: int, length: int, weight: Any, bias: Any, shift: Any
     ) -> Iterator[np.ndarray]:
         """Queries or keys (heads, T, R) of each input that may be the projection's."""
         seen = set()
         for source in sources:
             if source.given.shape[-1] != width or source.given.ndim != 2:
                 continue
-            key = (source.given.data_ptr(), source.given.shape)
-            if key in seen:
+            if id(source.given) in seen:
                 continue
-            seen.add(key)
-            x = source.given.double().numpy()
-            if len(x) > 4096:
-                continue
+            seen.add(id(source.given))
+            x = source.given.astype(np.float64)
             vectors = x @ np.asarray(weight, np.float64).swapaxes(-1, -2)
-            yield vectors if bias is None else vectors + np.asarray(bias, np.float64)[:, None]
+            if bias is not None:
+                vectors = vectors + np.asarray(bias, np.float64)[:, None]
+            if self.rotary is not None:
+                vectors = self.rotary.rotate(vectors, np.arange(len(x)) % length)
+            yield vectors
+
+    def lengths(
+        self, side: str, rows: np.ndarray, sources: Sequence[Source], gains: np.ndarray | None
+    ) -> float | None:
+        """How much longer the recorded rows are than the read vectors; None where unclear.
+
+        With a norm in between, of these gains, than the normalized vectors.
+        """
+        weight, bias, shift = self.query if side == "query" else self.key
+        width = self.d_query if side == "query" else self.d_key
+        if shift is not None or rows.shape[-1] != self.width:
+            return None
+        for vectors in self._vectors(sources, width, rows.shape[1], weight, bias, shift):
+            known = vectors.reshape(-1, self.width)
+            if gains is not None:
+                bare = (vectors.swapaxes(0, 1).reshape(-1, gains.size) / np.where(gains, gains, 1)
+                        if gains.size > self.width
+                        else vectors / (gains if gains.size == self.width else 1.0))
+                sizes = np.sqrt((bare**2).mean(axis=-1, keepdims=True))
+                if gains.size > self.width:
+                    known = (vectors.swapaxes(0, 1).reshape(-1, gains.size) / sizes)
+                    known = known.reshape(-1, self.width)
+                else:
+                    known = (vectors / sizes).reshape(-1, self.width)
+            found = []
+            for row in rows.reshape(-1, self.width)[:: max(1, rows[..., 0].size // 40)]:
+                length = float(np.linalg.norm(row))
+                if length < TINY:
+                    continue
+                along = known @ row / (length * np.maximum(np.linalg.norm(known, axis=-1), 1e-30))
+                best = int(along.argmax())
+                if along[best] < 1 - ALIKE:
+                    break
+                found.append(length / float(np.linalg.norm(known[best])))
+            else:
+                if found and max(found) / min(found) < 1.01:
+                    return float(np.median(found))
+        return None
 
 
 def _columns(product: Product, width: int) -> Iterator[slice]:

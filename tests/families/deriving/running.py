@@ -3,85 +3,133 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from tests.families.deriving.building import feeds
+
+from tests.families.deriving.feeding import model_feeds, module_feeds
 from tests.families.deriving.tracing import Trace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from tests.families.deriving.tracing import Site
 
-
-def run(model: Any) -> tuple[list[Site], list[str]]:
-    """Every softmax of the model, and which parts could not be run, with the reason."""
-    names = {id(module): name for name, module in model.named_modules()}
-    sites: list[Site] = []
-    notes: list[str] = []
-    entered: set[int] = set()
-    _run(model, model, names, sites, notes, entered)
-    return sites, notes
+# Modules that hold queries or keys.
+PROJECTIONS = re.compile(
+    r"(.*_)?(q|k|query|key|queries|keys|qkv|to_q|to_k|wq|wk|kv|query_key_value|c_attn|in_proj)"
+    r"(_proj|_lin|_b_proj|_proj_layer|_projection)?(_\w)?"
+)
 
 
-def _run(
-    model: Any,
-    part: Any,
-    names: dict[int, str],
-    sites: list[Site],
-    notes: list[str],
-    entered: set[int],
-) -> None:
-    """Run a part as a whole; where that fails or leaves out models within it, run these."""
-    reasons = []
-    best: tuple[int, Any, set[int]] | None = None
-    for given in feeds(part):
-        try:
-            found, ran = _traced(model, part, given, names)
-        except Exception as error:
-            reasons.append(
-                f"{sorted(given)}: {type(error).__name__}: {error}".replace("\n", " ")[:200]
-            )
-            continue
-        if best is None or len(ran) > best[0]:
-            best = (len(ran), found, ran)
-        if len(ran) >= sum(1 for _ in part.modules()) - 3 or len(reasons) > 3:
-            break
-    if best:
-        sites += best[1]
-        entered |= best[2]
-    parts = [m for m in _models_within(part) if id(m) not in entered]
-    if best is None and not parts:
-        notes.append(f"{names[id(part)] or 'whole'}: {' | '.join(reasons[:3])}"[:600])
-    for inner in parts:
-        if id(inner) not in entered:
-            _run(model, inner, names, sites, notes, entered)
-    if best is None and parts:
-        why = reasons[0] if reasons else "no input"
-        notes.append(f"{names[id(part)] or 'whole'} (parts were run): {why}"[:300])
+class Run:
+    """Runs a model, then what the run did not reach: models within it, then modules of these."""
 
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.names = {id(module): name for name, module in model.named_modules()}
+        self.sites: list[Site] = []
+        self.turned: list[Site] = []
+        self.notes: list[str] = []
+        self.entered: set[int] = set()
+        self._run_model(model)
+        if self.notes or self.unreached:
+            self._run_modules(model)
 
-def _models_within(part: Any) -> list[Any]:
-    """The outermost models within a model."""
-    found: list[Any] = []
+    @property
+    def unreached(self) -> list[str]:
+        """Names of projections that no run reached."""
+        return [
+            name
+            for name, module in self.model.named_modules()
+            if PROJECTIONS.fullmatch(name.rpartition(".")[2])
+            and id(module) not in self.entered
+            and any(p.ndim == 2 for p in module.parameters(recurse=False))
+        ]
 
-    def visit(module: Any) -> None:
+    def _run_model(self, part: Any) -> None:
+        reasons = self._try(part, model_feeds(part))
+        for inner in self._models_within(part):
+            if id(inner) not in self.entered:
+                self._run_model(inner)
+        if reasons:
+            self.notes.append(f"{self.names[id(part)] or 'whole'}: {' | '.join(reasons[:2])}"[:400])
+
+    def _run_modules(self, module: Any) -> None:
+        """Outermost modules that hold projections and were not reached."""
         for child in module.children():
-            if isinstance(child, transformers.PreTrainedModel):
-                found.append(child)
-            else:
-                visit(child)
+            if id(child) in self.entered or isinstance(child, torch.nn.ModuleList):
+                self._run_modules(child)
+                continue
+            linear = next(
+                (
+                    inner
+                    for name, inner in child.named_modules()
+                    if name and PROJECTIONS.fullmatch(name.rpartition(".")[2])
+                    and isinstance(getattr(inner, "weight", None), torch.Tensor)
+                    and inner.weight.ndim == 2
+                ),
+                None,
+            )  # fmt: skip
+            if linear is None:
+                continue
+            owner = self._owner(child)
+            widths = dict.fromkeys((linear.weight.shape[1], linear.weight.shape[0]))
+            failed = all(
+                self._try(child, module_feeds(child, owner, width)) for width in widths
+            )
+            if failed:
+                self._run_modules(child)
 
-    visit(part)
-    return found
+    def _owner(self, module: Any) -> Any:
+        """The innermost model that a module is in."""
+        name = self.names.get(id(module), "")
+        owner = self.model
+        for inner, path in ((m, self.names[id(m)]) for m in self.model.modules()):
+            if isinstance(inner, transformers.PreTrainedModel) and name.startswith(f"{path}."):
+                owner = inner
+        return owner
+
+    def _try(self, part: Any, feeds: Iterable[dict[str, Any]]) -> list[str]:
+        """Run with the feed that reaches most; the reasons why none could be run."""
+        reasons: list[str] = []
+        best: tuple[list[Site], set[int], dict[str, Any]] | None = None
+        most = sum(1 for _ in part.modules()) - 3
+        for given in feeds:
+            try:
+                found, ran = _traced(self.model, part, given, self.names)
+            except Exception as error:  # noqa: BLE001 - any model's code may raise anything
+                told = f"{type(error).__name__}: {error}".replace("\n", " ")
+                reasons.append(f"{sorted(given)}: {told}"[:200])
+                continue
+            if best is None or len(ran) > len(best[1]):
+                best = (found, ran, given)
+            if len(ran) >= most:
+                break
+        if best is None:
+            return reasons or ["nothing to give"]
+        self.sites += best[0]
+        with contextlib.suppress(Exception):
+            if best[0] and isinstance(part, transformers.PreTrainedModel):
+                self.turned += _traced(self.model, part, best[2], self.names, flat=False)[0]
+        self.entered |= best[1]
+        return []
+
+    def _models_within(self, part: Any) -> list[Any]:
+        """The outermost models within a model."""
+        found: list[Any] = []
+        for child in part.children():
+            is_model = isinstance(child, transformers.PreTrainedModel)
+            found += [child] if is_model else self._models_within(child)
+        return found
 
 
 def _traced(
-    model: Any, part: Any, given: dict[str, Any], names: dict[int, str]
+    model: Any, part: Any, given: dict[str, Any], names: dict[int, str], flat: bool = True
 ) -> tuple[list[Site], set[int]]:
-    trace = Trace()
+    trace = Trace(flat)
     ran: set[int] = set()
     stack: list[str] = []
 

@@ -17,21 +17,25 @@ VOCABULARY = 160
 SIDE = 64
 
 # Patterns of keys, the first of which that fits decides: what a whole number becomes.
-NUMBERS: tuple[tuple[str, int], ...] = (
+NUMBERS: tuple[tuple[str, int | str], ...] = (
+    (r"max_source_positions", 64),
+    (r"sliding_window", 6),
+    (r"mamba_n_heads|mamba_num_heads", 12),
+    (r"mamba_d_head|mamba_head_dim", 16),
     (r"(decoder_)?num_key_value_heads|num_kv_heads|n_head_kv|multi_query_group_num"
-     r"|swa_num_key_value_heads|n_kv_heads", KEY_HEADS),
-    (r"encoder_(num_)?attention_heads|encoder_heads", TOWER_HEADS),
+     r"|swa_num_key_value_heads|n_kv_heads|kv_n_heads", "key heads"),
+    (r"encoder_(num_)?attention_heads|encoder_heads", "tower heads"),
     (r"(num_|n_)?(attention_)?heads?|num_attention_heads|decoder_(num_)?attention_heads"
-     r"|attention_heads|nhead|.*_num_attention_heads|.*_(num|n)_heads", HEADS),
+     r"|attention_heads|nhead|.*_num_attention_heads|.*_(num|n)_heads", "heads"),
     (r"head_dim|kv_channels|attention_head_dim|d_kv|attention_head_size|attention_key_size"
-     r"|swa_head_dim|global_head_dim", HEAD_WIDTH),
+     r"|swa_head_dim|global_head_dim", "head width"),
     (r"qk_nope_head_dim", 20), (r"qk_rope_head_dim", 8), (r"qk_head_dim", 28), (r"v_head_dim", 12),
     (r"q_lora_rank", 40), (r"kv_lora_rank", 32), (r"index_head_dim", 16),
     (r"index_n_heads", 2),
     (r"hidden_size|d_model|n_embd|embed_dim|hidden_dim|projection_dim|embedding_size|dim|d_embed"
      r"|emb_dim|embedding_dim|(encoder|decoder|text|vision|output|out|cross|cross_attention|audio"
      r"|backbone|qformer|mm|encoder_hidden|backbone|word_embed_proj|memory_attention|memory_encoder)"
-     r"_(hidden_)?(size|dim|proj_dim)|proj_dim|projection_size|hidden_size_per_head", WIDTH),
+     r"_(hidden_)?(size|dim|proj_dim)|proj_dim|projection_size|hidden_size_per_head", "width"),
     (r"(.*_)?(intermediate_size|ffn_dim|mlp_dim|d_ff|ffn_hidden_size|feedforward_dim|n_inner"
      r"|feed_forward_size|linear_units|intermediate_dim|ffn_size|dim_feedforward)", 40),
     (r"num_(local_|routed_)?experts|n_routed_experts|moe_num_experts", 4),
@@ -41,8 +45,9 @@ NUMBERS: tuple[tuple[str, int], ...] = (
     (r"(num_hidden_|num_|n_|encoder_|decoder_|text_|e_|c_|dec_|enc_)?(layers?|depth)"
      r"|num_(encoder|decoder|resampler|perceiver)_(hidden_)?layers|(encoder|decoder)_num_layers|n_blocks"
      r"|depth|num_(hidden_)?blocks|num_global_layers|resampler_depth|.*_num_(hidden_)?layers"
-     r"|num_hidden_layers_.*|num_hidden_groups|(encoder|decoder)_num_hidden_layers", 2),
-    (r"(.*_)?vocab_size(_per_layer_input)?|num_embeddings|codebook_size", VOCABULARY),
+     r"|num_hidden_layers_.*|num_hidden_groups|(encoder|decoder)_num_hidden_layers", "layers"),
+    (r"codebook_size|num_embeddings", 128),
+    (r"(.*_)?vocab_size(_per_layer_input)?", VOCABULARY),
 )  # fmt: skip
 TOWERS = re.compile(r"(vision|visual|image|audio|speech|sound|acoustic|encoder|mm|video)")
 KINDS = ("layer_types", "layers_block_type", "block_types", "attn_type_list", "mlp_layer_types",
@@ -54,8 +59,12 @@ OVERRIDES: dict[str, dict[str, Any]] = json.loads(
 
 def shrunk(config: Any, variant: int = 0) -> Any:
     """A configuration of the same class with small numbers; further variants are less unusual."""
-    table = _shrunk(config.to_dict(), "", variant)
-    for key, value in OVERRIDES.get(config.model_type, {}).items():
+    table = config.to_dict()
+    overrides = OVERRIDES.get(config.model_type, {})
+    for key, value in overrides.items():
+        _put(table, key.split("."), value)
+    table = _shrunk(table, "", variant)
+    for key, value in overrides.items():
         _put(table, key.split("."), value)
     return type(config)(**table)
 
@@ -81,7 +90,9 @@ def _shrunk(table: dict[str, Any], path: str, variant: int) -> dict[str, Any]:
     for key, value in table.items():
         if key not in small:
             continue
-        if isinstance(value, dict):
+        if key == "per_layer_config":
+            small.pop(key)
+        elif isinstance(value, dict):
             small[key] = (
                 _rotary(value, table) if "rope" in key else _shrunk(value, f"{path}.{key}", variant)
             )
@@ -103,37 +114,32 @@ def _shrunk(table: dict[str, Any], path: str, variant: int) -> dict[str, Any]:
 
 
 def _number(key: str, value: int, path: str, layers: int, variant: int) -> int:
-    for pattern, number in NUMBERS:
-        if re.fullmatch(pattern, key):
-            if number in (HEADS, TOWER_HEADS):
-                if value == 1:
-                    return 1
-                heads = TOWER_HEADS if TOWERS.search(path) else number
-                return {0: heads, 1: heads, 2: 4, 3: value}[variant]
-            if number == KEY_HEADS:
-                if value == 1:
-                    return 1
-                tower = TOWERS.search(path)
-                return {0: KEY_HEADS, 1: TOWER_HEADS if tower else HEADS, 2: 4, 3: value}[variant]
-            if number == HEAD_WIDTH:
-                return {0: 24, 1: 16, 2: 16, 3: value}[variant]
-            if number == WIDTH:
-                return {0: min(value, WIDTH), 1: min(value, WIDTH), 2: min(value, 64), 3: value}[
-                    variant
-                ]
-            if (number == 2 and "layer" in key) or "depth" in key or "blocks" in key:
-                return min(
-                    value,
-                    layers
-                    if "hidden_layers" in key or key in ("n_layer", "num_layers", "n_layers")
-                    else 2,
-                )
-            return min(value, number) if variant < 3 or number == VOCABULARY else value
-    return value
+    rule = next((number for pattern, number in NUMBERS if re.fullmatch(pattern, key)), None)
+    heads = TOWER_HEADS if TOWERS.search(path) else HEADS
+    match rule:
+        case None:
+            return value
+        case "layers":
+            return min(value, layers if key in DEPTHS else 2)
+        case int():
+            return min(value, rule) if variant < 3 else value
+    if variant == 3 or (value == 1 and "heads" in str(rule)):
+        return value
+    table = {
+        "heads": (heads, heads, 4),
+        "tower heads": (TOWER_HEADS, TOWER_HEADS, 4),
+        "key heads": (KEY_HEADS, heads, 4),
+        "head width": (HEAD_WIDTH, 16, 16),
+        "width": (min(value, WIDTH), min(value, WIDTH), min(value, 64)),
+    }
+    return table[str(rule)][variant]
+
+
+DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "depth")
 
 
 def _told_layers(table: dict[str, Any]) -> int:
-    for key in ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "depth"):
+    for key in DEPTHS:
         if type(table.get(key)) is int:
             return int(table[key])
     return -1
@@ -160,6 +166,8 @@ def _depth(table: dict[str, Any], variant: int) -> int:
 def _rotary(rope: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:
     """Sections of a rotation are cut down to the heads' width."""
     small = dict(rope)
+    if rope and not any(isinstance(value, dict) for value in rope.values()):
+        rope = {"mrope_section": [1, 1, 1], **rope}
     for key, value in rope.items():
         if isinstance(value, dict):
             small[key] = _rotary(value, table)
@@ -176,6 +184,8 @@ def _pictures(small: dict[str, Any], table: dict[str, Any]) -> None:
     """Pictures of a few patches."""
     patch = table.get("patch_size")
     patch = patch if type(patch) is int and patch > 0 else 16
+    if "image_embedding_size" in table:
+        small["image_embedding_size"] = SIDE // patch
     for key in ("image_size", "img_size", "input_size", "pretrain_image_size"):
         value = table.get(key)
         side = -(-SIDE // patch) * patch

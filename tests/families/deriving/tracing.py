@@ -9,11 +9,13 @@ Axes: I queries, J keys, R head width, T tokens, D width.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.families.deriving.records import Product, Site, Source
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,36 +53,7 @@ class Node:
     index: int = 0
     varies: bool = False  # depends on what the model was given
     function: Any = None
-
-
-@dataclass(eq=False)
-class Product:
-    """One product of queries and keys: (n, I, R) and (n, J, R), windows and heads in n."""
-
-    queries: torch.Tensor
-    keys: torch.Tensor
-    query_sources: list[Source]
-    key_sources: list[Source]
-    varies: int  # how many of the two depend on what the model was given
-    factor: float | None = None  # of the score, between product and softmax
-
-
-@dataclass(eq=False)
-class Source:
-    """A product with a parameter, from which queries or keys come."""
-
-    given: torch.Tensor  # (T, D)
-    parameter: str
-    depth: int
-    operations: tuple[str, ...]
-
-
-@dataclass(eq=False)
-class Site:
-    """One softmax of products of activations."""
-
-    module: str
-    products: list[Product] = field(default_factory=list)
+    rows: torch.Tensor | None = None
 
 
 class Trace(TorchDispatchMode):
@@ -157,10 +130,38 @@ class Trace(TorchDispatchMode):
         found = []
         for node in self.nodes:
             if node.operation in SOFTMAX:
-                site = Site(node.module, list(_products(node)))
+                site = Site(node.module, list(_products(node)), *_mask(node.output))
+                site.turned = not self.flat
                 if site.products:
                     found.append(site)
         return found
+
+
+def _mask(weights: torch.Tensor) -> tuple[bool, int]:
+    """Whether no later key has weight; and the largest distance of one that has."""
+    if weights.ndim < 2 or weights.shape[-2] != weights.shape[-1] or weights.shape[-1] > 512:
+        return False, -1
+    size = weights.shape[-1]
+    some = (weights.reshape(-1, size, size) > 0).any(dim=0)
+    rows, columns = some.nonzero(as_tuple=True)
+    if size < 2 or not len(rows):
+        return False, -1
+    return bool((rows >= columns).all()), int((rows - columns).abs().max())
+
+
+def _factor(path: tuple[Node, ...]) -> float:
+    """The number that a product is multiplied with on its way to the softmax."""
+    factor = 1.0
+    for node in path:
+        if node.operation not in ("mul", "div") or len(node.arguments) < 2:
+            continue
+        for other in node.arguments[:2]:
+            if isinstance(other, torch.Tensor):
+                if other.numel() != 1 or node.output.numel() == 1:
+                    continue
+                other = float(other)  # noqa: PLW2901
+            factor = factor * other if node.operation == "mul" else factor / other
+    return float(factor)
 
 
 def _storage(tensor: torch.Tensor) -> int:
@@ -188,6 +189,7 @@ def _parameter(node: Node) -> str:
 def _products(softmax: Node) -> Iterator[Product]:
     """The products of two activations that a softmax was taken of."""
     todo, seen = [(softmax.inputs[0], (softmax,))], set()
+    terms = _terms(softmax.inputs[0])
     while todo:
         node, path = todo.pop()
         if id(node) in seen:
@@ -196,6 +198,9 @@ def _products(softmax: Node) -> Iterator[Product]:
         if node.operation in PRODUCTS:
             product = _product(node, path)
             if product is not None:
+                product.factor = _factor(path)
+                product.terms = terms
+                product.through = tuple(step.operation for step in path)
                 yield product
             if node.operation == "baddbmm":
                 todo.append((node.inputs[0], (node, *path)))
@@ -275,6 +280,49 @@ def _runs_over_keys(node: Node, path: tuple[Node, ...]) -> bool:
     return True
 
 
+def _terms(scores: Node) -> tuple[str, ...]:
+    """Parameters that scores hold beside products: tables of biases, say."""
+    todo, seen, found = [scores], set(), []
+    while todo:
+        node = todo.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if node.parameter:
+            found.append(node.parameter)
+        elif node.operation in PRODUCTS and any(map(_parameter, node.inputs)):
+            found += [name for name in map(_parameter, node.inputs) if name]
+        elif node.operation in SCORE_OPERATIONS | {"embedding", "sigmoid", "relu"}:
+            todo += node.inputs
+    return tuple(found)
+
+
+def _norm(node: Node) -> tuple[str, ...]:
+    """Kind, gain, bias and offset of the norm whose output this is; empty where it is none."""
+    while node.operation in VIEWS | {"_to_copy"} and node.inputs:
+        node = node.inputs[0]
+    names = [_parameter(n) for n in node.inputs]
+    if node.operation in ("native_layer_norm", "_fused_rms_norm", "rms_norm"):
+        kind = "layer" if node.operation == "native_layer_norm" else "rms"
+        given = [name for name in names if name]
+        return (kind, given[0] if given else "", given[1] if len(given) > 1 else "", "0")
+    if node.operation != "mul" or len(node.inputs) < 2:
+        return ()
+    for gain in node.inputs:
+        if _parameter(gain):
+            return ("rms", _parameter(gain), "", "0")
+        if gain.operation == "add" and any(map(_parameter, gain.inputs)):
+            return ("rms", next(filter(None, map(_parameter, gain.inputs))), "", "1")
+    return ()
+
+
+def _rows(node: Node) -> torch.Tensor:
+    """The tokens (T, D) of a tensor; the same object each time."""
+    if node.rows is None:
+        node.rows = node.output.detach().reshape(-1, node.output.shape[-1])
+    return node.rows
+
+
 def _sources(factor: Node) -> Iterator[Source]:
     """The products with parameters that queries or keys come from, nearest first."""
     todo: list[tuple[Node, int, tuple[str, ...]]] = [(factor, 0, ())]
@@ -291,8 +339,8 @@ def _sources(factor: Node) -> Iterator[Source]:
             if weights and node.operation not in ("convolution", "_convolution"):
                 given = activations[0] if activations else node.inputs[0]
                 if given.output.ndim >= 2:
-                    rows = given.output.detach().reshape(-1, given.output.shape[-1])
-                    yield Source(rows, weights[0], depth, operations)
+                    rows = _rows(given)
+                    yield Source(rows, weights[0], depth, operations, _norm(given))
             elif weights:
                 yield Source(node.inputs[0].output.detach(), weights[0], depth, ("convolution",))
             todo += [(n, depth + 1, ()) for n in activations]
@@ -300,7 +348,7 @@ def _sources(factor: Node) -> Iterator[Source]:
             if not activations:
                 for n in node.inputs:
                     if n.output.ndim >= 2:
-                        rows = n.output.detach().reshape(-1, n.output.shape[-1])
+                        rows = _rows(n)
                         yield Source(rows, weights[-1] if weights else "", depth, operations)
         else:
             told = operations if node.operation in VIEWS else (*operations, node.operation)
@@ -309,6 +357,6 @@ def _sources(factor: Node) -> Iterator[Source]:
                 and node.output.ndim >= 2
                 and node.output.is_floating_point()
             ):
-                rows = node.output.detach().reshape(-1, node.output.shape[-1])
+                rows = _rows(node)
                 yield Source(rows, node.parameter, depth, told)
             todo += [(n, depth, told) for n in node.inputs]

@@ -1,0 +1,211 @@
+"""What a model, or a module of one, is given: everything by the name of the argument.
+
+Axes: B examples, N tokens, C channels, S side of a picture, D width.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+TOKENS = 11
+GRID = ((1, 4, 4), (1, 4, 6))  # frames, rows and columns of patches of two pictures
+
+# Which arguments are given together, one try after the other; required ones always.
+TRIES: tuple[tuple[str, ...], ...] = (
+    ("MAIN", "decoder_input_ids", "decoder_input_values", "bbox", "grid_thw"),
+    ("MAIN", "input_ids", "pixel_values", "input_features", "input_values", "decoder_input_ids",
+     "bbox", "image_grid_thw"),
+    ("MAIN",),
+    ("MAIN", "pixel_values", "input_ids", "bbox", "query_embeds", "encoder_hidden_states"),
+    ("input_ids", "decoder_input_ids"),
+    ("inputs_embeds", "encoder_hidden_states"),
+    ("inputs_embeds", "decoder_inputs_embeds"),
+    ("query_embeds", "encoder_hidden_states"),
+    ("hidden_states",),
+)  # fmt: skip
+# The same for a module that is no model.
+INNER: tuple[tuple[str, ...], ...] = (
+    ("position_embeddings", "encoder_hidden_states", "key_value_states"),
+    ("position_embeddings",),
+    ("encoder_hidden_states", "key_value_states"),
+    (),
+    ("position_embeddings", "cu_seqlens"),
+)
+BINS = ("num_mel_bins", "feature_size", "input_feat_per_channel", "n_mels", "input_feat_size",
+        "feature_projection_input_dim", "input_dim", "mel_bins", "num_mels")  # fmt: skip
+PARTS = ("text_config", "vision_config", "audio_config", "encoder", "decoder", "text_encoder",
+         "backbone_config", "encoder_config", "decoder_config", "thinker_config")  # fmt: skip
+VIDEO = ("videomae", "vivit", "timesformer", "vjepa2", "xclip_vision_model", "xclip", "videoprism",
+         "videoprism_vision_model")  # fmt: skip
+# Sound before time: (B, bins, N).
+BINS_FIRST = ("whisper", "qwen2_audio_encoder", "qwen2_audio", "voxtral", "voxtral_encoder",
+              "glmasr", "glmasr_encoder", "audioflamingo3", "audioflamingo3_encoder",
+              "musicflamingo", "musicflamingo_encoder", "vibevoice_asr", "qwen3_asr")  # fmt: skip
+
+
+def model_feeds(model: Any) -> Iterator[dict[str, Any]]:
+    """What may be given to a model, one try after the other."""
+    main = getattr(model, "main_input_name", "input_ids")
+    yield from _tries(model, _makers(model, _width(model.config), BINS_FIRST), TRIES, main)
+    turned = _makers(model, _width(model.config), ())
+    yield from _tries(model, turned | {"input_values": turned["input_features"]}, TRIES[:1], main)
+
+
+def module_feeds(module: Any, model: Any, width: int) -> Iterator[dict[str, Any]]:
+    """What may be given to a module that takes vectors of this width."""
+    makers = _makers(model, width, BINS_FIRST, module)
+    yield from _tries(module, makers, INNER, "")
+    # Several sets of tokens for each example.
+    yield from _tries(
+        module, {n: lambda: torch.randn(2, 3, TOKENS, width) for n in makers}, ((),), ""
+    )
+
+
+def _tries(
+    module: Any,
+    makers: Mapping[str, Callable[[], Any]],
+    tries: tuple[tuple[str, ...], ...],
+    main: str,
+) -> Iterator[dict[str, Any]]:
+    accepted = inspect.signature(module.forward).parameters
+    kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    required = [
+        name
+        for name, parameter in accepted.items()
+        if parameter.default is inspect.Parameter.empty and parameter.kind not in kinds
+    ]
+    given_before: list[set[str]] = []
+    for names in tries:
+        wanted = [*required, *(main if name == "MAIN" else name for name in names)]
+        wanted = [n for n in dict.fromkeys(wanted) if n in accepted and n in makers]
+        if "inputs_embeds" in wanted and "input_ids" in wanted:
+            wanted.remove("inputs_embeds")
+        if wanted and set(wanted) not in given_before:
+            given_before.append(set(wanted))
+            yield {name: makers[name]() for name in wanted}
+
+
+def _first(config: Any, *names: str, default: Any = None) -> Any:
+    for part in [config, *(getattr(config, n, None) for n in PARTS)]:
+        for name in names:
+            value = part.get(name) if isinstance(part, dict) else getattr(part, name, None)
+            if value is not None:
+                return value
+    return default
+
+
+def _width(config: Any) -> int:
+    text = config.get_text_config()
+    names = ("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "hidden_dim")
+    width = _first(text, *names, default=96)
+    return width if isinstance(width, int) else 96
+
+
+def _makers(
+    model: Any, width: int, bins_first: tuple[str, ...], module: Any = None
+) -> dict[str, Callable[[], Any]]:
+    config = model.config
+    random = torch.Generator().manual_seed(1)
+    accepted = inspect.signature((module or model).forward).parameters
+    patches = sum(frames * rows * columns for frames, rows, columns in GRID)
+    vocabulary = _first(config.get_text_config(), "vocab_size", default=100)
+    top = min(vocabulary if isinstance(vocabulary, int) else 100, 100)
+
+    def tokens(length: int) -> torch.Tensor:
+        low = min(3, max(0, top - 2))
+        return torch.randint(low, max(low + 1, top), (2, length), generator=random)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=random)
+
+    def picture() -> torch.Tensor:
+        vision = getattr(config, "vision_config", None) or config
+        channels = _first(vision, "num_channels", "in_channels", "in_chans", default=3)
+        channels = channels if isinstance(channels, int) else 3
+        patch = _first(vision, "patch_size", default=16)
+        if any("grid_thw" in name for name in accepted):
+            frames = _first(vision, "temporal_patch_size", default=1)
+            return normal(patches, channels * frames * patch * patch)
+        size = _first(vision, "image_size", "img_size", "input_size", "crop_size", default=64)
+        if isinstance(size, dict):
+            size = [size.get("height", 64), size.get("width", 64)]
+        sides = [*size][-2:] if isinstance(size, list | tuple) else [size, size]
+        frames = _first(vision, "num_frames", "frames_per_clip")
+        if isinstance(frames, int) and config.model_type in VIDEO:
+            return normal(2, frames, channels, *sides)
+        return normal(2, channels, *sides)
+
+    def features() -> torch.Tensor:
+        bins = _first(config, *BINS, default=80)
+        longest = _first(config, "max_source_positions", "max_position_embeddings", default=48)
+        if config.model_type in bins_first and isinstance(longest, int):
+            return normal(2, bins, 2 * longest)
+        length = _first(config, "max_length", "spec_size", default=96)
+        if config.model_type == "audio-spectrogram-transformer":
+            return normal(2, length, bins)
+        if config.model_type in ("clap", "clap_audio_model"):
+            return normal(2, 1, 256, bins)
+        return normal(2, 96, bins)
+
+    def vectors(length: int = TOKENS) -> Callable[[], torch.Tensor]:
+        return lambda: normal(2, length, width)
+
+    def series() -> torch.Tensor:
+        several = _first(config, "num_input_channels", default=0)
+        length = _first(config, "context_length", default=32)
+        return normal(2, length, *([several] if several else []))
+
+    def rotation() -> tuple[torch.Tensor, torch.Tensor]:
+        heads = _first(config, "num_attention_heads", default=6)
+        head_width = _first(config, "head_dim", default=width // heads)
+        shape = (1, TOKENS, getattr(module, "head_dim", head_width))
+        return torch.ones(shape), torch.zeros(shape)
+
+    flat = any(name in accepted for name in ("grid_thw", "cu_seqlens"))
+    rows = patches if "grid_thw" in accepted else TOKENS
+    embedded = _first(config, "temporal_patch_size", default=1) * 3 * _first(
+        config, "patch_size", default=16
+    ) ** 2 if isinstance(_first(config, "patch_size", default=16), int) else width
+    hidden = vectors()
+    if flat:
+        hidden = lambda: normal(rows, embedded if "grid_thw" in accepted else width)  # noqa: E731
+    makers: dict[str, Callable[[], Any]] = {
+        "input_ids": lambda: tokens(TOKENS),
+        "decoder_input_ids": lambda: tokens(TOKENS + 2),
+        "pixel_values": picture,
+        "pixel_values_videos": lambda: picture()[:, None].repeat(1, 2, 1, 1, 1),
+        "input_features": features,
+        "input_values": lambda: normal(2, 4000),
+        "decoder_input_values": lambda: normal(2, TOKENS, _first(config, *BINS, default=80)),
+        "bbox": lambda: torch.randint(0, 50, (2, TOKENS, 4), generator=random).sort(-1).values,
+        "past_values": series,
+        "grid_thw": lambda: torch.tensor(GRID),
+        "image_grid_thw": lambda: torch.tensor(GRID),
+        "cu_seqlens": lambda: torch.tensor([0, TOKENS], dtype=torch.int32),
+        "position_embeddings": rotation,
+        "attention_mask": lambda: None,
+        "inputs_embeds": vectors(),
+        "decoder_inputs_embeds": vectors(TOKENS + 2),
+        "encoder_hidden_states": lambda: normal(
+            2,
+            TOKENS + 1,
+            width if module is not None else _first(config, *CROSS_WIDTHS, default=width),
+        ),
+        "hidden_states": hidden,
+    }
+    for name in VECTORS:
+        makers.setdefault(name, hidden)
+    return makers
+
+
+CROSS_WIDTHS = ("encoder_hidden_size", "cross_attention_hidden_size")
+VECTORS = ("hidden_state", "x", "query", "key", "value", "key_value_states", "context", "queries",
+           "query_embeds", "latents", "input_embeds", "input_tensor", "input", "hidden", "keys",
+           "values", "q", "k", "v", "encoder_outputs", "inputs", "src", "tgt", "vision_features",
+           "image_embeds", "text_features", "image_features", "encoded_hidden_states")  # fmt: skip

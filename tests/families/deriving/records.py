@@ -1,0 +1,157 @@
+"""What a run left: a folder with the saved model, and the products of its softmaxes.
+
+A record is made once for each model type and read as often as wqk changes.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MOST_TOKENS = 4096
+MOST_SOURCES = 16
+
+
+@dataclass(eq=False)
+class Source:
+    """A product with a parameter, from which queries or keys come."""
+
+    given: np.ndarray  # (T, D)
+    parameter: str
+    depth: int
+    operations: tuple[str, ...] = ()
+    norm: tuple[str, ...] = ()  # what put out the given: kind, gain, bias, offset
+
+
+@dataclass(eq=False)
+class Product:
+    """One product of queries and keys: (n, I, R) and (n, J, R), windows and heads in n."""
+
+    queries: np.ndarray
+    keys: np.ndarray
+    query_sources: list[Source]
+    key_sources: list[Source]
+    varies: int  # how many of the two depend on what the model was given
+    factor: float = 1.0  # of the product on its way to the softmax
+    through: tuple[str, ...] = ()  # operations on that way
+    terms: tuple[str, ...] = ()  # parameters that are added on it
+
+
+@dataclass(eq=False)
+class Site:
+    """One softmax of products of activations."""
+
+    module: str
+    products: list[Product] = field(default_factory=list)
+    causal: bool = False  # no weight on later keys
+    reach: int = -1  # largest distance of a key with some weight; −1 where unknown
+    turned: bool = False  # with the rotary positions left in
+
+
+@dataclass
+class Record:
+    """What is known of one model type without wqk."""
+
+    model_type: str
+    built: str = ""
+    failure: str = ""  # why there is no model
+    notes: list[str] = field(default_factory=list)  # parts that could not be run
+    unreached: list[str] = field(default_factory=list)  # projections that no run reached
+    sites: list[Site] = field(default_factory=list)
+    turned: list[Site] = field(default_factory=list)  # the same with rotary positions left in
+
+
+def write_record(record: Record, folder: Path) -> None:
+    """Into a folder in which the model is, or will be, saved."""
+    arrays: dict[str, np.ndarray] = {}
+    known: dict[int, str] = {}
+
+    def kept(array: Any) -> str:
+        if id(array) not in known:
+            known[id(array)] = f"a{len(known)}"
+            arrays[known[id(array)]] = np.asarray(array.numpy(), np.float32)
+        return known[id(array)]
+
+    def sources(some: list[Any]) -> list[Any]:
+        fitting = [s for s in some if s.given.ndim == 2 and len(s.given) <= MOST_TOKENS]
+        return [
+            [kept(s.given), s.parameter, s.depth, sorted(set(s.operations)), s.norm]
+            for s in fitting[:MOST_SOURCES]
+        ]
+
+    table = {
+        "model_type": record.model_type,
+        "built": record.built,
+        "failure": record.failure,
+        "notes": record.notes,
+        "unreached": record.unreached,
+        "sites": [
+            {
+                "module": site.module,
+                "causal": site.causal,
+                "reach": site.reach,
+                "turned": site.turned,
+                "products": [
+                    {
+                        "queries": kept(p.queries),
+                        "keys": kept(p.keys),
+                        "query_sources": sources(p.query_sources),
+                        "key_sources": sources(p.key_sources),
+                        "varies": p.varies,
+                        "factor": p.factor,
+                        "through": sorted(set(p.through)),
+                        "terms": sorted(set(p.terms)),
+                    }
+                    for p in site.products
+                ],
+            }
+            for site in [*record.sites, *record.turned]
+        ],
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    np.savez(folder / "record.npz", **arrays)
+    (folder / "record.json").write_text(json.dumps(table), encoding="utf-8")
+
+
+def read_record(folder: Path) -> Record:
+    """What `write_record` wrote."""
+    table = json.loads((folder / "record.json").read_text(encoding="utf-8"))
+    with np.load(folder / "record.npz") as file:
+        arrays = {name: file[name] for name in file.files}
+
+    def sources(some: list[Any]) -> list[Source]:
+        return [
+            Source(arrays[a], name, depth, tuple(through), tuple(norm))
+            for a, name, depth, through, norm in some
+        ]
+
+    sites = [
+        Site(
+            site["module"],
+            [
+                Product(
+                    arrays[p["queries"]],
+                    arrays[p["keys"]],
+                    sources(p["query_sources"]),
+                    sources(p["key_sources"]),
+                    p["varies"],
+                    p["factor"],
+                    tuple(p["through"]),
+                    tuple(p["terms"]),
+                )
+                for p in site["products"]
+            ],
+            site["causal"],
+            site["reach"],
+            site["turned"],
+        )
+        for site in table.pop("sites")
+    ]
+    flat = [site for site in sites if not site.turned]
+    return Record(**table, sites=flat, turned=[site for site in sites if site.turned])
