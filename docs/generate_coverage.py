@@ -1,13 +1,14 @@
-"""The page of covered models, from the families' data and from the tables of the tests.
+"""The page of covered models, from the families' data and from what running the models showed.
 
-Nothing in it is written by hand: a family that is added to the package, or a model that is added to
-a test, is on the page when the documentation is built next.
+Nothing in it is written by hand: `model-types.jsonl` is written by `tests/families/deriving`, which
+builds a tiny random model of every type and compares the products of its queries and keys with the
+forms that are read from the saved file.
 """
 
 from __future__ import annotations
 
-import ast
-import re
+import json
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,19 +19,32 @@ if TYPE_CHECKING:
 
     from wqk.families import AttentionRule, Family
 
-TESTS = Path(__file__).parents[1] / "tests" / "families"
+OUTCOMES = Path(__file__).parent / "model-types.jsonl"
 
 HEAD = """\
 # Models that are read
 
-`wqk` knows {types} model types in {families} families. A type is *proven* where a tiny random model
-of it attends, to 1e-12, with the attention that is computed from the forms read out of its saved
-file; the tests that do so are named beside it. Where no family knows a type, the tensors' names are
-looked at, and the tables say that it was a guess; `wqk verify` runs the proof on any checkpoint.
+`wqk` knows {types} model types in {families} families, and models whose parts are of these types.
+A tiny random model of every type of transformers {version} was built, saved and run, and the
+products of queries and keys that it computes were compared, at distance 0, with the forms read from
+the saved file; scales, masks and rotary positions are compared as well:
 
-What is added to a score beside the form stands under *beside the form*. Where one form per head
-does not hold the whole score, the score tables have the status `partial`, and the reason is below.
+{counts}
+*Partial* is right with a reason why one form per head does not hold the whole score. *Guessed* is a
+type that no family knows and whose tensors' names were looked at: the tables say so, and no score
+of it passes for knowledge. `wqk verify` runs the comparison on any checkpoint.
 """
+
+MEANINGS = {
+    "proven": "read right",
+    "partial": "read right, the form being a part of the score",
+    "guessed": "not proven: read by a guess, with status `guessed`",
+    "read": "not proven in every point",
+    "refused": "refused with a reason",
+    "silent": "no softmax attention was seen",
+    "not run": "could not be run here",
+    "not built": "could not be built here",
+}
 
 OUTSIDE = """\
 ## Attention without a form
@@ -48,10 +62,18 @@ own (`--family FILE.toml`), but not verified.
 COLUMNS = ("family", "attention", "layout", "beside the form", "window", "status")
 
 
-def coverage(tests: Path = TESTS) -> str:
+def outcomes() -> tuple[str, list[dict[str, str]]]:
+    """The version of transformers, and what became of each of its model types."""
+    lines = OUTCOMES.read_text(encoding="utf-8").splitlines()
+    first, *rows = map(json.loads, lines)
+    return first["transformers"], rows
+
+
+def coverage() -> str:
     """The page, in Markdown."""
     known = families()
-    proofs = proofs_by_type(known, tests)
+    version, rows = outcomes()
+    counted = Counter(row["outcome"] for row in rows)
     types = sum(len(family.model_types) for family in known.values())
     reasons: dict[str, list[str]] = {}
     notes: dict[str, list[str]] = {}
@@ -63,9 +85,19 @@ def coverage(tests: Path = TESTS) -> str:
                     gathered[text].append(where)
     refused = {family.name: family.refusal for family in known.values() if family.refusal}
     parts = [
-        HEAD.format(types=types, families=len(known)),
+        HEAD.format(
+            types=types,
+            families=len(known),
+            version=version,
+            counts="".join(
+                f"- {counted[kind]} {meaning}\n" for kind, meaning in MEANINGS.items()
+            ),
+        ),
         "## Model types\n",
-        _table(("family", "model type", "proven by"), _type_rows(known, proofs)),
+        _table(
+            ("model type", "outcome", "family", "why"),
+            ((f"`{r['type']}`", r["outcome"], r["family"], r["why"]) for r in rows),
+        ),
         "## Attention, by family\n",
         _table(COLUMNS, _attention_rows(known)),
         "## Why some forms are partial\n",
@@ -85,57 +117,6 @@ def write(path: Path) -> None:
     page = coverage()
     if not path.exists() or path.read_text(encoding="utf-8") != page:
         path.write_text(page, encoding="utf-8")
-
-
-def proofs_by_type(known: Mapping[str, Family], tests: Path) -> dict[str, list[str]]:
-    """Names of the tests' models, by the model type that each of them is."""
-    types = [kind for family in known.values() for kind in family.model_types]
-    proofs: dict[str, list[str]] = {}
-    for name, model in _tested_models(tests):
-        kind = _type_of(name, model, types)
-        if kind:
-            proofs.setdefault(kind, []).append(name)
-    return proofs
-
-
-def _tested_models(tests: Path) -> Iterator[tuple[str, str]]:
-    """Name and class of every ``Architecture("name", "Class", ...)`` in the tests."""
-    for file in sorted(tests.rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
-                continue
-            texts = [arg.value for arg in node.args[:2] if isinstance(arg, ast.Constant)]
-            if node.func.id == "Architecture" and len(texts) == 2:
-                yield str(texts[0]), str(texts[1])
-
-
-def _type_of(name: str, model: str, types: Sequence[str]) -> str | None:
-    """The type of a tested model: called as the test is, or else as its class begins."""
-    by_letters = {_letters(kind): kind for kind in types}
-    if _letters(name) in by_letters:
-        return by_letters[_letters(name)]
-    for written in (model, name):
-        fitting = [letters for letters in by_letters if _letters(written).startswith(letters)]
-        if fitting:
-            return by_letters[max(fitting, key=len)]
-    return None
-
-
-def _letters(text: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", text.lower())
-
-
-def _type_rows(
-    known: Mapping[str, Family], proofs: Mapping[str, Sequence[str]]
-) -> Iterator[tuple[str, ...]]:
-    for family in known.values():
-        for kind in sorted(family.model_types):
-            names = ", ".join(dict.fromkeys(proofs.get(kind, ())))
-            if not names and family.refusal:
-                names = "refused"
-            elif not names and family.runs_as:
-                names = f"runs as {family.runs_as}"
-            yield f"`{family.name}`", f"`{kind}`", names or "not proven"
 
 
 def _attention_rows(known: Mapping[str, Family]) -> Iterator[tuple[str, ...]]:

@@ -21,7 +21,11 @@ def model_classes(model_type: str) -> list[Any]:
     config = CONFIG_MAPPING[model_type]
     found = []
     for name, value in vars(modeling_auto).items():
-        if name.startswith("MODEL") and name.endswith("MAPPING_NAMES") and isinstance(value.get(model_type), str):
+        if (
+            name.startswith("MODEL")
+            and name.endswith("MAPPING_NAMES")
+            and isinstance(value.get(model_type), str)
+        ):
             found.append((name != "MODEL_MAPPING_NAMES", value[model_type]))
     classes = []
     for _, name in sorted(found, key=lambda pair: pair[0]):
@@ -85,7 +89,7 @@ def build(model_type: str, variant: int) -> tuple[Any, str]:
         try:
             torch.manual_seed(0)
             model = kind(config)
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             reasons.append(f"{kind.__name__}: {_line(error)}")
             continue
         if sum(p.numel() for p in model.parameters()) > LARGEST:
@@ -122,5 +126,3 @@ def _randomize(model: Any) -> None:
                 parameter.copy_(1.5 * noise / math.sqrt(parameter[0].numel()))
             else:
                 parameter.add_(0.2 * noise)
-
-

@@ -169,9 +169,13 @@ def _makers(
 
     flat = any(name in accepted for name in ("grid_thw", "cu_seqlens"))
     rows = patches if "grid_thw" in accepted else TOKENS
-    embedded = _first(config, "temporal_patch_size", default=1) * 3 * _first(
-        config, "patch_size", default=16
-    ) ** 2 if isinstance(_first(config, "patch_size", default=16), int) else width
+    embedded = (
+        _first(config, "temporal_patch_size", default=1)
+        * 3
+        * _first(config, "patch_size", default=16) ** 2
+        if isinstance(_first(config, "patch_size", default=16), int)
+        else width
+    )
     hidden = vectors()
     if flat:
         hidden = lambda: normal(rows, embedded if "grid_thw" in accepted else width)  # noqa: E731

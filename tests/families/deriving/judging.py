@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from tests.families.deriving.records import Product, Site, Source
 
     from wqk.attention import Attention
-    from wqk.families import Rotary
 
 ALIKE = 1e-4  # largest 1 − |cosine|, of single precision
 TINY = 1e-6
@@ -62,22 +61,24 @@ def content_of(site: Site) -> list[Product]:
 
 
 class Read:
-    """One attention as read, in a form that is quickly compared; turned, where ``rotary`` is."""
+    """One attention as read, in a form that is quickly compared.
 
-    def __init__(self, attention: Attention, rotary: Rotary | None = None) -> None:
-        self.rotary = rotary
-        self.heads, self.width, self.d_query = attention.query_weight.shape
-        self.groups, _, self.d_key = attention.key_weight.shape
-        self.query = attention.query_weight, attention.query_bias, attention.query_shift
-        self.key = attention.key_weight, attention.key_bias, attention.key_shift
+    Either the plain forms, W x + b with what is linear in norms, computed here; or, where
+    ``turned`` is set, everything that wqk says of queries and keys, positions included.
+    """
+
+    def __init__(self, attention: Attention, turned: bool = False) -> None:
+        self.attention, self.turned = attention, turned
+        self.heads, self.width, self.d_query = attention.query.weight.shape
+        self.groups, _, self.d_key = attention.key.weight.shape
 
     def fits(self, product: Product) -> bool:
         for columns in _columns(product, self.width):
             queries = product.queries[..., columns].astype(np.float64)
             keys = product.keys[..., columns].astype(np.float64)
             length = keys.shape[1]
-            for vectors in self._vectors(product.key_sources, self.d_key, length, *self.key):
-                shift = self.key[2]
+            for vectors in self._vectors(product.key_sources, length, False):
+                shift = self._shift(False)
                 groups = _owners(keys, vectors, shift)
                 if groups is None or (groups >= 0).sum() == 0:
                     continue
@@ -87,9 +88,9 @@ class Read:
 
     def _queries_fit(self, product: Product, queries: np.ndarray, groups: np.ndarray) -> bool:
         length = queries.shape[1]
-        for vectors in self._vectors(product.query_sources, self.d_query, length, *self.query):
+        for vectors in self._vectors(product.query_sources, length, True):
             of_group = vectors.reshape(self.groups, -1, self.width)
-            shift = self.query[2]
+            shift = self._shift(True)
             shifts = None if shift is None else shift.reshape(self.groups, -1, self.width)[:, 0]
             own = _owners(queries, of_group, shifts, groups)
             if own is None:
@@ -101,58 +102,52 @@ class Read:
                 return True
         return False
 
+    def _shift(self, query: bool) -> Any:
+        factor = self.attention.query if query else self.attention.key
+        return None if self.turned else factor.shift
+
     def _vectors(
-        self, sources: Sequence[Source], width: int, length: int, weight: Any, bias: Any, shift: Any
+        self, sources: Sequence[Source], length: int, query: bool, positions: bool = True
     ) -> Iterator[np.ndarray]:
         """Queries or keys (heads, T, R) of each input that may be the projection's."""
+        factor = self.attention.query if query else self.attention.key
+        width = factor.weight.shape[-1]
         seen = set()
         for source in sources:
-            if source.given.shape[-1] != width or source.given.ndim != 2:
-                continue
-            if id(source.given) in seen:
+            if source.given.shape[-1] != width or id(source.given) in seen:
                 continue
             seen.add(id(source.given))
             x = source.given.astype(np.float64)
-            vectors = x @ np.asarray(weight, np.float64).swapaxes(-1, -2)
-            if bias is not None:
-                vectors = vectors + np.asarray(bias, np.float64)[:, None]
-            if self.rotary is not None:
-                vectors = self.rotary.rotate(vectors, np.arange(len(x)) % length)
+            if self.turned:
+                numbers = np.arange(len(x)) % length if positions else np.zeros(len(x))
+                whole = self.attention.queries if query else self.attention.keys
+                vectors = np.asarray(whole(x, numbers), np.float64)
+                yield vectors if query else vectors[:: self.heads // self.groups]
+                continue
+            vectors = x @ np.asarray(factor.weight, np.float64).swapaxes(-1, -2)
+            if factor.bias is not None:
+                vectors = vectors + np.asarray(factor.bias, np.float64)[:, None]
             yield vectors
 
-    def lengths(
-        self, side: str, rows: np.ndarray, sources: Sequence[Source], gains: np.ndarray | None
-    ) -> float | None:
-        """How much longer the recorded rows are than the read vectors; None where unclear.
-
-        With a norm in between, of these gains, than the normalized vectors.
-        """
-        weight, bias, shift = self.query if side == "query" else self.key
-        width = self.d_query if side == "query" else self.d_key
-        if shift is not None or rows.shape[-1] != self.width:
+    def length(self, query: bool, product: Product) -> float | None:
+        """How much longer the recorded queries or keys are than those that wqk computes."""
+        rows = product.queries if query else product.keys
+        sources = product.query_sources if query else product.key_sources
+        if rows.shape[-1] != self.width:
             return None
-        for vectors in self._vectors(sources, width, rows.shape[1], weight, bias, shift):
+        rows = rows.reshape(-1, self.width)
+        rows = rows[:: max(1, len(rows) // 40)].astype(np.float64)
+        for vectors in self._vectors(sources, 1, query, positions=False):
             known = vectors.reshape(-1, self.width)
-            if gains is not None:
-                bare = (vectors.swapaxes(0, 1).reshape(-1, gains.size) / np.where(gains, gains, 1)
-                        if gains.size > self.width
-                        else vectors / (gains if gains.size == self.width else 1.0))
-                sizes = np.sqrt((bare**2).mean(axis=-1, keepdims=True))
-                if gains.size > self.width:
-                    known = (vectors.swapaxes(0, 1).reshape(-1, gains.size) / sizes)
-                    known = known.reshape(-1, self.width)
-                else:
-                    known = (vectors / sizes).reshape(-1, self.width)
+            sizes = np.linalg.norm(known, axis=-1)
             found = []
-            for row in rows.reshape(-1, self.width)[:: max(1, rows[..., 0].size // 40)]:
-                length = float(np.linalg.norm(row))
-                if length < TINY:
-                    continue
-                along = known @ row / (length * np.maximum(np.linalg.norm(known, axis=-1), 1e-30))
+            for row in rows[np.linalg.norm(rows, axis=-1) > TINY]:
+                size = float(np.linalg.norm(row))
+                along = known @ row / (size * np.maximum(sizes, 1e-30))
                 best = int(along.argmax())
                 if along[best] < 1 - ALIKE:
                     break
-                found.append(length / float(np.linalg.norm(known[best])))
+                found.append(size / float(sizes[best]))
             else:
                 if found and max(found) / min(found) < 1.01:
                     return float(np.median(found))

@@ -5,24 +5,27 @@ Axes: n windows and heads, I queries, J keys, R head width, T tokens, H heads, G
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-
 from tests.families.deriving.judging import Read, content_of, judge
+
 from wqk.attention import load_attention
 from wqk.families import Composed, plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tests.families.deriving.records import Record, Site
+    from tests.families.deriving.records import Product, Record, Site
 
     from wqk.attention import Attention
     from wqk.checkpoints import Checkpoint
     from wqk.families import AttentionPlan, Family
 
-SAME = 2e-3  # relative difference of two numbers of single precision
+# A fault that leaves everything right that is said.
+WEAK = "not said:"
+SAME = 2e-3
+TINY = 1e-6  # relative difference of two numbers of single precision
 
 
 def faults(record: Record, checkpoint: Checkpoint, family: Family) -> list[str]:
@@ -38,12 +41,13 @@ def faults(record: Record, checkpoint: Checkpoint, family: Family) -> list[str]:
     judged = judge(record.sites, attentions)
     found = [f"{record.sites[n].module} is not read" for n in judged.unmatched_sites]
     found += [f"{plans[n].query.tensor} is read wrongly" for n in judged.unmatched_plans]
+    found += [f"{name} was not run" for name in record.unreached]
     if found:
         return found
     for number, attention in enumerate(attentions):
         for site in judged.matched[number]:
             found += _site_faults(checkpoint, attention, record.sites[site])
-        if not found:
+        if all(fault.startswith(WEAK) for fault in found):
             found += _turned_faults(record.turned, attention, record, judged.matched[number])
     return list(dict.fromkeys(found))
 
@@ -54,47 +58,68 @@ def _site_faults(checkpoint: Checkpoint, attention: Attention, site: Site) -> It
     tokens = product.queries.shape[1]
     if "tanh" in product.through and not p.softcap:
         yield "scores are capped"
-    if site.reach >= 0 and p.rule.kind == "self":
+    if site.reach >= 0 and p.kind == "self":
         if site.causal != p.causal and tokens > 1:
             yield f"causal is {site.causal}"
+        if site.causal and p.stack in ("encoder", "vision"):
+            yield "the stack is no encoder"
         reach = tokens - 1
         if p.window and p.window.isdigit():
             size = int(p.window)
             reach = min(reach, size - 1 if p.causal else size // 2)
-        if p.rule.window_axes == 1 and p.window != "local" and site.reach != reach:
+        if p.rule.score.window_axes == 1 and p.window != "local" and site.reach != reach:
             yield f"attention reaches {site.reach}, said {reach}"
     others = len(site.products) > len(content_of(site))
+    if not all(Read(attention).fits(c) or c.queries.shape[0] < product.queries.shape[0]
+               for c in content_of(site)) and not p.position and not p.rule.partial:  # fmt: skip
+        yield "another product is added to the form's"
     if (product.terms or others) and not (p.position or p.sinks):
         yield f"beside the form: {', '.join(product.terms[:2]) or 'another product'}"
-    if not isinstance(p.query, Composed) and p.positional is None and p.temperature is None:
-        scale = _scale(checkpoint, attention, product)
+    if p.position == "relative" and not (product.terms or others):
+        yield "nothing is added beside the form"
+    yield from _input_faults(checkpoint, p, product)
+    if (
+        not isinstance(p.query.projection, Composed)
+        and p.positional is None
+        and p.query.temperature is None
+    ):
+        scale = _scale(attention, product)
         if scale is not None and abs(scale / p.scale - 1) > SAME:
             yield f"scale is {scale:.6g}, said {p.scale:.6g}"
 
 
-def _scale(checkpoint: Checkpoint, attention: Attention, product: Any) -> float | None:
-    """The factor of the score, measured: of the recorded product beside the read vectors."""
-    read = Read(attention)
-    factors = []
-    for side, rows, sources in (
-        ("query", product.queries, product.query_sources),
-        ("key", product.keys, product.key_sources),
-    ):
-        lengths = read.lengths(side, rows, sources, _gains(checkpoint, attention, side))
-        if lengths is None:
-            return None
-        factors.append(lengths)
-    return float(factors[0] * factors[1] * product.factor)
+def _input_faults(checkpoint: Checkpoint, p: AttentionPlan, product: Product) -> Iterator[str]:
+    """Whether queries and keys are fed by the norms that are named."""
+    for side, sources in ((p.query, product.query_sources), (p.key, product.key_sources)):
+        own = next((s for s in sources if s.parameter), None)
+        norm = side.input_norm
+        if own is not None and norm is None and own.norm and own.norm[1]:
+            yield f"{WEAK} {own.norm[1]} feeds {side.tensor}"
+        if own is None or norm is None:
+            continue
+        gain = np.asarray(checkpoint.read([norm.gain[0]])[0], np.float64) + norm.offset
+        shift = np.asarray(checkpoint.read([norm.bias[0]])[0]) if norm.bias else 0.0
+        if norm_kind(own.given, gain, shift) not in (norm.kind, "either"):
+            yield f"{norm.gain[0].name} does not feed {side.tensor}, or as no {norm.kind} norm"
 
 
-def _gains(checkpoint: Checkpoint, attention: Attention, side: str) -> np.ndarray | None:
-    """Gains of the norm between projection and score; ones without gains, None without norm."""
-    p = attention.plan
-    parts = getattr(p, f"{side}_norm")
-    if parts:
-        values = [np.asarray(a, np.float64).reshape(-1) for a in checkpoint.read(list(parts))]
-        return np.concatenate(values) + p.rule.norm_offset
-    return None if p.rule.norm_gain else np.ones(1)
+def norm_kind(given: np.ndarray, gain: np.ndarray, shift: np.ndarray | float) -> str:
+    """What norm puts out vectors (T, D) with this gain (D,): rms, layer, or none; or either."""
+    if given.shape[-1] != gain.size or not np.all(gain):
+        return "either" if given.shape[-1] == gain.size else "none"
+    normalized = (given - shift) / gain
+    sizes = np.sqrt((normalized**2).mean(axis=-1))
+    known = sizes > TINY  # what fills up a window, or follows the text, is zero
+    if not known.any() or np.abs(sizes[known] - 1).max() > 0.02:
+        return "none"
+    return "layer" if np.abs(normalized.mean(axis=-1)[known]).max() < 1e-3 else "rms"
+
+
+def _scale(attention: Attention, product: Product) -> float | None:
+    """The factor of the score, measured: of the recorded product beside what wqk computes."""
+    read = Read(attention, turned=True)
+    lengths = [read.length(query, product) for query in (True, False)]
+    return None if None in lengths else float(np.prod(lengths) * product.factor)
 
 
 def _turned_faults(
@@ -106,6 +131,6 @@ def _turned_faults(
         return
     modules = {record.sites[n].module for n in sites}
     mine = [site for site in turned if site.module in modules]
-    read = Read(attention, p.rotary)
+    read = Read(attention, turned=True)
     if mine and not any(read.fits(product) for site in mine for product in content_of(site)):
         yield "positions are rotary" if p.rotary is None else "positions are not rotary like that"

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-
 from tests.families.deriving.records import Product, Site, Source
+from torch.utils._python_dispatch import TorchDispatchMode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PRODUCTS = {"bmm", "mm", "addmm", "baddbmm", "convolution", "_convolution", "addmv", "mv"}
+MOST_STEPS = 160  # on the way back from queries or keys
 SOFTMAX = {"_softmax", "_safe_softmax"}
 # Through these one goes back from a softmax to the product that it was taken of.
 SCORE_OPERATIONS = {
@@ -54,6 +54,7 @@ class Node:
     varies: bool = False  # depends on what the model was given
     function: Any = None
     rows: torch.Tensor | None = None
+    alpha: float = 1.0  # factor within a product
 
 
 class Trace(TorchDispatchMode):
@@ -107,6 +108,7 @@ class Trace(TorchDispatchMode):
                 index=len(self.nodes),
                 varies=any(n.varies for n in inputs) or any(n.varies for n in writes),
                 function=func,
+                alpha=float(kwargs.get("alpha", 1.0)),
             )
             self.nodes.append(node)
             self._of[id(tensor)] = node
@@ -159,7 +161,7 @@ def _factor(path: tuple[Node, ...]) -> float:
             if isinstance(other, torch.Tensor):
                 if other.numel() != 1 or node.output.numel() == 1:
                     continue
-                other = float(other)  # noqa: PLW2901
+                other = float(other)
             factor = factor * other if node.operation == "mul" else factor / other
     return float(factor)
 
@@ -198,7 +200,7 @@ def _products(softmax: Node) -> Iterator[Product]:
         if node.operation in PRODUCTS:
             product = _product(node, path)
             if product is not None:
-                product.factor = _factor(path)
+                product.factor = _factor(path) * node.alpha
                 product.terms = terms
                 product.through = tuple(step.operation for step in path)
                 yield product
@@ -327,9 +329,10 @@ def _sources(factor: Node) -> Iterator[Source]:
     """The products with parameters that queries or keys come from, nearest first."""
     todo: list[tuple[Node, int, tuple[str, ...]]] = [(factor, 0, ())]
     seen: set[int] = set()
-    while todo:
-        node, depth, operations = todo.pop(0)
-        if id(node) in seen or depth > 3:
+    for node, depth, operations in todo:  # grows while it is gone through
+        if len(seen) > MOST_STEPS:
+            return
+        if id(node) in seen or depth > 2:
             continue
         seen.add(id(node))
         if node.operation in PRODUCTS:
@@ -351,7 +354,8 @@ def _sources(factor: Node) -> Iterator[Source]:
                         rows = _rows(n)
                         yield Source(rows, weights[-1] if weights else "", depth, operations)
         else:
-            told = operations if node.operation in VIEWS else (*operations, node.operation)
+            passed = node.operation in VIEWS or node.operation in operations
+            told = operations if passed else (*operations, node.operation)
             if (
                 node.operation == "leaf"
                 and node.output.ndim >= 2

@@ -1,0 +1,302 @@
+"""Rules made from what was recorded: names, layouts, counts and norms that may be a model's.
+
+Every rule is a candidate that has to be proven: what is recorded tells which parameters queries and
+keys come from, and the configuration which of its keys hold the numbers that the shapes have.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tests.families.deriving.judging import content_of
+from tests.families.deriving.proof import norm_kind
+
+from wqk.checkpoints import Part
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from tests.families.deriving.records import Record, Site, Source
+
+    from wqk.checkpoints import Checkpoint
+
+HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "attention_heads", "nhead",
+         "encoder_attention_heads", "num_encoder_attention_heads", "n_layer_heads")  # fmt: skip
+KEY_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num",
+             "kv_n_heads", "n_kv_heads")  # fmt: skip
+LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "depth", "encoder_layers",
+          "num_encoder_layers", "depths")  # fmt: skip
+OUTPUTS = re.compile(r"(o|out|output|c|linear_out)_?(proj|lin|put)?|wo|proj|dense|Wo|projection")
+VALUE = (
+    ("query", "value"),
+    ("q_", "v_"),
+    ("_q", "_v"),
+    ("Wq", "Wv"),
+    ("q", "v"),
+    ("queries", "values"),
+)
+
+
+def rules_of(record: Record, checkpoint: Checkpoint) -> Iterator[list[dict[str, Any]]]:
+    """Candidates for a type's rules, one table for each kind of attention in it."""
+    groups: dict[tuple[str, str, bool], list[Site]] = {}
+    for site in record.sites:
+        product = content_of(site)[0]
+        query, key = _nearest(product.query_sources), _nearest(product.key_sources)
+        if query is None or key is None:
+            return
+        same = query.given is key.given or query.given.shape == key.given.shape
+        named = re.search(r"cross|encoder_attn|encdec|enc_dec", query.parameter.lower())
+        place = (_template(query.parameter), _template(key.parameter), bool(named) or not same)
+        groups.setdefault(place, []).append(site)
+    options = [list(_candidates(record, checkpoint, *place, s)) for place, s in groups.items()]
+    # The first candidate of each is tried with all others; few groups have many candidates.
+    yield from itertools.islice((_placed(rules) for rules in itertools.product(*options)), 24)
+
+
+def _placed(rules: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Cross-attention in the stack of its layers' self-attention; no two alike in one stack."""
+
+    def path(rule: Mapping[str, Any]) -> str:
+        return str(rule.get("fused") or rule["query"]).partition(".{layer}")[0]
+
+    own = {path(rule): rule["stack"] for rule in rules if rule.get("kind") != "cross"}
+    placed = [rule | {"stack": own.get(path(rule), rule["stack"])} for rule in rules]
+    places = [(rule["stack"], rule.get("kind", "self")) for rule in placed]
+    return [
+        rule | {"stack": re.sub(r"[._]", "-", path(rule))} if places.count(place) > 1 else rule
+        for rule, place in zip(placed, places, strict=True)
+    ]
+
+
+def _nearest(sources: Sequence[Source]) -> Source | None:
+    return next((source for source in sources if source.parameter), None)
+
+
+def _template(name: str) -> str:
+    return re.sub(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)", "#", name.removesuffix(".weight"))
+
+
+def _candidates(
+    record: Record, checkpoint: Checkpoint, query: str, key: str, cross: bool, sites: Sequence[Site]
+) -> Iterator[dict[str, Any]]:
+    tensors = checkpoint.tensors()
+    product = content_of(sites[0])[0]
+    source, key_source = _nearest(product.query_sources), _nearest(product.key_sources)
+    assert source is not None
+    assert key_source is not None
+    saved = _saved(tensors, source.parameter), _saved(tensors, key_source.parameter)
+    if not all(saved):
+        return
+    shape, key_shape = (tensors[name].shape for name in saved if name)
+    width = product.queries.shape[-1]
+    names = [content_of(site)[0].query_sources for site in sites]
+    spelled = _spelling(tensors, [s.parameter for s in map(_nearest, names) if s], query)
+    rule: dict[str, Any] = {"stack": _stack(record, source.parameter, sites)}
+    if cross:
+        rule["kind"] = "cross"
+    config = checkpoint.config
+    rule |= _causal(sites, config, cross)
+    rule["layers"] = _layers(spelled, config, rule["stack"])
+    numbers = {re.search(r"\d+", s.parameter) for s in map(_nearest, names) if s}
+    seen = {int(match[0]) for match in numbers if match}
+    if seen != set(range(config.get(rule["layers"]) or 0)):
+        rule["every_layer"] = False
+    norms = list(_norms(tensors, saved[0] or "", saved[1] or "", product))
+    rule |= _input_norm(checkpoint, source)
+    rule |= _terms(product, sites)
+    shared = query == key
+    bodies: list[dict[str, Any]] = []
+    if shared:
+        for order in ("qkv", "kqv", "vqk", "qvk", "qk", "kv"):
+            bodies.append({"layout": "sectioned", "fused": spelled, "order": order})
+        bodies.append({"layout": "grouped", "fused": spelled})
+        bodies.append({"layout": "conv1d", "fused": spelled})
+        counts = _keys(config, HEADS, None, rule["stack"])
+        key_counts = [None, *_keys(config, KEY_HEADS, None, rule["stack"])]
+    else:
+        key_spelled = spelled.replace(*_difference(query, key))
+        bodies.append(
+            {"query": spelled, "key": key_spelled} | _value(tensors, saved[0] or "", spelled)
+        )
+        counts = _keys(config, HEADS, shape[0] // width, rule["stack"])
+        groups = key_shape[0] // width
+        key_counts = [None] if groups == shape[0] // width else []
+        key_counts += _keys(config, KEY_HEADS, groups, rule["stack"])
+    for body, heads, groups_key, norm in itertools.product(bodies, counts, key_counts, norms):
+        known = rule | body | norm | {"heads": heads}
+        if groups_key:
+            known["key_heads"] = groups_key
+        elif any(k in config for k in KEY_HEADS):
+            known["key_heads"] = []
+        yield known
+
+
+def _saved(tensors: Mapping[str, Any], name: str) -> str | None:
+    """The saved tensor of a live one: of its name, or of one that ends alike."""
+    for ending in (name, *(name.partition(".")[2::2])):
+        if ending in tensors:
+            return ending
+    found = [n for n in tensors if n.endswith(f".{name}") or name.endswith(f".{n}")]
+    return found[0] if len(found) == 1 else None
+
+
+def _spelling(tensors: Mapping[str, Any], live: Sequence[str], template: str) -> str:
+    """A name with ``{layer}`` where its layers differ."""
+    names = [_saved(tensors, name) or name for name in live]
+    parts = [name.removesuffix(".weight").split(".") for name in names]
+    numbers = [i for i, word in enumerate(parts[0]) if word.isdigit()]
+    varying = [i for i in numbers if len({p[i] for p in parts}) > 1] or numbers[:1]
+    told = iter(["{layer}", "{block}", "{third}"])
+    return ".".join(next(told) if i in varying else word for i, word in enumerate(parts[0]))
+
+
+def _difference(query: str, key: str) -> tuple[str, str]:
+    """The last words of two names, in which they differ."""
+    a, b = query.split("."), key.split(".")
+    i = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), len(a) - 1)
+    return ".".join(a[i:]), ".".join(b[i:])
+
+
+def _stack(record: Record, name: str, sites: Sequence[Site]) -> str:
+    words = re.split(r"[._]", name.lower())
+    if "decoder" in words:
+        return "decoder"
+    for stack in ("vision", "audio", "text"):
+        if stack in words or stack in re.split(r"[-_]", record.model_type):
+            if stack == "text" and sites[0].causal:
+                return "decoder"
+            return stack
+    return "decoder" if sites[0].causal else "encoder"
+
+
+def _causal(sites: Sequence[Site], config: Mapping[str, Any], cross: bool) -> dict[str, Any]:
+    said: dict[str, Any] = {}
+    if not cross and all(site.causal for site in sites):
+        said["causal"] = True
+    tokens = content_of(sites[0])[0].queries.shape[1]
+    if any(0 <= site.reach < tokens - 1 for site in sites):
+        key = next((k for k in ("sliding_window", "attention_window") if config.get(k)), None)
+        if key:
+            said["window"] = key
+    return said
+
+
+def _layers(spelled: str, config: Mapping[str, Any], stack: str) -> str:
+    own = [f"{stack}_layers", f"num_{stack}_layers"]
+    return next((key for key in [*own, *LAYERS] if config.get(key)), LAYERS[0])
+
+
+def _keys(
+    config: Mapping[str, Any], keys: Sequence[str], number: int | None, stack: str
+) -> list[str]:
+    """Keys of the configuration that hold this number; the stack's own first."""
+    own = [f"{stack}_attention_heads", f"{stack}_num_attention_heads", f"num_{stack}_heads"]
+    own = own if keys is HEADS else [f"{stack}_num_key_value_heads"]
+    fitting = [k for k in [*own, *keys] if _is_count(config.get(k), number)]
+    return list(dict.fromkeys(fitting))
+
+
+def _is_count(value: Any, number: int | None) -> bool:
+    if isinstance(value, list):
+        return bool(value) and (number is None or number in value)
+    return type(value) is int and (number is None or value == number)
+
+
+NORM_WORDS = re.compile(r"(norm|ln|layernorm|layer_norm)", re.IGNORECASE)
+
+
+def _norms(
+    tensors: Mapping[str, Any], query: str, key: str, product: Any
+) -> Iterator[dict[str, Any]]:
+    """Norms between projection and score: none, or pairs of vectors beside the projections."""
+    yield {}
+    parent = query.rpartition(".")[0].rpartition(".")[0]
+    near = [
+        name.removesuffix(".weight")
+        for name, info in tensors.items()
+        if name.startswith(f"{parent}.") and name.endswith(".weight") and len(info.shape) == 1
+    ]
+    pairs = []
+    for a in near:
+        word = a.rpartition(".")[2]
+        for x, y in (("q", "k"), ("query", "key"), ("Q", "K"), ("queries", "keys")):
+            other = re.sub(rf"(^|_)?{x}(?=$|_|n)", lambda m, y=y: (m[1] or "") + y, word, count=1)
+            b = f"{parent}.{other}" if a == f"{parent}.{word}" else a.replace(word, other)
+            if other != word and b in near:
+                pairs.append((a, b))
+    for a, b in dict.fromkeys(pairs):
+        stems = [_numbered(name) for name in (a, b)]
+        for kind, offset in (("rms", 0.0), ("rms", 1.0), ("layer", 0.0)):
+            rule: dict[str, Any] = {"query_norm": stems[0], "key_norm": stems[1]}
+            rule |= {"norm": kind} if kind != "rms" else {}
+            rule |= {"norm_offset": offset} if offset else {}
+            yield rule
+    if not pairs and {"rsqrt", "norm", "linalg_vector_norm", "_fused_rms_norm"} & set(
+        product.query_sources[0].operations
+    ):
+        yield {"norm_gain": False}
+
+
+def _numbered(name: str) -> str:
+    return re.sub(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)", "{layer}", name, count=1)
+
+
+def _input_norm(checkpoint: Checkpoint, source: Source) -> dict[str, Any]:
+    """The norm of the same layer whose output is projected."""
+    if not source.norm or not source.norm[1]:
+        return {}
+    _, gain, bias, offset = source.norm
+    saved = [_saved(checkpoint.tensors(), name) if name else None for name in (gain, bias)]
+    own, norm = re.search(r"\d+", source.parameter), re.search(r"\d+", gain)
+    if not saved[0] or not own or not norm or own[0] != norm[0]:
+        return {}
+    values = [
+        np.asarray(checkpoint.read([Part(name)])[0], np.float64) if name else 0.0 for name in saved
+    ]
+    kind = norm_kind(source.given, np.asarray(values[0]) + float(offset), values[1])
+    if kind not in ("rms", "layer"):
+        return {}
+    rule: dict[str, Any] = {"input_norm": _numbered(saved[0].removesuffix(".weight"))}
+    rule |= {"input_norm_kind": "layer"} if kind == "layer" else {}
+    rule |= {"input_norm_offset": 1.0} if offset == "1" else {}
+    return rule
+
+
+def _terms(product: Any, sites: Sequence[Site]) -> dict[str, Any]:
+    if product.terms or any(len(site.products) > len(content_of(site)) for site in sites):
+        return {"position": "relative"}
+    return {}
+
+
+def _value(tensors: Mapping[str, Any], query: str, spelled: str) -> dict[str, Any]:
+    """The value's and the output's spellings, by what lies beside the queries."""
+    parent, _, word = query.removesuffix(".weight").rpartition(".")
+    found: dict[str, Any] = {}
+    for before, after in VALUE:
+        if word.startswith(before) or before in word:
+            value = f"{parent}.{word.replace(before, after, 1)}"
+            if f"{value}.weight" in tensors and value != query.removesuffix(".weight"):
+                found["value"] = spelled.rpartition(".")[0] + "." + word.replace(before, after, 1)
+                break
+    heads = tensors[query].shape[0]
+    grand = parent.rpartition(".")[0]
+    within = spelled.rpartition(".")[0]
+    beside = f"{within.rpartition('.')[0]}.output"
+    for stem, near in ((parent, within), (f"{grand}.output", beside)):
+        outputs = [
+            name
+            for name, info in tensors.items()
+            if name.rpartition(".")[0].rpartition(".")[0] == stem
+            and name.endswith(".weight")
+            and len(info.shape) == 2
+            and info.shape[1] == heads
+            and OUTPUTS.fullmatch(name.removesuffix(".weight").rpartition(".")[2])
+        ]
+        if len(outputs) == 1:
+            found["output"] = f"{near}.{outputs[0].removesuffix('.weight').rpartition('.')[2]}"
+            break
+    return found

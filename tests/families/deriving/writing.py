@@ -1,0 +1,86 @@
+"""Derived families as data: a file for each new one, and types added to those that are there."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import wqk.families
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tests.families.deriving.deriving import Outcome
+
+PAGE = Path(__file__).parents[3] / "docs" / "model-types.jsonl"
+DATA = Path(wqk.families.__file__).parent / "data"
+
+
+def family_text(name: str, types: Sequence[str], rules: Sequence[Mapping[str, Any]]) -> str:
+    """A family file."""
+    lines = [f"name = {json.dumps(name)}", *_types(types)]
+    for rule in rules:
+        lines += ["", "[[attention]]"]
+        rotary = rule.get("rotary")
+        for key, value in rule.items():
+            if key == "rotary" or (key == "layout" and value == "separate"):
+                continue
+            if key == "order" and value == "qkv":
+                continue
+            lines.append(f"{key} = {json.dumps(value)}")
+        if rotary:
+            lines += ["", "[attention.rotary]"]
+            lines += [f"{key} = {json.dumps(value)}" for key, value in rotary.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _types(types: Sequence[str]) -> list[str]:
+    line = f"model_types = [{', '.join(map(json.dumps, types))}]"
+    if len(line) <= 100:
+        return [line]
+    return ["model_types = [", *(f"  {json.dumps(kind)}," for kind in types), "]"]
+
+
+def write_outcomes(rows: Sequence[Outcome], path: Path) -> None:
+    """A line for each model type, for the page of covered models."""
+    import transformers
+
+    lines: list[dict[str, str]] = [{"transformers": transformers.__version__}]
+    for row in sorted(rows, key=lambda row: row.type.lower()):
+        outcome = "proven" if row.proven else row.outcome
+        why = row.partial if row.proven else row.read
+        if not row.proven and row.outcome in ("not built", "not run"):
+            why = row.faults[0] if row.faults else ""
+        if row.proven and row.partial:
+            outcome = "partial"
+        elif outcome == "left":
+            outcome = why.partition(":")[0].partition(",")[0] or "refused"
+        known = {"type": row.type, "outcome": outcome, "family": row.family if row.proven else ""}
+        lines.append(known | {"why": why.removeprefix("refused: ")[:240]})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+
+
+def write_families(rows: Sequence[Outcome]) -> None:
+    """Write what was derived into the families' data."""
+    types: dict[str, list[str]] = defaultdict(list)
+    for row in rows:
+        if row.outcome in ("known", "new"):
+            types[row.family].append(row.type)
+    for row in rows:
+        path = DATA / f"{row.family}.toml"
+        if row.outcome == "new" and not path.exists():
+            text = family_text(row.family, sorted(types[row.family]), row.rules)
+            path.write_text(text, encoding="utf-8")
+    for name, more in types.items():
+        path = DATA / f"{name}.toml"
+        text = path.read_text(encoding="utf-8")
+        match = re.search(r"^model_types = \[(.*?)\]", text, re.MULTILINE | re.DOTALL)
+        assert match is not None
+        listed = sorted({*re.findall(r'"([^"]+)"', match[1]), *more})
+        path.write_text(
+            text[: match.start()] + "\n".join(_types(listed)) + text[match.end() :],
+            encoding="utf-8",
+        )
