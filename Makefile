@@ -12,7 +12,7 @@ CHECKED := src tests benchmarks examples docs
 RUNS := out/pair
 TEXT := $(RUNS)/docstrings.jsonl
 
-.PHONY: help demo test train check docs format bench campaign clean
+.PHONY: help demo test train check docs format bench campaign derive clean
 
 help:
 	@echo "make demo      scan two small models that come with the package"
@@ -22,6 +22,7 @@ help:
 	@echo "make format    let the formatter and the linter mend what they can"
 	@echo "make bench     measure against dense products and the machine's own limits"
 	@echo "make campaign  the long fuzz and kill runs"
+	@echo "make derive    derive families from running every model type; writes their data"
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -70,6 +71,11 @@ bench: $(READY)
 
 campaign: $(READY)
 	$(BIN)/python -m pytest -m campaign
+
+# Every model type of transformers, built tiny and run; an hour and a half on two cores, resumable.
+derive: $(READY)
+	$(BIN)/python -m tests.families.deriving out/records --write
+	$(BIN)/python -m tests.families.deriving.parts
 
 clean:
 	rm -rf $(VENV) dist docs/_build .pytest_cache .mypy_cache .ruff_cache

@@ -89,9 +89,7 @@ def coverage() -> str:
             types=types,
             families=len(known),
             version=version,
-            counts="".join(
-                f"- {counted[kind]} {meaning}\n" for kind, meaning in MEANINGS.items()
-            ),
+            counts="".join(f"- {counted[kind]} {meaning}\n" for kind, meaning in MEANINGS.items()),
         ),
         "## Model types\n",
         _table(

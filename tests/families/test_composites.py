@@ -73,3 +73,10 @@ def test_two_towers_that_nothing_tells_apart_are_refused() -> None:
     tensors = pair("a.layers", 2, (48, 48), (16, 48)) | pair("b.layers", 2, (48, 48), (16, 48))
     with pytest.raises(CheckpointError, match=r"may lie under 'a\.' or 'b\.'"):
         attention_plans(Named(config, tensors))
+
+
+def test_a_part_that_leaves_out_its_heads_has_those_of_its_type() -> None:
+    config = {"model_type": "llava", "text_config": {"model_type": "llama"}}
+    tensors = pair("language_model.model.layers", 32, (64, 32), (64, 32))
+    plans = attention_plans(Named(config, tensors))
+    assert {(plan.query.heads, plan.query.head_width) for plan in plans} == {(32, 2)}

@@ -12,7 +12,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from wqk.errors import CheckpointError
-from wqk.families.family import AttentionRule, Family, family_of_type, part_types
+from wqk.families.family import (
+    AttentionRule,
+    Family,
+    default_counts,
+    family_of_type,
+    part_types,
+)
 from wqk.families.naming import prefixes
 
 if TYPE_CHECKING:
@@ -48,6 +54,7 @@ class Part:
     path: str  # text_config; thinker_config.text_config; empty for the model's own keys
     config: Mapping[str, Any]
     family: Family
+    model_type: str
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -85,6 +92,7 @@ def compose_family(checkpoint: Checkpoint) -> Family | None:
                 prefix=prefix,
                 config=".".join(filter(None, (part.path, rule.config))),
                 stack=_stack(part, rule, stacks),
+                defaults={**default_counts(part.model_type), **rule.defaults},
             )
             for rule in own
         ]
@@ -109,12 +117,13 @@ def _parts(config: Mapping[str, Any], model_type: object, path: str = "") -> Ite
             value, where = config, path
         if not isinstance(value, dict):
             continue
-        kind = value.get("model_type") if value is not config else None
-        family = family_of_type(kind) or family_of_type(types.get(key))
-        if family:
-            yield Part(where, value, family)
+        own = value.get("model_type") if value is not config else None
+        kinds = [kind for kind in (own, types.get(key)) if isinstance(kind, str)]
+        known = next((kind for kind in kinds if family_of_type(kind)), None)
+        if known:
+            yield Part(where, value, family_of_type(known) or Family(known, ()), known)
         elif value is not config:
-            yield from _parts(value, kind or types.get(key), where)
+            yield from _parts(value, kinds[0] if kinds else None, where)
 
 
 def _prefix(

@@ -240,8 +240,8 @@ def _by_model_type() -> Mapping[str, Family]:
 
 
 @cache
-def _part_types() -> Mapping[str, Mapping[str, str]]:
-    text = resources.files("wqk.families").joinpath("parts.toml").read_text(encoding="utf-8")
+def _tables(name: str) -> Mapping[str, Mapping[str, Any]]:
+    text = resources.files("wqk.families").joinpath(name).read_text(encoding="utf-8")
     return tomllib.loads(text)
 
 
@@ -255,7 +255,18 @@ def part_types(model_type: object) -> Mapping[str, str]:
     >>> part_types("qwen2_vl")
     {'text_config': 'qwen2_vl_text', 'vision_config': 'qwen2_vl_vision'}
     """
-    return _part_types().get(model_type, {}) if isinstance(model_type, str) else {}
+    return _tables("parts.toml").get(model_type, {}) if isinstance(model_type, str) else {}
+
+
+def default_counts(model_type: str) -> Mapping[str, Any]:
+    """Layers and heads of a part whose configuration leaves out what `transformers` would fill in.
+
+    Examples
+    --------
+    >>> default_counts("llama")
+    {'num_attention_heads': 32, 'num_hidden_layers': 32}
+    """
+    return _tables("defaults.toml").get(model_type, {})
 
 
 def load_family(path: FilePath) -> Family:

@@ -1,6 +1,6 @@
 """Families from records: which known family fits a model type, or else a rule made from evidence.
 
-    python -m tests.families.deriving.deriving RECORDS --out FILE.jsonl [TYPE...] [--write]
+    python -m tests.families.deriving RECORDS [TYPE...] [--write]
 
 A type is proven where forms, scale, positions and masks are what the model computed. With
 ``--write``, what proves is written to the families' data; what is left is printed with what stands
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.families.deriving.evidence import rules_of
 from tests.families.deriving.judging import judge
+from tests.families.deriving.probing import record_all
 from tests.families.deriving.proof import WEAK, faults
 from tests.families.deriving.records import Record, read_record
 from tests.families.deriving.writing import PAGE, family_text, write_families, write_outcomes
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from wqk.attention import load_attention
 from wqk.checkpoints import Checkpoint
 
+SECONDS = 8  # of one processor, for each type
 # Families that are asked first, where several fit.
 PREFERRED = ("llama", "bert", "bart", "vit", "clip-vision", "clip-text", "siglip-vision", "t5",
              "gpt2", "deepseek", "wav2vec2", "whisper", "swin")  # fmt: skip
@@ -220,14 +223,26 @@ def _reading(record: Record, checkpoint: Checkpoint, folder: Path) -> str:
     return f"{kind}, incomplete" if judged.unmatched_sites else f"{kind}, right"
 
 
-def main() -> None:
+def _too_long(*_: object) -> None:
+    raise TimeoutError(f"took more than {SECONDS} seconds")
+
+
+def main(record: bool = False) -> None:
+    """Record what has no record yet, if asked to, and derive all that has one."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("records", type=Path)
     parser.add_argument("types", nargs="*")
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, help="outcomes; RECORDS/outcomes.jsonl by default")
     parser.add_argument("--again", action="store_true", help="try again what was left")
     parser.add_argument("--write", action="store_true", help="write the families' data")
     given = parser.parse_args()
+    given.out = given.out or given.records / "outcomes.jsonl"
+    given.records.mkdir(parents=True, exist_ok=True)
+    if record:
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+        record_all(given.types or list(CONFIG_MAPPING_NAMES), given.records)
+    signal.signal(signal.SIGVTALRM, _too_long)
     known = dict(families())
     there = sorted(p.name for p in given.records.iterdir() if p.is_dir())
     # Parts before what is made of them, and what no family knows before what one does.
@@ -248,7 +263,12 @@ def main() -> None:
         again = given.types or (given.again and model_type in rows and not rows[model_type].proven)
         if (model_type in rows and not again) or not (folder / "record.json").exists():
             continue
-        rows[model_type] = row = outcome_of(read_record(folder), folder, known)
+        try:
+            signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
+            row = outcome_of(read_record(folder), folder, known)
+        except Exception as error:  # of the tool itself; the other types go on
+            row = Outcome(model_type, faults=[f"{type(error).__name__}: {error}"])
+        rows[model_type] = row
         told = f"{'; '.join(row.faults)[:160]} {row.read[:60]}"
         print(f"{model_type:32} {row.outcome:9} {row.family:24} {told}", flush=True)
         given.out.write_text("".join(json.dumps(asdict(r)) + "\n" for r in rows.values()), "utf-8")

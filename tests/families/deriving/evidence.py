@@ -103,7 +103,8 @@ def _candidates(
     rule["layers"] = _layers(spelled, config, rule["stack"])
     numbers = {re.search(r"\d+", s.parameter) for s in map(_nearest, names) if s}
     seen = {int(match[0]) for match in numbers if match}
-    if seen != set(range(config.get(rule["layers"]) or 0)):
+    count = config.get(rule["layers"])
+    if isinstance(count, int) and seen != set(range(count)):
         rule["every_layer"] = False
     norms = list(_norms(tensors, saved[0] or "", saved[1] or "", product))
     rule |= _input_norm(checkpoint, source)
@@ -146,7 +147,12 @@ def _saved(tensors: Mapping[str, Any], name: str) -> str | None:
 
 def _spelling(tensors: Mapping[str, Any], live: Sequence[str], template: str) -> str:
     """A name with ``{layer}`` where its layers differ."""
-    names = [_saved(tensors, name) or name for name in live]
+    # Where saving puts a word before all names, it is no part of them.
+    saved = [_saved(tensors, name) or name for name in live]
+    names = [
+        name if there.endswith(f".{name}") else there
+        for name, there in zip(live, saved, strict=True)
+    ]
     parts = [name.removesuffix(".weight").split(".") for name in names]
     numbers = [i for i, word in enumerate(parts[0]) if word.isdigit()]
     varying = [i for i in numbers if len({p[i] for p in parts}) > 1] or numbers[:1]

@@ -38,6 +38,7 @@ BYTES = 8 << 30
 
 def record_type(model_type: str, folder: Path) -> None:
     """Build and run a model type; into the folder go the saved model and the record."""
+
     from tests.families.deriving.building import build
     from tests.families.deriving.running import Run
     from tests.families.deriving.tracing import Trace

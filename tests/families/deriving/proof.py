@@ -37,6 +37,9 @@ def faults(record: Record, checkpoint: Checkpoint, family: Family) -> list[str]:
         The family does not fit the saved file.
     """
     plans = plan(checkpoint, family)
+    at_once = list(_plain_faults(record, plans))
+    if at_once:
+        return at_once
     attentions = [load_attention(checkpoint, p) for p in plans]
     judged = judge(record.sites, attentions)
     found = [f"{record.sites[n].module} is not read" for n in judged.unmatched_sites]
@@ -50,6 +53,20 @@ def faults(record: Record, checkpoint: Checkpoint, family: Family) -> list[str]:
         if all(fault.startswith(WEAK) for fault in found):
             found += _turned_faults(record.turned, attention, record, judged.matched[number])
     return list(dict.fromkeys(found))
+
+
+def _plain_faults(record: Record, plans: Sequence[AttentionPlan]) -> Iterator[str]:
+    """What shapes and masks tell, before anything is read."""
+    if len(plans) > len(record.sites):
+        yield f"{len(plans)} attentions are said, {len(record.sites)} were seen"
+    widths = {p.queries.shape[-1] for site in record.sites for p in content_of(site)}
+    for p in plans:
+        if not any(width >= p.query.head_width for width in widths):
+            yield f"{p.query.tensor} is read wrongly: no head has width {p.query.head_width}"
+    own = [site.causal for site in record.sites if site.reach > 0]
+    said = [p.causal for p in plans if p.kind == "self"]
+    if own and said and ((all(own) and not any(said)) or (all(said) and not any(own))):
+        yield f"causal is {own[0]}"
 
 
 def _site_faults(checkpoint: Checkpoint, attention: Attention, site: Site) -> Iterator[str]:

@@ -1,0 +1,104 @@
+"""Families are proven by running models of every type; a share of them on every test run."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from tests.families.deriving.deriving import derive
+from tests.families.deriving.probing import record_type
+from tests.families.deriving.proof import WEAK, faults
+from tests.families.deriving.records import Record, read_record
+from tests.families.deriving.writing import PAGE, family_text
+
+from wqk.checkpoints import Checkpoint, open_checkpoint
+from wqk.families import find_family
+from wqk.families.family import parse_family
+
+SHARE = 3
+
+
+def proven_types() -> list[str]:
+    rows = map(json.loads, PAGE.read_text(encoding="utf-8").splitlines()[1:])
+    return [row["type"] for row in rows if row["outcome"] in ("proven", "partial")]
+
+
+def recorded(model_type: str, folder: Path) -> tuple[Record, Checkpoint]:
+    record_type(model_type, folder)
+    return read_record(folder), open_checkpoint(folder)
+
+
+def prove(model_type: str, folder: Path) -> None:
+    record, checkpoint = recorded(model_type, folder)
+    found = faults(record, checkpoint, find_family(checkpoint))
+    assert [fault for fault in found if not fault.startswith(WEAK)] == []
+
+
+@pytest.mark.parametrize("model_type", random.Random(7).sample(proven_types(), SHARE))
+def test_a_share_of_the_proven_types_is_proven_again(model_type: str, tmp_path: Path) -> None:
+    prove(model_type, tmp_path / "model")
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("model_type", proven_types())
+def test_every_proven_type_is_proven_again(model_type: str, tmp_path: Path) -> None:
+    prove(model_type, tmp_path / "model")
+
+
+@pytest.fixture(scope="module")
+def qwen3(tmp_path_factory: pytest.TempPathFactory) -> tuple[Record, Checkpoint]:
+    return recorded("qwen3", tmp_path_factory.mktemp("qwen3") / "model")
+
+
+RULE: dict[str, Any] = {
+    "stack": "decoder",
+    "query": "layers.{layer}.self_attn.q_proj",
+    "key": "layers.{layer}.self_attn.k_proj",
+    "query_norm": "layers.{layer}.self_attn.q_norm",
+    "key_norm": "layers.{layer}.self_attn.k_norm",
+    "input_norm": "layers.{layer}.input_layernorm",
+    "causal": True,
+    "rotary": {"order": "half"},
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({}, ""),
+        ({"key": "layers.{layer}.self_attn.v_proj"}, "is not read"),
+        ({"query_norm": [], "key_norm": []}, "is not read"),
+        ({"norm_offset": 1.0}, "is not read"),
+        ({"causal": False}, "causal is True"),
+        ({"scale": []}, "scale is 0.2"),
+        ({"rotary": {"order": "interleaved"}}, "positions are not rotary like that"),
+        ({"rotary": None}, "positions are rotary"),
+        ({"input_norm": "layers.{layer}.post_attention_layernorm"}, "does not feed"),
+        ({"stack": "encoder"}, "the stack is no encoder"),
+        ({"position": "relative"}, "nothing is added"),
+    ],
+)
+def test_a_wrong_rule_is_noticed(
+    qwen3: tuple[Record, Checkpoint], changes: dict[str, Any], fault: str
+) -> None:
+    family = parse_family(family_text("toy", ["qwen3"], [RULE | changes]), "toy")
+    found = faults(*qwen3, family)
+    assert bool(found) == bool(fault)
+    assert fault in "; ".join(found)
+
+
+def test_a_rule_is_made_from_what_was_recorded(qwen3: tuple[Record, Checkpoint]) -> None:
+    rules, left = derive(*qwen3)
+    assert left == []
+    (rule,) = rules
+    assert {key: rule.get(key) for key in RULE} == RULE
+    assert (rule["value"], rule["output"]) == (
+        "layers.{layer}.self_attn.v_proj",
+        "layers.{layer}.self_attn.o_proj",
+    )
