@@ -25,8 +25,8 @@ HEAD = """\
 # Models that are read
 
 `wqk` knows {types} model types in {families} families, and models whose parts are of these types.
-A tiny random model of every type of transformers {version} was built, saved and run, and the
-products of queries and keys that it computes were compared, at distance 0, with the forms read from
+Of every model type of transformers {version}, a tiny random model is built, saved and run, and the
+products of queries and keys that it computes are compared, at distance 0, with the forms read from
 the saved file; scales, masks and rotary positions are compared as well:
 
 {counts}
@@ -44,6 +44,7 @@ MEANINGS = {
     "silent": "no softmax attention was seen",
     "not run": "could not be run here",
     "not built": "could not be built here",
+    "pending": "not measured yet",
 }
 
 OUTSIDE = """\
