@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tests.families.deriving.deriving import Outcome
 
 PAGE = Path(__file__).parents[3] / "docs" / "model-types.jsonl"
+BY_TABLE = "proven by a table of tests/families/architectures"
 DATA = Path(wqk.families.__file__).parent / "data"
 
 
@@ -56,7 +57,7 @@ def write_outcomes(rows: Sequence[Outcome], path: Path) -> None:
     # What no one has run yet; types of families that were there before are proven by tests.
     rows = [*rows, *(Outcome(t, "pending") for t in CONFIG_MAPPING_NAMES if t not in seen)]
     rows = [
-        replace(row, outcome="listed", family=known.name)
+        replace(row, outcome="listed", family=known.name, read=BY_TABLE)
         if row.outcome in ("pending", "not built", "not run")
         and (known := family_of_type(row.type)) and not known.refusal
         else row
@@ -65,7 +66,7 @@ def write_outcomes(rows: Sequence[Outcome], path: Path) -> None:
     lines: list[dict[str, str]] = [{"transformers": transformers.__version__}]
     for row in sorted(rows, key=lambda row: row.type.lower()):
         outcome = "proven" if row.proven else row.outcome
-        why = row.partial if row.proven else row.read
+        why = (row.partial or row.read) if row.proven else row.read
         if not row.proven and row.outcome in ("not built", "not run"):
             why = row.faults[0] if row.faults else ""
         if row.proven and row.partial:
