@@ -146,11 +146,14 @@ def _inverse_size(vectors: np.ndarray, axes: tuple[int, ...], epsilon: float) ->
 def _require_finite(weight: Array, name: str) -> None:
     xp = array_namespace(weight)
     # A sum is finite only where all its summands are, and costs one pass.
-    if xp.isfinite(xp.sum(weight)):
-        return
+    with np.errstate(over="ignore"):
+        if xp.isfinite(xp.sum(weight)):
+            return
     count = int(xp.sum(~xp.isfinite(weight)))
     if count:
         raise NonFiniteWeights(
             f"{name}: {count} of {math.prod(weight.shape)} weights are NaN or infinite; "
-            "the checkpoint is broken"
+            "the checkpoint is broken",
+            tensor=name,
+            count=count,
         )

@@ -136,6 +136,11 @@ class Monitor:
             self._warn(type(error).__name__, f"step {step} has no scores: {error}")
             return {}
 
+    def __repr__(self) -> str:
+        """The latest scores, as the command shows a scan."""
+        steps = f"wqk.Monitor({str(self._scores.path)!r}), step {self._step}"
+        return steps if self.latest is None else f"{steps}\n{self.latest}"
+
     @property
     def table(self) -> ScoreTable:
         """All scores so far, of earlier sessions of the run, too."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from wqk.scanning.rendering import left_out
 from wqk.scanning.schema import GROUP, SUMMARIZED
 from wqk.scanning.tables import ScoreTable
 
@@ -147,6 +148,8 @@ def _notes(groups: Sequence[Group], tables: Sequence[ScoreTable]) -> Iterator[st
         if group.rows["head"].is_null().all():
             yield f"{group.label}: single heads are not in the table; scan with --heads for them."
     for table in tables:
+        for line in left_out(table):
+            yield f"{line[0].upper()}{line[1:]}."
         for guess in table.metadata.get("inferred") or []:
             yield f"{', '.join(_sources(table))}: family {guess}; check with wqk verify."
         for name in table.metadata.get("unread") or []:

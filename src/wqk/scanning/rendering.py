@@ -237,7 +237,7 @@ def _footnotes(table: ScoreTable, headings: Iterable[str]) -> Iterator[str]:
 
 def notes(table: ScoreTable) -> Iterator[str]:
     """What the forms leave out, why some are partial, and how a family was guessed."""
-    yield from _left_out(table)
+    yield from left_out(table)
     reasons: Mapping[str, str] = table.metadata.get("partial") or {}
     yield from (f"partial ({stack}): {reason}" for stack, reason in reasons.items())
     guesses = table.metadata.get("inferred") or []
@@ -247,7 +247,7 @@ def notes(table: ScoreTable) -> Iterator[str]:
     yield from table.metadata.get("notes") or []
 
 
-def _left_out(table: ScoreTable) -> Iterator[str]:
+def left_out(table: ScoreTable) -> Iterator[str]:
     """What is in the models' scores beside the form, each once, and in how many models."""
     terms: dict[str, dict[str, None]] = {}
     by_checkpoint: Mapping[str, Sequence[str]] = table.metadata.get("left_out") or {}

@@ -1,0 +1,193 @@
+"""What scans promise to Python: keywords, lists, threads, extreme weights and damaged files."""
+
+from __future__ import annotations
+
+import random
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import polars as pl
+import pytest
+from polars.testing import assert_frame_equal
+from threadpoolctl import threadpool_info
+
+import wqk
+from wqk.errors import MissingPackage, TableError
+
+ENCODER, DECODER = (wqk.demo_model(name) for name in ("encoder", "decoder"))
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        ("scan", {"layer": 3}),
+        ("explain", {"nonsense": 1}),
+        ("verify", {"nonsense": 1}),
+        ("read_attention", {"layer": 0, "nonsense": 1}),
+        ("show", {"layer": 0, "nonsense": 1}),
+        ("diff", {"after": ENCODER, "revision": "x"}),
+    ],
+)
+def test_an_unknown_keyword_is_refused_in_the_functions_own_name(function, arguments):
+    with pytest.raises(TypeError, match=rf"^{function}\(\) got an unexpected keyword argument"):
+        getattr(wqk, function)(ENCODER, **arguments)
+
+
+def test_every_keyword_of_the_hub_is_spelled_out():
+    from wqk.checkpoints.options import HubOptions
+
+    table = wqk.scan(ENCODER, token=None, cache_dir=None, local_files_only=True, heads=False)
+    assert len(table) == 4
+    assert set(HubOptions.__annotations__) == {
+        *("revision", "subfolder", "token", "cache_dir", "local_files_only")
+    }
+
+
+def test_a_list_of_checkpoints_is_one_table():
+    both = wqk.scan([ENCODER, str(DECODER)], heads=False, details=True)
+    apart = [wqk.scan(ref, heads=False, details=True) for ref in (ENCODER, DECODER)]
+    assert_frame_equal(both.frame, wqk.join(apart).frame)
+    assert_frame_equal(both.frame, apart[0].join(apart[1]).frame)
+    assert len(both.details.blocks) == 8
+    assert set(both.metadata["left_out"]) == {str(ENCODER), str(DECODER)}
+    for refused in ([], ()):
+        with pytest.raises(wqk.errors.CheckpointError, match="empty list"):
+            wqk.scan(refused)
+    with pytest.raises(TableError, match="at least one table"):
+        wqk.join([])
+
+
+def blas_threads() -> set[int]:
+    return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+
+
+def test_scans_in_threads_are_the_same_and_leave_blas_as_it_was(monkeypatch):
+    before, alone = blas_threads(), wqk.scan(DECODER).frame
+    with ThreadPoolExecutor(8) as pool:
+        frames = [table.frame for table in pool.map(wqk.scan, [DECODER] * 16)]
+    assert all(frame.equals(alone) for frame in frames)
+    assert blas_threads() == before
+    # Small and large blocks at a time, the latter alone with every thread.
+    monkeypatch.setattr("wqk.scanning.memory.SPARE_MEMORY", 0)
+    with ThreadPoolExecutor(4) as pool:
+        frames = [table.frame for table in pool.map(wqk.scan, [DECODER] * 4)]
+    assert all(frame.equals(frames[0]) for frame in frames)
+    assert blas_threads() == before
+
+
+def llama(scale: float, heads: int = 4, key_heads: int = 2) -> dict[str, np.ndarray]:
+    weights = np.random.default_rng(0).uniform(0.5, 1, (2, 16, 16)).astype(np.float32)
+    return {
+        "layers.0.self_attn.q_proj.weight": weights[0] * np.float32(scale),
+        "layers.0.self_attn.k_proj.weight": weights[1] * np.float32(scale),
+    }
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("scale", [1e-38, 4e37, 1e38, 3e38])
+def test_finite_weights_of_any_size_have_their_norm(scale):
+    table = wqk.scan(llama(scale), heads_per_layer=4, details=True)
+    exact = wqk.scan(
+        {name: weight.astype(np.float64) for name, weight in llama(scale).items()},
+        heads_per_layer=4,
+    )
+    for column in ("norm", "symmetry", "directionality_excess"):
+        np.testing.assert_allclose(table.frame[column], exact.frame[column], rtol=1e-4, atol=1e-6)
+    assert (table.frame["norm"] > 0).all()
+    (block,) = table.details.blocks
+    assert np.isfinite(block.row_norms).all()
+    assert np.abs(block.image).max() == 127
+
+
+def test_weights_that_are_not_finite_are_named_with_their_number():
+    tensors = llama(1.0)
+    tensors["layers.0.self_attn.k_proj.weight"][3, :2] = np.nan
+    with pytest.raises(wqk.errors.NonFiniteWeights) as raised:
+        wqk.scan(tensors, heads_per_layer=4)
+    assert raised.value.count == 2
+    assert raised.value.tensor.endswith("k_proj.weight")
+
+
+def test_the_same_checkpoint_has_not_moved():
+    table = wqk.diff(ENCODER, ENCODER)
+    assert set(table.frame["status"]) == {"unmoved"}
+    assert table.frame["moved"].max() == 0.0
+    assert table.frame["directionality"].null_count() == len(table)
+    assert not table.frame.select(pl.col(pl.Float64).is_nan().any()).row(0).count(True)
+    assert "nan" not in repr(table)
+
+
+def test_a_difference_is_a_table_as_a_scan_is(tmp_path):
+    tensors = llama(1.0)
+    moved = {name: weight * np.float32(1.5) for name, weight in tensors.items()}
+    table = wqk.diff(tensors, moved, heads_per_layer=4)
+    np.testing.assert_allclose(table.frame["moved"], 1.25, rtol=1e-5)
+    np.testing.assert_allclose(table.frame["cosine"], 1.0, rtol=1e-6)
+    for ending in (".parquet", ".csv", ".jsonl", ".md", ".tex"):
+        table.write(tmp_path / f"t{ending}")
+    assert pl.read_parquet(tmp_path / "t.parquet").columns == list(table.schema)
+    with pytest.raises(wqk.errors.CheckpointError, match="one has encoder self-attention, layer 0"):
+        wqk.diff(ENCODER, DECODER)
+
+
+def test_damaged_parquet_files_do_not_take_the_process_down(tmp_path):
+    path, dice = tmp_path / "t.parquet", random.Random(0)
+    table = wqk.scan(ENCODER)
+    table.write(path)
+    whole = path.read_bytes()
+    assert_frame_equal(pl.read_parquet(path), table.frame)
+    for _ in range(60):
+        damaged = bytearray(whole)
+        damaged[dice.randrange(4, len(whole) - 8)] ^= dice.randrange(1, 256)
+        path.write_bytes(damaged)
+        with pytest.raises(TableError):
+            wqk.read_table(path)
+
+
+def test_parquet_files_of_others_are_read_in_a_process_of_their_own(tmp_path):
+    path = tmp_path / "t.parquet"
+    table = wqk.scan(ENCODER)
+    table.frame.write_parquet(path, metadata={"wqk": '{"gamma": 3.0}'})
+    read = wqk.read_table(path)
+    assert_frame_equal(read.frame, table.frame)
+    assert read.metadata == {"gamma": 3.0}
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 :] = bytes(len(content) - len(content) // 2 - 8) + content[-8:]
+    path.write_bytes(content)
+    with pytest.raises(TableError, match="holds no score table"):
+        wqk.read_table(path)
+
+
+@pytest.mark.parametrize("missing", ["pandas", "pyarrow"])
+def test_to_pandas_names_the_package_that_is_missing(monkeypatch, missing):
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(MissingPackage, match=f"{missing} is not installed") as raised:
+        wqk.scan(ENCODER, heads=False).to_pandas()
+    assert raised.value.package == missing
+
+
+def test_views_of_a_layer():
+    assert wqk.show(ENCODER, 1, head=2).title == "encoder, layer 1, head 2"
+    assert wqk.show(ENCODER, -1, coupling=True).values["layer"] == 3
+    with pytest.raises(wqk.errors.FormError, match="give one of them"):
+        wqk.show(ENCODER, 0, head=1, coupling=True)
+
+
+def test_other_forms_say_so_wherever_they_are_shown(tmp_path):
+    table = wqk.scan(ENCODER, bias=True, gamma=1.5)
+    for ending in (".md", ".tex", ".csv"):
+        table.write(tmp_path / f"t{ending}")
+    words = "norms not folded in, biases included, gamma 1.5"
+    assert words in (tmp_path / "t.md").read_text()
+    assert words in (tmp_path / "t.tex").read_text()
+    assert wqk.read_table(tmp_path / "t.csv").metadata == {
+        "gamma": 1.5, "folded_norms": False, "biases": True,
+    }  # fmt: skip
+    assert "biases included · gamma 1.5" in " ".join(repr(table).split())
+    assert "circuit ov" in repr(wqk.scan(ENCODER, circuit="ov"))
+
+
+def test_what_a_form_leaves_out_is_said_under_it():
+    assert "not in the form: biases" in repr(wqk.scan(ENCODER))
+    assert "biases" not in repr(wqk.scan(ENCODER, bias=True)).split("not in the form")[-1][:60]
