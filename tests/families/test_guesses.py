@@ -206,3 +206,48 @@ def test_the_command_says_that_it_guessed_in_its_summary() -> None:
 
     lines = [line.plain for line in _summary_lines(wqk.scan(model({})))]
     assert all("(guessed)" in line for line in lines)
+
+
+def test_modules_that_are_no_transformers_models_are_read() -> None:
+    torch = pytest.importorskip("torch")
+    single = torch.nn.MultiheadAttention(D, 4)
+    attention = read_attention(single, 0)
+    weight = single.in_proj_weight.detach().numpy()[:D].reshape(4, D // 4, D)
+    np.testing.assert_array_equal(attention.query.weight, weight)
+
+    class Settings:
+        def __init__(self) -> None:
+            self.n_head, self.n_embd = 4, D
+
+    class NanoGPT(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.config = Settings()
+            block = torch.nn.ModuleDict({"c_attn": torch.nn.Linear(D, 3 * D)})
+            self.h = torch.nn.ModuleList([torch.nn.ModuleDict({"attn": block})])
+
+    class Holder(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = NanoGPT()
+
+    for module in (NanoGPT(), Holder()):
+        assert read_attention(module, 0).head_count == 4
+
+
+def test_a_tensor_of_exactly_the_name_is_the_one_that_is_meant(tmp_path: Any) -> None:
+    tensors = {
+        f"{tower}layers.0.{side}.weight": draw(D, D)
+        for tower in ("", "vision.")
+        for side in ("q", "k")
+    }
+    both = Module(tensors, CONFIG)
+    for tower in ("", "vision."):
+        family = tmp_path / "own.toml"
+        family.write_text(
+            'name = "own"\nmodel_types = ["own"]\n[[attention]]\nstack = "own"\n'
+            f'query = "{tower}layers.{{layer}}.q"\nkey = "{tower}layers.{{layer}}.k"\n'
+        )
+        attention = read_attention(both, 0, family=str(family))
+        expected = tensors[f"{tower}layers.0.q.weight"].reshape(4, D // 4, D)
+        np.testing.assert_array_equal(attention.query.weight, expected)

@@ -95,9 +95,19 @@ def open_live(model: Any) -> StateDict:
 
 
 def _configuration(model: Any) -> Mapping[str, Any]:
+    """The configuration of a module, or of the only model of `transformers` that it holds."""
     config: Any = getattr(model, "config", None)
-    as_dict: Mapping[str, Any] = config.to_dict() if hasattr(config, "to_dict") else {}
-    return as_dict
+    if config is None and hasattr(model, "children"):
+        held = [child for child in model.children() if hasattr(child, "config")]
+        config = held[0].config if len(held) == 1 else None
+    if hasattr(config, "to_dict"):
+        as_dict: Mapping[str, Any] = config.to_dict()
+        return as_dict
+    if config is None:  # nn.MultiheadAttention counts its heads itself
+        heads = getattr(model, "num_heads", None)
+        return {"num_heads": heads} if isinstance(heads, int) else {}
+    plain = config if isinstance(config, dict) else getattr(config, "__dict__", {})
+    return {str(key): value for key, value in plain.items() if not str(key).startswith("_")}
 
 
 def _info(value: Any) -> TensorInfo:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from wqk.cli.options import family_file, heads_per_layer, json_output, revision
+from wqk.cli.options import family_file, heads_per_layer, json_output, key_heads, revision
 
 
 @click.command()
@@ -15,12 +15,14 @@ from wqk.cli.options import family_file, heads_per_layer, json_output, revision
 @revision
 @family_file
 @heads_per_layer
+@key_heads
 @json_output
 def explain(
     ref: str,
     revision: str | None,
     family: Path | None,
     heads_per_layer: int | None,
+    key_heads: int | None,
     as_json: bool,
 ) -> None:
     """Show which tensors are queries and keys, and the bytes a scan will read.
@@ -33,7 +35,11 @@ def explain(
     from wqk.cli import display
 
     explanation = explain_checkpoint(
-        ref, family=family, heads_per_layer=heads_per_layer, revision=revision
+        ref,
+        family=family,
+        heads_per_layer=heads_per_layer,
+        key_heads=key_heads,
+        revision=revision,
     )
     if as_json:
         display.print_object(asdict(explanation))

@@ -24,6 +24,13 @@ heads_per_layer = click.option(
     help="Query heads of a model whose config does not tell.",
 )
 
+key_heads = click.option(
+    "--key-heads",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Key heads of a model whose config has no number of them.",
+)
+
 revision = click.option("--revision", metavar="R", help="Revision of a hub repository.")
 
 table_file = click.option(

@@ -15,6 +15,7 @@ from wqk.cli.options import (
     gamma,
     heads_per_layer,
     json_output,
+    key_heads,
     table_file,
 )
 from wqk.errors import WqkError
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 )
 @family_file
 @heads_per_layer
+@key_heads
 @click.option(
     "--device", metavar="D", help="Let PyTorch multiply there, such as on cuda, instead of NumPy."
 )
@@ -90,6 +92,7 @@ def scan(
     revisions: tuple[str, ...],
     family: Path | None,
     heads_per_layer: int | None,
+    key_heads: int | None,
     device: str | None,
     out: Path | None,
     report: Path | None,
@@ -148,6 +151,7 @@ def scan(
                     distances=distances,
                     family=family,
                     heads_per_layer=heads_per_layer,
+                    key_heads=key_heads,
                     device=device,
                     details=details is not None,
                     measures=measures,

@@ -96,7 +96,9 @@ def infer_family(
         not count their heads.
     """
     tensors = checkpoint.tensors()
-    found = [c for c in candidates(tensors) if "{layer}" in c.query]
+    named = candidates(tensors)
+    # A single block has no number; beside numbered ones it is a pooling head.
+    found = [c for c in named if "{layer}" in c.query] or named
     around = {c: beside(c, found, tensors) for c in found}
     if found and all(one.recurrent for one in around.values()):
         first = next(iter(around.values())).recurrent[0]

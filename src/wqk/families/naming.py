@@ -42,14 +42,15 @@ def find_layers(tensors: Mapping[str, TensorInfo], rule: AttentionRule, name: st
         if not matches:
             continue
         before = sorted({match["prefix"] for match in matches})
-        if len(before) > 1:
+        if len(before) > 1 and before[0]:  # a tensor of exactly this name is the one that is meant
             raise CheckpointError(
                 f"{name}: two sets of tensors match {query!r}, under "
                 f"{before[0]!r} and {before[1]!r}; name one with a family file"
             )
         prefix = before[0]
         found = []
-        for index in sorted(tuple(int(n) for n in match.groups()[1:]) for match in matches):
+        own = (match for match in matches if match["prefix"] == prefix)
+        for index in sorted(tuple(int(n) for n in match.groups()[1:]) for match in own):
             names = [prefix + _fill(spelling, index) for spelling in (query, key)]
             for tensor in map(weight_name, names):
                 if tensor not in tensors:

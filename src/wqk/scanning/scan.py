@@ -63,6 +63,7 @@ def scan(
     distances: Sequence[int] = (0,),
     family: FilePath | None = None,
     heads_per_layer: int | None = None,
+    key_heads: int | None = None,
     device: str | None = None,
     details: bool = False,
     measures: Collection[str] = (),
@@ -88,7 +89,7 @@ def scan(
         its own rows.
     family
         A family file to use instead of the model type's own.
-    heads_per_layer
+    heads_per_layer, key_heads
         Number of query heads, where the tensors have to be guessed and the configuration is silent.
     device
         Where PyTorch multiplies, such as ``"cuda"``; without it NumPy does, on the CPU.
@@ -143,7 +144,7 @@ def scan(
 
         return scan_plans(
             checkpoint,
-            chosen_layers(attention_plans(checkpoint, family, heads_per_layer), layers),
+            chosen_layers(attention_plans(checkpoint, family, heads_per_layer, key_heads), layers),
             coordinates,
             gamma=gamma,
             heads=heads,
