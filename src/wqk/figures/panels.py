@@ -89,8 +89,8 @@ def sequence(count: int) -> list[tuple[float, float, float]]:
 
     Examples
     --------
-    >>> [round(sum(color), 2) for color in sequence(3)]
-    [0.6, 1.21, 1.66]
+    >>> [round(float(sum(color)), 2) for color in sequence(3)]
+    [0.6, 1.21, 1.69]
     """
     from matplotlib import colormaps
 
