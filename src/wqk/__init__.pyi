@@ -25,6 +25,7 @@ from .scanning.differences import diff as diff
 from .scanning.same import same as same
 from .scanning.scan import scan as scan
 from .scanning.surveys import survey as survey
+from .scanning.surveys.watch import watch as watch
 from .scanning.tables import ScoreTable as ScoreTable
 from .scanning.tables import join as join
 from .scanning.tables import read_table as read_table

@@ -26,6 +26,7 @@ from wqk.cli.theory import theory
 from wqk.cli.tokens import tokens
 from wqk.cli.train import train
 from wqk.cli.verify import verify
+from wqk.cli.watch import watch
 
 
 @click.group(cls=Boundary, context_settings={"help_option_names": ["-h", "--help"]})
@@ -42,7 +43,7 @@ command.add_sections(
     {
         "Look at a checkpoint": (scan, explain, verify, show, tokens),
         "Compare checkpoints": (diff, same),
-        "Score many checkpoints": (survey,),
+        "Score many checkpoints": (survey, watch),
         "Train": (corpus, train, experiments, speedup, glue),
         "Explain the paper": (atlas, figure, theory, demo),
         "Publish": (report,),

@@ -1,0 +1,99 @@
+"""``wqk watch``: the scores of a run's checkpoints as they appear."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from wqk.cli.options import gamma
+
+if TYPE_CHECKING:
+    from wqk.scanning.tables import ScoreTable
+
+
+@click.command()
+@click.argument("run", metavar="DIR")
+@click.option(
+    "--out", type=click.Path(path_type=Path), metavar="DIR", help="[default: DIR/wqk-scores]"
+)
+@click.option("--until", type=click.IntRange(min=0), metavar="STEP", help="Stop after this step.")
+@click.option(
+    "--every",
+    type=click.FloatRange(min=0, min_open=True),
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time from one look to the next.",
+)
+@click.option("--heads", is_flag=True, help="Score every single head, too.")
+@click.option(
+    "--tensorboard",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Write medians there for TensorBoard.",
+)
+@gamma
+def watch(
+    run: str,
+    out: Path | None,
+    until: int | None,
+    every: float,
+    heads: bool,
+    tensorboard: Path | None,
+    gamma: float,
+) -> None:
+    """Score each checkpoint of a training run as soon as it is whole.
+
+    Works beside any trainer that writes checkpoint-* folders: only files are looked at, and of
+    these only queries and keys are read. The same command resumes; Ctrl-C ends it.
+
+    \b
+    Example:
+      wqk watch ./run --until 100000
+    """
+    from wqk.cli import display
+    from wqk.scanning.surveys.watch import watch as watch_run
+
+    writer: Any = _writer(tensorboard) if tensorboard else None
+    place = out or Path(run) / "wqk-scores"
+
+    def tell(rows: ScoreTable) -> None:
+        summary = rows.layers.summary().row(0, named=True)
+        medians = {name: summary[f"{name}_median"] for name in ("symmetry", "directionality")}
+        step = rows.frame["step"][0]
+        texts = (f"{name} {value:.3f}" for name, value in medians.items() if value is not None)
+        click.echo(f"step {step}: {', '.join(texts)}")
+        for name, value in medians.items():
+            if writer and value is not None:
+                writer.add_scalar(f"wqk/{name}_median", value, step)
+        if writer:
+            writer.flush()
+
+    def wait(folder: str, reason: str) -> None:
+        display.say(f"{folder} is not whole yet: {reason}")
+
+    try:
+        for _ in watch_run(
+            run, out=place, until=until, every=every, gamma=gamma, heads=heads,
+            on_scores=tell, on_wait=wait,
+        ):  # fmt: skip
+            pass
+    except KeyboardInterrupt:
+        display.say(f"stopped; the scores are in {place / 'scores.parquet'}")
+    finally:
+        if writer:
+            writer.close()
+
+
+def _writer(folder: Path) -> Any:
+    from wqk.errors import MissingPackage
+
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise MissingPackage(
+            "--tensorboard needs PyTorch and tensorboard: pip install torch tensorboard"
+        ) from None
+    return SummaryWriter(str(folder))

@@ -1,0 +1,121 @@
+"""Score the checkpoints of a run as they appear, beside any trainer in any framework."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wqk.attention import attention_plans
+from wqk.checkpoints import open_checkpoint, steps_of
+from wqk.errors import WqkError
+from wqk.scanning.surveys.survey import survey
+from wqk.scanning.surveys.work import files_of
+from wqk.scanning.tables import read_table
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterator
+    from concurrent.futures import Executor
+
+    from wqk.scanning.tables import ScoreTable
+
+
+def watch(
+    run: str | os.PathLike[str],
+    *,
+    out: str | os.PathLike[str],
+    until: int | None = None,
+    every: float = 10.0,
+    gamma: float = 2.0,
+    heads: bool = True,
+    executor: Executor | None = None,
+    on_scores: Callable[[ScoreTable], None] | None = None,
+    on_wait: Callable[[str, str], None] | None = None,
+) -> Iterator[ScoreTable]:
+    """Score each ``checkpoint-*`` folder of a run once it is whole, reading queries and keys alone.
+
+    A checkpoint is whole when its tensors are all there and its files have stayed as they are from
+    one look to the next. The scores are a survey's, in ``out``: every checkpoint is appended to its
+    manifest, interrupting at any time loses nothing, the next call resumes, and checkpoints that
+    the trainer has deleted since keep their rows.
+
+    Parameters
+    ----------
+    run
+        The run's folder; it need not be there yet.
+    out
+        The survey's folder, with the table ``scores.parquet``.
+    until
+        Stop once a checkpoint of this step, or a later one, is scored; otherwise never.
+    every
+        Seconds from one look to the next.
+    gamma, heads, executor
+        As for `wqk.survey`.
+    on_scores
+        Called with the rows of every checkpoint that was scored.
+    on_wait
+        Called once for each checkpoint that is not whole yet, with its folder and the reason.
+
+    Yields
+    ------
+    ScoreTable
+        The whole table, each time that it has grown.
+
+    Raises
+    ------
+    WqkError
+        As for `wqk.survey`.
+    """
+    looks: dict[str, str | None] = {}
+    told: set[str] = set()
+    done = _scored(Path(out))
+    while True:
+        ready = []
+        for folder in _steps(Path(run)):
+            if folder in done:
+                continue
+            try:
+                files, before = files_of(folder), looks.get(folder)
+                looks[folder] = files
+                if files is None or files != before:
+                    continue
+                attention_plans(open_checkpoint(folder))
+            except WqkError as error:
+                if folder not in told and on_wait:
+                    on_wait(folder, str(error))
+                told.add(folder)
+                continue
+            ready.append(folder)
+        if ready:
+            names = sorted({*done, *ready}, key=_step)
+            table = survey(names, out=out, gamma=gamma, heads=heads, executor=executor, jobs=1)
+            for folder in ready:
+                rows = table.filter(_is(folder))
+                if on_scores and len(rows):
+                    on_scores(rows)
+            done |= set(ready)
+            yield table
+        if until is not None and any(_step(folder) >= until for folder in done):
+            return
+        time.sleep(every)
+
+
+def _steps(run: Path) -> list[str]:
+    return [folder for folder in steps_of(str(run)) if folder != str(run)] if run.is_dir() else []
+
+
+def _scored(out: Path) -> set[str]:
+    """The checkpoints that an earlier watch has scored."""
+    path = out / "scores.parquet"
+    return set(read_table(path).frame["checkpoint"].unique()) if path.exists() else set()
+
+
+def _step(folder: str) -> int:
+    return int(Path(folder).name.rpartition("-")[2])
+
+
+def _is(folder: str) -> Any:
+    import polars as pl
+
+    return pl.col("checkpoint") == folder
