@@ -76,14 +76,13 @@ def test_a_killed_watch_loses_nothing(tmp_path: Path) -> None:
     command = [
         sys.executable, "-m", "wqk", "watch", str(run), "--out", str(out), "--every", "0.05",
     ]  # fmt: skip
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    timer = threading.Timer(120, process.kill)
-    timer.start()
-    assert process.stdout is not None
-    process.stdout.readline()
-    process.kill()
-    process.wait()
-    timer.cancel()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        timer = threading.Timer(120, process.kill)
+        timer.start()
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.kill()
+        timer.cancel()
     checkpoint(run, 6)
     with ThreadPoolExecutor(1) as threads:
         *_, table = watch(run, out=out, until=6, every=0.01, heads=False, executor=threads)
