@@ -122,6 +122,7 @@ def test_an_adapter_on_itself_is_refused(base: Path):
         open_checkpoint(folder)
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing:FutureWarning")
 def test_the_scores_are_those_of_pefts_merged_model(tmp_path: Path):
     import peft
     import transformers

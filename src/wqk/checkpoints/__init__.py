@@ -87,11 +87,11 @@ def open_checkpoint(
     elif _exists(path) or not _is_hub_id(name):
         _refuse_revision(revision, name)
         folder = path / subfolder if subfolder else Path(steps_of(name)[-1])
-        adapter = read_adapter(folder)
+        adapter = read_adapter(folder) if _exists(folder) else None
         if adapter is None:
             return open_local(folder)
         # Not by way of this function: an adapter on an adapter might name itself.
-        if Path(adapter.base).is_dir():
+        if _exists(Path(adapter.base)):
             return AdaptedCheckpoint(open_local(Path(adapter.base)), adapter)
         base = open_hub(
             adapter.base,
