@@ -85,7 +85,7 @@ def test_of_several_stacks_that_of_the_row_is_taken() -> None:
             join([layers([0.5], [0.0], stack=s) for s in ("decoder", "vision")]),
             "the table has decoder, vision",
         ),
-        (layers([None], [float("nan")], status="degenerate"), "no scores to compare"),
+        (layers([None], [float("nan")], status="degenerate"), "none of its layers has a score"),
     ],
 )
 def test_what_cannot_be_compared_says_why(table: wqk.ScoreTable, words: str) -> None:

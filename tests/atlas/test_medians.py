@@ -127,7 +127,7 @@ def test_a_row_finds_its_model_by_id_before_folder_and_by_stack() -> None:
 
 def test_a_survey_that_is_not_finished_can_be_read(tmp_path: Path) -> None:
     (tmp_path / "parts").mkdir()
-    with pytest.raises(TableError, match="no scores of a survey"):
+    with pytest.raises(TableError, match="contains no survey"):
         survey_table(tmp_path)
     layers([0.1], [0.0]).write(tmp_path / "parts" / "b.parquet")
     layers([0.2], [0.0], checkpoint="other").write(tmp_path / "parts" / "a.parquet")

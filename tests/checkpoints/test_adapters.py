@@ -91,8 +91,8 @@ def test_a_whole_tensor_replaces_the_base_models(base: Path):
         ({"init_lora_weights": "pissa"}, "start pissa"),
         ({"base_model_name_or_path": "https://example.org/x"}, "names no base model"),
         ({"base_model_name_or_path": None}, "names no base model"),
-        ({"lora_alpha": "six"}, "lora_alpha is no number"),
-        ({"alpha_pattern": {"(": 3}}, "no regular expression"),
+        ({"lora_alpha": "six"}, "lora_alpha must be a number"),
+        ({"alpha_pattern": {"(": 3}}, "not a regular expression"),
     ],
 )
 def test_other_adapters_are_refused(base: Path, config: dict[str, Any], message: str):

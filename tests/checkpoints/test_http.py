@@ -221,18 +221,18 @@ def test_a_server_that_never_answers(site, impatient, within):
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        (part(code=200), "does not serve ranges of bytes"),
+        (part(code=200), "does not support range requests"),
         (part(total="9" * 5000), "does not say which range"),
-        (part(shift=1), "bytes 8-.* were asked for, the server sends 9-"),
+        (part(shift=1), "bytes 8-.* were requested, but the server sends 9-"),
         (part(Content_Range="bytes 8-7/9"), "were asked for"),
         (part(Content_Range=""), "does not say which range"),
         (part(Content_Range="bytes 8-20/x"), "does not say which range"),
         (part(total=17), "has 17 bytes instead of"),
         (part(Content_Length="99"), "announces 99 bytes for the range"),
-        (part(ETag='"other"'), "was replaced while it was read"),
-        (part(ETag=""), "was replaced while it was read"),
+        (part(ETag='"other"'), "was replaced during the read"),
+        (part(ETag=""), "was replaced during the read"),
         (part(Content_Encoding="gzip"), "compresses ranges"),
-        (status(416), "ends before the bytes"),
+        (status(416), "ends before the requested bytes"),
         (status(401), "may not read it"),
         (status(418), "answers 418"),
         (status(404), "no such file"),
@@ -343,7 +343,7 @@ def test_a_file_without_tag_that_changes_half_way_is_refused(site, waits):
     site.faults.extend([dated] * 5 + [later] * 5)
     checkpoint = open_checkpoint(f"{site.url}{WEIGHTS}")
     checkpoint.read([Part(query(0))])
-    with pytest.raises(CheckpointError, match="was replaced while it was read"):
+    with pytest.raises(CheckpointError, match="was replaced during the read"):
         checkpoint.read([Part(query(1))])
 
 
@@ -407,7 +407,7 @@ def test_a_replaced_file_is_not_taken_for_the_old_one(site):
     checkpoint = open_checkpoint(address)
     assert_right(checkpoint, query(0))
     site.files[WEIGHTS] = save(bert_weights(seed=1))
-    with pytest.raises(CheckpointError, match="was replaced while"):
+    with pytest.raises(CheckpointError, match="was replaced during"):
         checkpoint.read([Part(query(1))])
     assert_right(open_checkpoint(address), query(0), query(1), seed=1)
 

@@ -129,5 +129,7 @@ def test_missing_tensors_and_rows_are_refused():
     checkpoint = open_checkpoint(Model())
     with pytest.raises(CheckpointError, match="Model: no tensor named 'key'"):
         checkpoint.read([Part("key")])
-    with pytest.raises(CheckpointError, match=r"rows 0:7 were asked of a tensor of shape \(6, 4\)"):
+    with pytest.raises(
+        CheckpointError, match=r"rows 0:7 requested from a tensor of shape \(6, 4\)"
+    ):
         checkpoint.read([Part("query.weight", ((0, 7),))])

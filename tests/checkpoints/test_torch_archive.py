@@ -86,7 +86,7 @@ def test_weights_nested_in_a_training_scripts_dictionary(tmp_path, key):
 @pytest.mark.parametrize("content", [{}, {"epoch": 3}, [torch.ones(2)], {"model": [1]}, 5])
 def test_an_archive_without_a_state_dict(tmp_path, content):
     torch.save(content, tmp_path / "model.pt")
-    with pytest.raises(CheckpointError, match="holds no state dict"):
+    with pytest.raises(CheckpointError, match="contains no state dict"):
         open_checkpoint(tmp_path)
 
 
@@ -134,7 +134,7 @@ def test_code_in_an_archive_is_never_run(tmp_path, save, with_weights, as_file):
 
 def test_a_pickled_module_is_refused(tmp_path):
     torch.save(torch.nn.Linear(2, 2), tmp_path / "model.pt")
-    with pytest.raises(CheckpointError, match="holds more than weights"):
+    with pytest.raises(CheckpointError, match="contains more than weights"):
         open_checkpoint(tmp_path)
 
 
@@ -251,7 +251,7 @@ def test_an_archive_that_changes_while_it_is_read_is_refused(tmp_path, how):
             buffer = io.BytesIO()
             torch.save(weights(1, "a", "b"), buffer)
             file.write(buffer.getvalue())
-    with pytest.raises(CheckpointError, match=r"was written to|ended at byte|while it was read"):
+    with pytest.raises(CheckpointError, match=r"changed|ended at byte|during the read"):
         checkpoint.read([Part("b")])
 
 

@@ -103,11 +103,11 @@ def test_one_bad_checkpoint_does_not_hide_the_good_ones():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("scan", ENCODER, "--revision", "main"), "only repositories of the hub have revisions"),
-        (("explain", ENCODER, "--revision", "main"), "only repositories of the hub have revisions"),
+        (("scan", ENCODER, "--revision", "main"), "only Hub repositories have revisions"),
+        (("explain", ENCODER, "--revision", "main"), "only Hub repositories have revisions"),
         (("scan", ENCODER, "--heads-per-layer", "2"), "knows the number of heads"),
         (("diff", ENCODER, ENCODER, "--heads-per-layer", "2"), "knows the number of heads"),
-        (("diff", ENCODER, ENCODER, "--revision", "a"), "--revision is given twice"),
+        (("diff", ENCODER, ENCODER, "--revision", "a"), "expected --revision twice"),
         (("scan", "x" * 5000), "cannot be opened"),
         (("scan", ENCODER, "--out", "/no/such/folder/t.csv"), "cannot be written"),
         (("scan", ENCODER, "--details", "/no/such/folder/t.npz"), "cannot be written"),

@@ -149,7 +149,7 @@ def test_numbers_come_from_the_parts_own_configuration() -> None:
     assert heads_of(towers, nested) == {"vision": 2, "text": 4}
     with pytest.raises(UnknownFamily, match="vision_model"):
         heads_of(towers, {"num_attention_heads": 4})
-    with pytest.raises(UnknownFamily, match="count the heads"):
+    with pytest.raises(UnknownFamily, match="give the number of heads"):
         heads_of({"layers.0.attn": (D, D)}, {"num_attention_heads": 4, "hidden_size": 2 * D})
 
 

@@ -109,7 +109,7 @@ def test_a_known_type_with_foreign_names_is_guessed_too() -> None:
 
 @pytest.mark.parametrize("names", [["sequence.0.weight"], ["q_proj.weight"], ["h.0.q.weight"]])
 def test_what_cannot_be_guessed_is_refused(names: list[str]) -> None:
-    with pytest.raises(wqk.errors.UnknownFamily, match="named like a query beside a key"):
+    with pytest.raises(wqk.errors.UnknownFamily, match="has a query's name next to a key"):
         wqk.scan(Module({name: draw(D, D) for name in names}, CONFIG))
 
 

@@ -32,5 +32,5 @@ def test_transformers_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_what_is_run_is_a_folder(tmp_path: Path) -> None:
     model = save(NAMED["bert"], tmp_path)
     for ref in (model, tmp_path / "model.safetensors"):
-        with pytest.raises(CheckpointError, match="name the folder"):
+        with pytest.raises(CheckpointError, match="pass the folder"):
             verify(ref)

@@ -157,7 +157,7 @@ UNFIT: list[tuple[str, str, dict[str, str], type[WqkError], str]] = [
         "gpt-oss",
         {"self_attn.sinks": "self_attn.none"},
         UnknownFamily,
-        "report their attention",
+        "return attention weights",
     ),
 ]
 

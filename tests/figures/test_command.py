@@ -69,7 +69,7 @@ def test_tables_go_to_the_terminal_or_a_file(tmp_path: Path) -> None:
         (["table1", "--out", "table1.png"], "table1 is written as .md or .tex"),
         (["fig2", "--out", "absent/fig2.csv"], "cannot be written"),
         (["fig2", "--from", "absent.parquet"], "absent.parquet: cannot be read"),
-        (["coupling", "."], "holds no training run and no survey"),
+        (["coupling", "."], "contains no training run and no survey"),
     ],
 )
 def test_what_goes_wrong_is_one_line(

@@ -39,5 +39,5 @@ def test_terms_add_up_to_the_change_and_have_its_spectra(
 
 
 def test_only_factors_of_one_shape_step_into_each_other() -> None:
-    with pytest.raises(FormError, match="factors of one shape"):
+    with pytest.raises(FormError, match="factors of the same shape"):
         update_terms(BilinearForm(np.eye(3), np.eye(3)), BilinearForm(np.eye(3, 2), np.eye(3, 2)))

@@ -239,7 +239,7 @@ def test_a_model_that_cannot_be_followed_is_refused_at_once(tmp_path: Path) -> N
         ({"path": "scores.parquet"}, OutputError, "appends to .jsonl"),
         ({"path": "file/scores.jsonl"}, OutputError, "file/scores.jsonl: cannot be written"),
         ({"path": "other.jsonl"}, RunError, "line 1 is not a JSON object"),
-        ({"path": "table.jsonl", "gamma": 3.0}, RunError, "gamma 2.0, and would get some with 3.0"),
+        ({"path": "table.jsonl", "gamma": 3.0}, RunError, "gamma 2.0, but these have gamma 3.0"),
         ({"every": 0}, RunError, "at least 1, got every=0"),
         ({"steps": "linear"}, RunError, "'log' for 1, 2, 4, 8, ...; got 'linear'"),
     ],

@@ -134,7 +134,7 @@ def test_settings_without_a_recipe(tmp_path: Path) -> None:
 
 def test_a_run_is_made_once(run: Run) -> None:
     before = (run.folder / SETTINGS).read_bytes()
-    with pytest.raises(RunError, match="holds a run already"):
+    with pytest.raises(RunError, match="already contains a run"):
         create_run(run.folder, {})
     assert (run.folder / SETTINGS).read_bytes() == before
     assert json.loads(before) == SETTINGS_EXAMPLE

@@ -486,7 +486,7 @@ def test_places_where_nothing_can_be_written(models: list[str], tmp_path: Path):
     other = tmp_path / "other"
     other.mkdir()
     (other / "scores.parquet").touch()
-    with pytest.raises(TableError, match="is no survey's"):
+    with pytest.raises(TableError, match="that no survey wrote"):
         wqk.survey(models[:1], out=other)
 
 
@@ -521,7 +521,7 @@ def test_files_that_change_during_the_scan(
     with ThreadPoolExecutor(1) as threads:
         table = wqk.survey(model, out=tmp_path / "out", executor=threads)
     (failed,) = table.metadata["failed"]
-    assert "changed while they were read" in failed["reason"]
+    assert "changed during the read" in failed["reason"]
     assert len(table) == 0
 
 
@@ -559,13 +559,13 @@ def test_lists_and_named_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         with pytest.raises((CheckpointError, UnknownName), match=message):
             expand([bad])
     names.write_text("# nothing\n")
-    with pytest.raises(CheckpointError, match="names no checkpoint"):
+    with pytest.raises(CheckpointError, match="lists no checkpoint"):
         expand([f"@{names}"])
     names.write_bytes(b"\xff\xfe")
     with pytest.raises(CheckpointError, match="one ref per line"):
         expand([f"@{names}"])
     names.write_text("@other")
-    with pytest.raises(CheckpointError, match="cannot name another list"):
+    with pytest.raises(CheckpointError, match="cannot include another list"):
         expand([f"@{names}"])
 
 

@@ -118,7 +118,7 @@ def test_an_empty_table():
     [
         (pl.DataFrame({"layer": [1]}), "needs the columns checkpoint, revision"),
         (some_table().frame.drop("norm", "rank"), "needs the columns rank, norm"),
-        (some_table().frame.with_columns(layer=pl.lit("first")), "does not hold what"),
+        (some_table().frame.with_columns(layer=pl.lit("first")), "has the wrong type"),
     ],
 )
 def test_a_frame_that_is_no_score_table(frame, message):
@@ -282,7 +282,7 @@ def test_an_ending_without_a_format(tmp_path, name):
 @pytest.mark.parametrize("name", ["t.md", "t.tex"])
 def test_tables_for_people_are_not_read_back(tmp_path, name):
     some_table().write(tmp_path / name)
-    with pytest.raises(TableError, match="a table is read from"):
+    with pytest.raises(TableError, match="expected a table in"):
         read_table(tmp_path / name)
 
 

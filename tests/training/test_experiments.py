@@ -81,14 +81,14 @@ def test_runs_stop_resume_and_are_left_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("x = [", "no TOML"),
+        ("x = [", "not a TOML"),
         ("[recipe]\nsteps = 3", r"\[\[cell\]\] tables"),
         (SMALL + '[[cell]]\nname = "a"\n[[cell]]\nname = "a"', "two cells are called 'a'"),
         (SMALL + "[[cell]]\n", "has a name"),
-        (SMALL + '[[cell]]\nname = "../a"', "that of a folder"),
-        (SMALL + '[[cell]]\nname = "a"\nseeds = [1, 1]', "all different"),
+        (SMALL + '[[cell]]\nname = "../a"', "must be a valid folder name"),
+        (SMALL + '[[cell]]\nname = "a"\nseeds = [1, 1]', "must be distinct"),
         (SMALL + '[[cell]]\nname = "a"\nstop = 7', "stop is one of the 6 steps"),
-        (SMALL + '[[cell]]\nname = "a"\ncolor = 1', "cell 'a': recipe: no field is called color"),
+        (SMALL + '[[cell]]\nname = "a"\ncolor = 1', "cell 'a': recipe: no field named color"),
         (SMALL + '[[cell]]\nname = "a"\nheads = 3', "cell 'a': recipe: the width"),
     ],
 )

@@ -133,7 +133,7 @@ def test_models_that_cannot_be_fine_tuned(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="has no checkpoint yet"):
         fine_tune(tmp_path / "run", task(), (1,))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(CheckpointError, match="no encoder with a tokenizer"):
+    with pytest.raises(CheckpointError, match="not an encoder with a tokenizer"):
         fine_tune(tmp_path / "empty", task(), (1,))
 
 

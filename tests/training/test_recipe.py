@@ -84,7 +84,7 @@ def test_a_configuration_takes_the_place_of_the_sizes() -> None:
     recipe = make_recipe(config={"model_type": "llama"}, mode="decoder")
     assert (recipe.layers, recipe.width, recipe.norm) == (None, None, None)
     for twice in ({"layers": 2}, {"size": "mini"}, {"dropout": 0.1}):
-        with pytest.raises(RunError, match="the configuration decides"):
+        with pytest.raises(RunError, match="the configuration determines"):
             make_recipe(config={"model_type": "llama"}, **twice)
 
 

@@ -107,8 +107,8 @@ def test_resuming_needs_no_more_than_the_folder(where: list[str], tmp_path: Path
         (["--penalty", "round=1"], "penalty is one of none, symmetric, skew"),
         (["--mode", "decoder", "--objective", "masked"], "an encoder's objective is masked"),
         (["--preset", "slow"], "Invalid value for '--preset'"),
-        (["--config", __file__], "holds no JSON object"),
-        (["--report-to", "nonsense"], "installed here: "),
+        (["--config", __file__], "contains no JSON object"),
+        (["--report-to", "nonsense"], "expected installed loggers: "),
     ],
 )
 def test_mistakes_are_one_line(
@@ -132,7 +132,7 @@ def test_a_run_that_exists(where: list[str], tmp_path: Path) -> None:
     (tmp_path / "run" / "run.json").write_text("{}")
     done = wqk_train(*flags(**SMALL), *where)
     assert done.exit_code == 2
-    assert "holds a run already" in done.stderr
+    assert "already contains a run" in done.stderr
     empty = wqk_train("--resume", "-o", str(tmp_path / "run"))
     assert empty.exit_code == 2
     assert "expected an object 'recipe', got None" in empty.stderr

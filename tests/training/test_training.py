@@ -225,7 +225,7 @@ def test_loggers_hear_the_same(corpus: TokenStore, tiny: Any, tmp_path: Path) ->
 
 def test_a_run_that_exists_is_not_begun_again(run: Run, corpus: TokenStore, tiny: Any) -> None:
     before = (run.folder / METRICS).read_bytes()
-    with pytest.raises(RunError, match="holds a run already"):
+    with pytest.raises(RunError, match="already contains a run"):
         train(tiny(), corpus.folder, run.folder)
     assert (run.folder / METRICS).read_bytes() == before
 
@@ -238,7 +238,7 @@ def test_resuming_by_another_recipe_or_corpus_is_refused(
     recipe = replace(Recipe.from_json(run.recipe), steps=13, seed=2)
     with pytest.raises(RunError, match="differs in steps: 12 → 13; seed: 1 → 2"):
         train(recipe, corpus.folder, run.folder, resume=True)
-    with pytest.raises(RunError, match="resumed on its own corpus"):
+    with pytest.raises(RunError, match="resumes on its own corpus"):
         train(None, other_corpus.folder, run.folder, resume=True)
 
 
@@ -292,7 +292,7 @@ def test_a_corpus_without_a_mask_or_too_short(tiny: Any, tmp_path: Path) -> None
         train(tiny(), store("maskless", 100, {}), tmp_path / "run")
     with pytest.raises(CorpusError, match="a block takes 16 tokens, but the stream has 9"):
         train(tiny(), store("short", 9, {"mask": 1}), tmp_path / "run2")
-    with pytest.raises(CorpusError, match="no token store"):
+    with pytest.raises(CorpusError, match="not a token store"):
         train(tiny(), tmp_path / "nowhere", tmp_path / "run3")
     damaged = store("damaged", 100, {"mask": 1})
     (damaged / "tokenizer.json").write_text("{}")
@@ -408,7 +408,7 @@ def test_of_two_that_begin_together_one_trains(corpus: TokenStore, tmp_path: Pat
     ended = [process.communicate("go\n")[0].strip() for process in starting]
     (winner,) = (seed for seed in (1, 2) if f"trained {seed}" in ended)
     (refusal,) = (line for line in ended if not line.startswith("trained"))
-    assert "another training run is running here" in refusal or "holds a run already" in refusal
+    assert "another training run is running here" in refusal or "already contains a run" in refusal
     run = open_run(tmp_path / "run")
     assert run.recipe["seed"] == winner
     assert run.metrics["step"][-1] == 60

@@ -84,7 +84,7 @@ def compare(table: ScoreTable, row: Mapping[str, Any]) -> Comparison:
         if scan[score] is not None and row[score] is not None
     }
     if not differences:
-        raise TableError(f"{scan['name']}: its layers have no scores to compare")
+        raise TableError(f"{scan['name']}: none of its layers has a score to compare")
     return Comparison(row, scan, differences)
 
 
@@ -92,8 +92,8 @@ def _matching(rows: pl.DataFrame, row: Mapping[str, Any]) -> dict[str, Any]:
     """The one row of a scan that a published row is to be compared with."""
     if rows.is_empty():
         raise TableError(
-            "published scores compare with self-attention, circuit qk, distance 0 and gamma 2, "
-            "without folded norms and biases; the table has no such row"
+            "published scores are comparable only with self-attention, circuit qk, distance 0 and "
+            "gamma 2, without folded norms and biases; the table has no such row"
         )
     named = of_model(rows, row)
     found = named if named.height else rows
@@ -107,5 +107,5 @@ def _matching(rows: pl.DataFrame, row: Mapping[str, Any]) -> dict[str, Any]:
         found = found.filter(stack=row["stack"])
     if found.height != 1:
         stacks = ", ".join(rows["stack"].unique(maintain_order=True))
-        raise TableError(f"{row['name']} is the row of one {row['stack']}; the table has {stacks}")
+        raise TableError(f"{row['name']}: a row of the {row['stack']}; the table has {stacks}")
     return found.row(0, named=True)

@@ -65,7 +65,9 @@ def lookup(name: str, rows: pl.DataFrame | None = None) -> pl.DataFrame:
         names = list(dict.fromkeys(known[c] for c in close))
         hint = f"did you mean {', '.join(names)}?" if names else "wqk atlas lists what there is"
         raise UnknownName(
-            f"{name}: the paper has no model of this name or hub id; {hint}", name=name, close=names
+            f"{name}: the paper has no model with this name or Hub id; {hint}",
+            name=name,
+            close=names,
         )
     same = [column for column in COLUMNS if column not in ("name", "sound")]
     return found.unique(subset=same, keep="first", maintain_order=True)

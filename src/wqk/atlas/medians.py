@@ -130,7 +130,7 @@ def _score_files(folder: str | PathLike[str]) -> list[Path]:
     files = [whole] if whole.is_file() else sorted((Path(folder) / "parts").glob("*.parquet"))
     if not files:
         raise TableError(
-            f"{folder}: holds no scores of a survey; expected the folder that wqk survey --out made"
+            f"{folder}: contains no survey; expected a folder written by wqk survey --out"
         )
     return files
 

@@ -107,11 +107,11 @@ def paper_table(
         )
     if name == "table1":
         if isinstance(own, ScoreTable):
-            raise TableError("table1 takes results of training beside its own, got a score table")
+            raise TableError("table1 accepts training results (TrainingResult), got a score table")
         sheet = _training(list(own or ()))
     else:
         if not isinstance(own, ScoreTable | None):
-            raise TableError(f"{name} takes a score table beside its own, got results of training")
+            raise TableError(f"{name} accepts a score table, got training results")
         sheet = _scores(SCORE_OF[name], own)
     return FORMATS[format](sheet)
 

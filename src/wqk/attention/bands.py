@@ -81,8 +81,8 @@ def rotary_bands(attention: Attention) -> Bands:
     rotary = attention.plan.rotary
     if rotary is None:
         raise CheckpointError(
-            f"layer {attention.layer} of the {attention.plan.stack} has no rotary positions, "
-            "and so no bands"
+            f"layer {attention.layer} of the {attention.plan.stack} has no rotary positions "
+            "and therefore no bands"
         )
     first, second = rotary.planes
     turned = np.zeros(attention.query.weight.shape[1], bool)

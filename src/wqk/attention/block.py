@@ -171,8 +171,8 @@ class Attention:
     def _require_known(self, what: str) -> None:
         if self.plan.rule.guess:
             raise UnknownFamily(
-                f"{what} needs the model's scale and positions, which are not known: the family is "
-                "guessed from the tensors' names; describe it in a family file"
+                f"{what} needs the model's scale and positions, which are unknown: the family was "
+                "guessed from tensor names; describe the model in a family file"
             )
 
     def _vectors(self, side: int, x: np.ndarray, positions: np.ndarray | None) -> np.ndarray:
@@ -362,7 +362,7 @@ def attention_plan(
     stacks = list(dict.fromkeys(p.stack for p in plans))
     if len(stacks) > 1:
         raise CheckpointError(
-            f"{checkpoint.name}: has several stacks, name one of them: stack="
+            f"{checkpoint.name}: has several stacks; choose one with stack="
             f"{' or '.join(map(repr, stacks))}"
         )
     by_layer = {p.layer: p for p in plans}

@@ -47,7 +47,7 @@ class Coordinates:
             raise CheckpointError(f"a circuit is 'qk' or 'ov', got {self.circuit!r}")
         if self.circuit == "ov" and set(self.distances) != {0}:
             raise CheckpointError(
-                "values and outputs meet no positions, so that their form has no distance; score "
+                "positions do not act on values and outputs, so their form has no distance; score "
                 "the query-key circuit at distances, or leave the distances out"
             )
 
@@ -93,7 +93,7 @@ def read_block(checkpoint: Checkpoint, plan: AttentionPlan, coordinates: Coordin
     if coordinates.bias:
         if plan.rule.guess and coordinates.circuit == "qk" and right.bias is not None:
             raise CheckpointError(
-                f"layer {plan.layer} of the {plan.stack} was guessed from the names of tensors; "
+                f"layer {plan.layer} of the {plan.stack} was guessed from tensor names; "
                 "the key's bias counts only with rotary positions, and whether it has these is not "
                 "known; leave out the biases"
             )
@@ -150,8 +150,8 @@ def _circuit(checkpoint: Checkpoint, plan: AttentionPlan, circuit: str) -> tuple
         )
     if plan.value is None or plan.output is None:
         raise CheckpointError(
-            f"layer {plan.layer} of the {plan.stack}: family {plan.family} names no values and "
-            "outputs, or the checkpoint lacks them"
+            f"layer {plan.layer} of the {plan.stack}: family {plan.family} describes no values "
+            "and outputs, or the checkpoint lacks them"
         )
     wanted = [*plan.value.parts, *plan.output.parts]
     stored = dict(zip(wanted, checkpoint.read(wanted), strict=True))

@@ -50,8 +50,8 @@ def embedding_table(checkpoint: Checkpoint, width: int, name: str | None = None)
         shape = checkpoint.info(name).shape
         if len(shape) != 2 or shape[1] != width:
             raise CheckpointError(
-                f"{name}: an embedding table must be (tokens, {width}), as wide as what the "
-                f"queries are projected from; got {shape}"
+                f"{name}: an embedding table must be (tokens, {width}), as wide as the "
+                f"queries' input; got {shape}"
             )
         return name
     found = [
@@ -95,7 +95,7 @@ def token_names(ref: Any, **hub: Any) -> dict[int, str]:
             try:
                 return read(path)
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-                raise CheckpointError(f"{path}: holds no tokenizer ({error})") from None
+                raise CheckpointError(f"{path}: contains no tokenizer ({error})") from None
     return {}
 
 

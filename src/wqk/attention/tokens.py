@@ -134,8 +134,7 @@ def match_tokens(
     coordinates = Coordinates(fold_norm=fold_norm, bias=True, distances=(distance,))
     if lacks_norm(plan, coordinates):
         raise CheckpointError(
-            f"{checkpoint.name}: no norm is known that feeds layer {plan.layer}; "
-            "leave out fold_norm"
+            f"{checkpoint.name}: no known norm feeds layer {plan.layer}; leave out fold_norm"
         )
     ((_, form),) = read_block(checkpoint, plan, coordinates).forms
     heads = form.stack[0] * form.stack[1]

@@ -67,8 +67,8 @@ def open_checkpoint(
         return open_live(ref)
     if not isinstance(ref, str | os.PathLike):
         raise CheckpointError(
-            "a checkpoint is a path, a hub id, an nn.Module or a state dict, "
-            f"got {type(ref).__name__}"
+            "a checkpoint must be a path, a Hub id, an nn.Module or a state "
+            f"dict, got {type(ref).__name__}"
         )
     path, name = Path(ref), str(ref)
     if is_url(name):
@@ -132,7 +132,7 @@ def steps_of(ref: str) -> list[str]:
 def _refuse_revision(revision: str | None, name: str) -> None:
     if revision:
         raise CheckpointError(
-            f"{name}: only repositories of the hub have revisions, got {revision!r}; leave it out"
+            f"{name}: only Hub repositories have revisions, got {revision!r}; leave it out"
         )
 
 

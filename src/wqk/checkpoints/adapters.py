@@ -48,8 +48,8 @@ class Adapter(NamedTuple):
         base = self.config.get("base_model_name_or_path")
         if not isinstance(base, str) or not base or "://" in base:
             raise CheckpointError(
-                f"{self.tensors.name}: {CONFIG} names no base model; expected a path or a hub id "
-                f"under base_model_name_or_path, got {base!r}"
+                f"{self.tensors.name}: {CONFIG} names no base model; expected a path or a Hub id "
+                f"in base_model_name_or_path, got {base!r}"
             )
         return base
 
@@ -86,7 +86,7 @@ def read_adapter(folder: Path) -> Adapter | None:
     if kind != "LORA" or used or config.get("init_lora_weights") not in PLAIN_STARTS:
         what = kind if kind != "LORA" else ", ".join(used) or f"start {config['init_lora_weights']}"
         raise CheckpointError(
-            f"{folder}: an adapter ({what}) that is more than W + s B A; merge it into its base "
+            f"{folder}: an adapter ({what}) other than W + s B A; merge it into its base "
             "model first (peft: model.merge_and_unload().save_pretrained(...))"
         )
     return Adapter(config, StoredCheckpoint(str(folder), [weight_file(LocalFile(path))], {}))
@@ -184,7 +184,7 @@ def _update(
     config, rank = adapter.config, down[0]
     alpha = _pattern(config.get("alpha_pattern"), module, config.get("lora_alpha", 8))
     if not isinstance(alpha, int | float) or not math.isfinite(alpha):
-        raise CheckpointError(f"{adapter.tensors.name}: lora_alpha is no number, got {alpha!r}")
+        raise CheckpointError(f"{adapter.tensors.name}: lora_alpha must be a number, got {alpha!r}")
     scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
     return Update(names["A"], names["B"], scale, transposed)
 
@@ -196,7 +196,9 @@ def _pattern(patterns: Any, module: str, default: Any) -> Any:
             if re.fullmatch(rf"(.*\.)?({pattern})", module):
                 return value
         except re.error:
-            raise CheckpointError(f"alpha_pattern: {pattern!r} is no regular expression") from None
+            raise CheckpointError(
+                f"alpha_pattern: {pattern!r} is not a regular expression"
+            ) from None
     return default
 
 

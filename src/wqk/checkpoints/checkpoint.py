@@ -35,7 +35,7 @@ class Part(NamedTuple):
         for start, stop in self.rows:
             if not (shape and 0 <= start < stop <= shape[0]):
                 raise CheckpointError(
-                    f"{self.name}: rows {start}:{stop} were asked of a tensor of shape {shape}"
+                    f"{self.name}: rows {start}:{stop} requested from a tensor of shape {shape}"
                 )
         return self.rows
 
@@ -88,7 +88,7 @@ class Checkpoint(ABC):
         Raises
         ------
         CheckpointError
-            A tensor is missing, of an unsupported type, or its data is not there.
+            A tensor or its data is missing, or its type is unsupported.
         """
 
     def prefetch(self, parts: Sequence[Part]) -> None:  # noqa: B027 - most sources have no delay

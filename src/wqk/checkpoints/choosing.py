@@ -220,6 +220,6 @@ def refuse_quantized(config: Mapping[str, Any], name: str) -> None:
     method = str(quantization.get("quant_method", "")).lower()
     if method in ("gptq", "awq", "bitsandbytes", "aqlm", "hqq", "quanto", "eetq", "higgs", "vptq"):
         raise CheckpointError(
-            f"{name}: quantized with {method}; its weights are codes, not numbers to score; "
-            "use the original checkpoint, or dequantize it first"
+            f"{name}: quantized with {method}; quantized weights cannot be scored; use the "
+            "original checkpoint, or dequantize it first"
         )

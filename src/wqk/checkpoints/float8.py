@@ -25,7 +25,7 @@ def scale_name(name: str, tensors: Mapping[str, object]) -> str:
             return name + suffix
     raise CheckpointError(
         f"{name}: stored as float8 without its scales ({name}_scale_inv or {name}_scale); "
-        "its values mean nothing"
+        "without them its values are meaningless"
     )
 
 

@@ -120,8 +120,8 @@ class RemoteFile:
                 most = patience.attempts if self._answered else patience.attempts_to_connect
                 if failures >= most:
                     raise HubError(
-                        f"{self.name}: {interrupted}, {failures} times in a row; try again later, "
-                        "what was read so far is kept"
+                        f"{self.name}: {interrupted}, {failures} times in a row; try again later "
+                        "(bytes read so far are cached)"
                     ) from None
                 patience.wait(failures, interrupted.wait, self.name)
         return filled
@@ -186,7 +186,7 @@ class RemoteFile:
                 target = urljoin(url, response.headers.get("location", ""))
                 schemes = split_address(url).scheme, split_address(target).scheme
             except (ValueError, CheckpointError):
-                raise CheckpointError(f"{self.name}: redirected to what is no address") from None
+                raise CheckpointError(f"{self.name}: redirected to an invalid URL") from None
             if schemes not in (("https", "https"), ("http", "http"), ("http", "https")):
                 raise CheckpointError(
                     f"{self.name}: redirected from {schemes[0]} to {schemes[1] or 'nowhere'}, "
@@ -233,8 +233,8 @@ class RemoteFile:
             )
         if status == 416:
             raise CheckpointError(
-                f"{self.name}: ends before the bytes that were asked of it; "
-                "it is empty, or was replaced while it was read"
+                f"{self.name}: ends before the requested bytes; it is empty, "
+                "or was replaced during the read"
             )
         raise _refusal(self.name, status, response.headers)
 
@@ -245,7 +245,7 @@ class RemoteFile:
         """
         version = tag or modified or ""
         if self._tags.setdefault(presentable(url), version) != version:
-            raise CheckpointError(f"{self.name}: was replaced while it was read; scan it again")
+            raise CheckpointError(f"{self.name}: was replaced during the read; scan it again")
         if self.tag is None and tag and not tag.startswith("W/"):
             self.tag = tag.strip('"')
 
@@ -254,7 +254,7 @@ class RemoteFile:
         headers = response.headers
         if headers.get("content-encoding", "identity") != "identity":
             raise CheckpointError(
-                f"{self.name}: the server compresses ranges, which misplaces them"
+                f"{self.name}: the server compresses ranges, which shifts their bytes"
             )
         length = _whole_number(headers.get("content-length"))
         if response.status_code == 200:
@@ -262,7 +262,7 @@ class RemoteFile:
                 self._keep_size(length)
                 return length
             raise CheckpointError(
-                f"{self.name}: the server does not serve ranges of bytes; "
+                f"{self.name}: the server does not support range requests; "
                 "download the checkpoint and scan the folder"
             )
         claim = re.fullmatch(
@@ -273,8 +273,8 @@ class RemoteFile:
         first, last = int(claim[1]), int(claim[2])
         if first != offset or not first <= last < offset + wanted:
             raise CheckpointError(
-                f"{self.name}: bytes {offset}-{offset + wanted - 1} were asked for, the server "
-                f"sends {first}-{last}"
+                f"{self.name}: bytes {offset}-{offset + wanted - 1} were requested, but the "
+                f"server sends {first}-{last}"
             )
         if length not in (None, last - first + 1):
             raise CheckpointError(
@@ -290,7 +290,7 @@ class RemoteFile:
         if self.size >= 0 and size != self.size:
             raise CheckpointError(
                 f"{self.name}: has {size} bytes instead of {self.size}; "
-                "it was replaced while it was read"
+                "it was replaced during the read"
             )
         self.size = size
 
@@ -321,7 +321,7 @@ def _refusal(name: str, status: int, headers: Mapping[str, str]) -> Exception:
         case _:
             pass
     if status in (404, 410):
-        return Absent(f"{name}: there is no such file")
+        return Absent(f"{name}: no such file")
     if status in (401, 403):
         return Absent(f"{name}: this login may not read it (the server answers {status})")
     return HubError(f"{name}: the server answers {status}")

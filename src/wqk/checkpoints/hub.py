@@ -187,7 +187,7 @@ def _asking(repository: str, revision: str | None, ask: Callable[[], Any]) -> An
         except errors.RevisionNotFoundError:
             raise _NoRevision(f"{repository}: has no revision {revision!r}") from None
         except errors.LocalTokenNotFoundError:
-            raise HubError(f"{repository}: nobody is logged in here (hf auth login)") from None
+            raise HubError(f"{repository}: not logged in (hf auth login)") from None
         except errors.OfflineModeIsEnabled:
             raise _Unreachable(f"{repository}: offline mode is on (HF_HUB_OFFLINE)") from None
         except errors.HfHubHTTPError as error:
@@ -240,7 +240,7 @@ def _open_offline(
     if incomplete:
         raise incomplete
     where = f" at revision {revision!r}" if revision else ""
-    raise HubError(f"{login.repository}: is no path here, not in the cache{where}, and {why}")
+    raise HubError(f"{login.repository}: is not a local path, not in the cache{where}, and {why}")
 
 
 def _note_name(repository: str, revision: str | None) -> str:

@@ -71,8 +71,8 @@ class Parameters(StateDict):
             if parameter.is_meta or hasattr(parameter, "full_tensor"):
                 where = "on the meta device" if parameter.is_meta else "sharded over processes"
                 raise CheckpointError(
-                    f"{type(model).__name__}: {name} is {where}, so that its values are not here; "
-                    "give the model with its weights, before it is sharded"
+                    f"{type(model).__name__}: {name} is {where}, so its values are not available; "
+                    "pass the model with its weights, before it is sharded"
                 )
         super().__init__(named, _configuration(model), type(model).__name__)
 

@@ -56,11 +56,12 @@ class LocalFile:
             except OSError as error:
                 raise CheckpointError(f"{self.name}: cannot be read ({error.strerror})") from None
             if count == 0:
-                raise CheckpointError(f"{self.name}: ended at byte {offset}, while it was read")
+                raise CheckpointError(f"{self.name}: ended at byte {offset}, during the read")
             buffer, offset = buffer[count:], offset + count
         if os.fstat(self._descriptor).st_mtime_ns != self._modified:
             raise CheckpointError(
-                f"{self.name}: was written to while it was read; scan it again when it is at rest"
+                f"{self.name}: changed during the read; scan it again once it is no longer "
+                "written to"
             )
 
     def __del__(self) -> None:
@@ -112,7 +113,7 @@ def _open_folder(folder: Path) -> Checkpoint:
     for name in weights.files:
         if weights.listed_in and not (folder / name).exists():
             raise CheckpointError(
-                f"{folder}: shard {name} is missing, though {weights.listed_in} names it; "
+                f"{folder}: shard {name} is missing, although {weights.listed_in} names it; "
                 "download the checkpoint again"
             )
     files = [weight_file(LocalFile(folder / name)) for name in weights.files]
@@ -146,7 +147,7 @@ def read_json(path: Path) -> dict[str, Any]:
     require_regular(path)
     try:
         if path.stat().st_size > LARGEST_JSON:
-            raise CheckpointError(f"{path}: too large for a configuration")
+            raise CheckpointError(f"{path}: too large for a configuration file")
         return parse_object(path.read_bytes(), str(path))
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None

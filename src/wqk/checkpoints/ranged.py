@@ -211,7 +211,7 @@ class RangedFile:
             if offline:
                 raise HubError(
                     f"{remote.name}: offline, and bytes {start}-{stop - 1} are not in the cache; "
-                    "scan it once with a network"
+                    "scan it once while online"
                 )
             content = bytearray(stop - start)
             remote.read_into(start, memoryview(content))

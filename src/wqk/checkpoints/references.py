@@ -47,5 +47,5 @@ def split_address(url: str) -> SplitResult:
         parts = urlsplit(url)
         parts.port  # noqa: B018 - raises where it is no number
     except ValueError as error:
-        raise CheckpointError(f"{shortened(presentable(url))}: no address ({error})") from None
+        raise CheckpointError(f"{shortened(presentable(url))}: not a valid URL ({error})") from None
     return parts

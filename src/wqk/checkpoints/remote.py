@@ -137,7 +137,7 @@ def open_files(
         source = folder.source(name)
         if source is None:
             raise CheckpointError(
-                f"{folder.name}: shard {name} is missing, though {weights.listed_in} names it"
+                f"{folder.name}: shard {name} is missing, although {weights.listed_in} names it"
             )
         return weight_file(source)
 
@@ -158,7 +158,7 @@ def read_object(source: ByteSource | None) -> dict[str, Any]:
     if source is None:
         return {}
     if source.size > LARGEST_JSON:
-        raise CheckpointError(f"{source.name}: too large for a configuration")
+        raise CheckpointError(f"{source.name}: too large for a configuration file")
     content = bytearray(source.size)
     source.read_into(0, memoryview(content))
     return parse_object(content, source.name)

@@ -133,7 +133,9 @@ def interruptions(name: str) -> Iterator[None]:
     try:
         yield
     except OfflineModeIsEnabled:
-        raise HubError(f"{name}: offline mode is on (HF_HUB_OFFLINE), and it is not here") from None
+        raise HubError(
+            f"{name}: offline mode is on (HF_HUB_OFFLINE), and it is not in the cache"
+        ) from None
     except transport_errors() as error:
         raise Interrupted(reason(error)) from None
 

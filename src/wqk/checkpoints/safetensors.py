@@ -130,7 +130,7 @@ def _read_header(source: ByteSource) -> tuple[dict[str, Any], int]:
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        raise ValueError("a name occurs twice")
+        raise ValueError("a name occurs more than once")
     return result
 
 
@@ -153,7 +153,7 @@ def _check_entries(
 
 def _check_entry(name: str, entry: Any, data_size: int, file: str) -> tuple[int, int]:
     if any("\ud800" <= character <= "\udfff" for character in name):
-        raise CheckpointError(f"{file}: {name!r} is no text, so it cannot be a tensor's name")
+        raise CheckpointError(f"{file}: {name!r} is not text, so it cannot be a tensor's name")
     match entry:
         case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [start, stop]}:
             pass
@@ -165,7 +165,7 @@ def _check_entry(name: str, entry: Any, data_size: int, file: str) -> tuple[int,
     if not all(type(n) is int and 0 <= n < 2**63 for n in numbers):
         raise CheckpointError(f"{file}: {name!r} has a shape or offset that is not a whole number")
     if len(shape) > MOST_AXES or math.prod(n for n in shape if n) > MOST_VALUES:
-        raise CheckpointError(f"{file}: {name!r} has a shape that no array can have")
+        raise CheckpointError(f"{file}: {name!r} has an impossible shape")
     bits = math.prod(shape) * ITEM_BITS[dtype]
     if (stop - start) * 8 != bits:
         raise CheckpointError(

@@ -57,8 +57,9 @@ class TorchFile:
             raise
         except Refused as error:
             raise CheckpointError(
-                f"{source.name}: holds more than weights ({first_line(error)}); loading it could "
-                "run code, so it was not loaded; convert it to safetensors where you trust it"
+                f"{source.name}: contains more than weights ({first_line(error)}); loading it "
+                "could execute code, so it was not loaded; if you trust it, convert it to "
+                "safetensors"
             ) from None
         except MemoryError:
             raise CheckpointError(f"{source.name}: not a readable torch archive") from None
@@ -76,7 +77,7 @@ class TorchFile:
         archive = zipfile.ZipFile(self._stream)
         roots = [n.removesuffix("data.pkl") for n in archive.namelist() if n.endswith("/data.pkl")]
         if len(roots) != 1:
-            raise CheckpointError(f"{self.source.name}: a ZIP file, but no torch archive")
+            raise CheckpointError(f"{self.source.name}: a ZIP file, but not a torch archive")
         (root,) = roots
         for name in archive.namelist():
             if name.startswith(f"{root}code/") or name == f"{root}constants.pkl":
@@ -86,7 +87,9 @@ class TorchFile:
                 )
         members = {info.filename.removeprefix(root): info for info in archive.infolist()}
         if "byteorder" in members and _member(archive, members["byteorder"], 16) != b"little":
-            raise CheckpointError(f"{self.source.name}: its numbers are big-endian")
+            raise CheckpointError(
+                f"{self.source.name}: stored in big-endian byte order, which is not supported"
+            )
         content = load(io.BytesIO(_member(archive, members["data.pkl"], LARGEST_PICKLE)))
         self._archive, self._members = archive, members
         self._starts: dict[str, int] = {}
@@ -98,7 +101,9 @@ class TorchFile:
             raise CheckpointError(f"{self.source.name}: not a readable torch archive")
         about = load(self._stream)
         if not about.get("little_endian", True):
-            raise CheckpointError(f"{self.source.name}: its numbers are big-endian")
+            raise CheckpointError(
+                f"{self.source.name}: stored in big-endian byte order, which is not supported"
+            )
         storages: dict[str, Storage] = {}
         content = load(self._stream, storages)
         keys = load(self._stream)
@@ -217,13 +222,13 @@ class TorchFile:
         info = self._members.get(f"data/{storage.key}")
         size = storage.size * ITEM_BITS[storage.dtype] // 8
         if info is None or info.file_size < size or info.flag_bits & 1:
-            raise CheckpointError(f"{self.source.name}: the data of {name!r} is not there")
+            raise CheckpointError(f"{self.source.name}: the data of {name!r} is missing")
         header = bytearray(30)
         self.source.read_into(info.header_offset, memoryview(header))
         signature, name_length, extra_length = struct.unpack("<4s22xHH", header)
         start = info.header_offset + 30 + name_length + extra_length
         if signature != b"PK\3\4" or start + size > self.source.size:
-            raise CheckpointError(f"{self.source.name}: the data of {name!r} is not there")
+            raise CheckpointError(f"{self.source.name}: the data of {name!r} is missing")
         self._starts[storage.key] = int(start)
         return int(start)
 

@@ -73,11 +73,11 @@ def state_dict(content: Any, name: str) -> dict[str, StoredTensor]:
             if isinstance(key, str) and isinstance(value, StoredTensor)
         }
         if any("\ud800" <= character <= "\udfff" for key in tensors for character in key):
-            raise CheckpointError(f"{name}: a tensor's name is no text")
+            raise CheckpointError(f"{name}: a tensor's name is not text")
         if tensors:
             return tensors
         content = next((content[key] for key in NESTED_UNDER if key in content), None)
-    raise CheckpointError(f"{name}: holds no state dict of named tensors")
+    raise CheckpointError(f"{name}: contains no state dict of named tensors")
 
 
 def load(file: IO[bytes], storages: dict[str, Storage] | None = None) -> Any:
@@ -110,9 +110,9 @@ def _typed_tensor(
     shape, stride = tuple(shape), tuple(stride)
     numbers = (offset, *shape, *stride)
     if not all(type(n) is int and 0 <= n < 2**63 for n in numbers) or len(shape) != len(stride):
-        raise pickle.UnpicklingError("a tensor has a shape that is not made of whole numbers")
+        raise pickle.UnpicklingError("a tensor has a shape with entries other than whole numbers")
     if len(shape) > MOST_AXES or math.prod(n for n in shape if n) > MOST_VALUES:
-        raise pickle.UnpicklingError("a tensor has a shape that no array can have")
+        raise pickle.UnpicklingError("a tensor has an impossible shape")
     # An untyped storage counts bytes.
     size = storage.size * ITEM_BITS[storage.dtype] // ITEM_BITS[dtype]
     return StoredTensor(dtype, shape, stride, offset, Storage(dtype, storage.key, size))

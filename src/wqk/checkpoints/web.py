@@ -110,7 +110,7 @@ def open_url(
             if not note:
                 if file in OPTIONAL:
                     return None
-                raise HubError(f"{remote.name}: is not in the cache, and fetching is switched off")
+                raise HubError(f"{remote.name}: is not in the cache, and fetching is disabled")
             remote.size, tag = note
             start = b""
         else:
@@ -130,7 +130,7 @@ def open_url(
 
     name = presentable(url)
     if offline and not is_file and not any(ranges.note(_child(base, n)) for n in PREFERRED):
-        raise HubError(f"{name}: is not in the cache, and fetching is switched off")
+        raise HubError(f"{name}: is not in the cache, and fetching is disabled")
     if not is_file:
         return open_folder(Folder(name, source), workers)
     config = read_object(source("config.json"))

@@ -98,7 +98,7 @@ def atlas(
     from wqk.scanning.tables import read_table
 
     if model is None and (table_file or scanned is not None):
-        raise click.UsageError("--from and --scan compare one MODEL; name it before them")
+        raise click.UsageError("--from and --scan compare with one MODEL; name it first")
     if table_file and scanned is not None:
         raise click.UsageError("expected --from or --scan, got both")
     survey = survey_table(*surveys) if surveys else None
@@ -163,7 +163,7 @@ def _only_checkpoint(found: pl.DataFrame) -> str:
     """The one hub id that a name stands for."""
     models = found["model"].unique(maintain_order=True).to_list()
     if len(models) > 1:
-        raise click.UsageError(f"this name stands for {', '.join(models)}; name one of them")
+        raise click.UsageError(f"this name matches {', '.join(models)}; name one of them")
     return str(models[0])
 
 

@@ -50,7 +50,7 @@ def diff(
     from wqk.scanning.tables import check_table_output, records
 
     if len(revisions) not in (0, 2):
-        raise click.UsageError("--revision is given twice, of the first and of the second REF")
+        raise click.UsageError("expected --revision twice: for the first and for the second REF")
     if out:
         check_table_output(out)
     table = diff_checkpoints(

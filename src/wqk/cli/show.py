@@ -60,9 +60,7 @@ def show(
     from wqk.reporting.showing import show as show_checkpoint
 
     if sum((coupling, head is not None, distances is not None)) > 1:
-        raise click.UsageError(
-            "--head, --coupling and --distance each show something else; give one"
-        )
+        raise click.UsageError("--head, --coupling and --distance are mutually exclusive; give one")
     if out and not as_json:
         check_picture(out)
     view = show_checkpoint(

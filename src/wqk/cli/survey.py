@@ -67,7 +67,9 @@ def survey(
     from wqk.scanning.surveys import survey as survey_checkpoints
 
     if jobs and dask:
-        raise click.UsageError("--jobs counts processes here; a Dask cluster has its own workers")
+        raise click.UsageError(
+            "--jobs sets the number of local processes; with --dask, leave it out"
+        )
     with survey_display.progress() as on_progress:
         try:
             with dask_executor(dask) if dask else nullcontext() as executor:

@@ -125,7 +125,7 @@ def train(
     from wqk.training.training import train as train_model
 
     if corpus is None and not resume:
-        raise click.UsageError("Missing option '--corpus': a token store, made by wqk corpus.")
+        raise click.UsageError("Missing option '--corpus': a token store made by wqk corpus.")
     given = {name: value for name, value in chosen.items() if value is not None}
     if penalty:
         given |= _penalty(penalty)
@@ -180,7 +180,7 @@ def _configuration(path: Path) -> dict[str, Any]:
         config = None
     if not isinstance(config, dict):
         raise click.BadParameter(
-            f"{path} holds no JSON object; its choices replace {', '.join(MODEL_FIELDS)}",
+            f"{path} contains no JSON object; its values replace {', '.join(MODEL_FIELDS)}",
             param_hint="--config",
         )
     return config

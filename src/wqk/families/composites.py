@@ -144,7 +144,7 @@ def _prefix(
     if len(found) > 1:
         shown = sorted(found)
         raise CheckpointError(
-            f"{name}: the tensors of {part.path} may lie under {shown[0]!r} or {shown[1]!r}; "
+            f"{name}: the tensors of {part.path} may be under {shown[0]!r} or {shown[1]!r}; "
             "name one with a family file"
         )
     return found.pop() if found else None

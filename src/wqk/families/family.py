@@ -90,7 +90,7 @@ class ScoreRule:
     scale: tuple[str | float, ...] = ("head_width ** -0.5",)  # factors of the score
     softcap: str = ""
     clip: str = ""  # largest absolute value of queries and keys
-    sinks: tuple[str, ...] = ()  # scores of a key that is not there, one for each head
+    sinks: tuple[str, ...] = ()  # scores of a virtual key, one per head
     temperature: tuple[str, ...] = ()  # logarithm of a learned factor of each head's score
     temperature_limit: float = 100.0  # largest factor
     position: str = ""  # what is added to the scores beside the form: alibi, relative, ...

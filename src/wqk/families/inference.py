@@ -103,7 +103,7 @@ def infer_family(
     if found and all(one.recurrent for one in around.values()):
         first = next(iter(around.values())).recurrent[0]
         raise UnknownFamily(
-            f"{checkpoint.name}: what is named like queries and keys lies beside {first!r}: it "
+            f"{checkpoint.name}: tensors named like queries and keys occur next to {first!r}: it "
             "feeds a recurrence or a convolution, not softmax attention"
         )
     softmax = [c for c in found if not around[c].recurrent]
@@ -111,7 +111,7 @@ def infer_family(
         model_type = checkpoint.config.get("model_type")
         raise UnknownFamily(
             f"{checkpoint.name}: no family knows the model type {model_type!r}, and none of its "
-            f"{len(tensors)} tensors is named like a query beside a key; name them with a family "
+            f"{len(tensors)} tensors has a query's name next to a key; describe them in a family "
             "file (family=FILE.toml)"
         )
     counts = list(_head_counts(checkpoint.config))
@@ -265,8 +265,8 @@ def _own_count(
     if not own:
         of = f" of {candidate.path}" if counts else ""
         raise UnknownFamily(
-            f"{name}: the configuration does not count the heads{of}, and shapes alone do not say "
-            "how many there are; give the number with heads_per_layer=N"
+            f"{name}: the configuration does not give the number of heads{of}, and shapes alone "
+            "do not determine it; give it with heads_per_layer=N"
         )
     return max(own, key=lambda count: len(count.words))
 
@@ -310,6 +310,6 @@ def _head_width(
     if layout == "separate" and candidate.shape[0] != heads * width:
         raise UnknownFamily(
             f"{name}: {candidate.query} has {candidate.shape[0]} outputs, which is not {heads} "
-            f"heads of the configured width {width} ({key}): it holds more than queries"
+            f"heads of the configured width {width} ({key}): it contains more than queries"
         )
     return width

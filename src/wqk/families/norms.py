@@ -57,8 +57,8 @@ class Norm:
         heads, width = weight.shape[:2]
         if len(gain) not in (width, heads * width):
             raise CheckpointError(
-                f"a norm of {len(gain)} gains fits neither heads of width {width} nor {heads} of "
-                "them"
+                f"a norm of {len(gain)} gains matches neither heads of width {width} nor {heads} "
+                "of them"
             )
         if self.kind == "layer":
             axes = self.axes(len(gain), width)

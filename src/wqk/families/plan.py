@@ -360,8 +360,8 @@ def _explain_absence(checkpoint: Checkpoint, family: Family) -> None:
     packed = next((n for n in names if n.endswith((".qweight", ".weight_packed"))), None)
     if packed:
         raise CheckpointError(
-            f"{checkpoint.name}: quantized ({packed}); its weights are codes, not numbers to "
-            "score; use the original checkpoint, or dequantize it first"
+            f"{checkpoint.name}: quantized ({packed}); quantized weights cannot be scored; "
+            "use the original checkpoint, or dequantize it first"
         )
     rule = family.attention[0]
     expected = (rule.fused or rule.query.names)[0].replace("{layer}", "0")

@@ -95,7 +95,7 @@ def rotary_of(
         width = int(head_width * fraction)
     if width is None or not 0 < width <= head_width:
         raise CheckpointError(
-            f"{config.name}: config.json: rotary positions turn a part of each head's "
+            f"{config.name}: config.json: rotary positions rotate at most each head's "
             f"{head_width} dimensions, got {shown(fraction if width is None else width)}"
         )
     local = windowed and rule.local_base

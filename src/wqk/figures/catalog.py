@@ -163,6 +163,6 @@ def check_ending(path: Path) -> None:
 def _entry(name: str) -> Entry:
     if name not in FIGURES:
         raise UnknownName(
-            f"{name}: no such figure; there are {', '.join(FIGURES)}", name=name, close=[*FIGURES]
+            f"{name}: no such figure; figures are {', '.join(FIGURES)}", name=name, close=[*FIGURES]
         )
     return FIGURES[name]

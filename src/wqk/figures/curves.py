@@ -48,7 +48,7 @@ def score_curves(runs: Sequence[Run], of: Literal["scores", "updates"] = "scores
     """
     curves = over_seeds([layer_curves(getattr(run, of)) for run in runs])
     if curves.is_empty():
-        raise RunError(f"{_names(runs)}: no step has {of} in all of these runs yet")
+        raise RunError(f"{_names(runs)}: no step has {of} in all of these runs")
     return curves
 
 

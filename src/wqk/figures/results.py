@@ -108,7 +108,7 @@ def _result(cell: Cell, baselines: Sequence[Cell]) -> TrainingResult:
     if len(ends) > 1:
         raise RunError(
             f"table1: the runs of {cell.start} end at the steps {', '.join(map(str, sorted(ends)))}"
-            "; resume those that are behind, or leave them out"
+            "; resume the shorter ones, or leave them out"
         )
     loss = paired([_last(run)[1] for run in cell.runs])
     saved = compare(baselines[0], cell).over_seeds("first") if baselines else None

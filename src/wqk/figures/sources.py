@@ -93,6 +93,6 @@ def _survey(folder: Path) -> ScoreTable:
         return survey_table(folder)
     except TableError:
         raise TableError(
-            f"{folder}: holds no training run and no survey; expected a folder that wqk train or "
-            "wqk survey made, a score table or details (.npz)"
+            f"{folder}: contains no training run and no survey; expected a folder written by wqk "
+            "train or wqk survey, a score table or details (.npz)"
         ) from None

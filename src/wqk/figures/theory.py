@@ -42,7 +42,7 @@ def tails(numbers: Sequence[Mapping[str, Any]], title: str) -> Figure:
         There are no numbers: the statement could not be tested.
     """
     if not numbers:
-        raise TheoryError(f"{title}: no updates to draw; the findings say why")
+        raise TheoryError(f"{title}: no updates to draw; the findings give the reason")
     with style():
         from matplotlib.ticker import MaxNLocator
 

@@ -65,8 +65,8 @@ class BilinearForm:
         query, key = tuple(self.query.shape), tuple(self.key.shape)
         if len(query) < 2 or len(key) < 2 or query[-1] != key[-1]:
             raise FormError(
-                "query and key must be (..., d_query, rank) and (..., d_key, rank) with one rank, "
-                f"got {query} and {key}"
+                "query and key must be (..., d_query, rank) and (..., d_key, rank) with the same "
+                f"rank, got {query} and {key}"
             )
         if 0 in query + key:
             raise FormError(f"query and key must not be empty, got {query} and {key}")
@@ -149,7 +149,9 @@ class BilinearForm:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """`dense` as a NumPy array, for ``np.asarray(form)``."""
         if copy is False:
-            raise ValueError("a form shares no memory with its matrix, which has to be computed")
+            raise ValueError(
+                "a form's matrix has to be computed and needs a copy; leave out copy=False"
+            )
         dense = self.dense()
         return np.asarray(dense.detach().cpu() if hasattr(dense, "detach") else dense, dtype)
 
@@ -200,7 +202,7 @@ class BilinearForm:
     def __add__(self, other: BilinearForm) -> BilinearForm:
         """The sum, of rank ``self.rank + other.rank``."""
         if self.shape != other.shape:
-            raise FormError(f"forms must have one shape, got {self.shape} and {other.shape}")
+            raise FormError(f"forms must have the same shape, got {self.shape} and {other.shape}")
         return BilinearForm(
             _side_by_side(self.query, other.query), _side_by_side(self.key, other.key)
         )

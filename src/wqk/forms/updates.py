@@ -54,7 +54,7 @@ def update_terms(before: BilinearForm, after: BilinearForm) -> UpdateTerms:
     """
     shapes = [(form.query.shape, form.key.shape) for form in (before, after)]
     if shapes[0] != shapes[1]:
-        raise FormError(f"an update is between factors of one shape, got {shapes[0]}, {shapes[1]}")
+        raise FormError(f"an update needs factors of the same shape, got {shapes[0]}, {shapes[1]}")
     make = type(before)
     query_step, key_step = after.query - before.query, after.key - before.key
     return UpdateTerms(

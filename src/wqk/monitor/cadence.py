@@ -42,9 +42,9 @@ def cadence(every: int | None, steps: Iterable[int] | str) -> Cadence:
         ``every`` is not a positive number, or ``steps`` are neither numbers nor ``"log"``.
     """
     if every is not None and every < 1:
-        raise RunError(f"a monitor looks every N steps with N at least 1, got every={every}")
+        raise RunError(f"a monitor scores every N steps with N at least 1, got every={every}")
     if not isinstance(steps, str):
         return Cadence(every, frozenset(steps))
     if steps != "log":
-        raise RunError(f"steps are numbers, or 'log' for 1, 2, 4, 8, ...; got {steps!r}")
+        raise RunError(f"steps must be numbers, or 'log' for 1, 2, 4, 8, ...; got {steps!r}")
     return Cadence(every, powers=True)

@@ -58,8 +58,8 @@ class Journal:
         written = first.get("metadata", {}).get("gamma")
         if written != gamma:
             raise RunError(
-                f"{path}: holds scores with gamma {written}, and would get some with {gamma}; "
-                "go on with the same gamma, or choose another file"
+                f"{path}: holds scores with gamma {written}, but these have gamma {gamma}; "
+                "use the same gamma, or choose another file"
             )
 
     def read(self) -> ScoreTable:

@@ -87,7 +87,7 @@ def adapters(model: Any, wanted: Collection[str]) -> dict[str, Any]:
             continue
         if not hasattr(module, "lora_A") or any(getattr(module, "use_dora", {}).values()):
             raise RunError(
-                f"{weight}: a monitor follows LoRA adapters, got another kind "
+                f"{weight}: a monitor supports LoRA adapters, got another kind "
                 f"({type(module).__module__}); merge it, and scan the checkpoint"
             )
         found[weight] = module
@@ -104,11 +104,11 @@ def with_adapter(weight: torch.Tensor, module: Any) -> torch.Tensor:
 def _require_whole_parameters(model: Any) -> None:
     if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
         raise RunError(
-            "a monitor cannot see into FullyShardedDataParallel (FSDP 1), which flattens the "
-            "parameters; train with fully_shard (fsdp_version: 2)"
+            "a monitor cannot read the parameters of FullyShardedDataParallel (FSDP 1), which "
+            "flattens the parameters; train with fully_shard (fsdp_version: 2)"
         )
     if any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
         raise RunError(
-            "a monitor cannot see the parameters that DeepSpeed ZeRO stage 3 has taken apart; "
+            "a monitor cannot read parameters that DeepSpeed ZeRO stage 3 has partitioned; "
             "train with stage 2, or with fully_shard (FSDP 2)"
         )

@@ -10,7 +10,7 @@ const DRAW = {
   matrices: drawMatrices,
 };
 
-/* What a section needs; one without it says so, or is not there. */
+/* What a section needs; one without it says so, or is missing. */
 const THERE = {
   published: DATA.published !== null,
   course: courseColumn() !== undefined,

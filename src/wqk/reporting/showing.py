@@ -67,7 +67,7 @@ def show(
     """
     check_options("show", hub)
     if sum((coupling, head is not None, distances is not None)) > 1:
-        raise FormError("head, coupling and distances each show something else; give one of them")
+        raise FormError("head, coupling and distances are mutually exclusive; give one of them")
     checkpoint = open_checkpoint(ref, **hub)
     plan = attention_plan(checkpoint, layer, stack, kind, family, heads_per_layer)
     name = f"{Path(checkpoint.name).name}, layer {plan.layer}"

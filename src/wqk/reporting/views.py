@@ -59,9 +59,7 @@ def form_view(attention: Attention, name: str, head: int | None = None, gamma: f
         There is no such head.
     """
     if head is not None and not 0 <= head < attention.head_count:
-        raise FormError(
-            f"{name}: there is no head {head}; heads are 0 to {attention.head_count - 1}"
-        )
+        raise FormError(f"{name}: no head {head}; heads are 0 to {attention.head_count - 1}")
     form = attention.form if head is None else attention.head(head)
     title = name if head is None else f"{name}, head {head}"
     image = matrix_image(form, gamma=gamma)

@@ -121,8 +121,8 @@ def pairs(runs: Sequence[Run], figure: str) -> list[Comparison]:
     found = [members for members in _by_mode(runs) if len(members) == 2]
     if not found:
         raise RunError(
-            f"{figure} needs runs of an encoder and of a decoder that are trained alike: wqk train "
-            f"--mode encoder and --mode decoder; got {_listed(runs, MODE[0])}"
+            f"{figure} needs runs of an encoder and of a decoder with otherwise equal recipes: "
+            f"wqk train --mode encoder and --mode decoder; got {_listed(runs, MODE[0])}"
         )
     return _comparisons(found)
 
@@ -146,14 +146,14 @@ def starts(runs: Sequence[Run], figure: str, penalties: bool) -> dict[str, Cell]
     groups = [group for group in _gathered(some, _without(START)) if len(group) > 1]
     if not groups:
         raise RunError(
-            f"{figure} needs runs that start differently and are trained alike: wqk train --init "
-            f"random and --init symmetric; got {_listed(runs, START[0])}"
+            f"{figure} needs runs with different initializations and otherwise equal recipes: wqk "
+            f"train --init random and --init symmetric; got {_listed(runs, START[0])}"
         )
     if len(groups) > 1:
         titles = "; ".join(_titles([group[0] for group in groups]))
         raise RunError(
-            f"{figure} compares the starts of one recipe; got those of {titles}: give the runs of "
-            "one"
+            f"{figure} compares initializations of one recipe; got those of {titles}: give the "
+            "runs of one"
         )
     ordered = sorted(groups[0], key=lambda cell: cell.start != "random")
     return {cell.start: cell for cell in ordered}

@@ -151,13 +151,13 @@ def open_run(folder: str | PathLike[str]) -> Run:
     try:
         settings = json.loads(path.read_bytes())
     except FileNotFoundError:
-        raise RunError(f"{folder}: a run's folder has a {SETTINGS}; there is none") from None
+        raise RunError(f"{folder}: not a run's folder; expected a {SETTINGS} in it") from None
     except OSError as error:
         raise RunError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError):
         settings = None
     if not isinstance(settings, dict):
-        raise RunError(f"{path}: a run's settings are one JSON object; this holds something else")
+        raise RunError(f"{path}: expected one JSON object with the run's settings")
     return Run(folder, settings)
 
 
@@ -171,11 +171,11 @@ def create_run(folder: str | PathLike[str], settings: Mapping[str, Any]) -> Run:
     """
     folder = Path(folder)
     if (folder / SETTINGS).exists():
-        raise RunError(f"{folder}: holds a run already; resume it, or choose another folder")
+        raise RunError(f"{folder}: already contains a run; resume it, or choose another folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(f"{folder}: cannot be made ({error.strerror})") from None
+        raise RunError(f"{folder}: cannot be created ({error.strerror})") from None
     content = json.dumps(dict(settings), indent=2, ensure_ascii=False) + "\n"
     write_whole(folder / SETTINGS, content.encode())
     return Run(folder, dict(settings))

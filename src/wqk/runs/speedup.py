@@ -155,8 +155,8 @@ def compare(
     if len(ends) > 1:
         raise RunError(
             f"speedup compares runs at one step; {baseline.start} and {candidate.start} have their "
-            f"last {loss} loss at the steps {', '.join(map(str, sorted(ends)))}: resume those that "
-            "are behind with wqk train --resume"
+            f"last {loss} loss at the steps {', '.join(map(str, sorted(ends)))}: resume the "
+            "shorter ones with wqk train --resume"
         )
     return StartSpeedUp(
         candidate.start,

@@ -155,7 +155,7 @@ def read_details(path: str | PathLike[str]) -> Details:
     """
     try:
         if not zipfile.is_zipfile(path) and Path(path).exists():
-            raise ValueError("it is no .npz file")
+            raise ValueError("it is not an .npz file")
         with np.load(path, allow_pickle=False) as file:
             contents = json.loads(_array(file, "contents", np.uint8, 1).tobytes())
             if contents["format"] != FORMAT or contents["version"] != VERSION:
@@ -166,7 +166,7 @@ def read_details(path: str | PathLike[str]) -> Details:
             )
             return Details(blocks, float(contents["gamma"]))
     except FileNotFoundError:
-        raise TableError(f"{path}: there is no such file") from None
+        raise TableError(f"{path}: no such file") from None
     except _UNREADABLE as error:
         reason = first_line(error)
         raise TableError(f"{path}: holds no details of a scan ({reason})") from None
@@ -254,7 +254,7 @@ def _check_place(place: Place) -> None:
     if not all(isinstance(text, str) for text in texts) or not all(
         type(number) is int for number in numbers
     ):
-        raise ValueError("a block says neither its checkpoint nor its layer")
+        raise ValueError("a block lacks its checkpoint or its layer")
 
 
 def _array(file: Mapping[str, np.ndarray], name: str, dtype: type, axes: int) -> np.ndarray:

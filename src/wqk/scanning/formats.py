@@ -75,7 +75,7 @@ def from_parquet(content: bytes) -> Content:
     if mark != MARK:
         content = _rewritten(content)
     elif digest != _digest(rest + content[start:]):
-        raise ValueError("its content has changed since it was written: the file is damaged")
+        raise ValueError("its checksum does not match: the file is damaged")
     metadata = json.loads(pl.read_parquet_metadata(io.BytesIO(content)).get("wqk", "{}"))
     return pl.read_parquet(io.BytesIO(content)), _mapping(metadata)
 
@@ -84,7 +84,7 @@ def _footer_start(content: bytes) -> int:
     length = int.from_bytes(content[-8:-4], "little")
     start = len(content) - 8 - length
     if content[-4:] != MAGIC or start < len(MAGIC):
-        raise ValueError("it is no Parquet file, or its end is missing")
+        raise ValueError("it is not a Parquet file, or it is truncated")
     return start
 
 
@@ -133,7 +133,7 @@ def from_json_lines(content: bytes) -> Content:
 
 def _mapping(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError("a JSON object was expected")
+        raise ValueError("expected a JSON object")
     return value
 
 

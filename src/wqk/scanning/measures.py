@@ -47,7 +47,8 @@ def check_measures(measures: Collection[str], circuit: str) -> None:
         )
     if circuit != "qk" and {"ceiling", "bands"} & set(measures):
         raise CheckpointError(
-            "ceilings and rotary bands are of queries and keys; leave them out with circuit='ov'"
+            "ceilings and rotary bands exist only for queries and keys; leave them out with "
+            "circuit='ov'"
         )
 
 

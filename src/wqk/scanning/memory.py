@@ -37,7 +37,7 @@ def blocks_that_fit(
     checkpoint: Checkpoint, plans: Sequence[AttentionPlan], coordinates: Coordinates
 ) -> int:
     """How many of the largest block the spare memory holds, at least 1."""
-    # A circuit that is not there has no size; reading it says so.
+    # A circuit that is missing has no size; reading it says so.
     largest = max(1, *(_working_set(checkpoint, plan, coordinates) for plan in plans))
     return max(1, SPARE_MEMORY // largest)
 

@@ -79,7 +79,7 @@ def _heads(table: ScoreTable) -> Figure:
     models = list(_models(table.frame))
     if len(models) > MOST_MAPS:
         raise TableError(
-            f"at most {MOST_MAPS} models fit on a picture of heads, got {len(models)}: filter the "
+            f"at most {MOST_MAPS} models fit into a figure of heads, got {len(models)}: filter the "
             "table first"
         )
     figure = new_figure(5.4, 0.5 + 2.2 * len(models))

@@ -38,7 +38,7 @@ LEGEND = {
     "(excess)": "(excess): sums norm − threshold, the rule of the published tables",
     "window": "window: tokens that local attention reaches",
     "degenerate": "degenerate: the form is zero",
-    "guessed": "guessed: the family was guessed from the names of tensors",
+    "guessed": "guessed: the family was guessed from tensor names",
     "random-looking": "random-looking: as if the weights had never been trained",
     "non-finite": "non-finite: NaN or infinite weights",
 }

@@ -158,7 +158,7 @@ def same(
     if len(plans[0]) != len(plans[1]):
         raise CheckpointError(
             f"{checkpoints[0].name} has {len(plans[0])} attention blocks and {checkpoints[1].name} "
-            f"{len(plans[1])}; only models of one depth can be compared"
+            f"{len(plans[1])}; only models of equal depth can be compared"
         )
     blocks = []
     for pair in zip(*plans, strict=True):

@@ -317,7 +317,7 @@ def _reasons(plans: Sequence[AttentionPlan], coordinates: Coordinates) -> dict[s
     }
     if len(plans) == sum(lacks_norm(plan, coordinates) for plan in plans):
         raise CheckpointError(
-            f"family {plans[0].family} names no norm that feeds its attention, or the checkpoint "
-            "lacks it; scan without folding norms"
+            f"family {plans[0].family} describes no norm in front of its attention, or the "
+            "checkpoint lacks it; scan without folding norms"
         )
     return unfolded | {plan.stack: plan.reason for plan in plans if plan.reason}

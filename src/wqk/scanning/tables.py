@@ -67,7 +67,7 @@ class Table(Shown):
             frame = self.frame.select(pl.col(n).cast(t) for n, t in columns.items())
         except pl.exceptions.PolarsError as error:
             raise TableError(
-                f"a column does not hold what a score table needs: {first_line(error)}"
+                f"a column has the wrong type for a score table: {first_line(error)}"
             ) from None
         object.__setattr__(self, "frame", frame)
 
@@ -266,14 +266,16 @@ def read_table(path: str | PathLike[str]) -> ScoreTable:
     reader = READERS.get(path.suffix)
     if reader is None:
         raise TableError(
-            f"{path}: a table is read from {', '.join(READERS)}; got {path.suffix!r}", path=path
+            f"{path}: expected a table in {', '.join(READERS)}; got {path.suffix!r}", path=path
         )
     try:
         return ScoreTable(*reader(path.read_bytes()))
     except OSError as error:
         raise TableError(f"{path}: cannot be read ({error.strerror})", path=path) from None
     except UNREADABLE as error:
-        raise TableError(f"{path}: holds no score table ({first_line(error)})", path=path) from None
+        raise TableError(
+            f"{path}: contains no score table ({first_line(error)})", path=path
+        ) from None
 
 
 def join(tables: Sequence[ScoreTable]) -> ScoreTable:

@@ -139,15 +139,18 @@ def read_experiments(
     except OSError as error:
         raise RunError(f"{path}: cannot be read ({error.strerror})") from None
     except ValueError as error:
-        raise RunError(f"{path}: is no TOML file ({error})") from None
+        raise RunError(f"{path}: not a TOML file ({error})") from None
     cells, shared = content.get("cell"), content.get("recipe", {})
     if not isinstance(cells, list) or not cells or not isinstance(shared, dict):
-        raise RunError(f"{path}: experiments are [[cell]] tables and a [recipe] table")
+        raise RunError(f"{path}: expected [[cell]] tables and a [recipe] table")
     trials: list[tuple[int, Trial]] = []
     for cell in cells:
         name = cell.get("name")
         if any(trial.cell == name for _, trial in trials):
-            raise RunError(f"{path}: two cells are called {name!r}; a name is a run's folder")
+            raise RunError(
+                f"{path}: two cells are called {name!r}; a name must be unique, since it names a "
+                "run's folder"
+            )
         try:
             trials += enumerate(_trials({**shared, **cell}, Path(corpora), Path(out)))
         except RunError as error:
@@ -163,9 +166,9 @@ def _trials(cell: Mapping[str, Any], corpora: Path, out: Path) -> list[Trial]:
     name, corpus, seeds = (values.pop(key) for key in ("name", "corpus", "seeds"))
     stop, threads, preset = (values.pop(key, None) for key in ("stop", "threads", "preset"))
     if Path(name).name != name:
-        raise RunError(f"a cell's name is that of a folder; got {name!r}")
+        raise RunError(f"a cell's name must be a valid folder name; got {name!r}")
     if len(set(map(str, seeds))) < len(seeds):
-        raise RunError(f"the seeds of a cell are all different; got {seeds}")
+        raise RunError(f"the seeds of a cell must be distinct; got {seeds}")
     trials = []
     for seed in seeds:
         recipe = make_recipe(preset or "fast", **values, seed=seed)
@@ -254,8 +257,8 @@ def _require_same_recipe(trial: Trial) -> None:
     before = Recipe.from_json(open_run(trial.folder).recipe)
     if changed := differences(before, trial.recipe):
         raise RunError(
-            f"{trial.folder}: was trained by another recipe ({'; '.join(changed)}); give another "
-            "--out, or remove it"
+            f"{trial.folder}: trained with a different recipe ({'; '.join(changed)}); choose "
+            "another --out, or remove it"
         )
 
 

@@ -144,12 +144,12 @@ def _load(folder: str, task: SentenceTask, how: FineTuning) -> tuple[Any, Any]:
         )
     except Exception as error:  # a checkpoint can be wrong in as many ways as there are models
         reason = " ".join(str(error).split())[:300]
-        raise CheckpointError(f"{folder}: is no encoder with a tokenizer ({reason})") from None
+        raise CheckpointError(f"{folder}: not an encoder with a tokenizer ({reason})") from None
     finally:
         quiet.set_verbosity(verbosity)
     if missing := sorted(loading["missing_keys"]) if not how.epochs else []:
         raise CheckpointError(
-            f"{folder}: without training, all weights have to be there; {', '.join(missing[:3])} "
+            f"{folder}: without training, all weights must be present; {', '.join(missing[:3])} "
             f"{'are' if len(missing) > 1 else 'is'} missing"
         )
     if tokenizer.pad_token is None:

@@ -66,7 +66,7 @@ def read_task(path: Path) -> SentenceTask:
     Raises
     ------
     CorpusError
-        A file is not there or a row lacks what is needed.
+        A file is missing or a row lacks what is needed.
 
     Examples
     --------
@@ -85,9 +85,7 @@ def read_task(path: Path) -> SentenceTask:
         whole = _rows(path)
         rows = [[row for n, row in enumerate(whole) if (n % 5 == 4) == held] for held in (0, 1)]
     if not all(rows):
-        raise CorpusError(
-            f"{path}: a task needs rows to train on and rows to validate; got too few"
-        )
+        raise CorpusError(f"{path}: a task needs training rows and validation rows; got too few")
     train, validation = (
         Split([texts for texts, _ in some], [label for _, label in some]) for some in rows
     )
@@ -95,9 +93,9 @@ def read_task(path: Path) -> SentenceTask:
     whole_numbers = all(isinstance(label, int) and label >= 0 for label in labels)
     classes = int(max(labels)) + 1 if whole_numbers else None
     if len({len(texts) for texts in (*train.texts, *validation.texts)}) > 1:
-        raise CorpusError(f"{path}: rows have one text, or all have two; got both")
+        raise CorpusError(f"{path}: all rows must have one text, or all two; got both")
     if classes is not None and len(set(train.labels)) < 2:
-        raise CorpusError(f"{path}: a task needs two classes to learn; got {set(train.labels)}")
+        raise CorpusError(f"{path}: a task needs at least two classes; got {set(train.labels)}")
     return SentenceTask(path.name.removesuffix(".jsonl"), train, validation, classes)
 
 

@@ -105,7 +105,7 @@ def _own_model(recipe: Recipe, tokens: Mapping[str, Any]) -> PreTrainedModel:
     kind = values.pop("model_type", None)
     if kind not in transformers.CONFIG_MAPPING:
         raise RunError(
-            f"the configuration's model_type is one that transformers knows; got {kind!r}"
+            f"the configuration's model_type must be known to transformers; got {kind!r}"
         )
     automatic = {
         "encoder": transformers.AutoModelForMaskedLM,
@@ -119,12 +119,13 @@ def _own_model(recipe: Recipe, tokens: Mapping[str, Any]) -> PreTrainedModel:
     except Exception as error:  # a configuration can be wrong in as many ways as there are models
         reason = " ".join(str(error).split())
         raise RunError(
-            f"transformers makes no {recipe.mode} of type {kind} from this configuration ({reason})"
+            f"transformers builds no {recipe.mode} of type {kind} from this configuration "
+            f"({reason})"
         ) from None
     positions = getattr(config, "max_position_embeddings", None)
     if positions is not None and positions < recipe.block:
         raise RunError(
-            f"blocks of {recipe.block} tokens need as many positions; the configuration has "
-            f"{positions}"
+            f"blocks of {recipe.block} tokens need at least that many positions; the "
+            f"configuration has {positions}"
         )
     return model

@@ -84,7 +84,7 @@ class Penalty:
         heads: bool = False,
     ) -> None:
         if kind not in SIGNS:
-            raise FormError(f"a penalty is one of {', '.join(SIGNS)}, got {kind!r}")
+            raise FormError(f"a penalty must be one of {', '.join(SIGNS)}, got {kind!r}")
         self._sign, self._heads = SIGNS[kind], heads
         self._parameters = Parameters(model)
         self._plans = _chosen(attention_plans(self._parameters), layers, self._parameters.name)
@@ -118,6 +118,7 @@ def _chosen(
     wanted = numbers if layers is None else list(layers)
     if not wanted or not set(wanted) <= set(numbers):
         raise CheckpointError(
-            f"{name}: a penalty needs layers with self-attention, which are {numbers}, got {wanted}"
+            f"{name}: a penalty applies to layers with self-attention, which are {numbers}, got "
+            f"{wanted}"
         )
     return [plan for plan in own if plan.layer in wanted]

@@ -136,7 +136,7 @@ class Recipe:
             Fields are missing, unknown or wrong.
         """
         if not isinstance(values, Mapping):
-            raise RunError(f"recipe: a JSON object is expected, got {values!r}")
+            raise RunError(f"recipe: expected a JSON object, got {values!r}")
         needed = {entry.name for entry in fields(cls) if entry.default is MISSING}
         known = {entry.name for entry in fields(cls)}
         if odd := sorted((needed - set(values)) | (set(values) - known)):
@@ -287,10 +287,12 @@ def make_recipe(preset: str = "fast", *, size: str | None = None, **overrides: A
     _known("preset", preset, PRESETS)
     names = {entry.name: entry for entry in fields(Recipe)}
     if odd := [name for name in given if name not in names]:
-        raise RunError(f"recipe: no field is called {', '.join(odd)}; there are {', '.join(names)}")
+        raise RunError(f"recipe: no field named {', '.join(odd)}; fields are {', '.join(names)}")
     own = given.get("config") is not None
     if own and (twice := [name for name in MODEL_FIELDS if name in given or size]):
-        raise RunError(f"recipe: the configuration decides {', '.join(twice)}; give only one")
+        raise RunError(
+            f"recipe: the configuration determines {', '.join(twice)}; give only one of the two"
+        )
     defaults = {**PRESETS[preset], "preset": preset}
     size = size or str(defaults.pop("size"))
     _known("size", size, SIZES)

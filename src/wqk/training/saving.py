@@ -81,7 +81,8 @@ def save_checkpoint(
         clear_staging(folder)
         reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
         raise RunError(
-            f"{folder}: checkpoint-{step} cannot be written ({reason}); make room and resume"
+            f"{folder}: checkpoint-{step} cannot be written ({reason}); free some disk space and "
+            "resume"
         ) from None
     clear_staging(folder)
     thin_out(folder, step, recipe)
@@ -149,7 +150,7 @@ def tokenizer_files(corpus: TokenStore, block: int) -> dict[str, bytes]:
         tokenizer = Tokenizer.from_buffer(content)
     except Exception as error:  # the library raises nothing narrower
         reason = " ".join(str(error).split())
-        raise CorpusError(f"{corpus.tokenizer}: is no tokenizer ({reason})") from None
+        raise CorpusError(f"{corpus.tokenizer}: not a tokenizer ({reason})") from None
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": block,

@@ -117,8 +117,8 @@ def train(
     processes, first = accelerator.num_processes, accelerator.is_main_process
     if recipe.batch % processes:
         raise RunError(
-            f"a batch is divided among all processes; got {recipe.batch} blocks and "
-            f"{processes} processes"
+            f"the batch must be divisible by the number of processes; got {recipe.batch} blocks "
+            f"and {processes} processes"
         )
     model = build_model(recipe, store.vocabulary_size, store.special)
     start = initialize_(
@@ -170,8 +170,7 @@ def _what_to_do(
     before = Recipe.from_json(run.recipe)
     if recipe is not None and (changed := differences(before, recipe)):
         raise RunError(
-            f"{folder}: a run is resumed by its own recipe; this one differs in "
-            f"{'; '.join(changed)}"
+            f"{folder}: a run resumes with its own recipe; this one differs in {'; '.join(changed)}"
         )
     return before, corpus if corpus is not None else run.corpus["folder"]
 
@@ -182,8 +181,7 @@ def _require_loggers(names: Sequence[str]) -> None:
     available = sorted(str(getattr(name, "value", name)) for name in get_available_trackers())
     if odd := sorted(set(names) - set(available)):
         raise RunError(
-            f"loggers that are installed here: {', '.join(available) or 'none'}; got "
-            f"{', '.join(odd)}"
+            f"expected installed loggers: {', '.join(available) or 'none'}; got {', '.join(odd)}"
         )
 
 
@@ -200,7 +198,7 @@ def _require_same_corpus(run: Run, store: TokenStore) -> None:
     before = run.corpus["fingerprint"]
     if store.fingerprint != before:
         raise RunError(
-            f"{run.folder}: a run is resumed on its own corpus, {before[:12]}; "
+            f"{run.folder}: a run resumes on its own corpus, {before[:12]}; "
             f"{store.folder} is {store.fingerprint[:12]}"
         )
 

@@ -209,8 +209,8 @@ def test_one_document_is_not_enough_to_hold_one_out(tmp_path: Path) -> None:
         ({"text": "characters", "characters": 0}, "characters: expected 1 or more"),
         ({"max_documents": 0}, "max-documents: expected 1 or more, got 0"),
         ({"text": "characters", "vocabulary": 500}, "--vocabulary does not go with"),
-        ({"characters": 50}, "--characters does not go with --text words"),
-        ({"tokenizer": "a", "lower": True}, "--lower does not go with --tokenizer"),
+        ({"characters": 50}, "--characters cannot be combined with --text words"),
+        ({"tokenizer": "a", "lower": True}, "--lower cannot be combined with --tokenizer"),
     ],
     ids=str,
 )

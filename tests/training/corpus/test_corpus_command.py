@@ -63,8 +63,8 @@ def test_a_vocabulary_file_is_named_in_the_header(text_file: Path, tmp_path: Pat
         (["text.jsonl", "--field", "body"], "has no 'body'; give one of text with --field"),
         (["text.jsonl", "--vocabulary", "nofile"], "nofile: cannot be read"),
         (["text.jsonl", "--tokenizer", "text.jsonl"], "no tokenizer can be read"),
-        (["text.jsonl", "--text", "characters", "--vocabulary", "500"], "does not go with"),
-        (["text.jsonl", "--held-out", "nan"], "held-out: expected a share"),
+        (["text.jsonl", "--text", "characters", "--vocabulary", "500"], "cannot be combined with"),
+        (["text.jsonl", "--held-out", "nan"], "held-out: expected a fraction"),
         (["text.jsonl", "--held-out", "1000"], "different documents"),
     ],
 )

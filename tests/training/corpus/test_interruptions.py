@@ -200,7 +200,7 @@ def test_a_second_build_of_the_same_process_is_refused_too(text_file: Path, tmp_
     made = build_corpus([text_file], tmp_path / "store", OPTIONS["words"], on_progress=build_again)
     assert len(refused) > 3
     made.verify()
-    with pytest.raises(CorpusError, match="exists already; choose another folder"):
+    with pytest.raises(CorpusError, match="already exists; choose another folder"):
         build_corpus([text_file], tmp_path / "store", OPTIONS["words"])
 
 

@@ -102,9 +102,9 @@ def test_what_is_no_store_is_not_written(chunk: dict[str, Any], tmp_path: Path) 
 
 def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("precious")
-    with pytest.raises(CorpusError, match="exists already"):
+    with pytest.raises(CorpusError, match="already exists"):
         written(tmp_path)
-    with pytest.raises(CorpusError, match="exists already"):
+    with pytest.raises(CorpusError, match="already exists"):
         written(tmp_path / "file")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from wqk.families import AttentionPlan
 
-LATENT = "a latent that the values share"
+LATENT = "keys and values share a latent"
 # What cannot be set, and what is said of it.
 REFUSED = {
     "deepseek-v2": LATENT,

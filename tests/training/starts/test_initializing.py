@@ -323,7 +323,7 @@ def test_a_guess_is_not_written_to():
 
     model = Unknown()
     before = copied(model)
-    with pytest.raises(UnknownFamily, match="nothing is written on a guess"):
+    with pytest.raises(UnknownFamily, match="no weights are written based on a guess"):
         wqk.initialize_(model, "symmetric")
     assert is_as(model, before)
     assert len(wqk.initialize_(model, "random").layers) == 1

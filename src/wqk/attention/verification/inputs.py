@@ -37,7 +37,7 @@ def inputs_of(model: Any, tokens: Sequence[int] | None, length: int, seed: int) 
     make = MODEL_INPUTS.get(kind) or MAIN_INPUTS.get(name)
     if make is None:
         raise UnknownFamily(
-            f"{type(model).__name__}: no rule makes an input {name!r}; "
+            f"{type(model).__name__}: cannot generate the input {name!r}; "
             f"known are {', '.join(MAIN_INPUTS)}"
         )
     random = np.random.default_rng(seed)

@@ -114,7 +114,7 @@ def require_records(
     if silent:
         raise UnknownFamily(
             f"{type(model).__name__}: the module of {silent[0].query.tensor} does not project "
-            "queries and keys and report their attention"
+            "queries and keys and return attention weights"
         )
 
 

@@ -88,17 +88,16 @@ def run(
 def _require_packages(ref: Any) -> None:
     if not isinstance(ref, str | os.PathLike) or Path(ref).is_file():
         raise CheckpointError(
-            "a model is verified from its folder or from the hub, "
-            f"got {ref if isinstance(ref, str | os.PathLike) else type(ref).__name__}; "
-            "save it with its config.json and name the folder"
+            "verify takes a folder or a Hub id, got "
+            f"{ref if isinstance(ref, str | os.PathLike) else type(ref).__name__}; "
+            "save the model with its config.json and pass the folder"
         )
     try:
         import torch  # noqa: F401
         import transformers  # noqa: F401
     except ImportError as error:
         raise CheckpointError(
-            f"a model is verified by running it, and {error.name} is not installed; "
-            "pip install 'wqk[train]'"
+            f"verify runs the model, and {error.name} is not installed; pip install 'wqk[train]'"
         ) from None
 
 

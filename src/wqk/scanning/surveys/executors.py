@@ -64,8 +64,8 @@ def run_on(
                 outcome = future.result()
             except (BrokenExecutor, CancelledError) as error:
                 raise RunError(
-                    f"the executor gave up ({type(error).__name__}); what is done is kept: start "
-                    "it anew and survey again"
+                    f"the executor gave up ({type(error).__name__}); finished checkpoints are "
+                    "kept: start a new executor and survey again"
                 ) from None
             except Exception as error:  # the executor's own: a worker that died, no way to send
                 outcome = failure(error)
@@ -183,7 +183,7 @@ def dask_executor(address: str) -> Iterator[Executor]:
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise RunError(
-            f"{address}: no Dask scheduler answers ({reason}); expected such as tcp://host:8786"
+            f"{address}: no Dask scheduler responds ({reason}); expected such as tcp://host:8786"
         ) from None
     with client:
         yield client.get_executor(pure=False)

@@ -143,7 +143,7 @@ def open_folder(folder: Path, options: Options) -> Iterator[SurveyFolder]:
         survey = SurveyFolder(folder)
         if not survey.manifest.exists() and survey.scores.exists():
             raise TableError(
-                f"{folder}: holds a scores.parquet that is no survey's; choose another folder"
+                f"{folder}: contains a scores.parquet that no survey wrote; choose another folder"
             )
         try:
             (folder / "parts").mkdir(exist_ok=True)
@@ -172,7 +172,7 @@ def _read_manifest(path: Path) -> list[dict[str, Any]]:
             or not all(isinstance(line.get(name), kind) for name, kind in fields.items())
         ):
             raise RunError(
-                f"{path}: line {number} is not a survey's; repair or remove the line, "
+                f"{path}: line {number} was not written by a survey; repair or remove the line, "
                 "or survey into another folder"
             )
     return lines
@@ -186,6 +186,6 @@ def _require_same_options(folder: Path, before: dict[str, Any], now: dict[str, A
     ]
     if changed:
         raise RunError(
-            f"{folder}: was surveyed with other options ({'; '.join(changed)}); "
+            f"{folder}: surveyed with different options ({'; '.join(changed)}); "
             "use the same ones, or survey into another folder"
         )

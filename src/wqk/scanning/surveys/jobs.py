@@ -112,7 +112,7 @@ def hub_revisions(repository: str) -> list[str]:
         found = HfApi().list_repo_refs(repository)
     except HFValidationError:
         raise CheckpointError(
-            f"{presentable(repository)}: neither a path here nor a hub id, so it has no revisions"
+            f"{presentable(repository)}: neither a local path nor a Hub id, so it has no revisions"
         ) from None
     except Exception as error:  # the client lets errors of its transport through, of any class
         reason = " ".join(str(error).split()) or type(error).__name__
@@ -137,7 +137,9 @@ def _words(refs: Iterable[str]) -> Iterator[str]:
         if ref.startswith("@"):
             for line in read_list(Path(ref[1:])):
                 if line.startswith("@"):
-                    raise CheckpointError(f"{ref[1:]}: a list cannot name another list, got {line}")
+                    raise CheckpointError(
+                        f"{ref[1:]}: a list cannot include another list, got {line}"
+                    )
                 yield from model_set(line) if is_model_set(line) else [line]
         elif is_model_set(ref):
             yield from model_set(ref)
@@ -163,7 +165,7 @@ def _matching_steps(ref: str, patterns: Sequence[str]) -> list[str]:
     """A run's folders with weights whose names match."""
     run = Path(ref)
     if not run.is_dir():
-        raise CheckpointError(f"{ref}: a file has no revisions; ask for no revision of it")
+        raise CheckpointError(f"{ref}: a file has no revisions; leave out the revision")
     steps = [path.name for path in run.iterdir() if has_weights(path)]
     found = (name for pattern in patterns for name in _chosen(pattern, steps, ref))
     return [str(run / name) for name in dict.fromkeys(found)]

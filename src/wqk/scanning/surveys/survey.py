@@ -121,7 +121,7 @@ def survey(
     for name in names:
         if not isinstance(name, str | os.PathLike):
             raise CheckpointError(
-                f"a survey takes paths, hub ids and named sets, got {type(name).__name__}"
+                f"a survey takes paths, Hub ids and named sets, got {type(name).__name__}"
             )
     options = Options(float(gamma), heads, __version__, SCHEMA_VERSION)
     with open_folder(Path(out), options) as folder:

@@ -151,7 +151,7 @@ def _score(options: Options, job: Job) -> tuple[ScoreTable, str, str | None, int
     table = scan(hashed, gamma=options.gamma, heads=options.heads)
     if files_of(job.location) != files:
         raise CheckpointError(
-            f"{job.name}: its files changed while they were read; survey it again with retry=True"
+            f"{job.name}: its files changed during the read; survey it again with retry=True"
         )
     plans = attention_plans(checkpoint)
     weights = hashlib.blake2b(digest_size=16)

@@ -131,7 +131,7 @@ def build_corpus(
     if not sources:
         raise CorpusError("no text: expected files, folders, data sets or named corpora")
     if place.exists() and not (place.is_dir() and not any(place.iterdir())):
-        raise CorpusError(f"{place}: exists already; choose another folder, or remove it")
+        raise CorpusError(f"{place}: already exists; choose another folder, or remove it")
     plan = {
         "options": options.state(),
         "sources": [source.state() for source in sources],
@@ -239,8 +239,8 @@ def _held_out(work: Work, options: CorpusOptions) -> int:
     distinct = np.unique(hashes)
     if count >= len(distinct):
         raise CorpusError(
-            f"{len(distinct)} different documents, of which {count} are to be held out; expected "
-            "more: cut plain text with --document paragraph, or change --held-out"
+            f"{len(distinct)} different documents, of which {count} are to be held out; more "
+            "documents are needed: split plain text with --document paragraph, or change --held-out"
         )
     return int(distinct[count])
 

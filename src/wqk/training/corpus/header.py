@@ -123,7 +123,7 @@ def read_header(path: Path) -> Header:
             return parse(file.read(MOST_BYTES))
     except FileNotFoundError:
         raise CorpusError(
-            f"{path.parent}: no token store (it has no {path.name}); make one with wqk corpus"
+            f"{path.parent}: not a token store (it has no {path.name}); make one with wqk corpus"
         ) from None
     except OSError as error:
         raise CorpusError(f"{path}: cannot be read ({error.strerror})") from None

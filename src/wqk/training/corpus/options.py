@@ -37,7 +37,7 @@ class CorpusOptions:
     vocabulary
         For words: a ``vocab.txt``, or how many pieces to learn from the text; 30,522 by default.
     tokenizer
-        A ``tokenizer.json``, or a model of the hub that has one, instead of words or characters.
+        A ``tokenizer.json``, or a Hub model that has one, instead of words or characters.
     characters
         How many of the most common characters are known; 124 by default.
     lower
@@ -92,7 +92,7 @@ class CorpusOptions:
         some = self.held_out
         if some is not None and not (0 <= some < 1 or (some >= 1 and float(some).is_integer())):
             raise CorpusError(
-                f"held-out: expected a share below 1 or a number of documents, got {some}"
+                f"held-out: expected a fraction below 1 or a number of documents, got {some}"
             )
         if some is not None and (some >= 1 or not some):
             object.__setattr__(self, "held_out", int(some))
@@ -150,7 +150,9 @@ class CorpusOptions:
     def _excludes(self, name: str, *others: str) -> None:
         for other in others:
             if getattr(self, other) is not None:
-                raise CorpusError(f"--{other} does not go with --{name}; leave one of them out")
+                raise CorpusError(
+                    f"--{other} cannot be combined with --{name}; leave one of them out"
+                )
 
 
 def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:

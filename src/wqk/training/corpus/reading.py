@@ -69,7 +69,7 @@ def read_documents(path: Path, field: str, document: str) -> Iterator[str]:
         raise CorpusError(f"{path}: expected UTF-8 text ({error.reason}); convert it") from None
     except (OSError, EOFError, lzma.LZMAError, zlib.error, csv.Error) as error:
         reason = getattr(error, "strerror", None) or error
-        raise CorpusError(f"{path}: cannot be read to its end ({reason})") from None
+        raise CorpusError(f"{path}: cannot be read completely ({reason})") from None
 
 
 def read_rows(

@@ -103,7 +103,7 @@ def _find_files(path: Path) -> Source | None:
         return Source(path.resolve().name, tuple(files))
     if path.exists():
         if not is_readable(path):
-            raise CorpusError(f"{path}: expected a file named {_formats()}")
+            raise CorpusError(f"{path}: expected a file with the ending {_formats()}")
         return Source(path.name, (path,))
     return None
 
@@ -114,7 +114,7 @@ def _find_data_set(text: str, subset: str | None, split: str | None) -> Source:
         hub = {"path": text}
     if not hub:
         raise CorpusError(
-            f"{text}: no such file or folder; expected one, a data set of the hub as "
+            f"{text}: no such file or folder; expected one, a Hub data set as "
             f"owner/name, or one of {', '.join(_named())}"
         )
     chosen = {"subset": subset, "split": split}
@@ -165,7 +165,7 @@ def _require_network(name: str, hub: Mapping[str, Any], advice: str) -> None:
         _head(address)
     except Exception as error:  # of whichever HTTP library the hub's uses
         reason = " ".join(str(error).split())[:160] or type(error).__name__
-        raise CorpusError(f"{name}: the network does not answer ({reason}){advice}") from None
+        raise CorpusError(f"{name}: no response from the network ({reason}){advice}") from None
 
 
 def _head(address: str) -> None:

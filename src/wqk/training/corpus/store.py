@@ -147,7 +147,7 @@ class TokenStore:
         ascending = bool((offsets[1:] >= offsets[:-1]).all())
         if not ascending or offsets[0] != 0 or offsets[-1] != about.tokens:
             raise CorpusError(
-                f"{path}: expected offsets that ascend from 0 to {about.tokens}; "
+                f"{path}: expected ascending offsets from 0 to {about.tokens}; "
                 "build the store again"
             )
         return offsets
@@ -202,7 +202,7 @@ class TokenStore:
         try:
             return self.header.splits[name]
         except KeyError:
-            raise CorpusError(f"{name!r}: no such split; there are {', '.join(SPLITS)}") from None
+            raise CorpusError(f"{name!r}: no such split; splits are {', '.join(SPLITS)}") from None
 
     def _path(self, split: str, kind: str) -> Path:
         return self.folder / f"{split}.{kind}"
@@ -241,7 +241,7 @@ class TokenStore:
     def _compare(path: Path, expected: str) -> None:
         if sha256(path) != expected:
             raise CorpusError(
-                f"{path}: its content is not what the header says (SHA-256); build the store again"
+                f"{path}: its content does not match the header's SHA-256; build the store again"
             )
 
     @cached_property
@@ -249,7 +249,7 @@ class TokenStore:
         try:
             from tokenizers import Tokenizer
         except ImportError:
-            raise MissingPackage("to decode needs tokenizers: pip install 'wqk[train]'") from None
+            raise MissingPackage("decoding needs tokenizers: pip install 'wqk[train]'") from None
         try:
             return Tokenizer.from_file(str(self.tokenizer))
         except Exception as error:  # the library raises nothing narrower

@@ -122,13 +122,13 @@ def read_words(path: Path, lower: bool) -> str:
     except OSError as error:
         raise CorpusError(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:
-        raise CorpusError(f"{path}: expected UTF-8 text with one piece a line") from None
+        raise CorpusError(f"{path}: expected UTF-8 text with one token per line") from None
     pieces = [line.rstrip("\r") for line in (lines if lines[-1] else lines[:-1])]
     names = {piece: number for number, piece in enumerate(pieces)}
     if missing := [name for name in SPECIAL if name not in names]:
-        raise CorpusError(f"{path}: lacks {', '.join(missing)}; expected a vocab.txt as BERT has")
+        raise CorpusError(f"{path}: lacks {', '.join(missing)}; expected a vocab.txt like BERT's")
     if len(names) < len(pieces):
-        raise CorpusError(f"{path}: repeats a piece; expected each once")
+        raise CorpusError(f"{path}: repeats a token; expected each once")
     return _from_words(names, lower)
 
 
@@ -151,7 +151,7 @@ def read_tokenizer(text: str) -> str:
         reason = " ".join(str(error).split())[:160]
         raise CorpusError(
             f"{text}: no tokenizer can be read from it ({reason}); expected a tokenizer.json, or a "
-            "model of the hub that has one"
+            "Hub model that has one"
         ) from None
     tokenizer.no_padding()
     tokenizer.no_truncation()

@@ -75,7 +75,7 @@ class Work:
             It is damaged.
         """
         try:
-            # Read at once rather than mapped: what is not there must be noticed here.
+            # Read at once rather than mapped: what is missing must be noticed here.
             return pl.read_parquet(io.BytesIO(path.read_bytes()), columns=list(columns) or None)
         except (OSError, pl.exceptions.PolarsError):
             raise CorpusError(

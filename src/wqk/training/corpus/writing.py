@@ -113,7 +113,7 @@ def write_store(
         _sync_folder(target.parent)
     except OSError as error:
         if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
-            raise CorpusError(f"{place}: exists already; choose another folder") from None
+            raise CorpusError(f"{place}: already exists; choose another folder") from None
         raise CorpusError(f"{place}: cannot be written ({error.strerror})") from None
     return TokenStore(place, header)
 

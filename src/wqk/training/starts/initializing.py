@@ -97,7 +97,7 @@ def initialize_(
     1.0
     """
     if kind not in KINDS:
-        raise FormError(f"an initialization is one of {', '.join(KINDS)}, got {kind!r}")
+        raise FormError(f"an initialization must be one of {', '.join(KINDS)}, got {kind!r}")
     for name, ratio in (("norm_ratio", norm_ratio), ("value_ratio", value_ratio)):
         if ratio is not None and not 0 < ratio < float("inf"):
             raise FormError(f"{name} is a positive number, got {ratio!r}")
@@ -135,15 +135,15 @@ def _require_settable(plans: Sequence[AttentionPlan], name: str, writes: bool) -
     for plan in plans if writes else ():
         if plan.rule.guess:
             raise UnknownFamily(
-                f"{name}: no family knows this model, and nothing is written on a guess "
-                f"({plan.rule.guess}); describe it in a family file, check that with `wqk verify`, "
-                "and pass it as family="
+                f"{name}: the family of this model is unknown, and no weights are "
+                f"written based on a guess ({plan.rule.guess}); describe it in a family file, "
+                "check that with `wqk verify`, and pass it as family="
             )
         sides = (plan.query.projection, plan.key.projection)
         if not all(isinstance(projection, Projection) for projection in sides):
             raise CheckpointError(
-                f"{name}: keys come from a latent that the values share; they cannot be set from "
-                "the queries without the values"
+                f"{name}: keys and values share a latent, so the keys cannot be set without the "
+                "values"
             )
 
 
@@ -170,7 +170,7 @@ def _plan_start(
         raise CheckpointError(
             f"{checkpoint.name}: layer {plan.layer} of the {plan.stack} would have symmetry "
             f"{after.symmetry:.3f} instead of {kind.turn.symmetry:.0f}: its queries are zero, or "
-            "the gains of its query and key norms differ; set these first"
+            "the gains of its query and key norms differ; change these first"
         )
     if norm_ratio is not None and after.norm:
         factor = np.float32((norm_ratio * before.norm / after.norm) ** 0.5)
@@ -198,8 +198,8 @@ def _start(
             drawn = kind.draw({role: a.shape for role, a in stored.items()}, rng)
         except KeyError:
             raise CheckpointError(
-                f"{checkpoint.name}: the values of layer {plan.layer} are no single projection; "
-                "a start that draws values cannot set them"
+                f"{checkpoint.name}: the values of layer {plan.layer} are not a single "
+                "projection; an initialization that draws values cannot set them"
             ) from None
         for role, weight in drawn.items():
             start[places[role]] = weight.astype(stored[role].dtype)
@@ -223,7 +223,7 @@ def _start(
 def _settable_values(plan: AttentionPlan, name: str) -> Projection:
     if plan.value is None or not isinstance(plan.value.projection, Projection):
         raise CheckpointError(
-            f"{name}: the values of layer {plan.layer} are no single projection; they cannot be "
+            f"{name}: the values of layer {plan.layer} are not a single projection and cannot be "
             "scaled"
         )
     return plan.value.projection

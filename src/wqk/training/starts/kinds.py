@@ -184,7 +184,7 @@ def mimetic(
     (heads, width, d), (key_heads, _, _) = shapes["query"], shapes["key"]
     if width > d:
         raise CheckpointError(
-            f"a mimetic start needs heads no wider than the model, got {width} of {d}"
+            f"mimetic initialization needs heads no wider than the model, got {width} of {d}"
         )
     query, key = [], []
     for _ in range(key_heads):

@@ -44,7 +44,7 @@ def model_set(name: str) -> list[str]:
     """
     if name not in model_sets():
         raise UnknownName(
-            f"{name}: no such set of models; there are {', '.join(model_sets())}",
+            f"{name}: no such set of models; sets are {', '.join(model_sets())}",
             name=name,
             close=model_sets(),
         )
@@ -71,5 +71,5 @@ def read_list(path: Path) -> list[str]:
     lines = [line.split(" #")[0].strip() for line in text.splitlines()]
     found = [line for line in lines if line and not line.startswith("#")]
     if not found:
-        raise CheckpointError(f"{path}: names no checkpoint; expected one ref per line")
+        raise CheckpointError(f"{path}: lists no checkpoint; expected one ref per line")
     return found
