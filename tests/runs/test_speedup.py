@@ -176,8 +176,8 @@ def test_what_does_not_compare_is_refused(tmp_path: Path) -> None:
     other = train(tmp_path / "wide", [5, 3, 1], init="symmetric", width=64)
     elsewhere = train(tmp_path, [5, 3, 1], init="symmetric", seed=7)
     for runs, message in (
-        ([random], "start differently"),
-        ([random, other], "start differently"),
+        ([random], "with different initializations"),
+        ([random, other], "with different initializations"),
         ([random, elsewhere], "share none"),
         ([behind, random], "at one step"),
     ):

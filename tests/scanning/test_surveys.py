@@ -267,7 +267,7 @@ def test_an_interrupt_is_one_line_and_resumable(models: list[str], whole: bytes,
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate()
     if process.returncode == 130:
-        assert errors.decode() == f"wqk: interrupted; the same command goes on in {out}\n"
+        assert errors.decode() == f"wqk: interrupted; repeat the command to resume in {out}\n"
     else:  # it was faster than the signal
         assert process.returncode == 1
     with ThreadPoolExecutor(1) as threads:

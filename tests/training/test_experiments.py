@@ -87,7 +87,7 @@ def test_runs_stop_resume_and_are_left_alone(tmp_path: Path) -> None:
         (SMALL + "[[cell]]\n", "has a name"),
         (SMALL + '[[cell]]\nname = "../a"', "must be a valid folder name"),
         (SMALL + '[[cell]]\nname = "a"\nseeds = [1, 1]', "must be distinct"),
-        (SMALL + '[[cell]]\nname = "a"\nstop = 7', "stop is one of the 6 steps"),
+        (SMALL + '[[cell]]\nname = "a"\nstop = 7', "stop must be one of the 6 steps"),
         (SMALL + '[[cell]]\nname = "a"\ncolor = 1', "cell 'a': recipe: no field named color"),
         (SMALL + '[[cell]]\nname = "a"\nheads = 3', "cell 'a': recipe: the width"),
     ],

@@ -91,22 +91,22 @@ def test_a_configuration_takes_the_place_of_the_sizes() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"mode": "both"}, "mode is one of encoder, decoder, got 'both'"),
-        ({"objective": "causal"}, "an encoder's objective is masked"),
+        ({"mode": "both"}, "mode must be one of encoder, decoder, got 'both'"),
+        ({"objective": "causal"}, "an encoder's objective must be masked"),
         ({"mode": "decoder", "objective": "masked"}, "a decoder's causal or masked-next"),
-        ({"width": 30, "heads": 4}, "divisible by the number of heads; got 30 and 4"),
-        ({"layers": 0}, "layers is at least 1, got 0"),
-        ({"layers": 2.0}, "layers is of type int, got 2.0"),
-        ({"layers": True}, "layers is of type int"),
-        ({"steps": "many"}, "steps is of type int"),
-        ({"dropout": 1}, "dropout is less than 1"),
-        ({"learning_rate": 0}, "learning_rate is greater than 0"),
+        ({"width": 30, "heads": 4}, "divisible by the number of heads; got width 30 and 4 heads"),
+        ({"layers": 0}, "layers must be at least 1, got 0"),
+        ({"layers": 2.0}, "layers must be of type int, got 2.0"),
+        ({"layers": True}, "layers must be of type int"),
+        ({"steps": "many"}, "steps must be of type int"),
+        ({"dropout": 1}, "dropout must be less than 1"),
+        ({"learning_rate": 0}, "learning_rate must be greater than 0"),
         ({"learning_rate": float("inf")}, "finite"),
-        ({"weight_decay": float("nan")}, "weight_decay is at least 0"),
+        ({"weight_decay": float("nan")}, "weight_decay must be at least 0"),
         ({"warmup": 11, "steps": 10}, "warmup is part of the steps; got 11 of 10"),
         ({"block": 2, "mask_share": 0.1}, "at least one token"),
         ({"keep_checkpoints": "some"}, "got 'some'"),
-        ({"config": "bert"}, "config is of type Mapping"),
+        ({"config": "bert"}, "config must be of type Mapping"),
         ({"init_norm": "twice"}, "of type float"),
         ({"lauers": 3}, "no field is called lauers"),
     ],
@@ -118,7 +118,7 @@ def test_wrong_values_are_refused(wrong: dict[str, Any], message: str) -> None:
 
 @pytest.mark.parametrize(("preset", "size"), [("slow", None), ("fast", "huge")])
 def test_unknown_presets_and_sizes(preset: str, size: str | None) -> None:
-    with pytest.raises(RunError, match="is one of"):
+    with pytest.raises(RunError, match="must be one of"):
         make_recipe(preset, size=size)
 
 

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("model", required=False, metavar="[MODEL]")
-@click.option("--stack", type=click.Choice(["encoder", "decoder"]), help="Only these models.")
+@click.option(
+    "--stack", type=click.Choice(["encoder", "decoder"]), help="Only models of this stack."
+)
 @click.option(
     "--modality",
     type=click.Choice(["language", "vision", "audio"]),
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     "--sound/--flagged",
     "sound",
     default=None,
-    help="Only rows that are no artifacts; only rows with a flag.",
+    help="Only rows that are not artifacts; only rows with a flag.",
 )
 @click.option("--search", metavar="TEXT", help="Only rows with TEXT in their name or checkpoint.")
 @click.option(
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
     multiple=True,
     envvar="WQK_SURVEY",
     metavar="DIR",
-    help="Show a survey's results, too; repeatable; by default those in WQK_SURVEY.",
+    help="Also show a survey's results; repeatable.  [default: WQK_SURVEY]",
 )
 @click.option(
     "--from",
@@ -62,7 +64,7 @@ if TYPE_CHECKING:
     is_flag=False,
     flag_value="",
     metavar="[REF]",
-    help="Scan REF and compare MODEL with it; without REF, MODEL's own checkpoint on the hub.",
+    help="Scan REF and compare MODEL with it; without REF, MODEL's own checkpoint on the Hub.",
 )
 @json_output
 def atlas(
@@ -79,11 +81,11 @@ def atlas(
 ) -> None:
     """Show the paper's published scores, or those of one MODEL.
 
-    Those of language models are printed in Tables S2 and S3; those of vision, audio and other
-    models are medians over the published layers behind its figures. MODEL is a name of the tables
-    or an id on the hub, such as BERT-base, openai/whisper-tiny or openai-community/gpt2.
-    Rows that are not what they seem carry flags. With --scan, --from or --survey, scores of one's
-    own stand beside the published ones.
+    Scores of language models are those of Tables S2 and S3; scores of vision, audio and other
+    models are medians over the published layers behind the figures. MODEL is a name from the
+    tables or a Hub id, such as BERT-base, openai/whisper-tiny or openai-community/gpt2.
+    Rows with known problems carry flags. With --scan, --from or --survey, your own scores are
+    shown next to the published ones.
 
     \b
     Examples:

@@ -36,7 +36,7 @@ def print_rows(frame: pl.DataFrame, as_json: bool) -> None:
         display.print_object({"rows": rows, "flags": _explained(rows)})
         return
     if not rows:
-        display.say("No row is like that.")
+        display.say("No row matches.")
         return
     console = display.output()
     letters = marks(rows)

@@ -37,14 +37,14 @@ class _SizeOrFile(click.ParamType):  # type: ignore[type-arg]
     type=click.Path(path_type=Path),
     required=True,
     metavar="DIR",
-    help="Folder of the store; a build that was interrupted goes on.",
+    help="Folder of the store; an interrupted build resumes.",
 )
 @click.option(
     "--text",
     type=click.Choice(["words", "characters"]),
     default="words",
     show_default=True,
-    help="What a token is: a WordPiece, or a character.",
+    help="Tokens are word pieces, or characters.",
 )
 @click.option(
     "--vocabulary",
@@ -53,32 +53,34 @@ class _SizeOrFile(click.ParamType):  # type: ignore[type-arg]
     help="vocab.txt, or how many word pieces to learn.  [default: 30522]",
 )
 @click.option(
-    "--tokenizer", metavar="FILE|ID", help="tokenizer.json, or a hub model's, for the tokens."
+    "--tokenizer",
+    metavar="FILE|ID",
+    help="A tokenizer.json, or the Hub model whose tokenizer to use.",
 )
 @click.option("--characters", type=int, metavar="N", help="Size of the alphabet.  [default: 124]")
 @click.option(
     "--lower/--cased",
     default=None,
-    help="Take away capitals and accents, or keep them.  [default: words lower, characters cased]",
+    help="Remove capitals and accents, or keep them.  [default: words lower, characters cased]",
 )
 @click.option(
     "--held-out",
     type=float,
     metavar="SHARE|N",
-    help="Documents kept apart.  [default: 1 %, at least some]",
+    help="Held-out documents: a fraction or a number.  [default: 1 %]",
 )
-@click.option("--field", metavar="NAME", help="Where the text is in a row.  [default: text]")
+@click.option("--field", metavar="NAME", help="Column or field with the text.  [default: text]")
 @click.option(
     "--document",
     type=click.Choice(["file", "paragraph", "line"]),
     default="file",
     show_default=True,
-    help="What a document is in plain text.",
+    help="How plain text is split into documents.",
 )
-@click.option("--subset", metavar="NAME", help="Configuration of a hub data set.")
-@click.option("--split", metavar="NAME", help="Split of a hub data set.  [default: train]")
-@click.option("--max-documents", type=int, metavar="N", help="Stop after so many documents.")
-@click.option("--max-characters", type=int, metavar="N", help="Stop after so many characters.")
+@click.option("--subset", metavar="NAME", help="Configuration of a Hub data set.")
+@click.option("--split", metavar="NAME", help="Split of a Hub data set.  [default: train]")
+@click.option("--max-documents", type=int, metavar="N", help="Stop after this many documents.")
+@click.option("--max-characters", type=int, metavar="N", help="Stop after this many characters.")
 @click.option(
     "--jobs", type=click.IntRange(min=1), metavar="N", help="Threads.  [default: all cores]"
 )
@@ -96,8 +98,8 @@ def corpus(
     """Turn text into a token store, DIR, for wqk train.
 
     TEXT is a file (.txt, .jsonl, .csv, .parquet; also .xz, .gz, .bz2, .zst), a folder of them, a
-    data set of the hub (owner/name), or wikipedia, jigsaw or redpajama. The same text and options
-    give the same store, byte for byte. The same command goes on where it was interrupted.
+    Hub data set (owner/name), or wikipedia, jigsaw or redpajama. The same text and options
+    give the same store, byte for byte. After an interruption, the same command resumes.
 
     \b
     Examples:
@@ -114,7 +116,7 @@ def corpus(
                 texts, out, CorpusOptions(**options), jobs=jobs, on_progress=on_progress
             )
         except KeyboardInterrupt:
-            click.echo(f"wqk: interrupted; the same command goes on toward {out}", err=True)
+            click.echo(f"wqk: interrupted; repeat the command to resume {out}", err=True)
             context.exit(130)
     _print(store, as_json)
 

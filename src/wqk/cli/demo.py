@@ -16,7 +16,7 @@ from wqk.cli.options import json_output
     default=Path("wqk-demo.png"),
     show_default=True,
     metavar="FILE",
-    help="Where the picture goes (.png, .pdf, .svg); drawn where matplotlib is installed.",
+    help="Figure to write (.png, .pdf, .svg); needs matplotlib.",
 )
 @click.option(
     "--report",
@@ -24,11 +24,11 @@ from wqk.cli.options import json_output
     default=Path("wqk-demo.html"),
     show_default=True,
     metavar="FILE",
-    help="Where the report goes; written where plotly is installed.",
+    help="Report to write (.html); needs plotly.",
 )
 @json_output
 def demo(out: Path, report: Path, as_json: bool) -> None:
-    """Scan an encoder and a decoder, trained alike, side by side.
+    """Scan an encoder and a decoder trained with the same recipe, side by side.
 
     Needs no network and no PyTorch.
     """

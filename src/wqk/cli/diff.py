@@ -12,13 +12,13 @@ from wqk.cli.options import family_file, gamma, heads_per_layer, json_output, ta
 @click.command()
 @click.argument("before", metavar="REF")
 @click.argument("after", metavar="REF")
-@click.option("--heads", is_flag=True, help="Compare every single head, too.")
+@click.option("--heads", is_flag=True, help="Also compare every head.")
 @click.option(
     "--revision",
     "revisions",
     multiple=True,
     metavar="R",
-    help="Hub revision: given twice, of the first and of the second REF.",
+    help="Hub revision; give it twice, for the first and for the second REF.",
 )
 @gamma
 @family_file
@@ -36,9 +36,10 @@ def diff(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """Say how far, and in which direction, the forms moved.
+    """Measure how far, and in which direction, the forms moved.
 
-    The two are a model and its fine-tuned child, two steps of one training, or two seeds.
+    The two REFs can be a model and its fine-tuned version, two steps of a training run, or two
+    seeds.
 
     \b
     Examples:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     required=True,
     metavar="DIR",
-    help="Folder of the token stores that the cells name.",
+    help="Folder with the cells' token stores.",
 )
 @click.option(
     "-o",
@@ -34,17 +34,19 @@ if TYPE_CHECKING:
     "--jobs",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Runs at a time.  [default: one for each GPU, or one]",
+    help="Number of simultaneous runs.  [default: one per GPU, or one]",
 )
-@click.option("--only", metavar="NAME", default="", help="Cells whose name contains NAME.")
-@click.option("--dry-run", is_flag=True, help="Show what is done and what the rest will cost.")
+@click.option("--only", metavar="NAME", default="", help="Only cells whose name contains NAME.")
+@click.option(
+    "--dry-run", is_flag=True, help="Show which runs are finished and what the others will cost."
+)
 @click.option(
     "--speed",
     type=click.FloatRange(min=0, min_open=True),
     default=0.07,
     show_default=True,
     metavar="TFLOPS",
-    help="For the cost: what a device computes, 10¹² operations a second; the default is one core.",
+    help="For the cost: speed of the device in 10¹² operations a second; by default of one core.",
 )
 def experiments(
     file: Path,
@@ -55,9 +57,9 @@ def experiments(
     dry_run: bool,
     speed: float,
 ) -> None:
-    """Train every cell of FILE.toml once for each of its seeds.
+    """Train every cell of FILE.toml once per seed.
 
-    Runs that are done are left alone, runs that were cut off go on: the same command resumes.
+    The same command resumes: finished runs are skipped, interrupted runs continue.
 
     \b
     Examples:

@@ -39,23 +39,23 @@ TABLES = ("table1", "tableS2", "tableS3")
 def figure(
     name: str, more: tuple[Path, ...], sources: tuple[Path, ...], out: Path | None, as_json: bool
 ) -> None:
-    """Draw a figure of the paper, or one of ours, from published and one's own results.
+    """Draw a figure of the paper, or an additional one, from published results and your own.
 
     SOURCE is the folder of a training run, of several runs, or of a survey, a score table, or
     details of a scan (.npz).
 
     \b
-    From published scores, with surveys and tables drawn in:
+    From published scores, with your surveys and tables added:
       fig2       symmetry and directionality against parameters, language
       s1         the same, vision and audio
       s2         the same, models with an encoder and a decoder
       table1, tableS2, tableS3
     From training runs:
-      fig3       an encoder and a decoder along training, medians and layers
+      fig3       an encoder and a decoder during training, medians and layers
       s3, s4     the same for several corpora: medians; layers
-      s5         starts: loss, symmetry, gap between layers, layers
-      losses     starts and penalties: loss, difference to the random start
-      updates    symmetry and directionality of what changes
+      s5         initializations: loss, symmetry, gap between layers, layers
+      losses     initializations and penalties: loss, difference from random
+      updates    symmetry and directionality of each form's change
     From tables and details:
       heads      symmetry within and between heads, and by chance
       coupling   how heads transpose each other (.npz)

@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     default="cola,sst2,mrpc,stsb,rte,wnli",
     show_default=True,
     metavar="NAMES|FILE.jsonl",
-    help="Folders in DIR with train.jsonl and validation.jsonl, or files of one's own.",
+    help="Folders in DIR with train.jsonl and validation.jsonl, or your own files.",
 )
 @click.option("--seeds", type=click.IntRange(min=1), default=5, show_default=True)
 @click.option("--epochs", type=click.IntRange(min=0), default=3, show_default=True)
 @click.option("--learning-rate", type=click.FloatRange(min=0, min_open=True), default=5e-5)
 @click.option("--batch", type=click.IntRange(min=1), default=32, show_default=True)
 @click.option("--length", type=click.IntRange(min=2), default=128, show_default=True)
-@click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Threads on a CPU.")
+@click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Number of CPU threads.")
 @json_output
 def glue(
     models: tuple[str, ...],
@@ -51,11 +51,11 @@ def glue(
     threads: int | None,
     as_json: bool,
 ) -> None:
-    """Fine-tune encoders on GLUE's tasks, or one's own, and compare two of them seed by seed.
+    """Fine-tune encoders on GLUE or your own tasks and compare two of them over seeds.
 
-    MODEL is a training run (its last checkpoint), a checkpoint with its tokenizer, or a hub id.
-    With --epochs 0 it is judged as it is. Metrics are the tasks' own: Matthews correlation, F1 and
-    accuracy, Pearson and Spearman correlation.
+    MODEL is a training run (its last checkpoint), a checkpoint with its tokenizer, or a Hub id.
+    With --epochs 0 it is evaluated without fine-tuning. Metrics are those of each task: Matthews
+    correlation, F1 and accuracy, Pearson and Spearman correlation.
 
     \b
     Examples:

@@ -14,24 +14,24 @@ family_file = click.option(
     "--family",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE.toml",
-    help="Say which tensors are queries and keys.",
+    help="Family file that describes which tensors are queries and keys.",
 )
 
 heads_per_layer = click.option(
     "--heads-per-layer",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Query heads of a model whose config does not tell.",
+    help="Query heads, if the config does not give their number.",
 )
 
 key_heads = click.option(
     "--key-heads",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Key heads of a model whose config has no number of them.",
+    help="Key heads, if the config does not give their number.",
 )
 
-revision = click.option("--revision", metavar="R", help="Revision of a hub repository.")
+revision = click.option("--revision", metavar="R", help="Revision of a Hub repository.")
 
 table_file = click.option(
     "--out",
@@ -45,7 +45,7 @@ gamma = click.option(
     type=click.FloatRange(min=0),
     default=2.0,
     show_default=True,
-    help="Outliers lie this many standard deviations above the mean norm.",
+    help="Outliers exceed the mean norm by this many standard deviations.",
 )
 
 

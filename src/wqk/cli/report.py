@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, dir_okay=False),
     multiple=True,
     metavar="FILE.npz",
-    help="Matrices, norms and coupling of heads, from wqk scan --details; repeatable.",
+    help="Details from wqk scan --details (matrices, norms, head coupling); repeatable.",
 )
 @click.option(
     "-o",
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, dir_okay=False),
     required=True,
     metavar="FILE.html",
-    help="Where the report goes.",
+    help="Report to write (.html).",
 )
-@click.option("--title", metavar="TEXT", help="Heading; the models' names otherwise.")
+@click.option("--title", metavar="TEXT", help="Heading.  [default: the models' names]")
 def report(
     sources: tuple[Path, ...], details_files: tuple[Path, ...], out: Path, title: str | None
 ) -> None:
-    """Write score tables as one HTML file, for any browser, without a network.
+    """Write score tables as one HTML file that opens offline.
 
     TABLE is a .parquet, .jsonl or .csv file with scores, the folder of a training run, or that of a
     survey. Several are shown side by side.

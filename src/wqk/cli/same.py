@@ -29,15 +29,15 @@ def same(
     other_family: Path | None,
     as_json: bool,
 ) -> None:
-    """Tell whether B attends as A does, and if not, what is wrong with it.
+    """Check whether B attends as A does, and if not, find out why.
 
-    Exact, from the weights, whatever the families, layouts and number types. What leaves the
-    attention alone is not seen: rotations within heads, folded norms and scales. Known mistakes of
-    conversions are named: rotary order or base, the order or the pairing of heads, queries and keys
-    exchanged, a factor, biases.
+    Compares the weights exactly, across families, layouts and number types. Changes that
+    leave attention unchanged are ignored: rotations within heads, folded norms and scales. Known
+    conversion errors are identified: rotary order or base, the order or the pairing of heads,
+    queries and keys exchanged, a factor, biases.
 
-    Exits with 0 if the two are the same to the rounding of their number types, 1 if they differ, 2
-    if they cannot be compared.
+    Exit status: 0 if the two are equal up to the rounding of their number types, 1 if they differ,
+    2 if they cannot be compared.
 
     \b
     Example:

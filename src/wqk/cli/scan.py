@@ -26,17 +26,19 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("refs", nargs=-1, required=True, metavar="REF...")
-@click.option("--heads", is_flag=True, help="Score every single head, too.")
+@click.option("--heads", is_flag=True, help="Also score every head.")
 @gamma
 @click.option(
     "--circuit",
     type=click.Choice(["qk", "ov"]),
     default="qk",
     show_default=True,
-    help="Queries with keys, or values with outputs.",
+    help="Circuit to score: queries and keys, or values and outputs.",
 )
-@click.option("--fold-norm", is_flag=True, help="Fold in the norms that feed both sides.")
-@click.option("--bias", is_flag=True, help="Score the form augmented by the biases.")
+@click.option(
+    "--fold-norm", is_flag=True, help="Fold the norms in front of attention into the form."
+)
+@click.option("--bias", is_flag=True, help="Score the form augmented with the biases.")
 @click.option(
     "--distance",
     "distances",
@@ -52,31 +54,33 @@ if TYPE_CHECKING:
 @heads_per_layer
 @key_heads
 @click.option(
-    "--device", metavar="D", help="Let PyTorch multiply there, such as on cuda, instead of NumPy."
+    "--device",
+    metavar="D",
+    help="Compute with PyTorch on this device, such as cuda, instead of NumPy.",
 )
 @table_file
 @click.option(
     "--report",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE.html",
-    help="Write a report that a browser opens, with every head.",
+    help="Write an HTML report that includes every head.",
 )
 @click.option(
     "--details",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE.npz",
-    help="Save matrices as images, norms and the coupling of heads, and show them in the report.",
+    help="Save matrices as images, norms and head coupling; the report shows them.",
 )
-@click.option("--spectrum", is_flag=True, help="Add singular values' and eigenvalues' measures.")
-@click.option("--ceiling", is_flag=True, help="Add the largest scores that any input can produce.")
+@click.option("--spectrum", is_flag=True, help="Add measures of singular values and eigenvalues.")
+@click.option("--ceiling", is_flag=True, help="Add the largest score that any input can produce.")
 @click.option("--bands", is_flag=True, help="Add the share of slow rotary planes.")
 @click.option("--sort", "sort_by", metavar="COLUMN", help="Largest values of a column first.")
-@click.option("--top", type=click.IntRange(min=1), metavar="N", help="Print so many rows.")
+@click.option("--top", type=click.IntRange(min=1), metavar="N", help="Print this many rows.")
 @click.option(
     "--layers",
     type=DistanceRanges(),
     metavar="L,L:M",
-    help="Score these layers alone, such as 3,10:20.",
+    help="Score only these layers, such as 3,10:20.",
 )
 @json_output
 @click.pass_context
@@ -107,8 +111,9 @@ def scan(
 ) -> None:
     """Score the query-key form of every layer.
 
-    REF is a folder, a file, an https:// address, or a hub id such as
-    google-bert/bert-base-uncased. A training run's folder is read as its checkpoint-* steps.
+    REF is a folder, a file, an https:// URL, or a Hub id such as
+    google-bert/bert-base-uncased. For a training run's folder, all its checkpoint-* steps are
+    scored.
 
     \b
     Examples:

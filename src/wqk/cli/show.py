@@ -12,7 +12,7 @@ from wqk.cli.options import DistanceRanges, family_file, gamma, json_output, rev
 @click.command()
 @click.argument("ref")
 @click.option("--layer", type=int, required=True, metavar="L", help="Negative: from the end.")
-@click.option("--head", type=int, metavar="H", help="One head instead of the layer.")
+@click.option("--head", type=int, metavar="H", help="Show one head instead of the whole layer.")
 @click.option("--coupling", is_flag=True, help="Show how the layer's heads transpose each other.")
 @click.option(
     "--distance",
@@ -21,13 +21,13 @@ from wqk.cli.options import DistanceRanges, family_file, gamma, json_output, rev
     metavar="N,N:M",
     help="Show scores over relative distances, such as 0:64 (rotary models).",
 )
-@click.option("--stack", metavar="NAME", help="encoder or decoder, where a model has both.")
+@click.option("--stack", metavar="NAME", help="encoder or decoder, if the model has both.")
 @click.option("--cross", is_flag=True, help="Cross-attention instead of self-attention.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Picture to write: .png, .pdf or .svg.  [default: named after the model and layer]",
+    help="Figure to write: .png, .pdf or .svg.  [default: named after the model and layer]",
 )
 @gamma
 @revision

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     type=click.Choice(["held-out", "training"]),
     default="held-out",
     show_default=True,
-    help="Of held-out text, or of training.",
+    help="Compare held-out losses, or training losses.",
 )
 @click.option(
     "--smoothing",
     type=click.FloatRange(min=0, max=1),
     default=0.05,
     show_default=True,
-    help="Width of the trailing mean over the loss, as a share of all steps.",
+    help="Window of the trailing mean over the loss, as a fraction of all steps.",
 )
 @click.option(
     "--below",
@@ -49,12 +49,13 @@ def speedup(
     below: float | None,
     as_json: bool,
 ) -> None:
-    """Compare runs that start differently with the start of the first one, seed by seed.
+    """Compare runs with other initializations to the first run's, seed by seed.
 
-    The speed-up is the paper's (Table 1): the share of the steps saved when the loss first reaches
-    the final loss of the baseline's run with the same seed. Where the candidate ends higher, the
-    two change places and the speed-up is negative. Means come with their 95 % interval, p is that
-    of a paired t-test, and the detectable difference is what as many seeds see with power 80 %.
+    The speed-up is that of the paper's Table 1: the share of steps saved when the loss first
+    reaches the final loss of the baseline's run with the same seed. If the candidate's final loss
+    is higher, the roles are swapped and the speed-up is negative. Means have 95 % intervals, p is
+    that of a paired t-test, and the detectable difference is the smallest that this number of seeds
+    finds with power 80 %.
 
     \b
     Examples:

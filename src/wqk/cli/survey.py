@@ -23,11 +23,11 @@ from wqk.cli.options import gamma, json_output
     "--jobs",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Processes; as many as there are cores, at most 8.",
+    help="Number of processes.  [default: one per core, at most 8]",
 )
 @click.option("--dask", metavar="ADDRESS", help="Scheduler of a Dask cluster: tcp://host:8786.")
-@click.option("--retry", is_flag=True, help="Try again what has failed before.")
-@click.option("--heads", is_flag=True, help="Score every single head, too.")
+@click.option("--retry", is_flag=True, help="Retry checkpoints that failed before.")
+@click.option("--heads", is_flag=True, help="Also score every head.")
 @gamma
 @json_output
 @click.option(
@@ -35,7 +35,7 @@ from wqk.cli.options import gamma, json_output
     type=click.Path(path_type=Path),
     required=True,
     metavar="DIR",
-    help="Folder of the survey; one that was interrupted goes on.",
+    help="Folder of the survey; an interrupted one resumes.",
 )
 @click.pass_context
 def survey(
@@ -52,9 +52,9 @@ def survey(
 ) -> None:
     """Score many checkpoints into one table, DIR/scores.parquet.
 
-    REF is a folder, a file, a hub id, a training run's folder, @FILE for a list with one REF per
-    line, or a named set: paper:language, paper:vision, paper:audio, paper:encoder-decoder. The same
-    command goes on where it was interrupted. Exit status 1: some checkpoints failed.
+    REF is a folder, a file, a Hub id, a training run's folder, @FILE for a list with one REF per
+    line, or a named set: paper:language, paper:vision, paper:audio, paper:encoder-decoder. After an
+    interruption, the same command resumes. Exit status 1: some checkpoints failed.
 
     \b
     Examples:
@@ -85,7 +85,7 @@ def survey(
                     on_progress=on_progress,
                 )
         except KeyboardInterrupt:
-            click.echo(f"wqk: interrupted; the same command goes on in {out}", err=True)
+            click.echo(f"wqk: interrupted; repeat the command to resume in {out}", err=True)
             context.exit(130)
     failed = survey_display.print_survey(table, out, as_json)
     context.exit(1 if failed else 0)

@@ -20,11 +20,11 @@ from wqk.cli.options import family_file, json_output, revision
     type=click.IntRange(min=0),
     default=0,
     metavar="N",
-    help="Tokens from key to query (rotary models).",
+    help="Distance from key to query in tokens (rotary models).",
 )
 @click.option("--fold-norm", is_flag=True, help="Normalize embeddings as the block's norm does.")
-@click.option("--embeddings", metavar="TENSOR", help="The table of embeddings.")
-@click.option("--stack", metavar="NAME", help="encoder or decoder, where a model has both.")
+@click.option("--embeddings", metavar="TENSOR", help="Name of the embedding table.")
+@click.option("--stack", metavar="NAME", help="encoder or decoder, if the model has both.")
 @revision
 @family_file
 @json_output
@@ -41,10 +41,11 @@ def tokens(
     family: Path | None,
     as_json: bool,
 ) -> None:
-    """List the pairs of tokens that a head scores highest and lowest.
+    """List the token pairs that a head scores highest and lowest.
 
-    Query and key are the model's own token embeddings. In layer 0 that is what the head computes,
-    but for positions; in deeper layers it is a hint, for they read more than embeddings.
+    Queries and keys are computed from the model's token embeddings. In layer 0 that is what the
+    head computes, apart from positions; in deeper layers it is only a hint, because their inputs
+    are not embeddings.
 
     \b
     Example:

@@ -46,14 +46,14 @@ def _defaults(name: str) -> str:
 @click.option(
     "--preset",
     type=click.Choice(list(PRESETS)),
-    help="Where all other values come from: fast (default), or paper.",
+    help="Source of all other defaults: fast (default), or paper.",
 )
 @click.option("--size", type=click.Choice(list(SIZES)), help="Layers, width and heads.")
 @click.option(
     "--corpus",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Token store to train on, made by wqk corpus.",
+    help="Token store to train on, written by wqk corpus.",
 )
 @click.option(
     "-o",
@@ -63,12 +63,12 @@ def _defaults(name: str) -> str:
     metavar="RUN",
     help="Folder of the run.",
 )
-@click.option("--resume", is_flag=True, help="Go on from the run's last checkpoint.")
+@click.option("--resume", is_flag=True, help="Resume from the run's last checkpoint.")
 @click.option(
     "--stop",
     type=click.IntRange(min=1),
     metavar="STEP",
-    help="Stop after this step; --resume goes on. The schedule stays that of all steps.",
+    help="Stop after this step; --resume continues. The schedule remains that of all steps.",
 )
 @click.option(
     "--config",
@@ -83,12 +83,12 @@ def _defaults(name: str) -> str:
     help="Add a penalty to the loss: symmetric=0.1 or skew=0.1.",
 )
 @recipe_options
-@click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Threads on a CPU.")
+@click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Number of CPU threads.")
 @click.option(
     "--report-to",
     multiple=True,
     metavar="LOGGER",
-    help="A tracker of accelerate, such as tensorboard; repeatable.",
+    help="An accelerate tracker, such as tensorboard; repeatable.",
 )
 @click.pass_context
 def train(
@@ -106,11 +106,11 @@ def train(
     report_to: tuple[str, ...],
     **chosen: Any,
 ) -> None:
-    """Train a small encoder or decoder and keep a record of it in RUN.
+    """Train a small encoder or decoder and record losses, scores and checkpoints in RUN.
 
-    What is not given comes from the preset. Defaults are shown for each preset's own size; learning
-    rate and initial weights of fast follow the width, its cadences and warmup the steps. An
-    interrupted run goes on with --resume; options given then must be those that it began with. For
+    Unset options come from the preset. Defaults are shown for each preset's own size; in fast, the
+    learning rate and the initial weights depend on the width, intervals and warmup on the
+    steps. --resume continues an interrupted run; any options must equal its original ones. For
     several GPUs or processes: torchrun --nproc-per-node N -m wqk train.
 
     \b

@@ -12,7 +12,7 @@ from wqk.cli.options import family_file, json_output, revision
 
 @click.command()
 @click.argument("ref")
-@click.option("--text", help="What the model reads; random tokens otherwise.")
+@click.option("--text", help="Text to run the model on.  [default: random tokens]")
 @click.option("--seed", default=0, show_default=True, help="Seed of the random tokens.")
 @revision
 @family_file
@@ -29,7 +29,7 @@ def verify(
 ) -> None:
     """Run the model and compare its attention with the forms'.
 
-    Exits with 1 where they differ: then the scores of this checkpoint are not to be believed. Needs
+    Exit status 1 means that they differ and that this checkpoint's scores are wrong. Needs
     PyTorch and transformers (pip install 'wqk[train]').
 
     \b

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     default=10.0,
     show_default=True,
     metavar="SECONDS",
-    help="Time from one look to the next.",
+    help="Seconds between looks at the folder.",
 )
-@click.option("--heads", is_flag=True, help="Score every single head, too.")
+@click.option("--heads", is_flag=True, help="Also score every head.")
 @click.option(
     "--tensorboard",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Write medians there for TensorBoard.",
+    help="Also write medians for TensorBoard to this folder.",
 )
 @gamma
 def watch(
@@ -44,10 +44,10 @@ def watch(
     tensorboard: Path | None,
     gamma: float,
 ) -> None:
-    """Score each checkpoint of a training run as soon as it is whole.
+    """Score each checkpoint of a training run as soon as it is complete.
 
-    Works beside any trainer that writes checkpoint-* folders: only files are looked at, and of
-    these only queries and keys are read. The same command resumes; Ctrl-C ends it.
+    Works with any trainer that writes checkpoint-* folders: it only looks at files, and reads
+    only queries and keys. Ctrl-C ends it; the same command resumes.
 
     \b
     Example:
@@ -72,7 +72,7 @@ def watch(
             writer.flush()
 
     def wait(folder: str, reason: str) -> None:
-        display.say(f"{folder} is not whole yet: {reason}")
+        display.say(f"{folder} is not complete yet: {reason}")
 
     try:
         for _ in watch_run(

@@ -46,7 +46,7 @@ def show(
     distances
         Scores at these relative distances, instead of a form (rotary models).
     gamma
-        Outliers lie this many standard deviations above the mean norm.
+        Outliers exceed the mean norm by this many standard deviations.
 
     Returns
     -------

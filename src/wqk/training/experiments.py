@@ -174,7 +174,7 @@ def _trials(cell: Mapping[str, Any], corpora: Path, out: Path) -> list[Trial]:
         recipe = make_recipe(preset or "fast", **values, seed=seed)
         goal = recipe.steps if stop is None else stop
         if not isinstance(goal, int) or not 0 < goal <= recipe.steps:
-            raise RunError(f"stop is one of the {recipe.steps} steps; got {stop!r}")
+            raise RunError(f"stop must be one of the {recipe.steps} steps; got {stop!r}")
         trials.append(Trial(name, recipe, corpora / corpus, out / f"{name}-{seed}", goal, threads))
     return trials
 

@@ -92,26 +92,30 @@ class Recipe:
     batch: int = _option("Blocks in a batch, over all processes.", least=1)
     accumulation: int = _option("Batches in a step.", least=1)
     steps: int = _option("Updates of the weights.", least=1)
-    mask_share: float = _option("Share of tokens to be predicted when masking.", above=0, below=1)
+    mask_share: float = _option("Fraction of tokens that are masked.", above=0, below=1)
     corruption: str = _option(
-        "Chosen tokens are masked 80:10:10 as in BERT, or all of them.", choices=("bert", "mask")
+        "Corruption of masked tokens: 80:10:10 as in BERT, or the mask token for all.",
+        choices=("bert", "mask"),
     )
-    learning_rate: float = _option("Highest learning rate.", above=0)
-    warmup: int = _option("Steps of rising learning rate.", least=0)
-    schedule: str = _option("What follows.", choices=("linear", "cosine", "constant"))
-    weight_decay: float = _option("Of AdamW; not on biases and norms.", least=0)
-    clip: float = _option("Greatest norm of the gradient.", above=0)
+    learning_rate: float = _option("Peak learning rate.", above=0)
+    warmup: int = _option("Number of warmup steps.", least=0)
+    schedule: str = _option(
+        "Learning-rate schedule after the warmup.", choices=("linear", "cosine", "constant")
+    )
+    weight_decay: float = _option("AdamW's weight decay; not on biases and norms.", least=0)
+    clip: float = _option("Maximum norm of the gradient.", above=0)
     precision: str = _option(
-        "On accelerators that have it; float32 elsewhere.", choices=("float32", "bf16", "fp16")
+        "Precision on accelerators that support it; float32 elsewhere.",
+        choices=("float32", "bf16", "fp16"),
     )
-    seed: int = _option("Of weights, blocks, masks and dropout.", least=0)
+    seed: int = _option("Seed of weights, blocks, masks and dropout.", least=0)
     log_every: int = _option("Steps between entries of metrics.jsonl.", least=1)
     held_out_every: int = _option("Steps between held-out losses.", least=1)
-    held_out_blocks: int = _option("Blocks of the held-out loss.", least=1)
+    held_out_blocks: int = _option("Number of blocks for the held-out loss.", least=1)
     score_every: int = _option("Steps between scores.", least=1)
     save_every: int = _option("Steps between checkpoints to resume from.", least=1)
     keep_checkpoints: str = _option(
-        "Which checkpoints stay: spaced (the start, and 1/512 … 1/2 and all of the steps), all, "
+        "Checkpoints to keep: spaced (step 0, and 1/512 … 1/2 and all of the steps), all, "
         "last, or a list of steps such as 0,100,1000."
     )
 
@@ -306,7 +310,7 @@ def make_recipe(preset: str = "fast", *, size: str | None = None, **overrides: A
 
 def _known(what: str, name: str, known: Mapping[str, Any]) -> None:
     if name not in known:
-        raise RunError(f"recipe: {what} is one of {', '.join(known)}; got {name!r}")
+        raise RunError(f"recipe: {what} must be one of {', '.join(known)}; got {name!r}")
 
 
 def _step_list(text: str) -> list[int] | None:
@@ -318,28 +322,28 @@ def _step_list(text: str) -> list[int] | None:
 _RULES: list[tuple[Callable[[Recipe], bool], str]] = [
     (
         lambda r: (r.objective == "masked") == (r.mode == "encoder"),
-        "an encoder's objective is masked, a decoder's causal or masked-next; "
-        "got {objective} for an {mode}",
+        "an encoder's objective must be masked, a decoder's causal or "
+        "masked-next; got {objective} for mode {mode}",
     ),
     (
         lambda r: r.width is None or r.heads is None or r.width % r.heads == 0,
-        "the width is divisible by the number of heads; got {width} and {heads}",
+        "the width must be divisible by the number of heads; got width {width} and {heads} heads",
     ),
     (
         lambda r: r.config is not None or None not in (getattr(r, name) for name in MODEL_FIELDS),
         "without a configuration, all of " + ", ".join(MODEL_FIELDS) + " are needed",
     ),
-    (lambda r: r.warmup <= r.steps, "warmup is part of the steps; got {warmup} of {steps}"),
+    (lambda r: r.warmup <= r.steps, "warmup must not exceed the steps; got {warmup} of {steps}"),
     (
         lambda r: r.objective == "causal" or round(r.mask_share * r.block) >= 1,
-        "at least one token of a block is masked; got {mask_share} of {block}",
+        "mask_share must mask at least one token per block; got {mask_share} of {block}",
     ),
     (
         lambda r: (
             r.keep_checkpoints in ("spaced", "all", "last")
             or _step_list(r.keep_checkpoints) is not None
         ),
-        "keep_checkpoints is spaced, all, last or a list of steps; got {keep_checkpoints!r}",
+        "keep_checkpoints must be spaced, all, last or a list of steps; got {keep_checkpoints!r}",
     ),
 ]
 
@@ -364,12 +368,12 @@ def _checked(entry: Field[Any], value: Any) -> Any:
     if type(value) is not types.get(wanted, type(value)) or (
         wanted.startswith("Mapping") and not isinstance(value, Mapping)
     ):
-        raise RunError(f"recipe: {name} is of type {wanted}, got {value!r}")
+        raise RunError(f"recipe: {name} must be of type {wanted}, got {value!r}")
     for bound, (phrase, holds) in _BOUNDS.items():
         if bound in bounds and not holds(value, bounds[bound]):
             shown = bounds[bound]
             listed = ", ".join(shown) if isinstance(shown, tuple) else shown
-            raise RunError(f"recipe: {name} is {phrase} {listed}, got {value!r}")
+            raise RunError(f"recipe: {name} must be {phrase} {listed}, got {value!r}")
     if isinstance(value, float) and not math.isfinite(value):
-        raise RunError(f"recipe: {name} is a finite number, got {value!r}")
+        raise RunError(f"recipe: {name} must be a finite number, got {value!r}")
     return value

@@ -94,7 +94,7 @@ def test_an_interrupted_build_says_that_it_goes_on(
         patch.setattr(building, "write_store", lambda *_, **__: interrupt())
         result = run(text_file, "-o", tmp_path / "store")
     assert result.exit_code == 130
-    assert "the same command goes on" in result.stderr
+    assert "repeat the command to resume" in result.stderr
     assert run(text_file, "-o", tmp_path / "store").exit_code == 0
 
 
