@@ -134,7 +134,7 @@ def test_names_come_from_the_tokenizer(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"model": {"vocab": 3}}', json.dumps([1])])
 def test_a_broken_tokenizer_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "tokenizer.json").write_text(content)
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json: holds no tokenizer"):
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: contains no tokenizer"):
         token_names(tmp_path)
 
 

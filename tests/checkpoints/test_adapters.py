@@ -86,7 +86,7 @@ def test_a_whole_tensor_replaces_the_base_models(base: Path):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"peft_type": "IA3"}, r"\(IA3\) that is more than W"),
+        ({"peft_type": "IA3"}, r"\(IA3\) other than W"),
         ({"use_dora": True}, "use_dora"),
         ({"init_lora_weights": "pissa"}, "start pissa"),
         ({"base_model_name_or_path": "https://example.org/x"}, "names no base model"),

@@ -147,7 +147,9 @@ def test_without_a_network_the_same_is_found_in_the_cache(hub, monkeypatch, swit
         assert not hub.log
         with pytest.raises(HubError, match=r"offline, and bytes .* not in the cache"):
             open_checkpoint(NAME, **arguments).read([Part("embeddings.word_embeddings.weight")])
-        with pytest.raises(HubError, match="is no path here, not in the cache at revision 'step9'"):
+        with pytest.raises(
+            HubError, match="is not a local path, not in the cache at revision 'step9'"
+        ):
             open_checkpoint(NAME, **{**arguments, "revision": "step9"})
 
 
@@ -327,7 +329,9 @@ def test_an_endpoint_that_is_no_hub(hub):
 def test_no_network_and_nothing_cached(hub):
     drop = [lambda handler: setattr(handler, "close_connection", True) or True] * 9
     hub.faults.extend(drop)
-    with pytest.raises(HubError, match="is no path here, not in the cache, and the hub cannot be"):
+    with pytest.raises(
+        HubError, match="is not a local path, not in the cache, and the hub cannot be"
+    ):
         open_checkpoint(NAME)
 
 

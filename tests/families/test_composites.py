@@ -71,7 +71,7 @@ def test_a_part_without_a_type_is_what_transformers_takes_it_for() -> None:
 def test_two_towers_that_nothing_tells_apart_are_refused() -> None:
     config = {"model_type": "of-tomorrow", "text_config": TEXT}
     tensors = pair("a.layers", 2, (48, 48), (16, 48)) | pair("b.layers", 2, (48, 48), (16, 48))
-    with pytest.raises(CheckpointError, match=r"may lie under 'a\.' or 'b\.'"):
+    with pytest.raises(CheckpointError, match=r"may be under 'a\.' or 'b\.'"):
         attention_plans(Named(config, tensors))
 
 

@@ -168,7 +168,7 @@ def test_what_a_figure_lacks_is_told(name: str, needed: str) -> None:
 
 
 def test_there_is_no_other_figure() -> None:
-    with pytest.raises(UnknownName, match="no such figure; there are fig2, s1"):
+    with pytest.raises(UnknownName, match="no such figure; figures are fig2, s1"):
         draw("fig9", Sources())
 
 

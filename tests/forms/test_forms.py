@@ -176,7 +176,7 @@ def test_sums_and_norms_of_any_stack(seed, d, rank, stack, shared):
 
 
 BAD_FACTORS = {
-    "ranks differ": (np.ones((4, 2)), np.ones((4, 3)), r"one rank, got \(4, 2\) and \(4, 3\)"),
+    "ranks differ": (np.ones((4, 2)), np.ones((4, 3)), r"the same rank, got \(4, 2\) and \(4, 3\)"),
     "a vector": (np.ones(4), np.ones((4, 1)), r"got \(4,\) and \(4, 1\)"),
     "stacks differ": (np.ones((2, 4, 1)), np.ones((3, 4, 1)), r"broadcast, got \(2,\) and \(3,\)"),
     "rank 0": (np.ones((4, 0)), np.ones((4, 0)), "empty"),
@@ -197,7 +197,7 @@ def test_factors_that_make_no_form_are_refused(query, key, message):
 
 def test_forms_of_two_shapes_do_not_add():
     one, other = form_of(SHAPES["single"])[0], form_of(SHAPES["not square"])[0]
-    with pytest.raises(FormError, match=r"one shape, got \(5, 5\) and \(5, 3\)"):
+    with pytest.raises(FormError, match=r"the same shape, got \(5, 5\) and \(5, 3\)"):
         one + other
 
 

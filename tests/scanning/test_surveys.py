@@ -312,7 +312,7 @@ def test_a_torn_last_line_is_forgotten_a_damaged_one_is_not(models: list[str], t
             assert (tmp_path / "scores.parquet").read_bytes() == expected
             assert manifest(tmp_path)[0]["event"] == "settings"
         path.write_bytes(lines[0] + b"{}\n" + lines[1])
-        with pytest.raises(RunError, match="line 2 is not a survey's"):
+        with pytest.raises(RunError, match="line 2 was not written by a survey"):
             wqk.survey(models[:2], out=tmp_path, executor=threads)
 
 

@@ -98,8 +98,8 @@ def test_a_model_is_as_large_as_its_recipe_and_vocabulary(tiny: Any) -> None:
     [
         ("encoder", {"model_type": "llama", "hidden_size": 32}, "no encoder of type llama"),
         ("decoder", {"model_type": "vit"}, "no decoder of type vit"),
-        ("decoder", {"model_type": "nonsense"}, "one that transformers knows; got 'nonsense'"),
-        ("decoder", {"hidden_size": 32}, "one that transformers knows; got None"),
+        ("decoder", {"model_type": "nonsense"}, "must be known to transformers; got 'nonsense'"),
+        ("decoder", {"hidden_size": 32}, "must be known to transformers; got None"),
         ("decoder", {"model_type": "gpt2", "n_positions": 8}, "the configuration has 8"),
         ("decoder", {"model_type": "gpt2", "n_embd": "wide"}, "from this configuration .*wide"),
     ],

@@ -103,12 +103,12 @@ def test_a_configuration_takes_the_place_of_the_sizes() -> None:
         ({"learning_rate": 0}, "learning_rate must be greater than 0"),
         ({"learning_rate": float("inf")}, "finite"),
         ({"weight_decay": float("nan")}, "weight_decay must be at least 0"),
-        ({"warmup": 11, "steps": 10}, "warmup is part of the steps; got 11 of 10"),
+        ({"warmup": 11, "steps": 10}, "warmup must not exceed the steps; got 11 of 10"),
         ({"block": 2, "mask_share": 0.1}, "at least one token"),
         ({"keep_checkpoints": "some"}, "got 'some'"),
         ({"config": "bert"}, "config must be of type Mapping"),
         ({"init_norm": "twice"}, "of type float"),
-        ({"lauers": 3}, "no field is called lauers"),
+        ({"lauers": 3}, "no field named lauers"),
     ],
 )
 def test_wrong_values_are_refused(wrong: dict[str, Any], message: str) -> None:

@@ -75,5 +75,5 @@ def test_a_batch_that_cannot_be_divided(corpus: TokenStore, tmp_path: Path) -> N
     place = ("--corpus", str(corpus.folder), "-o", str(tmp_path / "two"))
     done = torchrun(*FLAGS, "--batch", "7", *place)
     assert done.returncode
-    assert "divided among all processes; got 7 blocks and 2 processes" in done.stderr
+    assert "divisible by the number of processes; got 7 blocks and 2 processes" in done.stderr
     assert not (tmp_path / "two").exists()

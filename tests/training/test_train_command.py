@@ -171,7 +171,7 @@ def test_interrupted_it_promises_what_there_is(
 def test_defaults_are_those_of_the_presets() -> None:
     text = " ".join(wqk_train("--help").output.split())
     assert "Tokens in a block. [default: 128; paper: 512]" in text
-    assert "Greatest norm of the gradient. [default: 1.0]" in text
+    assert "Maximum norm of the gradient. [default: 1.0]" in text
     assert "float32 elsewhere. [default: bf16]" in text
 
 

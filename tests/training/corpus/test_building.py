@@ -208,7 +208,7 @@ def test_one_document_is_not_enough_to_hold_one_out(tmp_path: Path) -> None:
         ({"vocabulary": 5}, "vocabulary: expected 100 or more, got 5"),
         ({"text": "characters", "characters": 0}, "characters: expected 1 or more"),
         ({"max_documents": 0}, "max-documents: expected 1 or more, got 0"),
-        ({"text": "characters", "vocabulary": 500}, "--vocabulary does not go with"),
+        ({"text": "characters", "vocabulary": 500}, "--vocabulary cannot be combined with"),
         ({"characters": 50}, "--characters cannot be combined with --text words"),
         ({"tokenizer": "a", "lower": True}, "--lower cannot be combined with --tokenizer"),
     ],

@@ -62,7 +62,7 @@ def test_tokens_are_mapped_and_cannot_be_changed(store: TokenStore) -> None:
         assert tokens.max() < store.vocabulary_size
         with pytest.raises(ValueError, match="read-only"):
             tokens[0] = 1
-    with pytest.raises(CorpusError, match="no such split; there are train, held_out"):
+    with pytest.raises(CorpusError, match="no such split; splits are train, held_out"):
         store.tokens("test")
 
 
@@ -245,7 +245,7 @@ def test_verify_finds_what_breaks_the_rules_even_if_the_hashes_agree(copy: Path)
         forged(copy, "train.tokens", beyond).verify()
     forged(copy, "train.tokens", tokens).verify()
     for wrong in (np.flip(offsets), offsets + 1, np.where(offsets > 0, offsets[-1], 0) * 2):
-        with pytest.raises(CorpusError, match=r"train\.documents: expected offsets that ascend"):
+        with pytest.raises(CorpusError, match=r"train\.documents: expected ascending offsets"):
             forged(copy, "train.documents", np.ascontiguousarray(wrong)).documents("train")
     shifted = offsets.copy()
     shifted[1] -= 1
