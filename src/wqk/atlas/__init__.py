@@ -1,4 +1,4 @@
-"""The atlas: the paper's published scores, and where a scan stands among them."""
+"""The atlas: the paper's published scores, and how a scan ranks among them."""
 
 from wqk.atlas.comparison import Comparison, compare
 from wqk.atlas.lookup import all_published, lookup

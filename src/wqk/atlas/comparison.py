@@ -1,4 +1,4 @@
-"""A fresh scan beside the published row of the same model."""
+"""A scan compared with the published row of the same model."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ class Comparison:
 
 
 def compare(table: ScoreTable, row: Mapping[str, Any]) -> Comparison:
-    """Set a scan beside a published row.
+    """Compare a scan with a published row.
 
     Parameters
     ----------
     table
-        A scan of the row's model. Of several checkpoints in a table, the one with the row's hub id
-        is taken.
+        A scan of the row's model. Of several checkpoints in a table, the one with the row's Hub id
+        is used.
     row
         A row of `published` or `lookup`, as a mapping.
 
@@ -89,7 +89,7 @@ def compare(table: ScoreTable, row: Mapping[str, Any]) -> Comparison:
 
 
 def _matching(rows: pl.DataFrame, row: Mapping[str, Any]) -> dict[str, Any]:
-    """The one row of a scan that a published row is to be compared with."""
+    """The row of a scan to compare with a published row."""
     if rows.is_empty():
         raise TableError(
             "published scores are comparable only with self-attention, circuit qk, distance 0 and "

@@ -31,7 +31,7 @@ def lookup(name: str, rows: pl.DataFrame | None = None) -> pl.DataFrame:
         ``BERT-base``, ``google-bert/bert-base-uncased`` or ``bert-base-uncased``, in any case. A
         printed name may stand for several checkpoints.
     rows
-        Where to look; everything published if not given.
+        Rows to search; by default everything published.
 
     Returns
     -------
@@ -41,7 +41,7 @@ def lookup(name: str, rows: pl.DataFrame | None = None) -> pl.DataFrame:
     Raises
     ------
     UnknownName
-        There is no such row. The message has similar names.
+        There is no such row. The message lists similar names.
 
     Examples
     --------

@@ -26,8 +26,8 @@ SCORES = {"symmetry": "symmetry", "directionality": "directionality_excess"}
 def summarize(table: ScoreTable) -> pl.DataFrame:
     """A row like the published ones for each checkpoint and stack of a score table.
 
-    Only what compares is taken: self-attention, the query-key circuit at distance 0, and a table
-    with gamma 2, without folded norms and biases; of another table no row is left.
+    Only comparable rows are used: self-attention, the query-key circuit at distance 0, and a table
+    with gamma 2, without folded norms and biases; other tables yield no rows.
 
     Returns
     -------
@@ -103,12 +103,12 @@ def of_model(rows: pl.DataFrame, row: Mapping[str, Any]) -> pl.DataFrame:
 def survey_table(*folders: str | PathLike[str]) -> ScoreTable:
     """The scores in the folders of surveys, finished or not (see `wqk.survey`).
 
-    What several have scored is taken from the last.
+    If several scored the same model, the last is used.
 
     Raises
     ------
     TableError
-        A folder holds no survey, or one that has scored nothing yet.
+        A folder contains no survey, or one without scores.
 
     Examples
     --------
@@ -125,7 +125,7 @@ def survey_table(*folders: str | PathLike[str]) -> ScoreTable:
 
 
 def _score_files(folder: str | PathLike[str]) -> list[Path]:
-    """A survey's table, or the parts of one that is not through yet."""
+    """A survey's table, or the parts of an unfinished one."""
     whole = Path(folder) / "scores.parquet"
     files = [whole] if whole.is_file() else sorted((Path(folder) / "parts").glob("*.parquet"))
     if not files:

@@ -1,4 +1,4 @@
-"""Tables 1, S2 and S3 of the paper, with one's own results beside the printed ones."""
+"""Tables 1, S2 and S3 of the paper, with your own results next to the printed ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCORE_OF = {"tableS2": "symmetry", "tableS3": "directionality"}
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """One line of Table 1: models of a size, trained alike from one kind of start.
+    """One line of Table 1: models of one size, recipe and initialization.
 
     Attributes
     ----------
@@ -59,7 +59,7 @@ def paper_table(
     format: Literal["markdown", "latex"] = "markdown",
     own: ScoreTable | Iterable[TrainingResult] | None = None,
 ) -> str:
-    r"""A table of the paper in its arrangement, with footnotes at rows that are not what they seem.
+    r"""A table of the paper in its own layout, with footnotes at rows with known problems.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ def paper_table(
     format
         ``markdown``, or ``latex`` for a booktabs tabular.
     own
-        Results to print beside the published ones: for Tables S2 and S3 a score table, in which
+        Results to print next to the published ones: for Tables S2 and S3 a score table, in which
         models are found by their hub ids (such as `wqk.survey` of ``paper:language`` gives), of
         several revisions the last; for Table 1 results of training, which get lines of their own
         below the printed ones.

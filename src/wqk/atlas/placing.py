@@ -1,4 +1,4 @@
-"""Where a scan stands among the published encoders and decoders."""
+"""A scan's rank among the published encoders and decoders."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Placement:
     name, stack
         The checkpoint, and which stack of it.
     symmetry, directionality
-        Where its medians stand; None where it has none.
+        The ranks of its medians; None without a median.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Placement:
 
 
 def place(table: ScoreTable) -> list[Placement]:
-    """Where the medians of a scan stand among the published rows that are sound.
+    """Rank a scan's medians among the sound published rows.
 
     The published models are those of `sound_models`.
 

@@ -36,16 +36,16 @@ COLUMNS: dict[str, pl.DataType] = {
 
 @dataclass(frozen=True)
 class Flag:
-    """Something that a reader of a row should know.
+    """A known problem of a row.
 
     Attributes
     ----------
     title, explanation
-        In a few words, and in full.
+        Short and in full.
     artifact
-        Whether the row's numbers are no scores of a trained model's own form.
+        Whether the row's numbers do not describe a trained model's own form.
     drawn
-        Models that the paper shows in figures, without printed numbers, for which it holds too.
+        Models shown only in figures, without printed numbers, that have the same problem.
     """
 
     title: str

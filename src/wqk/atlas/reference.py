@@ -1,4 +1,4 @@
-"""What the paper draws without printing it: scores of every layer, and the curves of its training.
+"""What the paper plots without printing it: scores of every layer, and training curves.
 
 Numbers of the reference implementation's result files, which its authors published under the MIT
 license (``data/README.md``). Directionality is by excess, as in all published numbers.

@@ -1,4 +1,4 @@
-"""``wqk atlas``: the paper's published scores, and a scan beside them."""
+"""``wqk atlas``: the paper's published scores, and how a scan compares."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def _chosen(
     search: str | None,
     sort: str,
 ) -> pl.DataFrame:
-    """The rows that were asked for, in the order that was asked for."""
+    """The selected rows, in the selected order."""
     import polars as pl
 
     if stack:
@@ -162,7 +162,7 @@ def _scan(ref: str) -> ScoreTable:
 
 
 def _only_checkpoint(found: pl.DataFrame) -> str:
-    """The one hub id that a name stands for."""
+    """The one Hub id that a name stands for."""
     models = found["model"].unique(maintain_order=True).to_list()
     if len(models) > 1:
         raise click.UsageError(f"this name matches {', '.join(models)}; name one of them")
@@ -172,7 +172,7 @@ def _only_checkpoint(found: pl.DataFrame) -> str:
 def _comparison(
     row: Mapping[str, Any], own: ScoreTable | None, survey: ScoreTable | None
 ) -> Comparison | None:
-    """A published row beside a scan of its model, if there is one; a survey need not hold it."""
+    """A published row with a scan of its model, if any; a survey may lack it."""
     from wqk.atlas import compare, summarize
     from wqk.atlas.medians import of_model
 

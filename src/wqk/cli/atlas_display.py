@@ -1,4 +1,4 @@
-"""What the atlas shows: rows, their flags, and a scan beside them."""
+"""What the atlas shows: rows, their flags, and comparisons with scans."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _explained(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _told(comparison: Comparison | None) -> dict[str, Any] | None:
-    """A comparison for JSON, without the row that it is told with."""
+    """A comparison for JSON, without its row."""
     if comparison is None:
         return None
     return {
@@ -140,7 +140,7 @@ def _print_row(row: Mapping[str, Any], comparison: Comparison | None) -> None:
 
 
 def _verdict(comparison: Comparison) -> str:
-    """A verdict in words, with the tolerances that made it."""
+    """A verdict in words, with its tolerances."""
     if comparison.verdict == "artifact":
         return "The published row is an artifact; the scan need not agree with it"
     tolerated = [f"{TOLERANCES[score]:.2f} of {score}" for score in comparison.differences]
@@ -151,7 +151,7 @@ def _verdict(comparison: Comparison) -> str:
 
 
 def _count(parameters: int) -> str:
-    """A number of parameters for people.
+    """A readable number of parameters.
 
     Examples
     --------

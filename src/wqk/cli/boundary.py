@@ -1,12 +1,12 @@
-"""The one place where whatever went wrong becomes one line and an exit status.
+"""The one place that turns errors into one line and an exit status.
 
 ==========================================  ======
 what                                        status
 ==========================================  ======
-a result that says no (``verify``, ``same``)     1
+a negative result (``verify``, ``same``)         1
 an error, expected or not                        2
 interrupted by Ctrl-C                          130
-the reader of the output has left              141
+the reader of the output closed the pipe       141
 ==========================================  ======
 """
 
@@ -72,7 +72,7 @@ class Boundary(GroupedCommands):
 
 
 def tell(message: str) -> None:
-    """One line on standard error, if there is one."""
+    """Print one line to standard error, if it is open."""
     from wqk._console import printable
 
     with contextlib.suppress(OSError, ValueError):
@@ -114,13 +114,13 @@ def _unprintable(error: OSError) -> int:
 
 
 def _discard(stream: Any) -> None:
-    """Let nothing more be written, so that Python has nothing to complain about at its end."""
+    """Discard further output, so that Python does not report a broken pipe at exit."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _open_streams() -> None:
-    """Put the null device where a standard stream is closed, and no file of ours can end up."""
+    """Replace closed standard streams with the null device, so that no file takes their number."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)

@@ -150,7 +150,7 @@ def _progress() -> Iterator[Callable[[CorpusProgress], None] | None]:
 
 
 def _rate(done: CorpusProgress, seconds: float) -> str:
-    """How much has been done in a stage, and how fast.
+    """Progress and speed of a stage.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""``wqk diff``: how far the forms of one checkpoint lie from another's."""
+"""``wqk diff``: how far the forms of two checkpoints differ."""
 
 from __future__ import annotations
 

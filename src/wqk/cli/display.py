@@ -1,4 +1,4 @@
-"""What the verbs print: tables for people on standard output, everything else on standard error."""
+"""What the verbs print: tables on standard output, everything else on standard error."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ if hasattr(signal, "siginterrupt"):
 
 
 class _Output(Console):
-    """A console whose broken pipe is the command's to deal with, as every other's is."""
+    """A console that leaves broken pipes to the command."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
 
 
 def output() -> Console:
-    """Standard output as it is now; numbers are not colored by guesswork."""
+    """The current standard output, without automatic highlighting of numbers."""
     return cleaning(_Output(highlight=False, markup=False))
 
 
 def say(message: str) -> None:
-    """One line beside the output proper."""
+    """One line on standard error."""
     Console(stderr=True, highlight=False, markup=False).print(
         "\n".join(map(printable, message.split("\n"))), soft_wrap=True
     )
 
 
 def say_traffic(checkpoint: Checkpoint) -> None:
-    """How much of a remote checkpoint came over the network; nothing about others."""
+    """Report how much of a remote checkpoint was fetched; nothing for local ones."""
     fetched = checkpoint.bytes_fetched
     if fetched is not None:
         stored = sum(info.nbytes for info in checkpoint.tensors().values())
@@ -101,7 +101,7 @@ def print_object(value: Mapping[str, Any]) -> None:
 
 
 def print_table(table: ScoreTable) -> None:
-    """The layers of a checkpoint, its heads, and where it stands among the published models."""
+    """The layers of a checkpoint, its heads, and its rank among the published models."""
     console = output()
     console.print(*one_checkpoint(table, console.width), sep="\n")
     placements = place(table)

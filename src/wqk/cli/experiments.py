@@ -84,7 +84,7 @@ def experiments(
 
 
 def _print_table(trials: Sequence[Trial], speed: float) -> None:
-    """One line for each run, and what is left to do."""
+    """One line per run, and what remains to be done."""
     from rich.table import Table
 
     from wqk.cli import display

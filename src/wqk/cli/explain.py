@@ -1,4 +1,4 @@
-"""``wqk explain``: how a checkpoint is understood, before anything of it is read."""
+"""``wqk explain``: how a checkpoint is interpreted, before any weight is read."""
 
 from __future__ import annotations
 

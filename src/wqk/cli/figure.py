@@ -1,4 +1,4 @@
-"""``wqk figure``: the paper's figures and tables, and others, from one's own results."""
+"""``wqk figure``: the paper's figures and tables, and others, from your own results."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _draw(name: str, sources: Sources, out: Path, as_json: bool) -> None:
 
 
 def _own_models(part: str | None) -> Sources:
-    """What a figure takes of the two models that come with the package."""
+    """What a figure shows of the two models that ship with the package."""
     from wqk.demo.demo import demo_table
     from wqk.figures import Sources
 

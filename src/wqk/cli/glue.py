@@ -1,4 +1,4 @@
-"""``wqk glue``: encoders fine-tuned on tasks of sentences, with baselines beside them."""
+"""``wqk glue``: encoders fine-tuned on sentence tasks, with baselines."""
 
 from __future__ import annotations
 

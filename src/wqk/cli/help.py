@@ -1,4 +1,4 @@
-"""The list of commands, grouped by what one wants to do."""
+"""The list of commands, grouped by purpose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``wqk scan`` prints of measures on request, and of rows in another order."""
+"""What ``wqk scan`` prints for measures on request and for sorted rows."""
 
 from __future__ import annotations
 

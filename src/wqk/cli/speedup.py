@@ -1,4 +1,4 @@
-"""``wqk speedup``: how much sooner one start reaches what another ends at."""
+"""``wqk speedup``: how much sooner one initialization reaches another's final loss."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ FIELDS: tuple[Literal["difference"], Literal["first"], Literal["lasting"]] = (
 
 
 def _print(comparisons: Sequence[StartSpeedUp], loss: str, smoothing: float) -> None:
-    """One line for each start."""
+    """One line per initialization."""
     from rich.table import Table
 
     from wqk.cli import display

@@ -1,4 +1,4 @@
-"""What a survey shows: its progress, and in the end what came out, what failed, what is double."""
+"""What a survey shows: its progress, then results, failures and duplicates."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def progress() -> Iterator[Callable[[SurveyProgress], None] | None]:
 
 
 def rate(done: SurveyProgress) -> str:
-    """Rates, failures and the time that is left, in a line.
+    """Rates, failures and remaining time, in a line.
 
     Examples
     --------

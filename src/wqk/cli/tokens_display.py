@@ -63,7 +63,7 @@ def _one(pair: TokenPair) -> str:
 
 
 def _name(number: int, name: str | None) -> str:
-    """A token's name with control characters escaped; its number where it has none."""
+    """A token's name with control characters escaped; its number if it has none."""
     if name is None:
         return str(number)
     return name if name.isprintable() else name.encode("unicode_escape").decode()

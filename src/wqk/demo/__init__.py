@@ -1,4 +1,4 @@
-"""Two small models that come with the package, scanned side by side."""
+"""Two small models that ship with the package, scanned side by side."""
 
 from wqk.demo.demo import demo_model
 

@@ -1,4 +1,4 @@
-"""Two small models that come with the package: one encoder and one decoder, trained alike."""
+"""Two small models that ship with the package: an encoder and a decoder with the same recipe."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MODELS: tuple[Name, ...] = ("encoder", "decoder")
 
 
 def demo_model(name: Name) -> Path:
-    """Folder of a model that comes with the package: its query and key weights and configuration.
+    """Folder of a model that ships with the package: its query and key weights and configuration.
 
     Both were trained on the same text, with the same shape and recipe, one to fill in masked
     characters and one to predict the next (``examples/train_demo_pair.sh``).
@@ -70,7 +70,7 @@ def demo_introduction() -> str:
 
 
 def demo_verdict(table: ScoreTable) -> str:
-    """What shows of the paper's contrast, layer by layer, and what does not."""
+    """Which parts of the paper's contrast hold, layer by layer, and which do not."""
     layers = table.layers.frame
     encoder, decoder = (layers.filter(checkpoint=name).sort("layer") for name in MODELS)
     return "\n".join(

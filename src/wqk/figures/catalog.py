@@ -1,4 +1,4 @@
-"""All figures by name: the numbers behind each, and how they are drawn."""
+"""All figures by name: the numbers behind each, and the function that draws them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Entry:
     draw
         The picture of these numbers; the sources give the matrices beside them.
     stand_in
-        What of the package's own two models takes the place of sources where none are given.
+        What of the package's two models replaces missing sources.
     """
 
     numbers: Callable[[Sources], pl.DataFrame]
@@ -44,7 +44,7 @@ class Entry:
 
 
 def _alone(draw: Callable[[pl.DataFrame], Figure]) -> Callable[[pl.DataFrame, Sources], Figure]:
-    """A picture that needs nothing but the numbers."""
+    """A figure that needs only the numbers."""
     return lambda numbers, sources: draw(numbers)
 
 
@@ -53,7 +53,7 @@ def _of_models(name: str, sources: Sources) -> pl.DataFrame:
 
 
 def _of_pairs(name: str, sources: Sources) -> pl.DataFrame:
-    """Of one's own runs, or, where there are none, of the paper's."""
+    """From the given runs or, without any, from the paper's."""
     if not sources.runs:
         return published_pairs(name)
     if name == "fig3":
@@ -111,7 +111,7 @@ def numbers(name: str, sources: Sources) -> pl.DataFrame:
     Raises
     ------
     WqkError
-        There is no such figure, or the sources lack what it needs.
+        The figure does not exist, or the sources lack what it needs.
 
     Examples
     --------

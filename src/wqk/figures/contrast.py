@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def contrast(table: ScoreTable, matrices: Mapping[str, MatrixImage] | None = None) -> Figure:
-    """Symmetry and directionality over the layers of each checkpoint, beside matrices.
+    """Symmetry and directionality over the layers of each checkpoint, next to matrices.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
 """Curves over training: from the scores and losses of several seeds to lines and bands.
 
 Every curve is a frame in long form. ``quantity`` and ``layer`` (null: all layers at once) say what
-is shown; ``value`` is the mean over seeds, ``low`` and ``high`` the least and the greatest of them;
-``q25`` and ``q75`` are the quartiles over layers, averaged over seeds.
+is shown; ``value`` is the mean over seeds, ``low`` and ``high`` the smallest and the largest of
+them; ``q25`` and ``q75`` are the quartiles over layers, averaged over seeds.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def score_curves(runs: Sequence[Run], of: Literal["scores", "updates"] = "scores
     """Symmetry and directionality (excess) along runs of one cell.
 
     For each layer; for all layers their median and quartiles; and as ``symmetry_gap`` the
-    difference between the most and the least symmetric layer. Of steps that not all runs have
-    scored, nothing is told.
+    difference between the most and the least symmetric layer. Steps that not all runs have
+    scored are omitted.
 
     Raises
     ------
@@ -67,7 +67,7 @@ def loss_curves(runs: Sequence[Run]) -> pl.DataFrame:
 
 
 def loss_differences(runs: Sequence[Run], baseline: Sequence[Run]) -> pl.DataFrame:
-    """Held-out losses less those of the baseline's run with the same seed, in nats per token.
+    """Held-out losses minus those of the baseline's run with the same seed, in nats per token.
 
     Empty where no seed has both.
     """
@@ -88,7 +88,7 @@ def loss_differences(runs: Sequence[Run], baseline: Sequence[Run]) -> pl.DataFra
 
 
 def of_cells(curves: Mapping[str, pl.DataFrame], name: str) -> pl.DataFrame:
-    """Curves of several cells in one frame, told apart by a column ``name``."""
+    """Curves of several cells in one frame, distinguished by the column ``name``."""
     return pl.concat(
         [frame.select(pl.lit(key).alias(name), pl.all()) for key, frame in curves.items()]
     )

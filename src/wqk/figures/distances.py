@@ -55,7 +55,7 @@ def distance_rows(table: ScoreTable | None) -> pl.DataFrame:
     Raises
     ------
     TableError
-        There is no such layer.
+        The layer does not exist.
     """
     frame = pl.DataFrame() if table is None else latest(table).layers.frame
     if frame.is_empty() or frame["distance"].n_unique() < 2:

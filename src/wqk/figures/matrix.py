@@ -33,7 +33,7 @@ def matrix(image: MatrixImage, title: str, subtitle: str = "") -> Figure:
     image
         From `wqk.forms.images.matrix_image`.
     title, subtitle
-        What is shown, and its scores.
+        Heading with the scores.
     """
     with style():
         figure = new_figure(4.4, 4.4)
@@ -84,7 +84,7 @@ def draw_form(
 
 
 def examples(blocks: Iterable[BlockDetails]) -> dict[str, MatrixImage]:
-    """By title, the encoder's most symmetric form and the decoder's with the most uneven columns.
+    """By title: the encoder's most symmetric form, the decoder's form with the most uneven columns.
 
     Of one kind of model alone, both examples are that kind's.
 

@@ -66,19 +66,19 @@ QUERIES_AND_KEYS_ALONE = 0.9
 
 
 def model_rows(figure: str, table: ScoreTable | None = None) -> pl.DataFrame:
-    """The rows behind Figure 2, S1 or S2: published ones, then those of one's own scores.
+    """The rows behind Figure 2, S1 or S2: published ones, then your own.
 
-    Of the published rows, every sound model is taken once, and every artifact. Of one's own scores,
-    those of models that the paper's sets place in another figure are left out; models of no set go
-    to Figure S2 if they have an encoder and a decoder, else to the others. Of several steps, the
-    last counts.
+    Of the published rows, every sound model is included once, and every artifact. Of your own
+    scores, those of models that the paper's sets assign to another figure are omitted; models of no
+    set go to Figure S2 if they have an encoder and a decoder, else to the others. Of several steps,
+    only the last is used.
 
     Parameters
     ----------
     figure
         ``fig2`` (language), ``s1`` (vision and audio) or ``s2`` (encoder-decoder models).
     table
-        Scores of one's own.
+        Your own scores.
 
     Returns
     -------
@@ -136,7 +136,7 @@ def _published_rows() -> pl.DataFrame:
 
 
 def _own_rows(table: ScoreTable | None) -> pl.DataFrame:
-    """One row for each encoder and decoder among one's own scores."""
+    """One row for each encoder and decoder in a score table."""
     if table is None:
         return pl.DataFrame(schema=COLUMNS)
     rows = summarize(latest(_whole_models(table)))
@@ -146,7 +146,7 @@ def _own_rows(table: ScoreTable | None) -> pl.DataFrame:
 
 
 def _whole_models(table: ScoreTable) -> ScoreTable:
-    """The table without checkpoints that hold queries and keys alone: their size says nothing."""
+    """The table without checkpoints that hold only queries and keys: their size is unknown."""
     layers = table.layers.frame.unique(["checkpoint", "revision", "step", "stack", "kind", "layer"])
     # The layer's form has rank G·R: its keys hold G·R·D weights, its queries H/G times as many.
     weights = pl.col("rank") * (
@@ -217,7 +217,7 @@ def _extremes(rows: pl.DataFrame, score: str) -> pl.DataFrame:
 
 
 def _look(row: Mapping[str, Any], faint: bool) -> dict[str, Any]:
-    """How a row is drawn; published rows are faint beside one's own."""
+    """How a row is drawn; published rows are faint next to your own."""
     if not row["sound"]:
         return {"marker": _reason(row), "color": GRAY, "mfc": "white", "ms": 4, "zorder": 1} | {
             "alpha": 0.6, "mew": 0.7
@@ -235,7 +235,7 @@ def _look(row: Mapping[str, Any], faint: bool) -> dict[str, Any]:
 
 
 def _reason(row: Mapping[str, Any]) -> str:
-    """The marker of the first reason for which a row is no score of a model's own form."""
+    """The marker of the first reason why a row does not describe a model's own form."""
     return next(marker for flag, marker in HOLLOW.items() if flag in row["flags"])
 
 

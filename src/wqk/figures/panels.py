@@ -45,7 +45,7 @@ def draw_layers(axis: Axes, curves: pl.DataFrame, color: str, **look: Any) -> li
 def finish_row(
     axes: Sequence[Axes], label: str, ends: Iterable[Sequence[End]] = (), zero: bool = True
 ) -> None:
-    """Name the axis that panels share, and the curves, once all limits stand; draw zero."""
+    """Label the shared axis and the curves once all limits are final; draw zero."""
     axes[0].set_ylabel(label)
     if zero:
         for axis in axes:
@@ -65,7 +65,7 @@ def label_steps(axes: Iterable[Axes]) -> None:
 
 
 def shades(color: str, count: int) -> list[tuple[float, float, float]]:
-    """A color from light to dark, in so many steps.
+    """Colors from light to dark, in this many steps.
 
     Examples
     --------
@@ -99,7 +99,7 @@ def sequence(count: int) -> list[tuple[float, float, float]]:
 
 
 def note(figure: FigureBase, text: str) -> None:
-    """Say below the panels what bands and numbers in them mean."""
+    """Explain bands and numbers below the panels."""
     figure.supxlabel(text, x=0.01, ha="left", fontsize=6, color=GRAY)
 
 
@@ -131,11 +131,11 @@ def label_ends(axis: Axes, ends: Sequence[tuple[float, str, Any]], gap: float = 
     Parameters
     ----------
     axis
-        Its limits have to stand.
+        Its limits must be final.
     ends
         For every curve its last value, its name and its color.
     gap
-        Least distance between two names, as a share of the axis' height.
+        Minimum distance between two names, as a fraction of the axis height.
     """
     low, high = axis.get_ylim()
     ordered = sorted(ends, key=lambda end: end[0])

@@ -1,4 +1,4 @@
-"""The curves of the paper's own training runs, as those of one's own: Figures 3, S3, S4 and S5."""
+"""The curves of the paper's own training runs: Figures 3, S3, S4 and S5."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def published_pairs(figure: str) -> pl.DataFrame:
 
 
 def published_starts() -> pl.DataFrame:
-    """Figure S5 as far as it was published: both losses, and the scores from the random start.
+    """Figure S5 as far as it was published: both losses, and the scores from random initialization.
 
     The losses are ``training_loss``. Returns ``start``, and the columns of `wqk.figures.curves`.
 
@@ -83,7 +83,7 @@ def _curves(scores: pl.DataFrame) -> pl.DataFrame:
 
 
 def _one_run(curves: pl.DataFrame) -> pl.DataFrame:
-    """Curves without a spread, for there is one run of each."""
+    """Curves without bands, since there is one run of each."""
     value = pl.col("value")
     whole = pl.concat(
         [

@@ -1,4 +1,4 @@
-"""The paper's tables, with one's own scores and losses beside the published ones."""
+"""The paper's tables, with your own scores and losses next to the published ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TEXTS: dict[str, Literal["markdown", "latex"]] = {".md": "markdown", ".tex": "la
 
 
 def table_text(name: Name, sources: Sources, ending: str = ".md") -> str:
-    """Table 1, S2 or S3 as text, with what the sources say beside what is published.
+    """Table 1, S2 or S3 as text, with the sources' results next to the published ones.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ def table_text(name: Name, sources: Sources, ending: str = ".md") -> str:
     Raises
     ------
     TableError
-        There are sources, but of the wrong kind; or the ending is another one.
+        The sources are of the wrong kind, or the ending is unknown.
 
     Examples
     --------
@@ -136,6 +136,6 @@ def _ends(result: Paired | None) -> tuple[float, float] | None:
 
 
 def _last(run: Run) -> tuple[int, float]:
-    """Step and value of the last held-out loss after the start; step 0 where there is none."""
+    """Step and value of the last held-out loss after step 0; step 0 if there is none."""
     losses = held_out_losses(run)
     return (int(losses["step"][-1]), float(losses["value"][-1])) if losses.height else (0, 0.0)

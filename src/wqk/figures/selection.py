@@ -1,4 +1,4 @@
-"""Which rows of score tables figures show, and what they call the models."""
+"""Which rows of a score table figures show, and how they name the models."""
 
 from __future__ import annotations
 

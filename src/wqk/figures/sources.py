@@ -1,4 +1,4 @@
-"""What figures are drawn from: score tables, surveys, training runs and details, by their paths."""
+"""The sources of figures: score tables, surveys, training runs and details, by their paths."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sources:
-    """All that a figure may take its numbers from.
+    """Everything that a figure can draw.
 
     Attributes
     ----------
@@ -28,7 +28,7 @@ class Sources:
     table
         The scores of all tables and surveys; None where there are none.
     blocks
-        Layers looked at closely, of all ``.npz`` files.
+        The layers of all ``.npz`` files of details.
     """
 
     runs: tuple[Run, ...] = ()
@@ -37,7 +37,7 @@ class Sources:
 
     @property
     def scores(self) -> ScoreTable | None:
-        """The scores of the table and of all runs; None where there are neither."""
+        """The scores of the table and of all runs; None without any."""
         tables = [run.scores for run in self.runs]
         if self.table is not None:
             tables.insert(0, self.table)
@@ -45,7 +45,7 @@ class Sources:
 
 
 def read_sources(*paths: str | PathLike[str]) -> Sources:
-    """Open what lies under some paths.
+    """Open the sources at some paths.
 
     A path is a training run's folder, a folder of such folders, the folder of a survey, a score
     table (``.parquet``, ``.jsonl``, ``.csv``) or the details of a scan (``.npz``).

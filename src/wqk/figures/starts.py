@@ -63,7 +63,7 @@ def start_curves(runs: Sequence[Run]) -> pl.DataFrame:
     Raises
     ------
     RunError
-        The runs do not start in two ways at least, or some have no scores or losses.
+        The runs have fewer than two initializations, or some have no scores or losses.
     """
     found = starts(runs, "s5", penalties=False)
     return of_cells(
@@ -76,14 +76,14 @@ def start_curves(runs: Sequence[Run]) -> pl.DataFrame:
 
 
 def losses_by_start(runs: Sequence[Run]) -> pl.DataFrame:
-    """Held-out losses from all starts and with all penalties, and how far they are from the first.
+    """Held-out losses for all initializations and penalties, and their differences from the first.
 
-    The first is the random start, where there is one. Differences are taken seed by seed.
+    The first is random initialization, if present. Differences are taken seed by seed.
 
     Raises
     ------
     RunError
-        The runs do not start in two ways at least, or some have no losses.
+        The runs have fewer than two initializations, or some have no losses.
     """
     found = starts(runs, "losses", penalties=True)
     baseline, *others = (cell.runs for cell in found.values())
@@ -135,7 +135,7 @@ def loss_and_symmetry(curves: pl.DataFrame) -> Figure:
 
 
 def losses_and_differences(curves: pl.DataFrame) -> Figure:
-    """The held-out loss from every start, and its difference to the random start's."""
+    """The held-out loss from every initialization, and its difference from the random one."""
     looks = _looks(curves)
     with style():
         figure = new_figure(PAGE, 2.9)
@@ -192,7 +192,7 @@ def _draw_starts(
 
 
 def _from_settled(axis: Axes, curves: pl.DataFrame) -> None:
-    """Limits that show what comes after the first steps; all of a run that has not come so far."""
+    """Limits that leave out the first steps, unless the run is still shorter."""
     settled = curves.filter(pl.col("step") >= SETTLED * pl.col("step").max())
     ends = settled.select("low", "high").to_numpy()
     if ends.size and np.ptp(ends) > 0:
@@ -201,7 +201,7 @@ def _from_settled(axis: Axes, curves: pl.DataFrame) -> None:
 
 
 def _looks(curves: pl.DataFrame) -> dict[str, dict[str, Any]]:
-    """A look for every start, the same in all figures for those that have one."""
+    """A style for every initialization, the same in all figures."""
     others = cycle(OTHERS)
     names = curves["start"].unique(maintain_order=True)
     known = [name for name in LOOKS if name in names]
@@ -211,5 +211,5 @@ def _looks(curves: pl.DataFrame) -> dict[str, dict[str, Any]]:
 
 
 def _hue(look: Mapping[str, Any]) -> str:
-    """What the layers of a start are shades of."""
+    """The hue of an initialization's layers."""
     return GRAY if look["color"] == "black" else str(look["color"])

@@ -1,4 +1,4 @@
-"""What of a layer's symmetry lies within its heads and between them, beside chance."""
+"""A layer's symmetry within and between its heads, compared with chance."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def head_terms(table: ScoreTable | None) -> pl.DataFrame:
 def terms_by_layer(rows: pl.DataFrame) -> Figure:
     """Draw `head_terms`: bars for the two terms of every layer, and chance across the first.
 
-    Chance is what the term within heads comes to if the layer's ranks are dealt into its heads at
+    Chance is the expected term within heads if the layer's dimensions are assigned to heads at
     random.
     """
     groups = rows.partition_by("title", maintain_order=True)

@@ -1,4 +1,4 @@
-"""Which side of an update has the longer tail, layer by layer, and what changes that."""
+"""Which side of an update has the heavier tail, layer by layer, and what changes that."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def tails(numbers: Sequence[Mapping[str, Any]], title: str) -> Figure:
     ----------
     numbers
         Rows with ``change``, ``layer``, ``log_variance_ratio`` and ``log_variance_ratio_error``:
-        what stands behind the finding on Theorem S1.12's causes.
+        the numbers of the finding on Theorem S1.12's causes.
     title
         What is shown.
 

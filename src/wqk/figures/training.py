@@ -37,31 +37,31 @@ LAYER_BANDS = "the numbers are layers; bands span the seeds."
 
 
 def one_pair(runs: Sequence[Run]) -> pl.DataFrame:
-    """What Figure 3 shows: the curves of an encoder and a decoder that are trained alike.
+    """What Figure 3 shows: the curves of an encoder and a decoder with otherwise equal recipes.
 
     Columns are those of `wqk.figures.curves`, after ``comparison`` (the corpus) and ``mode``.
 
     Raises
     ------
     RunError
-        The runs hold no such pair, several, or one without scores.
+        The runs contain no such pair, several, or one without scores.
     """
     return _curves([one(pairs(runs, "fig3"), "fig3", "s3 or s4")])
 
 
 def all_pairs(runs: Sequence[Run], figure: str) -> pl.DataFrame:
-    """What Figures S3 and S4 show: as `one_pair`, of every corpus or recipe there is.
+    """What Figures S3 and S4 show: as `one_pair`, for every corpus and recipe.
 
     Raises
     ------
     RunError
-        The runs hold no such pair, or one without scores.
+        The runs contain no such pair, or one without scores.
     """
     return _curves(pairs(runs, figure))
 
 
 def update_curves(runs: Sequence[Run]) -> pl.DataFrame:
-    """Scores of what each form changed by between two looks; a mode needs no partner.
+    """Scores of each form's change between two scorings; a mode needs no counterpart.
 
     Raises
     ------
@@ -97,7 +97,7 @@ def medians_and_layers(curves: pl.DataFrame) -> Figure:
 
 
 def medians_by_comparison(curves: pl.DataFrame) -> Figure:
-    """Figure S3: medians over layers, a row for every corpus; updates are shown alike."""
+    """Figure S3: medians over layers, a row for every corpus; updates are drawn the same way."""
     groups = curves.partition_by("comparison", maintain_order=True)
     with style():
         figure = new_figure(0.8 * PAGE, 0.4 + 1.6 * len(groups))

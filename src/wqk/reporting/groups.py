@@ -1,4 +1,4 @@
-"""What belongs together in a report: the rows of one model's one kind of attention."""
+"""Groups of a report: the rows of one kind of attention in one model."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ class Group:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """A layer's row, for what all of them have in common."""
+        """A row of the group, for the values that all its rows share."""
         layers = self.latest.filter(pl.col("head").is_null())
         return (layers if layers.height else self.latest).row(0, named=True)
 
 
 def groups(tables: Sequence[ScoreTable]) -> list[Group]:
-    """The groups of all tables, in their order, with names as short as tells them apart.
+    """The groups of all tables, in order, with the shortest distinct names.
 
-    Of rows with the same key, the first table's are taken.
+    Of rows with the same key, the first table's are kept.
 
     Examples
     --------
@@ -98,7 +98,7 @@ def model_name() -> pl.Expr:
 
 
 def short_names(names: Sequence[str]) -> dict[str, str]:
-    """For each name as many of its last parts as tell it apart; hub ids stay whole.
+    """For each name, the shortest distinct suffix; Hub ids stay whole.
 
     Examples
     --------

@@ -1,6 +1,7 @@
 """What the page's script is given: scores, details and published values as one JSON object.
 
-Numbers are rounded to six digits; columns with one value, or few words, are told once.
+Numbers are rounded to six digits; columns with a single value, or few distinct strings, are stored
+once.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def payload(groups: Sequence[Group], details: Sequence[Details], published: Any)
     groups
         Rows, in the order in which the page shows them.
     details
-        What pictures need; layers that no group has are left out.
+        Details for images; layers outside all groups are left out.
     published
         Published values to draw the models among, as JSON can hold them.
     """

@@ -1,4 +1,4 @@
-"""The models of a report among the published ones: in words, and as points of a figure."""
+"""A report's models among the published ones: as sentences, and as points of a figure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def placements(groups: Sequence[Group]) -> dict[int, Placement]:
-    """By number of the group, where those stand that can stand beside the published models."""
+    """The rank of each comparable group among the published models, by the group's number."""
     placed = {
         number: place(ScoreTable(group.latest, group.metadata))
         for number, group in enumerate(groups)

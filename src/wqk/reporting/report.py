@@ -1,4 +1,4 @@
-"""One HTML file out of score tables, with everything in it and nothing fetched."""
+"""Score tables as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def write_report(
     path
         File to write, ``.html``; whole or not at all.
     details
-        More than the tables have themselves (``wqk.scan(ref, details=True)``), from files: see
+        Details in addition to the tables' own (``wqk.scan(ref, details=True)``), from files: see
         `wqk.scanning.details.read_details`. Without any, the report says that they are missing.
     title
         Heading; the models' names otherwise.
@@ -79,7 +79,7 @@ def write_report(
 
 
 def check_report(path: Path) -> None:
-    """Raise where no report can be written under this name, or plotly is missing."""
+    """Raise if no report can be written to this path, or plotly is missing."""
     check_output(path, "a report", ENDINGS)
     if find_spec("plotly") is None:
         raise MissingPackage(
@@ -111,7 +111,7 @@ def page(tables: Sequence[ScoreTable], details: Sequence[Details], title: str | 
 
 
 def _heading(labels: Sequence[str]) -> str:
-    """All models by name; of more than a heading holds, the first ones and how many follow."""
+    """All models by name; if too many for a heading, the first ones and how many follow."""
     names = list(dict.fromkeys(labels))
     if len(names) > NAMED:
         names[NAMED - 1 :] = [f"and {len(names) - NAMED + 1} more"]

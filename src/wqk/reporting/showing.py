@@ -33,7 +33,7 @@ def show(
     heads_per_layer: int | None = None,
     **hub: Unpack[HubOptions],
 ) -> View:
-    """Look at one layer's form, at one head's, at the coupling of its heads, or over distances.
+    """Show one layer's form, one head's, the coupling of its heads, or scores over distances.
 
     Parameters
     ----------

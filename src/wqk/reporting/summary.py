@@ -1,4 +1,4 @@
-"""What a report says in words and numbers before any picture: HTML, everything in it escaped."""
+"""The text and numbers of a report that precede its figures, as escaped HTML."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _summary_row(number: int, group: Group) -> str:
 
 
 def count(number: int | None) -> str:
-    """A number of parameters for people.
+    """A readable number of parameters.
 
     Examples
     --------
@@ -123,7 +123,7 @@ def hundredths(value: float) -> str:
 
 
 def notes(groups: Sequence[Group], tables: Sequence[ScoreTable]) -> str:
-    """What has to be known before the numbers are read; nothing where all is well."""
+    """Caveats of the numbers; none if all statuses are ``ok``."""
     lines = [escape(line) for line in dict.fromkeys(_notes(groups, tables))]
     items = "".join(f"<li>{line}</li>" for line in lines)
     return f'<ul class="notes">{items}</ul>' if items else ""
@@ -175,7 +175,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def provenance(tables: Sequence[ScoreTable]) -> str:
-    """How the scores were made: one list of settings for each different set of them."""
+    """How the scores were computed: one list for each distinct set of options."""
     made: dict[str, list[str]] = {}
     for table in tables:
         settings = json.dumps(dict(table.metadata), ensure_ascii=False, sort_keys=True, default=str)
@@ -198,7 +198,7 @@ def _sources(table: ScoreTable) -> list[str]:
 
 
 def _setting(value: Any) -> str:
-    """A value of the metadata for people."""
+    """A readable value of the metadata."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, dict):

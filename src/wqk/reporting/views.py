@@ -1,4 +1,4 @@
-"""One form, or one layer's heads, looked at closely: the values and the picture of them."""
+"""A view of one form or of one layer's heads: its values and its figure."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class View:
-    """A closer look.
+    """A view of one layer.
 
     Attributes
     ----------
     title, subtitle
-        What is shown, and its scores.
+        Heading with the scores.
     values
-        What the picture is drawn from, as JSON can hold it.
+        The numbers behind the figure, ready for JSON.
     figure
         Draws the picture (needs matplotlib).
     """

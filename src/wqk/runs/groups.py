@@ -1,7 +1,7 @@
-"""Training runs in order: cells (one recipe, several seeds), and cells that compare.
+"""Training runs grouped into cells (one recipe, several seeds), and comparable cells.
 
-Two runs are of one cell if nothing that decides their numbers differs but the seed. Cells compare
-if they differ in one thing alone: an encoder and its decoder, a start and other starts.
+Two runs belong to one cell if they differ only in the seed. Cells are comparable if they differ
+in one thing only: an encoder and its decoder, or one initialization and another.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ OWN_OBJECTIVES = {("encoder", "masked"), ("decoder", "causal")}
 
 @dataclass(frozen=True)
 class Cell:
-    """Runs that differ in nothing but the seed.
+    """Runs that differ only in their seed.
 
     Attributes
     ----------
@@ -60,14 +60,14 @@ class Cell:
 
     @property
     def penalty(self) -> str:
-        """What is added to the loss, with its weight; empty where nothing is."""
+        """The penalty and its weight; empty without one."""
         penalty = self.settings.get("penalty", "none")
         weight = self.settings.get("penalty_weight", 0)
         return "" if penalty == "none" else f"{penalty} penalty {weight:g}"
 
     @property
     def start(self) -> str:
-        """How queries and keys start, and the penalty, in words."""
+        """The initialization of queries and keys, and the penalty, in words."""
         init = str(self.settings.get("init", "random"))
         scales = [
             f"{name} × {self.settings[key]:g}"
@@ -80,12 +80,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class Comparison:
-    """An encoder and a decoder that are trained alike, or one of them alone.
+    """An encoder and a decoder with otherwise equal recipes, or one of them alone.
 
     Attributes
     ----------
     title
-        The corpus, and what tells it from other comparisons on corpora of that name.
+        The corpus, and what distinguishes it from other comparisons on corpora of that name.
     cells
         By mode, the encoder first.
     """
@@ -95,7 +95,7 @@ class Comparison:
 
 
 def cells(runs: Iterable[Run]) -> list[Cell]:
-    """Gather runs that differ in their seed alone, in the order of the first of each.
+    """Group runs that differ only in their seed, in the order of each group's first run.
 
     Examples
     --------
@@ -116,7 +116,7 @@ def pairs(runs: Sequence[Run], figure: str) -> list[Comparison]:
     Raises
     ------
     RunError
-        There is no such pair; says what ``figure`` needs.
+        There is no such pair; the message says what ``figure`` needs.
     """
     found = [members for members in _by_mode(runs) if len(members) == 2]
     if not found:
@@ -128,7 +128,7 @@ def pairs(runs: Sequence[Run], figure: str) -> list[Comparison]:
 
 
 def modes(runs: Iterable[Run]) -> list[Comparison]:
-    """As `pairs`, and cells that are no part of a pair."""
+    """As `pairs`, plus cells without a counterpart."""
     return _comparisons(_by_mode(runs))
 
 
@@ -140,7 +140,7 @@ def starts(runs: Sequence[Run], figure: str, penalties: bool) -> dict[str, Cell]
     Raises
     ------
     RunError
-        No two cells do, or those of several recipes do.
+        No two cells do, or cells of several recipes do.
     """
     some = [cell for cell in cells(runs) if penalties or not cell.penalty]
     groups = [group for group in _gathered(some, _without(START)) if len(group) > 1]
@@ -160,7 +160,7 @@ def starts(runs: Sequence[Run], figure: str, penalties: bool) -> dict[str, Cell]
 
 
 def differ_in_start(left: Cell, right: Cell) -> bool:
-    """Whether two cells are alike in everything but how they start and the penalty."""
+    """Whether two cells differ only in their initialization and penalty."""
     bare = _without(START)
     return bare(left) == bare(right)
 
@@ -183,9 +183,9 @@ def one(comparisons: Sequence[Comparison], figure: str, instead: str) -> Compari
 
 
 def _settings(run: Run) -> dict[str, Any]:
-    """What decides a run's numbers, but for its seed.
+    """Everything but the seed that determines a run's numbers.
 
-    What is off is left out, for runs that were recorded before there was such a field lack it.
+    Fields that are off are left out, since older runs may not have recorded them.
     """
     recipe = {k: v for k, v in run.recipe.items() if v and k not in WITHIN_A_CELL}
     if (recipe.get("mode"), recipe.get("objective")) in OWN_OBJECTIVES:
@@ -204,12 +204,12 @@ def _gathered(items: Iterable[T], key: Callable[[T], Any]) -> list[list[T]]:
 
 
 def _without(names: Sequence[str]) -> Callable[[Cell], dict[str, Any]]:
-    """A cell's settings but some."""
+    """A cell's settings without some fields."""
     return lambda cell: {k: v for k, v in cell.settings.items() if k not in names}
 
 
 def _by_mode(runs: Iterable[Run]) -> list[tuple[Cell, ...]]:
-    """Each encoder with each decoder that differs in the mode alone; others by themselves."""
+    """Each encoder with each decoder that differs only in the mode; the others alone."""
     found: list[tuple[Cell, ...]] = []
     for group in _gathered(cells(runs), _without(MODE)):
         encoders, decoders = (
@@ -228,7 +228,7 @@ def _comparisons(found: Sequence[tuple[Cell, ...]]) -> list[Comparison]:
 
 
 def _titles(some: Sequence[Cell]) -> list[str]:
-    """The corpus, and what differs among cells whose corpora are called alike."""
+    """The corpus, and what differs among cells with corpora of the same name."""
     titles = []
     for cell in some:
         corpus = cell.settings["corpus"]

@@ -1,4 +1,4 @@
-"""Paired comparisons over seeds: mean, interval, p, and what this many seeds could have seen."""
+"""Paired comparisons over seeds: mean, interval, p, and the smallest detectable difference."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Paired:
         Mean of the differences.
     low, high
         The mean's 95 % interval. None, as ``p`` and ``detectable``, of a single seed and of
-        differences that are all equal, which say nothing of their spread.
+        differences that are all equal, whose spread is unknown.
     p
         Two-sided, that the mean is zero.
     detectable

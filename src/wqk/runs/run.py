@@ -1,15 +1,15 @@
-"""Run directories: what a training run has left so far, readable while it goes on.
+"""Run directories: what a training run has written so far, readable during training.
 
 ::
 
     RUN/run.json         recipe, model configuration, environment, corpus; written once
     RUN/metrics.jsonl    losses, one JSON object a line, appended
     RUN/scores.jsonl     a score table with a `step` on every row, appended
-    RUN/updates.jsonl    the same for what changed since the last look
+    RUN/updates.jsonl    the same for the change since the previous scores
     RUN/checkpoint-N/    the model after N steps, and all that a resumed run needs; renamed into
                          place when complete
 
-A killed run leaves whole lines and at most one torn last line, which is not read.
+A killed run leaves complete lines and at most one torn last line, which is ignored.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ METRICS_SCHEMA: dict[str, pl.DataType] = {
 
 @dataclass(frozen=True)
 class Run:
-    """One training run's directory; files are read when first asked for, and then kept.
+    """One training run's directory; files are read on first access and cached.
 
     Attributes
     ----------
@@ -66,12 +66,12 @@ class Run:
 
     @property
     def recipe(self) -> Mapping[str, Any]:
-        """Everything that decided the numbers, as `wqk.training.recipe.Recipe` wrote it."""
+        """Everything that determines the numbers, as written by `wqk.training.recipe.Recipe`."""
         return self._setting("recipe")
 
     @property
     def corpus(self) -> Mapping[str, Any]:
-        """The token store that it learns from: ``folder``, ``fingerprint``, ``unit`` and others."""
+        """The token store of the run: ``folder``, ``fingerprint``, ``unit`` and others."""
         return self._setting("corpus")
 
     def _setting(self, name: str) -> Mapping[str, Any]:
@@ -92,7 +92,7 @@ class Run:
         """One row for each step that was logged, in order, with the columns of `METRICS_SCHEMA`.
 
         ``loss`` is the mean in nats per predicted token since the row before, without the
-        ``penalty``; ``held_out_loss`` is null where it was not taken; ``tokens`` and ``seconds``
+        ``penalty``; ``held_out_loss`` is null at steps without one; ``tokens`` and ``seconds``
         (of training) count from the start of the run.
 
         Raises
@@ -111,12 +111,12 @@ class Run:
 
     @cached_property
     def scores(self) -> ScoreTable:
-        """Scores along the run; no rows where nobody has watched it."""
+        """Scores during training; empty if none were recorded."""
         return read_table(self.folder / SCORES)
 
     @cached_property
     def updates(self) -> ScoreTable:
-        """Scores of the forms' change since the look before, under the step of the later one."""
+        """Scores of the forms' change since the previous scores; ``step`` is the later one."""
         return read_table(self.folder / UPDATES)
 
     @cached_property
@@ -126,12 +126,12 @@ class Run:
 
 
 def open_run(folder: str | PathLike[str]) -> Run:
-    """The run in a folder, finished or still going on.
+    """The run in a folder, finished or not.
 
     Raises
     ------
     RunError
-        The folder holds no run, or its ``run.json`` cannot be read.
+        The folder contains no run, or its ``run.json`` cannot be read.
 
     Examples
     --------
@@ -162,12 +162,12 @@ def open_run(folder: str | PathLike[str]) -> Run:
 
 
 def create_run(folder: str | PathLike[str], settings: Mapping[str, Any]) -> Run:
-    """Make a folder that holds a run's settings and nothing else yet.
+    """Create a run's folder with its settings.
 
     Raises
     ------
     RunError
-        There is a run already, or the folder cannot be written.
+        The folder already contains a run, or cannot be written.
     """
     folder = Path(folder)
     if (folder / SETTINGS).exists():
@@ -193,7 +193,7 @@ def drop_after(path: Path, step: int) -> None:
     Raises
     ------
     RunError
-        A line is damaged, or its step is no number.
+        A line is damaged, or its step is not a number.
     """
     if path.exists():
         lines = read_lines(path)
@@ -203,12 +203,12 @@ def drop_after(path: Path, step: int) -> None:
 
 
 def read_table(path: Path) -> ScoreTable:
-    """A score table that is being appended to: what `wqk.read_table` reads, less a torn last line.
+    """A score table that is being appended to: as `wqk.read_table`, but without a torn last line.
 
     Raises
     ------
     RunError
-        A whole line is no row of a score table, or the file cannot be read.
+        A complete line is not a row of a score table, or the file cannot be read.
     """
     lines = read_lines(path)
     metadata = lines.pop(0)["metadata"] if lines and "metadata" in lines[0] else {}

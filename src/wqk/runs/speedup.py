@@ -1,12 +1,12 @@
-"""How much sooner one start reaches what another ends at: Table 1's speed-up, signed and paired.
+"""How much sooner one initialization reaches another's final loss: the speed-up of Table 1.
 
 The caption's definition: the step at which the candidate first reaches the baseline's final loss,
-subtracted from all steps and divided by them. It is taken of the run that ends lower; where that is
-the baseline, the two change places and the speed-up is negative. So it never hits a bound: of two
-runs that end at different losses, one always reaches where the other ends.
+subtracted from all steps and divided by them. It is computed for the run with the lower final loss;
+if that is the baseline, the roles are swapped and the speed-up is negative. It is therefore
+always defined: of two runs, the one with the lower final loss reaches the other's.
 
-A single training loss is noisy, and a noisy curve touches a level before it stays below. So the
-loss is smoothed, and beside the first step below stands the one from which on it stays there.
+A training loss is noisy, and a noisy curve crosses a level before it stays below. The loss is
+therefore smoothed, and the first step below comes with the step from which the loss stays below.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class SpeedUp:
     seed
         Of both runs.
     baseline_loss, loss
-        Where the two end, in nats for each predicted token, smoothed.
+        Final losses in nats per predicted token, smoothed.
     first
-        Share of the steps saved until the loss first reaches the baseline's end, from −1 to 1;
+        Share of steps saved until the loss first reaches the baseline's final loss, from −1 to 1;
         negative where the baseline ends lower.
     lasting
         The same until it stays there.
@@ -57,13 +57,13 @@ class SpeedUp:
 
     @property
     def difference(self) -> float:
-        """The candidate's loss at the end less the baseline's, in nats."""
+        """The candidate's final loss minus the baseline's, in nats."""
         return self.loss - self.baseline_loss
 
 
 @dataclass(frozen=True)
 class StartSpeedUp:
-    """A start against the baseline, over the seeds that both have.
+    """An initialization against the baseline, over their common seeds.
 
     Attributes
     ----------
@@ -91,22 +91,22 @@ class StartSpeedUp:
 def speedups(
     runs: Sequence[Run], *, loss: Loss = "held-out", smoothing: float = 0.05
 ) -> list[StartSpeedUp]:
-    """Every start among the runs against the start of the first of them.
+    """Every initialization among the runs against the first run's.
 
     Parameters
     ----------
     runs
-        Runs that differ in their start, their penalty and their seed alone, all trained up to the
-        same step.
+        Runs that differ only in initialization, penalty and seed, all trained to the same
+        step.
     loss
         Of held-out text, or of training.
     smoothing
-        Width of the trailing mean, as a share of all steps.
+        Window of the trailing mean, as a fraction of all steps.
 
     Raises
     ------
     RunError
-        Runs differ in more, end at different steps, or no seed is on both sides.
+        Runs differ in more, end at different steps, or share no seed.
     """
     by_start = starts(runs, "speedup", penalties=True)
     baseline = next(cell for cell in by_start.values() if runs[0] in cell.runs)
@@ -140,7 +140,7 @@ def saved_share(
 def compare(
     baseline: Cell, candidate: Cell, loss: Loss = "held-out", smoothing: float = 0.05
 ) -> StartSpeedUp:
-    """One cell against another, over the seeds that both have; errors as for `speedups`."""
+    """One cell against another, over their common seeds; errors as for `speedups`."""
     others = {run.recipe.get("seed"): run for run in baseline.runs}
     both = [run for run in candidate.runs if run.recipe.get("seed") in others]
     if not both:
@@ -168,9 +168,9 @@ def compare(
 
 
 def first_below(run: Run, level: float, steps: int = 100) -> int | None:
-    """The step at which the mean training loss of so many last steps first is below a level.
+    """The step at which the trailing mean of the training loss first is below a level.
 
-    None where it never is, up to the run's last step.
+    None if it never is.
 
     Raises
     ------

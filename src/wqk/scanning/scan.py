@@ -165,7 +165,7 @@ def chosen_layers(
     Raises
     ------
     CheckpointError
-        There is no such layer.
+        The layer does not exist.
     """
     if layers is None:
         return plans
