@@ -1,4 +1,4 @@
-"""A property that is computed once, by as many threads at a time as ask for it.
+"""A property that is computed once and cached, without a lock.
 
 Until Python 3.12 `functools.cached_property` computes under one lock for all instances of a class,
 which lets threads that score different forms wait for each other.

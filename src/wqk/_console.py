@@ -1,7 +1,7 @@
 """Text for terminals, prompts and notebooks, all from the same renderables.
 
-What a checkpoint's files hold, such as the name of a tensor, reaches the screen through here alone,
-and without the control characters that would move the cursor or change the terminal.
+Text from a checkpoint's files, such as the name of a tensor, is only printed from here, without
+control characters that would move the cursor or change the terminal.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ UNPRINTABLE = re.compile(
 
 
 def printable(text: str) -> str:
-    r"""Text without anything that a terminal would obey.
+    r"""Text without control characters.
 
     Examples
     --------
@@ -39,7 +39,7 @@ def one_line(text: str) -> str:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A score to three digits, without a negative zero; a dash where there is none.
+    """A score to three digits, without a negative zero; a dash if there is none.
 
     Examples
     --------
@@ -56,7 +56,7 @@ PLAIN = str.maketrans({"–": "-", "−": "-", "·": "|", "×": "x", "…": "...
 
 
 class _Cleaned:
-    """A renderable without characters that the terminal would obey or cannot show."""
+    """A renderable without control characters and characters that the terminal cannot show."""
 
     def __init__(self, renderable: Any) -> None:
         self.renderable = renderable
@@ -77,13 +77,13 @@ class _Cleaning:
 
 
 def cleaning(console: Console) -> Console:
-    """The console, from now on printing nothing that a terminal would obey."""
+    """The console, from now on without control characters in its output."""
     console.push_render_hook(_Cleaning())  # type: ignore[arg-type]
     return console
 
 
 class Shown:
-    """What looks the same where the command prints it, at a prompt and in a notebook."""
+    """Base of objects shown alike by the command, at a prompt and in a notebook."""
 
     def _shown(self, width: int) -> Iterable[Any]:
         """Renderables, for this many cells of a line."""
@@ -104,7 +104,7 @@ class Shown:
 
 
 def plain(*renderables: Any, width: int | None = None) -> str:
-    """What the command shows, as text without colors; at a prompt as wide as its terminal."""
+    """The command's output as text without colors; at a prompt as wide as its terminal."""
     from rich.console import Console
 
     target = io.StringIO()
@@ -114,7 +114,7 @@ def plain(*renderables: Any, width: int | None = None) -> str:
 
 
 def html(*renderables: Any, width: int = 100) -> str:
-    """What the command shows, as a notebook shows it."""
+    """The command's output as HTML for a notebook."""
     from rich.console import Console
 
     console = Console(

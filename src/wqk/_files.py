@@ -1,4 +1,4 @@
-"""Files that survive whatever kills the process: written whole, appended to by lines, locked."""
+"""Crash-safe files: written atomically, appended to by lines, locked."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def write_whole(path: Path, *contents: bytes | bytearray, sync: bool = True) -> None:
-    """Replace a file's content; a reader sees either the old file or all of the new one.
+    """Replace a file atomically; a reader sees either the old file or the complete new one.
 
     Parameters
     ----------
@@ -60,21 +60,21 @@ def write_whole(path: Path, *contents: bytes | bytearray, sync: bool = True) -> 
 
 
 def check_output(path: Path, what: str, endings: Iterable[str]) -> None:
-    """Find out before any work whether a file of this name can be written.
+    """Check before any work whether a file can be written.
 
     Parameters
     ----------
     path
-        The file, which may be there already.
+        The file, which may exist.
     what
-        What will be in it, such as ``a table``.
+        What it will contain, such as ``a table``.
     endings
         Those that name a format.
 
     Raises
     ------
     OutputError
-        The ending is another one, the path is a folder, or its folder is missing or read-only.
+        The ending is unsupported, the path is a folder, or its folder is missing or read-only.
     """
     endings = list(endings)
     if path.suffix not in endings:
@@ -103,9 +103,9 @@ def json_line(record: Mapping[str, Any]) -> bytes:
 
 
 def append_lines(path: Path, *records: Mapping[str, Any]) -> None:
-    """Add JSON objects to a file, one a line; all are on the disk on return, or none is.
+    """Append JSON objects to a file, one per line; all are on the disk on return, or none is.
 
-    A line without an end, which a killed process may have left, is removed first.
+    A torn last line, which a killed process may have left, is removed first.
 
     Raises
     ------
@@ -130,7 +130,7 @@ def append_lines(path: Path, *records: Mapping[str, Any]) -> None:
 
 
 def _end_of_lines(descriptor: int) -> int:
-    """Where the last whole line of a file ends."""
+    """Where the last complete line of a file ends."""
     end = os.fstat(descriptor).st_size
     while end:
         start = max(0, end - 2**16)
@@ -142,7 +142,7 @@ def _end_of_lines(descriptor: int) -> int:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The JSON objects of a file, one a line, without a last line that has no end.
+    """The JSON objects of a file, one per line, without a torn last line.
 
     Returns
     -------
@@ -174,21 +174,21 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 @contextmanager
 def locked(path: Path, holder: str) -> Iterator[None]:
-    """Hold a lock file; the system releases it however the process ends.
+    """Hold a lock file; the system releases it when the process ends, for any reason.
 
     Parameters
     ----------
     path
-        The lock file, made with its folder where missing; it stays, and names its last holder.
+        The lock file, created with its folder if missing; it is kept, and names its last holder.
     holder
-        What holds it, for the error that others get, such as ``"survey"``.
+        Name of the holder for the error message, such as ``"survey"``.
 
     Raises
     ------
     RunError
-        Another one holds it, in this process or in another.
+        The lock is held, by this process or by another.
     OutputError
-        The lock file cannot be made.
+        The lock file cannot be created.
     """
     from filelock import FileLock, Timeout
 

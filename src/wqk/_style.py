@@ -66,7 +66,7 @@ RULES: dict[str, Any] = {
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Draw in the project's style, and leave matplotlib as it was.
+    """Draw in the project's style, and restore matplotlib's settings.
 
     Raises
     ------
@@ -86,14 +86,14 @@ def style() -> Iterator[None]:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure, of a size in inches; to be filled inside `style`."""
+    """An empty figure of a size in inches; fill it inside `style`."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height))
 
 
 def check_picture(path: Path) -> None:
-    """Raise `OutputError` where no picture can be written under this name."""
+    """Raise `OutputError` if no figure can be written to this path."""
     check_output(path, "a picture", PICTURES)
 
 
@@ -103,7 +103,7 @@ def save_figure(figure: Figure, path: Path) -> None:
     Raises
     ------
     OutputError
-        The ending is none of these, or the file cannot be written.
+        The ending is unsupported, or the file cannot be written.
     """
     check_picture(path)
     buffer = io.BytesIO()

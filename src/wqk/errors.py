@@ -4,12 +4,12 @@
 
     WqkError
     ├── CheckpointError      a checkpoint that cannot be read, or cannot be trusted
-    ├── HubError             a checkpoint that the hub, or the network, does not provide
+    ├── HubError             a checkpoint that the Hub or the network does not provide
     ├── UnknownFamily        no rule says which tensors are the queries and keys
     ├── NonFiniteWeights     NaN or infinity among the weights
     ├── MissingPackage       an optional package that this needs is not installed
-    ├── FormError            factors that do not make a bilinear form
-    ├── TableError           a file that holds no score table, or a table that does not fit its use
+    ├── FormError            factors that do not form a bilinear form
+    ├── TableError           a file without a score table, or a table unfit for its use
     ├── OutputError          a file that cannot be written
     ├── UnknownName          a name that is not on its list: a row of the atlas, a figure
     ├── CorpusError          text that cannot be turned into tokens
@@ -60,14 +60,14 @@ class CheckpointError(WqkError):
     Attributes
     ----------
     checkpoint
-        Its name, where the message has one.
+        Its name, if the message has one.
     """
 
     checkpoint: str | None = None
 
 
 class HubError(WqkError):
-    """A checkpoint that the hub, or the network, does not provide."""
+    """A checkpoint that the Hub or the network does not provide."""
 
 
 class UnknownFamily(WqkError):
@@ -109,12 +109,12 @@ class FormError(WqkError, ValueError):
 
 
 class TableError(WqkError):
-    """A file that holds no score table, or a table without what is needed.
+    """A file without a score table, or a table that lacks what is needed.
 
     Attributes
     ----------
     path
-        The file, where there is one.
+        The file, if any.
     """
 
     path: Path | None = None
@@ -128,7 +128,7 @@ class OutputError(WqkError):
     path
         The file.
     reason
-        What the system says, or the endings that are possible.
+        The system's reason, or the supported endings.
     """
 
     path: Path | None = None
@@ -141,7 +141,7 @@ class UnknownName(WqkError, LookupError):
     Attributes
     ----------
     name
-        What was asked for.
+        The unknown name.
     close
         Names on the list: the most similar ones, or all.
     """
@@ -163,7 +163,7 @@ class TheoryError(WqkError):
 
 
 def first_line(error: BaseException) -> str:
-    r"""The first line of an error's message, cut at a sane length; its class where it has none.
+    r"""The first line of an error's message, truncated; its class if the message is empty.
 
     Examples
     --------
@@ -175,7 +175,7 @@ def first_line(error: BaseException) -> str:
 
 
 def shortened(text: str, longest: int = LONGEST) -> str:
-    """Text of at most ``longest`` characters, its middle left out where it is longer.
+    """Text of at most ``longest`` characters; the middle of longer text is left out.
 
     Examples
     --------

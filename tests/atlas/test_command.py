@@ -126,7 +126,7 @@ def test_a_survey_extends_the_atlas(survey: Path) -> None:
         (["BERT-base", "--from", "/no/such.parquet"], "cannot be read"),
         (["BERT-base", "--from", "scores.tex"], "loaded from"),
         (["BERT-base", "--scan", "/no/such/model"], "no such file"),
-        (["BEiT-base", "--scan"], "stands for microsoft/beit"),
+        (["BEiT-base", "--scan"], "matches microsoft/beit"),
         (["--survey", "/no/such/folder"], "contains no survey"),
         (["BERT-base", "--stack", "decoder"], "no model with this name"),
         (["--sort", "color"], "color"),

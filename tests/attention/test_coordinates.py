@@ -258,9 +258,9 @@ def test_distances_are_made_one_by_one(run: Run) -> None:
 
 
 def test_values_and_outputs_have_no_distance() -> None:
-    with pytest.raises(wqk.WqkError, match="meet no positions"):
+    with pytest.raises(wqk.WqkError, match="positions do not act on values"):
         Coordinates(circuit="ov", distances=(1,))
-    with pytest.raises(wqk.WqkError, match="meet no positions"):
+    with pytest.raises(wqk.WqkError, match="positions do not act on values"):
         wqk.scan(wqk.demo_model("encoder"), circuit="ov", distances=(0, 1))
 
 

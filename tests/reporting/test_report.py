@@ -354,7 +354,7 @@ def test_a_report_has_the_heads_that_the_terminal_does_not_show(run, tmp_path):
     ("arguments", "message"),
     [
         (("report", "absent.parquet", "-o", "r.html"), "cannot be read"),
-        (("report", "bad.jsonl", "-o", "r.html"), "holds no score table"),
+        (("report", "bad.jsonl", "-o", "r.html"), "contains no score table"),
         (("report", ".", "-o", "r.html"), "contains no survey"),
         (("report", "good.csv", "-o", "r.docx"), "written as .html"),
         (("report", "good.csv", "-o", "absent/r.html"), "cannot be written"),

@@ -142,7 +142,7 @@ def test_a_run_is_made_once(run: Run) -> None:
 
 def test_a_run_cannot_be_made_under_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match="cannot be made"):
+    with pytest.raises(RunError, match="cannot be created"):
         create_run(tmp_path / "file" / "run", {})
 
 

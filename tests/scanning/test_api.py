@@ -155,7 +155,7 @@ def test_parquet_files_of_others_are_read_in_a_process_of_their_own(tmp_path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2 :] = bytes(len(content) - len(content) // 2 - 8) + content[-8:]
     path.write_bytes(content)
-    with pytest.raises(TableError, match="holds no score table"):
+    with pytest.raises(TableError, match="contains no score table"):
         wqk.read_table(path)
 
 

@@ -414,7 +414,7 @@ def test_a_checkpoint_that_changes_between_runs_is_scored_anew(models: list[str]
 def test_other_settings_are_an_error_more_refs_are_not(models: list[str], tmp_path: Path):
     with ThreadPoolExecutor(1) as threads:
         wqk.survey(models[:1], out=tmp_path, executor=threads)
-        with pytest.raises(RunError, match=r"other options \(gamma was 2.0, is now 3.0\)"):
+        with pytest.raises(RunError, match=r"different options \(gamma was 2.0, is now 3.0\)"):
             wqk.survey(models[:1], out=tmp_path, executor=threads, gamma=3)
         table = wqk.survey(models[:2], out=tmp_path, executor=threads)
         assert table.frame["checkpoint"].n_unique() == 2
@@ -552,7 +552,7 @@ def test_lists_and_named_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         assert len(set(model_set(name))) == len(model_set(name)) > 10
         assert all(ref.count("/") == 1 and " " not in ref for ref in model_set(name))
     for bad, message in (
-        ("paper:music", "there are paper:audio"),
+        ("paper:music", "sets are paper:audio"),
         (f"@{tmp_path / 'none'}", "cannot be read"),
         (f"@{tmp_path}", "cannot be read"),
     ):

@@ -319,7 +319,7 @@ BAD_FILES = {
 )
 def test_a_file_that_holds_no_table(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(TableError, match="holds no score table") as caught:
+    with pytest.raises(TableError, match="contains no score table") as caught:
         read_table(tmp_path / name)
     assert str(caught.value).startswith(str(tmp_path / name))
     assert "\n" not in str(caught.value)
@@ -328,7 +328,7 @@ def test_a_file_that_holds_no_table(tmp_path, name, content):
 @pytest.mark.parametrize("metadata", ["[1]", "{", "5"])
 def test_parquet_metadata_that_is_no_mapping(tmp_path, metadata):
     some_table().frame.write_parquet(tmp_path / "t.parquet", metadata={"wqk": metadata})
-    with pytest.raises(TableError, match="holds no score table"):
+    with pytest.raises(TableError, match="contains no score table"):
         read_table(tmp_path / "t.parquet")
 
 

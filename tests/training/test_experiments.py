@@ -75,7 +75,7 @@ def test_runs_stop_resume_and_are_left_alone(tmp_path: Path) -> None:
     written(tmp_path, SMALL.replace("batch = 4", "batch = 8") + CELLS)
     other = CliRunner().invoke(command, arguments)
     assert other.exit_code == 2
-    assert "another recipe (batch: 4 → 8)" in " ".join(other.stderr.split())
+    assert "different recipe (batch: 4 → 8)" in " ".join(other.stderr.split())
 
 
 @pytest.mark.parametrize(

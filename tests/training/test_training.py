@@ -296,7 +296,7 @@ def test_a_corpus_without_a_mask_or_too_short(tiny: Any, tmp_path: Path) -> None
         train(tiny(), tmp_path / "nowhere", tmp_path / "run3")
     damaged = store("damaged", 100, {"mask": 1})
     (damaged / "tokenizer.json").write_text("{}")
-    with pytest.raises(CorpusError, match="is no tokenizer"):
+    with pytest.raises(CorpusError, match="not a tokenizer"):
         train(tiny(), damaged, tmp_path / "run4")
     assert not list(tmp_path.glob("run*"))
 

@@ -156,7 +156,7 @@ def save(name: str, sources: Sources, path: Path) -> None:
 
 
 def check_ending(path: Path) -> None:
-    """Raise `OutputError` where no figure can be written under this name."""
+    """Raise `OutputError` if no figure can be written to this path."""
     check_output(path, "a figure", ENDINGS)
 
 

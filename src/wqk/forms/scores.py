@@ -189,7 +189,7 @@ def head_terms(heads: BilinearForm, layer: BilinearForm | None = None) -> HeadTe
         The heads of one layer as a stack (G, H/G): query (G, H/G, D, R), key (G, 1, D, R). In the
         value-output circuit it is the first factor that is shared.
     layer
-        Their sum, where it is at hand; `BilinearForm.sum` otherwise.
+        Their sum, if already computed; `BilinearForm.sum` by default.
 
     Raises
     ------

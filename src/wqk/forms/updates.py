@@ -66,7 +66,7 @@ def update_terms(before: BilinearForm, after: BilinearForm) -> UpdateTerms:
 def even(form: BilinearForm) -> BilinearForm:
     """The same form with factors of one size, by a power of two, which rounds nothing.
 
-    A small step beside large weights looks like cancellation to the kernels, for which they take
+    A small step next to large weights looks like cancellation to the kernels, for which they take
     twice the digits and several times the time.
     """
     xp = array_namespace(form.query, form.key)

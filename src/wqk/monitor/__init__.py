@@ -1,4 +1,4 @@
-"""Scores while a model trains: for loops written by hand, and for `transformers.Trainer`."""
+"""Scores during training: for custom loops, and for `transformers.Trainer`."""
 
 import lazy_loader
 

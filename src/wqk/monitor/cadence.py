@@ -1,4 +1,4 @@
-"""At which steps of a training run to look."""
+"""At which steps of a training run to compute scores."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Cadence:
     powers: bool = False
 
     def is_due(self, step: int) -> bool:
-        """Whether to look after this many optimizer steps.
+        """Whether scores are due after this many optimizer steps.
 
         Examples
         --------
@@ -34,7 +34,7 @@ class Cadence:
 
 
 def cadence(every: int | None, steps: Iterable[int] | str) -> Cadence:
-    """A cadence from what a user says.
+    """A cadence from a user's arguments.
 
     Raises
     ------

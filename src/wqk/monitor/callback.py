@@ -1,6 +1,6 @@
 """The monitor as a callback of `transformers.Trainer`.
 
-Imported only when somebody asks for `ScoreCallback`, for it needs `transformers`.
+Imported only when `ScoreCallback` is used, since it needs `transformers`.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ LOG = logging.getLogger("wqk.monitor")
 
 
 class ScoreCallback(TrainerCallback):  # type: ignore[misc]
-    """Score the model that a `transformers.Trainer` trains, and log the medians where it logs.
+    """Score the model that a `transformers.Trainer` trains, and log the medians to its loggers.
 
-    Looks before the first step, at its cadence, and after the last step. Rows go to
-    ``scores.jsonl`` and ``updates.jsonl`` in the folder. A resumed run goes on in the same files.
-    With `attach`, medians go to the Trainer's log history and to everything that it reports to;
-    a callback that is only added writes the files, for a Trainer shows callbacks no way to its
-    loggers.
+    Scores are computed before the first step, at the given steps, and after the last step. Rows go
+    to ``scores.jsonl`` and ``updates.jsonl`` in the folder. A resumed run appends to the same
+    files. With `attach`, medians go to the Trainer's log history and to everything that it reports
+    to; a callback that is only added writes the files alone, because a Trainer gives callbacks no
+    access to its loggers.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ class ScoreCallback(TrainerCallback):  # type: ignore[misc]
         Raises
         ------
         UnknownFamily, CheckpointError, RunError
-            The Trainer's model cannot be followed.
+            The Trainer's model cannot be monitored.
         """
         self._require_model(trainer.model)
         self._trainer = trainer
@@ -94,13 +94,13 @@ class ScoreCallback(TrainerCallback):  # type: ignore[misc]
     def on_init_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Refuse a model that cannot be followed as early as a callback is told of it."""
+        """Refuse a model that cannot be monitored as early as possible."""
         self._require_model(kwargs["model"])
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Find the queries and keys, and look at the weights that training starts from."""
+        """Find the queries and keys, and score the initial weights."""
         self.monitor = Monitor(kwargs["model"], self.folder / "scores.jsonl", **self._settings)
         if self._trainer is None and args.report_to:
             LOG.warning("wqk.ScoreCallback: no logger gets the medians without attach(trainer)")
@@ -109,7 +109,7 @@ class ScoreCallback(TrainerCallback):  # type: ignore[misc]
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Look if it is time to, and after the last step."""
+        """Compute scores if they are due, and after the last step."""
         assert self.monitor is not None
         is_last = state.global_step >= state.max_steps or control.should_training_stop
         look = self.monitor.look if is_last else self.monitor
@@ -118,16 +118,16 @@ class ScoreCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Look after the last step of a run that ended early; the loggers have closed by now.
+        """Compute scores after the last step of a run that ended early; loggers are closed by now.
 
-        Where the Trainer has put the best model in place of the last, there is no last one to see.
+        If the Trainer has loaded the best model, the last one is gone.
         """
         assert self.monitor is not None
         if not args.load_best_model_at_end:
             self.monitor.look(state.global_step)
 
     def _log(self, medians: dict[str, float], control: TrainerControl) -> None:
-        """Hand medians to all that the Trainer reports to."""
+        """Send medians to all of the Trainer's loggers."""
         if medians and self._trainer is not None:
             wanted = control.should_log  # which a log takes for answered
             self._trainer.log(medians)

@@ -1,4 +1,4 @@
-"""Score tables that grow while a model trains: JSON lines, appended, whatever kills the process."""
+"""Score tables that grow during training: JSON lines, appended crash-safely."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 class Journal:
-    """A file of scores, to which each look adds its rows in one write.
+    """A file of scores, to which rows are appended in one write per scored step.
 
     Parameters
     ----------
     path
-        A ``.jsonl`` file, as `ScoreTable.save` writes it; it need not be there yet.
+        A ``.jsonl`` file, as `ScoreTable.save` writes it; it need not exist yet.
     gamma
-        With which all its rows are made.
+        The threshold of all its rows.
 
     Raises
     ------
@@ -38,14 +38,14 @@ class Journal:
         self.path, self.gamma = path, gamma
 
     def check(self) -> None:
-        """Make the file if need be, and see that rows can be added to it.
+        """Create the file if needed, and check that rows can be appended to it.
 
         Raises
         ------
         OutputError
-            Its folder cannot be made or written.
+            Its folder cannot be created or written.
         RunError
-            It holds something else, or scores made with another gamma.
+            It contains something else, or scores with another gamma.
         """
         path, gamma = self.path, self.gamma
         try:
@@ -63,16 +63,16 @@ class Journal:
             )
 
     def read(self) -> ScoreTable:
-        """All whole rows."""
+        """All complete rows."""
         return read_table(self.path)
 
     def begin(self, keep: int, metadata: Mapping[str, Any]) -> int:
-        """Forget the rows of steps after ``keep``, and a line that a kill has torn.
+        """Remove the rows of steps after ``keep``, and a torn last line.
 
         Returns
         -------
         int
-            How many rows of an earlier run are gone, where none is left.
+            Number of removed rows of an earlier run, if none is left.
         """
         before = len(read_lines(self.path))
         drop_after(self.path, keep)
@@ -82,11 +82,11 @@ class Journal:
         return max(0, before - 1)
 
     def append(self, table: ScoreTable) -> None:
-        """Add rows; on the disk before this returns, or, where that fails, none of them.
+        """Append rows; all are on the disk on return, or none is.
 
         Raises
         ------
         OutputError
-            The file cannot be written any more.
+            The file can no longer be written.
         """
         append_lines(self.path, *records(table.frame))

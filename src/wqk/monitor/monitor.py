@@ -1,4 +1,4 @@
-"""Scores of a model in training, at a cadence, into a file: for loops written by hand."""
+"""Scores of a model during training, written to a file: for custom training loops."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ LOG = logging.getLogger("wqk.monitor")
 class Monitor:
     """Score a model's query-key forms while it trains, and append them to a file.
 
-    Called with the number of optimizer steps done so far, it looks at the first call and whenever
-    its cadence says so. A look scores every layer and head as `wqk.scan` does, and the change of
-    each form since the look before. It never ends a training run: once made, it logs a warning
-    about whatever goes wrong, and goes on.
+    Call it with the number of optimizer steps done so far. At the first call and at the given
+    steps it scores every layer and head as `wqk.scan` does, and the change of each form since the
+    previous scores. It never stops a training run: after construction, errors are logged as
+    warnings.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ class Monitor:
     Raises
     ------
     UnknownFamily
-        No family knows the model, and none can be guessed.
+        The model belongs to no known family, and none can be guessed.
     CheckpointError
         Its queries and keys cannot be read.
     RunError
@@ -102,20 +102,20 @@ class Monitor:
         self.latest: ScoreTable | None = None
 
     def __call__(self, step: int) -> dict[str, float]:
-        """Look if it is time to, after ``step`` optimizer steps.
+        """Compute scores if they are due after ``step`` optimizer steps.
 
         Returns
         -------
         dict
-            What `look` returns, and nothing where it was not time.
+            As returned by `look`; empty if no scores were due.
         """
         is_first = self._step is None or step < self._step
         return self.look(step) if is_first or self._cadence.is_due(step) else {}
 
     def look(self, step: int) -> dict[str, float]:
-        """Look now, unless this step has been looked at: after the last one, for instance.
+        """Compute scores now, for instance after the last step, unless this step has been scored.
 
-        The first look of a resumed run forgets the rows of later steps.
+        In a resumed run, the first call removes the rows of later steps.
 
         Returns
         -------
@@ -143,16 +143,16 @@ class Monitor:
 
     @property
     def table(self) -> ScoreTable:
-        """All scores so far, of earlier sessions of the run, too."""
+        """All scores so far, including those of earlier sessions of the run."""
         return self._scores.read()
 
     @property
     def updates(self) -> ScoreTable:
-        """The scores of all changes between one look and the next; ``step`` is the later one's."""
+        """The scores of all changes between consecutive scored steps; ``step`` is the later one."""
         return self._updates.read()
 
     def _score(self, snapshot: Snapshot, step: int) -> dict[str, float]:
-        """Score a snapshot and what has changed, and write both."""
+        """Score a snapshot and its change, and write both."""
         plans, before = self._tracker.plans, self._before
         table = score_look(snapshot, plans, self._gamma, self._heads)
         found = medians(table)
@@ -175,7 +175,7 @@ class Monitor:
         return {f"wqk/{name}": value for name, value in found.items()}
 
     def _begin(self, step: int, metadata: Mapping[str, Any]) -> None:
-        """Bring the files to the state of this step, whose scores are to be added next."""
+        """Truncate the files to this step, whose scores are appended next."""
         lost = self._scores.begin(step - 1, metadata)
         self._updates.begin(step, {**metadata, "form": "update"})
         self._has_begun = True
@@ -195,6 +195,6 @@ class Monitor:
 
 
 def _beside(path: Path) -> Path:
-    """Where the updates go."""
+    """The file for the scores of updates."""
     name = "updates.jsonl" if path.name == "scores.jsonl" else f"{path.stem}-updates.jsonl"
     return path.with_name(name)

@@ -1,4 +1,4 @@
-"""The scores of one look, and of what has changed since the look before."""
+"""The scores of one step, and of the change since the previously scored step."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SCORES = (
 def score_look(
     snapshot: Snapshot, plans: Sequence[AttentionPlan], gamma: float, heads: bool
 ) -> ScoreTable:
-    """The table that `wqk.scan` makes of the model; blocks that are not finite say so."""
+    """The table that `wqk.scan` gives for the model; non-finite blocks are marked."""
     table = scan_plans(snapshot, plans, gamma=gamma, heads=heads)
     return _blanked(table, [plan for plan in plans if not snapshot.is_finite(plan)])
 
@@ -49,10 +49,10 @@ def score_update(
     gamma: float,
     heads: bool,
 ) -> ScoreTable:
-    """Scores of the forms after less the forms before, ΔW_qk (paper, Remark S1.6), of rank 2r.
+    """Scores of the forms after minus the forms before, ΔW_qk (paper, Remark S1.6), of rank 2r.
 
-    ``symmetry_within_random`` is null: it deals rank dimensions to heads at random, and those of a
-    difference are no dimensions of the model.
+    ``symmetry_within_random`` is null: it assigns dimensions to heads at random, and those of a
+    difference are not the model's.
     """
 
     def read(plan: AttentionPlan) -> Block:
@@ -67,9 +67,9 @@ def score_update(
 
 
 def _change(new: BilinearForm, old: BilinearForm) -> BilinearForm:
-    """The difference of two forms, its small and its large factors brought to one size.
+    """The difference of two forms, with its small and large factors rescaled to one size.
 
-    It is (A − A₀)Bᵀ + A₀(B − B₀)ᵀ, and a small step beside large weights looks like cancellation,
+    It is (A − A₀)Bᵀ + A₀(B − B₀)ᵀ, and a small step next to large weights looks like cancellation,
     for which the kernels take twice the digits and several times the time. Powers of two move from
     one side to the other without rounding.
     """
@@ -95,7 +95,7 @@ def _change(new: BilinearForm, old: BilinearForm) -> BilinearForm:
 def medians(table: ScoreTable, prefix: str = "") -> dict[str, float]:
     """Medians over layers by name, such as ``symmetry_median``.
 
-    Where there are several stacks, or several kinds of attention, these lead the name:
+    With several stacks or kinds of attention, names begin with these:
     ``decoder/cross/symmetry_median``.
     """
     summary = table.layers.summary()

@@ -1,7 +1,7 @@
-"""A model's queries and keys while it trains: found once, copied to the host at every look.
+"""A model's queries and keys during training: located once, copied to the host for every scoring.
 
-Nothing else of the model is touched. Where parameters are sharded (FSDP2, or any other DTensor), a
-look is a collective: each process takes part in gathering one tensor after the other, and only the
+Nothing else of the model is touched. If parameters are sharded (FSDP2, or any other DTensor),
+copying is a collective operation: all processes gather one tensor after the other, and only the
 first keeps them.
 """
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 
 class Snapshot(Checkpoint):
-    """Queries and keys as they were after some step, on the host and in the model's own types.
+    """Queries and keys after some step, on the host and in the model's own types.
 
     Attributes
     ----------
     non_finite
-        What had NaN or infinite entries; it is kept as zeros.
+        Tensors with NaN or infinite entries, stored as zeros.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Snapshot(Checkpoint):
         return [_widened(self._copies[part]) for part in parts]
 
     def is_finite(self, plan: AttentionPlan) -> bool:
-        """Whether all that a block's form is made of is finite."""
+        """Whether all tensors of a block are finite."""
         return self.non_finite.isdisjoint(plan.parts)
 
 
@@ -71,16 +71,16 @@ class Tracker:
     model
         An `nn.Module`, wrapped or not; see `wqk.monitor.wrapping`.
     name
-        What the rows of its scores call it.
+        Its name in the score table.
     family, heads_per_layer
         As for `wqk.scan`.
 
     Raises
     ------
     UnknownFamily
-        No family knows the model, and none can be guessed.
+        The model belongs to no known family, and none can be guessed.
     CheckpointError
-        Its queries and keys are not all there, or not stored as floating-point numbers.
+        Some queries and keys are missing, or not stored as floating-point numbers.
     RunError
         They are sharded or adapted in a way that hides them.
     """
@@ -139,7 +139,7 @@ def is_first_process() -> bool:
 
 
 def _require_numbers(tensor: str, tensors: Mapping[str, TensorInfo]) -> None:
-    """Refuse weights that are codes."""
+    """Refuse quantized weights."""
     dtype = tensors[tensor].dtype
     if dtype not in ("F64", "F32", "F16", "BF16"):
         raise CheckpointError(f"{tensor}: holds {dtype}, not floating-point weights")

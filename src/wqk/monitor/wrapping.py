@@ -1,4 +1,4 @@
-"""What stands around a model while it trains: wrappers, sharding, adapters.
+"""Wrappers, sharding and adapters around a model during training.
 
 =====================================  ========================================================
 `DistributedDataParallel`, `compile`   unwrapped
@@ -58,10 +58,10 @@ def plain_name(name: str) -> str:
 
 
 def trained_tensors(model: Any) -> dict[str, torch.Tensor]:
-    """Parameters and buffers as they are now, by their plain names.
+    """Current parameters and buffers, by their plain names.
 
-    What FSDP 2 leaves whole after a forward pass is a copy in the type of computation, not the
-    parameter that is trained; resharding puts that back.
+    After a forward pass, FSDP 2 may leave an unsharded copy in the compute type in place of
+    the trained parameter; resharding restores the parameter.
     """
     for module in model.modules():
         if hasattr(module, "reshard"):
@@ -78,7 +78,7 @@ def adapters(model: Any, wanted: Collection[str]) -> dict[str, Any]:
     Raises
     ------
     RunError
-        An adapter is no plain LoRA, so that no product of its own can be added to the weight.
+        An adapter is not a plain LoRA, so its product cannot be added to the weight.
     """
     found = {}
     for name, module in model.named_modules():
@@ -95,7 +95,7 @@ def adapters(model: Any, wanted: Collection[str]) -> dict[str, Any]:
 
 
 def with_adapter(weight: torch.Tensor, module: Any) -> torch.Tensor:
-    """The weight that the module computes with: its own, and what its active adapters add."""
+    """The effective weight of the module: its own plus its active adapters' products."""
     if module.merged or module.disable_adapters:
         return weight
     return sum((module.get_delta_weight(adapter) for adapter in module.active_adapters), weight)

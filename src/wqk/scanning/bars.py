@@ -1,4 +1,4 @@
-"""A score in [-1, 1] as a bar about the middle of its column, which grows with the terminal."""
+"""A score in [-1, 1] as a bar from the middle of its column; wider on wider terminals."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Bar:
 
 
 def bar(value: float | None, cells: int = 6, ascii_only: bool = False) -> Text:
-    """The bar of a score, with so many cells on each side of the middle.
+    """The bar of a score, with this many cells on each side of the middle.
 
     Examples
     --------

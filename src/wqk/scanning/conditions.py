@@ -1,4 +1,4 @@
-"""In words, which form of each block the numbers of a table are about."""
+"""A description of the forms that a table scores."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def conditions(frame: pl.DataFrame, metadata: Mapping[str, Any], *, every: bool) -> list[str]:
-    """Circuit, distances, norms, biases and gamma; without ``every`` only what is not usual.
+    """Circuit, distances, norms, biases and gamma; without ``every`` only non-default ones.
 
     Examples
     --------
@@ -28,7 +28,7 @@ def conditions(frame: pl.DataFrame, metadata: Mapping[str, Any], *, every: bool)
 
 
 def _conditions(frame: pl.DataFrame, metadata: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
-    """Each condition, and whether it is the usual one."""
+    """Each condition, and whether it is the default."""
     if "circuit" in frame.columns:
         circuits = frame["circuit"].drop_nulls().unique(maintain_order=True).to_list()
         if circuits:

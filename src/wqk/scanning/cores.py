@@ -1,4 +1,4 @@
-"""Which cores score: one block on each, or all of them on one block after the other.
+"""How cores are used: one block on each, or all of them on one block after the other.
 
 One block for each core uses the cores better than all cores on one block, whose sums and
 conversions run on a single one. Large blocks are taken one by one, with every core on their matrix
@@ -44,7 +44,7 @@ def is_confined() -> bool:
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Compute with one BLAS thread, beside others that do."""
+    """Compute with one BLAS thread, concurrently with others that do."""
     global _sharing, _limit
     token = _confined.set(True)
     with _changed:
@@ -65,7 +65,7 @@ def one_blas_thread() -> Iterator[None]:
 
 @contextmanager
 def all_blas_threads() -> Iterator[None]:
-    """Compute with as many BLAS threads as the process has, while nobody else scores."""
+    """Compute with all BLAS threads of the process, while no other thread scores."""
     global _alone
     with _changed:
         _changed.wait_for(lambda: not _sharing and not _alone)

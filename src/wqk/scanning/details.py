@@ -1,4 +1,4 @@
-"""What a picture of a form needs and a table's row cannot hold, in one ``.npz`` file.
+"""Data for images of forms that do not fit into a table's row, in one ``.npz`` file.
 
 =========================  =====  ==================================================================
 key                        type   what
@@ -65,7 +65,7 @@ class Place:
 
 @dataclass(frozen=True, eq=False)
 class BlockDetails:
-    """One layer's form as pictures need it.
+    """The data for images of one layer's form.
 
     Attributes
     ----------
@@ -151,7 +151,7 @@ def read_details(path: str | PathLike[str]) -> Details:
     Raises
     ------
     TableError
-        There is no such file, or it does not hold details.
+        There is no such file, or it does not contain details.
     """
     try:
         if not zipfile.is_zipfile(path) and Path(path).exists():
@@ -173,12 +173,12 @@ def read_details(path: str | PathLike[str]) -> Details:
 
 
 def check_details_output(path: Path) -> None:
-    """Raise `OutputError` where no details can be written under this name."""
+    """Raise `OutputError` if no details can be written to this path."""
     check_output(path, "a set of details", [".npz"])
 
 
 def join_details(parts: Iterable[Details]) -> Details:
-    """All layers of several; where gamma differs, the first one's stays."""
+    """All layers of several details; if gamma differs, the first one's is kept."""
     parts = list(parts)
     blocks = tuple(block for part in parts for block in part.blocks)
     return Details(blocks, parts[0].gamma) if parts else Details(())
@@ -187,7 +187,7 @@ def join_details(parts: Iterable[Details]) -> Details:
 def block_details(
     place: Place, heads: BilinearForm, gamma: float = 2.0, layer: BilinearForm | None = None
 ) -> BlockDetails:
-    """What pictures need of one layer, from its heads as a stack (G, H/G)."""
+    """The details of one layer, from its heads as a stack (G, H/G)."""
     picture = matrix_image(heads.sum() if layer is None else layer, SIDE, gamma)
     unit = float(np.quantile(np.abs(picture.pixels), SATURATION)) or 1.0
     image = np.rint(np.clip(picture.pixels / unit, -1, 1) * LEVELS).astype(np.int8)
@@ -220,7 +220,7 @@ def _packed(block: BlockDetails) -> tuple[dict[str, Any], dict[str, np.ndarray]]
 
 
 def _unpacked(entry: Mapping[str, Any], file: Mapping[str, np.ndarray], at: str) -> BlockDetails:
-    """A block out of a file that may hold anything."""
+    """A block from an untrusted file."""
     place = Place(**{field.name: entry[field.name] for field in fields(Place)})
     _check_place(place)
     unit, image_unit = float(entry["norm_unit"]), float(entry["image_unit"])
@@ -258,7 +258,7 @@ def _check_place(place: Place) -> None:
 
 
 def _array(file: Mapping[str, np.ndarray], name: str, dtype: type, axes: int) -> np.ndarray:
-    """One array of the file, of the type and number of axes that it must have, and not empty."""
+    """One array of the file, after a check of its type and axes; not empty."""
     array = file[name]
     if array.dtype != dtype or array.ndim != axes or array.size == 0:
         raise ValueError(
@@ -269,7 +269,7 @@ def _array(file: Mapping[str, np.ndarray], name: str, dtype: type, axes: int) ->
 
 
 def _numbers(file: Mapping[str, np.ndarray], name: str, length: int) -> np.ndarray:
-    """Numbers of outlying rows or columns, which may be none."""
+    """Numbers of outlying rows or columns, possibly none."""
     array = file[name]
     if array.dtype != np.int32 or array.ndim != 1:
         raise ValueError(f"{name} must be int32 with 1 axis, got {array.dtype} {array.shape}")

@@ -1,4 +1,4 @@
-"""Forms on a device of PyTorch's, where something faster than the CPU multiplies."""
+"""Forms on a PyTorch device, such as a GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def mover(device: str) -> Callable[[BilinearForm], BilinearForm]:
-    """What takes a form to a device, such as ``"cuda"``.
+    """A function that moves a form to a device, such as ``"cuda"``.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""How far, and in which direction, the forms of one checkpoint have moved from another's."""
+"""How far, and in which direction, the forms moved between two checkpoints."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ class DifferenceTable(Table):
     """How the forms of two checkpoints differ, one row for each layer and for each head.
 
     ``norm`` is the form's before, ``moved`` the norm of the difference over it, ``cosine`` between
-    the two; symmetry and directionality are the difference's own. Where nothing has moved these do
-    not exist, and are null.
+    the two; symmetry and directionality are the difference's own. They are null where nothing has
+    moved.
     """
 
     schema = DIFFERENCE_SCHEMA
@@ -88,14 +88,14 @@ def diff(
     heads_per_layer: int | None = None,
     **hub: Unpack[HubAccess],
 ) -> DifferenceTable:
-    """Compare the forms of two checkpoints of one architecture, such as a model and its child.
+    """Compare the forms of two checkpoints of one architecture, such as before and after tuning.
 
     Parameters
     ----------
     before, after
         As for `wqk.open_checkpoint`; of a training run's folder the last step.
     revisions
-        Of the two, if they are repositories of the hub.
+        Revisions of the two, if they are Hub repositories.
     gamma, heads, family, heads_per_layer
         As for `wqk.scan`.
     **hub
@@ -109,7 +109,7 @@ def diff(
     Raises
     ------
     CheckpointError
-        The two do not have the same attentions.
+        The two do not have the same attention blocks.
 
     Examples
     --------
@@ -184,7 +184,7 @@ def _rows(old: Attention, new: Attention, gamma: float) -> Iterator[dict[str, An
 
 
 def _number(value: Any) -> float | None:
-    """A measure; null where it does not exist."""
+    """A measure; null if undefined."""
     return None if np.isnan(value) else float(value)
 
 

@@ -52,7 +52,7 @@ UNREADABLE = (
 def to_parquet(table: Table) -> bytes:
     """The table, with the hash of all its bytes in the gap before the footer.
 
-    Readers go by the offsets in the footer and do not see the gap.
+    Readers follow the offsets in the footer and ignore the gap.
     """
     buffer = io.BytesIO()
     table.frame.write_parquet(buffer, metadata={"wqk": json.dumps(dict(table.metadata))})
@@ -62,9 +62,9 @@ def to_parquet(table: Table) -> bytes:
 
 
 def from_parquet(content: bytes) -> Content:
-    """Read a Parquet file; one that was not written whole by wqk, in a process of its own.
+    """Read a Parquet file, in a subprocess unless it is an intact file written by wqk.
 
-    polars ends the process, and raises nothing, over some damaged files.
+    Some damaged files crash polars and its process without an exception.
     """
     start = _footer_start(content)
     rest, mark, digest = (
@@ -102,7 +102,7 @@ pl.read_parquet(content).write_parquet(sys.stdout.buffer, metadata=metadata)
 
 
 def _rewritten(content: bytes) -> bytes:
-    """A Parquet file as a process of its own has read and written it again."""
+    """A Parquet file, read and rewritten by a subprocess."""
     done = subprocess.run(
         [sys.executable, "-c", _REWRITE], input=content, capture_output=True, check=False
     )
@@ -163,7 +163,7 @@ def from_csv(content: bytes) -> Content:
 
 
 def to_markdown(table: Table) -> bytes:
-    """Every row for people to read, under what the numbers are about."""
+    """Every row as readable text, below a description of the numbers."""
     sheet = _Sheet(table)
     header = [*sheet.context, *(markdown for markdown, _ in sheet.headings)]
     rules = [":--"] * len(sheet.context) + ["--:"] * len(sheet.headings)
@@ -174,7 +174,7 @@ def to_markdown(table: Table) -> bytes:
 
 
 def _in_markdown(text: str) -> str:
-    """Text that is one cell and nothing else: no HTML, no emphasis, no link."""
+    """Text escaped for one cell: no HTML, no emphasis, no link."""
     for character in "\\`*_[]|":
         text = text.replace(character, f"\\{character}")
     return escape(text, quote=False)
@@ -192,7 +192,7 @@ LATEX_ESCAPES = str.maketrans(
 
 
 def to_latex(table: Table) -> bytes:
-    """Every row as a tabular, under a row that says what the numbers are about."""
+    """Every row as a tabular, below a row that describes the numbers."""
     sheet = _Sheet(table)
     header = [*sheet.context, *(latex for _, latex in sheet.headings)]
     header = [name.replace("_", r"\_") if name in sheet.context else name for name in header]
@@ -211,7 +211,7 @@ def to_latex(table: Table) -> bytes:
 
 
 class _Sheet:
-    """A table as text: its rows' cells, the columns that hold anything, and what is common to all.
+    """A table as text: its rows' cells, the nonempty columns, and what all rows share.
 
     Attributes
     ----------

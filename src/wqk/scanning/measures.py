@@ -1,10 +1,10 @@
-"""Measures that a scan adds on request, each with columns of its own.
+"""Measures that a scan adds on request, each with its own columns.
 
 =================  ==============================================================================
 measure            what its columns hold
 =================  ==============================================================================
-``spectral_norm``  σ₁, beside its value by chance
-``spectrum``       σ₁, stable and effective rank, eigenvalue positivity, beside theirs by chance
+``spectral_norm``  σ₁, and its expected value by chance
+``spectrum``       σ₁, stable and effective rank, eigenvalue positivity; by chance
 ``ceiling``        largest lengths of queries and keys, largest score at a distance and at any
 ``bands``          share of the slower rotary planes
 =================  ==============================================================================
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 
 def check_measures(measures: Collection[str], circuit: str) -> None:
-    """Refuse measures that there are not, or not of this circuit.
+    """Refuse unknown measures, and those undefined for this circuit.
 
     Raises
     ------
     CheckpointError
-        Says which there are.
+        The message lists the measures.
     """
     unknown = [name for name in measures if name not in MEASURES]
     if unknown:
@@ -53,7 +53,7 @@ def check_measures(measures: Collection[str], circuit: str) -> None:
 
 
 def form_measures(form: BilinearForm, measures: Collection[str]) -> dict[str, Any]:
-    """What follows from a form, or a stack of forms, alone: arrays by column."""
+    """The measures that depend only on a form, or a stack of forms: arrays by column."""
     if not {"spectrum", "spectral_norm"} & set(measures):
         return {}
     null = null_spectrum(*form.shape, form.rank)
@@ -109,7 +109,7 @@ def with_measures(
 
 
 def measure_metadata(plans: Sequence[AttentionPlan], measures: Collection[str]) -> dict[str, Any]:
-    """Which measures a table holds, and why some of its rows lack one."""
+    """Which measures a table contains, and why some of its rows lack one."""
     if not measures:
         return {}
     reasons = {plan.stack: lacks_ceiling(plan) for plan in plans if lacks_ceiling(plan)}

@@ -1,4 +1,4 @@
-"""How many bytes blocks take: in the checkpoint, and in memory while they are scored."""
+"""Sizes of blocks in bytes: in the checkpoint, and in memory during scoring."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SPARE_MEMORY = 512 * 2**20
 
 
 def wanted_parts(plan: AttentionPlan, coordinates: Coordinates) -> list[Part]:
-    """The parts of a block that take long to fetch: all but the vectors of norms."""
+    """The large parts of a block: all but the vectors of norms."""
     if coordinates.circuit == "qk":
         return list(plan.parts)
     sides = (plan.value, plan.output)
@@ -43,7 +43,7 @@ def blocks_that_fit(
 
 
 def _working_set(checkpoint: Checkpoint, plan: AttentionPlan, coordinates: Coordinates) -> int:
-    """About the bytes that scoring a block takes: its weights in float32, twice."""
+    """Approximate bytes for scoring a block: its weights in float32, twice."""
     parts = set(wanted_parts(plan, coordinates))
     shapes = (part.shape(checkpoint.info(part.name).shape) for part in parts)
     return 2 * 4 * sum(map(math.prod, shapes))

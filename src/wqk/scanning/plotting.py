@@ -1,4 +1,4 @@
-"""Pictures of a score table: its layers as curves, its heads as maps (needs matplotlib)."""
+"""Figures of a score table: its layers as curves, its heads as maps (needs matplotlib)."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _heads(table: ScoreTable) -> Figure:
 
 
 def _models(frame: pl.DataFrame) -> Iterator[tuple[str, pl.DataFrame]]:
-    """Every model's attention by a name that tells it apart, its nearest distance alone."""
+    """Every model's attention by a distinct name, at its smallest distance only."""
     parts = ("checkpoint", "revision", "step", "stack", "kind", "circuit")
     models = frame.partition_by(parts, maintain_order=True)
     names = [title(rows.row(0, named=True)).rpartition("/")[2] for rows in models]

@@ -108,7 +108,7 @@ def title(row: Mapping[str, Any]) -> str:
 
 
 def _layer_lines(layers: pl.DataFrame, width: int) -> tuple[list[str], Table]:
-    """One line for each layer, with as many columns as there is room for, and their headings."""
+    """One line per layer, with as many columns as fit, and their headings."""
     for extras in EXTRAS:
         columns = _columns(layers, extras)
         headings = [heading for heading, _ in columns]
@@ -157,7 +157,7 @@ def _columns(layers: pl.DataFrame, extras: Sequence[str]) -> list[Column]:
 
 
 def grid() -> Table:
-    """An empty table as all of ours look."""
+    """An empty table in the common style."""
     return Table(box=None, padding=(0, 1), header_style="dim")
 
 
@@ -188,7 +188,7 @@ def _hundredths(value: float | None) -> Text:
 
 
 def _head_summary(heads: pl.DataFrame) -> Table:
-    """Quartiles over so many heads that nobody would read them one by one."""
+    """Quartiles over heads, if they are too many to list."""
     result = grid()
     result.add_column(f"{heads.height:,} heads", style="dim")
     for heading in ("lowest", "q25", "median", "q75", "highest"):
@@ -248,7 +248,7 @@ def notes(table: ScoreTable) -> Iterator[str]:
 
 
 def left_out(table: ScoreTable) -> Iterator[str]:
-    """What is in the models' scores beside the form, each once, and in how many models."""
+    """Terms of the models' scores besides the form, each once, with its number of models."""
     terms: dict[str, dict[str, None]] = {}
     by_checkpoint: Mapping[str, Sequence[str]] = table.metadata.get("left_out") or {}
     for checkpoint, named in by_checkpoint.items():
@@ -306,7 +306,7 @@ def side_by_side(table: ScoreTable) -> Iterator[Any]:
 
 
 def difference_table(table: DifferenceTable) -> Iterator[Any]:
-    """One line for each layer, or head, that was compared."""
+    """One line per compared layer or head."""
     frame = table.frame
     if not frame.height:
         yield Text("no rows")

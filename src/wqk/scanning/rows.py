@@ -35,7 +35,7 @@ def score_heads(
     stack
         The layer's heads, stacked as (G, H/G).
     layer
-        Their sum, where it is at hand.
+        Their sum, if already computed.
     gamma, heads, measures
         As for `scan`; of the measures, those that follow from the forms.
 
@@ -104,7 +104,7 @@ def form_rows(
 def with_status(
     rows: list[dict[str, Any]], plan: AttentionPlan, coordinates: Coordinates, block: Block
 ) -> list[dict[str, Any]]:
-    """The rows of one block, the layer's own first, with what is to be said about each."""
+    """The rows of one block, the layer's own first, with their status."""
     status = _status(plan, coordinates, block, rows[0].get("symmetry"))
     return [
         {**row, "status": "degenerate" if math.isnan(row["directionality"]) else status}
@@ -129,7 +129,7 @@ def checkpoint_columns(checkpoint: Checkpoint) -> dict[str, Any]:
 def _status(
     plan: AttentionPlan, coordinates: Coordinates, block: Block, symmetry: float | None
 ) -> str:
-    """``random-looking`` before ``partial``: weights that nobody trained say nothing at all."""
+    """``random-looking`` takes precedence over ``partial``."""
     weights = block.weights
     if weights and symmetry is not None and looks_random(weights, symmetry, weights[0].shape[-1]):
         return "random-looking"

@@ -1,4 +1,4 @@
-"""Whether two checkpoints hold the same attention, for those who convert or rewrite models."""
+"""Whether two checkpoints have the same attention, to check converted or rewritten models."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ class BlockComparison:
     head
         The head in which it is largest.
     tolerance
-        What the rounding of the stored numbers explains of that head's.
+        The part of that head's distance that rounding explains.
     mismatches
-        What tells the second block from the first; empty where they are the same.
+        How the second block differs from the first; empty if they are equal.
     """
 
     stack: str
@@ -72,7 +72,7 @@ class BlockComparison:
 
     @property
     def reason(self) -> str:
-        """What tells the blocks apart, as text."""
+        """How the blocks differ, as text."""
         return "; ".join(map(str, self.mismatches))
 
 
@@ -124,9 +124,9 @@ def same(
 ) -> Comparison:
     """Compare the attention of two checkpoints of one model, whatever their families and layouts.
 
-    Exact, from the weights: nothing is run. What leaves the attention alone is not seen: rotations
-    within heads, factors moved between queries and keys, folded norms and scales, storage types.
-    Where a block differs, the reason is named if it is a known mistake: rotary order or base, the
+    Exact, from the weights: no model is run. Changes that leave attention unchanged are ignored:
+    rotations within heads, factors moved between queries and keys, folded norms and scales, storage
+    types. If a block differs, known conversion errors are identified: rotary order or base, the
     order or the pairing of heads, queries and keys exchanged, a factor, biases.
 
     Parameters

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a scan has come."""
+    """Progress of a scan."""
 
     blocks_done: int
     blocks: int
@@ -83,7 +83,7 @@ def scan(
     gamma
         Threshold of the directionality score, in standard deviations above the mean.
     heads
-        Whether single heads get rows, too.
+        Whether to add rows for single heads.
     circuit, fold_norm, bias, distances
         Another form than the plain W_q W_kᵀ: see `wqk.attention.coordinates`. Each distance has
         its own rows.
@@ -187,7 +187,7 @@ def _single_refs(ref: Any) -> list[Any]:
 
 
 class _Scored(NamedTuple):
-    """What became of one block."""
+    """The result of one block."""
 
     rows: list[dict[str, Any]]
     details: list[BlockDetails]
@@ -205,9 +205,9 @@ def scan_plans(
     on_progress: Callable[[Progress], None] | None = None,
     read: Callable[[AttentionPlan], Block] | None = None,
 ) -> ScoreTable:
-    """Score the blocks of a checkpoint that have been found already; everything else as `scan`.
+    """Score blocks of a checkpoint that are already located; otherwise as `scan`.
 
-    A remote checkpoint is told of the blocks to come, so that it fetches while others are scored.
+    Announces coming blocks to a remote checkpoint, so that it fetches them while others are scored.
 
     With ``read``, other forms than those of the checkpoint, such as differences of two.
     """
@@ -290,7 +290,7 @@ def _score_block(
 def _metadata(
     checkpoint: Checkpoint, plans: Sequence[AttentionPlan], coordinates: Coordinates, gamma: float
 ) -> dict[str, Any]:
-    """How the scores are made, for all rows."""
+    """How the scores are computed, for all rows."""
     return {
         "wqk": __version__,
         "gamma": gamma,

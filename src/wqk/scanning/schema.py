@@ -79,5 +79,5 @@ SUMMARIZED = ("symmetry", "directionality", "directionality_excess")
 
 
 def present(columns: Mapping[str, pl.DataType], names: Collection[str]) -> dict[str, pl.DataType]:
-    """Those of some columns that are among the names."""
+    """The columns that are among the names."""
     return {name: kind for name, kind in columns.items() if name in names}

@@ -1,4 +1,4 @@
-"""Tables with a schema: a polars frame, how its numbers were made, and every export."""
+"""Tables with a schema: a polars frame, its metadata, and every export."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Table(Shown):
     ----------
     frame
         A polars frame with the columns of `schema`, in that order, then those of `optional` that
-        there are.
+        are present.
     metadata
         How the numbers were made. Kept by Parquet and JSON Lines files.
     """
@@ -82,7 +82,7 @@ class Table(Shown):
         return self.filter(pl.col("head").is_not_null())
 
     def filter(self, *predicates: pl.Expr) -> Self:
-        """The rows for which all polars expressions hold."""
+        """The rows for which all polars expressions are true."""
         return replace(self, frame=self.frame.filter(*predicates))
 
     def to_pandas(self) -> pandas.DataFrame:
@@ -114,7 +114,7 @@ class Table(Shown):
         """Write the table in the format of the file's ending; whole or not at all.
 
         `read_table` reads ``.parquet``, ``.jsonl`` and ``.csv``; ``.tex`` and ``.md`` are for
-        people. All of them hold every row and say how the numbers were made.
+        reading. All contain every row and describe how the numbers were computed.
 
         Raises
         ------
@@ -178,7 +178,7 @@ class ScoreTable(Table):
 
         One row for each checkpoint, stack, kind of attention, circuit and distance, and ``over``
         (``layers`` or ``heads``), with ``count``, and for each score ``{score}_median``, ``_q25``
-        and ``_q75`` (linear interpolation). Degenerate rows do not take part.
+        and ``_q75`` (linear interpolation). Degenerate rows are excluded.
         """
         scored = self.frame.with_columns(
             pl.when(pl.col("head").is_null())
@@ -238,7 +238,7 @@ class ScoreTable(Table):
 
 
 def check_table_output(path: Path) -> None:
-    """Raise `OutputError` where no table can be written under this name."""
+    """Raise `OutputError` if no table can be written to this path."""
     from wqk.scanning.formats import WRITERS
 
     check_output(path, "a table", WRITERS)
@@ -250,7 +250,7 @@ def read_table(path: str | PathLike[str]) -> ScoreTable:
     Raises
     ------
     TableError
-        There is no such file, or it holds no score table.
+        There is no such file, or it contains no score table.
 
     Examples
     --------
@@ -281,8 +281,8 @@ def read_table(path: str | PathLike[str]) -> ScoreTable:
 def join(tables: Sequence[ScoreTable]) -> ScoreTable:
     """All rows of several tables in one, and their details.
 
-    Where the metadata disagrees, the first table's stays; what it says of single checkpoints is
-    gathered.
+    Where metadata disagrees, the first table's is kept; entries about single checkpoints are
+    merged.
 
     Raises
     ------
@@ -317,5 +317,5 @@ def join(tables: Sequence[ScoreTable]) -> ScoreTable:
 
 
 def records(frame: pl.DataFrame) -> list[dict[str, Any]]:
-    """A frame's rows as JSON can hold them: NaN becomes null."""
+    """A frame's rows ready for JSON: NaN becomes null."""
     return frame.fill_nan(None).to_dicts()

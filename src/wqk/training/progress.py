@@ -1,4 +1,4 @@
-"""How far a training run has come."""
+"""Progress of a training run."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def test_a_vocabulary_file_keeps_its_numbers(tmp_path: Path) -> None:
     ("content", "fault"),
     [
         (b"[PAD]\n[MASK]\n[UNK]\n", r"lacks \[SEP\]"),
-        (b"[PAD]\n[MASK]\n[UNK]\n[SEP]\na\na\n", "repeats a piece"),
+        (b"[PAD]\n[MASK]\n[UNK]\n[SEP]\na\na\n", "repeats a token"),
         (b"\xff\xfe", "expected UTF-8"),
         (b"", r"lacks \[PAD\]"),
     ],

@@ -1,4 +1,4 @@
-"""Surveys: many checkpoints, one table, whatever interrupts it."""
+"""Surveys: many checkpoints, one table, resumable."""
 
 from wqk.scanning.surveys.executors import dask_executor
 from wqk.scanning.surveys.survey import SurveyProgress, survey

@@ -1,4 +1,4 @@
-"""Where a survey's jobs run: in processes of its own, on any executor, on a Dask cluster."""
+"""Where a survey's jobs run: in worker processes, on any executor, on a Dask cluster."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ class WorkerDied(Exception):
 
 
 def default_jobs() -> int:
-    """As many processes as this process may use cores, within reason."""
+    """One process per usable core, up to a limit."""
     return min(MOST_JOBS, usable_cores())
 
 
 def run_on(
     executor: Executor, work: Callable[[Job], Outcome], jobs: Iterable[Job]
 ) -> Generator[tuple[Job, Outcome], None, None]:
-    """Outcomes from any executor, as they come.
+    """Outcomes from any executor, as they complete.
 
     Raises
     ------
     RunError
-        The executor has broken down, so that the rest will not be done either.
+        The executor has failed, so the remaining jobs cannot run.
     """
     running = {executor.submit(work, job): job for job in jobs}
     try:
@@ -78,10 +78,10 @@ def run_on(
 def run_in_processes(
     work: Callable[[Job], Outcome], jobs: Iterable[Job], processes: int
 ) -> Generator[tuple[Job, Outcome], None, None]:
-    """Outcomes from worker processes, as they come.
+    """Outcomes from worker processes, as they complete.
 
-    A process that dies takes the whole pool along, and does not tell which job it was at. Jobs that
-    were under way then run again one by one; the one during which a process dies has failed.
+    A process that dies breaks the whole pool, without saying which job it ran. The jobs in progress
+    then run again one by one; a job during which a process dies has failed.
 
     Raises
     ------
@@ -122,7 +122,7 @@ def run_in_processes(
 
 @contextmanager
 def _pool(processes: int) -> Iterator[ProcessPoolExecutor]:
-    """Fresh processes, not forked: threads and locks of ours would come along."""
+    """Fresh processes, not forked, since forks would inherit threads and locks."""
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_start_worker)
     try:
@@ -144,7 +144,7 @@ def _pool(processes: int) -> Iterator[ProcessPoolExecutor]:
 
 
 def _start_worker() -> None:
-    """Leave interrupts to the parent, and end when it ends, however that comes about."""
+    """Leave interrupts to the parent, and exit when the parent exits, for any reason."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None

@@ -44,7 +44,7 @@ class SurveyFolder:
     done, failed
         The last line about a job, by its key.
     revisions
-        The revisions of each repository that were listed, so that a resumed survey means the same.
+        The revisions of each repository that were listed, so that a resumed survey uses the same.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -68,7 +68,7 @@ class SurveyFolder:
                 self.done.pop(line["key"], None)
 
     def note(self, line: dict[str, Any]) -> None:
-        """Append one line to the manifest; it is on the disk when this returns."""
+        """Append one line to the manifest; it is on the disk on return."""
         append_lines(self.manifest, line)
         self.apply(line)
 
@@ -82,7 +82,7 @@ class SurveyFolder:
         Raises
         ------
         OutputError
-            The folder is full, or cannot be written any more.
+            The disk is full, or the folder can no longer be written.
         """
         about = {"key": job.key, "checkpoint": job.name, "revision": job.revision}
         seconds = round(outcome.seconds, 3)
@@ -125,7 +125,7 @@ class SurveyFolder:
 
 @contextmanager
 def open_folder(folder: Path, options: Options) -> Iterator[SurveyFolder]:
-    """Make or resume a survey's folder, and keep other surveys out of it.
+    """Create or resume a survey's folder, and lock it.
 
     Raises
     ------
@@ -133,9 +133,9 @@ def open_folder(folder: Path, options: Options) -> Iterator[SurveyFolder]:
         Another survey is running in the folder, it was surveyed with other options, or its
         manifest is damaged.
     OutputError
-        The folder cannot be made or written.
+        The folder cannot be created or written.
     TableError
-        The folder holds a table of another origin.
+        The folder contains a table that no survey wrote.
     """
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"{folder}: is a file; a survey needs a folder")

@@ -1,4 +1,4 @@
-"""What a survey consists of: refs and revisions become jobs, one for each checkpoint."""
+"""The jobs of a survey: one for each checkpoint of its refs and revisions."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Job:
     Attributes
     ----------
     name, revision, step
-        As they stand in the table.
+        As in the table.
     location
         What a worker opens, in whatever folder it runs: an absolute path, a hub id, a URL.
     problem
-        Why there is nothing to open, where the ref itself cannot be followed.
+        Why the ref cannot be resolved, if so.
     """
 
     name: str
@@ -43,12 +43,12 @@ class Job:
 
     @property
     def title(self) -> str:
-        """Name and revision, for people."""
+        """Name and revision, readable."""
         return self.name + (f" @ {self.revision}" if self.revision else "")
 
     @property
     def key(self) -> str:
-        """The same for the same name and revision, always; good as a file's name."""
+        """A file name determined by name and revision."""
         identity = json.dumps([self.name, self.revision]).encode()
         digest = hashlib.blake2b(identity, digest_size=8).hexdigest()
         readable = re.sub(r"[^A-Za-z0-9.]+", "-", self.title).strip("-.")[-60:]
@@ -60,7 +60,7 @@ def expand(
     revisions: Sequence[str] = (),
     list_revisions: Callable[[str], list[str]] | None = None,
 ) -> list[Job]:
-    """Every checkpoint that refs and revisions stand for, in their order, each once.
+    """Every checkpoint that refs and revisions name, in order, each once.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def expand(
     Returns
     -------
     list of Job
-        A ref that cannot be followed is a job with a problem.
+        A ref that cannot be resolved is a job with a problem.
 
     Raises
     ------
@@ -103,7 +103,7 @@ def hub_revisions(repository: str) -> list[str]:
     Raises
     ------
     HubError
-        The hub does not tell.
+        The Hub does not answer.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError
@@ -190,7 +190,7 @@ def _chosen(pattern: str, names: Sequence[str], ref: str) -> list[str]:
 
 
 def _exists(ref: str) -> bool:
-    """Whether there is such a path; a name that the system cannot look up is none."""
+    """Whether the path exists; a name that the system rejects does not."""
     try:
         return Path(ref).exists()
     except (OSError, ValueError):

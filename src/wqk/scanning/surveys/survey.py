@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SurveyProgress:
-    """How far a survey has come.
+    """Progress of a survey.
 
     Attributes
     ----------
     jobs, done, failed
-        Checkpoints in all, scored, and failed; what earlier runs did is counted.
+        Checkpoints in total, scored, and failed, including those of earlier runs.
     now
         Checkpoints that this run has scored or seen fail.
     bytes_read, seconds
@@ -51,7 +51,7 @@ class SurveyProgress:
 
     @property
     def remaining(self) -> float | None:
-        """Seconds to go, if the rest take as long as those of this run did."""
+        """Remaining seconds, at this run's rate."""
         left = self.jobs - self.done - self.failed
         return self.seconds / self.now * left if self.now else None
 
@@ -148,7 +148,7 @@ def _revisions(folder: SurveyFolder, retry: bool, repository: str) -> list[str]:
 
 
 def _is_pending(folder: SurveyFolder, job: Job, retry: bool) -> bool:
-    """Whether a job is new, its files have changed, or it has failed and is to be retried."""
+    """Whether a job is new, its files have changed, or it failed and should be retried."""
     if job.key in folder.failed:
         return retry
     if job.key not in folder.done or not folder.part(job.key).exists():
@@ -167,7 +167,7 @@ def _collect(
     running: Iterator[tuple[Job, Outcome]],
     on_progress: Callable[[SurveyProgress], None] | None,
 ) -> None:
-    """Keep every outcome as it comes."""
+    """Store every outcome as it completes."""
     start, bytes_read, now = time.perf_counter(), 0, 0
     unfinished = {job.key for job in pending}
 
@@ -191,7 +191,7 @@ def _collect(
 
 
 def _finish(folder: SurveyFolder, chosen: Sequence[Job], options: Options) -> ScoreTable:
-    """The whole table, from the parts alone, so that it does not matter when they were made."""
+    """The whole table, from the parts alone, independent of when they were written."""
     done = [job for job in chosen if job.key in folder.done]
     failed = [
         {"checkpoint": job.name, "revision": job.revision, "reason": line["reason"]}

@@ -1,4 +1,4 @@
-"""Score the checkpoints of a run as they appear, beside any trainer in any framework."""
+"""Score the checkpoints of a run as they appear, next to any trainer in any framework."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ def watch(
     on_scores: Callable[[ScoreTable], None] | None = None,
     on_wait: Callable[[str, str], None] | None = None,
 ) -> Iterator[ScoreTable]:
-    """Score each ``checkpoint-*`` folder of a run once it is whole, reading queries and keys alone.
+    """Score each ``checkpoint-*`` folder of a run once it is complete.
 
-    A checkpoint is whole when its tensors are all there and its files have stayed as they are from
-    one look to the next. The scores are a survey's, in ``out``: every checkpoint is appended to its
+    A checkpoint is complete when all its tensors exist and its files have not changed between two
+    looks. The scores are a survey's, in ``out``: every checkpoint is appended to its
     manifest, interrupting at any time loses nothing, the next call resumes, and checkpoints that
     the trainer has deleted since keep their rows.
 
     Parameters
     ----------
     run
-        The run's folder; it need not be there yet.
+        The run's folder; it need not exist yet.
     out
         The survey's folder, with the table ``scores.parquet``.
     until

@@ -1,4 +1,4 @@
-"""What a worker does for one job: open a checkpoint, score it, and hash what it read."""
+"""A worker's job: open a checkpoint, score it, and hash what was read."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a job: a table, or an error's class and reason.
+    """The outcome of a job: a table, or an error's class and reason.
 
     Attributes
     ----------
@@ -48,7 +48,7 @@ class Outcome:
     files
         Names, sizes and times of a local checkpoint's files, hashed.
     trace
-        Where in the program an error came up that wqk does not raise on purpose.
+        Traceback of an unexpected error.
     """
 
     table: ScoreTable | None = field(default=None, repr=False)
@@ -62,7 +62,7 @@ class Outcome:
 
 
 class Hashed(Checkpoint):
-    """A checkpoint that hashes whatever is read from it.
+    """A checkpoint that hashes everything read from it.
 
     Attributes
     ----------
@@ -95,7 +95,7 @@ class Hashed(Checkpoint):
 
 
 def run_job(options: Options, job: Job) -> Outcome:
-    """Score one checkpoint; whatever goes wrong is an outcome, too."""
+    """Score one checkpoint; errors are outcomes as well."""
     start = time.perf_counter()
     try:
         # One BLAS thread: scans side by side that each want all cores are slower than one, and the

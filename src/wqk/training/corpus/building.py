@@ -61,7 +61,7 @@ WHERE = ("source", "row", "hash", "length")
 
 @dataclass(frozen=True)
 class CorpusProgress:
-    """How far a build has come.
+    """Progress of a build.
 
     Attributes
     ----------

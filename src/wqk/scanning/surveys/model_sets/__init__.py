@@ -25,7 +25,7 @@ def model_sets() -> list[str]:
 
 
 def is_model_set(name: str) -> bool:
-    """Whether a word is meant as the name of a set."""
+    """Whether a word has the form of a set's name."""
     return name.startswith(PREFIX)
 
 
@@ -57,7 +57,7 @@ def read_list(path: Path) -> list[str]:
     Raises
     ------
     CheckpointError
-        The file cannot be read, or names nothing.
+        The file cannot be read, or lists nothing.
     """
     try:
         if path.exists() and not path.is_file():
