@@ -34,6 +34,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A BERT, its decoder, a run of two steps, and a text."""
     folder = tmp_path_factory.mktemp("subjects")
     subjects.save(subjects.bert(), folder / "bert")
+    subjects.save(subjects.bert(), folder / "mute")  # without a tokenizer
     subjects.save(subjects.bert(decoder=True), folder / "decoder")
     subjects.run_of({0: subjects.bert(decoder=True), 7: subjects.llama()}, folder / "run")
     subjects.tokens_file(folder)
@@ -228,12 +229,12 @@ HOSTILE: dict[str, tuple[str, dict[str, Any], type[WqkError], str]] = {
     "no language model": ("bert", {"objective": "causal", "vit": True}, UnknownFamily, "vit"),
     "no mask token": ("bert", {"corpus": "tokens.npy"}, CorpusError, "mask token"),
     "no text": ("bert", {"corpus": "absent"}, CorpusError, "expected a token store"),
-    "unknown text": ("bert", {"corpus": "model.bin"}, CorpusError, "not a text file"),
-    "no tokenizer": ("bert", {"corpus": "plain.txt"}, CorpusError, "has no tokenizer"),
+    "unknown text": ("bert", {"corpus": "model.bin"}, CorpusError, "expected a text file"),
+    "no tokenizer": ("mute", {"corpus": "plain.txt"}, CorpusError, "has no tokenizer"),
     "two axes": ("decoder", {"corpus": "square.npy"}, CorpusError, "one dimension"),
     "pickled": ("decoder", {"corpus": "object.npy"}, CorpusError, "cannot be read"),
     "negative": ("decoder", {"corpus": "negative.npy"}, CorpusError, "token numbers"),
-    "foreign": ("decoder", {"corpus": "large.npy"}, CorpusError, "vocabulary has 1001"),
+    "foreign": ("decoder", {"corpus": "large.npy"}, CorpusError, "another vocabulary, of 1001"),
     "short": ("decoder", {"corpus": "tokens.npy", "batches": 10**4}, CorpusError, "take fewer"),
     "long blocks": ("bert", {"block": 64}, CheckpointError, "try a shorter --block"),
     "revision of a folder": (
