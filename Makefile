@@ -12,7 +12,7 @@ CHECKED := src tests benchmarks examples docs
 RUNS := out/pair
 TEXT := $(RUNS)/docstrings.jsonl
 
-.PHONY: help demo test train check docs format bench campaign derive clean
+.PHONY: help demo test train check docs format floors bench campaign derive clean
 
 help:
 	@echo "make demo      scan two small models that come with the package"
@@ -20,6 +20,7 @@ help:
 	@echo "make train     train an encoder and a decoder and draw their scores; TEXT=FILE, RUNS=FOLDER"
 	@echo "make check     formatter, linter, types, documentation: what CI runs"
 	@echo "make format    let the formatter and the linter mend what they can"
+	@echo "make floors    the core's tests at the lowest versions of what it needs"
 	@echo "make bench     measure against dense products and the machine's own limits"
 	@echo "make campaign  the long fuzz and kill runs"
 	@echo "make derive    derive families from running every model type; writes their data"
@@ -40,7 +41,7 @@ demo: $(LIGHT)
 	$(BIN)/wqk demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -m "not campaign"
+	$(BIN)/python -m pytest -m "not campaign" --numprocesses 2 --dist loadfile
 
 # Text that every Python has; a few minutes on two cores. Interrupted, the same command goes on.
 $(RUNS)/docstrings.jsonl: | $(READY)
@@ -58,6 +59,17 @@ check: $(READY)
 	$(BIN)/ruff check $(CHECKED)
 	$(BIN)/mypy
 	$(BIN)/sphinx-build --quiet -W --keep-going -b html docs docs/_build/html
+
+# The core at the lowest versions that pyproject.toml allows, without anything optional.
+FLOORS := .venv-floors
+CORE := tests/forms/test_forms.py tests/forms/test_scores.py tests/scanning/test_scan.py \
+	tests/scanning/test_bars.py tests/scanning/test_details.py tests/families/test_plans.py \
+	tests/test_files.py tests/test_errors.py
+floors:
+	test -d $(FLOORS) || $(PYTHON) -m venv $(FLOORS)
+	$(FLOORS)/bin/python -m pip install --quiet --disable-pip-version-check -e . \
+		$$($(PYTHON) tests/floors.py) pytest hypothesis jaxtyping beartype
+	$(FLOORS)/bin/python -m pytest --quiet -m "not campaign" $(CORE)
 
 docs: $(READY)
 	$(BIN)/sphinx-build -W -b html docs docs/_build/html
@@ -78,4 +90,4 @@ derive: $(READY)
 	$(BIN)/python -m tests.families.deriving.parts
 
 clean:
-	rm -rf $(VENV) dist docs/_build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(FLOORS) dist docs/_build .pytest_cache .mypy_cache .ruff_cache
