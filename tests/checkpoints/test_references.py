@@ -74,7 +74,7 @@ def test_a_tensor_whose_name_is_no_text_is_refused(tmp_path: Path):
     ).encode()
     content = len(header).to_bytes(8, "little") + header + bytes(4)
     (tmp_path / "model.safetensors").write_bytes(content)
-    with pytest.raises(CheckpointError, match="is no text"):
+    with pytest.raises(CheckpointError, match="is not text"):
         open_checkpoint(tmp_path)
 
 

@@ -1,1 +1,1 @@
-"""Training: text as tokens, recipes, objectives, penalties and the loop."""
+"""Training: tokenized text, recipes, objectives, penalties and the loop."""

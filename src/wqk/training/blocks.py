@@ -1,8 +1,8 @@
-"""Blocks: equally long pieces of one stream of tokens; nothing is ever padded.
+"""Blocks: pieces of equal length from one stream of tokens, without padding.
 
 Axis letters: B batch, N tokens of a block.
 
-A batch is a function of the seed and its number alone, so a run that goes on after an interruption,
+A batch is a function of the seed and its number alone, so a run that resumes after an interruption,
 or on more processes, sees the same blocks in the same order.
 """
 
@@ -28,12 +28,12 @@ def stream_seed(seed: int, stream: int, index: int) -> int:
 
 
 def places(tokens: npt.NDArray[Any], block: int) -> int:
-    """How many places there are for a block to begin.
+    """Number of possible starting positions of a block.
 
     Raises
     ------
     CorpusError
-        There are none: the stream is shorter than a block.
+        The stream is shorter than a block.
     """
     if len(tokens) < block:
         raise CorpusError(
@@ -46,7 +46,7 @@ def places(tokens: npt.NDArray[Any], block: int) -> int:
 def draw_blocks(
     tokens: npt.NDArray[Any], block: int, batch: int, *, seed: int, index: int
 ) -> npt.NDArray[np.int64]:
-    """Batch number ``index``: blocks that begin anywhere in the stream, all equally likely.
+    """Batch number ``index``: blocks at uniformly random positions of the stream.
 
     Returns (B, N) token numbers, read from the memory map in one gather.
 
@@ -67,7 +67,7 @@ def draw_blocks(
 
 
 def spaced_blocks(tokens: npt.NDArray[Any], block: int, count: int) -> npt.NDArray[np.int64]:
-    """So many blocks evenly spaced over a stream: the same ones every time.
+    """Blocks evenly spaced over a stream; always the same.
 
     Raises
     ------

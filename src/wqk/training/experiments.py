@@ -1,4 +1,4 @@
-"""Experiments: a file of cells, each trained once for every one of its seeds; what is done stays.
+"""Experiments: a file of cells, each trained once per seed; resumable.
 
 ::
 
@@ -18,7 +18,7 @@
     seeds = [1, 2]
     stop = 2000                   # pause here; the schedule stays that of all steps
 
-Runs come seed by seed, so that comparisons between cells complete early.
+Runs are ordered by seed, so that comparisons between cells are complete early.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Trial:
     folder
         Its run's directory.
     goal
-        The step up to which it is to be trained.
+        The step up to which to train.
     threads
         PyTorch's threads on a CPU; None for an equal share of the cores.
     """
@@ -72,7 +72,7 @@ class Trial:
 
     @property
     def step(self) -> int | None:
-        """The last step in its metrics; None where it has not begun."""
+        """The last step in its metrics; None before the first."""
         if not (self.folder / SETTINGS).is_file():
             return None
         lines = read_lines(self.folder / METRICS)
@@ -86,7 +86,7 @@ class Trial:
         return any(step >= self.goal for step, _ in checkpoints_in(self.folder))
 
     def command(self, threads: int) -> list[str]:
-        """The command that trains it, or that goes on with it."""
+        """The command that trains or resumes it."""
         train = [sys.executable, "-m", "wqk", "train", "--out", str(self.folder)]
         train += ["--corpus", str(self.corpus), "--stop", str(self.goal)]
         train += ["--threads", str(self.threads or threads)]
@@ -105,13 +105,13 @@ class Trial:
 def read_experiments(
     path: str | PathLike[str], corpora: str | PathLike[str], out: str | PathLike[str]
 ) -> list[Trial]:
-    """The runs that a file of experiments asks for, in the order in which they are trained.
+    """The runs of a file of experiments, in training order.
 
     Raises
     ------
     RunError
-        The file is no such TOML file, a cell lacks something or is there twice, or a recipe is
-        wrong; says which cell.
+        The file is not valid TOML, a cell lacks a field or is a duplicate, or a recipe is
+        wrong; the message names the cell.
 
     Examples
     --------
@@ -185,9 +185,9 @@ def run_experiments(
     jobs: int | None = None,
     on_event: Callable[[Trial, str], None] | None = None,
 ) -> list[Trial]:
-    """Train what is not trained yet, each run in a process of its own; give the runs that failed.
+    """Train the unfinished runs, each in its own process; return the runs that failed.
 
-    A run that was cut off is resumed. What it prints goes into a ``.txt`` file beside its folder.
+    An interrupted run is resumed. Its output goes to a ``.txt`` file next to its folder.
 
     Parameters
     ----------
@@ -263,7 +263,7 @@ def _require_same_recipe(trial: Trial) -> None:
 
 
 def flops(recipe: Recipe, steps: int) -> float:
-    """Floating-point operations of so many steps, as 6 for each weight and token.
+    """Floating-point operations of this many steps, at 6 per weight and token.
 
     Embeddings are left out; the products of queries with keys and of scores with values count.
     """

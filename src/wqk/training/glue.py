@@ -1,4 +1,4 @@
-"""Fine-tuning encoders on tasks of sentences, over several seeds.
+"""Fine-tuning encoders on sentence tasks, over several seeds.
 
 Axis letters: B batch, N tokens, C classes (or one number).
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class FineTuning:
     """How a model is fine-tuned: AdamW, linearly falling after a warmup of 6 % of the steps.
 
-    With no epochs, the model is judged as it is, its classifier included.
+    With zero epochs, the model and its classifier are evaluated without training.
     """
 
     epochs: int = 3
@@ -56,9 +56,9 @@ def fine_tune(
     *,
     on_seed: Callable[[int, dict[str, float]], None] | None = None,
 ) -> TaskResult:
-    """Fine-tune a model once for each seed, and judge it on the validation split after each.
+    """Fine-tune a model once per seed, and evaluate it on the validation split.
 
-    A seed decides the new classifier's weights and the order of the rows. On one thread of a CPU
+    A seed determines the new classifier's weights and the order of the rows. On one thread of a CPU
     the result is a function of model, task, seed and software.
 
     Parameters
@@ -118,7 +118,7 @@ def differences(one: TaskResult, other: TaskResult, metric: str) -> Paired:
 
 
 def checkpoint_of(model: str | PathLike[str]) -> str:
-    """A run's last checkpoint; what is no run's folder, as it is."""
+    """A run's last checkpoint; any other path unchanged."""
     if not (Path(model) / SETTINGS).is_file():
         return str(model)
     checkpoints = open_run(model).checkpoints
@@ -206,7 +206,7 @@ def _predict(network: Any, tokenizer: Any, task: SentenceTask, how: FineTuning) 
 def _encode(
     tokenizer: Any, texts: Sequence[tuple[str, ...]], network: Any, how: FineTuning
 ) -> dict[str, Any]:
-    """A batch of texts, padded to its longest and cut where the model ends."""
+    """A batch of texts, padded to the longest and truncated to the model's positions."""
     positions = getattr(network.config, "max_position_embeddings", None) or how.length
     sides: Iterator[tuple[str, ...]] = zip(*texts, strict=True)
     encoded = tokenizer(

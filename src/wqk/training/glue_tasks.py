@@ -55,18 +55,18 @@ class SentenceTask:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """What predictions are judged by, the first one in tables of one number."""
+        """Names of the metrics; tables with one number show the first."""
         other = ("pearson", "spearman") if self.classes is None else ("accuracy",)
         return METRICS.get(self.name, other)
 
 
 def read_task(path: Path) -> SentenceTask:
-    """A folder with two splits, or one file, every fifth row of which is held out.
+    """Read a folder with two splits, or one file of which every fifth row is held out.
 
     Raises
     ------
     CorpusError
-        A file is missing or a row lacks what is needed.
+        A file is missing, or a row lacks a field.
 
     Examples
     --------
@@ -123,7 +123,7 @@ def _rows(path: Path) -> list[tuple[tuple[str, ...], float]]:
 
 
 def judge(task: SentenceTask, predictions: Sequence[float]) -> dict[str, float]:
-    """The task's metrics, as shares from −1 or 0 to 1.
+    """The task's metrics, from −1 or 0 to 1.
 
     A correlation with predictions that are all equal is 0.
 
@@ -152,7 +152,7 @@ def judge(task: SentenceTask, predictions: Sequence[float]) -> dict[str, float]:
 
 
 def baselines(task: SentenceTask) -> dict[str, dict[str, float]]:
-    """What it takes no language model for.
+    """Baselines without a language model.
 
     ``majority``: the most frequent class, or the mean. ``bag of words``: logistic (or ridge)
     regression on counts of words and pairs of words; of two sentences, also on the words that they

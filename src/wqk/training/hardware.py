@@ -1,4 +1,4 @@
-"""The machine and the software that a run meets."""
+"""The hardware and software of a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from wqk._version import __version__
 
 
 def available_precision(wanted: str) -> str:
-    """The precision where the device has it; float32 on a CPU, where runs repeat to the bit."""
+    """The precision, if the device supports it; float32 on a CPU, for bitwise reproducible runs."""
     import torch
 
     if not torch.cuda.is_available() or (wanted == "bf16" and not torch.cuda.is_bf16_supported()):
@@ -18,7 +18,7 @@ def available_precision(wanted: str) -> str:
 
 
 def idle_gpus() -> int:
-    """How many of this machine's GPUs a run without torchrun leaves alone."""
+    """How many of this machine's GPUs a run without torchrun leaves idle."""
     import os
 
     import torch

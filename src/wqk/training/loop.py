@@ -1,6 +1,6 @@
 """The training loop, on accelerate; imported late, because it needs PyTorch.
 
-All that is random is a function of the seed and a number: the blocks, the hidden tokens and the
+All randomness is a function of the seed and a number: the blocks, the masked tokens and the
 dropout of a step are the same after an interruption. Every process draws a whole batch's blocks and
 random numbers, and takes its own rows.
 
@@ -84,16 +84,16 @@ def run_loop(
     stop: int | None = None,
     on_progress: Callable[[TrainingProgress], None] | None = None,
 ) -> None:
-    """Train a model in place, and keep the run's files.
+    """Train a model in place, and write the run's files.
 
     Parameters
     ----------
     checkpoint
-        Step and folder from which to go on.
+        Step and folder to resume from.
     seconds
-        Of training before that step.
+        Training time before that step.
     stop
-        Last step, if not that of the recipe, which decides the schedule.
+        Last step, if not the recipe's, which still determines the schedule.
     on_progress
         Called at each entry of the metrics, in the first process.
 
@@ -186,7 +186,7 @@ def run_loop(
 
 
 class Learner(torch.nn.Module):  # type: ignore[misc]
-    """Blocks and random numbers in, mean loss out: what a GPU compiles as one graph."""
+    """From blocks and random numbers to the mean loss, compiled as one graph on a GPU."""
 
     def __init__(self, model: PreTrainedModel, objective: Objective) -> None:
         super().__init__()
@@ -194,12 +194,12 @@ class Learner(torch.nn.Module):  # type: ignore[misc]
         self.selection = RowSelection(model)
 
     def forward(self, blocks: torch.Tensor, draws: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """Of blocks, (B, N), in nats per predicted token."""
+        """Mean loss of blocks (B, N), in nats per predicted token."""
         return loss_of(self.model, self.selection, self.objective.task(blocks, draws))
 
 
 def make_optimizer(model: PreTrainedModel, recipe: Recipe) -> torch.optim.Optimizer:
-    """AdamW that decays matrices, and neither biases nor norms."""
+    """AdamW with weight decay on matrices, not on biases and norms."""
     matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
     vectors = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
     groups = [
@@ -281,7 +281,7 @@ def _generator(accelerator: Accelerator) -> torch.Generator:
 
 
 class Record:
-    """The run's entries: to its metrics, to the loggers, and as progress; by the first process."""
+    """Writes the run's entries to metrics, loggers and the progress callback (first process only)."""
 
     def __init__(
         self,
@@ -297,7 +297,7 @@ class Record:
         self._latest: dict[str, float] = {}
 
     def add_training(self, step: int, rate: float, loss: float, penalty: float) -> None:
-        """Means since the entry before, and what has been spent so far.
+        """Add the means since the previous entry, and the totals so far.
 
         Raises
         ------
@@ -320,7 +320,7 @@ class Record:
         self.add(step, entry)
 
     def add(self, step: int, entry: dict[str, float]) -> None:
-        """A line of the run's metrics."""
+        """Add a line to the run's metrics."""
         self._latest |= entry
         if not self._accelerator.is_main_process:
             return
@@ -335,14 +335,14 @@ class Record:
             )
 
     def add_scores(self, step: int, medians: dict[str, float]) -> None:
-        """What the monitor returns; the rows are in its own files."""
+        """Add the monitor's medians; its rows are in its own files."""
         self._latest |= medians
         if medians:
             self._accelerator.log(medians, step=step)
 
     @contextmanager
     def clock_stopped(self) -> Iterator[None]:
-        """Held-out losses and checkpoints do not count as training."""
+        """Stop the clock: held-out losses and checkpoints do not count as training."""
         self._seconds = self._clock()
         try:
             yield
@@ -350,7 +350,7 @@ class Record:
             self.restart_clock()
 
     def restart_clock(self) -> None:
-        """Count from now on."""
+        """Restart the clock."""
         self._since = time.perf_counter()
 
     def _clock(self) -> float:

@@ -1,4 +1,4 @@
-"""Models: transformers' own classes, made for a recipe and a vocabulary, from random weights."""
+"""Models: transformers' own classes for a recipe and a vocabulary, with random weights."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ ARCHITECTURES = {
 def build_model(
     recipe: Recipe, vocabulary_size: int, special: Mapping[str, int]
 ) -> PreTrainedModel:
-    """A new model whose weights follow from the recipe's seed.
+    """A new model whose weights are determined by the recipe's seed.
 
-    An encoder and a decoder of one architecture and seed start with equal weights; they differ in
-    the causal mask alone.
+    An encoder and a decoder of one architecture and seed start with equal weights; they differ
+    only in the causal mask.
 
     Parameters
     ----------
     recipe
-        Says which model; ``recipe.init`` is not applied here.
+        Determines the model; ``recipe.init`` is not applied here.
     vocabulary_size, special
         Of the token store: the number of tokens, and the ids of ``padding`` and others.
 
@@ -79,7 +79,7 @@ def build_model(
 
 
 def _configuration(recipe: Recipe) -> dict[str, Any]:
-    """What BERT and its pre-norm sibling call the recipe's values."""
+    """The recipe's values under the names of BERT and its pre-norm variant."""
     before = recipe.norm == "pre"
     return {
         "hidden_size": recipe.width,
@@ -98,7 +98,7 @@ def _configuration(recipe: Recipe) -> dict[str, Any]:
 
 
 def _own_model(recipe: Recipe, tokens: Mapping[str, Any]) -> PreTrainedModel:
-    """The model of a configuration of one's own, with this vocabulary."""
+    """The model of the user's configuration, with this vocabulary."""
     import transformers
 
     values = {**(recipe.config or {}), **tokens, "is_decoder": recipe.mode == "decoder"}

@@ -1,4 +1,4 @@
-"""Objectives: what a model sees of a block, and which tokens it has to predict, where.
+"""Objectives: what a model sees of a block, and which tokens it predicts at which positions.
 
 Axis letters: B batch, N tokens of a block, K chosen tokens of a block, P predictions.
 """
@@ -27,8 +27,8 @@ class Task(NamedTuple):
 class Objective:
     """A training objective with its parameters.
 
-    ``masked`` predicts hidden tokens from both sides, equally many in every block. ``causal``
-    predicts each next token. ``masked-next`` predicts the next token wherever that is a hidden one,
+    ``masked`` predicts masked tokens from both sides, equally many in every block. ``causal``
+    predicts each next token. ``masked-next`` predicts the next token wherever that is masked,
     as the published decoders were trained: a collator for masked language models with a causal
     model, whose labels are shifted by one. The first token has none before it and is never chosen.
 
@@ -69,7 +69,7 @@ class Objective:
         return order, fate, torch.randint(self.vocabulary_size, chosen, **on)
 
     def task(self, blocks: Tensor, draws: tuple[Tensor, ...]) -> Task:
-        """What to predict of blocks, (B, N), given as many rows of `draw`."""
+        """The task for blocks (B, N), from as many rows of `draw`."""
         import torch
 
         block = blocks.shape[1]
@@ -89,7 +89,7 @@ class Objective:
         return 1 if self.name == "masked-next" else 0
 
     def _corrupted(self, targets: Tensor, *draws: Tensor) -> Tensor:
-        """What the chosen tokens, (B, K), are replaced by."""
+        """The replacements of the chosen tokens (B, K)."""
         import torch
 
         if not draws:

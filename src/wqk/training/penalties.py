@@ -51,7 +51,7 @@ class Penalty:
     kind
         ``symmetric`` or ``skew``.
     layers
-        Numbers of the layers that count, in every stack; None for all.
+        Numbers of the penalized layers, in every stack; None for all.
     heads
         Whether the mean is over single heads instead of layers. A layer's form can be symmetric
         without that its heads' are.
@@ -90,7 +90,7 @@ class Penalty:
         self._plans = _chosen(attention_plans(self._parameters), layers, self._parameters.name)
 
     def __call__(self) -> Float[Array, ""]:
-        """The penalty of the weights as they are now, a scalar tensor.
+        """The penalty of the current weights, a scalar tensor.
 
         Zero forms, which have no symmetry, count as s = 0. Raises `NonFiniteWeights` where a weight
         is not a number.

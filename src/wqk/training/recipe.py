@@ -1,4 +1,4 @@
-"""Recipes: everything that decides the numbers of a training run, as data.
+"""Recipes: everything that determines the numbers of a training run, as data.
 
 >>> recipe = make_recipe("fast", mode="decoder", steps=1000)
 >>> recipe.objective, recipe.width, recipe.warmup
@@ -34,9 +34,9 @@ INITIALIZATIONS = (
 
 
 def _option(description: str, *, default: Any = MISSING, **bounds: Any) -> Any:
-    """A field with its help, and its choices or its least and greatest value.
+    """A field with its help text, and its choices or bounds.
 
-    Runs that were recorded before there was such a field have its default.
+    Runs recorded before a field existed have its default.
     """
     return field(default=default, metadata={"help": description, **bounds})
 
@@ -45,13 +45,13 @@ def _option(description: str, *, default: Any = MISSING, **bounds: Any) -> Any:
 class Recipe:
     """What to train, on what task, and how; build one with `make_recipe`.
 
-    The sizes, ``norm``, ``dropout`` and ``initial_std`` are None where ``config`` holds a
-    transformers configuration of one's own.
+    The sizes, ``norm``, ``dropout`` and ``initial_std`` are None if ``config`` holds your
+    own transformers configuration.
 
     Raises
     ------
     RunError
-        A value has the wrong type or range, or two values do not go together.
+        A value has the wrong type or range, or two values are incompatible.
     """
 
     preset: str = _option("Where the values come from that nothing else was said about.")
@@ -63,7 +63,7 @@ class Recipe:
         "where it is masked.",
         choices=("masked", "causal", "masked-next"),
     )
-    config: Mapping[str, Any] | None = _option("A transformers configuration of one's own.")
+    config: Mapping[str, Any] | None = _option("Your own transformers configuration.")
     layers: int | None = _option("Blocks of attention and feed-forward.", least=1)
     width: int | None = _option("Width of the residual stream.", least=1)
     heads: int | None = _option("Heads in each layer.", least=1)
@@ -132,7 +132,7 @@ class Recipe:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Recipe:
-        """The recipe that `to_json` wrote down.
+        """The recipe from the values of `to_json`.
 
         Raises
         ------
@@ -149,7 +149,7 @@ class Recipe:
 
     @property
     def kept_steps(self) -> set[int]:
-        """Steps whose checkpoints stay when there are later ones."""
+        """Steps whose checkpoints are kept."""
         if self.keep_checkpoints == "all":
             return {0, *range(0, self.steps, self.save_every), self.steps}
         if self.keep_checkpoints == "spaced":
@@ -159,7 +159,7 @@ class Recipe:
 
     @property
     def saved_steps(self) -> set[int]:
-        """Steps after which a checkpoint is saved: to stay, or for now to resume from."""
+        """Steps after which a checkpoint is saved, to keep or only to resume from."""
         return {*range(self.save_every, self.steps, self.save_every), *self.kept_steps}
 
 
@@ -182,7 +182,7 @@ Chosen = Mapping[str, Any]
 
 
 def _stream_width(chosen: Chosen) -> float:
-    """Width of the model, be it the recipe's own or that of a configuration."""
+    """Width of the model, from the recipe or its configuration."""
     config = chosen["config"] or {}
     named = [chosen["width"], *(config.get(name) for name in ("hidden_size", "n_embd", "d_model"))]
     known = (width for width in named if isinstance(width, int) and width > 0)
@@ -259,12 +259,12 @@ PRESETS: dict[str, dict[str, Any | Callable[[Chosen], Any]]] = {
     },
 }
 
-# What a configuration of one's own decides instead of the recipe.
+# Fields that the user's configuration determines instead of the recipe.
 MODEL_FIELDS = ("layers", "width", "heads", "intermediate", "norm", "dropout", "initial_std")
 
 
 def make_recipe(preset: str = "fast", *, size: str | None = None, **overrides: Any) -> Recipe:
-    """A preset's recipe with some values of one's own; formulas follow them.
+    """A preset's recipe with your own values; formulas follow them.
 
     Parameters
     ----------
@@ -314,7 +314,7 @@ def _known(what: str, name: str, known: Mapping[str, Any]) -> None:
 
 
 def _step_list(text: str) -> list[int] | None:
-    """``0,100`` as numbers; None where the text is something else."""
+    """``0,100`` as numbers; None for any other text."""
     pieces = [piece.strip() for piece in text.split(",")]
     return [int(piece) for piece in pieces] if all(p.isdecimal() for p in pieces) else None
 
@@ -357,7 +357,7 @@ _BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
 
 
 def _checked(entry: Field[Any], value: Any) -> Any:
-    """A field's value, whole numbers as floats where floats are wanted."""
+    """A field's checked value, with whole numbers converted to floats where needed."""
     name, bounds = entry.name, entry.metadata
     wanted = str(entry.type).removesuffix(" | None")
     if value is None and wanted != entry.type:

@@ -1,4 +1,4 @@
-"""Checkpoints that appear whole under their name, go whole, and know their own tokenizer."""
+"""Checkpoints that appear and disappear atomically, and include their tokenizer."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def save_checkpoint(
     state: Mapping[str, Any],
     tokenizer: Mapping[str, bytes],
 ) -> None:
-    """Add a checkpoint to a run's folder, and let go of earlier ones that the recipe does not keep.
+    """Add a checkpoint to a run's folder, and remove earlier ones that the recipe does not keep.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ def save_checkpoint(
     Raises
     ------
     RunError
-        It cannot be written; earlier checkpoints are as they were.
+        It cannot be written; earlier checkpoints are unchanged.
     """
     import torch
     from safetensors import SafetensorError
@@ -116,12 +116,12 @@ def load_checkpoint(path: Path, model: PreTrainedModel) -> dict[str, Any]:
 
 
 def clear_staging(folder: Path) -> None:
-    """Drop what a killed run left half written or half removed."""
+    """Remove what a killed run left half written or half removed."""
     shutil.rmtree(folder / STAGING, ignore_errors=True)
 
 
 def thin_out(folder: Path, newest: int, recipe: Recipe) -> None:
-    """Remove earlier checkpoints, or what only resuming needs of those that the recipe keeps."""
+    """Remove earlier checkpoints, or from those that the recipe keeps the state for resuming."""
     staging = folder / STAGING
     for step, path in checkpoints_in(folder):
         if step >= newest or recipe.keep_checkpoints == "all":

@@ -57,7 +57,7 @@ def train(
     folder
         The run's directory: made here, or, to resume, the one to go on in.
     resume
-        Go on from the last checkpoint, or begin again where there is none.
+        Resume from the last checkpoint, or start over if there is none.
     stop
         Stop after this step, with a checkpoint to resume from; the schedule is that of all steps.
     report_to
@@ -128,7 +128,7 @@ def train(
         norm_ratio=recipe.init_norm,
         value_ratio=recipe.init_values,
     )
-    # Whoever has the lock creates the run: of two that begin together, one is refused.
+    # The holder of the lock creates the run: of two that start together, one is refused.
     lock = locked(folder / ".lock", "training run") if first else nullcontext()
     with lock, _own_random_numbers(accelerator.device):
         if first and not resume:

@@ -1,7 +1,7 @@
-"""Building a token store from text: read, choose what is held out, learn, tokenize, write.
+"""Building a token store from text: read, hold out, learn, tokenize, write.
 
 Documents are copied into shards of about equal size, and each shard is tokenized on its own, so
-that a build uses all cores and goes on where it was interrupted.
+that a build uses all cores and can resume.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class CorpusProgress:
     documents, characters, tokens
         Done by this run in this stage.
     share
-        Of the stage, from 0 to 1, where it is known; what earlier runs did is counted.
+        Completed part of the stage, from 0 to 1, if known; includes earlier runs.
     """
 
     stage: str
@@ -88,7 +88,7 @@ def build_corpus(
     jobs: int | None = None,
     on_progress: Callable[[CorpusProgress], None] | None = None,
 ) -> TokenStore:
-    r"""Make a token store from text; interrupted, the same call goes on where it stood.
+    r"""Make a token store from text; after an interruption, the same call resumes.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ def build_corpus(
         Files (.txt, .jsonl, .csv, .parquet, also compressed), folders of them, data sets of the hub
         (``owner/name``), or ``wikipedia``, ``jigsaw``, ``redpajama``.
     folder
-        For the store; it appears when all is done.
+        Folder of the store; it appears once complete.
     options
         How the text becomes tokens; words of a learned vocabulary by default.
     jobs
@@ -170,12 +170,12 @@ def build_corpus(
 def _gather(
     work: Work, sources: Sequence[Source], options: CorpusOptions, tell: Tell
 ) -> list[dict[str, Any]]:
-    """Copy into shards what has not been yet; for each source, its name and what was taken of it.
+    """Copy the remaining documents into shards; return each source's name and counts.
 
     Raises
     ------
     CorpusError
-        A source cannot be read, or there is no text in any.
+        A source cannot be read, or all are empty.
     """
     progress = CorpusProgress("reading")
     tell(progress)
@@ -206,7 +206,7 @@ def _gather(
 def _shards(
     sources: Sequence[Source], options: CorpusOptions, done: Sequence[pl.DataFrame]
 ) -> Iterator[pl.DataFrame]:
-    """Shards of the documents after the last one that is done, up to the limits."""
+    """Shards of the documents after the last finished one, up to the limits."""
     documents = sum(frame.height for frame in done)
     characters = sum(int(frame["length"].sum()) for frame in done)
     first, after = (done[-1]["source"][-1], done[-1]["row"][-1] + 1) if done else (0, 0)
@@ -246,7 +246,7 @@ def _held_out(work: Work, options: CorpusOptions) -> int:
 
 
 def _make_tokenizer(work: Work, options: CorpusOptions, held_out: int, threads: bool) -> str:
-    """The tokenizer that was asked for; what is learned is learned from training text alone."""
+    """The requested tokenizer; a learned one is learned from training text alone."""
 
     def texts() -> Iterator[list[str]]:
         for shard in work.shards():
@@ -264,7 +264,7 @@ def _make_tokenizer(work: Work, options: CorpusOptions, held_out: int, threads: 
 
 
 def _tokenize(work: Work, encoder: Encoder, jobs: int, tell: Tell) -> None:
-    """Tokens for all shards that have none yet."""
+    """Tokenize all remaining shards."""
     progress = CorpusProgress("tokenizing")
     tell(progress)
     shards = work.shards()

@@ -1,4 +1,4 @@
-"""The header of a token store: what its files hold, and the rules that it must obey itself."""
+"""The header of a token store: the contents of its files, and its own invariants."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Header:
-    """All that ``store.json`` says.
+    """The contents of ``store.json``.
 
     Attributes
     ----------
@@ -58,7 +58,7 @@ class Header:
     splits
         ``train`` and ``held_out``.
     about
-        Where the text came from, and how it was treated; no part of the fingerprint.
+        Source and processing of the text; not part of the fingerprint.
     """
 
     unit: str
@@ -70,17 +70,17 @@ class Header:
 
     @property
     def dtype(self) -> str:
-        """Of the token files: two bytes a token where the vocabulary allows."""
+        """Type of the token files: two bytes per token if the vocabulary allows."""
         return token_dtype(self.vocabulary_size)
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of everything that decides what a model sees."""
+        """SHA-256 of everything that determines what a model sees."""
         content = {name: value for name, value in asdict(self).items() if name != "about"}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
-        """What the file holds; equal headers give equal objects.
+        """The file's contents; equal headers give equal objects.
 
         Examples
         --------
@@ -116,7 +116,7 @@ def read_header(path: Path) -> Header:
     Raises
     ------
     CorpusError
-        There is no such file, it is no header, or it is of another version of the format.
+        There is no such file, it is not a header, or it has another format version.
     """
     try:
         with path.open("rb") as file:
@@ -134,7 +134,7 @@ def read_header(path: Path) -> Header:
 
 
 def parse(content: bytes | str) -> Header:
-    """A header out of its JSON; an error of Python's says which rule it breaks."""
+    """A header from its JSON; a Python error names the violated rule."""
     fields = json.loads(content, parse_constant=lambda name: _expect(False, f"{name} is no count"))
     _expect(isinstance(fields, dict), "expected a JSON object")
     _expect(fields["format"] == FORMAT, f"expected the format {FORMAT!r}")

@@ -1,4 +1,4 @@
-"""What is asked of a corpus: everything beside the text that decides its tokens."""
+"""Options of a corpus: everything besides the text that determines its tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FEWEST_PIECES = 100
 # With the four special tokens, 128 ids.
 ALPHABET = 124
 
-# Held out by default: this share, but so many documents at least where there are eight times more.
+# Held out by default: this share, but at least this many documents if there are 8 times more.
 HELD_OUT, FEWEST_HELD_OUT = 0.01, 16
 
 
@@ -41,7 +41,7 @@ class CorpusOptions:
     characters
         How many of the most common characters are known; 124 by default.
     lower
-        Take away capitals and accents; by default so for words, and not for characters.
+        Remove capitals and accents; by default so for words, and not for characters.
     held_out
         Share or number of documents that are kept apart; by default 1 %, and 16 at least of a
         corpus with 128. Chosen by a hash of the text, so that equal documents stay together.
@@ -99,24 +99,24 @@ class CorpusOptions:
 
     @property
     def unit(self) -> str:
-        """What a token will be."""
+        """The kind of token."""
         return self.text if self.tokenizer is None else "tokenizer"
 
     @property
     def lowered(self) -> bool:
-        """Whether capitals and accents are taken away: words are, unless told otherwise."""
+        """Whether to remove capitals and accents: by default for words only."""
         return self.unit == "words" if self.lower is None else self.lower
 
     @property
     def vocabulary_file(self) -> Path | None:
-        """The file with the vocabulary or the tokenizer, if one was given that lies here."""
+        """The local file with the vocabulary or the tokenizer, if one was given."""
         given = self.tokenizer if self.tokenizer is not None else self.vocabulary
         if not isinstance(given, str) or (given == self.tokenizer and not Path(given).exists()):
             return None
         return Path(given, "tokenizer.json") if Path(given).is_dir() else Path(given)
 
     def count_held_out(self, documents: int) -> int:
-        """How many of so many documents are to be held out.
+        """How many of this many documents to hold out.
 
         Examples
         --------
@@ -133,7 +133,7 @@ class CorpusOptions:
         return max(1, round(self.held_out * documents))
 
     def about(self) -> dict[str, Any]:
-        """For the header: options as given, files by their names alone."""
+        """Options for the header, with files by name only."""
         named = {
             name: Path(value).name if name == "vocabulary" and isinstance(value, str) else value
             for name, value in vars(self).items()
@@ -143,7 +143,7 @@ class CorpusOptions:
         return named | {"lower": self.lowered if self.tokenizer is None else None}
 
     def state(self) -> Mapping[str, Any]:
-        """For an interrupted build: options, and the content of the files that they name."""
+        """State for resuming a build: options, and the content of the files that they name."""
         file = self.vocabulary_file
         return vars(self) | {"content": sha256(file) if file else None}
 

@@ -1,8 +1,8 @@
-"""Documents out of files and data sets: each text in order, or one line about what is wrong.
+"""Documents from files and data sets: each text in order, or a one-line error.
 
-`datasets` reads CSV, Parquet and the hub. Plain text and JSON Lines are read here, line by line: a
-line's length is bounded, a column beside the text may change its type, and half a surrogate pair
-does not cost the file.
+`datasets` reads CSV, Parquet and the Hub. Plain text and JSON Lines are read here, line by line: a
+line's length is bounded, columns other than the text may change type, and a lone surrogate does
+not invalidate the file.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def read_documents(path: Path, field: str, document: str) -> Iterator[str]:
     field
         Which field of a JSON object, column of CSV or Parquet holds the text.
     document
-        What a document is in plain text: the ``file``, a ``paragraph`` between blank lines, or a
-        ``line``.
+        The unit that is one document in plain text: the ``file``, a ``paragraph`` between blank
+        lines, or a ``line``.
 
     Raises
     ------
@@ -93,14 +93,14 @@ def read_rows(
     builder, split, options
         As `datasets.load_dataset` takes them.
     advice
-        What to do where it cannot be read.
+        Advice if it cannot be read.
     as_text
-        Whether to take the column as text whatever it looks like.
+        Whether to read the column as text regardless of its values.
 
     Raises
     ------
     CorpusError
-        It cannot be read, or the column is missing or holds something else than text.
+        It cannot be read, or the column is missing or not text.
     """
     try:
         import datasets  # type: ignore[import-untyped]
@@ -121,12 +121,12 @@ def read_rows(
 
 
 def is_readable(path: Path) -> bool:
-    """Whether a file's name says that it is text of a known format."""
+    """Whether a file's name has the ending of a known text format."""
     return ending(path) in FORMATS
 
 
 def ending(path: Path) -> str:
-    """The part of a name that tells the format, without that of a compression.
+    """The format's ending of a name, without a compression's.
 
     Examples
     --------
@@ -228,7 +228,7 @@ def _too_long(path: Path, what: str, advice: str) -> CorpusError:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Without the library's bars and log lines: what goes wrong is said once, by an error."""
+    """Silence the library's progress bars and log lines; failures are reported by one error."""
     import logging
 
     import datasets

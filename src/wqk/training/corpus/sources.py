@@ -1,4 +1,4 @@
-"""Where text comes from: files, folders, data sets of the hub, and the named corpora."""
+"""Sources of text: files, folders, Hub data sets, and the named corpora."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Source:
     Attributes
     ----------
     name
-        As a header tells it: no folder of this machine is in it.
+        As stored in the header, without local folders.
     files
-        On this machine, in the order in which they are read.
+        Local files, in reading order.
     hub
-        What the hub is asked for, where there are no files.
+        Arguments for the Hub, if there are no files.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Source:
         return sum(path.stat().st_size for path in self.files)
 
     def state(self) -> dict[str, Any]:
-        """What changes when the source does, as far as can be told without reading it."""
+        """A value that changes with the source, as far as known without reading it."""
         stats = [(str(path.resolve()), path.stat()) for path in self.files]
         files = [[path, stat.st_size, stat.st_mtime_ns] for path, stat in stats]
         return {"name": self.name, "files": files, "hub": dict(self.hub)}
@@ -61,7 +61,7 @@ class Source:
         Raises
         ------
         CorpusError
-            A file cannot be read, or the hub does not give the data set.
+            A file cannot be read, or the Hub does not provide the data set.
         """
         texts = (read_documents(path, field or "text", document) for path in self.files)
         found = itertools.chain.from_iterable(texts)
@@ -71,12 +71,12 @@ class Source:
 
 
 def find_source(text: str, subset: str | None, split: str | None) -> Source:
-    """What is meant by a word of the command.
+    """The source that a command-line argument names.
 
     Raises
     ------
     CorpusError
-        There is no such file, and it is neither the name of a corpus nor a data set's.
+        It names no file, corpus or data set.
 
     Examples
     --------
@@ -123,7 +123,7 @@ def _find_data_set(text: str, subset: str | None, split: str | None) -> Source:
 
 @cache
 def _named() -> dict[str, dict[str, str]]:
-    """The named corpora, from the table beside this file."""
+    """The named corpora, from the table next to this file."""
     return tomllib.loads(Path(__file__).with_name("sources.toml").read_text(encoding="utf-8"))
 
 
@@ -149,12 +149,12 @@ def _from_hub(name: str, hub: Mapping[str, Any], field: str | None) -> Iterator[
 
 
 def _require_network(name: str, hub: Mapping[str, Any], advice: str) -> None:
-    """One short question, for the libraries repeat theirs for half a minute.
+    """Send one short request, since the libraries retry for half a minute.
 
     Raises
     ------
     CorpusError
-        There is no answer.
+        There is no response.
     """
     from huggingface_hub import constants
 

@@ -1,4 +1,4 @@
-"""A token store: a folder of tokens, ready to be mapped into memory.
+"""A token store: a folder of tokens that can be memory-mapped.
 
 ::
 
@@ -10,9 +10,9 @@
     ├── held_out.tokens
     └── held_out.documents
 
-Every document ends with the separator token, where the vocabulary has one: document i, with its
-separator, is ``tokens[documents[i]:documents[i + 1]]``. Documents of ``held_out`` are none of
-``train``'s.
+Every document ends with the separator token, if the vocabulary has one: document i, with its
+separator, is ``tokens[documents[i]:documents[i + 1]]``. ``held_out`` and ``train`` share no
+document.
 """
 
 from __future__ import annotations
@@ -78,17 +78,17 @@ class TokenStore:
 
     @classmethod
     def open(cls, folder: str | PathLike[str]) -> TokenStore:
-        """A store as it lies on disk, its header and the sizes of its files checked.
+        """Open a store on disk, and check its header and file sizes.
 
         Parameters
         ----------
         folder
-            As made by ``wqk corpus``.
+            As written by ``wqk corpus``.
 
         Raises
         ------
         CorpusError
-            There is none, or it is damaged. Contents are checked by `verify`.
+            There is no store, or it is damaged. `verify` checks the contents.
         """
         place = Path(folder)
         store = cls(place, read_header(place / HEADER))
@@ -115,7 +115,7 @@ class TokenStore:
 
     @property
     def fingerprint(self) -> str:
-        """64 hexadecimal digits, equal for stores in which a model sees the same."""
+        """64 hexadecimal digits, equal for stores in which a model sees the same data."""
         return self.header.fingerprint
 
     @property
@@ -129,13 +129,13 @@ class TokenStore:
         Raises
         ------
         CorpusError
-            There is no such split, or the file is gone.
+            There is no such split, or the file is missing.
         """
         dtype = np.dtype(STORED[self.header.dtype])
         return self._map(self._path(split, "tokens"), dtype, self._split(split).tokens)
 
     def documents(self, split: str = "train") -> NDArray[np.int64]:
-        """Where each document of a split begins, and at last where the split ends.
+        """Offsets at which the documents of a split begin, followed by its end.
 
         Raises
         ------
@@ -155,8 +155,8 @@ class TokenStore:
     def decode(self, ids: Iterable[int]) -> str:
         """The text of some tokens; special ones appear by name, such as ``[SEP]``.
 
-        Characters come back as they were, but for those outside the alphabet. Words come back as
-        WordPiece leaves them.
+        Characters are restored exactly, except those outside the alphabet; words as WordPiece
+        normalizes them.
 
         Raises
         ------
@@ -174,12 +174,12 @@ class TokenStore:
         return str(self._decoder.decode(numbers.ravel().tolist(), skip_special_tokens=False))
 
     def verify(self) -> None:
-        """Read every file, and compare it with the header.
+        """Read every file and compare it with the header.
 
         Raises
         ------
         CorpusError
-            A file is not what the header says, or breaks a rule of the format.
+            A file differs from the header, or violates the format.
         """
         self._compare(self.tokenizer, self.header.tokenizer_sha256)
         for split, about in self.header.splits.items():

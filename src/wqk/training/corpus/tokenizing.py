@@ -1,4 +1,4 @@
-"""Tokenizers for a corpus, learned or given, as the content of a tokenizer.json; and encoding.
+"""Tokenizers for a corpus, learned or given, as the content of a tokenizer.json, and encoding.
 
 The tokenizers library learns words, reads what is given, and encodes both. Characters are counted
 and looked up in a table.
@@ -49,9 +49,9 @@ def learn_characters(texts: Iterable[list[str]], size: int, lower: bool) -> str:
     texts
         Training text, in lists of documents.
     size
-        Number of characters; the rest is unknown.
+        Number of characters; all others are unknown.
     lower
-        Whether capitals and accents are taken away first.
+        Whether to remove capitals and accents first.
 
     Examples
     --------
@@ -82,9 +82,9 @@ def learn_words(
     texts
         Gives the training text, in lists of documents; called twice.
     size
-        Of the vocabulary; fewer where the text has not enough.
+        Vocabulary size; smaller if the text has too few words.
     lower
-        Whether capitals and accents are taken away first.
+        Whether to remove capitals and accents first.
     threads
         Whether the library may count words on all cores.
     """
@@ -110,7 +110,7 @@ def learn_words(
 
 
 def read_words(path: Path, lower: bool) -> str:
-    """A WordPiece tokenizer out of a ``vocab.txt``: one piece a line, its number the line's.
+    """A WordPiece tokenizer from a ``vocab.txt`` with one token per line, numbered by line.
 
     Raises
     ------
@@ -133,7 +133,7 @@ def read_words(path: Path, lower: bool) -> str:
 
 
 def read_tokenizer(text: str) -> str:
-    """A tokenizer out of a ``tokenizer.json``, or of a model on the hub.
+    """A tokenizer from a ``tokenizer.json``, or from a Hub model.
 
     Raises
     ------
@@ -176,7 +176,7 @@ def special_ids(tokenizer: str) -> tuple[dict[str, int], int]:
 
 
 class Encoder:
-    """Makes tokens of texts; safe to be used by several threads.
+    """Tokenizes texts; thread-safe.
 
     Parameters
     ----------
@@ -252,7 +252,7 @@ def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
 
 @contextmanager
 def library_threads(wanted: bool) -> Iterator[None]:
-    """Let the tokenizers library use threads of its own, or not; it listens to this variable."""
+    """Allow or forbid threads in the tokenizers library, through its environment variable."""
     name = "TOKENIZERS_PARALLELISM"
     before = os.environ.get(name)
     os.environ[name] = "true" if wanted else "false"
@@ -266,7 +266,7 @@ def library_threads(wanted: bool) -> Iterator[None]:
 
 
 def _character_normalizer() -> Any:
-    """What BERT does to capitals and accents, and nothing else that it does."""
+    """BERT's normalization of capitals and accents, without its other steps."""
     return _library().normalizers.BertNormalizer(
         clean_text=False, handle_chinese_chars=False, strip_accents=True, lowercase=True
     )

@@ -1,16 +1,16 @@
-"""The folder in which a corpus is built: locked, and taken up again after an interruption.
+"""The folder in which a corpus is built: locked, and resumable.
 
 ::
 
     .DIR.building/
     ├── lock             held while a build runs here; names the process
-    ├── plan.json        sources and options; another plan starts anew
+    ├── plan.json        sources and options; a different plan starts over
     ├── texts/           shards of documents, as read: text, its hash, and where it was
     ├── read.json        all has been read
     ├── tokenizer.json   the vocabulary is there
     └── tokens/          the tokens of each shard's documents, in order
 
-Each file appears whole or not at all, and a file that is there is done.
+Each file appears whole or not at all, so an existing file is complete.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Work:
-    """What has been done of a build so far; made by `open_work`.
+    """The state of a build; made by `open_work`.
 
     Attributes
     ----------
     folder
-        Next to the one that is built.
+        Next to the store's folder.
     """
 
     folder: Path
 
     def note(self, name: str) -> bytes | None:
-        """A small file, once it is there."""
+        """The content of a small file, if it exists."""
         path = self.folder / name
         return path.read_bytes() if path.exists() else None
 
     def save_note(self, name: str, content: bytes) -> None:
-        """Keep a small file: a stage is done."""
+        """Write a small file, which marks a stage as done."""
         write_whole(self.folder / name, content)
 
     def shards(self) -> list[Path]:
@@ -67,7 +67,7 @@ class Work:
         return self.folder / "tokens" / shard.name
 
     def load(self, path: Path, *columns: str) -> pl.DataFrame:
-        """Columns of a shard, or of its tokens; all without any.
+        """Columns of a shard, or of its tokens; by default all.
 
         Raises
         ------
@@ -83,7 +83,7 @@ class Work:
             ) from None
 
     def save(self, path: Path, frame: pl.DataFrame) -> None:
-        """Keep a shard, or its tokens."""
+        """Write a shard, or its tokens."""
         content = io.BytesIO()
         frame.write_parquet(content, compression="zstd", compression_level=1)
         write_whole(path, content.getvalue())
@@ -91,7 +91,7 @@ class Work:
 
 @contextmanager
 def open_work(folder: Path, plan: Mapping[str, Any]) -> Iterator[Work]:
-    """The folder next to ``folder`` in which it is built; it is gone in the end if that exists.
+    """The folder next to ``folder`` in which it is built, removed at the end if ``folder`` exists.
 
     Raises
     ------
@@ -126,7 +126,7 @@ def open_work(folder: Path, plan: Mapping[str, Any]) -> Iterator[Work]:
 
 
 def _clear(place: Path) -> None:
-    """Take away everything but the lock; the plan first, so that no rest passes for a build."""
+    """Remove everything but the lock; the plan first, so that no remnant passes for a build."""
     (place / "plan.json").unlink(missing_ok=True)
     for path in place.iterdir():
         if path.is_dir():

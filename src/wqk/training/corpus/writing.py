@@ -1,4 +1,4 @@
-"""Writing a token store: from chunks of tokens to a folder that appears whole or not at all."""
+"""Writing a token store: chunks of tokens to a folder that appears atomically."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def write_store(
     about: Mapping[str, Any] | None = None,
     beside: Path | None = None,
 ) -> TokenStore:
-    """Make a token store out of tokens.
+    """Write a token store from tokens.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ def write_store(
     tokenizer
         Content of ``tokenizer.json``.
     beside
-        Folder on the same disk in which the store grows; one next to ``folder`` otherwise.
+        Folder on the same disk in which to build the store; by default next to ``folder``.
 
     Raises
     ------
@@ -151,7 +151,7 @@ def _check(chunk: Chunk, vocabulary_size: int) -> None:
 
 
 class _HashedFile:
-    """A new file that knows the SHA-256 of what was written, and is on the disk when closed."""
+    """A new file that hashes what is written, and is synced when closed."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("xb")

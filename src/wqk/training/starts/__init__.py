@@ -1,4 +1,4 @@
-"""How the queries, keys and values of a model start before it is trained, set in place."""
+"""Initializations of a model's queries, keys and values before training, in place."""
 
 from wqk.training.starts.initializing import initialize_
 from wqk.training.starts.kinds import KINDS

@@ -1,4 +1,4 @@
-"""Write a start into the query, key and value weights of a model, in place."""
+"""Initialize the query, key and value weights of a model, in place."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def _plan_start(
     norm_ratio: float | None,
     value_ratio: float | None,
 ) -> tuple[LayerScores, Start]:
-    """The scores of a layer as it is, and its new weights, tried on a copy."""
+    """A layer's current scores, and its new weights, tried on a copy."""
     names = {part.name for part in (*plan.parts, *(plan.value.parts if plan.value else ()))}
     copies = {name: checkpoint.read([Part(name)])[0] for name in names}
     trial = open_checkpoint(copies)
@@ -245,7 +245,7 @@ def _bias(checkpoint: Checkpoint, side: Side) -> np.ndarray:
 
 
 def _write(start: Start, tensors: Mapping[str, Any]) -> None:
-    """Put what is new into whole tensors of NumPy or PyTorch."""
+    """Write the new values into whole tensors of NumPy or PyTorch."""
     for place, values in start.items():
         if isinstance(place, Projection):
             tensor = tensors[place.tensor]

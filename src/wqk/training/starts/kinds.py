@@ -1,4 +1,4 @@
-"""The ways in which queries, keys and values of a layer can start, as functions of arrays.
+"""The initializations of a layer's queries, keys and values, as functions of arrays.
 
 A start does two things, each of which it may leave out: it *draws* weights anew, and it *turns* the
 queries into keys by an orthogonal map T of the layer's key dimensions. With

@@ -36,7 +36,7 @@ class LayerScores(NamedTuple):
 
 
 def layer_scores(attention: Attention, value: np.ndarray | None) -> LayerScores:
-    """The scores of one layer as it is."""
+    """The current scores of one layer."""
     form = attention.form
     trace = float(form.trace)
     return LayerScores(
