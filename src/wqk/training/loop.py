@@ -281,7 +281,7 @@ def _generator(accelerator: Accelerator) -> torch.Generator:
 
 
 class Record:
-    """Writes the run's entries to metrics, loggers and the progress callback (first process only)."""
+    """Writes a run's entries to metrics, loggers and the progress callback, in one process."""
 
     def __init__(
         self,
