@@ -1,8 +1,8 @@
-"""How a head's weight is spread over rotary frequencies, and what distance makes of its form.
+"""How a head's weight is spread over rotary frequencies, and how its form changes with distance.
 
-Rotary positions turn a head's dimensions plane by plane: fast planes tell near positions apart,
-slow ones hardly turn and hold what is matched at any distance. E_k = ‖A_k‖ ‖B_k‖, the norms of the
-two columns of each factor in plane k, says how much a head can make of it.
+Rotary positions rotate a head's dimensions plane by plane: fast planes distinguish nearby
+positions, slow ones hardly rotate and match content at any distance. E_k = ‖A_k‖ ‖B_k‖, the norms
+of the two columns of each factor in plane k, bounds its contribution to the score.
 
 Axes: H query heads, G key heads, P rotary planes, N distances, R head width, D width.
 """
@@ -28,12 +28,12 @@ class Bands(NamedTuple):
     Attributes
     ----------
     frequencies
-        |radians per token| of each plane, (P,), as the family stores them: scaled, and of as many
-        dimensions as are turned.
+        |radians per token| of each plane, (P,), as the family defines them: scaled, for the
+        rotated dimensions only.
     energies
         E_k of each query head, (H, P).
     unturned
-        ‖A‖ ‖B‖ of the dimensions that positions leave alone, (H,); 0 where all are turned.
+        ‖A‖ ‖B‖ of the dimensions that positions do not rotate, (H,); 0 if all are rotated.
     """
 
     frequencies: Float[np.ndarray, " planes"]
@@ -48,7 +48,7 @@ class Bands(NamedTuple):
 
 
 class Decay(NamedTuple):
-    """A head's form along the distance.
+    """A head's form as a function of distance.
 
     Attributes
     ----------
@@ -66,7 +66,7 @@ def rotary_bands(attention: Attention) -> Bands:
     Raises
     ------
     CheckpointError
-        Its positions are not rotary.
+        The block's positions are not rotary.
 
     Examples
     --------
@@ -101,7 +101,7 @@ def rotary_bands(attention: Attention) -> Bands:
 
 
 def decay(attention: Attention, distances: Sequence[int]) -> Decay:
-    """How far each head's form at these distances is from the one at distance 0."""
+    """How much each head's form at these distances differs from that at distance 0."""
     rotary = attention.plan.rotary
     query = attention.query.weight.astype(np.float64)
     key = attention.key.weight.astype(np.float64)

@@ -1,4 +1,4 @@
-"""One block's attention: its heads as bilinear forms, and what its score holds beside them.
+"""One block's attention: its heads as bilinear forms, and the other terms of its score.
 
 Axes: H query heads, G key heads, R head width, D width, N tokens.
 """
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 class Attention:
     """The queries and keys of one block, as read from a checkpoint.
 
-    Norms between projection and score are folded into the forms as far as they are linear: gains,
-    and the mean that they take off. A token's own scale is not; `queries` and `keys` have it.
+    The linear parts of norms between projection and score are folded into the forms: gains and
+    centering. A token's own scale is not; `queries` and `keys` include it.
 
     Attributes
     ----------
     plan
-        Where it came from: stack, kind, layer, scale, rotary positions, status.
+        Its origin: stack, kind, layer, scale, rotary positions, status.
     query, key
         Weights (H, R, D) and (G, R, D), and what comes with them. Query head h meets key head
         h // (H/G).
@@ -96,7 +96,7 @@ class Attention:
         return self.heads.sum()
 
     def with_weights(self, query: Array, key: Array, biases: bool = True) -> Attention:
-        """The block with other stored weights, (H, R, D) and (G, R, D), with its biases or none."""
+        """The block with other stored weights, (H, R, D) and (G, R, D), with or without biases."""
         sides = []
         for side, weight in ((self.query, query), (self.key, key)):
             bias = side.stored_bias if biases else None
@@ -106,17 +106,17 @@ class Attention:
     def queries(
         self, x: Float[np.ndarray, "*batch tokens d"], positions: np.ndarray | None = None
     ) -> Float[np.ndarray, "*batch heads tokens width"]:
-        """Queries as they meet the keys, of what is projected to them.
+        """The queries of some inputs, as they enter the score.
 
-        With biases, norms, temperatures and limits, turned by rotary positions; the dimensions of
-        latent attention that hold positions alone come last.
+        With biases, norms, temperatures and limits, rotated by rotary positions; latent
+        attention's position dimensions come last.
 
         Parameters
         ----------
         x
-            What the projection is given: in most models, what the norm before it puts out.
+            Inputs of the projection: in most models, the output of the norm before it.
         positions
-            Of the tokens, (N,); 0, 1, 2, ... where not given.
+            Positions of the tokens, (N,); by default 0, 1, 2, ...
 
         Examples
         --------
@@ -130,7 +130,7 @@ class Attention:
     def keys(
         self, y: Float[np.ndarray, "*batch tokens d"], positions: np.ndarray | None = None
     ) -> Float[np.ndarray, "*batch heads tokens width"]:
-        """Keys as `queries`; one for each query head, of which several may share a key head."""
+        """The keys, as `queries`; one per query head, several of which may share a key head."""
         return self._vectors(1, y, positions).repeat(self.head_count // self.key_head_count, -3)
 
     def logits(
@@ -139,15 +139,15 @@ class Attention:
         y: Float[np.ndarray, "*batch keys d"],
         distance: int | None = None,
     ) -> Float[np.ndarray, "*batch heads queries keys"]:
-        """The scores of queries x_i and keys y_j: scaled, and held below the cap if there is one.
+        """The scores of queries x_i and keys y_j: scaled, and soft-capped if the model does.
 
-        What the softmax takes, without what is added beside the products: masks, sinks, linear
-        biases and learned terms of positions (``plan.position``).
+        The input of the softmax, without additive terms: masks, sinks, linear biases and
+        learned positions (``plan.position``).
 
         Parameters
         ----------
         x, y
-            What goes into the projections.
+            Inputs of the projections.
         distance
             Score every pair as if the key lay this many tokens before the query; by default each
             token has its place as its position.
@@ -228,7 +228,7 @@ def attention_plans(
     heads_per_layer: int | None = None,
     key_heads: int | None = None,
 ) -> list[AttentionPlan]:
-    """Every attention block of a checkpoint, in order, before anything is read.
+    """Every attention block of a checkpoint, in order, without reading weights.
 
     Parameters
     ----------
@@ -258,7 +258,7 @@ def attention_plans(
 
 
 def unread_attention(checkpoint: Checkpoint, plans: Sequence[AttentionPlan]) -> list[str]:
-    """Names of tensors that look like further queries and keys, and that none of the plans reads.
+    """Names of tensors that look like queries and keys but are read by none of the plans.
 
     Cross-attention that a family does not describe, a tower of another kind, a pooling head.
     """

@@ -1,8 +1,8 @@
-"""The largest scores that a block can produce, whatever its input: bounds from the weights alone.
+"""The largest scores that a block can produce for any input: bounds from the weights alone.
 
-A norm feeds the projections: its output before the gain, x̂, is never longer than √D. With gains
-and biases folded in, q = Ã x̂ + a is never longer than √D σ₁(Ã) + ‖a‖, rotary positions turn it and
-leave its length alone, and no score is larger than scale · ‖q‖ ‖k‖ at any distance. At one distance
+A norm feeds the projections: its output before the gain, x̂, has length at most √D. With gains
+and biases folded in, q = Ã x̂ + a has length at most √D σ₁(Ã) + ‖a‖, which rotary positions do not
+change, and no score is larger than scale · ‖q‖ ‖k‖ at any distance. At one distance
 N it is at most scale · D σ₁(Ã R(−N) B̃ᵀ), with biases as one more row and column.
 
 Where queries or keys are themselves normalized, with gains g, they are no longer than √R max|g|,
@@ -44,14 +44,14 @@ NO_NORM = (
 class Ceilings:
     """Bounds of one block's queries, keys and scores, of every query head, (H,).
 
-    Scores are those before a soft cap and without what is added for positions.
+    Scores are taken before a soft cap and without additive position terms.
 
     Attributes
     ----------
     query_norm, key_norm
-        The largest length of a query and a key.
+        Maximum lengths of a query and a key.
     any_distance
-        scale · ‖q‖ ‖k‖, or less where no positions turn queries and keys.
+        scale · ‖q‖ ‖k‖, or less without rotary positions.
     at_distance
         The largest score by distance.
     """
@@ -63,7 +63,7 @@ class Ceilings:
 
 
 def lacks_ceiling(plan: AttentionPlan) -> str:
-    """Why a block's scores have no bound; empty where they have one."""
+    """Why a block's scores have no bound; empty if they have one."""
     sides = [plan.query, plan.key]
     if plan.positional is not None:
         sides += [plan.positional.query, plan.positional.key]
@@ -77,7 +77,7 @@ def lacks_ceiling(plan: AttentionPlan) -> str:
 def ceilings(
     checkpoint: Checkpoint, plan: AttentionPlan, distances: Sequence[int] = (0,)
 ) -> Ceilings | None:
-    """The bounds of one block; None where it has none, see `lacks_ceiling`.
+    """The bounds of one block; None without one, see `lacks_ceiling`.
 
     Examples
     --------
@@ -111,7 +111,7 @@ def ceilings(
 
 
 def _fed(plan: AttentionPlan, sides: Sequence[Side]) -> list[Side]:
-    """Queries and keys; those that hold positions alone are fed by the same norms."""
+    """Queries and keys; their position dimensions are fed by the same norms."""
     norms = [plan.query.input_norm, plan.key.input_norm] * 2
     return [replace(side, input_norm=norm) for side, norm in zip(sides, norms, strict=False)]
 
@@ -142,7 +142,7 @@ def _length(
 
 
 def _normalized_length(factor: Factor, norm: Norm) -> Float[np.ndarray, " heads"]:
-    """√R max|g|, or √(H R) max|g| where all heads are normalized together."""
+    """√R max|g|, or √(H R) max|g| if all heads are normalized together."""
     heads, width, _ = factor.stored_weight.shape
     gain = np.ones(width) if factor.gain is None else factor.gain + norm.offset
     together = len(norm.axes(0 if factor.gain is None else len(gain), width)) > 1

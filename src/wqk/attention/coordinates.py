@@ -1,7 +1,7 @@
 """The other forms of a block: with its norms and biases, at a distance, or of values and outputs.
 
-The plain form is W_q W_kᵀ. Each coordinate changes one thing about it. They combine, but for
-distances of values and outputs, which meet no positions:
+The plain form is W_q W_kᵀ. Each coordinate changes one thing about it. They can be combined,
+except distances with values and outputs, on which positions do not act:
 
 - ``fold_norm``: the gain of the norm that feeds each side is folded in, with LayerNorm's centering;
   the form then acts on normalized residual vectors.
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Coordinates:
-    """Which form of each block is looked at; the defaults are the plain W_q W_kᵀ."""
+    """Which form of each block to score; by default the plain W_q W_kᵀ."""
 
     circuit: Literal["qk", "ov"] = "qk"
     fold_norm: bool = False
@@ -66,7 +66,7 @@ class Half(NamedTuple):
 class Block(NamedTuple):
     """A block's two factors as stored, and its forms at each distance, made one by one.
 
-    ``weights`` is empty where the forms are not those of a model.
+    ``weights`` is empty if the forms are not a model's own.
     """
 
     weights: tuple[np.ndarray, ...]
@@ -74,7 +74,7 @@ class Block(NamedTuple):
 
 
 def read_block(checkpoint: Checkpoint, plan: AttentionPlan, coordinates: Coordinates) -> Block:
-    """Read what the coordinates need of a block, and make its forms.
+    """Read the tensors that the coordinates need, and build the block's forms.
 
     Returns
     -------
@@ -117,12 +117,12 @@ def stacked(
 
 
 def at_distance(form: BilinearForm, plan: AttentionPlan, distance: int) -> BilinearForm:
-    """A R(−N) Bᵀ: the form between a query and a key that lies N tokens before it.
+    """A R(−N) Bᵀ: the form between a query and a key N tokens before it.
 
     Raises
     ------
     CheckpointError
-        The block's positions are not rotary, so that its form knows no distance.
+        The block's positions are not rotary, so its form does not depend on distance.
     """
     if distance == 0:
         return form
@@ -162,17 +162,17 @@ def _circuit(checkpoint: Checkpoint, plan: AttentionPlan, circuit: str) -> tuple
 
 
 def lacks_norm(plan: AttentionPlan, coordinates: Coordinates) -> bool:
-    """Whether norms should be folded into a block of which none is known that feeds it.
+    """Whether norms should be folded into a block but no norm is known to feed it.
 
-    Its residual stream is projected as it is, or something stands between the norm and the
-    projections. Nothing is folded then.
+    Either the residual stream is projected without a norm, or something is between the
+    norm and the projections. Nothing is folded then.
     """
     fed = [plan.value or plan.key] if coordinates.circuit == "ov" else [plan.query, plan.key]
     return coordinates.fold_norm and any(side.input_norm is None for side in fed)
 
 
 def folded(checkpoint: Checkpoint, side: Half) -> Half:
-    """The factor on vectors as the norm has them before its gain and bias."""
+    """The factor acting on normalized vectors before gain and bias."""
     norm = side.norm
     if norm is None:  # what W_o puts out goes back to the residual stream, past no norm
         return side
@@ -188,6 +188,6 @@ def folded(checkpoint: Checkpoint, side: Half) -> Half:
 
 
 def augmented(weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
-    """(heads, R, D + 1): the bias as the weight of a constant 1, or nothing there."""
+    """(heads, R, D + 1): with the bias, or 0, as the weight of a constant 1."""
     column = np.zeros(weight.shape[:2], weight.dtype) if bias is None else bias
     return np.concatenate([weight, column[..., None]], axis=-1)

@@ -36,14 +36,14 @@ def embedding_table(checkpoint: Checkpoint, width: int, name: str | None = None)
     checkpoint
         Opened with `wqk.open_checkpoint`.
     width
-        D, what the queries and keys are projected from.
+        D, the width of the queries' and keys' input.
     name
-        The tensor, where it is not to be looked for.
+        The tensor's name; by default it is searched for.
 
     Raises
     ------
     CheckpointError
-        There is no such tensor, it is of another width, or several might be it.
+        There is no such tensor, it has another width, or there are several candidates.
     """
     tensors = checkpoint.tensors()
     if name is not None:
@@ -83,7 +83,7 @@ def token_names(ref: Any, **hub: Any) -> dict[int, str]:
     Parameters
     ----------
     ref
-        A folder or a hub id; anything else has no tokenizer.
+        A folder or a Hub id; nothing else has a tokenizer.
     **hub
         ``revision``, ``subfolder``, ``token``, ``cache_dir``, ``local_files_only``.
     """
@@ -100,7 +100,7 @@ def token_names(ref: Any, **hub: Any) -> dict[int, str]:
 
 
 def _beside(ref: str | os.PathLike[str], name: str, hub: dict[str, Any]) -> Path | None:
-    """A file beside the weights, fetched from the hub if need be."""
+    """A file next to the weights, fetched from the Hub if necessary."""
     folder = Path(ref) / (hub.get("subfolder") or "")
     if Path(ref).exists():
         path = (folder if folder.is_dir() else folder.parent) / name

@@ -1,4 +1,4 @@
-"""What a scan of a checkpoint would read, and what it would leave out, before it reads anything."""
+"""What a scan of a checkpoint would read and leave out, determined without reading weights."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TensorUse:
-    """One tensor, or the same one in several layers, and what it is to the form.
+    """One tensor, or the same one in several layers, and its role in the form.
 
     Attributes
     ----------
     stack, kind
         The attention it belongs to.
     layers
-        Its layers' numbers, such as ``0-11``.
+        Layer numbers, such as ``0-11``.
     role
         ``query``, ``key``, a bias, or a norm's gain.
     tensor
@@ -58,7 +58,7 @@ class TensorUse:
 
 @dataclass(frozen=True, repr=False)
 class Explanation(Shown):
-    """How a checkpoint is understood.
+    """How a checkpoint is interpreted.
 
     Attributes
     ----------
@@ -67,7 +67,7 @@ class Explanation(Shown):
     uses
         Every tensor that a scan reads.
     notes
-        What the forms hold and what they leave out, in sentences.
+        What the forms contain and leave out, in sentences.
     bytes_to_read, bytes_stored
         Of the scan, and of all tensors.
     """
@@ -94,7 +94,7 @@ def explain(
     key_heads: int | None = None,
     **hub: Unpack[HubOptions],
 ) -> Explanation:
-    """Say which tensors of a checkpoint are queries and keys, without reading them.
+    """Show which tensors of a checkpoint are queries and keys, without reading them.
 
     Parameters
     ----------
@@ -104,7 +104,7 @@ def explain(
     Raises
     ------
     WqkError
-        The checkpoint cannot be opened, or no family knows it.
+        The checkpoint cannot be opened, or belongs to no known family.
 
     Examples
     --------
@@ -134,7 +134,7 @@ def explain(
 
 
 def _uses(checkpoint: Checkpoint, plans: Sequence[AttentionPlan]) -> Iterator[TensorUse]:
-    """The tensors' uses, those that differ only in the layer gathered into one."""
+    """The tensors' uses; those that differ only in the layer are merged."""
     gathered: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
     for plan in plans:
         roles = [("query", plan.query, *role) for role in plan.query.roles]
@@ -180,7 +180,7 @@ def spans(numbers: Sequence[int]) -> str:
 
 
 def _notes(plan: AttentionPlan) -> Iterator[str]:
-    """What belongs to the model's score beside the form, in the order in which it is applied."""
+    """Terms of the model's score besides the form, in the order of application."""
     where = f"{plan.stack} {plan.kind}-attention"
     if plan.rule.guess:
         yield f"{where}: {plan.rule.guess}."
@@ -200,14 +200,14 @@ def _notes(plan: AttentionPlan) -> Iterator[str]:
         key_bias = (
             "the key's, turned by the positions, one in the query"
             if plan.rotary
-            else "the key's is the same for all keys and leaves the softmax as it is"
+            else "the key's is the same for all keys and cancels in the softmax"
         )
         yield (
             f"{where}: biases are not part of the form; the query's adds a term in the key alone, "
             f"{key_bias}."
         )
     if plan.position:
-        yield f"{where}: {plan.position} positions are added to the scores beside the form."
+        yield f"{where}: {plan.position} positions are added to scores and not part of the form."
     if plan.sinks:
         yield f"{where}: a sink, a score of its own in every head, takes part of the attention."
     if plan.window is not None:
@@ -215,6 +215,6 @@ def _notes(plan: AttentionPlan) -> Iterator[str]:
     if plan.applications > 1:
         yield f"{where}: each layer's weights are applied {plan.applications} times."
     if plan.rule.guess:
-        yield f"{where}: scale, positions and masks are not known."
+        yield f"{where}: scale, positions and masks are unknown."
     else:
         yield f"{where}: the model multiplies scores by {plan.scale:.4g}; the form is without it."

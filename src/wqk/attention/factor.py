@@ -1,4 +1,4 @@
-"""One factor of a block's form, as read: what makes queries, keys or values of residual vectors.
+"""One factor of a block's form, as read: it maps residual vectors to queries, keys or values.
 
 Axes: H heads, R head width, D model width, C latent width, N tokens.
 """

@@ -1,4 +1,4 @@
-"""What a model's score holds beside the form that is looked at, in a few words."""
+"""Terms of a model's score outside the scored form, in a few words."""
 
 from __future__ import annotations
 

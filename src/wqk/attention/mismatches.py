@@ -1,6 +1,6 @@
-"""How one block's attention can differ from another's: one small type for each mistake.
+"""How one block's attention can differ from another's: one small type per kind of mismatch.
 
-Each is told from the second block's point of view: what was done to it, or is missing from it.
+Each describes the second block: how it was changed, or what it lacks.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class OtherRotary(Mismatch):
 
 @dataclass(frozen=True)
 class OtherHeadOrder(Mismatch):
-    """The same heads, numbered otherwise.
+    """The same heads in another order.
 
     Attributes
     ----------
@@ -95,7 +95,7 @@ class OtherHeadOrder(Mismatch):
 
 @dataclass(frozen=True)
 class OtherPairing(Mismatch):
-    """The same query and key heads, but they meet in other pairs.
+    """The same query and key heads, paired differently.
 
     Attributes
     ----------
@@ -125,7 +125,7 @@ class OtherPairing(Mismatch):
 
 @dataclass(frozen=True)
 class Transposed(Mismatch):
-    """Queries and keys have changed places."""
+    """Queries and keys are exchanged."""
 
     verdict: ClassVar[str] = "transposed"
 
@@ -169,7 +169,7 @@ class OtherBias(Mismatch):
 
 @dataclass(frozen=True)
 class OtherSetting(Mismatch):
-    """Something beside the form is not the same.
+    """A setting outside the form differs.
 
     Attributes
     ----------
@@ -189,7 +189,7 @@ class OtherSetting(Mismatch):
 
 @dataclass(frozen=True)
 class Unexplained(Mismatch):
-    """No change that is known makes the blocks equal."""
+    """No known change makes the blocks equal."""
 
     verdict: ClassVar[str] = "other"
 
@@ -198,6 +198,6 @@ class Unexplained(Mismatch):
 
 
 def _listed(numbers: tuple[int, ...] | list[int]) -> str:
-    """Numbers for people, no more than fit a line."""
+    """A readable list of numbers that fits a line."""
     shown = " ".join(map(str, numbers[:16]))
     return shown + (" …" if len(numbers) > 16 else "")

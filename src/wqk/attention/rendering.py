@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def size(count: float) -> str:
-    """Bytes for people, in decimal units.
+    """A readable number of bytes, in decimal units.
 
     Examples
     --------

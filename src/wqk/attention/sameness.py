@@ -1,9 +1,9 @@
-"""Whether two blocks attend the same way, and if not, what one would have to undo.
+"""Whether two blocks attend the same way, and if not, which change explains the difference.
 
 Compared are the forms M(N) = scale · A R(−N) Bᵀ of every head on normalized inputs, with biases,
-at a few relative distances N. They do not see what leaves the attention alone: rotations within a
-head, a factor moved from queries to keys, norms or the scale folded into weights. Distances come
-from R × R Gram matrices, ⟨M_a, M_b⟩ = Σ (A_aᵀA_b) ∘ (B_aᵀB_b).
+at a few relative distances N. They are invariant to changes that leave attention unchanged:
+rotations within a head, a factor moved from queries to keys, norms or the scale folded into
+weights. Distances come from R × R Gram matrices, ⟨M_a, M_b⟩ = Σ (A_aᵀA_b) ∘ (B_aᵀB_b).
 
 Where a block differs, its heads are looked for among the other's: every query head with every key
 head, as it is and transposed, up to a factor. What matches is confirmed by the exact distance.
@@ -113,7 +113,7 @@ def distances(a: Scoring, b: Scoring, at: Sequence[int]) -> Distances:
 
 
 def mismatches(a: Scoring, b: Scoring, at: Sequence[int]) -> tuple[Mismatch, ...]:
-    """What tells b from a: nothing, the named changes that explain it, or `Unexplained`.
+    """How b differs from a: not at all, by known changes, or `Unexplained`.
 
     Parameters
     ----------
@@ -136,7 +136,7 @@ def mismatches(a: Scoring, b: Scoring, at: Sequence[int]) -> tuple[Mismatch, ...
 
 
 def _views(b: Scoring) -> Iterator[tuple[tuple[Mismatch, ...], Scoring]]:
-    """The block as it is, and with one side's rotary order changed."""
+    """The block unchanged, and with one side's rotary order changed."""
     yield (), b
     if b.rotary is None:
         return

@@ -1,4 +1,4 @@
-"""Which tokens a head matches: scores of pairs of token embeddings, the largest and smallest.
+"""Which tokens a head matches: the largest and smallest scores of pairs of token embeddings.
 
 The scores are those of the model's embeddings alone. They are what the first layer computes where
 the embeddings go into it as they are, or through the norm that is folded in, and where positions do
@@ -46,7 +46,7 @@ class TokenPair(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenMatches:
-    """What a head's form makes of the model's token embeddings.
+    """The scores that a head's form gives to pairs of token embeddings.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class TokenMatches:
     normalized
         Whether the norm that feeds the block is folded in.
     largest, smallest
-        Pairs of tokens, from the outside in.
+        Pairs of tokens, the most extreme first.
     most_alike, least_alike
         Tokens with themselves.
     """

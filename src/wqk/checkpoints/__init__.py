@@ -1,4 +1,4 @@
-"""Where tensors come from: folders, files, the hub, URLs, torch archives, live modules."""
+"""Sources of tensors: folders, files, the Hub, URLs, torch archives, live modules."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def open_checkpoint(
         A folder or file; the folder of a training run, for its last step; a hub id such as
         ``google-bert/bert-base-uncased``, the ``https://``
         address of a safetensors file or of a folder that holds one, an `nn.Module`, a state dict
-        of arrays, or a `Checkpoint`, which is returned as it is. The folder of a LoRA adapter is
+        of arrays, or a `Checkpoint`, which is returned unchanged. The folder of a LoRA adapter is
         opened on its base model.
     revision
         Of a repository of the hub; nothing else has any.
@@ -114,7 +114,7 @@ def open_checkpoint(
 def steps_of(ref: str) -> list[str]:
     """A training run's ``checkpoint-*`` folders in the order of their steps, or just ``ref``.
 
-    A folder that has weights of its own is a checkpoint, whatever lies in it besides.
+    A folder with its own weights is a checkpoint, whatever else it contains.
     """
     folder = Path(ref)
     if not _exists(folder):
@@ -137,7 +137,7 @@ def _refuse_revision(revision: str | None, name: str) -> None:
 
 
 def _exists(path: Path) -> bool:
-    """Whether there is something; a name that the system cannot even look up is nothing."""
+    """Whether a path exists; one that the system rejects does not."""
     try:
         return path.exists()
     except (OSError, ValueError):
@@ -145,7 +145,7 @@ def _exists(path: Path) -> bool:
 
 
 def _is_hub_id(ref: str) -> bool:
-    """Whether a string that is no path could name a repository: ``name`` or ``owner/name``."""
+    """Whether a string that is not a path could name a repository: ``name`` or ``owner/name``."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 

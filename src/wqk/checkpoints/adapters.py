@@ -1,4 +1,4 @@
-"""LoRA adapters on their base model: W + s B A, row by row as it is read; nothing is written.
+"""LoRA adapters on their base model: W + s B A, computed row by row on reading, never stored.
 
 A adds r directions to what a projection reads, B says where they lead, s scales them (r: the
 adapter's rank). Queries and keys get theirs apart, so that the form is exactly
@@ -75,7 +75,7 @@ def read_adapter(folder: Path) -> Adapter | None:
     Raises
     ------
     CheckpointError
-        It is no LoRA adapter, or of a variant that does more than add a product.
+        It is not a LoRA adapter, or a variant that does more than add a product.
     """
     path = next((folder / name for name in FILES if (folder / name).is_file()), None)
     if path is None or not (folder / CONFIG).is_file():

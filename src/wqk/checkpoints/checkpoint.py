@@ -1,4 +1,4 @@
-"""What every source of tensors offers: names, shapes, and rows on request."""
+"""The interface of all sources of tensors: names, shapes, and rows on request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class TensorInfo(NamedTuple):
-    """What is known of a tensor before any of its data is read."""
+    """Metadata of a tensor."""
 
     dtype: str  # in the words of safetensors: F32, BF16, F8_E4M3, ...
     shape: tuple[int, ...]
@@ -23,7 +23,7 @@ class TensorInfo(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A tensor, or the rows of it that are wanted: half-open ranges of its first axis."""
+    """A tensor, or some of its rows: half-open ranges of its first axis."""
 
     name: str
     rows: tuple[tuple[int, int], ...] | None = None
@@ -52,18 +52,18 @@ class Part(NamedTuple):
 
 
 class Checkpoint(ABC):
-    """A transformer's weights, wherever they lie; made by `open_checkpoint`.
+    """A transformer's weights from any source; made by `open_checkpoint`.
 
     Attributes
     ----------
     name
-        What the user calls it: a path, a hub id, a class name.
+        The user's name for it: a path, a Hub id, a class name.
     revision, step
         The hub revision and the training step, where known.
     config
-        The model's configuration as `transformers` writes it; empty where there is none.
+        The model's configuration as `transformers` writes it; empty without one.
     notes
-        What a reader of its scores should know, such as files that were passed over.
+        Notes for users of its scores, such as skipped files.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Checkpoint(ABC):
 
     @property
     def bytes_fetched(self) -> int | None:
-        """Bytes that came over the network so far; None where nothing is remote."""
+        """Bytes fetched over the network so far; None for a local checkpoint."""
         return None
 
     @abstractmethod
@@ -92,10 +92,10 @@ class Checkpoint(ABC):
         """
 
     def prefetch(self, parts: Sequence[Part]) -> None:  # noqa: B027 - most sources have no delay
-        """Say that these parts will be read soon; a remote checkpoint begins to fetch them."""
+        """Announce that these parts will be read soon; a remote checkpoint starts fetching them."""
 
     def abandon(self) -> None:  # noqa: B027
-        """Say that nobody wants what was asked for any more; a remote checkpoint stops fetching."""
+        """Cancel what was announced; a remote checkpoint stops fetching."""
 
     @property
     def parameters(self) -> int:

@@ -123,7 +123,7 @@ def choose_weights(
 
 
 def _passed_over(chosen: Weights, names: Iterable[str]) -> tuple[str, ...]:
-    """A word about files of the same format that were not chosen."""
+    """A note on files of the same format that were skipped."""
     ending = PurePath(chosen.files[0]).suffix
     others = sorted(
         name
@@ -170,7 +170,7 @@ def foreign(name: str) -> str | None:
 
 
 def no_weights(folder: str, names: Iterable[str], below: Iterable[str] = ()) -> CheckpointError:
-    """The error for a folder without weights, which says what it holds instead.
+    """The error for a folder without weights, which lists what it contains instead.
 
     Parameters
     ----------

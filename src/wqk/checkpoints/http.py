@@ -1,8 +1,8 @@
 """One file behind HTTP: its size, its tag, and ranges of its bytes.
 
 Requests go through the hub client's own session, which knows the user's proxies, certificates and
-offline mode. What the network does at random (broken connections, 429, 5xx) is tried again from the
-byte reached; what it cannot do by chance (other lengths or ranges than asked, another tag) is
+offline mode. Transient failures (broken connections, 429, 5xx) are retried from the byte reached;
+inconsistent responses (lengths or ranges other than requested, another tag) are
 refused.
 """
 
@@ -35,7 +35,7 @@ RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)")
 
 
 class Traffic:
-    """Counts what went over the network, from several threads."""
+    """A thread-safe count of network traffic."""
 
     def __init__(self) -> None:
         self.bytes, self.requests = 0, 0
@@ -49,7 +49,7 @@ class Traffic:
 
 
 class Absent(HubError):
-    """The server says that there is no such file, or none for this user."""
+    """The server reports that the file does not exist, or not for this user."""
 
 
 class RemoteFile:
@@ -60,13 +60,13 @@ class RemoteFile:
     url
         Where it is resolved; redirects are followed, remembered while they work, never stored.
     name
-        What errors call it: nothing secret.
+        Its name in errors, without secrets.
     headers
-        Sent to the origin of ``url`` alone, as they may hold a login.
+        Sent to the origin of ``url`` only, as they may contain credentials.
     traffic
         Where bytes are counted.
     size
-        In bytes, where known; else the first request tells.
+        In bytes, if known; otherwise learned from the first request.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class RemoteFile:
         self._tags: dict[str, str] = {}
 
     def describe(self) -> bytes:
-        """Learn size and tag where not known; returns the first bytes, 8 where there are so many.
+        """Learn the size and tag if unknown; return the first bytes, up to 8.
 
         Raises
         ------

@@ -35,7 +35,7 @@ class _NoRevision(HubError):
 
 
 class _Unreachable(HubError):
-    """Nobody answers."""
+    """The Hub cannot be reached."""
 
 
 class Listing(NamedTuple):

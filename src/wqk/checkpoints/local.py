@@ -137,7 +137,7 @@ def _weights(folder: Path) -> Weights:
 
 
 def read_config(folder: Path) -> Mapping[str, Any]:
-    """The folder's config.json; empty where there is none."""
+    """The folder's config.json; empty without one."""
     path = folder / "config.json"
     return read_json(path) if path.exists() else {}
 

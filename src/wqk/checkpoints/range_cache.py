@@ -1,4 +1,4 @@
-"""Ranges of remote files that were read before, on disk.
+"""A disk cache of ranges of remote files.
 
 A range lies under its file's identity: where it comes from, and what is called the hash of its
 content there. The same weights in two repositories of a hub are kept once, changed weights are

@@ -1,4 +1,4 @@
-"""A remote file as a source of bytes, of which only the ranges that are asked for come over.
+"""A remote file as a source of bytes, of which only requested ranges are fetched.
 
 Ranges that lie near each other become one request, large ones several; a few threads fetch them,
 into the cache on disk where that has room, into memory until they are read where not. A range is
@@ -66,7 +66,7 @@ class Workers:
         return future
 
     def abandon(self) -> None:
-        """Let everybody who waits go away empty-handed."""
+        """Cancel all waiting readers."""
         for future in list(self._promised):
             _settle(future, error=HubError("interrupted"))
 
@@ -87,7 +87,7 @@ def _settle(
     result: bytearray | None = None,
     error: BaseException | None = None,
 ) -> None:
-    """Give a future its end, unless it has one."""
+    """Complete a future, unless it is done."""
     with contextlib.suppress(InvalidStateError):
         if error is None:
             future.set_result(result)
@@ -96,7 +96,7 @@ def _settle(
 
 
 def _dismiss(jobs: SimpleQueue[Any], count: int) -> None:
-    """End the threads, and drop what they have not begun."""
+    """Stop the threads, and drop jobs that have not started."""
     while not jobs.empty():
         jobs.get_nowait()
     for _ in range(count):
@@ -104,7 +104,7 @@ def _dismiss(jobs: SimpleQueue[Any], count: int) -> None:
 
 
 class Span(NamedTuple):
-    """A range of a file that is here or on its way.
+    """A range of a file that is held or requested.
 
     ``coming`` is None for what the cache holds; its result is the bytes, or None once the cache
     holds them.
@@ -151,7 +151,7 @@ class RangedFile:
                 self._spans.append(Span(start, stop, None))
 
     def want(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Begin to fetch what of these half-open ranges is neither here nor on its way."""
+        """Start fetching what of these half-open ranges is neither held nor requested."""
         with self._lock:
             missing = [gap for start, stop in ranges for gap in self._missing(start, stop)]
             joined = coalesce(missing)
@@ -172,7 +172,7 @@ class RangedFile:
             self._spans.insert(0, Span(0, len(content), done))
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill the buffer from this offset, waiting for what is on its way."""
+        """Fill the buffer from this offset, waiting for requests in progress."""
         while buffer:
             span = self._span(offset)
             if span is None:
@@ -189,7 +189,7 @@ class RangedFile:
             buffer, offset = buffer[count:], offset + count
 
     def forget(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Let go of the bytes of these ranges that are held in memory."""
+        """Release the bytes of these ranges from memory."""
         with self._lock:
             for start, stop in ranges:
                 self._spans = [
@@ -199,7 +199,7 @@ class RangedFile:
                 ]
 
     def clean(self) -> None:
-        """Let go of what did not come, so that it is fetched anew."""
+        """Drop failed requests, so that they are made again."""
         with self._lock:
             self._spans = [span for span in self._spans if not _is_lost(span)]
 
@@ -246,7 +246,7 @@ class RangedFile:
         return found if found is not None and offset < found.stop else None
 
     def _missing(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """What of a range no span holds."""
+        """The parts of a range that no span covers."""
         gaps = []
         place = self._place(start)
         if place >= 0:

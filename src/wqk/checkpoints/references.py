@@ -1,4 +1,4 @@
-"""References to checkpoints as they may be shown and kept."""
+"""References to checkpoints, without secrets, for display and storage."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HARMLESS = ("download", "ref", "revision", "version", "versionId", "filename", "
 
 
 def presentable(reference: str) -> str:
-    r"""A reference for messages, tables and file names, without what may be secret.
+    r"""A reference for messages, tables and file names, without secrets.
 
     Of an address the user, the password and the query go, but for what is known to be harmless in
     it. Bytes that are no text become escapes.

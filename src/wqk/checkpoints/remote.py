@@ -1,4 +1,4 @@
-"""Checkpoints whose files are remote, all or in part: on the hub, or under a URL."""
+"""Checkpoints with remote files, all or in part: on the Hub, or at a URL."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Folder(NamedTuple):
-    """A folder that is not on this disk.
+    """A remote folder.
 
     Attributes
     ----------
@@ -67,7 +67,7 @@ class RemoteCheckpoint(StoredCheckpoint):
         return self._workers.traffic.bytes
 
     def prefetch(self, parts: Sequence[Part]) -> None:
-        """Begin to fetch what `read` will want."""
+        """Start fetching what `read` will need."""
         for source, ranges in self._ranges(parts):
             source.want(ranges)
 
@@ -154,7 +154,7 @@ def open_files(
 
 
 def read_object(source: ByteSource | None) -> dict[str, Any]:
-    """The JSON object in a file; empty where there is no file."""
+    """The JSON object in a file; empty if there is no file."""
     if source is None:
         return {}
     if source.size > LARGEST_JSON:

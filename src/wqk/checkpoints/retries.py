@@ -1,4 +1,4 @@
-"""Failures of the network that may pass: how often to try again, and how long to wait."""
+"""Transient network failures: how often to retry, and how long to wait."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ class Patience(NamedTuple):
         return 3 * (self.timeout or constants.HF_HUB_DOWNLOAD_TIMEOUT)
 
     def deadline(self, size: int) -> float:
-        """When, on the monotonic clock, so many bytes asked for now must be there."""
+        """Deadline on the monotonic clock for receiving this many bytes."""
         return time.monotonic() + self.longest_answer + size / self.slowest
 
     def wait(self, failures: int, asked: float | None, name: str) -> None:
-        """Wait after so many failures, at least as long as the server asked for."""
+        """Wait after this many failures, at least as long as the server asked for."""
         if asked is not None and asked > self.longest_asked:
             raise HubError(f"{name}: the server asks to wait {asked:.0f} s; try again later")
         # Scattered, so that parallel requests do not come back all at once.
@@ -141,7 +141,7 @@ def interruptions(name: str) -> Iterator[None]:
 
 
 def reason(error: Exception) -> str:
-    """What happened to the connection, in words."""
+    """A description of what happened to the connection."""
     name = type(error).__name__
     if "Timeout" in name:
         return "the server does not answer"

@@ -263,7 +263,7 @@ def _begins(source: ByteSource, with_bytes: bytes) -> bool:
 
 
 def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, limit: int) -> bytes:
-    """A member's content, of at most so many bytes."""
+    """A member's content, up to this many bytes."""
     with archive.open(info) as file:
         content = file.read(limit + 1)
     if len(content) > limit:

@@ -1,8 +1,8 @@
-"""What is named like attention: queries beside keys, or one weight that holds both.
+"""Tensors named like attention: queries next to keys, or one weight that contains both.
 
 Two weights whose names differ only in ``q`` and ``k``, or one whose name says that it holds both.
-Everything else that lies beside them is sorted into what a form can hold, what does not concern it,
-and what nobody can explain.
+All tensors next to them are sorted into those a form can include, those irrelevant to it, and
+unexplained ones.
 """
 
 from __future__ import annotations
@@ -86,19 +86,19 @@ class Candidate:
 
     @property
     def words(self) -> set[str]:
-        """What tells it from other queries in the same module: ``add`` of ``add_q_proj``."""
+        """Its distinction from other queries in the same module: ``add`` of ``add_q_proj``."""
         return set() if self.query == self.key else _words(self.module) - {"q"}
 
     @property
     def value(self) -> str:
-        """What the value beside them would be called; empty where fused."""
+        """The expected name of the value next to them; empty if fused."""
         match = QUERY.fullmatch(self.module)
         return _sibling(self.path, match, VALUE_OF) if match and self.query != self.key else ""
 
 
 @dataclass(frozen=True)
 class Beside:
-    """What lies beside a candidate's queries and keys.
+    """The tensors next to a candidate's queries and keys.
 
     Attributes
     ----------
@@ -107,9 +107,9 @@ class Beside:
     has_bias
         Whether these norms have biases, as LayerNorm does.
     unexplained
-        Tensors of which nobody knows what they do to the score.
+        Tensors with an unknown effect on the score.
     recurrent
-        Tensors that say that this is no softmax attention.
+        Tensors that show that this is not softmax attention.
     """
 
     query_norm: str
@@ -120,7 +120,7 @@ class Beside:
 
 
 def candidates(tensors: Mapping[str, TensorInfo]) -> list[Candidate]:
-    """Everything that is named like attention, in the order of the tensors."""
+    """All candidates, in the order of the tensors."""
     spellings: dict[str, list[str]] = {}
     for name, info in tensors.items():
         stem = name.removesuffix(".weight")
@@ -146,7 +146,7 @@ def _candidates(
 def beside(
     candidate: Candidate, others: list[Candidate], tensors: Mapping[str, TensorInfo]
 ) -> Beside:
-    """Sort what lies in the candidate's module, and in the modules within."""
+    """Sort the tensors in the candidate's module and its submodules."""
     path = candidate.path
     # A whole layer's module holds much that is none of attention's business.
     is_layer = path.endswith("}")
@@ -200,7 +200,7 @@ def _is_harmless(name: str, words: set[str]) -> bool:
 
 
 def _words(module: str) -> set[str]:
-    """What a module's name says beside that it is a projection.
+    """The words of a module's name other than those for a projection.
 
     Examples
     --------
@@ -212,7 +212,7 @@ def _words(module: str) -> set[str]:
 
 
 def without_numbers(stem: str) -> str:
-    """The first number in a name is the layer's; further ones are told apart, too."""
+    """Names without the first number, the layer's; further numbers are kept distinct."""
     parts, count = [], 0
     for part in stem.split("."):
         if part.isdigit():

@@ -1,8 +1,8 @@
-"""Models of parts: a language model with a vision tower, an encoder with a decoder of its own.
+"""Composite models: a language model with a vision tower, an encoder with its own decoder.
 
-A part is a model. Its nested configuration names a model type and so a family, and holds its
-numbers; the tensors under one prefix are its own. The family's rules are used as they are, with
-that prefix and that configuration.
+A part is a model. Its nested configuration gives its model type, and so its family, and its
+numbers; its tensors share a prefix. The family's rules apply unchanged, with that prefix and
+configuration.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Part:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """What kinds of part its path speaks of."""
+        """The modalities that its path names."""
         spoken = re.split(r"[._]", self.path.lower())
         return tuple(
             kind for kind, names in WORDS.items() if any(word.startswith(names) for word in spoken)
@@ -66,12 +66,12 @@ class Part:
 
 
 def compose_family(checkpoint: Checkpoint) -> Family | None:
-    """The family of a model of parts; None where its configuration names no part's type.
+    """The family of a composite model; None if its configuration names no part's type.
 
     Raises
     ------
     CheckpointError
-        Tensors of a part are there more than once, and nothing tells which are its own.
+        A part's tensors occur more than once, with nothing to distinguish them.
     """
     tensors = checkpoint.tensors()
     rules: list[AttentionRule] = []
@@ -129,7 +129,7 @@ def _parts(config: Mapping[str, Any], model_type: object, path: str = "") -> Ite
 def _prefix(
     tensors: Mapping[str, TensorInfo], part: Part, taken: set[str], name: str
 ) -> str | None:
-    """Under what prefix the part's tensors lie."""
+    """The prefix of the part's tensors."""
     found = {
         prefix
         for rule in part.family.attention
@@ -155,7 +155,7 @@ def _spoken(prefix: str) -> list[str]:
 
 
 def _of_another(prefix: str, part: Part) -> bool:
-    """Whether a prefix speaks of pictures where the part is one for text, and so on."""
+    """Whether a prefix names another modality than the part's."""
     own = [kind for kind in MODALITIES if kind in part.words]
     others = [n for kind in MODALITIES if kind not in own for n in WORDS[kind]]
     return (
@@ -191,7 +191,7 @@ def _has_depth(prefix: str, part: Part, tensors: Mapping[str, TensorInfo]) -> bo
 
 
 def _stack(part: Part, rule: AttentionRule, stacks: set[str]) -> str:
-    """What the part's stack is called in the whole model."""
+    """The name of the part's stack in the whole model."""
     kind = part.words[0] if part.words else part.path.rpartition(".")[2].removesuffix("_config")
     if not kind or (kind == "text" and rule.stack == "decoder"):
         return rule.stack
@@ -203,7 +203,7 @@ def _stack(part: Part, rule: AttentionRule, stacks: set[str]) -> str:
 def _distinct(
     rules: Sequence[AttentionRule], tensors: Mapping[str, TensorInfo]
 ) -> Iterator[AttentionRule]:
-    """The rules with different stacks where several would share one."""
+    """The rules, with distinct names for stacks that would share one."""
     places = [(rule.stack, rule.kind) for rule in rules]
     for rule, place in zip(rules, places, strict=True):
         if places.count(place) > 1 and rule.config:

@@ -1,4 +1,4 @@
-"""Values of a model's configuration, as the keys of a family name them; checked, never trusted."""
+"""Checked values of a model's configuration, under the keys that a family names."""
 
 from __future__ import annotations
 
@@ -171,9 +171,9 @@ class Config:
         return None
 
     def window(self, keys: Sequence[str], layer: int, axes: int = 1) -> str | None:
-        """Size of a layer's attention window; ``local`` where none is told; None for full.
+        """Size of a layer's attention window; ``local`` if unknown; None for full attention.
 
-        Windows of two axes are told as ``7x7``.
+        Windows with two axes are written ``7x7``.
         """
         if not keys:
             return None

@@ -1,7 +1,7 @@
-"""A model's own attention beside the one computed from the weights as they are read.
+"""A model's own attention compared with attention recomputed from the weights as read.
 
-What went into a block's query and key projections is recorded while the model runs. From that, and
-from weights read from the checkpoint by a family's rules, the attention is computed anew::
+The inputs of a block's query and key projections are recorded while the model runs. From these,
+and from weights read from the checkpoint by a family's rules, attention is recomputed::
 
     softmax(scale · (x_i A_h + a_h) R(i)ᵀ R(j) (y_j B_g + b_g)ᵀ + position, where i may see j)
 
@@ -253,7 +253,7 @@ def _recomputation(
 def _latent_scales(
     checkpoint: Checkpoint, projection: Projection | Composed, x: np.ndarray
 ) -> np.ndarray:
-    """What the norm of a latent multiplies each token of x (B, N, D) by; 1 where there is none."""
+    """The factor by which a latent's norm scales each token of x (B, N, D); 1 without one."""
     if not isinstance(projection, Composed):
         return np.ones(())
     inner = projection.inner

@@ -1,4 +1,4 @@
-"""What a model is given to read when it is run: random tokens, pictures and sounds of its own size.
+"""Inputs for running a model: random tokens, images and sounds of the right size.
 
 Axes: B examples, N tokens, C channels, S side of a picture, T tiles of a picture.
 """

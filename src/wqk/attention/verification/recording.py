@@ -1,4 +1,4 @@
-"""What goes into a running model's attention, and what comes out.
+"""Recording the inputs and outputs of a running model's attention.
 
 Axes: B examples, H query heads, N tokens (I queries, J keys), D width, R head width.
 """
@@ -103,12 +103,12 @@ def listen(
 def require_records(
     model: Any, plans: Sequence[AttentionPlan], records: Sequence[Sequence[Application]]
 ) -> None:
-    """See that every block was heard.
+    """Check that every block was recorded.
 
     Raises
     ------
     UnknownFamily
-        A block's attention was not run, or not reported.
+        A block's attention was not run, or not returned.
     """
     silent = [plan for plan, record in zip(plans, records, strict=True) if not record]
     if silent:

@@ -121,7 +121,7 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def double_precision() -> Iterator[None]:
-    """Everything that asks PyTorch for float32 gets float64.
+    """Give float64 to code that asks PyTorch for float32.
 
     Models compute rotary angles and the softmax in float32 by name, whatever their weights are.
     """
