@@ -104,7 +104,7 @@ def test_settings_that_are_none(tmp_path: Path, content: bytes) -> None:
 
 @pytest.mark.parametrize("place", ["nowhere", "."])
 def test_no_run_here(tmp_path: Path, place: str) -> None:
-    with pytest.raises(RunError, match=r"has a run\.json; there is none"):
+    with pytest.raises(RunError, match=r"not a run's folder; expected a run\.json"):
         open_run(tmp_path / place)
 
 

@@ -199,4 +199,4 @@ def test_the_command(tmp_path: Path) -> None:
     assert [run["first"] for run in as_json["comparisons"][0]["runs"]] == [0.5, 0.5]
     missing = CliRunner().invoke(command, ["speedup", str(tmp_path / "nothing")])
     assert missing.exit_code == 2
-    assert "there is none" in missing.output
+    assert "not a run's folder" in missing.output

@@ -262,7 +262,7 @@ def test_two_do_not_train_in_one_folder(run: Run) -> None:
 def test_a_new_run_needs_a_recipe_and_a_corpus(tiny: Any, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="needs a recipe and a corpus"):
         train(tiny(), None, tmp_path / "run")
-    with pytest.raises(RunError, match=r"has a run\.json; there is none"):
+    with pytest.raises(RunError, match=r"not a run's folder; expected a run\.json"):
         train(None, None, tmp_path / "run", resume=True)
     create_run(tmp_path / "odd", {"recipe": None})
     with pytest.raises(RunError, match="expected an object 'recipe', got None"):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from os import PathLike
 
-# Metadata with which scores can stand beside the published ones; what is not told is taken so.
+# Metadata of scores comparable with the published ones; missing entries are assumed to match.
 PLAIN = {"gamma": 2.0, "folded_norms": False, "biases": False}
 
 # The published directionality goes by excess.

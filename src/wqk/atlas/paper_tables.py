@@ -128,7 +128,7 @@ def _scores(score: str, own: ScoreTable | None) -> Sheet:
         header, alignment = [*header, "Own median", "Own range"], alignment + "rl"
     return Sheet(
         f"Median {score} over layers, and the distances to the quartiles, as published"
-        + ("." if mine is None else ", with own results beside them."),
+        + ("." if mine is None else ", with own results next to them."),
         header * 2,
         alignment * 2,
         [[*left, *right] for left, right in zip(lines[:half], lines[half:], strict=True)],

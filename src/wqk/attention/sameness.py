@@ -6,7 +6,7 @@ rotations within a head, a factor moved from queries to keys, norms or the scale
 weights. Distances come from R × R Gram matrices, ⟨M_a, M_b⟩ = Σ (A_aᵀA_b) ∘ (B_aᵀB_b).
 
 Where a block differs, its heads are looked for among the other's: every query head with every key
-head, as it is and transposed, up to a factor. What matches is confirmed by the exact distance.
+head, unchanged and transposed, up to a factor. What matches is confirmed by the exact distance.
 
 Axes: H query heads, G key heads, D model width and 1 for the biases, R head width, P probes.
 """
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 # Probe vectors on either side; P² numbers tell heads apart.
 PROBES = 8
 
-# How many times the expected rounding two equal forms may lie apart.
+# By how many times the expected rounding two equal forms may differ.
 SAFETY = 1.5
 
 # Products of float64 Gram matrices resolve no smaller distance, relative to ‖A‖ ‖B‖.

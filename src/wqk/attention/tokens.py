@@ -103,7 +103,7 @@ def match_tokens(
     """The pairs of tokens with the largest and the smallest score, of one head.
 
     A vocabulary of 128,000 tokens takes 140 MB for heads of width 128, and as much for the scores
-    at hand: embeddings are read in blocks of rows.
+    in progress: embeddings are read in blocks of rows.
 
     Parameters
     ----------

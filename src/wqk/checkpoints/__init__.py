@@ -43,7 +43,7 @@ def open_checkpoint(
     token, cache_dir, local_files_only
         As everywhere on the hub; a checkpoint on disk does not need them.
     subfolder
-        The folder of the repository, or of ``ref``, in which the model lies.
+        The folder of the repository, or of ``ref``, that contains the model.
 
     Raises
     ------

@@ -24,7 +24,7 @@ PREFERRED = (
     "open_clip_model.safetensors", "open_clip_pytorch_model.bin",
 )  # fmt: skip
 
-# What lies beside weights under the same endings: adapters, and the Trainer's own state.
+# Other files with the endings of weights: adapters, and the Trainer's own state.
 NOT_WEIGHTS = ("adapter_", "training_args.", "optimizer.", "scheduler.", "scaler.", "rng_state")
 
 SAFETENSORS = "use the model's safetensors version"

@@ -221,8 +221,8 @@ class RemoteFile:
         status = response.status_code
         if status in (200, 206):
             if presentable(self.url) not in self._tags or url == self.url:
-                # Else the hub has told a hash of the content; what storage calls it may differ
-                # from one place to the next.
+                # Otherwise the Hub has given a hash of the content; what storage calls it may
+                # differ from one place to the next.
                 headers = response.headers
                 self._keep_tag(url, headers.get("etag"), headers.get("last-modified"))
             return response

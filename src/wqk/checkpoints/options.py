@@ -15,7 +15,7 @@ class HubAccess(TypedDict, total=False):
     Attributes
     ----------
     subfolder
-        The folder of the repository, or of a local folder, in which the model lies.
+        The folder of the repository, or of a local folder, that contains the model.
     token
         Access token; True for the one that ``hf auth login`` has stored.
     cache_dir

@@ -55,7 +55,7 @@ class RecordType(NamedTuple):
         return Record(self.name, arguments)
 
 
-# Classes of plain values that stand beside weights.
+# Classes of plain values that are stored with weights.
 PLAIN: Mapping[tuple[str, str], Any] = {
     ("collections", "OrderedDict"): lambda *_: {},
     ("collections", "defaultdict"): lambda *_: {},

@@ -1,13 +1,13 @@
 """A disk cache of ranges of remote files.
 
-A range lies under its file's identity: where it comes from, and what is called the hash of its
-content there. The same weights in two repositories of a hub are kept once, changed weights are
+A range is stored under its file's identity: its origin, and the content hash that the origin
+reports. The same weights in two repositories of a hub are kept once, changed weights are
 never mistaken for the old ones, and what one server claims is never believed of another.
 
 Each range is a file of its own: its bytes, then a checksum over identity, place and bytes. It is
-written beside its name and renamed, so that any number of processes can read and write at once, and
-a killed one leaves nothing under a final name. What a crash of the whole machine tears, the
-checksum finds: it is read as absent, which is why nothing waits for the disk here.
+written under a temporary name and renamed, so that any number of processes can read and write at
+once, and a killed one leaves nothing under a final name. What a crash of the whole machine tears,
+the checksum finds: it is read as absent, which is why nothing waits for the disk here.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LIMIT = 20 * 10**9
 
 CHECKSUM = 32
 
-# A file that a killed process left unfinished is removed after so many seconds.
+# A file that a killed process left unfinished is removed after this many seconds.
 ABANDONED = 3600
 
 
@@ -43,7 +43,7 @@ class RangeCache:
     Parameters
     ----------
     folder
-        Where it lies; made when first written to. One that cannot be written to is only read.
+        The cache's folder, created on the first write. A read-only folder is only read.
     limit
         Bytes it may take. The ranges used least recently make room, but none of this process:
         a checkpoint larger than the limit is cached up to it.
@@ -69,7 +69,7 @@ class RangeCache:
     def load(self, identity: str, start: int, stop: int) -> bytes | memoryview | None:
         """A range's bytes; None where it is not here, or not what was written.
 
-        Each thread keeps its last range at hand, as ranges are read piece by piece.
+        Each thread keeps its last range in memory, as ranges are read piece by piece.
         """
         key = (identity, start, stop)
         if getattr(self._last, "key", None) == key:

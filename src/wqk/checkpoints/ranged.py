@@ -155,7 +155,7 @@ class RangedFile:
         with self._lock:
             missing = [gap for start, stop in ranges for gap in self._missing(start, stop)]
             joined = coalesce(missing)
-            for start, stop in joined:  # what lies in a gap comes along, so that spans stay apart
+            for start, stop in joined:  # gaps are fetched as well, so that spans stay apart
                 self._spans = [s for s in self._spans if s.start < start or s.stop > stop]
             for start, stop in split(joined):
                 job = self._job(start, stop)

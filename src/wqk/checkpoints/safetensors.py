@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # The reference implementation's own limit.
 LARGEST_HEADER = 100_000_000
 
-# NumPy's own limits: axes of an array, and values that it may seem to have beside an empty axis.
+# NumPy's own limits: axes of an array, and values that it may seem to have next to an empty axis.
 MOST_AXES = 64
 MOST_VALUES = 2**59
 

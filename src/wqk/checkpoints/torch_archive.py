@@ -138,7 +138,7 @@ class TorchFile:
             return []
         item = ITEM_BITS[tensor.dtype] // 8
         if part.rows is None and tensor.storage.key not in self._starts:
-            # The member's own header says where the data begins, at most so many bytes later.
+            # The member's own header says where the data begins, at most this many bytes later.
             begin = self.position(part.name)
             header = 30 + len(self._members[f"data/{tensor.storage.key}"].filename) + 2**7
             stop = begin + header + tensor.storage.size * item

@@ -32,7 +32,7 @@ DTYPES = {
     "float8_e8m0fnu": "F8_E8M0",
 }  # fmt: skip
 
-# Records that training scripts keep beside the weights: read as data, and not looked at. Pickled
+# Records that training scripts store with the weights: read as data, and ignored. Pickled
 # modules are not among them: what they compute depends on code that is not in the file.
 INERT = (
     "torch.device", "torch.layout", "torch.strided", "torch.torch_version.", "torch._utils.",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from wqk.scanning.tables import ScoreTable
 
-# What stands in parentheses after a value: the same by chance.
+# The value in parentheses: the same by chance.
 BESIDE = {
     "spectral_norm": "spectral_norm_null",
     "stable_rank": "stable_rank_null",

@@ -129,7 +129,7 @@ def _print(comparisons: Sequence[StartSpeedUp], loss: str, smoothing: float) -> 
     console.print(
         f"Against {one.baseline} at step {one.step:,} of {one.steps:,}, seed by seed. "
         f"Difference: {loss} loss in nats (trailing mean over {smoothing:.0%} of the steps), mean "
-        "and 95 % interval; of one seed there is none. Speed-up: share of the steps saved until "
+        "and 95 % interval; none for a single seed. Speed-up: share of the steps saved until "
         "the loss first reaches where the other ends; lasting: until it stays there.",
         style="dim",
     )

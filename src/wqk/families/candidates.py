@@ -36,7 +36,7 @@ NORM_PARAMETERS = ("weight", "bias", "gamma", "beta")
 
 # The scales of 8-bit weights, which reading applies.
 QUANTIZED = re.compile(r"weight_scale(?:_inv)?$|input_scale$")
-# Words of what lies beside queries and keys and leaves their products alone: values and outputs,
+# Words of tensors next to queries and keys that do not affect their products: values and outputs,
 # with their norms, and rotary tables.
 HARMLESS = {
     "o", "out", "output", "c", "wo", "v", "value", "values", "wv", "resid", "sub", "inner", "post",

@@ -109,7 +109,7 @@ def compose_family(checkpoint: Checkpoint) -> Family | None:
 def _parts(config: Mapping[str, Any], model_type: object, path: str = "") -> Iterator[Part]:
     """The parts of known families, those of parts included."""
     types = part_types(model_type)
-    # Older files hold the text's keys beside the parts.
+    # Older files hold the text's keys next to the parts.
     for key in dict.fromkeys([*config, *types]):
         value = config.get(key)
         where = f"{path}.{key}" if path else key

@@ -93,7 +93,7 @@ class ScoreRule:
     sinks: tuple[str, ...] = ()  # scores of a virtual key, one per head
     temperature: tuple[str, ...] = ()  # logarithm of a learned factor of each head's score
     temperature_limit: float = 100.0  # largest factor
-    position: str = ""  # what is added to the scores beside the form: alibi, relative, ...
+    position: str = ""  # what is added to the scores besides the form: alibi, relative, ...
     position_if: str = ""
     causal: bool = False
     causal_if: str = ""  # configuration flag of models that are either

@@ -34,7 +34,7 @@ WIDTHS = ("hidden_size", "d_model", "n_embd", "n_state", "embed_dim")
 # Nested configurations that are those of the whole model.
 WHOLE = {"model", "transformer", "attention", "attn", "args", "params", "model_args", "hparams"}
 
-# Models whose fused weight lies otherwise than its name is usually meant.
+# Models whose fused weight has another layout than its name suggests.
 LAYOUTS = {
     "chatglm": "sectioned",
     "bailing": "sectioned",
@@ -97,7 +97,7 @@ def infer_family(
     """
     tensors = checkpoint.tensors()
     named = candidates(tensors)
-    # A single block has no number; beside numbered ones it is a pooling head.
+    # A single block has no number; next to numbered ones it is a pooling head.
     found = [c for c in named if "{layer}" in c.query] or named
     around = {c: beside(c, found, tensors) for c in found}
     if found and all(one.recurrent for one in around.values()):
@@ -158,7 +158,7 @@ def _sides(
     tensors: Mapping[str, TensorInfo],
     config: Mapping[str, Any],
 ) -> tuple[dict[str, Any], NormRule, str]:
-    """The rule's names, the kind of its norms, and what nobody can explain."""
+    """The rule's names, the kind of its norms, and unexplained tensors."""
     query_norm, key_norm = (
         (name,) if name else () for name in (around.query_norm, around.key_norm)
     )
@@ -186,7 +186,7 @@ def _sides(
 
 
 def _layout(candidate: Candidate, config: Mapping[str, Any]) -> tuple[str, str]:
-    """How the roles lie in the weight, and what is doubtful about it."""
+    """The layout of the roles in the weight, and what is doubtful about it."""
     if candidate.layout == "separate":
         return "separate", ""
     rows, columns = candidate.shape

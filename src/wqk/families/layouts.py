@@ -1,4 +1,4 @@
-"""How one or several projections lie in a stored tensor.
+"""The layout of one or several projections in a stored tensor.
 
 Every layout says the same thing: which outputs (rows of an ``nn.Linear`` weight, columns of a
 Conv1D one) belong to the queries, to the keys and to the values, in the order of the heads. That is

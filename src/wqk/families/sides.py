@@ -1,4 +1,4 @@
-"""One side of an attention: its projection, and what stands before and after it."""
+"""One side of an attention: its projection, and what precedes and follows it."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Entry:
     numbers
         What it shows, as a frame in long form, out of the sources.
     draw
-        The picture of these numbers; the sources give the matrices beside them.
+        The figure of these numbers; the sources provide its matrices.
     stand_in
         What of the package's two models replaces missing sources.
     """

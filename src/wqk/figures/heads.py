@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 LABEL = r"$\mathrm{tr}(M_a M_b) \,/\, \|M_a\| \|M_b\|$"
 
-# Up to so many heads, the numbers are printed into the matrix.
+# Up to this many heads, the numbers are printed into the matrix.
 PRINTED_HEADS = 16
 
-# Small matrices beside each other.
+# Small matrices side by side.
 COLUMNS = 6
 
 

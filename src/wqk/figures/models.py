@@ -55,10 +55,10 @@ HOLLOW = {
     "cross-attention": "<",
 }
 
-# More scans of one's own than this are not named one by one.
+# If the user has more scans than this, they are not labeled.
 NAMED = 8
 
-# Published models that are named beside their mark: the extremes of each score and of size.
+# Published models that are labeled: the extremes of each score and of size.
 NAMED_EXTREMES = 3
 
 # From this share on, a checkpoint holds queries and keys alone: its size is not its model's.

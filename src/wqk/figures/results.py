@@ -52,7 +52,7 @@ def table_text(name: Name, sources: Sources, ending: str = ".md") -> str:
     own = training_results(sources.runs) if name == "table1" else sources.scores
     if not own and (sources.runs or sources.table or sources.blocks):
         needed = "training runs" if name == "table1" else "scores (wqk survey, wqk scan --out)"
-        raise TableError(f"{name} takes {needed} beside the published values; got none")
+        raise TableError(f"{name} takes {needed} next to the published values; got none")
     return paper_table(name, TEXTS[ending], own or None)
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from wqk.scanning.tables import ScoreTable
 
-# What a title tells of a model, beside its name, where it tells models apart.
+# What a title adds to a model's name if it distinguishes models.
 TOLD = ("revision", "step", "stack", "kind", "circuit")
 
 

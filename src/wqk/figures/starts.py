@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
     from wqk.runs.run import Run
 
-# What starts are told apart by, also in gray; penalties and combinations take what is left.
+# Styles that distinguish initializations, also in gray; penalties and combinations take what is
+# left.
 LOOKS: dict[str, dict[str, Any]] = {
     "random": {"color": "black", "linestyle": "-"},
     "symmetric": {"color": BLUE, "linestyle": "--"},
@@ -48,7 +49,7 @@ OTHERS: tuple[dict[str, Any], ...] = (
     {"color": PURPLE, "linestyle": ":"},
 )
 
-# One's own runs have the first, the paper's the second.
+# The user's runs have the first, the paper's the second.
 LOSSES = {"held_out_loss": "held-out", "training_loss": "training"}
 
 # Losses are drawn from this share of the steps on: before it, all fall alike.

@@ -20,7 +20,7 @@ TERMS = ("symmetry_within_heads", "symmetry_between_heads", "symmetry_within_ran
 
 LEGEND = ("within heads", "between heads", "within heads by chance", "sum: the symmetry")
 
-# Panels beside each other.
+# Panels side by side.
 COLUMNS = 3
 
 

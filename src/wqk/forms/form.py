@@ -176,7 +176,7 @@ class BilinearForm:
         return xp.matrix_transpose(_times(self.key, self.query, xp.matrix_transpose(x)))
 
     def _operand(self, values: Any, width: int, axis: int = -2) -> Array:
-        """What stands beside the form in a product, in the form's own type."""
+        """The other operand of a product with the form, in the form's own type."""
         xp = array_namespace(self.query, self.key)
         values = xp.asarray(values, dtype=self.query.dtype)
         if values.ndim == 0 or values.shape[axis if values.ndim > 1 else 0] != width:

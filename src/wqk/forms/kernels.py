@@ -101,7 +101,7 @@ def measure(query: Float[Array, "... d_query r"], key: Float[Array, "... d_key r
 
 
 def measure_entries(matrix: Array, identity: Array) -> Moments:
-    """The moments of M = matrix · identityᵀ, which is at hand as it is.
+    """The moments of M = matrix · identityᵀ, which is given explicitly.
 
     Raises
     ------

@@ -106,7 +106,7 @@ def directionality(
     form
         One form or a stack, or a matrix (..., n, m); it need not be square.
     gamma
-        How many standard deviations above the mean an outlier lies.
+        Threshold of an outlier, in standard deviations above the mean.
     weight
         ``"norm"`` sums the outliers' norms: Definition 3.2 as printed. ``"excess"`` sums norm −
         threshold: the rule behind all published tables and figures, continuous at the threshold.

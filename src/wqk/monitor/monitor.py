@@ -33,12 +33,12 @@ class Monitor:
     Parameters
     ----------
     model
-        The `nn.Module` that is trained, as it is or wrapped by `torch.compile`,
+        The `nn.Module` that is trained, plain or wrapped by `torch.compile`,
         `DistributedDataParallel` or `fully_shard`. In a distributed run every process makes a
         monitor and calls it at the same steps; the first one writes.
     path
-        A ``.jsonl`` file, such as ``run/scores.jsonl``; the changes go to ``updates.jsonl`` beside
-        it (``NAME-updates.jsonl`` beside any other ``NAME.jsonl``).
+        A ``.jsonl`` file, such as ``run/scores.jsonl``; the changes go to ``updates.jsonl`` next
+        to it (``NAME-updates.jsonl`` for any other ``NAME.jsonl``).
     every, steps
         When to look: at multiples of ``every`` (None for no multiples), and at these steps, or at
         1, 2, 4, 8, ... with ``"log"``.

@@ -2,7 +2,7 @@
 
 =====================================  ========================================================
 `DistributedDataParallel`, `compile`   unwrapped
-`fully_shard` (FSDP 2), any DTensor    read as it is trained; gathered by whoever reads it
+`fully_shard` (FSDP 2), any DTensor    read as trained; gathered on reading
 LoRA adapters (PEFT)                   their products are added to the weights that they adapt
 other adapters, FSDP 1, ZeRO stage 3   refused: the weights that are trained cannot be seen
 =====================================  ========================================================

@@ -26,7 +26,7 @@ WITHIN_A_CELL = {"seed", "preset", "keep_checkpoints", "save_every"}
 MODE = ("mode", "objective")
 START = ("init", "init_norm", "init_values", "penalty", "penalty_weight")
 
-# What titles leave out: told in other words, or only of when a run was looked at.
+# Fields that titles omit: shown otherwise, or without effect on the numbers.
 UNTOLD = {
     "mode", "corpus", "fingerprint", *START,
     "log_every", "held_out_every", "held_out_blocks", "score_every",

@@ -45,7 +45,7 @@ DIFFERENCE_SCHEMA: dict[str, pl.DataType] = {
 }
 
 
-# Columns of the files for people, with their headings in Markdown and LaTeX.
+# Columns of the Markdown and LaTeX files, with their headings.
 _PRINTED = {
     "layer": ("layer", "layer"),
     "head": ("head", "head"),

@@ -218,7 +218,7 @@ def _scoring(checkpoint: Checkpoint, plan: AttentionPlan) -> Scoring:
 
 
 def _settings(a: AttentionPlan, b: AttentionPlan) -> Iterator[OtherSetting]:
-    """What the score holds beside the form, where it is not the same."""
+    """The terms of the score besides the form that differ."""
 
     def of(plan: AttentionPlan) -> dict[str, Any]:
         return {

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# Columns of the files for people, with their headings in Markdown and LaTeX.
+# Columns of the Markdown and LaTeX files, with their headings.
 _PRINTED = {
     "window": ("window", "window"),
     "layer": ("layer", "layer"),
@@ -213,7 +213,7 @@ class ScoreTable(Table):
         Returns
         -------
         matplotlib.figure.Figure
-            Shown by a notebook as it is; ``figure.savefig(path)`` keeps it.
+            Displayed by notebooks; save it with ``figure.savefig(path)``.
 
         Raises
         ------

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from wqk.training.corpus.store import TokenStore
     from wqk.training.recipe import Recipe
 
-# What is being written or removed lies in here; checkpoints are renamed into and out of it.
+# Staging folder for what is being written or removed; checkpoints are renamed into and out of it.
 STAGING = ".saving"
 
 # What only the latest checkpoint needs, unless all are kept as they are: the optimizer's state, and

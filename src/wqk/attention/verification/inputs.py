@@ -78,7 +78,7 @@ def token_input(
 def image_input(
     config: Any, tokens: Sequence[int] | None, length: int, random: np.random.Generator
 ) -> Inputs:
-    """Random pictures (B, C, S, S), as many as there are texts."""
+    """Random pictures (B, C, S, S), one per text."""
     part = getattr(config, "vision_config", config)
     size = getattr(part, "image_size", None) or SIDE
     sides = tuple(size) if isinstance(size, list | tuple) else (size, size)

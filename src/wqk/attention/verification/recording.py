@@ -31,7 +31,7 @@ class Application(NamedTuple):
     key_input: np.ndarray  # (B, J, D)
     attention: np.ndarray  # probabilities (B, H, I, J)
     term: np.ndarray | None  # the learned term that was computed last
-    mask: np.ndarray | None = None  # what the module was told to add, (B or 1, H or 1, I, J)
+    mask: np.ndarray | None = None  # what the module was passed to add, (B or 1, H or 1, I, J)
 
 
 def _result(result: Any, args: Sequence[Any]) -> Any:
@@ -42,7 +42,7 @@ def _added(result: Any, args: Sequence[Any]) -> Any:
     return result - args[0]
 
 
-# Methods of attention modules that compute a learned term of the score beside the form, and how
+# Methods of attention modules that compute a learned term of the score besides the form, and how
 # it follows from their result and arguments. One layer's may serve the layers after it.
 LEARNED_TERMS: Mapping[str, Callable[[Any, Sequence[Any]], Any]] = {
     "compute_bias": _result,

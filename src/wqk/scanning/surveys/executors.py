@@ -92,7 +92,7 @@ def run_in_processes(
     suspects: deque[Job] = deque()
     while waiting or suspects:
         queue, at_once = (suspects, 1) if suspects else (waiting, processes)
-        # One more than there are processes, so that none waits for us; a suspect runs alone.
+        # One more than the number of processes, so that none is idle; a suspect runs alone.
         limit = 1 if suspects else at_once + 1
         running: dict[Future[Outcome], Job] = {}
         with _pool(at_once) as pool:
@@ -135,7 +135,7 @@ def _pool(processes: int) -> Iterator[ProcessPoolExecutor]:
             ) from None
         yield pool
     except BaseException:
-        # Nobody waits for the jobs under way any more.
+        # The results of jobs in progress are no longer needed.
         for process in (getattr(pool, "_processes", None) or {}).values():
             process.terminate()
         raise

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 TOLERANCE = 1e-4
 
 # New values of a layer by where they are stored: weights (heads, R, D), biases (heads, R, 1). What
-# stays as it is, is absent.
+# stays unchanged, is absent.
 Start = dict[Projection | Part, np.ndarray]
 
 

@@ -12,7 +12,7 @@ with that of independent keys of the queries' variance, is larger by √(1 + ((t
 ==============  =================================================  ==========  ====  =============
 turn            T                                                  symmetry    tr T  norm
 ==============  =================================================  ==========  ====  =============
-``symmetric``   leaves every dimension as it is                    1           r     √(1 + (r+1)/D)
+``symmetric``   keeps every dimension                              1           r     √(1 + (r+1)/D)
 ``negated``     turns every sign                                   1           −r    √(1 + (r+1)/D)
 ``indefinite``  turns the sign of every other plane                1           0     √(1 + 1/D)
 ``paired``      lets heads 2i and 2i + 1 change places             1           0     √(1 + 1/D)
