@@ -86,7 +86,7 @@ def print_model(
 ) -> None:
     """Rows in full, their flags explained, and below each the scan that it is compared with."""
     if as_json:
-        rows = [{**row, "comparison": _told(comparison)} for row, comparison in compared]
+        rows = [{**row, "comparison": _as_json(comparison)} for row, comparison in compared]
         display.print_object({"rows": rows, "flags": _explained(rows)})
         return
     for row, comparison in compared:
@@ -98,7 +98,7 @@ def _explained(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     return {name: flags()[name].sentence for name in marks(rows)}
 
 
-def _told(comparison: Comparison | None) -> dict[str, Any] | None:
+def _as_json(comparison: Comparison | None) -> dict[str, Any] | None:
     """A comparison for JSON, without its row."""
     if comparison is None:
         return None

@@ -178,23 +178,23 @@ class Config:
         if not keys:
             return None
         size = None if self.get(*keys) == 0 else self.optional_whole(keys)  # 0 switches it off
-        told = "local" if size is None else "x".join([str(size)] * axes)
+        text = "local" if size is None else "x".join([str(size)] * axes)
         full = self.get("global_attn_indexes")
         if isinstance(full, list) and layer in full:
             return None
         kind = self.layer_type(layer)
         if kind is not None:
-            return told if kind.startswith(("sliding", "local", "chunked")) else None
+            return text if kind.startswith(("sliding", "local", "chunked")) else None
         period = self.optional_whole(("global_attn_every_n_layers",))
         if period is not None:
-            return told if layer % period else None
+            return text if layer % period else None
         period = self.optional_whole(("sliding_window_pattern",))
         if period is not None:
-            return told if (layer + 1) % period else None
+            return text if (layer + 1) % period else None
         first = self.get("max_window_layers")
         if self.get("use_sliding_window") is False or (isinstance(first, int) and layer < first):
             return None
-        return None if size is None else told
+        return None if size is None else text
 
 
 def _expanded(runs: Any) -> list[Any] | None:

@@ -121,13 +121,15 @@ def _distinct(by_rule: list[list[AttentionPlan]]) -> list[AttentionPlan]:
         rivals = [other for other, taken in zip(by_rule, places, strict=True) if taken & own]
         if len(rivals) > 1:
             names = [without_numbers(rival[0].query.tensor).split(".") for rival in rivals]
-            told = [
+            distinctive = [
                 word
                 for word in without_numbers(plans[0].query.tensor).split(".")
                 if not all(word in name for name in names)
             ]
             words = [] if plans[0].stack == "unknown" else [plans[0].stack]
-            stack = "-".join([*words, *(w for w in told if w not in ("weight", plans[0].stack))])
+            stack = "-".join(
+                [*words, *(w for w in distinctive if w not in ("weight", plans[0].stack))]
+            )
             plans = [replace(p, rule=replace(p.rule, stack=stack or p.stack)) for p in plans]
         distinct += plans
     return distinct

@@ -105,5 +105,5 @@ def _models(frame: pl.DataFrame) -> Iterator[tuple[str, pl.DataFrame]]:
     for name, rows in zip(names, models, strict=True):
         first = rows.row(0, named=True)
         words = [f"{part} {first[part]}" for part in parts[2:] if first[part] is not None]
-        told = [name, *words] if names.count(name) > 1 else [name]
-        yield ", ".join(told), rows.filter(pl.col("distance") == rows["distance"].min())
+        label = [name, *words] if names.count(name) > 1 else [name]
+        yield ", ".join(label), rows.filter(pl.col("distance") == rows["distance"].min())

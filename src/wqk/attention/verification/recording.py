@@ -263,8 +263,8 @@ def heads_apart() -> Iterator[None]:
         if record is not None:
             x, y = (side.transpose(0, 1).numpy() for side in (query, key))
             mask = kwargs.get("attn_mask")
-            told = None if mask is None else _expanded(mask.numpy(), attention.shape)
-            record.append(Application(x, y, attention.numpy(), None, told))
+            expanded = None if mask is None else _expanded(mask.numpy(), attention.shape)
+            record.append(Application(x, y, attention.numpy(), None, expanded))
         return output, attention.mean(dim=1) if kwargs.get("need_weights", True) else None
 
     functional.multi_head_attention_forward = recorded

@@ -68,7 +68,7 @@ def watch(
         As for `wqk.survey`.
     """
     looks: dict[str, str | None] = {}
-    told: set[str] = set()
+    reported: set[str] = set()
     done = _scored(Path(out))
     while True:
         ready = []
@@ -82,9 +82,9 @@ def watch(
                     continue
                 attention_plans(open_checkpoint(folder))
             except WqkError as error:
-                if folder not in told and on_wait:
+                if folder not in reported and on_wait:
                     on_wait(folder, str(error))
-                told.add(folder)
+                reported.add(folder)
                 continue
             ready.append(folder)
         if ready:
