@@ -35,7 +35,7 @@ from wqk.cli.watch import watch
 def command(debug: bool) -> None:
     """Read, measure and follow the query-key form of self-attention.
 
-    W_qk = W_q W_kᵀ, out of any transformer checkpoint, without PyTorch.
+    W_qk = W_q W_kᵀ, from any transformer checkpoint, without PyTorch.
     """
 
 

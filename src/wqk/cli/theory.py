@@ -35,10 +35,12 @@ class Steps(DistanceRanges):
     required=True,
     type=click.Path(path_type=Path),
     metavar="PATH",
-    help="A token store, a text file, or token numbers as .npy.",
+    help="Token store, text file, or token ids as .npy.",
 )
 @click.option("--batches", type=click.IntRange(min=2), default=8, show_default=True)
-@click.option("--batch", type=click.IntRange(min=1), default=8, show_default=True, help="Blocks.")
+@click.option(
+    "--batch", type=click.IntRange(min=1), default=8, show_default=True, help="Number of blocks."
+)
 @click.option("--block", type=click.IntRange(min=4), default=64, show_default=True, help="Tokens.")
 @click.option(
     "--objective",
@@ -51,13 +53,17 @@ class Steps(DistanceRanges):
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
     default=0.15,
     show_default=True,
-    help="Share of the tokens that are masked.",
+    help="Fraction of masked tokens.",
 )
 @click.option("--layers", type=DistanceRanges(), metavar="N,N:M", help="Only these layers.")
 @click.option("--steps", type=Steps(), metavar="all|N,N", help="Saved steps of a run.")
-@click.option("--seed", default=0, show_default=True, help="Of blocks, masks and fresh weights.")
+@click.option(
+    "--seed", default=0, show_default=True, help="Seed of blocks, masks and fresh weights."
+)
 @revision
-@click.option("-v", "--verbose", is_flag=True, help="Say what each statement assumes and predicts.")
+@click.option(
+    "-v", "--verbose", is_flag=True, help="Show what each statement assumes and predicts."
+)
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -84,10 +90,10 @@ def theory(
 ) -> None:
     """Test the paper's statements on a model and a text.
 
-    REF is a checkpoint's folder or hub id, a training run's folder, or, for freshly drawn weights,
-    a config.json or a model type such as bert. Several that differ in their seed are also taken
-    together. Needs PyTorch and transformers (pip install 'wqk[train]'); takes a minute for a small
-    model.
+    REF is a checkpoint's folder or Hub id, a training run's folder, or, for freshly drawn weights,
+    a config.json or a model type such as bert. Several that differ only in their seed are also
+    evaluated together. Needs PyTorch and transformers (pip install 'wqk[train]'); takes a minute
+    for a small model.
 
     \b
     Examples:
