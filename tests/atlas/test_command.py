@@ -124,7 +124,7 @@ def test_a_survey_extends_the_atlas(survey: Path) -> None:
         (["--from", "x.parquet"], "compare with one MODEL"),
         (["BERT-base", "--from", "x.parquet", "--scan", ENCODER], "got both"),
         (["BERT-base", "--from", "/no/such.parquet"], "cannot be read"),
-        (["BERT-base", "--from", "scores.tex"], "loaded from"),
+        (["BERT-base", "--from", "scores.tex"], "expected a table in"),
         (["BERT-base", "--scan", "/no/such/model"], "no such file"),
         (["BEiT-base", "--scan"], "matches microsoft/beit"),
         (["--survey", "/no/such/folder"], "contains no survey"),

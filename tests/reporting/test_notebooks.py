@@ -10,16 +10,9 @@ import wqk
 def test_a_table_shows_its_layers():
     scores = wqk.scan(wqk.demo_model("encoder"))
     shown = scores._repr_html_()
-    assert shown.count("<tr>") == 1 + 4
+    assert shown.startswith("<pre")
     for value in scores.layers.frame["symmetry"]:
-        assert f"<td>{value:.3f}</td>" in shown
-
-
-def test_long_tables_are_cut_and_say_so():
-    shown = table(rows("a", layers=126, heads=0))._repr_html_()
-    assert "126 of them layers, of which the first 48 are shown" in shown
-    assert shown.count("<tr>") == 1 + 48
-    assert len(shown) < 10_000
+        assert f"{value:.3f}" in shown
 
 
 def test_names_are_escaped():

@@ -554,7 +554,7 @@ def test_lists_and_named_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for bad, message in (
         ("paper:music", "sets are paper:audio"),
         (f"@{tmp_path / 'none'}", "cannot be read"),
-        (f"@{tmp_path}", "cannot be read"),
+        (f"@{tmp_path}", "not a regular file"),
     ):
         with pytest.raises((CheckpointError, UnknownName), match=message):
             expand([bad])

@@ -38,7 +38,7 @@ def test_the_paper_s_preset_is_the_paper_s(
     assert (recipe.dropout, recipe.block, recipe.norm) == (0.1, 512, "post")
     assert (recipe.steps, recipe.batch, recipe.accumulation) == (200_000, 32, 8)
     assert (recipe.learning_rate, recipe.warmup, recipe.schedule) == (5e-5, 200, "linear")
-    assert (recipe.weight_decay, recipe.precision, recipe.mask_share) == (0.01, "fp16", 0.15)
+    assert (recipe.weight_decay, recipe.precision, recipe.mask_share) == (0.01, "bf16", 0.15)
     assert recipe.corruption == "bert"
     assert make_recipe("paper", mode="decoder").objective == "causal"
 

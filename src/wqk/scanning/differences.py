@@ -123,7 +123,7 @@ def diff(
     new = open_checkpoint(after, revisions[1], **hub)
     old_plans, new_plans = (attention_plans(c, family, heads_per_layer) for c in (old, new))
     layers, new_layers = (
-        [f"{p.stack} {p.kind}-attention, layer {p.layer}" for p in plans]
+        [f"{p.rule.stack} {p.kind}-attention, layer {p.layer}" for p in plans]
         for plans in (old_plans, new_plans)
     )
     odd = next((pair for pair in zip_longest(layers, new_layers) if pair[0] != pair[1]), None)

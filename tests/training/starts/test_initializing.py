@@ -315,8 +315,7 @@ def test_a_guess_is_not_written_to():
     class Unknown(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.config = transformers.BertConfig(num_attention_heads=2, num_hidden_layers=1)
-            self.config.model_type = "unheard-of"
+            self.config = {"model_type": "unheard-of", "num_attention_heads": 2}
             self.layers = torch.nn.ModuleList([torch.nn.Module()])
             self.layers[0].q_proj = torch.nn.Linear(8, 8)
             self.layers[0].k_proj = torch.nn.Linear(8, 8)
