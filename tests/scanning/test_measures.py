@@ -125,7 +125,7 @@ def test_chosen_layers_and_what_is_refused() -> None:
         wqk.scan(model(), layers=[1, 7])
     with pytest.raises(CheckpointError, match="no measure 'rank'"):
         wqk.scan(model(), measures=["rank"])
-    with pytest.raises(CheckpointError, match="of queries and keys"):
+    with pytest.raises(CheckpointError, match="for queries and keys"):
         wqk.scan(model(), measures=["bands"], circuit="ov")
 
 

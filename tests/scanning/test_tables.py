@@ -274,7 +274,7 @@ def test_heads_are_in_the_tables_for_people(tmp_path):
 def test_an_ending_without_a_format(tmp_path, name):
     with pytest.raises(OutputError, match="got the ending"):
         some_table().write(tmp_path / name)
-    with pytest.raises(TableError, match=r"read from \.parquet, \.jsonl, \.csv"):
+    with pytest.raises(TableError, match=r"expected a table in \.parquet, \.jsonl, \.csv"):
         read_table(tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 
