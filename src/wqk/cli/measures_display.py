@@ -59,7 +59,9 @@ def print_measures(
     console = output()
     console.print(Text(table.frame["checkpoint"][0], style="bold"))
     for columns in sheets:
-        there = [c for c in columns if c in frame.columns and c not in place]
+        there = [c for c in columns if c in frame.columns and frame[c].is_not_null().any()]
+        if not there:
+            continue
         if sort_by is not None and sort_by not in (*there, *place):
             there.append(sort_by)
         console.print(_sheet(frame.head(top or frame.height), place, there))
