@@ -10,6 +10,7 @@ import pytest
 import wqk
 from wqk.attention import attention_plans
 from wqk.attention.coordinates import Coordinates, read_block
+from wqk.attention.left_out import left_out
 from wqk.checkpoints import open_checkpoint
 
 torch = pytest.importorskip("torch")
@@ -52,6 +53,22 @@ MODELS: dict[str, dict[str, Any]] = {
     "RMS norm, grouped, rotary": {
         "model": "LlamaModel",
         "config": LLAMA_LIKE,
+        "norm": "layers.1.input_layernorm",
+        "query": "layers.1.self_attn.q_proj",
+        "key": "layers.1.self_attn.k_proj",
+        "output": "layers.1.self_attn.o_proj",
+    },
+    "attention factor of YaRN": {
+        "model": "LlamaModel",
+        "config": LLAMA_LIKE
+        | {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 100.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
+            }
+        },
         "norm": "layers.1.input_layernorm",
         "query": "layers.1.self_attn.q_proj",
         "key": "layers.1.self_attn.k_proj",
@@ -211,8 +228,15 @@ def test_forms_at_a_distance_give_the_rotated_scores(run: Run, distance: int) ->
     expected = torch.diagonal(query @ key.transpose(-1, -2), -distance, -2, -1)[0].numpy()
     x = with_one(run.seen["query in"])
     ours = flat(double(run.form(bias=True, distances=(distance,)))(x, x))
-    got = np.diagonal(ours, -distance, -2, -1)
+    # Queries and keys have the attention factor at every distance; no form has it.
+    got = np.diagonal(ours, -distance, -2, -1) * run.plan.rotary.amplitude**2
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-3)
+
+
+def test_the_attention_factor_is_said_to_be_left_out(run: Run) -> None:
+    factor = run.plan.rotary.amplitude if run.plan.rotary else 1.0
+    said = list(left_out(run.plan, Coordinates(distances=(0, 1))))
+    assert any("attention factor" in term for term in said) == (factor != 1)
 
 
 def test_each_distance_has_its_own_rows(run: Run) -> None:

@@ -80,7 +80,15 @@ def test_scores_are_those_of_dense_matrices(
     assert [pair.score for pair in found.least_alike] == pytest.approx(own[:3], rel=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 100.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+
+
+@pytest.mark.parametrize("kind", ["llama", "llama with YaRN", "gpt2"])
 def test_layer_0_is_what_the_running_model_computes(kind: str) -> None:
     """With the norm folded in: RMS norm with gains, LayerNorm with gain, bias and biases."""
     torch = pytest.importorskip("torch")
@@ -88,10 +96,14 @@ def test_layer_0_is_what_the_running_model_computes(kind: str) -> None:
     torch.manual_seed(0)
     shape = {"vocab_size": VOCABULARY, "num_hidden_layers": 1, "num_attention_heads": H}
     config: dict[str, Any] = {**shape, "hidden_size": D}
-    if kind == "llama":
+    scale = R**-0.5
+    if kind.startswith("llama"):
+        if "YaRN" in kind:
+            config |= {"rope_parameters": YARN}
         live = transformers.LlamaModel(transformers.LlamaConfig(**config, intermediate_size=8))
         norm, table = live.layers[0].input_layernorm, live.embed_tokens
         attention = live.layers[0].self_attn
+        scale *= live.rotary_emb.attention_scaling**2  # of queries and of keys
     else:
         live = transformers.GPT2Model(transformers.GPT2Config(**config))
         norm, table = live.h[0].ln_1, live.wte
@@ -100,14 +112,14 @@ def test_layer_0_is_what_the_running_model_computes(kind: str) -> None:
         for parameter in live.parameters():
             parameter.add_(0.3 * torch.randn(parameter.shape))
         x = norm(table.weight)
-        if kind == "llama":
+        if kind.startswith("llama"):
             query, key = attention.q_proj(x), attention.k_proj(x)
         else:
             query, key, _ = attention.c_attn(x).split(D, dim=-1)
             # What biases add to a key adds the same to all scores of a query: the softmax drops it.
             key = key - (norm.bias @ attention.c_attn.weight + attention.c_attn.bias)[D : 2 * D]
         query, key = (side.view(VOCABULARY, H, R)[:, 1].double() for side in (query, key))
-        scores = (query @ key.T / R**0.5).numpy()
+        scores = (query @ key.T * scale).numpy()
     found = match_tokens(live, layer=0, head=1, top=2, fold_norm=True)
     order = np.sort(scores.ravel())
     assert [pair.score for pair in found.largest] == pytest.approx(order[::-1][:2], rel=1e-4)

@@ -72,6 +72,19 @@ def test_an_interruption_ends_every_verb_alike(monkeypatch, verb):
     assert (result.exit_code, result.stderr) == (130, "wqk: interrupted\n")
 
 
+def test_an_interrupted_watch_says_where_its_scores_are(monkeypatch, tmp_path):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("wqk.scanning.surveys.watch.watch", interrupt)
+    result = run("watch", str(tmp_path), "--out", str(tmp_path / "out"))
+    scores = tmp_path / "out" / "scores.parquet"
+    assert (result.exit_code, result.stderr) == (
+        130,
+        f"wqk: interrupted; the scores are in {scores}\n",
+    )
+
+
 def test_ctrl_c_in_a_real_process(tmp_path):
     code = (
         "import sys, time, wqk.scanning.scan as s\n"

@@ -14,6 +14,7 @@ from threadpoolctl import threadpool_info
 
 import wqk
 from wqk.errors import MissingPackage, TableError
+from wqk.forms.randomness import looks_random
 
 ENCODER, DECODER = (wqk.demo_model(name) for name in ("encoder", "decoder"))
 
@@ -98,6 +99,41 @@ def test_finite_weights_of_any_size_have_their_norm(scale):
     (block,) = table.details.blocks
     assert np.isfinite(block.row_norms).all()
     assert np.abs(block.image).max() == 127
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+def test_weights_of_any_size_are_seen_to_be_untrained(scale):
+    drawn = np.random.default_rng(0).standard_normal((2, 32, 64)).astype(np.float32)
+    drawn *= np.float32(scale)
+    uneven = drawn * np.linspace(0.3, 2, 64, dtype=np.float32)
+    assert looks_random(drawn.reshape(2, 2, 16, 64), 0.02, 64)
+    assert not looks_random(uneven.reshape(2, 2, 16, 64), 0.02, 64)
+
+
+def test_key_heads_can_be_given_wherever_heads_can():
+    rng = np.random.default_rng(0)
+    fused = {"layers.0.attn.qkv.weight": rng.standard_normal((16 + 2 * 4, 16))}
+    heads = {"heads_per_layer": 4, "key_heads": 1}
+    table = wqk.diff(fused, {n: w + 1 for n, w in fused.items()}, **heads)
+    assert set(table.frame["key_heads"]) == {1}
+    assert wqk.show(fused, 0, coupling=True, **heads).values
+    with pytest.raises(wqk.WqkError, match="key heads are only for a family that has to be guess"):
+        wqk.scan(wqk.demo_model("encoder"), key_heads=2)
+
+
+def test_tensors_larger_than_memory_are_refused(monkeypatch, tmp_path):
+    from safetensors.numpy import save_file
+
+    from wqk.checkpoints.safetensors import SafetensorsFile
+
+    def read(*_):
+        raise MemoryError("Unable to allocate 1.00 TiB")
+
+    save_file(llama(1.0), tmp_path / "model.safetensors")
+    monkeypatch.setattr(SafetensorsFile, "read", read)
+    with pytest.raises(wqk.WqkError, match=r"_proj.weight', of shape .* does not fit in memory"):
+        wqk.scan(tmp_path, heads_per_layer=4)
 
 
 def test_weights_that_are_not_finite_are_named_with_their_number():

@@ -133,3 +133,19 @@ def test_where_no_norm_feeds_a_block_there_is_no_ceiling() -> None:
     table = wqk.scan(wqk.demo_model("decoder"), measures=["ceiling"], heads=False)
     assert "score_ceiling" not in table.frame.columns
     assert "no norm is known" in table.metadata["no_ceiling"]["decoder"]
+
+
+def test_an_attention_factor_is_no_change_with_distance() -> None:
+    rng = np.random.default_rng(0)
+    weights = {f"layers.0.self_attn.{s}_proj.weight": rng.standard_normal((8, 8)) for s in "qk"}
+    config = {"model_type": "llama", "num_hidden_layers": 1, "num_attention_heads": 2}
+    stretched = {"rope_type": "yarn", "factor": 1.0, "original_max_position_embeddings": 16}
+    plain, with_factor = (
+        decay(wqk.read_attention(StateDict(weights, config | more, "toy"), 0), [0, 1, 5])
+        for more in (
+            {"rope_parameters": stretched},
+            {"rope_parameters": stretched | {"attention_factor": 1.5}},
+        )
+    )
+    np.testing.assert_allclose(with_factor.norm, plain.norm)
+    np.testing.assert_allclose(with_factor.cosine, plain.cosine)

@@ -164,7 +164,7 @@ def test_interrupted_it_promises_what_there_is(
     monkeypatch.setattr(wqk.training.training, "train", interrupt)
     done = wqk_train(*flags(**SMALL), *where)
     assert done.exit_code == 130
-    promise = f"wqk train --resume -o {tmp_path / 'run'} goes on"
+    promise = f"wqk train --resume -o {tmp_path / 'run'} resumes it"
     assert done.stderr.strip() == f"wqk: interrupted; {promise if begun else 'no run was begun'}"
 
 

@@ -102,7 +102,7 @@ def rotary_bands(attention: Attention) -> Bands:
 
 def decay(attention: Attention, distances: Sequence[int]) -> Decay:
     """How much each head's form at these distances differs from that at distance 0."""
-    rotary = attention.plan.rotary
+    rotary = attention.plan.rotary.turning if attention.plan.rotary else None
     query = attention.query.weight.astype(np.float64)
     key = attention.key.weight.astype(np.float64)
     key = key.repeat(len(query) // len(key), axis=0)

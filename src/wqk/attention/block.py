@@ -249,10 +249,12 @@ def attention_plans(
     """
     chosen = load_family(family) if family else find_family(checkpoint, heads_per_layer, key_heads)
     plans = plan(checkpoint, chosen)
-    if heads_per_layer is not None and not any(p.rule.guess for p in plans):
+    numbers = {"heads per layer": heads_per_layer, "key heads": key_heads}
+    name, number = next(((k, n) for k, n in numbers.items() if n is not None), ("", None))
+    if number is not None and not any(p.rule.guess for p in plans):
         raise CheckpointError(
-            f"{checkpoint.name}: family {chosen.name} knows the number of heads; heads per layer "
-            f"are only for a family that has to be guessed, got {heads_per_layer}; leave it out"
+            f"{checkpoint.name}: family {chosen.name} knows the number of heads; {name} "
+            f"are only for a family that has to be guessed, got {number}; leave it out"
         )
     return plans
 

@@ -119,6 +119,9 @@ def stacked(
 def at_distance(form: BilinearForm, plan: AttentionPlan, distance: int) -> BilinearForm:
     """A R(−N) Bᵀ: the form between a query and a key N tokens before it.
 
+    As at N = 0, the attention factor of YaRN and LongRoPE is left out: it is the same at every
+    distance.
+
     Raises
     ------
     CheckpointError
@@ -136,7 +139,7 @@ def at_distance(form: BilinearForm, plan: AttentionPlan, distance: int) -> Bilin
             f"layer {plan.layer} of the {plan.stack} {why}; leave out the distance"
         )
     positions = np.full(form.shape[0], distance)
-    turned = plan.rotary.rotate(form.query, positions).astype(form.query.dtype)
+    turned = plan.rotary.turning.rotate(form.query, positions).astype(form.query.dtype)
     return BilinearForm(turned, form.key)
 
 

@@ -142,7 +142,8 @@ def match_tokens(
         raise CheckpointError(f"{checkpoint.name}: no head {head}, layer {plan.layer} has {heads}")
     one = form[divmod(head, form.stack[1])]
     table = embedding_table(checkpoint, one.shape[0] - 1, embeddings)
-    factors = np.concatenate([plan.scale * one.query, one.key], axis=-1)
+    query = plan.rotary.stretch(one.query) if plan.rotary else one.query
+    factors = np.concatenate([plan.scale * query, one.key], axis=-1)
     blocks = []
     for rows in embedding_rows(checkpoint, table):
         normalized = _normalized(rows, plan) if fold_norm else rows

@@ -85,8 +85,13 @@ class StoredCheckpoint(Checkpoint):
         return [arrays[i] for i in range(len(parts))]
 
     def _read(self, part: Part) -> np.ndarray:
-        array = self._file_of[part.name].read(part)
         info = self._tensors[part.name]
+        try:
+            array = self._file_of[part.name].read(part)
+        except MemoryError:
+            raise CheckpointError(
+                f"{self.name}: tensor {part.name!r}, of shape {info.shape}, does not fit in memory"
+            ) from None
         if is_float8(info.dtype):
             scale = scale_name(part.name, self._tensors)
             scales = self._file_of[scale].read(Part(scale))

@@ -34,8 +34,9 @@ class Boundary(GroupedCommands):
         """Run a verb."""
         try:
             return super().invoke(context)
-        except KeyboardInterrupt:
-            tell("interrupted")
+        except KeyboardInterrupt as stopped:
+            # A verb that can be continued says how: KeyboardInterrupt("what to do next").
+            tell("; ".join(["interrupted", *map(str, stopped.args)]))
             context.exit(130)
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise

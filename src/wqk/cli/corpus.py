@@ -85,10 +85,7 @@ class _SizeOrFile(click.ParamType):  # type: ignore[type-arg]
     "--jobs", type=click.IntRange(min=1), metavar="N", help="Threads.  [default: all cores]"
 )
 @json_output
-@click.pass_context
 def corpus(
-    context: click.Context,
-    /,
     texts: tuple[str, ...],
     out: Path,
     jobs: int | None,
@@ -116,8 +113,7 @@ def corpus(
                 texts, out, CorpusOptions(**options), jobs=jobs, on_progress=on_progress
             )
         except KeyboardInterrupt:
-            click.echo(f"wqk: interrupted; repeat the command to resume {out}", err=True)
-            context.exit(130)
+            raise KeyboardInterrupt(f"repeat the command to resume in {out}") from None
     _print(store, as_json)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from wqk.cli.options import family_file, gamma, heads_per_layer, json_output, table_file
+from wqk.cli.options import family_file, gamma, heads_per_layer, json_output, key_heads, table_file
 
 
 @click.command()
@@ -23,6 +23,7 @@ from wqk.cli.options import family_file, gamma, heads_per_layer, json_output, ta
 @gamma
 @family_file
 @heads_per_layer
+@key_heads
 @table_file
 @json_output
 def diff(
@@ -33,6 +34,7 @@ def diff(
     gamma: float,
     family: Path | None,
     heads_per_layer: int | None,
+    key_heads: int | None,
     out: Path | None,
     as_json: bool,
 ) -> None:
@@ -62,6 +64,7 @@ def diff(
         heads=heads,
         family=family,
         heads_per_layer=heads_per_layer,
+        key_heads=key_heads,
     )
     if as_json:
         display.print_object({"metadata": dict(table.metadata), "rows": records(table.frame)})

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import click
 
-from wqk.cli.options import DistanceRanges, family_file, gamma, json_output, revision
+from wqk.cli.options import (
+    DistanceRanges,
+    family_file,
+    gamma,
+    heads_per_layer,
+    json_output,
+    key_heads,
+    revision,
+)
 
 
 @click.command()
@@ -32,6 +40,8 @@ from wqk.cli.options import DistanceRanges, family_file, gamma, json_output, rev
 @gamma
 @revision
 @family_file
+@heads_per_layer
+@key_heads
 @json_output
 def show(
     ref: str,
@@ -45,6 +55,8 @@ def show(
     gamma: float,
     revision: str | None,
     family: Path | None,
+    heads_per_layer: int | None,
+    key_heads: int | None,
     as_json: bool,
 ) -> None:
     """Draw a form with its norms, or the coupling of heads.
@@ -73,6 +85,8 @@ def show(
         kind="cross" if cross else "self",
         gamma=gamma,
         family=family,
+        heads_per_layer=heads_per_layer,
+        key_heads=key_heads,
         revision=revision,
     )
     if as_json:

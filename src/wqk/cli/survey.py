@@ -85,7 +85,6 @@ def survey(
                     on_progress=on_progress,
                 )
         except KeyboardInterrupt:
-            click.echo(f"wqk: interrupted; repeat the command to resume in {out}", err=True)
-            context.exit(130)
+            raise KeyboardInterrupt(f"repeat the command to resume in {out}") from None
     failed = survey_display.print_survey(table, out, as_json)
     context.exit(1 if failed else 0)

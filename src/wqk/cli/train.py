@@ -90,10 +90,7 @@ def _defaults(name: str) -> str:
     metavar="LOGGER",
     help="An accelerate tracker, such as tensorboard; repeatable.",
 )
-@click.pass_context
 def train(
-    context: click.Context,
-    /,
     preset: str | None,
     size: str | None,
     corpus: Path | None,
@@ -154,9 +151,8 @@ def train(
             )
         except KeyboardInterrupt:
             begun = (out / SETTINGS).exists()
-            next_step = f"wqk train --resume -o {out} goes on" if begun else "no run was begun"
-            click.echo(f"wqk: interrupted; {next_step}", err=True)
-            context.exit(130)
+            next_step = f"wqk train --resume -o {out} resumes it" if begun else "no run was begun"
+            raise KeyboardInterrupt(next_step) from None
     train_display.print_outcome(run)
 
 

@@ -81,7 +81,7 @@ def watch(
         ):  # fmt: skip
             pass
     except KeyboardInterrupt:
-        display.say(f"stopped; the scores are in {place / 'scores.parquet'}")
+        raise KeyboardInterrupt(f"the scores are in {place / 'scores.parquet'}") from None
     finally:
         if writer:
             writer.close()

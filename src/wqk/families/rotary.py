@@ -9,7 +9,7 @@ Axes: P rotated pairs, R head width.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,7 +34,8 @@ class Rotary:
     order
         ``half``: dimension k turns with k + P; ``interleaved``: dimension 2k with 2k + 1.
     amplitude
-        Factor on rotated queries and keys (YaRN and LongRoPE scale their cosines by it).
+        The attention factor of YaRN and LongRoPE: it multiplies the rotated dimensions of queries
+        and of keys, at every distance, 0 included.
     """
 
     frequencies: Float[Array, " pairs"]
@@ -51,6 +52,18 @@ class Rotary:
         turned[..., first] = a * cosine - b * sine
         turned[..., second] = a * sine + b * cosine
         return turned
+
+    def stretch(self, vectors: np.ndarray) -> np.ndarray:
+        """Queries or keys (..., R) with the attention factors of both sides."""
+        stretched = np.array(vectors)
+        for dimensions in self.planes:
+            stretched[..., dimensions] *= self.amplitude**2
+        return stretched
+
+    @property
+    def turning(self) -> Rotary:
+        """The rotation alone, without the attention factor."""
+        return replace(self, amplitude=1.0)
 
     @property
     def planes(self) -> tuple[slice, slice]:

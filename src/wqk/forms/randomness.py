@@ -53,7 +53,10 @@ def looks_random(weights: Sequence[Float[Array, "heads width d"]], symmetry: flo
 
 def _is_even(weight: Float[Array, "outputs inputs"]) -> bool:
     """Whether neither the rows' nor the columns' norms spread more than chance makes them."""
-    squares = weight * weight
+    largest = np.abs(weight).max(initial=0)
+    if largest == 0:
+        return False
+    squares = np.square(weight / largest)  # neither over- nor underflows
     for axis in (0, 1):
         norms = squares.sum(axis=axis, dtype=np.float64)
         if len(norms) < 2 or not norms.any():

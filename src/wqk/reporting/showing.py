@@ -31,13 +31,14 @@ def show(
     gamma: float = 2.0,
     family: FilePath | None = None,
     heads_per_layer: int | None = None,
+    key_heads: int | None = None,
     **hub: Unpack[HubOptions],
 ) -> View:
     """Show one layer's form, one head's, the coupling of its heads, or scores over distances.
 
     Parameters
     ----------
-    ref, layer, stack, kind, family, heads_per_layer, **hub
+    ref, layer, stack, kind, family, heads_per_layer, key_heads, **hub
         As for `wqk.read_attention`.
     head
         One head instead of the layer.
@@ -69,7 +70,7 @@ def show(
     if sum((coupling, head is not None, distances is not None)) > 1:
         raise FormError("head, coupling and distances are mutually exclusive; give one of them")
     checkpoint = open_checkpoint(ref, **hub)
-    plan = attention_plan(checkpoint, layer, stack, kind, family, heads_per_layer)
+    plan = attention_plan(checkpoint, layer, stack, kind, family, heads_per_layer, key_heads)
     name = f"{Path(checkpoint.name).name}, layer {plan.layer}"
     if distances is not None:
         return distance_view(checkpoint, plan, name, distances, gamma)

@@ -86,6 +86,7 @@ def diff(
     heads: bool = True,
     family: FilePath | None = None,
     heads_per_layer: int | None = None,
+    key_heads: int | None = None,
     **hub: Unpack[HubAccess],
 ) -> DifferenceTable:
     """Compare the forms of two checkpoints of one architecture, such as before and after tuning.
@@ -96,7 +97,7 @@ def diff(
         As for `wqk.open_checkpoint`; of a training run's folder the last step.
     revisions
         Revisions of the two, if they are Hub repositories.
-    gamma, heads, family, heads_per_layer
+    gamma, heads, family, heads_per_layer, key_heads
         As for `wqk.scan`.
     **hub
         ``subfolder``, ``token``, ``cache_dir``, ``local_files_only``: see `open_checkpoint`.
@@ -121,7 +122,9 @@ def diff(
     check_options("diff", hub, HubAccess)
     old = open_checkpoint(before, revisions[0], **hub)
     new = open_checkpoint(after, revisions[1], **hub)
-    old_plans, new_plans = (attention_plans(c, family, heads_per_layer) for c in (old, new))
+    old_plans, new_plans = (
+        attention_plans(c, family, heads_per_layer, key_heads) for c in (old, new)
+    )
     layers, new_layers = (
         [f"{p.rule.stack} {p.kind}-attention, layer {p.layer}" for p in plans]
         for plans in (old_plans, new_plans)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -202,12 +202,8 @@ def _scoring(checkpoint: Checkpoint, plan: AttentionPlan) -> Scoring:
         for factor in (form.query, form.key)
     )
     rotary = plan.rotary
-    if rotary is not None and rotary.amplitude != 1:
-        # On queries and on keys, at every distance.
-        turned = query.swapaxes(-1, -2)
-        for _ in range(2):
-            turned = rotary.rotate(turned, np.zeros(turned.shape[-2]))
-        query, rotary = turned.swapaxes(-1, -2), replace(rotary, amplitude=1.0)
+    if rotary is not None:
+        query, rotary = rotary.stretch(query.swapaxes(-1, -2)).swapaxes(-1, -2), rotary.turning
     types = {checkpoint.info(part.name).dtype for part in plan.parts}
     return Scoring(
         query * plan.scale,
