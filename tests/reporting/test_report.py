@@ -277,6 +277,11 @@ def test_details_are_those_of_the_layers_in_the_table(tmp_path):
     assert marked == set(kept.outlying_rows.tolist())
 
 
+def test_details_of_another_model_are_refused(tmp_path):
+    with pytest.raises(TableError, match=r"checkpoints in the tables, a; these are of b;"):
+        written(tmp_path, table(rows("a")), details=Details((block("b", 0, 40),)))
+
+
 def test_long_norms_and_many_images_are_made_smaller_without_losing_peaks(tmp_path, monkeypatch):
     monkeypatch.setattr("wqk.reporting.payload.PIXELS", 3 * 64 * 64)
     kept = block("a", 0)

@@ -163,8 +163,9 @@ def test_a_difference_is_a_table_as_a_scan_is(tmp_path):
     for ending in (".parquet", ".csv", ".jsonl", ".md", ".tex"):
         table.write(tmp_path / f"t{ending}")
     assert pl.read_parquet(tmp_path / "t.parquet").columns == list(table.schema)
-    with pytest.raises(wqk.errors.CheckpointError, match="one has encoder self-attention, layer 0"):
-        wqk.diff(ENCODER, DECODER)
+    deeper = {name.replace("0", "1"): weight for name, weight in tensors.items()}
+    with pytest.raises(wqk.errors.CheckpointError, match="self-attention, layer 1"):
+        wqk.diff(tensors, tensors | deeper, heads_per_layer=4)
 
 
 def test_damaged_parquet_files_do_not_take_the_process_down(tmp_path):

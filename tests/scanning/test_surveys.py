@@ -653,3 +653,11 @@ def test_only_refs_with_a_name_can_be_surveyed(tmp_path: Path):
     with pytest.raises(CheckpointError, match="named sets, got dict"):
         wqk.survey([{}], out=tmp_path)  # type: ignore[list-item]
     assert survey_jobs.step_in("main") is None
+
+
+def test_an_executor_that_forks_is_refused(tmp_path: Path) -> None:
+    with (
+        ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as executor,
+        pytest.raises(wqk.WqkError, match="must not be forked"),
+    ):
+        wqk.survey([wqk.demo_model("encoder")], out=tmp_path / "survey", executor=executor)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from wqk._files import check_output, write_whole
 from wqk._version import __version__
-from wqk.errors import MissingPackage
+from wqk.errors import MissingPackage, TableError
 from wqk.reporting.groups import groups
 from wqk.reporting.payload import payload
 from wqk.reporting.placing import placement_list, placements, points
@@ -56,7 +56,7 @@ def write_report(
     Raises
     ------
     TableError
-        There are no rows.
+        There are no rows, or details are of none of the tables' checkpoints.
     OutputError
         The file cannot be written.
     MissingPackage
@@ -74,6 +74,14 @@ def write_report(
     check_report(path)
     tables = [tables] if isinstance(tables, ScoreTable) else list(tables)
     details = [details] if isinstance(details, Details) else list(details)
+    scored = {name for table in tables for name in table.frame["checkpoint"]}
+    for part in details:
+        names = sorted({block.place.checkpoint for block in part.blocks})
+        if scored.isdisjoint(names):
+            raise TableError(
+                f"details are of checkpoints in the tables, {', '.join(sorted(scored))}; these are "
+                f"of {', '.join(names)}; leave them out, or add their table"
+            )
     details += [table.details for table in tables if table.details is not None]
     write_whole(path, page(tables, details, title).encode())
 

@@ -54,8 +54,15 @@ def run_on(
     Raises
     ------
     RunError
-        The executor has failed, so the remaining jobs cannot run.
+        The executor has failed, so the remaining jobs cannot run; or it forks its processes, which
+        would then wait forever for the locks of threads that they do not have.
     """
+    context = getattr(executor, "_mp_context", None)
+    if context is not None and context.get_start_method() == "fork":
+        raise RunError(
+            "worker processes must not be forked, for BLAS and polars have running threads: give "
+            "ProcessPoolExecutor(mp_context=multiprocessing.get_context('spawn'))"
+        )
     running = {executor.submit(work, job): job for job in jobs}
     try:
         for future in as_completed(list(running)):
