@@ -423,7 +423,7 @@ def test_offline_everything_comes_from_the_cache_or_is_missed_by_name(site, monk
         checkpoint = open_checkpoint(address, **arguments)
         with pytest.raises(HubError, match=r"offline, and bytes .* are not in the cache"):
             checkpoint.read([Part("embeddings.word_embeddings.weight")])
-        with pytest.raises(HubError, match="fetching is switched off"):
+        with pytest.raises(HubError, match="fetching is disabled"):
             open_checkpoint(f"{site.url}/other", **arguments)
     assert site.log == []
 
