@@ -129,7 +129,7 @@ def broken_inputs(folder: Path) -> dict[str, tuple[Path, str]]:
     return {
         "truncated file": (truncated, "truncated"),
         "missing shard": (sharded, "model-00001-of-00002.safetensors is missing"),
-        "pickle with a payload": (payload, "could run code"),
+        "pickle with a payload": (payload, "could execute code"),
         "NaN weight": (not_finite, "1 of 16384 weights are NaN"),
         "no weights": (empty, "no weights here"),
         "unknown model type": (unknown, "'perceptron'"),

@@ -57,7 +57,7 @@ def test_a_guess_is_never_ok_and_never_placed() -> None:
 def test_scale_and_positions_that_nobody_knows_are_not_spoken_of() -> None:
     guess = model({"q_proj.bias": (D,), "k_proj.bias": (D,)})
     told = " ".join(explain(guess).notes)
-    assert "not known" in told
+    assert "unknown" in told
     assert "multiplies scores" not in told
     attention = read_attention(guess, 0)
     assert "none in the score" not in attention._repr_html_()

@@ -102,7 +102,7 @@ def test_a_run_that_goes_on_is_read_as_far_as_it_has_come(tmp_path: Path) -> Non
 
 def test_runs_without_a_common_step_are_named(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / "a", seed=1), make_run(tmp_path / "b", steps=(), seed=2)]
-    with pytest.raises(RunError, match="a, b: no step has scores in all of these runs yet"):
+    with pytest.raises(RunError, match="a, b: no step has scores in all of these runs"):
         score_curves(runs)
     with pytest.raises(RunError, match="a, b: no step has a held-out loss"):
         loss_curves(runs)

@@ -116,7 +116,7 @@ def test_what_cannot_be_shown_is_refused(arguments: tuple[str, ...], word: str) 
 
 
 def test_a_difference_is_scored_as_the_dense_difference_is() -> None:
-    frame = wqk.diff(ENCODER, DECODER)
+    frame = wqk.diff(ENCODER, DECODER).frame
     assert frame.height == 4 * (1 + 4)
     for layer in range(4):
         before, after = (wqk.read_attention(ref, layer).form.dense() for ref in (ENCODER, DECODER))

@@ -71,6 +71,7 @@ def read_task(path: Path) -> SentenceTask:
     Examples
     --------
     >>> import json
+    >>> from pathlib import Path
     >>> from tempfile import mkdtemp
     >>> file = Path(mkdtemp(), "mood.jsonl")
     >>> rows = [{"sentence": f"it is {'good' if n % 2 else 'bad'}", "label": n % 2}
