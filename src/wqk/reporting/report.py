@@ -77,7 +77,7 @@ def write_report(
     scored = {name for table in tables for name in table.frame["checkpoint"]}
     for part in details:
         names = sorted({block.place.checkpoint for block in part.blocks})
-        if scored.isdisjoint(names):
+        if names and scored.isdisjoint(names):
             raise TableError(
                 f"details are of checkpoints in the tables, {', '.join(sorted(scored))}; these are "
                 f"of {', '.join(names)}; leave them out, or add their table"
