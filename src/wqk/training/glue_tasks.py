@@ -105,7 +105,10 @@ def _rows(path: Path) -> list[tuple[tuple[str, ...], float]]:
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise CorpusError(f"{path}: cannot be read ({error})") from None
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise CorpusError(
+            f"{path}: cannot be read ({reason}); expected a task's rows as JSON Lines"
+        ) from None
     rows = []
     for number, line in enumerate(lines, start=1):
         try:
