@@ -16,7 +16,7 @@ from wqk.cli.main import command
 from wqk.errors import RunError
 from wqk.runs.paired import paired
 from wqk.runs.run import METRICS, Run, create_run, open_run
-from wqk.runs.speedup import first_below, saved_share, speedups
+from wqk.runs.speedup import SpeedUp, StartSpeedUp, first_below, saved_share, speedups
 
 STEPS = 100
 
@@ -121,6 +121,31 @@ def test_the_step_below_a_level_is_that_of_a_mean(tmp_path: Path) -> None:
     assert first_below(run, 1.2, steps=50) is None
 
 
+def test_steps_to_a_level_are_paired_by_seed(tmp_path: Path) -> None:
+    falls = {("random", 1): 250, ("random", 2): 300, ("paired", 1): 150, ("paired", 2): 180}
+    runs = [
+        train(tmp_path, [5 if step < fall else 1 for step in range(0, 401, 10)], init, seed, 400)
+        for (init, seed), fall in falls.items()
+    ]
+    [comparison] = speedups(runs, level=3)
+    # A window of 10 entries has its mean below 3 when 6 of them are at 1.
+    assert [(run.below, run.baseline_below) for run in comparison.runs] == [(200, 300), (230, 350)]
+    assert comparison.steps_later == paired([-100, -120])
+    [never] = speedups(runs, level=0.5)
+    assert never.steps_later is None
+
+
+def test_a_mean_over_seeds_leaves_out_no_slow_one() -> None:
+    def compared(*steps: tuple[int | None, int | None]) -> StartSpeedUp:
+        runs = (SpeedUp(seed, 2, 1, 0, 0, *both) for seed, both in enumerate(steps))
+        return StartSpeedUp("paired", "random", 900, 900, tuple(runs))
+
+    later = compared((500, 450), (600, 500)).steps_later
+    assert later is not None
+    assert later == paired([-50, -100])
+    assert compared((500, 450), (None, 500)).steps_later is None
+
+
 def test_the_baseline_is_the_start_of_the_first_run(tmp_path: Path) -> None:
     random = train(tmp_path, [5, 4, 3, 2, 1])
     symmetric = train(tmp_path, [5, 4, 3, 3, 3], init="symmetric")
@@ -195,6 +220,8 @@ def test_the_command(tmp_path: Path) -> None:
     assert printed.exit_code == 0
     assert "+50%" in printed.output
     assert "±" not in printed.output
+    level = CliRunner().invoke(command, ["speedup", *folders, "--below", "0.5"]).output
+    assert "by 100: 0 of 2, baseline 0 of 2" in " ".join(level.split())
     as_json = json.loads(CliRunner().invoke(command, ["speedup", "--json", *folders]).output)
     assert [run["first"] for run in as_json["comparisons"][0]["runs"]] == [0.5, 0.5]
     missing = CliRunner().invoke(command, ["speedup", str(tmp_path / "nothing")])

@@ -48,6 +48,12 @@ if TYPE_CHECKING:
     metavar="TFLOPS",
     help="For the cost: speed of the device in 10¹² operations a second; by default of one core.",
 )
+@click.option(
+    "--below",
+    type=float,
+    metavar="LOSS",
+    help="Also compare when the training loss (mean of 100 steps) first falls below LOSS.",
+)
 def experiments(
     file: Path,
     corpora: Path,
@@ -56,10 +62,12 @@ def experiments(
     only: str,
     dry_run: bool,
     speed: float,
+    below: float | None,
 ) -> None:
-    """Train every cell of FILE.toml once per seed.
+    """Train every cell of FILE.toml once per seed, and compare the initializations.
 
-    The same command resumes: finished runs are skipped, interrupted runs continue.
+    The same command resumes: finished runs are skipped, interrupted runs continue. Finished runs
+    that differ only in initialization are compared seed by seed, as by wqk speedup.
 
     \b
     Examples:
@@ -78,6 +86,7 @@ def experiments(
             trials, jobs=jobs, on_event=lambda trial, event: display.say(f"{trial.folder}: {event}")
         )
     _print_table(trials, speed)
+    _print_comparisons(trials, below)
     if not dry_run and failed:
         logs = ", ".join(str(trial.folder.with_suffix(".txt")) for trial in failed)
         raise RunError(f"{len(failed)} of {len(trials)} runs failed; see {logs}")
@@ -108,3 +117,26 @@ def _print_table(trials: Sequence[Trial], speed: float) -> None:
             f"{hours:.2g} hours of one device at {speed:g} TFLOP/s.",
             style="dim",
         )
+
+
+def _print_comparisons(trials: Sequence[Trial], below: float | None) -> None:
+    """The initializations of each recipe against the first, as far as their runs are done."""
+    from wqk.cli import display
+    from wqk.cli.speedup import print_comparisons
+    from wqk.errors import RunError
+    from wqk.runs.groups import comparable
+    from wqk.runs.run import open_run
+    from wqk.runs.speedup import speedups
+
+    smoothing = 0.05
+    done = [trial for trial in trials if trial.done]
+    for goal in sorted({trial.goal for trial in done}):
+        runs = [open_run(trial.folder) for trial in done if trial.goal == goal]
+        for group in comparable(runs):
+            try:
+                found = speedups(group, smoothing=smoothing, level=below)
+            except RunError as error:
+                display.say(f"not compared: {error}")
+                continue
+            display.output().print()
+            print_comparisons(found, "held-out", smoothing, below)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     "--below",
     type=float,
     metavar="LOSS",
-    help="Show when each run's training loss (mean of 100 steps) first falls below LOSS.",
+    help="Also compare when the training loss (mean of 100 steps) first falls below LOSS.",
 )
 @json_output
 def speedup(
@@ -68,8 +68,7 @@ def speedup(
     from wqk.runs.speedup import first_below, speedups
 
     runs = [open_run(folder) for folder in folders]
-    crossings = {} if below is None else {run.name: first_below(run, below) for run in runs}
-    comparisons = speedups(runs, loss=loss, smoothing=smoothing)
+    comparisons = speedups(runs, loss=loss, smoothing=smoothing, level=below)
     if as_json:
         display.print_object(
             {
@@ -82,18 +81,17 @@ def speedup(
                             f"{name}_over_seeds": asdict(comparison.over_seeds(name))
                             for name in FIELDS
                         },
+                        "steps_later": comparison.steps_later and asdict(comparison.steps_later),
                     }
                     for comparison in comparisons
                 ],
-                "below": crossings,
+                "below": {}
+                if below is None
+                else {run.name: first_below(run, below) for run in runs},
             }
         )
         return
-    _print(comparisons, loss, smoothing)
-    if below is not None:
-        steps = comparisons[0].step
-        listed = (f"{name} {step or f'not by {steps}'}" for name, step in crossings.items())
-        display.output().print(f"Below {below:g} from step: {', '.join(listed)}", soft_wrap=True)
+    print_comparisons(comparisons, loss, smoothing, below)
 
 
 FIELDS: tuple[Literal["difference"], Literal["first"], Literal["lasting"]] = (
@@ -103,15 +101,18 @@ FIELDS: tuple[Literal["difference"], Literal["first"], Literal["lasting"]] = (
 )
 
 
-def _print(comparisons: Sequence[StartSpeedUp], loss: str, smoothing: float) -> None:
-    """One line per initialization."""
+def print_comparisons(
+    comparisons: Sequence[StartSpeedUp], loss: str, smoothing: float, below: float | None = None
+) -> None:
+    """One line per initialization, and how to read it."""
     from rich.table import Table
 
     from wqk.cli import display
 
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     table.add_column("start")
-    for heading in ("seeds", "difference", "p", "detectable", "speed-up", "lasting"):
+    headings = ["seeds", "difference", "p", "detectable", "speed-up", "lasting"]
+    for heading in headings if below is None else [*headings, f"below {below:g}"]:
         table.add_column(heading, justify="right")
     for comparison in comparisons:
         difference, first, lasting = (comparison.over_seeds(name) for name in FIELDS)
@@ -123,6 +124,7 @@ def _print(comparisons: Sequence[StartSpeedUp], loss: str, smoothing: float) -> 
             "–" if difference.detectable is None else f"{difference.detectable:.3f}",
             interval(first, "+.0%"),
             interval(lasting, "+.0%"),
+            *([] if below is None else [crossing(comparison)]),
         )
     console, one = display.output(), comparisons[0]
     console.print(table)
@@ -130,9 +132,30 @@ def _print(comparisons: Sequence[StartSpeedUp], loss: str, smoothing: float) -> 
         f"Against {one.baseline} at step {one.step:,} of {one.steps:,}, seed by seed. "
         f"Difference: {loss} loss in nats (trailing mean over {smoothing:.0%} of the steps), mean "
         "and 95 % interval; none for a single seed. Speed-up: share of the steps saved until "
-        "the loss first reaches where the other ends; lasting: until it stays there.",
+        "the loss first reaches where the other ends; lasting: until it stays there."
+        + ("" if below is None else f" Below {below:g}: steps later than the baseline."),
         style="dim",
     )
+
+
+def crossing(comparison: StartSpeedUp) -> str:
+    """How many steps later than the baseline the loss falls below the level.
+
+    Examples
+    --------
+    >>> from wqk.runs.speedup import SpeedUp, StartSpeedUp
+    >>> runs = SpeedUp(1, 2, 1, 0, 0, 300, 250), SpeedUp(2, 2, 1, 0, 0, None, 400)
+    >>> crossing(StartSpeedUp("paired", "random", 500, 500, runs))
+    'by 500: 2 of 2, baseline 1 of 2'
+    >>> crossing(StartSpeedUp("paired", "random", 500, 500, runs[:1]))
+    '−50'
+    """
+    if comparison.steps_later is not None:
+        return interval(comparison.steps_later, "+.0f")
+    runs = comparison.runs
+    own = sum(run.below is not None for run in runs)
+    other = sum(run.baseline_below is not None for run in runs)
+    return f"by {comparison.step:,}: {own} of {len(runs)}, baseline {other} of {len(runs)}"
 
 
 def interval(result: Paired, form: str) -> str:

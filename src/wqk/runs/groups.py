@@ -132,6 +132,23 @@ def modes(runs: Iterable[Run]) -> list[Comparison]:
     return _comparisons(_by_mode(runs))
 
 
+def comparable(runs: Iterable[Run]) -> list[list[Run]]:
+    """Runs in groups that differ only in seed, initialization and penalty, of two starts or more.
+
+    Examples
+    --------
+    >>> from tempfile import mkdtemp
+    >>> from wqk.runs.run import create_run
+    >>> folder = mkdtemp()
+    >>> runs = [create_run(f"{folder}/{init}-{width}", {"recipe": {"init": init, "width": width}})
+    ...         for init, width in (("random", 8), ("random", 16), ("paired", 16))]
+    >>> [[run.name for run in group] for group in comparable(runs)]
+    [['random-16', 'paired-16']]
+    """
+    groups = (group for group in _gathered(cells(runs), _without(START)) if len(group) > 1)
+    return [[run for cell in group for run in cell.runs] for group in groups]
+
+
 def starts(runs: Sequence[Run], figure: str, penalties: bool) -> dict[str, Cell]:
     """The cells that differ in how they start alone, or, with ``penalties``, in the penalty.
 

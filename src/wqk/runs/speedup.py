@@ -47,6 +47,9 @@ class SpeedUp:
         negative where the baseline ends lower.
     lasting
         The same until it stays there.
+    baseline_below, below
+        The step at which either's training loss falls below the level asked for; None if it does
+        not, or none was asked for.
     """
 
     seed: int
@@ -54,6 +57,8 @@ class SpeedUp:
     loss: float
     first: float
     lasting: float
+    baseline_below: int | None = None
+    below: int | None = None
 
     @property
     def difference(self) -> float:
@@ -87,9 +92,23 @@ class StartSpeedUp:
         """Mean, interval, p and smallest detectable effect of a field."""
         return paired([float(getattr(run, name)) for run in self.runs])
 
+    @property
+    def steps_later(self) -> Paired | None:
+        """Steps by which the candidate falls below the level after the baseline.
+
+        None if some run stays above it, so that a mean would leave out the slowest.
+        """
+        steps = [(run.below, run.baseline_below) for run in self.runs]
+        both = [own - other for own, other in steps if own is not None and other is not None]
+        return paired(both) if len(both) == len(steps) else None
+
 
 def speedups(
-    runs: Sequence[Run], *, loss: Loss = "held-out", smoothing: float = 0.05
+    runs: Sequence[Run],
+    *,
+    loss: Loss = "held-out",
+    smoothing: float = 0.05,
+    level: float | None = None,
 ) -> list[StartSpeedUp]:
     """Every initialization among the runs against the first run's.
 
@@ -102,6 +121,8 @@ def speedups(
         Of held-out text, or of training.
     smoothing
         Window of the trailing mean, as a fraction of all steps.
+    level
+        Training loss in nats for `SpeedUp.below`, by `first_below`.
 
     Raises
     ------
@@ -111,7 +132,7 @@ def speedups(
     by_start = starts(runs, "speedup", penalties=True)
     baseline = next(cell for cell in by_start.values() if runs[0] in cell.runs)
     return [
-        compare(baseline, cell, loss, smoothing)
+        compare(baseline, cell, loss, smoothing, level)
         for cell in by_start.values()
         if cell is not baseline
     ]
@@ -138,7 +159,11 @@ def saved_share(
 
 
 def compare(
-    baseline: Cell, candidate: Cell, loss: Loss = "held-out", smoothing: float = 0.05
+    baseline: Cell,
+    candidate: Cell,
+    loss: Loss = "held-out",
+    smoothing: float = 0.05,
+    level: float | None = None,
 ) -> StartSpeedUp:
     """One cell against another, over their common seeds; errors as for `speedups`."""
     others = {run.recipe.get("seed"): run for run in baseline.runs}
@@ -163,7 +188,9 @@ def compare(
         baseline.start,
         ends.pop(),
         int(candidate.settings.get("steps", 0)),
-        tuple(_speed_up(others[run.recipe.get("seed")], run, loss, smoothing) for run in both),
+        tuple(
+            _speed_up(others[run.recipe.get("seed")], run, loss, smoothing, level) for run in both
+        ),
     )
 
 
@@ -185,12 +212,15 @@ def first_below(run: Run, level: float, steps: int = 100) -> int | None:
     return int(at[below[0]]) if len(below) else None
 
 
-def _speed_up(baseline: Run, candidate: Run, loss: Loss, smoothing: float) -> SpeedUp:
+def _speed_up(
+    baseline: Run, candidate: Run, loss: Loss, smoothing: float, level: float | None
+) -> SpeedUp:
     curves = [_smoothed(run, loss, smoothing) for run in (baseline, candidate)]
     reference, own = (float(losses[-1]) for _, losses in curves)
     sign, faster, slower_end = (1, 1, reference) if own <= reference else (-1, 0, own)
     first, lasting = (sign * share for share in saved_share(*curves[faster], slower_end))
-    return SpeedUp(int(candidate.recipe.get("seed", 0)), reference, own, first, lasting)
+    below = (None if level is None else first_below(run, level) for run in (baseline, candidate))
+    return SpeedUp(int(candidate.recipe.get("seed", 0)), reference, own, first, lasting, *below)
 
 
 def _smoothed(run: Run, loss: Loss, smoothing: float) -> tuple[np.ndarray, np.ndarray]:
