@@ -211,3 +211,12 @@ def test_demo_says_what_shows_and_draws_a_picture(tmp_path: Path) -> None:
         "encoder",
         "decoder",
     }
+
+
+@pytest.mark.parametrize("verb", ["scan", "explain", "verify", "show", "diff", "same", "watch"])
+def test_a_shell_completes_paths_for_a_checkpoint(verb: str) -> None:
+    from click.shell_completion import BashComplete
+
+    complete = BashComplete(command, {}, "wqk", "_WQK_COMPLETE")
+    [completion] = complete.get_completions([verb], "models/be")
+    assert (completion.type, completion.value) == ("file", "models/be")

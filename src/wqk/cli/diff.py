@@ -6,12 +6,20 @@ from pathlib import Path
 
 import click
 
-from wqk.cli.options import family_file, gamma, heads_per_layer, json_output, key_heads, table_file
+from wqk.cli.options import (
+    Reference,
+    family_file,
+    gamma,
+    heads_per_layer,
+    json_output,
+    key_heads,
+    table_file,
+)
 
 
 @click.command()
-@click.argument("before", metavar="REF")
-@click.argument("after", metavar="REF")
+@click.argument("before", metavar="REF", type=Reference())
+@click.argument("after", metavar="REF", type=Reference())
 @click.option("--heads", is_flag=True, help="Also compare every head.")
 @click.option(
     "--revision",

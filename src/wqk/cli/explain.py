@@ -7,11 +7,18 @@ from pathlib import Path
 
 import click
 
-from wqk.cli.options import family_file, heads_per_layer, json_output, key_heads, revision
+from wqk.cli.options import (
+    Reference,
+    family_file,
+    heads_per_layer,
+    json_output,
+    key_heads,
+    revision,
+)
 
 
 @click.command()
-@click.argument("ref")
+@click.argument("ref", type=Reference())
 @revision
 @family_file
 @heads_per_layer

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 json_output = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 
@@ -47,6 +48,18 @@ gamma = click.option(
     show_default=True,
     help="Outliers exceed the mean norm by this many standard deviations.",
 )
+
+
+class Reference(click.ParamType):  # type: ignore[type-arg]
+    """A checkpoint: a path, for which a shell completes files and folders, or a name on the Hub."""
+
+    name = "ref"
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Leave it to the shell, which knows the file system."""
+        return [CompletionItem(incomplete, type="file")]
 
 
 class DistanceRanges(click.ParamType):  # type: ignore[type-arg]

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from wqk.cli.options import family_file, json_output
+from wqk.cli.options import Reference, family_file, json_output
 
 
 @click.command()
-@click.argument("ref", metavar="A")
-@click.argument("other", metavar="B")
+@click.argument("ref", metavar="A", type=Reference())
+@click.argument("other", metavar="B", type=Reference())
 @family_file
 @click.option(
     "--other-family",

@@ -11,6 +11,7 @@ import click
 from wqk.cli.boundary import tell
 from wqk.cli.options import (
     DistanceRanges,
+    Reference,
     family_file,
     gamma,
     heads_per_layer,
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("refs", nargs=-1, required=True, metavar="REF...")
+@click.argument("refs", nargs=-1, required=True, metavar="REF...", type=Reference())
 @click.option("--heads", is_flag=True, help="Also score every head.")
 @gamma
 @click.option(

@@ -8,6 +8,7 @@ import click
 
 from wqk.cli.options import (
     DistanceRanges,
+    Reference,
     family_file,
     gamma,
     heads_per_layer,
@@ -18,7 +19,7 @@ from wqk.cli.options import (
 
 
 @click.command()
-@click.argument("ref")
+@click.argument("ref", type=Reference())
 @click.option("--layer", type=int, required=True, metavar="L", help="Negative: from the end.")
 @click.option("--head", type=int, metavar="H", help="Show one head instead of the whole layer.")
 @click.option("--coupling", is_flag=True, help="Show how the layer's heads transpose each other.")

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import click
 
-from wqk.cli.options import DistanceRanges, json_output, revision
+from wqk.cli.options import DistanceRanges, Reference, json_output, revision
 
 
 class Steps(DistanceRanges):
@@ -29,7 +29,7 @@ class Steps(DistanceRanges):
 
 
 @click.command()
-@click.argument("refs", metavar="REF...", nargs=-1, required=True)
+@click.argument("refs", metavar="REF...", nargs=-1, required=True, type=Reference())
 @click.option(
     "--corpus",
     required=True,

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import click
 
-from wqk.cli.options import family_file, json_output, revision
+from wqk.cli.options import Reference, family_file, json_output, revision
 
 
 @click.command()
-@click.argument("ref")
+@click.argument("ref", type=Reference())
 @click.option("--layer", type=int, required=True, metavar="L", help="Negative: from the end.")
 @click.option("--head", type=click.IntRange(min=0), required=True, metavar="H")
 @click.option("--top", type=click.IntRange(min=1), default=20, show_default=True, metavar="N")

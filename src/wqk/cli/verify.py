@@ -7,11 +7,11 @@ from pathlib import Path
 
 import click
 
-from wqk.cli.options import family_file, json_output, revision
+from wqk.cli.options import Reference, family_file, json_output, revision
 
 
 @click.command()
-@click.argument("ref")
+@click.argument("ref", type=Reference())
 @click.option("--text", help="Text to run the model on.  [default: random tokens]")
 @click.option("--seed", default=0, show_default=True, help="Seed of the random tokens.")
 @revision
