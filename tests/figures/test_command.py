@@ -84,6 +84,18 @@ def test_what_goes_wrong_is_one_line(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_papers_runs_below_ones_own(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / mode, mode=mode) for mode in ("encoder", "decoder")]
+    folders = [str(run.folder) for run in runs]
+    printed = wqk("s3", *folders, "--published", "--json")
+    rows = {row["comparison"] for row in json.loads(printed.stdout)["rows"]}
+    assert rows == {"wikipedia", "published: Jigsaw, 12-layer", "published: Red Pajama, 12-layer"}
+    assert wqk("s4", *folders, "--published", "--out", tmp_path / "s4.png").exit_code == 0
+    refused = wqk("fig3", *folders, "--published")
+    assert refused.exit_code == 2
+    assert "--published draws the paper's runs below yours in s3 and s4" in refused.stderr
+
+
 def test_words_that_do_not_go_together() -> None:
     assert "Invalid value for" in wqk("fig9").stderr
     assert "wqk atlas --json" in wqk("table1", "--json").stderr

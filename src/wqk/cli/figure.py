@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,9 +36,17 @@ TABLES = ("table1", "tableS2", "tableS3")
     metavar="FILE",
     help="Picture: .pdf, .svg, .png; numbers: .csv; table: .md, .tex.  [default: NAME.pdf]",
 )
+@click.option(
+    "--published", is_flag=True, help="Below your runs, draw the paper's own as well (s3, s4)."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers behind a figure as JSON.")
 def figure(
-    name: str, more: tuple[Path, ...], sources: tuple[Path, ...], out: Path | None, as_json: bool
+    name: str,
+    more: tuple[Path, ...],
+    sources: tuple[Path, ...],
+    out: Path | None,
+    published: bool,
+    as_json: bool,
 ) -> None:
     """Draw a figure of the paper, or an additional one, from published results and your own.
 
@@ -69,7 +78,7 @@ def figure(
     """
     from wqk.figures import read_sources
 
-    found = read_sources(*sources, *more)
+    found = replace(read_sources(*sources, *more), published=published)
     if name in TABLES:
         if as_json:
             raise click.UsageError(f"{name} is text; wqk atlas --json prints its rows")
@@ -86,7 +95,7 @@ def _draw(name: str, sources: Sources, out: Path, as_json: bool) -> None:
     from wqk.scanning.tables import records
 
     check_ending(out)
-    if sources == Sources():
+    if replace(sources, published=False) == Sources():
         sources = _own_models(FIGURES[name].stand_in)
     if as_json:
         display.print_object({"figure": name, "rows": records(numbers(name, sources))})

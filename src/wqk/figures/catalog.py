@@ -10,7 +10,7 @@ import polars as pl
 
 from wqk._files import check_output, write_whole
 from wqk._style import PICTURES, save_figure
-from wqk.errors import UnknownName
+from wqk.errors import RunError, UnknownName
 from wqk.figures import distances, heads, models, starts, terms, training
 from wqk.figures.matrix import examples
 from wqk.figures.published import published_pairs, published_starts
@@ -53,12 +53,13 @@ def _of_models(name: str, sources: Sources) -> pl.DataFrame:
 
 
 def _of_pairs(name: str, sources: Sources) -> pl.DataFrame:
-    """From the given runs or, without any, from the paper's."""
+    """From the given runs, from the paper's where there are none, or from both."""
     if not sources.runs:
         return published_pairs(name)
     if name == "fig3":
         return training.one_pair(sources.runs)
-    return training.all_pairs(sources.runs, name)
+    own = training.all_pairs(sources.runs, name)
+    return pl.concat([own, published_pairs(name)]) if sources.published else own
 
 
 def _with_matrices(rows: pl.DataFrame, sources: Sources) -> Figure:
@@ -101,6 +102,9 @@ FIGURES: dict[str, Entry] = {
 }
 
 
+# The figures in which the paper's runs have rows of their own below the user's.
+WITH_PUBLISHED = ("s3", "s4")
+
 # What a figure is saved as: a picture, or the numbers behind it.
 ENDINGS = (*PICTURES, ".csv")
 
@@ -111,7 +115,7 @@ def numbers(name: str, sources: Sources) -> pl.DataFrame:
     Raises
     ------
     WqkError
-        The figure does not exist, or the sources lack what it needs.
+        The figure does not exist, the sources lack what it needs, or it cannot combine them.
 
     Examples
     --------
@@ -119,7 +123,13 @@ def numbers(name: str, sources: Sources) -> pl.DataFrame:
     >>> numbers("fig2", Sources()).height
     74
     """
-    return _entry(name).numbers(sources)
+    entry = _entry(name)
+    if sources.published and sources.runs and name not in WITH_PUBLISHED:
+        raise RunError(
+            f"published=True draws the paper's runs below yours in {' and '.join(WITH_PUBLISHED)}; "
+            f"got {name}"
+        )
+    return entry.numbers(sources)
 
 
 def draw(name: str, sources: Sources) -> Figure:

@@ -29,11 +29,14 @@ class Sources:
         The scores of all tables and surveys; None where there are none.
     blocks
         The layers of all ``.npz`` files of details.
+    published
+        Whether the paper's own training runs are drawn below the given ones.
     """
 
     runs: tuple[Run, ...] = ()
     table: ScoreTable | None = None
     blocks: tuple[BlockDetails, ...] = ()
+    published: bool = False
 
     @property
     def scores(self) -> ScoreTable | None:
