@@ -1,0 +1,54 @@
+"""Make the pictures of the documentation: python docs/generate_images.py [PAIR] [STARTS].
+
+PAIR is a folder with the runs ``encoder`` and ``decoder`` of examples/train_demo_pair.sh, STARTS
+one with those of examples/table1-cpu.toml; without them, their pictures stay as they are. The
+report is photographed by Chromium, driven by playwright.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from playwright.sync_api import sync_playwright
+
+from wqk import write_report
+from wqk.demo.demo import demo_figure, demo_table
+from wqk.figures import Sources, draw, read_sources, save_figure
+
+IMAGES = Path(__file__).parent / "images"
+CHROMIUM = "/usr/bin/chromium"
+
+
+def photograph(page: Path, picture: Path, width: int = 1200, height: int = 1150) -> None:
+    """The top of an HTML page, as a browser shows it."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        tab = browser.new_page(viewport={"width": width, "height": height})
+        tab.goto(page.resolve().as_uri(), timeout=0)
+        tab.wait_for_timeout(1000)  # charts are drawn when they come into view
+        tab.screenshot(path=picture, timeout=0)
+        browser.close()
+
+
+def main(pair: str = "", starts: str = "") -> None:
+    """Make every picture whose sources are there."""
+    table = demo_table()
+    save_figure(demo_figure(table), IMAGES / "demo.png")
+    save_figure(draw("fig2", Sources()), IMAGES / "fig2.png")
+    with TemporaryDirectory() as folder:
+        report = Path(folder, "report.html")
+        write_report(table, report)
+        photograph(report, IMAGES / "report.png")
+    if pair:
+        runs = read_sources(f"{pair}/encoder", f"{pair}/decoder")
+        save_figure(draw("fig3", runs), IMAGES / "fig3.png")
+    if starts:
+        runs = read_sources(*sorted(Path(starts).glob("*-[0-9]")))
+        save_figure(draw("s5", runs), IMAGES / "figs5.png")
+        save_figure(draw("losses", runs), IMAGES / "losses.png")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
