@@ -36,7 +36,8 @@ def main(pair: str = "", starts: str = "") -> None:
     """Make every picture whose sources are there."""
     table = demo_table()
     save_figure(demo_figure(table), IMAGES / "demo.png")
-    save_figure(draw("fig2", Sources()), IMAGES / "fig2.png")
+    blocks = table.details.blocks if table.details else ()
+    save_figure(draw("fig2", Sources(blocks=blocks)), IMAGES / "fig2.png")
     with TemporaryDirectory() as folder:
         report = Path(folder, "report.html")
         write_report(table, report)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -220,3 +221,12 @@ def test_both_panels_of_losses_show_the_seeds_that_have_a_partner(tmp_path: Path
     shown = numbers("losses", Sources(tuple(runs)))
     counts = shown.group_by("start", "quantity").agg(pl.col("runs").max())
     assert set(counts["runs"]) == {2}
+
+
+def test_names_of_models_cover_neither_each_other_nor_an_edge() -> None:
+    figure = draw("fig2", Sources())
+    for axis in figure.axes[:2]:
+        boxes = [text.get_window_extent() for text in axis.texts if len(text.get_text()) > 1]
+        assert len(boxes) > 3
+        assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+        assert all(axis.bbox.x0 <= box.x0 and box.x1 <= axis.bbox.x1 for box in boxes)

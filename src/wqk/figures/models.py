@@ -19,7 +19,7 @@ from wqk._style import (
 from wqk.atlas import drawn_models, flags, published, sound_models, summarize
 from wqk.atlas.published import COLUMNS, last_part
 from wqk.figures.matrix import draw_form
-from wqk.figures.panels import letter
+from wqk.figures.panels import letter, separate_labels
 from wqk.figures.selection import latest
 from wqk.scanning.surveys.model_sets import model_set, model_sets
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.text import Annotation
 
     from wqk.forms.images import MatrixImage
     from wqk.scanning.tables import ScoreTable
@@ -113,17 +114,20 @@ def by_size(rows: pl.DataFrame, matrices: Mapping[str, MatrixImage] | None = Non
     matrices = matrices or {}
     with style():
         figure = new_figure(PAGE, 5.4 if matrices else 3.0)
+        labels = {}
         shape, widths = ((2, 2), [1.6, 1.0]) if matrices else ((1, 2), [1.0, 1.0])
         grid = figure.add_gridspec(*shape, width_ratios=widths)
         for index, (score, label) in enumerate(SCORES.items()):
             axis = figure.add_subplot(grid[index, 0] if matrices else grid[0, index])
-            _draw_models(axis, rows.drop_nulls(score), score)
+            labels[axis] = _draw_models(axis, rows.drop_nulls(score), score)
             axis.set_ylabel(label)
             letter(axis, "ab"[index])
         for index, (title, image) in enumerate(matrices.items()):
             place = grid[index, 1] if len(matrices) > 1 else grid[:, 1]
             draw_form(figure, place, image, title, "cd"[index])
         figure.legend(handles=_handles(rows), loc="outside lower center", ncols=3)
+        for axis, some in labels.items():
+            separate_labels(axis, some)
     return figure
 
 
@@ -175,7 +179,8 @@ def _names(some: str) -> set[str]:
     return {last_part(model).lower() for model in model_set(some)}
 
 
-def _draw_models(axis: Axes, rows: pl.DataFrame, score: str) -> None:
+def _draw_models(axis: Axes, rows: pl.DataFrame, score: str) -> list[Annotation]:
+    """Marks with quartiles; returns the names beside some of them."""
     from matplotlib.patheffects import withStroke
 
     own = rows.filter(source="own")
@@ -191,7 +196,7 @@ def _draw_models(axis: Axes, rows: pl.DataFrame, score: str) -> None:
             **look,
         )
     named = own if 0 < own.height <= NAMED else _extremes(rows.filter("sound"), score)
-    for row in named.iter_rows(named=True):
+    labels = [
         axis.annotate(
             row["name"],
             (row["parameters"], row[score]),
@@ -202,8 +207,11 @@ def _draw_models(axis: Axes, rows: pl.DataFrame, score: str) -> None:
             zorder=5,
             path_effects=[withStroke(linewidth=1.5, foreground="white")],
         )
+        for row in named.iter_rows(named=True)
+    ]
     axis.axhline(0, color=GRAY, linewidth=0.5, zorder=0)
     axis.set(xscale="log", xlabel="parameters")
+    return labels
 
 
 def _extremes(rows: pl.DataFrame, score: str) -> pl.DataFrame:

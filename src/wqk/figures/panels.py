@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from wqk._style import GRAY
 
 if TYPE_CHECKING:
@@ -176,3 +178,38 @@ def spread_apart(heights: Sequence[float], gap: float) -> list[float]:
         for total, count in clusters
         for index in range(count)
     ]
+
+
+# Where a label may stand beside its point, in points, in the order of preference.
+SPOTS = tuple(
+    (x, y, side) for y in (3, -8, 9, -14, 15, -20) for x, side in ((5, "left"), (-5, "right"))
+)
+
+
+def separate_labels(axis: Axes, labels: Iterable[Annotation]) -> None:
+    """Move the labels of points to where they cover no mark, no edge and no other label.
+
+    Call it when everything else is drawn: the layout decides where points are. Where no spot is
+    free, covering a mark is better than covering another label or an edge.
+    """
+    from matplotlib.transforms import Bbox
+
+    axis.get_figure(root=True).draw_without_rendering()  # type: ignore[union-attr]
+    points = [xy[0] for line in axis.lines if len(xy := np.asarray(line.get_xydata())) == 1]
+    marks = [Bbox([xy - 3, xy + 3]) for xy in axis.transData.transform(points)]
+    placed: list[Bbox] = []
+    for label in labels:
+        boxes = []
+        for x, y, side in SPOTS:
+            label.set(position=(x, y), horizontalalignment=side)
+            boxes.append(label.get_window_extent())
+        crowds = [
+            sum(box.overlaps(mark) for mark in marks)
+            + 9 * sum(box.overlaps(other) for other in placed)
+            + 9 * any(inner < 2 for inner in (*(box.p0 - axis.bbox.p0), *(axis.bbox.p1 - box.p1)))
+            for box in boxes
+        ]
+        best = crowds.index(min(crowds))
+        x, y, side = SPOTS[best]
+        label.set(position=(x, y), horizontalalignment=side)
+        placed.append(boxes[best])
