@@ -220,3 +220,24 @@ def test_a_shell_completes_paths_for_a_checkpoint(verb: str) -> None:
     complete = BashComplete(command, {}, "wqk", "_WQK_COMPLETE")
     [completion] = complete.get_completions([verb], "models/be")
     assert (completion.type, completion.value) == ("file", "models/be")
+
+
+def test_several_checkpoints_share_one_legend_and_only_trained_ones_are_placed(
+    tmp_path: Path,
+) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    fresh = tmp_path / "run" / "checkpoint-0"
+    shutil.copytree(ENCODER, fresh)
+    dice = np.random.default_rng(0)
+    tensors = load_file(fresh / "model.safetensors")
+    drawn = {k: dice.standard_normal(v.shape).astype(np.float32) for k, v in tensors.items()}
+    save_file(drawn, fresh / "model.safetensors")
+    shutil.copytree(ENCODER, tmp_path / "run" / "checkpoint-10")
+    printed = run("scan", str(tmp_path / "run"), width=200).stdout
+    assert printed.count("random-looking: as if") == 1
+    assert printed.count("null: symmetry left") == 1
+    assert printed.count("atlas") == 1
+    alone = run("scan", str(fresh), width=200).stdout
+    assert alone.count("random-looking") >= 4
+    assert "atlas" not in alone

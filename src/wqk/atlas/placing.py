@@ -82,7 +82,7 @@ def place(table: ScoreTable) -> list[Placement]:
     list of Placement
         One for each checkpoint and stack with plain self-attention scores; empty for tables of
         other forms (folded norms, biases, another circuit, distance or gamma), and without those
-        whose family was guessed.
+        whose family was guessed or of which half the layers look untrained.
 
     Examples
     --------
@@ -92,7 +92,11 @@ def place(table: ScoreTable) -> list[Placement]:
     more symmetric than 18 of 24 published encoders and 15 of 15 decoders;
     columns more dominant than in 0 of 24 published encoders and 0 of 13 decoders
     """
-    known = table.filter(pl.col("family").ne_missing("inferred"))
+    untrained = (pl.col("status") == "random-looking").mean()
+    known = table.filter(
+        pl.col("family").ne_missing("inferred"),
+        untrained.over("checkpoint", "revision", "step", "stack", "kind") < 0.5,
+    )
     return [
         Placement(row["name"], row["stack"], *positions)
         for row in summarize(known).iter_rows(named=True)

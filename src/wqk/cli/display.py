@@ -15,12 +15,13 @@ from rich.text import Text
 from wqk._console import UNPRINTABLE, cleaning, printable
 from wqk.atlas import place
 from wqk.attention.rendering import size
-from wqk.scanning.rendering import one_checkpoint, overview, side_by_side
+from wqk.scanning.rendering import definitions, one_checkpoint, overview, scores, side_by_side
 from wqk.scanning.tables import records
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from wqk.atlas import Placement
     from wqk.checkpoints import Checkpoint
     from wqk.scanning.scan import Progress as ScanProgress
     from wqk.scanning.tables import ScoreTable
@@ -104,15 +105,37 @@ def print_table(table: ScoreTable) -> None:
     """The layers of a checkpoint, its heads, and its rank among the published models."""
     console = output()
     console.print(*one_checkpoint(table, console.width), sep="\n")
-    placements = place(table)
-    for placement in placements:
-        where = f" {placement.stack}" if len(placements) > 1 else ""
-        console.print(Text.assemble((f"atlas{where}: ", "dim"), str(placement)))
+    _print_placements(place(table))
+
+
+def print_scores(table: ScoreTable) -> None:
+    """The layers of one of several checkpoints, and its heads."""
+    console = output()
+    console.print(*scores(table, console.width), sep="\n")
+
+
+def print_several(table: ScoreTable, last: Iterable[ScoreTable]) -> None:
+    """What follows the scores of several checkpoints, once for all of them.
+
+    Medians, the meaning of the headings, and the ranks of the last step of each run.
+    """
+    console = output()
+    text = Text("\n".join(definitions(table, console.width)), style="dim")
+    console.print(*overview(table), text, sep="\n")
+    _print_placements([placement for scan in last for placement in place(scan)])
 
 
 def print_overview(table: ScoreTable) -> None:
     """Medians over layers, one line for each checkpoint and kind of attention."""
     output().print(*overview(table), sep="\n")
+
+
+def _print_placements(placements: Sequence[Placement]) -> None:
+    names = {placement.name for placement in placements}
+    for placement in placements:
+        name = f" {placement.name}" if len(names) > 1 else ""
+        stack = f" {placement.stack}" if len(placements) > len(names) else ""
+        output().print(Text.assemble((f"atlas{name}{stack}: ", "dim"), str(placement)))
 
 
 def print_side_by_side(table: ScoreTable, introduction: str, verdict: str) -> None:

@@ -142,8 +142,10 @@ def scan(
     measures = [name for name, is_wanted in wanted.items() if is_wanted]
     tables: list[ScoreTable] = []
     failed = 0
-    jobs = list(product((step for ref in refs for step in steps_of(ref)), revisions or [None]))
-    for step, revision in jobs:
+    last: dict[tuple[str, str | None], ScoreTable] = {}
+    steps = [(ref, step) for ref in refs for step in steps_of(ref)]
+    jobs = [(ref, step, revision) for (ref, step), revision in product(steps, revisions or [None])]
+    for ref, step, revision in jobs:
         try:
             with display.progress(step) as on_progress:
                 checkpoint = open_checkpoint(step, revision=revision)
@@ -171,10 +173,13 @@ def scan(
             failed += 1
             continue
         tables.append(table)
+        last[ref, revision] = table
         if not as_json:
             shown = table if heads else table.layers
             if measures or sort_by or top:
                 print_measures(shown, measures, sort_by, top)
+            elif len(jobs) > 1:
+                display.print_scores(shown)
             else:
                 display.print_table(shown)
         display.say_traffic(checkpoint)
@@ -183,8 +188,8 @@ def scan(
     whole = join([table if heads else table.layers for table in tables])
     if as_json:
         display.print_json(whole)
-    elif len(tables) > 1:
-        display.print_overview(whole)
+    elif len(jobs) > 1:
+        display.print_several(whole, last.values())
     if out:
         whole.write(out)
         display.say(f"{out}: {len(whole)} rows")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -16,7 +15,7 @@ from wqk.scanning.conditions import conditions
 from wqk.scanning.schema import SUMMARIZED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from wqk.scanning.differences import DifferenceTable
     from wqk.scanning.tables import ScoreTable
@@ -56,17 +55,20 @@ def score_table(table: ScoreTable, width: int) -> Iterator[Any]:
 
 
 def one_checkpoint(table: ScoreTable, width: int) -> Iterator[Any]:
-    """Each kind of attention of a checkpoint in a table of its own, and its heads."""
-    headings: list[str] = []
+    """The scores of a checkpoint, what the headings mean, and what the forms leave out."""
+    yield from scores(table, width)
+    yield Text("\n".join([*definitions(table, width), *notes(table)]), style="dim")
+
+
+def scores(table: ScoreTable, width: int) -> Iterator[Any]:
+    """Each kind of attention of a checkpoint in a table of its own, its heads, and its medians."""
     for frame in table.frame.partition_by("stack", "kind", maintain_order=True):
         layers = frame.filter(pl.col("head").is_null())
         shown = layers if layers.height else frame
         nearest = layers.filter(pl.col("distance") == shown["distance"][0])
         yield _title(shown.row(0, named=True), nearest.height, table.metadata, frame)
         if nearest.height:
-            columns, lines = _layer_lines(nearest, width)
-            headings += columns
-            yield lines
+            yield _layer_lines(nearest, width)[1]
         heads = frame.filter(
             pl.col("head").is_not_null(), pl.col("distance") == shown["distance"][0]
         )
@@ -78,7 +80,6 @@ def one_checkpoint(table: ScoreTable, width: int) -> Iterator[Any]:
             if nearest.height < layers.height:
                 yield from _across(layers, score, "distance", width)
     yield from _summary_lines(table)
-    yield Text("\n".join(_footnotes(table, headings)), style="dim")
 
 
 def _title(
@@ -221,18 +222,18 @@ def median(row: Mapping[str, Any], score: str) -> str:
     return f"{number(middle, 2)} ± [{number(middle - low, 2)}, {number(high - middle, 2)}]"
 
 
-def _footnotes(table: ScoreTable, headings: Iterable[str]) -> Iterator[str]:
+def definitions(table: ScoreTable, width: int) -> Iterator[str]:
+    """What the medians, the headings and the statuses of `scores` mean, each once."""
     gamma = table.metadata.get("gamma", 2.0)
-    statuses = table.frame["status"].drop_nulls().unique().to_list()
+    statuses = table.frame["status"].drop_nulls().unique().sort().to_list()
     yield "median ± [a, b]: a and b from the median over layers down and up to the quartiles"
     yield (
         f"directionality: below 0 where columns dominate; sums the norms beyond mean + {gamma:g} "
         "std (Definition 3.2)"
     )
-    for name in dict.fromkeys(chain(headings, sorted(statuses))):
-        if name in LEGEND:
-            yield LEGEND[name]
-    yield from notes(table)
+    layers = table.frame.filter(pl.col("head").is_null())
+    headings = _layer_lines(layers, width)[0] if layers.height else []
+    yield from (LEGEND[name] for name in [*headings, *statuses] if name in LEGEND)
 
 
 def notes(table: ScoreTable) -> Iterator[str]:
