@@ -241,20 +241,30 @@ def coupling(heads: BilinearForm) -> Float[Array, "heads heads"]:
     """
     _require_square(heads, "coupling")
     xp = array_namespace(heads.query, heads.key)
-    count = math.prod(heads.stack)
-    moments = heads.moments
-    query, key = (
-        xp.reshape(xp.broadcast_to(f, (*heads.stack, *f.shape[-2:])), (count, *f.shape[-2:]))
-        for f in (moments.query, moments.key)
-    )
-    # One row of heads at a time: C_ab = B_aᵀ A_b and C_ba for all b.
-    rows = []
-    for a in range(count):
-        forward = xp.matmul(xp.matrix_transpose(key[a, ...]), query)
-        backward = xp.matmul(xp.matrix_transpose(key), query[a, ...])
-        rows.append(xp.sum(forward * xp.matrix_transpose(backward), axis=(-2, -1)))
-    norms = root(xp.reshape(moments.square_norm, (count,)), xp)
-    return _quotient(xp.stack(rows), norms[:, None] * norms[None, :], xp)
+    moments, stack = heads.moments, heads.stack
+    query, key = moments.query, moments.key
+    # S query heads that share one of G key heads are taken together.
+    shared = len(stack) > 0 and key.ndim == len(stack) + 2 and key.shape[-3] == 1
+    sharing = stack[-1] if shared else 1
+    count = math.prod(stack) // sharing
+    query = xp.broadcast_to(query, (*stack, *query.shape[-2:]))
+    query = xp.reshape(query, (count, sharing, *query.shape[-2:]))
+    if not shared:
+        key = xp.broadcast_to(key, (*stack, *key.shape[-2:]))
+    key = xp.matrix_transpose(xp.reshape(key, (count, *key.shape[-2:])))
+    # tr(M_a M_b) = Σ_ij (B_aᵀ A_b)_ij (B_bᵀ A_a)_ji, for a in group g and b from it on.
+    blocks: list[list[Array]] = []
+    for g in range(count):
+        forward = xp.matmul(key[g, ...], query[g:, ...])
+        backward = xp.matmul(key[g:, None, ...], query[g, ...])
+        flat = (count - g, sharing, -1)
+        left = xp.reshape(xp.matrix_transpose(backward), flat)
+        traces = xp.matmul(left, xp.matrix_transpose(xp.reshape(forward, flat)))
+        before = [xp.matrix_transpose(row[g]) for row in blocks]
+        blocks.append([*before, *(traces[h, ...] for h in range(count - g))])
+    norms = root(xp.reshape(xp.broadcast_to(moments.square_norm, stack), (-1,)), xp)
+    rows = [xp.concat(row, axis=1) for row in blocks]
+    return _quotient(xp.concat(rows, axis=0), norms[:, None] * norms[None, :], xp)
 
 
 def _dots(query: Array, key: Array) -> Array:
