@@ -119,7 +119,9 @@ def scan(
 
     Notes
     -----
-    While blocks are scored, BLAS has one thread in the whole process; see `wqk.scanning.cores`.
+    While blocks are scored, BLAS has one thread in the whole process, also for what other threads
+    compute. Where that matters, scan in a process of its own: ``wqk.survey`` does, and so does any
+    ``ProcessPoolExecutor`` that spawns.
 
     Examples
     --------
