@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wqk.errors import CorpusError
-from wqk.training.blocks import draw_blocks, spaced_blocks, stream_seed
+from wqk.training.blocks import (
+    draw_blocks,
+    draw_documents,
+    spaced_blocks,
+    spaced_documents,
+    stream_seed,
+)
 
 
 @given(
@@ -81,3 +88,21 @@ def test_a_stream_shorter_than_a_block() -> None:
         draw_blocks(tokens, 4, 2, seed=1, index=0)
     with pytest.raises(CorpusError, match="the stream has 3"):
         spaced_blocks(tokens, 4, 1)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=6),
+    block=st.integers(2, 7),
+    index=st.integers(0, 2**40),
+)
+def test_every_row_is_the_head_of_a_document(lengths: list[int], block: int, index: int) -> None:
+    offsets = np.cumsum([0, *lengths])
+    tokens = np.arange(1, offsets[-1] + 1, dtype=np.uint16)
+    heads = {
+        (*range(begin + 1, min(end, begin + block) + 1), *[0] * (block - (end - begin)))
+        for begin, end in pairwise(offsets)
+    }
+    drawn = draw_documents(tokens, offsets, block, 8, 0, seed=2, index=index)
+    assert drawn.shape == (8, block)
+    assert set(map(tuple, drawn.tolist())) <= heads
+    assert set(map(tuple, spaced_documents(tokens, offsets, block, 99, 0).tolist())) == heads

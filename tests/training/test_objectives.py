@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wqk.training.models import build_model
-from wqk.training.objectives import OBJECTIVES, Objective, RowSelection, Task, loss_of
+from wqk.training.objectives import (
+    IGNORED,
+    OBJECTIVES,
+    Objective,
+    RowSelection,
+    Task,
+    loss_of,
+)
 
 VOCABULARY, MASK = 40, 1
 SPECIAL = {"padding": 0, "mask": MASK, "unknown": 2, "separator": 3}
@@ -193,3 +200,61 @@ def test_masked_next_is_a_collator_s_labels_shifted_by_a_causal_model(tiny: Any)
     model.config.loss_type = "ForCausalLMLoss"
     own = model(input_ids=task.inputs, labels=labels.view(4, 16)).loss.item()
     assert loss_of(model, RowSelection(model), task).item() == pytest.approx(own, abs=1e-6)
+
+
+PADDING = SPECIAL["padding"]
+
+
+def padded_blocks(lengths: list[int], block: int) -> torch.Tensor:
+    blocks = some_blocks(len(lengths), block)
+    return torch.where(torch.arange(block) < torch.tensor(lengths)[:, None], blocks, PADDING)
+
+
+@given(
+    name=st.sampled_from(OBJECTIVES),
+    lengths=st.lists(st.integers(1, 20), min_size=1, max_size=5),
+    share=st.floats(0.1, 0.6),
+    corruption=st.sampled_from(["bert", "mask"]),
+)
+def test_padding_is_neither_changed_nor_predicted(
+    name: str, lengths: list[int], share: float, corruption: str
+) -> None:
+    blocks = padded_blocks(lengths, 20)
+    objective = Objective(name, share, corruption, MASK, VOCABULARY, PADDING)
+    task = objective.task(blocks, objective.draw(*blocks.shape, draw(1)))
+    assert task.visible is not None
+    assert (task.visible == (blocks != PADDING)).all()
+    assert (task.inputs[~task.visible] == PADDING).all()
+    counted = task.targets != IGNORED
+    assert (task.targets[counted] != PADDING).all()
+    ahead = 0 if name == "masked" else 1
+    asked = task.rows[counted] + ahead
+    assert (blocks.flatten()[asked] == task.targets[counted]).all()
+    able = [length - ahead for length in lengths]
+    for row, length in enumerate(able):
+        here = int(((asked // 20) == row).sum())
+        expected = length if name == "causal" else min(length, max(1, round(share * length)))
+        assert here in (expected, min(expected, round(share * 20)))
+
+
+@pytest.mark.parametrize("mode", ["encoder", "decoder"])
+def test_the_loss_of_padded_documents_is_that_of_each_alone(mode: str, tiny: Any) -> None:
+    lengths, block = [5, 12, 9], 12
+    model = build_model(tiny(mode=mode, block=block), VOCABULARY, SPECIAL).eval()
+    blocks = padded_blocks(lengths, block)
+    objective = Objective(
+        {"encoder": "masked", "decoder": "causal"}[mode], 0.3, "mask", MASK, VOCABULARY, PADDING
+    )
+    task = objective.task(blocks, objective.draw(*blocks.shape, draw(2)))
+    losses = []
+    selection = RowSelection(model)
+    with torch.no_grad():
+        together = loss_of(model, selection, task)
+        for row, target in zip(task.rows.tolist(), task.targets.tolist(), strict=True):
+            if target != IGNORED:
+                number, position = divmod(row, block)
+                alone = task.inputs[number : number + 1, : lengths[number]]
+                logits = model(input_ids=alone).logits[0, position]
+                losses.append(torch.nn.functional.cross_entropy(logits, torch.tensor(target)))
+    assert len(losses) == int(task.count)
+    torch.testing.assert_close(together, torch.stack(losses).mean(), rtol=0, atol=1e-5)

@@ -207,6 +207,8 @@ def _settings(run: Run) -> dict[str, Any]:
     recipe = {k: v for k, v in run.recipe.items() if v and k not in WITHIN_A_CELL}
     if (recipe.get("mode"), recipe.get("objective")) in OWN_OBJECTIVES:
         del recipe["objective"]
+    if recipe.get("rows") == "blocks":
+        del recipe["rows"]
     corpus = run.settings.get("corpus", {})
     named = {"corpus": PurePath(corpus.get("folder", "")).name}
     return named | recipe | {"fingerprint": corpus.get("fingerprint")}

@@ -1,4 +1,4 @@
-"""Blocks: pieces of equal length from one stream of tokens, without padding.
+"""Rows of a batch: blocks from one stream of tokens, or single documents with padding.
 
 Axis letters: B batch, N tokens of a block.
 
@@ -16,6 +16,8 @@ from wqk.errors import CorpusError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+    from wqk.training.corpus.store import TokenStore
 
 # Independent streams of random numbers that a run draws from.
 BLOCKS, MASKS, HELD_OUT_MASKS, DROPOUT = range(4)
@@ -81,6 +83,80 @@ def spaced_blocks(tokens: npt.NDArray[Any], block: int, count: int) -> npt.NDArr
     """
     starts = np.linspace(0, places(tokens, block) - 1, count).round().astype(np.int64)
     return _gather(tokens, starts, block)
+
+
+def padding_of(rows: str, store: TokenStore) -> int | None:
+    """The token that pads a batch's rows; None for ``blocks``, which are full.
+
+    Raises
+    ------
+    CorpusError
+        The rows are ``documents``, and the vocabulary has no token for padding.
+    """
+    if rows == "blocks":
+        return None
+    if "padding" not in store.special:
+        raise CorpusError(
+            f"{store.folder}: rows=documents needs a vocabulary with a padding token; train with "
+            "rows=blocks"
+        )
+    return store.special["padding"]
+
+
+def draw_documents(
+    tokens: npt.NDArray[Any],
+    documents: npt.NDArray[np.int64],
+    block: int,
+    batch: int,
+    padding: int,
+    *,
+    seed: int,
+    index: int,
+) -> npt.NDArray[np.int64]:
+    """Batch number ``index``: the heads of random documents, (B, N), padded.
+
+    Parameters
+    ----------
+    documents
+        Offsets at which they begin, followed by the end, as of a token store.
+    padding
+        The token that fills the rows of shorter documents.
+
+    Examples
+    --------
+    >>> draw_documents(np.arange(1, 8), np.array([0, 2, 7]), 3, 2, padding=0, seed=1, index=0)
+    array([[1, 2, 0],
+           [3, 4, 5]])
+    """
+    generator = np.random.default_rng(stream_seed(seed, BLOCKS, index))
+    chosen = generator.integers(len(documents) - 1, size=batch)
+    return _padded(tokens, documents, chosen, block, padding)
+
+
+def spaced_documents(
+    tokens: npt.NDArray[Any],
+    documents: npt.NDArray[np.int64],
+    block: int,
+    count: int,
+    padding: int,
+) -> npt.NDArray[np.int64]:
+    """As `draw_documents`, evenly spaced; always the same, and each document once at most."""
+    number = len(documents) - 1
+    chosen = np.linspace(0, number - 1, min(count, number)).round().astype(np.int64)
+    return _padded(tokens, documents, chosen, block, padding)
+
+
+def _padded(
+    tokens: npt.NDArray[Any],
+    documents: npt.NDArray[np.int64],
+    chosen: npt.NDArray[np.int64],
+    block: int,
+    padding: int,
+) -> npt.NDArray[np.int64]:
+    positions = documents[chosen][:, None] + np.arange(block)
+    inside = positions < documents[chosen + 1][:, None]
+    kept = tokens[np.minimum(positions, len(tokens) - 1)].astype(np.int64)
+    return np.where(inside, kept, padding)
 
 
 def _gather(

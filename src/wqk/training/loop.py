@@ -32,7 +32,10 @@ from wqk.training.blocks import (
     HELD_OUT_MASKS,
     MASKS,
     draw_blocks,
+    draw_documents,
+    padding_of,
     spaced_blocks,
+    spaced_documents,
     stream_seed,
 )
 from wqk.training.hardware import available_precision
@@ -109,6 +112,7 @@ def run_loop(
         recipe.corruption,
         store.special["mask"],
         store.vocabulary_size,
+        padding_of(recipe.rows, store),
     )
     learner = Learner(model, objective)
     if accelerator.device.type == "cuda":
@@ -239,12 +243,17 @@ def training_batches(
     A thread reads the next blocks while the device works, into pinned memory where the device is a
     GPU, so that they are copied without waiting.
     """
-    tokens, device, generator = store.tokens("train"), accelerator.device, _generator(accelerator)
+    tokens, documents = store.tokens("train"), store.documents("train")
+    device, generator = accelerator.device, _generator(accelerator)
     share = recipe.batch // accelerator.num_processes
     own = slice(accelerator.process_index * share, (accelerator.process_index + 1) * share)
 
     def read(index: int) -> torch.Tensor:
-        blocks = draw_blocks(tokens, recipe.block, recipe.batch, seed=recipe.seed, index=index)
+        sizes, drawn = (recipe.block, recipe.batch), {"seed": recipe.seed, "index": index}
+        if objective.padding is None:
+            blocks = draw_blocks(tokens, *sizes, **drawn)
+        else:
+            blocks = draw_documents(tokens, documents, *sizes, objective.padding, **drawn)
         batch = torch.from_numpy(blocks[own])
         return batch.pin_memory() if device.type == "cuda" else batch
 
@@ -260,20 +269,30 @@ def training_batches(
 def held_out_loss(
     accelerator: Accelerator, learner: Learner, recipe: Recipe, store: TokenStore
 ) -> float:
-    """Mean loss in nats over the same held-out blocks, under the same masks, every time."""
-    blocks = spaced_blocks(store.tokens("held_out"), recipe.block, recipe.held_out_blocks)
-    generator = _generator(accelerator)
-    total = torch.zeros((), dtype=torch.float64, device=accelerator.device)
+    """Mean loss in nats over the same held-out rows, under the same masks, every time."""
+    tokens, sizes = store.tokens("held_out"), (recipe.block, recipe.held_out_blocks)
+    padding = learner.objective.padding
+    if padding is None:
+        blocks = spaced_blocks(tokens, *sizes)
+    else:
+        blocks = spaced_documents(tokens, store.documents("held_out"), *sizes, padding)
+    objective, generator = learner.objective, _generator(accelerator)
+    # The sum of the losses, and what it is of: blocks, which are alike, or targets.
+    sums = torch.zeros(2, dtype=torch.float64, device=accelerator.device)
     learner.eval()
     with torch.no_grad():
         for index, start in enumerate(range(0, len(blocks), recipe.batch)):
             if index % accelerator.num_processes == accelerator.process_index:
                 batch = torch.from_numpy(blocks[start : start + recipe.batch])
+                batch = batch.to(accelerator.device)
                 generator.manual_seed(stream_seed(recipe.seed, HELD_OUT_MASKS, index))
-                draws = learner.objective.draw(len(batch), recipe.block, generator)
-                total += learner(batch.to(accelerator.device), draws) * len(batch)
+                draws = objective.draw(len(batch), recipe.block, generator)
+                count = len(batch) if padding is None else objective.task(batch, draws).count
+                sums[0] += learner(batch, draws) * count
+                sums[1] += count
     learner.train()
-    return float(accelerator.reduce(total, "sum").item()) / len(blocks)
+    total, count = accelerator.reduce(sums, "sum").tolist()
+    return float(total / count)
 
 
 def _generator(accelerator: Accelerator) -> torch.Generator:

@@ -15,12 +15,25 @@ if TYPE_CHECKING:
 OBJECTIVES = ("masked", "causal", "masked-next")
 
 
+# A target that does not count, as in PyTorch's cross-entropy.
+IGNORED = -100
+
+
 class Task(NamedTuple):
-    """Inputs, (B, N), and the targets, (P,), of rows of the flattened output, (P,)."""
+    """Inputs, (B, N), and the targets, (P,), of rows of the flattened output, (P,).
+
+    ``visible``, (B, N), is false where there is padding; None without any.
+    """
 
     inputs: Tensor
     rows: Tensor
     targets: Tensor
+    visible: Tensor | None = None
+
+    @property
+    def count(self) -> Tensor:
+        """Number of targets that count."""
+        return (self.targets != IGNORED).sum()
 
 
 @dataclass(frozen=True)
@@ -46,6 +59,9 @@ class Objective:
         any token of the vocabulary, 10 % stay as they are.
     mask_token, vocabulary_size
         Of the token store.
+    padding
+        The token that pads rows, and is neither attended to nor predicted; None where rows are
+        full. Of a padded row, ``mask_share`` counts the tokens that are there.
     """
 
     name: str
@@ -53,6 +69,7 @@ class Objective:
     corruption: str
     mask_token: int
     vocabulary_size: int
+    padding: int | None = None
 
     def draw(self, batch: int, block: int, generator: Generator) -> tuple[Tensor, ...]:
         """The random numbers of one batch: tensors with one row for each of B blocks."""
@@ -72,16 +89,29 @@ class Objective:
         """The task for blocks (B, N), from as many rows of `draw`."""
         import torch
 
-        block = blocks.shape[1]
+        block, first = blocks.shape[1], self._first
+        visible = None if self.padding is None else blocks != self.padding
         if self.name == "causal":
             before = torch.arange(block - 1, device=blocks.device).expand(len(blocks), -1)
-            return Task(blocks, _flat(before, blocks), blocks[:, 1:].flatten())
+            targets = blocks[:, 1:]
+            if visible is not None:
+                targets = targets.masked_fill(~visible[:, 1:], IGNORED)
+            return Task(blocks, _flat(before, blocks), targets.flatten(), visible)
         order, *corruption = draws
-        chosen = order.topk(round(self.mask_share * block)).indices + self._first  # (B, K)
+        if visible is not None:
+            order = order.masked_fill(~visible[:, first:], -1)
+        chosen = order.topk(round(self.mask_share * block)).indices + first  # (B, K)
         targets = blocks.gather(1, chosen)
         shown = self._corrupted(targets, *corruption)
-        rows = _flat(chosen - self._first, blocks)
-        return Task(blocks.scatter(1, chosen, shown), rows, targets.flatten())
+        if visible is not None:
+            lengths = visible[:, first:].sum(1, keepdim=True)
+            wanted = (self.mask_share * lengths).round().clamp(min=1)
+            rank = torch.arange(chosen.shape[1], device=blocks.device)
+            counts = (rank < wanted) & visible.gather(1, chosen)
+            shown = torch.where(counts, shown, targets)
+            targets = targets.masked_fill(~counts, IGNORED)
+        rows = _flat(chosen - first, blocks)
+        return Task(blocks.scatter(1, chosen, shown), rows, targets.flatten(), visible)
 
     @property
     def _first(self) -> int:
@@ -132,7 +162,8 @@ def loss_of(model: Any, selection: RowSelection, task: Task) -> Tensor:
 
     selection.rows = task.rows
     try:
-        logits = model(input_ids=task.inputs).logits
+        hidden = {} if task.visible is None else {"attention_mask": task.visible}
+        logits = model(input_ids=task.inputs, **hidden).logits
     finally:
         selection.rows = None
     return torch.nn.functional.cross_entropy(logits[0].float(), task.targets)

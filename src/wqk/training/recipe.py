@@ -88,6 +88,12 @@ class Recipe:
         "What to add to the loss (S147, S148).", choices=("none", "symmetric", "skew")
     )
     penalty_weight: float = _option("Factor of the penalty.", least=0)
+    rows: str = _option(
+        "Rows of a batch: blocks of the stream of tokens, or single documents, cut or padded to a "
+        "block as in the published runs on Jigsaw.",
+        default="blocks",
+        choices=("blocks", "documents"),
+    )
     block: int = _option("Tokens in a block.", least=2)
     batch: int = _option("Blocks in a batch, over all processes.", least=1)
     accumulation: int = _option("Batches in a step.", least=1)
@@ -202,6 +208,7 @@ _COMMON: dict[str, Any | Callable[[Chosen], Any]] = {
     "init_values": None,
     "penalty": "none",
     "penalty_weight": 0.0,
+    "rows": "blocks",
     "schedule": "linear",
     "clip": 1.0,
     "seed": 1,

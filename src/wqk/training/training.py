@@ -96,7 +96,7 @@ def train(
         from wqk.training.loop import make_accelerator, run_loop
     except ImportError as error:
         raise MissingPackage(f"training needs {error.name}: pip install 'wqk[train]'") from None
-    from wqk.training.blocks import places
+    from wqk.training.blocks import padding_of, places
     from wqk.training.corpus.store import TokenStore
     from wqk.training.models import build_model
     from wqk.training.saving import tokenizer_files
@@ -109,6 +109,7 @@ def train(
         raise CorpusError(f"{store.folder}: training needs a vocabulary with a mask token")
     for split in ("train", "held_out"):
         places(store.tokens(split), recipe.block)
+    padding_of(recipe.rows, store)
     tokenizer_files(store, recipe.block)
     if resume:
         _require_same_corpus(open_run(folder), store)
