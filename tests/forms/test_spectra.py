@@ -64,6 +64,35 @@ def test_small_singular_values_of_float32_factors_keep_their_digits() -> None:
     assert spectrum(BilinearForm(query, key)).effective_rank == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [("f4", 2e-7), ("f8", 1e-10)])
+@pytest.mark.parametrize("gap", [0.0, 1e-8, 1e-4])
+@pytest.mark.parametrize("width", [300, 1201])
+def test_the_largest_value_of_a_form_of_high_rank(
+    dtype: str, tolerance: float, gap: float, width: int
+) -> None:
+    """By Lanczos iteration, with and without Gram matrices at hand; largest values nearly equal."""
+    random = np.random.default_rng(0)
+    rank = 300
+    left, right = (np.linalg.qr(random.standard_normal((width, rank)))[0] for _ in range(2))
+    turn = np.linalg.qr(random.standard_normal((rank, rank)))[0]
+    sizes = np.r_[1.0, 1.0 - gap, np.linspace(0.9 - gap, 0.0, rank - 2)]
+    query, key = ((f @ turn).astype(dtype) for f in (left * sizes, right))
+    roots = (np.linalg.qr(f.astype("f8"), mode="r") for f in (query, key))
+    expected = np.linalg.norm(np.matmul(next(roots), next(roots).T), 2)
+    assert spectral_norm(BilinearForm(query, key)) == pytest.approx(expected, rel=tolerance)
+
+
+def test_a_spectrum_that_lanczos_does_not_resolve_falls_back_to_the_core(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    random = np.random.default_rng(0)
+    form = BilinearForm(*random.standard_normal((2, 400, 300)))
+    expected = spectral_norm(form)
+    monkeypatch.setattr("wqk.forms.lanczos.MOST_STEPS", 8)
+    assert spectral_norm(form) == pytest.approx(expected, rel=1e-12)
+    assert spectral_norm(form * 0.0) == 0
+
+
 def test_rank_that_is_not_there() -> None:
     """Equal columns make Gram matrices that have no Cholesky root."""
     random = np.random.default_rng(0)

@@ -39,12 +39,14 @@ TOLERANCE = {32: 1e-5, 64: 1e-10}
 class Moments(ABC):
     """Sums over the entries of M / 2**exponent = query · keyᵀ: what every score is a function of.
 
-    Scores do not depend on the exponent; norms are multiplied by its power, last.
+    Scores do not depend on the exponent; norms are multiplied by its power, last. ``grams`` are AᵀA
+    and BᵀB on the route that needs them.
     """
 
     query: Float[Array, "... d_query r"]
     key: Float[Array, "... d_key r"]
     exponent: Float[Array, "*stack"]
+    grams: tuple[Float[Array, "... r r"], Float[Array, "... r r"]] | None = None
 
     def __init__(self, query: Array, key: Array, exponent: Array) -> None:
         self._xp = array_namespace(query, key)
@@ -231,8 +233,8 @@ class Identities(Moments):
 
     def __init__(self, query: Array, key: Array, exponent: Array) -> None:
         super().__init__(query, key, exponent)
-        self._query_gram = gram(query, self._xp)
-        self._key_gram = gram(key, self._xp)
+        self._query_gram, self._key_gram = gram(query, self._xp), gram(key, self._xp)
+        self.grams = self._query_gram, self._key_gram
 
     @property
     def cancels(self) -> bool:
