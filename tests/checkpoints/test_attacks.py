@@ -7,6 +7,7 @@ import io
 import json
 import pickle
 import random
+import struct
 import zipfile
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,7 @@ OPCODES = [
 # How the unpickler ends on nonsense; never in anything that the system says.
 FAILURES = (
     pickle.UnpicklingError, ArithmeticError, AttributeError, EOFError, LookupError, MemoryError,
-    RecursionError, TypeError, ValueError, AssertionError,
+    RecursionError, TypeError, ValueError, AssertionError, struct.error,
 )  # fmt: skip
 
 

@@ -296,6 +296,7 @@ def dripping(handler):
         handler.wfile.write(b"HTTP/1.1 206 Partial Content\r\nX-Long: ")
         while not handler.site.released.wait(0.05):
             handler.wfile.write(b"a")
+            handler.wfile.flush()
     handler.close_connection = True
     return True
 
@@ -305,6 +306,7 @@ def interim(handler):
     with contextlib.suppress(OSError):
         while not handler.site.released.wait(0.02):
             handler.wfile.write(b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n")
+            handler.wfile.flush()
     handler.close_connection = True
     return True
 
@@ -317,11 +319,13 @@ def slow_body(handler):
         handler.wfile.write(b"HTTP/1.1 206 Partial Content\r\n")
         size = handler.site.size(path)
         handler.wfile.write(f"Content-Range: bytes {start}-{stop - 1}/{size}\r\n".encode())
+        handler.wfile.write(f"ETag: {handler.site.tag(path)}\r\n".encode())
         handler.wfile.write(f"Content-Length: {len(content)}\r\n\r\n".encode())
         for byte in content:
             if handler.site.released.wait(0.05):
                 break
             handler.wfile.write(bytes([byte]))
+            handler.wfile.flush()
     handler.close_connection = True
     return True
 

@@ -104,7 +104,9 @@ class RemoteFile:
 
     def _read(self, offset: int, buffer: memoryview, short: bool = False) -> int:
         filled = failures = 0
+        fruitless = 0.0  # seconds of attempts in a row that brought next to nothing
         while filled < len(buffer):
+            began = time.monotonic()
             try:
                 with retries.interruptions(self.name):
                     received = self._attempt(offset + filled, buffer[filled:])
@@ -112,13 +114,15 @@ class RemoteFile:
                 if short:
                     break
                 if filled < len(buffer) and received < PROGRESS:
-                    raise retries.Interrupted(f"the server sends only {received} bytes", wait=0)
+                    raise retries.Interrupted("the server sends almost nothing", wait=0)
             except retries.Interrupted as interrupted:
                 filled += interrupted.received
-                failures = 1 if interrupted.received >= PROGRESS else failures + 1
+                if interrupted.received >= PROGRESS:
+                    failures, fruitless = 0, 0.0
+                failures, fruitless = failures + 1, fruitless + time.monotonic() - began
                 patience = retries.PATIENCE
                 most = patience.attempts if self._answered else patience.attempts_to_connect
-                if failures >= most:
+                if failures >= most or fruitless >= patience.longest_fruitless:
                     raise HubError(
                         f"{self.name}: {interrupted}, {failures} times in a row; try again later "
                         "(bytes read so far are cached)"
@@ -265,9 +269,7 @@ class RemoteFile:
                 f"{self.name}: the server does not support range requests; "
                 "download the checkpoint and scan the folder"
             )
-        claim = re.fullmatch(
-            r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)", headers.get("content-range", "")
-        )
+        claim = RANGE.fullmatch(headers.get("content-range", ""))
         if not claim:
             raise CheckpointError(f"{self.name}: the server does not say which range it sends")
         first, last = int(claim[1]), int(claim[2])

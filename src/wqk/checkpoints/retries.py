@@ -56,6 +56,11 @@ class Patience(NamedTuple):
 
         return 3 * (self.timeout or constants.HF_HUB_DOWNLOAD_TIMEOUT)
 
+    @property
+    def longest_fruitless(self) -> float:
+        """Seconds of attempts that bring nothing before giving up, however few they are."""
+        return 2 * self.longest_answer
+
     def deadline(self, size: int) -> float:
         """Deadline on the monotonic clock for receiving this many bytes."""
         return time.monotonic() + self.longest_answer + size / self.slowest

@@ -12,7 +12,6 @@ import math
 import struct
 import threading
 import zipfile
-import zlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -203,7 +202,9 @@ class TorchFile:
                         if not count:
                             raise EOFError("it ends early")
                         filled += count
-            except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+            except CheckpointError:
+                raise
+            except Exception as error:  # a damaged member fails wherever its parser stumbles
                 reason = first_line(error)
                 raise CheckpointError(
                     f"{self.source.name}: {name!r} is damaged ({reason})"

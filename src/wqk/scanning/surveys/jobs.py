@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from wqk.checkpoints import steps_of
 from wqk.checkpoints.local import has_weights
 from wqk.checkpoints.references import presentable
+from wqk.checkpoints.retries import within_deadline
 from wqk.checkpoints.steps import step_in
 from wqk.errors import CheckpointError, HubError, WqkError
 from wqk.scanning.surveys.model_sets import is_model_set, model_set, read_list
@@ -109,7 +110,7 @@ def hub_revisions(repository: str) -> list[str]:
     from huggingface_hub.errors import HFValidationError
 
     try:
-        found = HfApi().list_repo_refs(repository)
+        found = within_deadline(lambda: HfApi().list_repo_refs(repository), lambda _: None)
     except HFValidationError:
         raise CheckpointError(
             f"{presentable(repository)}: neither a local path nor a Hub id, so it has no revisions"
