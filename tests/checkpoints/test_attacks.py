@@ -13,9 +13,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from huggingface_hub import close_session, constants
 from safetensors.numpy import save
+from tests.checkpoints.attacking import mutated, random_fault
+from tests.checkpoints.serving import Hub, bert_folder, serving
 
-from wqk.checkpoints import Part, open_checkpoint
+import wqk
+from wqk.checkpoints import Part, open_checkpoint, retries
 from wqk.checkpoints.pickles import DataUnpickler
 from wqk.checkpoints.references import presentable
 from wqk.errors import WqkError
@@ -97,3 +101,90 @@ def test_whatever_an_address_looks_like_its_secret_is_not_shown(count: int):
         shown = presentable(f"https://me:hunter2@{host}/x?sig=hunter2")
         assert "hunter2" not in shown or any(c in noise for c in "/?#@[]:"), shown
         assert "hunter2" not in presentable(f"https://example.org/x?{noise}&token=hunter2")
+
+
+@pytest.fixture(scope="module")
+def truth() -> bytes:
+    """The scores of what the servers hold, were they honest."""
+    files = bert_folder()
+    with pytest.MonkeyPatch.context() as patch, serving() as site:
+        patch.setenv("WQK_CACHE_LIMIT", "0")
+        site.files |= {f"/m/{name}": content for name, content in files.items()}
+        return scores(f"{site.url}/m")
+
+
+def scores(ref: str) -> bytes:
+    return wqk.scan(ref, heads=False).frame.drop("checkpoint", "revision").write_csv().encode()
+
+
+@pytest.fixture
+def hasty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Little patience, and a cache of its own."""
+    monkeypatch.setenv("WQK_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    patience = retries.Patience(
+        attempts=3,
+        attempts_to_connect=2,
+        first=0,
+        timeout=0.2,
+        slowest=10.0**6,
+        sleep=lambda _: None,
+    )
+    monkeypatch.setattr(retries, "PATIENCE", patience)
+    return monkeypatch
+
+
+@counts(12, 600)
+def test_a_server_at_its_worst_gives_the_scores_or_an_error(
+    hasty: pytest.MonkeyPatch, truth: bytes, count: int
+):
+    for seed in range(count):
+        dice = random.Random(seed)
+        with serving() as site:
+            site.files |= {f"/m/{name}": content for name, content in bert_folder().items()}
+            hasty.setenv("WQK_CACHE_LIMIT", "0")
+            faults = [random_fault(dice, slow=seed % 8 == 7) for _ in range(dice.randrange(1, 4))]
+            site.faults.extend([None] * dice.randrange(8) + faults * dice.choice([1, 1, 5]))
+            with contextlib.suppress(WqkError):
+                assert scores(f"{site.url}/m") == truth, seed
+        close_session()
+
+
+@counts(12, 600)
+def test_a_listing_at_its_worst_gives_the_scores_or_an_error(
+    hasty: pytest.MonkeyPatch, truth: bytes, count: int
+):
+    honest = Hub._info
+    with serving(Hub) as hub:
+        hasty.setattr(constants, "ENDPOINT", hub.url)
+        template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+        hasty.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        hub.repositories["owner/bert"] = {"main": bert_folder()}
+        for seed in range(count):
+            dice = random.Random(seed)
+
+            def lie(self, handler, *about, dice=dice):
+                send = handler.answer
+
+                def answer(code, headers, body):
+                    listing = json.loads(body)
+                    for _ in range(dice.randrange(1, 3)):
+                        listing = mutated(listing, dice)
+                    text = json.dumps(listing).encode()
+                    if dice.random() < 0.1:
+                        text = text[: dice.randrange(len(text))]
+                    send(code, headers, text)
+
+                handler.answer = answer
+                try:
+                    honest(self, handler, *about)
+                finally:
+                    handler.answer = send
+
+            hasty.setattr(Hub, "_info", lie)
+            hasty.setenv("WQK_CACHE_LIMIT", "0")
+            with contextlib.suppress(WqkError):
+                assert scores("owner/bert") == truth, seed
+    close_session()

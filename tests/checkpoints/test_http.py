@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import socket
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 from huggingface_hub import close_session, constants
 from safetensors.numpy import load, save
+from tests.checkpoints.attacking import dripping, interim, one_byte, redirect, slow_body
 from tests.checkpoints.serving import (
     bert_folder,
     bert_weights,
@@ -282,54 +282,6 @@ def test_other_files_under_an_address_are_refused(site, name):
         open_checkpoint(f"{site.url}/m/{name}")
 
 
-def one_byte(handler):
-    """Answer with the first byte of the range, and call that a range."""
-    path, start, _ = handler.asked_range()
-    handler.headers.replace_header("Range", f"bytes={start}-{start}")
-    handler.site.serve(handler, path)
-    return True
-
-
-def dripping(handler):
-    """Send a header that does not end, byte by byte."""
-    with contextlib.suppress(OSError):
-        handler.wfile.write(b"HTTP/1.1 206 Partial Content\r\nX-Long: ")
-        while not handler.site.released.wait(0.05):
-            handler.wfile.write(b"a")
-            handler.wfile.flush()
-    handler.close_connection = True
-    return True
-
-
-def interim(handler):
-    """Send interim answers without an end."""
-    with contextlib.suppress(OSError):
-        while not handler.site.released.wait(0.02):
-            handler.wfile.write(b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n")
-            handler.wfile.flush()
-    handler.close_connection = True
-    return True
-
-
-def slow_body(handler):
-    """Send the body byte by byte."""
-    path, start, stop = handler.asked_range()
-    content = handler.site.read(path, start, stop)
-    with contextlib.suppress(OSError):
-        handler.wfile.write(b"HTTP/1.1 206 Partial Content\r\n")
-        size = handler.site.size(path)
-        handler.wfile.write(f"Content-Range: bytes {start}-{stop - 1}/{size}\r\n".encode())
-        handler.wfile.write(f"ETag: {handler.site.tag(path)}\r\n".encode())
-        handler.wfile.write(f"Content-Length: {len(content)}\r\n\r\n".encode())
-        for byte in content:
-            if handler.site.released.wait(0.05):
-                break
-            handler.wfile.write(bytes([byte]))
-            handler.wfile.flush()
-    handler.close_connection = True
-    return True
-
-
 @pytest.mark.parametrize("fault", [one_byte, dripping, interim, slow_body])
 def test_a_server_that_keeps_one_waiting_is_given_up(site, waits, monkeypatch, within, fault):
     checkpoint = open_checkpoint(f"{site.url}{WEIGHTS}")
@@ -374,10 +326,6 @@ def test_what_is_no_address(address):
 
 
 # Redirects.
-
-
-def redirect(target: str, code: int = 302):
-    return status(code, Location=target)
 
 
 def test_redirects_are_followed_and_remembered(site):

@@ -81,9 +81,10 @@ def test_no_value_does_more_than_be_refused(kind: str, key: str) -> None:
         assert time.process_time() - start < 5, (key, value)
 
 
-def test_seeded_pairs_of_lies() -> None:
-    rng = np.random.default_rng(1)
-    for _ in range(400):
+@pytest.mark.parametrize("count", [400, pytest.param(47_000, marks=pytest.mark.campaign)])
+def test_seeded_pairs_of_lies(count: int) -> None:
+    rng = np.random.default_rng(count)
+    for _ in range(count):
         kind = str(rng.choice(list(KEYS)))
         keys = rng.choice(KEYS[kind], 2)
         changes = {str(key): HOSTILE[rng.integers(len(HOSTILE))] for key in keys}

@@ -6,6 +6,7 @@ is noted, so that without a network the same files are found again.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,7 +18,7 @@ from wqk.checkpoints.range_cache import open_cache
 from wqk.checkpoints.ranged import RangedFile, Workers
 from wqk.checkpoints.remote import Folder, RemoteCheckpoint, open_folder
 from wqk.checkpoints.steps import step_in
-from wqk.errors import CheckpointError, HubError
+from wqk.errors import CheckpointError, HubError, first_line
 
 if TYPE_CHECKING:
     import os
@@ -142,24 +143,30 @@ def _list(login: Login, revision: str | None, cache: RangeCache) -> Listing:
     from huggingface_hub import HfApi
 
     api = HfApi(token=login.token, library_name="wqk", library_version=__version__)
-    info = _asking(
-        login.repository,
-        revision,
-        lambda: api.model_info(
+
+    def ask() -> Listing:
+        about = api.model_info(
             login.repository, revision=revision, files_metadata=True, timeout=TIMEOUT
-        ),
-    )
+        )
+        return _listing(about, revision or "main")
+
+    listing = _asking(login.repository, revision, ask)
+    cache.write_note(_note_name(login.repository, revision), listing._asdict())
+    return listing
+
+
+def _listing(about: Any, revision: str) -> Listing:
+    """What the hub says of a revision, as far as it makes sense."""
     files = {
         sibling.rfilename: (
             sibling.size if type(sibling.size) is int and sibling.size >= 0 else None,
             _content_hash(sibling),
         )
-        for sibling in info.siblings or ()
+        for sibling in about.siblings or ()
         if isinstance(sibling.rfilename, str)
     }
-    listing = Listing(info.sha or revision or "main", files)
-    cache.write_note(_note_name(login.repository, revision), listing._asdict())
-    return listing
+    is_commit = isinstance(about.sha, str) and re.fullmatch(r"[0-9a-f]{40}", about.sha)
+    return Listing(about.sha if is_commit else revision, files)
 
 
 def _content_hash(sibling: Any) -> str | None:
@@ -168,7 +175,7 @@ def _content_hash(sibling: Any) -> str | None:
     return claimed if isinstance(claimed, str) else None
 
 
-def _asking(repository: str, revision: str | None, ask: Callable[[], Any]) -> Any:
+def _asking(repository: str, revision: str | None, ask: Callable[[], Listing]) -> Listing:
     """Ask the hub, again where that may help; its errors in one line each."""
     from huggingface_hub import errors
 
@@ -177,7 +184,8 @@ def _asking(repository: str, revision: str | None, ask: Callable[[], Any]) -> An
     while True:
         wait = None
         try:
-            return retries.within_deadline(ask, discard=lambda _: None)
+            listing: Listing = retries.within_deadline(ask, discard=lambda _: None)
+            return listing
         except errors.GatedRepoError:
             reason = "is gated; accept its terms on the hub and log in (hf auth login)"
             raise HubError(f"{repository}: {reason}") from None
@@ -199,8 +207,8 @@ def _asking(repository: str, revision: str | None, ask: Callable[[], Any]) -> An
             failures += 1
             if failures >= retries.PATIENCE.attempts_to_connect:
                 raise _Unreachable(f"{repository}: the hub cannot be reached") from None
-        except ValueError as error:
-            reason = f"the endpoint does not answer as a hub does ({error})"
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            reason = f"the endpoint does not answer as a hub does ({first_line(error)})"
             raise HubError(f"{repository}: {reason}; check HF_ENDPOINT") from None
         retries.PATIENCE.wait(failures, wait, repository)
 
