@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,9 @@ ENCODER, DECODER = (wqk.demo_model(name) for name in ("encoder", "decoder"))
         ("read_attention", {"layer": 0, "nonsense": 1}),
         ("show", {"layer": 0, "nonsense": 1}),
         ("diff", {"after": ENCODER, "revision": "x"}),
+        ("same", {"other": ENCODER, "nonsense": 1}),
+        ("match_tokens", {"layer": 0, "head": 0, "nonsense": 1}),
+        ("survey", {"out": "nowhere", "nonsense": 1}),
     ],
 )
 def test_an_unknown_keyword_is_refused_in_the_functions_own_name(function, arguments):
@@ -38,6 +42,9 @@ def test_an_unknown_keyword_is_refused_in_the_functions_own_name(function, argum
 def test_every_keyword_of_the_hub_is_spelled_out():
     from wqk.checkpoints.options import HubOptions
 
+    for function in ("scan", "explain", "verify", "show", "diff", "same", "survey", "match_tokens"):
+        kinds = inspect.signature(getattr(wqk, function)).parameters["hub"].annotation
+        assert kinds in ("Unpack[HubOptions]", "Unpack[HubFolder]", "Unpack[HubAccess]"), function
     table = wqk.scan(ENCODER, token=None, cache_dir=None, local_files_only=True, heads=False)
     assert len(table) == 4
     assert set(HubOptions.__annotations__) == {

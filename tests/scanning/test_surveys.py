@@ -423,6 +423,24 @@ def test_other_settings_are_an_error_more_refs_are_not(models: list[str], tmp_pa
     assert "heads was True, is now False" in result.stderr
 
 
+def test_the_hubs_keywords_reach_the_workers_and_not_the_manifest(
+    models: list[str], tmp_path: Path, monkeypatch
+):
+    seen = []
+
+    def opened(ref: str, **how: Any) -> Any:
+        seen.append(how)
+        return wqk.open_checkpoint(ref)
+
+    monkeypatch.setattr(survey_work, "open_checkpoint", opened)
+    with ThreadPoolExecutor(1) as threads:
+        wqk.survey(
+            models[:1], out=tmp_path, executor=threads, token="secret", local_files_only=True
+        )
+    assert seen == [{"revision": None, "token": "secret", "local_files_only": True}]
+    assert "secret" not in (tmp_path / "manifest.jsonl").read_text()
+
+
 def test_workers_of_another_version_do_not_score(models: list[str], monkeypatch):
     settings = survey_work.Options(2.0, True, "0.0.0", 1)
     (job,) = expand(models[:1])

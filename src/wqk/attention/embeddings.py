@@ -12,11 +12,13 @@ from wqk.checkpoints import Part
 from wqk.errors import CheckpointError, HubError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
+    from typing import Unpack
 
     import numpy as np
 
     from wqk.checkpoints import Checkpoint
+    from wqk.checkpoints.options import HubOptions
 
 # What tables of token embeddings are called, without ``.weight``.
 NAMES = re.compile(
@@ -77,7 +79,7 @@ def embedding_rows(checkpoint: Checkpoint, table: str) -> Iterator[np.ndarray]:
         yield checkpoint.read([Part(table, ((start, min(start + ROWS, count)),))])[0]
 
 
-def token_names(ref: Any, **hub: Any) -> dict[int, str]:
+def token_names(ref: Any, **hub: Unpack[HubOptions]) -> dict[int, str]:
     """The tokens' names by number, from ``tokenizer.json`` or ``vocab.txt``; empty without one.
 
     Parameters
@@ -99,7 +101,7 @@ def token_names(ref: Any, **hub: Any) -> dict[int, str]:
     return {}
 
 
-def _beside(ref: str | os.PathLike[str], name: str, hub: dict[str, Any]) -> Path | None:
+def _beside(ref: str | os.PathLike[str], name: str, hub: Mapping[str, Any]) -> Path | None:
     """A file next to the weights, fetched from the Hub if necessary."""
     folder = Path(ref) / (hub.get("subfolder") or "")
     if Path(ref).exists():

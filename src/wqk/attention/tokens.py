@@ -21,13 +21,16 @@ from wqk.attention.block import attention_plan
 from wqk.attention.coordinates import Coordinates, lacks_norm, read_block
 from wqk.attention.embeddings import embedding_rows, embedding_table, token_names
 from wqk.checkpoints import open_checkpoint
+from wqk.checkpoints.options import check_options
 from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+    from typing import Unpack
 
     from wqk._typing import Float
+    from wqk.checkpoints.options import HubOptions
     from wqk.families import AttentionPlan
 
 # Queries and keys whose scores are computed together: 2 MB, which stay in a core's cache.
@@ -98,7 +101,7 @@ def match_tokens(
     stack: str | None = None,
     embeddings: str | None = None,
     family: Path | None = None,
-    **hub: Any,
+    **hub: Unpack[HubOptions],
 ) -> TokenMatches:
     """The pairs of tokens with the largest and the smallest score, of one head.
 
@@ -129,6 +132,7 @@ def match_tokens(
     CheckpointError
         There is no such layer, head or table; or no norm is known to feed the block.
     """
+    check_options("match_tokens", hub)
     checkpoint = open_checkpoint(ref, **hub)
     plan = attention_plan(checkpoint, layer, stack, "self", family)
     coordinates = Coordinates(fold_norm=fold_norm, bias=True, distances=(distance,))

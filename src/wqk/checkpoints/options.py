@@ -10,12 +10,10 @@ if TYPE_CHECKING:
 
 
 class HubAccess(TypedDict, total=False):
-    """How to reach a repository of the hub: keywords with the hub's usual names.
+    """How to reach the hub: keywords with the hub's usual names.
 
     Attributes
     ----------
-    subfolder
-        The folder of the repository, or of a local folder, that contains the model.
     token
         Access token; True for the one that ``hf auth login`` has stored.
     cache_dir
@@ -24,14 +22,25 @@ class HubAccess(TypedDict, total=False):
         Whether to do without the network.
     """
 
-    subfolder: str | None
     token: str | bool | None
     cache_dir: str | os.PathLike[str] | None
     local_files_only: bool
 
 
-class HubOptions(HubAccess, total=False):
-    """`HubAccess`, and which revision of the repository.
+class HubFolder(HubAccess, total=False):
+    """`HubAccess`, and where in the repository.
+
+    Attributes
+    ----------
+    subfolder
+        The folder of the repository, or of a local folder, that contains the model.
+    """
+
+    subfolder: str | None
+
+
+class HubOptions(HubFolder, total=False):
+    """`HubFolder`, and which revision of the repository.
 
     Attributes
     ----------

@@ -13,7 +13,7 @@ from wqk._typing import FilePath
 from wqk._version import __version__
 from wqk.attention import attention_plans, load_attention
 from wqk.checkpoints import open_checkpoint
-from wqk.checkpoints.options import HubAccess, check_options
+from wqk.checkpoints.options import HubFolder, check_options
 from wqk.errors import CheckpointError
 from wqk.forms.scores import directionality, symmetry
 from wqk.scanning.rows import checkpoint_columns
@@ -87,7 +87,7 @@ def diff(
     family: FilePath | None = None,
     heads_per_layer: int | None = None,
     key_heads: int | None = None,
-    **hub: Unpack[HubAccess],
+    **hub: Unpack[HubFolder],
 ) -> DifferenceTable:
     """Compare the forms of two checkpoints of one architecture, such as before and after tuning.
 
@@ -119,7 +119,7 @@ def diff(
     >>> table.frame.select("layer", "moved", "cosine", "symmetry", "status").row(0)
     (0, 0.0, 1.0, None, 'unmoved')
     """
-    check_options("diff", hub, HubAccess)
+    check_options("diff", hub, HubFolder)
     old = open_checkpoint(before, revisions[0], **hub)
     new = open_checkpoint(after, revisions[1], **hub)
     old_plans, new_plans = (

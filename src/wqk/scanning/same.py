@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from wqk._typing import FilePath
 from wqk.attention import attention_plans
 from wqk.attention.coordinates import Coordinates, lacks_norm, read_block
 from wqk.attention.mismatches import Mismatch, OtherSetting
 from wqk.attention.sameness import Scoring, distances, mismatches
 from wqk.checkpoints import open_checkpoint
+from wqk.checkpoints.options import HubFolder, check_options
 from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
+    from typing import Unpack
 
     from wqk.checkpoints import Checkpoint
     from wqk.families import AttentionPlan
@@ -118,9 +120,11 @@ def same(
     ref: Any,
     other: Any,
     *,
-    family: Path | None = None,
-    other_family: Path | None = None,
+    revisions: tuple[str | None, str | None] = (None, None),
+    family: FilePath | None = None,
+    other_family: FilePath | None = None,
     on_progress: Callable[[int, int], None] | None = None,
+    **hub: Unpack[HubFolder],
 ) -> Comparison:
     """Compare the attention of two checkpoints of one model, whatever their families and layouts.
 
@@ -133,10 +137,14 @@ def same(
     ----------
     ref, other
         As for `wqk.open_checkpoint`: folders, files, hub ids, live modules.
+    revisions
+        Revisions of the two, if they are Hub repositories.
     family, other_family
         Family files to use instead of the model types' own.
     on_progress
         Called after every block with the number done and the number of all.
+    **hub
+        ``subfolder``, ``token``, ``cache_dir``, ``local_files_only``: see `open_checkpoint`.
 
     Raises
     ------
@@ -150,7 +158,11 @@ def same(
     >>> wqk.same(model, model).same
     True
     """
-    checkpoints = open_checkpoint(ref), open_checkpoint(other)
+    check_options("same", hub, HubFolder)
+    checkpoints = (
+        open_checkpoint(ref, revisions[0], **hub),
+        open_checkpoint(other, revisions[1], **hub),
+    )
     plans = [
         attention_plans(checkpoint, chosen)
         for checkpoint, chosen in zip(checkpoints, (family, other_family), strict=True)

@@ -98,7 +98,7 @@ def expand(
     return list(jobs.values())
 
 
-def hub_revisions(repository: str) -> list[str]:
+def hub_revisions(repository: str, token: str | bool | None = None) -> list[str]:
     """Names of a repository's branches and tags.
 
     Raises
@@ -110,7 +110,9 @@ def hub_revisions(repository: str) -> list[str]:
     from huggingface_hub.errors import HFValidationError
 
     try:
-        found = within_deadline(lambda: HfApi().list_repo_refs(repository), lambda _: None)
+        found = within_deadline(
+            lambda: HfApi(token=token).list_repo_refs(repository), lambda _: None
+        )
     except HFValidationError:
         raise CheckpointError(
             f"{presentable(repository)}: neither a local path nor a Hub id, so it has no revisions"

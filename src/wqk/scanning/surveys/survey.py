@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wqk._version import __version__
+from wqk.checkpoints.options import HubAccess, check_options
 from wqk.errors import CheckpointError, WqkError
 from wqk.scanning.schema import SCHEMA_VERSION
 from wqk.scanning.surveys.executors import default_jobs, run_in_processes, run_on
@@ -23,6 +24,7 @@ from wqk.scanning.tables import ScoreTable, join
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from concurrent.futures import Executor
+    from typing import Unpack
 
     from wqk.scanning.surveys.jobs import Job
     from wqk.scanning.surveys.work import Outcome
@@ -67,6 +69,7 @@ def survey(
     jobs: int | None = None,
     retry: bool = False,
     on_progress: Callable[[SurveyProgress], None] | None = None,
+    **hub: Unpack[HubAccess],
 ) -> ScoreTable:
     """Score many checkpoints into one table; after an interruption the same call resumes.
 
@@ -89,6 +92,9 @@ def survey(
         Whether checkpoints that have failed before are tried again.
     on_progress
         Called at the start and after every checkpoint.
+    **hub
+        ``token``, ``cache_dir``, ``local_files_only``: see `open_checkpoint`. They are sent to the
+        workers, and not written to the manifest.
 
     Returns
     -------
@@ -117,6 +123,7 @@ def survey(
     >>> len(table), table.metadata["failed"]
     (8, [])
     """
+    check_options("survey", hub, HubAccess)
     names = [refs] if isinstance(refs, str | os.PathLike) else list(refs)
     for name in names:
         if not isinstance(name, str | os.PathLike):
@@ -125,11 +132,11 @@ def survey(
             )
     options = Options(float(gamma), heads, __version__, SCHEMA_VERSION)
     with open_folder(Path(out), options) as folder:
-        listing = partial(_revisions, folder, retry)
+        listing = partial(_revisions, folder, retry, hub.get("token"))
         chosen = expand([os.fspath(name) for name in names], revisions, listing)
         pending = [job for job in chosen if _is_pending(folder, job, retry)]
         runnable = [job for job in pending if job.problem is None]
-        work = partial(run_job, options)
+        work = partial(run_job, options, **hub)
         running = (
             run_in_processes(work, runnable, jobs or default_jobs())
             if executor is None
@@ -140,10 +147,12 @@ def survey(
         return _finish(folder, chosen, options)
 
 
-def _revisions(folder: SurveyFolder, retry: bool, repository: str) -> list[str]:
+def _revisions(
+    folder: SurveyFolder, retry: bool, token: str | bool | None, repository: str
+) -> list[str]:
     """A repository's revisions, listed once for the whole survey and again on ``retry``."""
     if retry or repository not in folder.revisions:
-        folder.note_revisions(repository, hub_revisions(repository))
+        folder.note_revisions(repository, hub_revisions(repository, token))
     return folder.revisions[repository]
 
 

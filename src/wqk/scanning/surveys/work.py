@@ -21,8 +21,10 @@ from wqk.scanning.scan import scan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from typing import Unpack
 
     from wqk.checkpoints import Part, TensorInfo
+    from wqk.checkpoints.options import HubAccess
     from wqk.scanning.surveys.jobs import Job
     from wqk.scanning.tables import ScoreTable
 
@@ -94,14 +96,14 @@ class Hashed(Checkpoint):
         self.inner.abandon()
 
 
-def run_job(options: Options, job: Job) -> Outcome:
+def run_job(options: Options, job: Job, **hub: Unpack[HubAccess]) -> Outcome:
     """Score one checkpoint; errors are outcomes as well."""
     start = time.perf_counter()
     try:
         # One BLAS thread: scans side by side that each want all cores are slower than one, and the
         # last digits of a product depend on the number of its threads.
         with one_blas_thread():
-            table, weights, files, bytes_read = _score(options, job)
+            table, weights, files, bytes_read = _score(options, job, hub)
     except WqkError as error:
         return failure(error, time.perf_counter() - start)
     except Exception as error:  # one model must not end a survey of hundreds
@@ -137,13 +139,13 @@ def files_of(location: str) -> str | None:
     return hashlib.blake2b(repr(stats).encode(), digest_size=16).hexdigest()
 
 
-def _score(options: Options, job: Job) -> tuple[ScoreTable, str, str | None, int]:
+def _score(options: Options, job: Job, hub: HubAccess) -> tuple[ScoreTable, str, str | None, int]:
     if options.wqk != __version__:
         raise RunError(
             f"the worker runs wqk {__version__}, the survey {options.wqk}; install one version"
         )
     files = files_of(job.location)
-    checkpoint = open_checkpoint(job.location, revision=job.revision)
+    checkpoint = open_checkpoint(job.location, revision=job.revision, **hub)
     checkpoint.name, checkpoint.revision = job.name, job.revision
     if checkpoint.step is None:
         checkpoint.step = job.step
