@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wqk.cli.options import Reference, json_output
+from wqk.cli.options import REF, json_output
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,7 +30,7 @@ class _SizeOrFile(click.ParamType):  # type: ignore[type-arg]
 
 
 @click.command()
-@click.argument("texts", nargs=-1, required=True, metavar="TEXT...", type=Reference())
+@click.argument("texts", nargs=-1, required=True, metavar="TEXT...", type=REF)
 @click.option(
     "--out",
     "-o",

@@ -3,49 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from wqk.cli.options import (
-    Reference,
-    family_file,
+    REF,
+    every_head,
     gamma,
-    heads_per_layer,
     json_output,
-    key_heads,
+    reading,
+    revision_of_each,
     table_file,
 )
 
 
 @click.command()
-@click.argument("before", metavar="REF", type=Reference())
-@click.argument("after", metavar="REF", type=Reference())
-@click.option("--heads", is_flag=True, help="Also compare every head.")
-@click.option(
-    "--revision",
-    "revisions",
-    multiple=True,
-    metavar="R",
-    help="Hub revision; give it twice, for the first and for the second REF.",
-)
+@click.argument("before", metavar="REF", type=REF)
+@click.argument("after", metavar="REF", type=REF)
+@every_head
+@revision_of_each
 @gamma
-@family_file
-@heads_per_layer
-@key_heads
+@reading
 @table_file
 @json_output
-def diff(
-    before: str,
-    after: str,
-    heads: bool,
-    revisions: tuple[str, ...],
-    gamma: float,
-    family: Path | None,
-    heads_per_layer: int | None,
-    key_heads: int | None,
-    out: Path | None,
-    as_json: bool,
-) -> None:
+def diff(before: str, after: str, out: Path | None, as_json: bool, **options: Any) -> None:
     """Measure how far, and in which direction, the forms moved.
 
     The two REFs can be a model and its fine-tuned version, two steps of a training run, or two
@@ -60,20 +42,9 @@ def diff(
     from wqk.scanning.differences import diff as diff_checkpoints
     from wqk.scanning.tables import check_table_output, records
 
-    if len(revisions) not in (0, 2):
-        raise click.UsageError("expected --revision twice: for the first and for the second REF")
     if out:
         check_table_output(out)
-    table = diff_checkpoints(
-        before,
-        after,
-        revisions=(revisions[0], revisions[1]) if revisions else (None, None),
-        gamma=gamma,
-        heads=heads,
-        family=family,
-        heads_per_layer=heads_per_layer,
-        key_heads=key_heads,
-    )
+    table = diff_checkpoints(before, after, **options)
     if as_json:
         display.print_object({"metadata": dict(table.metadata), "rows": records(table.frame)})
     else:

@@ -3,35 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
+from typing import Any
 
 import click
 
-from wqk.cli.options import (
-    Reference,
-    family_file,
-    heads_per_layer,
-    json_output,
-    key_heads,
-    revision,
-)
+from wqk.cli.options import REF, json_output, reading, revision
 
 
 @click.command()
-@click.argument("ref", type=Reference())
+@click.argument("ref", type=REF)
 @revision
-@family_file
-@heads_per_layer
-@key_heads
+@reading
 @json_output
-def explain(
-    ref: str,
-    revision: str | None,
-    family: Path | None,
-    heads_per_layer: int | None,
-    key_heads: int | None,
-    as_json: bool,
-) -> None:
+def explain(ref: str, as_json: bool, **options: Any) -> None:
     """Show which tensors are queries and keys, and the bytes a scan will read.
 
     \b
@@ -41,13 +25,7 @@ def explain(
     from wqk.attention.explanation import explain as explain_checkpoint
     from wqk.cli import display
 
-    explanation = explain_checkpoint(
-        ref,
-        family=family,
-        heads_per_layer=heads_per_layer,
-        key_heads=key_heads,
-        revision=revision,
-    )
+    explanation = explain_checkpoint(ref, **options)
     if as_json:
         display.print_object(asdict(explanation))
     else:

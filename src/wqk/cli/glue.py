@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wqk.cli.options import Reference, json_output
+from wqk.cli.options import REF, json_output
 
 if TYPE_CHECKING:
     from wqk.training.glue import TaskResult
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("models", nargs=-1, required=True, metavar="MODEL [MODEL]", type=Reference())
+@click.argument("models", nargs=-1, required=True, metavar="MODEL [MODEL]", type=REF)
 @click.option(
     "--data",
     type=click.Path(path_type=Path),

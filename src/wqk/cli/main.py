@@ -28,8 +28,10 @@ from wqk.cli.train import train
 from wqk.cli.verify import verify
 from wqk.cli.watch import watch
 
+SHOWN = {"help_option_names": ["-h", "--help"], "show_default": True}
 
-@click.group(cls=Boundary, context_settings={"help_option_names": ["-h", "--help"]})
+
+@click.group(cls=Boundary, context_settings=SHOWN)
 @click.version_option(__version__, prog_name="wqk")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def command(debug: bool) -> None:

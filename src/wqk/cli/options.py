@@ -1,53 +1,14 @@
-"""Options that several verbs take."""
+"""Option types, and options that several verbs take."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
-
-json_output = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-
-family_file = click.option(
-    "--family",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE.toml",
-    help="Family file that describes which tensors are queries and keys.",
-)
-
-heads_per_layer = click.option(
-    "--heads-per-layer",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Query heads, if the config does not give their number.",
-)
-
-key_heads = click.option(
-    "--key-heads",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Key heads, if the config does not give their number.",
-)
-
-revision = click.option("--revision", metavar="R", help="Revision of a Hub repository.")
-
-table_file = click.option(
-    "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Write the table: .parquet, .csv, .jsonl, .tex or .md.",
-)
-
-gamma = click.option(
-    "--gamma",
-    type=click.FloatRange(min=0),
-    default=2.0,
-    show_default=True,
-    help="Outliers exceed the mean norm by this many standard deviations.",
-)
 
 
 class Reference(click.ParamType):  # type: ignore[type-arg]
@@ -62,16 +23,24 @@ class Reference(click.ParamType):  # type: ignore[type-arg]
         return [CompletionItem(incomplete, type="file")]
 
 
-class DistanceRanges(click.ParamType):  # type: ignore[type-arg]
+REF = Reference()
+PATH = click.Path(path_type=Path)
+FILE = click.Path(path_type=Path, dir_okay=False)
+FOLDER = click.Path(path_type=Path, file_okay=False)
+COUNT = click.IntRange(min=1)
+POSITIVE = click.FloatRange(min=0, min_open=True)
+
+
+class Ranges(click.ParamType):  # type: ignore[type-arg]
     """Whole numbers and ranges, both ends included: ``0,1,8:64``.
 
     Examples
     --------
-    >>> DistanceRanges().convert("0,2:4", None, None)
+    >>> Ranges().convert("0,2:4", None, None)
     (0, 2, 3, 4)
     """
 
-    name = "distances"
+    name = "ranges"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -79,7 +48,7 @@ class DistanceRanges(click.ParamType):  # type: ignore[type-arg]
         """Parse what was typed."""
         if isinstance(value, tuple):
             return value
-        distances: list[int] = []
+        numbers: list[int] = []
         for piece in str(value).split(","):
             match = re.fullmatch(r"(\d+)(?::(\d+))?", piece)
             first, last = (int(n) for n in (match[1], match[2] or match[1])) if match else (1, 0)
@@ -87,5 +56,55 @@ class DistanceRanges(click.ParamType):  # type: ignore[type-arg]
                 self.fail(
                     f"expected whole numbers and ranges such as 0,1,8:64, got {piece!r}", param
                 )
-            distances += range(first, last + 1)
-        return tuple(dict.fromkeys(distances))
+            numbers += range(first, last + 1)
+        return tuple(dict.fromkeys(numbers))
+
+
+json_output = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+
+every_head = click.option("--heads", is_flag=True, help="Also score every head.")
+
+revision = click.option("--revision", metavar="R", help="Revision of a Hub repository.")
+
+revision_of_each = click.option(
+    "--revision",
+    "revisions",
+    multiple=True,
+    metavar="R",
+    callback=lambda context, option, values: _one_for_each(values),
+    help="Hub revision; give it twice, for the first and for the second REF.",
+)
+
+stack = click.option("--stack", metavar="NAME", help="encoder or decoder, if the model has both.")
+
+table_file = click.option(
+    "--out", type=FILE, metavar="FILE", help="Write the table: .parquet, .csv, .jsonl, .tex or .md."
+)
+
+gamma = click.option(
+    "--gamma",
+    type=click.FloatRange(min=0),
+    default=2.0,
+    help="Outliers exceed the mean norm by this many standard deviations.",
+)
+
+family_file = click.option(
+    "--family",
+    type=FILE,
+    metavar="FILE.toml",
+    help="Family file that describes which tensors are queries and keys.",
+)
+
+
+def reading(function: Callable[..., Any]) -> Callable[..., Any]:
+    """How a checkpoint is to be read: ``--family``, ``--heads-per-layer``, ``--key-heads``."""
+    for name, kind in (("--key-heads", "Key"), ("--heads-per-layer", "Query")):
+        help = f"{kind} heads, if the config does not give their number."
+        function = click.option(name, type=COUNT, metavar="N", help=help)(function)
+    return family_file(function)
+
+
+def _one_for_each(values: tuple[str, ...]) -> tuple[str | None, str | None]:
+    if len(values) not in (0, 2):
+        raise click.UsageError("expected --revision twice: for the first and for the second REF")
+    return (values[0], values[1]) if values else (None, None)

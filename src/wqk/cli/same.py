@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import click
 
-from wqk.cli.options import Reference, family_file, json_output
+from wqk.cli.options import FILE, REF, family_file, json_output, revision_of_each
 
 
 @click.command()
-@click.argument("ref", metavar="A", type=Reference())
-@click.argument("other", metavar="B", type=Reference())
+@click.argument("ref", metavar="A", type=REF)
+@click.argument("other", metavar="B", type=REF)
+@revision_of_each
 @family_file
-@click.option(
-    "--other-family",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE.toml",
-    help="The same for B.",
-)
+@click.option("--other-family", type=FILE, metavar="FILE.toml", help="The same for B.")
 @json_output
 @click.pass_context
-def same(
-    context: click.Context,
-    ref: str,
-    other: str,
-    family: Path | None,
-    other_family: Path | None,
-    as_json: bool,
-) -> None:
+def same(context: click.Context, /, ref: str, other: str, as_json: bool, **options: Any) -> None:
     """Check whether B attends as A does, and if not, find out why.
 
     Compares the weights exactly, across families, layouts and number types. Changes that
@@ -47,7 +36,7 @@ def same(
     from wqk.cli.same_display import print_comparison
     from wqk.scanning.same import same as compare
 
-    result = compare(ref, other, family=family, other_family=other_family)
+    result = compare(ref, other, **options)
     if as_json:
         print_object(result.to_dict())
     else:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from wqk.cli.boundary import tell
 from wqk.cli.options import (
-    DistanceRanges,
-    Reference,
-    family_file,
+    COUNT,
+    FILE,
+    REF,
+    Ranges,
+    every_head,
     gamma,
-    heads_per_layer,
     json_output,
-    key_heads,
+    reading,
     table_file,
 )
 from wqk.errors import WqkError
@@ -26,14 +27,13 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("refs", nargs=-1, required=True, metavar="REF...", type=Reference())
-@click.option("--heads", is_flag=True, help="Also score every head.")
+@click.argument("refs", nargs=-1, required=True, metavar="REF...", type=REF)
+@every_head
 @gamma
 @click.option(
     "--circuit",
     type=click.Choice(["qk", "ov"]),
     default="qk",
-    show_default=True,
     help="Circuit to score: queries and keys, or values and outputs.",
 )
 @click.option(
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 @click.option(
     "--distance",
     "distances",
-    type=DistanceRanges(),
+    type=Ranges(),
     default="0",
     metavar="N,N:M",
     help="Relative distances, such as 0,1,8:64 (rotary models).",
@@ -51,9 +51,7 @@ if TYPE_CHECKING:
 @click.option(
     "--revision", "revisions", multiple=True, metavar="R", help="Hub revision; repeatable."
 )
-@family_file
-@heads_per_layer
-@key_heads
+@reading
 @click.option(
     "--device",
     metavar="D",
@@ -62,13 +60,13 @@ if TYPE_CHECKING:
 @table_file
 @click.option(
     "--report",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     metavar="FILE.html",
     help="Write an HTML report that includes every head.",
 )
 @click.option(
     "--details",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     metavar="FILE.npz",
     help="Save matrices as images, norms and head coupling; the report shows them.",
 )
@@ -76,10 +74,10 @@ if TYPE_CHECKING:
 @click.option("--ceiling", is_flag=True, help="Add the largest score that any input can produce.")
 @click.option("--bands", is_flag=True, help="Add the share of slow rotary planes.")
 @click.option("--sort", "sort_by", metavar="COLUMN", help="Largest values of a column first.")
-@click.option("--top", type=click.IntRange(min=1), metavar="N", help="Print this many rows.")
+@click.option("--top", type=COUNT, metavar="N", help="Print this many rows.")
 @click.option(
     "--layers",
-    type=DistanceRanges(),
+    type=Ranges(),
     metavar="L,L:M",
     help="Score only these layers, such as 3,10:20.",
 )
@@ -87,18 +85,10 @@ if TYPE_CHECKING:
 @click.pass_context
 def scan(
     context: click.Context,
+    /,
     refs: tuple[str, ...],
     heads: bool,
-    gamma: float,
-    circuit: Literal["qk", "ov"],
-    fold_norm: bool,
-    bias: bool,
-    distances: tuple[int, ...],
     revisions: tuple[str, ...],
-    family: Path | None,
-    heads_per_layer: int | None,
-    key_heads: int | None,
-    device: str | None,
     out: Path | None,
     report: Path | None,
     details: Path | None,
@@ -107,8 +97,8 @@ def scan(
     bands: bool,
     sort_by: str | None,
     top: int | None,
-    layers: tuple[int, ...] | None,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Score the query-key form of every layer.
 
@@ -151,20 +141,11 @@ def scan(
                 checkpoint = open_checkpoint(step, revision=revision)
                 table = scan_checkpoint(
                     checkpoint,
-                    gamma=gamma,
                     heads=heads or report is not None,
-                    circuit=circuit,
-                    fold_norm=fold_norm,
-                    bias=bias,
-                    distances=distances,
-                    family=family,
-                    heads_per_layer=heads_per_layer,
-                    key_heads=key_heads,
-                    device=device,
                     details=details is not None,
                     measures=measures,
-                    layers=layers,
                     on_progress=on_progress,
+                    **options,
                 )
         except WqkError as error:
             if len(jobs) == 1:

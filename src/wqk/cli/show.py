@@ -3,63 +3,41 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from wqk.cli.options import (
-    DistanceRanges,
-    Reference,
-    family_file,
-    gamma,
-    heads_per_layer,
-    json_output,
-    key_heads,
-    revision,
-)
+from wqk.cli.options import FILE, REF, Ranges, gamma, json_output, reading, revision, stack
 
 
 @click.command()
-@click.argument("ref", type=Reference())
+@click.argument("ref", type=REF)
 @click.option("--layer", type=int, required=True, metavar="L", help="Negative: from the end.")
 @click.option("--head", type=int, metavar="H", help="Show one head instead of the whole layer.")
 @click.option("--coupling", is_flag=True, help="Show how the layer's heads transpose each other.")
 @click.option(
     "--distance",
     "distances",
-    type=DistanceRanges(),
+    type=Ranges(),
     metavar="N,N:M",
     help="Show scores over relative distances, such as 0:64 (rotary models).",
 )
-@click.option("--stack", metavar="NAME", help="encoder or decoder, if the model has both.")
-@click.option("--cross", is_flag=True, help="Cross-attention instead of self-attention.")
+@stack
+@click.option(
+    "--cross", "kind", flag_value="cross", default="self",
+    help="Cross-attention instead of self-attention.",
+)  # fmt: skip
 @click.option(
     "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     metavar="FILE",
     help="Figure to write: .png, .pdf or .svg.  [default: named after the model and layer]",
 )
 @gamma
 @revision
-@family_file
-@heads_per_layer
-@key_heads
+@reading
 @json_output
-def show(
-    ref: str,
-    layer: int,
-    head: int | None,
-    coupling: bool,
-    distances: tuple[int, ...] | None,
-    stack: str | None,
-    cross: bool,
-    out: Path | None,
-    gamma: float,
-    revision: str | None,
-    family: Path | None,
-    heads_per_layer: int | None,
-    key_heads: int | None,
-    as_json: bool,
-) -> None:
+def show(ref: str, layer: int, out: Path | None, as_json: bool, **options: Any) -> None:
     """Draw a form with its norms, or the coupling of heads.
 
     \b
@@ -72,24 +50,12 @@ def show(
     from wqk.cli import display
     from wqk.reporting.showing import show as show_checkpoint
 
-    if sum((coupling, head is not None, distances is not None)) > 1:
+    chosen = (options["coupling"], options["head"] is not None, options["distances"] is not None)
+    if sum(chosen) > 1:
         raise click.UsageError("--head, --coupling and --distance are mutually exclusive; give one")
     if out and not as_json:
         check_picture(out)
-    view = show_checkpoint(
-        ref,
-        layer,
-        head=head,
-        coupling=coupling,
-        distances=distances,
-        stack=stack,
-        kind="cross" if cross else "self",
-        gamma=gamma,
-        family=family,
-        heads_per_layer=heads_per_layer,
-        key_heads=key_heads,
-        revision=revision,
-    )
+    view = show_checkpoint(ref, layer, **options)
     if as_json:
         display.print_object(view.values)
         return

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import click
 
-from wqk.cli.options import Reference, gamma, json_output
+from wqk.cli.options import REF, gamma, json_output
 
 
 @click.command()
-@click.argument("refs", nargs=-1, required=True, metavar="SET|REF...", type=Reference())
+@click.argument("refs", nargs=-1, required=True, metavar="SET|REF...", type=REF)
 @click.option(
     "--revision",
     "revisions",

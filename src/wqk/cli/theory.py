@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 import click
 
-from wqk.cli.options import DistanceRanges, Reference, json_output, revision
+from wqk.cli.options import REF, Ranges, json_output, revision
 
 
-class Steps(DistanceRanges):
+class Steps(Ranges):
     """Steps of a run: ``all``, or numbers and ranges.
 
     Examples
@@ -29,7 +29,7 @@ class Steps(DistanceRanges):
 
 
 @click.command()
-@click.argument("refs", metavar="REF...", nargs=-1, required=True, type=Reference())
+@click.argument("refs", metavar="REF...", nargs=-1, required=True, type=REF)
 @click.option(
     "--corpus",
     required=True,
@@ -55,7 +55,7 @@ class Steps(DistanceRanges):
     show_default=True,
     help="Fraction of masked tokens.",
 )
-@click.option("--layers", type=DistanceRanges(), metavar="N,N:M", help="Only these layers.")
+@click.option("--layers", type=Ranges(), metavar="N,N:M", help="Only these layers.")
 @click.option("--steps", type=Steps(), metavar="all|N,N", help="Saved steps of a run.")
 @click.option(
     "--seed", default=0, show_default=True, help="Seed of blocks, masks and fresh weights."

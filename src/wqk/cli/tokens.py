@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
+from typing import Any
 
 import click
 
-from wqk.cli.options import Reference, family_file, json_output, revision
+from wqk.cli.options import COUNT, REF, family_file, json_output, revision, stack
 
 
 @click.command()
-@click.argument("ref", type=Reference())
+@click.argument("ref", type=REF)
 @click.option("--layer", type=int, required=True, metavar="L", help="Negative: from the end.")
 @click.option("--head", type=click.IntRange(min=0), required=True, metavar="H")
-@click.option("--top", type=click.IntRange(min=1), default=20, show_default=True, metavar="N")
+@click.option("--top", type=COUNT, default=20, metavar="N", help="Number of pairs in each list.")
 @click.option(
     "--distance",
     type=click.IntRange(min=0),
@@ -24,23 +24,11 @@ from wqk.cli.options import Reference, family_file, json_output, revision
 )
 @click.option("--fold-norm", is_flag=True, help="Normalize embeddings as the block's norm does.")
 @click.option("--embeddings", metavar="TENSOR", help="Name of the embedding table.")
-@click.option("--stack", metavar="NAME", help="encoder or decoder, if the model has both.")
+@stack
 @revision
 @family_file
 @json_output
-def tokens(
-    ref: str,
-    layer: int,
-    head: int,
-    top: int,
-    distance: int,
-    fold_norm: bool,
-    embeddings: str | None,
-    stack: str | None,
-    revision: str | None,
-    family: Path | None,
-    as_json: bool,
-) -> None:
+def tokens(ref: str, layer: int, head: int, as_json: bool, **options: Any) -> None:
     """List the token pairs that a head scores highest and lowest.
 
     Queries and keys are computed from the model's token embeddings. In layer 0 that is what the
@@ -55,18 +43,7 @@ def tokens(
     from wqk.cli.display import print_object
     from wqk.cli.tokens_display import print_tokens
 
-    found = match_tokens(
-        ref,
-        layer,
-        head,
-        top=top,
-        distance=distance,
-        fold_norm=fold_norm,
-        stack=stack,
-        embeddings=embeddings,
-        family=family,
-        revision=revision,
-    )
+    found = match_tokens(ref, layer, head, **options)
     if not as_json:
         print_tokens(found)
         return

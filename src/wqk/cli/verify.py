@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
+from typing import Any
 
 import click
 
-from wqk.cli.options import Reference, family_file, json_output, revision
+from wqk.cli.options import REF, family_file, json_output, revision
 
 
 @click.command()
-@click.argument("ref", type=Reference())
+@click.argument("ref", type=REF)
 @click.option("--text", help="Text to run the model on.  [default: random tokens]")
-@click.option("--seed", default=0, show_default=True, help="Seed of the random tokens.")
+@click.option("--seed", default=0, help="Seed of the random tokens.")
 @revision
 @family_file
 @json_output
 @click.pass_context
-def verify(
-    context: click.Context,
-    ref: str,
-    text: str | None,
-    seed: int,
-    revision: str | None,
-    family: Path | None,
-    as_json: bool,
-) -> None:
+def verify(context: click.Context, /, ref: str, as_json: bool, **options: Any) -> None:
     """Run the model and compare its attention with the forms'.
 
     Exit status 1 means that they differ and that this checkpoint's scores are wrong. Needs
@@ -39,7 +31,7 @@ def verify(
     from wqk.attention.verification import verify as verify_checkpoint
     from wqk.cli import display
 
-    result = verify_checkpoint(ref, family=family, text=text, seed=seed, revision=revision)
+    result = verify_checkpoint(ref, **options)
     if as_json:
         display.print_object({**asdict(result), "ok": result.ok, "difference": result.difference})
     else:

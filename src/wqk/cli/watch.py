@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wqk.cli.options import Reference, gamma
+from wqk.cli.options import REF, gamma
 
 if TYPE_CHECKING:
     from wqk.scanning.tables import ScoreTable
 
 
 @click.command()
-@click.argument("run", metavar="DIR", type=Reference())
+@click.argument("run", metavar="DIR", type=REF)
 @click.option(
     "--out", type=click.Path(path_type=Path), metavar="DIR", help="[default: DIR/wqk-scores]"
 )
