@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wqk.cli.options import json_output
+from wqk.cli.options import FILE, FOLDER, json_output
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,13 +39,12 @@ if TYPE_CHECKING:
     "--sort",
     type=click.Choice(["table", "name", "symmetry", "directionality", "parameters"]),
     default="table",
-    show_default=True,
     help="Order of the rows.",
 )
 @click.option(
     "--survey",
     "surveys",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=FOLDER,
     multiple=True,
     envvar="WQK_SURVEY",
     metavar="DIR",
@@ -54,7 +53,7 @@ if TYPE_CHECKING:
 @click.option(
     "--from",
     "table_file",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     metavar="TABLE",
     help="Compare MODEL with the scores of a saved table.",
 )
@@ -154,7 +153,7 @@ def _scan(ref: str) -> ScoreTable:
     from wqk.cli import display
     from wqk.scanning.scan import scan
 
-    with display.progress(ref) as on_progress:
+    with display.scan_bar(ref) as on_progress:
         checkpoint = open_checkpoint(ref)
         table = scan(checkpoint, heads=False, on_progress=on_progress)
     display.say_traffic(checkpoint)

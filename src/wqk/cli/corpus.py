@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wqk.cli.options import REF, json_output
+from wqk.cli.options import COUNT, PATH, REF, json_output
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,7 +33,7 @@ class _SizeOrFile(click.ParamType):  # type: ignore[type-arg]
 @click.option(
     "--out",
     "-o",
-    type=click.Path(path_type=Path),
+    type=PATH,
     required=True,
     metavar="DIR",
     help="Folder of the store; an interrupted build resumes.",
@@ -43,7 +42,6 @@ class _SizeOrFile(click.ParamType):  # type: ignore[type-arg]
     "--text",
     type=click.Choice(["words", "characters"]),
     default="words",
-    show_default=True,
     help="Tokens are word pieces, or characters.",
 )
 @click.option(
@@ -74,16 +72,13 @@ class _SizeOrFile(click.ParamType):  # type: ignore[type-arg]
     "--document",
     type=click.Choice(["file", "paragraph", "line"]),
     default="file",
-    show_default=True,
     help="How plain text is split into documents.",
 )
 @click.option("--subset", metavar="NAME", help="Configuration of a Hub data set.")
 @click.option("--split", metavar="NAME", help="Split of a Hub data set.  [default: train]")
 @click.option("--max-documents", type=int, metavar="N", help="Stop after this many documents.")
 @click.option("--max-characters", type=int, metavar="N", help="Stop after this many characters.")
-@click.option(
-    "--jobs", type=click.IntRange(min=1), metavar="N", help="Threads.  [default: all cores]"
-)
+@click.option("--jobs", type=COUNT, metavar="N", help="Threads.  [default: all cores]")
 @json_output
 def corpus(
     texts: tuple[str, ...],
@@ -119,30 +114,19 @@ def corpus(
 
 @contextmanager
 def _progress() -> Iterator[Callable[[CorpusProgress], None] | None]:
-    """A line on a terminal, with a bar where the end is known; nothing in a pipe."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
+    """The bar of a build: its stage, and what is done in it, with the speed."""
+    from wqk.cli import display
 
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=12),
-        TextColumn("{task.fields[rate]}"),
-        console=Console(stderr=True),
-        transient=True,
-    )
-    with bar:
-        task = bar.add_task("reading", total=None, rate="")
+    with display.bar("reading") as update:
         begun: dict[str, float] = {}
 
-        def update(done: CorpusProgress) -> None:
+        def show(done: CorpusProgress) -> None:
+            assert update is not None
             seconds = time.perf_counter() - begun.setdefault(done.stage, time.perf_counter())
             share = {"total": 1.0, "completed": done.share} if done.share else {"total": None}
-            bar.update(task, description=done.stage, rate=_rate(done, seconds), **share)
+            update(description=done.stage, text=_rate(done, seconds), **share)
 
-        yield update
+        yield update and show
 
 
 def _rate(done: CorpusProgress, seconds: float) -> str:

@@ -6,23 +6,21 @@ from pathlib import Path
 
 import click
 
-from wqk.cli.options import json_output
+from wqk.cli.options import FILE, json_output
 
 
 @click.command()
 @click.option(
     "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     default=Path("wqk-demo.png"),
-    show_default=True,
     metavar="FILE",
     help="Figure to write (.png, .pdf, .svg); needs matplotlib.",
 )
 @click.option(
     "--report",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     default=Path("wqk-demo.html"),
-    show_default=True,
     metavar="FILE",
     help="Report to write (.html); needs plotly.",
 )

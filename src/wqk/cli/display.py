@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 from rich.text import Text
 
 from wqk._console import UNPRINTABLE, cleaning, printable
@@ -19,7 +20,7 @@ from wqk.scanning.rendering import definitions, one_checkpoint, overview, scores
 from wqk.scanning.tables import records
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from wqk.atlas import Placement
     from wqk.checkpoints import Checkpoint
@@ -60,28 +61,59 @@ def say_traffic(checkpoint: Checkpoint) -> None:
 
 
 @contextmanager
-def progress(name: str) -> Iterator[Callable[[ScanProgress], None] | None]:
-    """A bar on a terminal, nothing in a pipe."""
+def bar(title: str) -> Iterator[Callable[..., None] | None]:
+    """A progress bar on a terminal, nothing in a pipe.
+
+    Yields
+    ------
+    What updates it, with any of the keywords ``description``, ``completed``, ``total`` and
+    ``text``, which stands behind the bar.
+    """
     if not sys.stderr.isatty():
         yield None
         return
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("blocks, {task.fields[rate]}"),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
-    with bar:
-        task = bar.add_task(printable(name), total=None, rate="")
+    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}")
+    console = Console(stderr=True)
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress:
+        task = progress.add_task(printable(title), total=None, text="")
+        begun = False
 
-        def update(done: ScanProgress) -> None:
-            rate = f"{size(done.bytes_read / max(done.seconds, 1e-9))}/s"
-            bar.update(task, total=done.blocks, completed=done.blocks_done, rate=rate)
+        def update(**changes: Any) -> None:
+            nonlocal begun
+            if not begun:  # what an earlier run has done says nothing about the time that remains
+                progress.reset(task, completed=changes.get("completed", 0))
+                begun = True
+            progress.update(task, **changes)
 
         yield update
+
+
+@contextmanager
+def scan_bar(name: str) -> Iterator[Callable[[ScanProgress], None] | None]:
+    """The bar of a scan: blocks, and bytes a second."""
+    with bar(name) as update:
+
+        def show(done: ScanProgress) -> None:
+            assert update is not None
+            rate = f"{size(done.bytes_read / max(done.seconds, 1e-9))}/s"
+            text = f"{done.blocks_done}/{done.blocks} blocks, {rate}"
+            update(total=done.blocks, completed=done.blocks_done, text=text)
+
+        yield update and show
+
+
+def sheet(*headings: str, left: Collection[str] = ()) -> Table:
+    """An empty table without lines; the columns ``left`` are text, all others numbers."""
+    table = Table(box=None, padding=(0, 1), header_style="dim")
+    for heading in headings:
+        is_text = heading in left
+        table.add_column(
+            heading,
+            justify="left" if is_text else "right",
+            overflow="fold",
+            no_wrap=not is_text,
+        )
+    return table
 
 
 def print_json(table: ScoreTable) -> None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from wqk.cli.options import COUNT, PATH, POSITIVE
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -14,37 +16,35 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path), metavar="FILE.toml")
+@click.argument("file", type=PATH, metavar="FILE.toml")
 @click.option(
     "--corpora",
-    type=click.Path(path_type=Path),
+    type=PATH,
     required=True,
     metavar="DIR",
     help="Folder with the cells' token stores.",
 )
-@click.option(
-    "-o",
-    "--out",
-    type=click.Path(path_type=Path),
-    required=True,
-    metavar="DIR",
-    help="Folder of the runs.",
-)
+@click.option("-o", "--out", type=PATH, required=True, metavar="DIR", help="Folder of the runs.")
 @click.option(
     "--jobs",
-    type=click.IntRange(min=1),
+    type=COUNT,
     metavar="N",
     help="Number of simultaneous runs.  [default: one per GPU, or one]",
 )
-@click.option("--only", metavar="NAME", default="", help="Only cells whose name contains NAME.")
+@click.option(
+    "--only",
+    metavar="NAME",
+    default="",
+    show_default=False,
+    help="Only cells whose name contains NAME.",
+)
 @click.option(
     "--dry-run", is_flag=True, help="Show which runs are finished and what the others will cost."
 )
 @click.option(
     "--speed",
-    type=click.FloatRange(min=0, min_open=True),
+    type=POSITIVE,
     default=0.07,
-    show_default=True,
     metavar="TFLOPS",
     help="For the cost: speed of the device in 10¹² operations a second; by default of one core.",
 )
@@ -59,7 +59,7 @@ def experiments(
     corpora: Path,
     out: Path,
     jobs: int | None,
-    only: str,
+    only: str | None,
     dry_run: bool,
     speed: float,
     below: float | None,
@@ -78,7 +78,7 @@ def experiments(
     from wqk.errors import RunError
     from wqk.training.experiments import read_experiments, run_experiments
 
-    trials = [trial for trial in read_experiments(file, corpora, out) if only in trial.cell]
+    trials = [trial for trial in read_experiments(file, corpora, out) if (only or "") in trial.cell]
     if not trials:
         raise RunError(f"{file}: no cell has a name that contains {only!r}")
     if not dry_run:
@@ -94,15 +94,10 @@ def experiments(
 
 def _print_table(trials: Sequence[Trial], speed: float) -> None:
     """One line per run, and what remains to be done."""
-    from rich.table import Table
-
     from wqk.cli import display
     from wqk.training.experiments import flops
 
-    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-    table.add_column("run")
-    for heading in ("step", "of", "state"):
-        table.add_column(heading, justify="right")
+    table = display.sheet("run", "step", "of", "state", left=["run"])
     for trial in trials:
         state = "done" if trial.done else "to do" if trial.step is None else "begun"
         table.add_row(trial.folder.name, str(trial.step or 0), str(trial.goal), state)

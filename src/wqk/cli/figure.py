@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from wqk.cli.options import FILE, PATH
+
 if TYPE_CHECKING:
     from wqk.figures import Sources
 
@@ -21,18 +23,18 @@ TABLES = ("table1", "tableS2", "tableS3")
 
 @click.command()
 @click.argument("name", type=click.Choice([*FIGURES, *TABLES]), metavar="NAME")
-@click.argument("more", nargs=-1, type=click.Path(path_type=Path), metavar="[SOURCE]...")
+@click.argument("more", nargs=-1, type=PATH, metavar="[SOURCE]...")
 @click.option(
     "--from",
     "sources",
-    type=click.Path(path_type=Path),
+    type=PATH,
     multiple=True,
     metavar="SOURCE",
     help="Same as SOURCE; repeatable.",
 )
 @click.option(
     "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     metavar="FILE",
     help="Picture: .pdf, .svg, .png; numbers: .csv; table: .md, .tex.  [default: NAME.pdf]",
 )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wqk.cli.options import REF, json_output
+from wqk.cli.options import COUNT, PATH, POSITIVE, REF, json_output
 
 if TYPE_CHECKING:
     from wqk.training.glue import TaskResult
@@ -17,27 +17,19 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("models", nargs=-1, required=True, metavar="MODEL [MODEL]", type=REF)
-@click.option(
-    "--data",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    default=Path("glue"),
-    show_default=True,
-    help="Folder of the tasks.",
-)
+@click.option("--data", type=PATH, metavar="DIR", default=Path("glue"), help="Folder of the tasks.")
 @click.option(
     "--tasks",
     default="cola,sst2,mrpc,stsb,rte,wnli",
-    show_default=True,
     metavar="NAMES|FILE.jsonl",
     help="Folders in DIR with train.jsonl and validation.jsonl, or your own files.",
 )
-@click.option("--seeds", type=click.IntRange(min=1), default=5, show_default=True)
-@click.option("--epochs", type=click.IntRange(min=0), default=3, show_default=True)
-@click.option("--learning-rate", type=click.FloatRange(min=0, min_open=True), default=5e-5)
-@click.option("--batch", type=click.IntRange(min=1), default=32, show_default=True)
-@click.option("--length", type=click.IntRange(min=2), default=128, show_default=True)
-@click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Number of CPU threads.")
+@click.option("--seeds", type=COUNT, default=5)
+@click.option("--epochs", type=click.IntRange(min=0), default=3)
+@click.option("--learning-rate", type=POSITIVE, default=5e-5)
+@click.option("--batch", type=COUNT, default=32)
+@click.option("--length", type=click.IntRange(min=2), default=128)
+@click.option("--threads", type=COUNT, metavar="N", help="Number of CPU threads.")
 @json_output
 def glue(
     models: tuple[str, ...],
@@ -104,19 +96,14 @@ def _print(
     found: list[tuple[SentenceTask, dict[str, dict[str, float]], list[TaskResult]]],
 ) -> None:
     """One line for each task and metric, in percent."""
-    from rich.table import Table
-
     from wqk.cli import display
     from wqk.cli.speedup import interval
     from wqk.training.glue import differences
 
-    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-    table.add_column("task")
-    table.add_column("metric")
     names = [Path(model).name for model in models]
     compared = ["difference", "p"] if len(models) == 2 else []
-    for heading in ("majority", "bag of words", *names, *compared):
-        table.add_column(heading, justify="right")
+    headings = ("task", "metric", "majority", "bag of words", *names, *compared)
+    table = display.sheet(*headings, left=["task", "metric"])
     for task, floor, results in found:
         for metric in task.metrics:
             cells = [f"{floor[name][metric]:.1%}" for name in ("majority", "bag of words")]

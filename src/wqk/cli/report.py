@@ -7,29 +7,24 @@ from typing import TYPE_CHECKING
 
 import click
 
+from wqk.cli.options import FILE, PATH
+
 if TYPE_CHECKING:
     from wqk.scanning.tables import ScoreTable
 
 
 @click.command()
-@click.argument(
-    "sources", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="TABLE..."
-)
+@click.argument("sources", nargs=-1, required=True, type=PATH, metavar="TABLE...")
 @click.option(
     "--details",
     "details_files",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     multiple=True,
     metavar="FILE.npz",
     help="Details from wqk scan --details (matrices, norms, head coupling); repeatable.",
 )
 @click.option(
-    "-o",
-    "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
-    required=True,
-    metavar="FILE.html",
-    help="Report to write (.html).",
+    "-o", "--out", type=FILE, required=True, metavar="FILE.html", help="Report to write (.html)."
 )
 @click.option("--title", metavar="TEXT", help="Heading.  [default: the models' names]")
 def report(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.table import Table
 from rich.text import Text
 
-from wqk.cli.display import output
+from wqk.cli.display import output, sheet
 
 if TYPE_CHECKING:
     from wqk.scanning.same import BlockComparison, Comparison
@@ -27,10 +26,9 @@ def print_comparison(result: Comparison) -> None:
             f"{worst.tolerance:.1e}."
         )
         return
-    table = Table(box=None, padding=(0, 1), header_style="dim")
     at = list(differing[0].distance)
-    for heading in ("attention", "layer", *(f"N={n}" for n in at), "reason"):
-        table.add_column(heading, justify="left" if heading in ("attention", "reason") else "right")
+    headings = ("attention", "layer", *(f"N={n}" for n in at), "reason")
+    table = sheet(*headings, left=["attention", "reason"])
     for block in differing:
         distances = (f"{block.distance[n]:.1e}" for n in at)
         place = (f"{block.stack} {block.kind}", str(block.layer))

@@ -76,10 +76,7 @@ if TYPE_CHECKING:
 @click.option("--sort", "sort_by", metavar="COLUMN", help="Largest values of a column first.")
 @click.option("--top", type=COUNT, metavar="N", help="Print this many rows.")
 @click.option(
-    "--layers",
-    type=Ranges(),
-    metavar="L,L:M",
-    help="Score only these layers, such as 3,10:20.",
+    "--layers", type=Ranges(), metavar="L,L:M", help="Score only these layers, such as 3,10:20."
 )
 @json_output
 @click.pass_context
@@ -137,7 +134,7 @@ def scan(
     jobs = [(ref, step, revision) for (ref, step), revision in product(steps, revisions or [None])]
     for ref, step, revision in jobs:
         try:
-            with display.progress(step) as on_progress:
+            with display.scan_bar(step) as on_progress:
                 checkpoint = open_checkpoint(step, revision=revision)
                 table = scan_checkpoint(
                     checkpoint,

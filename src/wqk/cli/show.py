@@ -24,7 +24,7 @@ from wqk.cli.options import FILE, REF, Ranges, gamma, json_output, reading, revi
 )
 @stack
 @click.option(
-    "--cross", "kind", flag_value="cross", default="self",
+    "--cross", "kind", flag_value="cross", default="self", show_default=False,
     help="Cross-attention instead of self-attention.",
 )  # fmt: skip
 @click.option(

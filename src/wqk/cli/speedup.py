@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from wqk.cli.options import json_output
+from wqk.cli.options import PATH, json_output
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,21 +18,17 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument(
-    "folders", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN RUN..."
-)
+@click.argument("folders", nargs=-1, required=True, type=PATH, metavar="RUN RUN...")
 @click.option(
     "--loss",
     type=click.Choice(["held-out", "training"]),
     default="held-out",
-    show_default=True,
     help="Compare held-out losses, or training losses.",
 )
 @click.option(
     "--smoothing",
     type=click.FloatRange(min=0, max=1),
     default=0.05,
-    show_default=True,
     help="Window of the trailing mean over the loss, as a fraction of all steps.",
 )
 @click.option(
@@ -105,15 +101,11 @@ def print_comparisons(
     comparisons: Sequence[StartSpeedUp], loss: str, smoothing: float, below: float | None = None
 ) -> None:
     """One line per initialization, and how to read it."""
-    from rich.table import Table
-
     from wqk.cli import display
 
-    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-    table.add_column("start")
-    headings = ["seeds", "difference", "p", "detectable", "speed-up", "lasting"]
-    for heading in headings if below is None else [*headings, f"below {below:g}"]:
-        table.add_column(heading, justify="right")
+    level = [] if below is None else [f"below {below:g}"]
+    names = ("start", "seeds", "difference", "p", "detectable", "speed-up", "lasting", *level)
+    table = display.sheet(*names, left=["start"])
     for comparison in comparisons:
         difference, first, lasting = (comparison.over_seeds(name) for name in FIELDS)
         table.add_row(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from wqk.cli.options import REF, gamma, json_output
+from wqk.cli.options import COUNT, PATH, REF, every_head, gamma, json_output
 
 
 @click.command()
@@ -21,18 +21,18 @@ from wqk.cli.options import REF, gamma, json_output
 )
 @click.option(
     "--jobs",
-    type=click.IntRange(min=1),
+    type=COUNT,
     metavar="N",
     help="Number of processes.  [default: one per core, at most 8]",
 )
 @click.option("--dask", metavar="ADDRESS", help="Scheduler of a Dask cluster: tcp://host:8786.")
 @click.option("--retry", is_flag=True, help="Retry checkpoints that failed before.")
-@click.option("--heads", is_flag=True, help="Also score every head.")
+@every_head
 @gamma
 @json_output
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=PATH,
     required=True,
     metavar="DIR",
     help="Folder of the survey; an interrupted one resumes.",

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from wqk.attention.rendering import size
 from wqk.cli import display
@@ -25,45 +21,30 @@ MOST_LINES = 20
 
 @contextmanager
 def progress() -> Iterator[Callable[[SurveyProgress], None] | None]:
-    """A bar with rate and remaining time on a terminal, nothing in a pipe."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    bar = Progress(
-        MofNCompleteColumn(),
-        TextColumn("checkpoints"),
-        BarColumn(),
-        TextColumn("{task.fields[rate]}"),
-        console=Console(stderr=True),
-        transient=True,
-    )
-    with bar:
-        task = bar.add_task("survey", total=None, rate="")
+    """The bar of a survey: checkpoints, their rate, and failures."""
+    with display.bar("survey") as update:
 
-        def update(done: SurveyProgress) -> None:
+        def show(done: SurveyProgress) -> None:
+            assert update is not None
             over = done.done + done.failed
-            bar.update(task, total=done.jobs, completed=over, rate=rate(done))
+            text = f"{over}/{done.jobs} checkpoints{rate(done)}"
+            update(total=done.jobs, completed=over, text=text)
 
-        yield update
+        yield update and show
 
 
 def rate(done: SurveyProgress) -> str:
-    """Rates, failures and remaining time, in a line.
+    """Rates and failures, in a line.
 
     Examples
     --------
     >>> from wqk.scanning.surveys import SurveyProgress
     >>> rate(SurveyProgress(jobs=20, done=9, failed=1, now=4, bytes_read=8_000_000, seconds=2.0))
-    '2/s, 4 MB/s, 1 failed, 0:00:05 left'
+    ', 2/s, 4 MB/s, 1 failed'
     """
-    failed = f", {done.failed} failed" if done.failed else ""
-    if done.remaining is None:
-        return failed.removeprefix(", ")
     seconds = max(done.seconds, 1e-9)
-    hours, rest = divmod(round(done.remaining), 3600)
-    left = f"{hours}:{rest // 60:02}:{rest % 60:02} left"
-    speed = f"{done.now / seconds:.3g}/s, {size(done.bytes_read / seconds)}/s"
-    return f"{speed}{failed}, {left}"
+    speed = f", {done.now / seconds:.3g}/s, {size(done.bytes_read / seconds)}/s" if done.now else ""
+    return speed + (f", {done.failed} failed" if done.failed else "")
 
 
 def print_survey(table: ScoreTable, out: Path, as_json: bool) -> int:

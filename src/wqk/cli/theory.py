@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import click
 
-from wqk.cli.options import REF, Ranges, json_output, revision
+from wqk.cli.options import COUNT, FILE, PATH, REF, Ranges, json_output, revision
 
 
 class Steps(Ranges):
@@ -33,15 +33,13 @@ class Steps(Ranges):
 @click.option(
     "--corpus",
     required=True,
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="PATH",
     help="Token store, text file, or token ids as .npy.",
 )
-@click.option("--batches", type=click.IntRange(min=2), default=8, show_default=True)
-@click.option(
-    "--batch", type=click.IntRange(min=1), default=8, show_default=True, help="Number of blocks."
-)
-@click.option("--block", type=click.IntRange(min=4), default=64, show_default=True, help="Tokens.")
+@click.option("--batches", type=click.IntRange(min=2), default=8)
+@click.option("--batch", type=COUNT, default=8, help="Number of blocks.")
+@click.option("--block", type=click.IntRange(min=4), default=64, help="Tokens.")
 @click.option(
     "--objective",
     type=click.Choice(["masked", "each", "causal"]),
@@ -52,27 +50,24 @@ class Steps(Ranges):
     "--mask-share",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
     default=0.15,
-    show_default=True,
     help="Fraction of masked tokens.",
 )
 @click.option("--layers", type=Ranges(), metavar="N,N:M", help="Only these layers.")
 @click.option("--steps", type=Steps(), metavar="all|N,N", help="Saved steps of a run.")
-@click.option(
-    "--seed", default=0, show_default=True, help="Seed of blocks, masks and fresh weights."
-)
+@click.option("--seed", default=0, help="Seed of blocks, masks and fresh weights.")
 @revision
 @click.option(
     "-v", "--verbose", is_flag=True, help="Show what each statement assumes and predicts."
 )
 @click.option(
     "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     metavar="FILE",
     help="Save the findings: .json (with all numbers), .md or .csv.",
 )
 @click.option(
     "--figure",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     metavar="FILE",
     help="Draw the updates' tails by layer: .png, .pdf or .svg.",
 )

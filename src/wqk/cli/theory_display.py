@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -32,25 +29,14 @@ MARKS = {"holds": "✓", "fails": "✗", "undecided": "?", "not tested": "–", 
 
 @contextmanager
 def progress() -> Iterator[Callable[[str, int, int], None] | None]:
-    """A bar on a terminal, nothing in a pipe."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
-    with bar:
-        task = bar.add_task("model", total=None)
+    """The bar of a study: batches of a model."""
+    with display.bar("model") as update:
 
-        def update(name: str, done: int, total: int) -> None:
-            bar.update(task, description=name, completed=done, total=total)
+        def show(name: str, done: int, total: int) -> None:
+            assert update is not None
+            update(description=name, completed=done, total=total, text=f"{done}/{total}")
 
-        yield update
+        yield update and show
 
 
 def print_reports(reports: Sequence[Report], verbose: bool = False) -> None:

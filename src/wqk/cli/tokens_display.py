@@ -5,13 +5,14 @@ from __future__ import annotations
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from rich.table import Table
 from rich.text import Text
 
-from wqk.cli.display import output
+from wqk.cli.display import output, sheet
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from rich.table import Table
 
     from wqk.attention.tokens import TokenMatches, TokenPair
 
@@ -44,10 +45,8 @@ def _side_by_side(
     headings: tuple[str, str],
     label: Callable[[TokenPair], str],
 ) -> Table:
-    table = Table(box=None, padding=(0, 1), header_style="dim")
-    for name in names:
-        table.add_column(f"{name}: {headings[0]}", overflow="fold")
-        table.add_column(headings[1], justify="right", no_wrap=True)
+    columns = [f"{name}: {headings[0]}" for name in names]
+    table = sheet(columns[0], headings[1], columns[1], headings[1], left=columns)
     for pairs in zip_longest(left, right):
         cells = [(label(pair), f"{pair.score:.2f}") if pair else ("", "") for pair in pairs]
         table.add_row(*(cell for pair in cells for cell in pair))

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from wqk.cli.options import COUNT, FOLDER
 from wqk.training.recipe import MODEL_FIELDS, PRESETS, SIZES, Recipe, make_recipe
 
 # Fields of the recipe that have options of another form than `--name VALUE`.
@@ -50,23 +51,13 @@ def _defaults(name: str) -> str:
 )
 @click.option("--size", type=click.Choice(list(SIZES)), help="Layers, width and heads.")
 @click.option(
-    "--corpus",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="Token store to train on, written by wqk corpus.",
+    "--corpus", type=FOLDER, metavar="DIR", help="Token store to train on, written by wqk corpus."
 )
-@click.option(
-    "-o",
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    required=True,
-    metavar="RUN",
-    help="Folder of the run.",
-)
+@click.option("-o", "--out", type=FOLDER, required=True, metavar="RUN", help="Folder of the run.")
 @click.option("--resume", is_flag=True, help="Resume from the run's last checkpoint.")
 @click.option(
     "--stop",
-    type=click.IntRange(min=1),
+    type=COUNT,
     metavar="STEP",
     help="Stop after this step; --resume continues. The schedule remains that of all steps.",
 )
@@ -83,7 +74,7 @@ def _defaults(name: str) -> str:
     help="Add a penalty to the loss: symmetric=0.1 or skew=0.1.",
 )
 @recipe_options
-@click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Number of CPU threads.")
+@click.option("--threads", type=COUNT, metavar="N", help="Number of CPU threads.")
 @click.option(
     "--report-to",
     multiple=True,

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import polars as pl
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from wqk.cli import display
 
@@ -32,40 +29,21 @@ def progress(recipe: Recipe) -> Iterator[Callable[[TrainingProgress], None]]:
     if not _is_first_process():
         yield lambda done: None
         return
-    console = Console(stderr=True)
     announced: list[str] = []
+    with display.bar("train") as update:
 
-    def announce() -> None:
-        if not announced:
-            announced.append(summary(recipe))
-            console.print(announced[0], soft_wrap=True, highlight=False, markup=False)
+        def show(done: TrainingProgress) -> None:
+            if not announced:
+                announced.append(summary(recipe))
+                display.say(announced[0])
+            text = f"{done.steps_done}/{done.steps}"
+            if update:
+                text = f"{text} steps, {state(done)}"
+                update(total=done.steps, completed=done.steps_done, text=text)
+            elif done.held_out_is_new:
+                display.say(f"step {text}: {state(done)}")
 
-    if not sys.stderr.isatty():
-
-        def tell(done: TrainingProgress) -> None:
-            announce()
-            if done.held_out_is_new:
-                display.say(f"step {done.steps_done}/{done.steps}: {state(done)}")
-
-        yield tell
-        return
-    bar = Progress(
-        MofNCompleteColumn(),
-        TextColumn("steps"),
-        BarColumn(),
-        TextColumn("{task.fields[state]}"),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-    )
-    with bar:
-        task = bar.add_task("train", total=recipe.steps, state="")
-
-        def update(done: TrainingProgress) -> None:
-            announce()
-            bar.update(task, completed=done.steps_done, state=state(done))
-
-        yield update
+        yield show
 
 
 def summary(recipe: Recipe) -> str:

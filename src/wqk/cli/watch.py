@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wqk.cli.options import REF, gamma
+from wqk.cli.options import FOLDER, PATH, POSITIVE, REF, every_head, gamma
 
 if TYPE_CHECKING:
     from wqk.scanning.tables import ScoreTable
@@ -15,22 +15,19 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("run", metavar="DIR", type=REF)
-@click.option(
-    "--out", type=click.Path(path_type=Path), metavar="DIR", help="[default: DIR/wqk-scores]"
-)
+@click.option("--out", type=PATH, metavar="DIR", help="[default: DIR/wqk-scores]")
 @click.option("--until", type=click.IntRange(min=0), metavar="STEP", help="Stop after this step.")
 @click.option(
     "--every",
-    type=click.FloatRange(min=0, min_open=True),
+    type=POSITIVE,
     default=10.0,
-    show_default=True,
     metavar="SECONDS",
     help="Seconds between looks at the folder.",
 )
-@click.option("--heads", is_flag=True, help="Also score every head.")
+@every_head
 @click.option(
     "--tensorboard",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=FOLDER,
     metavar="DIR",
     help="Also write medians for TensorBoard to this folder.",
 )
