@@ -125,13 +125,23 @@ class Attention:
         >>> attention.queries(np.ones((5, 128), np.float32)).shape
         (4, 5, 32)
         """
+        self._require_known("a query")
         return self._vectors(0, x, positions)
 
     def keys(
         self, y: Float[np.ndarray, "*batch tokens d"], positions: np.ndarray | None = None
     ) -> Float[np.ndarray, "*batch heads tokens width"]:
         """The keys, as `queries`; one per query head, several of which may share a key head."""
-        return self._vectors(1, y, positions).repeat(self.head_count // self.key_head_count, -3)
+        self._require_known("a key")
+        return self._shared(self._vectors(1, y, positions))
+
+    def products(
+        self, x: Float[np.ndarray, "*batch queries d"], y: Float[np.ndarray, "*batch keys d"]
+    ) -> Float[np.ndarray, "*batch heads queries keys"]:
+        """The products q·k of queries and keys at distance 0, before they are scaled."""
+        queries = self._vectors(0, x, np.zeros(x.shape[-2]))
+        keys = self._vectors(1, y, np.zeros(y.shape[-2]))
+        return np.asarray(queries @ self._shared(keys).swapaxes(-1, -2))
 
     def logits(
         self,
@@ -175,9 +185,12 @@ class Attention:
                 "guessed from tensor names; describe the model in a family file"
             )
 
+    def _shared(self, keys: np.ndarray) -> np.ndarray:
+        """Each key head for all query heads that meet it."""
+        return keys.repeat(self.head_count // self.key_head_count, -3)
+
     def _vectors(self, side: int, x: np.ndarray, positions: np.ndarray | None) -> np.ndarray:
         plan = self.plan
-        self._require_known("a query or a key")
         vectors = (self.query, self.key)[side].vectors(x)
         if plan.clip is not None:
             vectors = vectors.clip(-plan.clip, plan.clip)

@@ -65,22 +65,41 @@ def verification_lines(result: Verification) -> Iterator[Any]:
         table.add_column(heading, justify="left" if heading in ("attention", "") else "right")
     for block in result.blocks:
         layer = str(block.layer) + (f", use {block.application}" if block.application else "")
-        verdict = "" if block.ok else "WRONG"
-        if block.difference <= block.tolerance and not block.ok:
-            verdict = "too uniform to tell"
-        cells = (f"{block.stack} {block.kind}", layer, f"{block.difference:.1e}", *_scores(block))
-        table.add_row(*cells, Text(verdict, style="bold red"))
+        shown = block.difference if block.verdict == "right" else block.form_difference
+        difference = "–" if shown is None else f"{shown:.1e}"
+        cells = (f"{block.stack} {block.kind}", layer, difference, *_scores(block))
+        table.add_row(*cells, SHORT[block.verdict])
     yield table
-    yield Text(
-        "\nThe forms give the model's own attention: largest difference of a probability "
-        f"{result.difference:.1e}, in float64."
-        if result.ok
-        else "\nThe forms do NOT give the model's own attention; its scores are not to be believed."
-    )
+    yield Text("\n" + CONCLUSIONS[result.verdict].format(difference=result.difference))
+
+
+# A block's verdict beside it, and what the least of them says of the checkpoint.
+SHORT = {
+    "right": Text(""),
+    "form right": Text("form right"),
+    "only form right": Text("WRONG but for the form", style="bold red"),
+    "wrong": Text("WRONG", style="bold red"),
+    "too uniform to tell": Text("too uniform to tell", style="bold red"),
+    "not compared": Text("not compared", style="bold red"),
+}
+CONCLUSIONS = {
+    "right": "The forms give the model's own attention: largest difference of a probability "
+    "{difference:.1e}, in float64.",
+    "form right": "The forms are right, apart from positions, mask and scale, which are not "
+    "known: they give the model's own products of queries and keys, up to a factor.",
+    "only form right": "The forms are right, but positions, mask or scale are NOT what the family "
+    "says: they do not give the model's own attention.",
+    "wrong": "The forms do NOT give the model's own attention; its scores are not to be believed.",
+    "too uniform to tell": "Some attention is so uniform that any weights would give it.",
+    "not compared": "Not every attention could be compared: some did not run, or compute no "
+    "product of all queries and keys.",
+}
 
 
 def _scores(block: VerifiedBlock) -> tuple[str, str]:
     """The largest score of this input and of any, and how many times the first the second is."""
+    if block.largest_score is None:
+        return "–", "–"
     if block.ceiling is None:
         return f"{block.largest_score:.3g}", "–"
     times = block.ceiling / block.largest_score

@@ -21,8 +21,9 @@ from wqk.cli.options import REF, family_file, json_output, revision
 def verify(context: click.Context, /, ref: str, as_json: bool, **options: Any) -> None:
     """Run the model and compare its attention with the forms'.
 
-    Exit status 1 means that they differ and that this checkpoint's scores are wrong. Needs
-    PyTorch and transformers (pip install 'wqk[train]').
+    Where the family is guessed, positions, mask and scale are not known, and only the products of
+    queries and keys are compared. Exit status 1 means that some forms are wrong or could not be
+    compared. Needs PyTorch and transformers (pip install 'wqk[train]').
 
     \b
     Example:
@@ -33,7 +34,10 @@ def verify(context: click.Context, /, ref: str, as_json: bool, **options: Any) -
 
     result = verify_checkpoint(ref, **options)
     if as_json:
-        display.print_object({**asdict(result), "ok": result.ok, "difference": result.difference})
+        told = asdict(result) | {"ok": result.ok, "verdict": result.verdict}
+        for block, said in zip(result.blocks, told["blocks"], strict=True):
+            said["verdict"] = block.verdict
+        display.print_object(told | {"difference": result.difference})
     else:
         display.output().print(result)
     if not result.ok:

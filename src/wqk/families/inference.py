@@ -219,7 +219,8 @@ def _role(
 def _head_counts(config: Mapping[str, Any], path: str = "") -> Iterator[HeadCount]:
     """Every number of heads in a configuration and in the configurations within."""
     for key, value in config.items():
-        match = HEADS.fullmatch(key) if isinstance(key, str) else None
+        is_count = isinstance(key, str) and key not in HEAD_WIDTHS
+        match = HEADS.fullmatch(key) if is_count else None
         if isinstance(value, dict) and path.count(".") < 3:
             yield from _head_counts(value, f"{path}.{key}" if path else key)
         elif match and value is not None and not isinstance(value, str | bool | dict):

@@ -21,6 +21,10 @@ EXAMPLES = 2
 
 # Side of a picture for models that take pictures of any size.
 SIDE = 64
+# Rows and columns of a picture that is given as patches.
+PATCHES = (4, 8)
+# Keys for the number of a spectrum's bins.
+BINS = ("num_mel_bins", "feature_projection_input_dim", "input_feat_per_channel", "feature_size")
 
 
 def inputs_of(model: Any, tokens: Sequence[int] | None, length: int, seed: int) -> dict[str, Any]:
@@ -34,7 +38,10 @@ def inputs_of(model: Any, tokens: Sequence[int] | None, length: int, seed: int) 
     import torch
 
     name, kind = model.main_input_name, model.config.model_type
+    accepted = inspect.signature(model.forward).parameters
     make = MODEL_INPUTS.get(kind) or MAIN_INPUTS.get(name)
+    if "grid_thw" in accepted:
+        make = patches_input
     if make is None:
         raise UnknownFamily(
             f"{type(model).__name__}: cannot generate the input {name!r}; "
@@ -42,7 +49,6 @@ def inputs_of(model: Any, tokens: Sequence[int] | None, length: int, seed: int) 
         )
     random = np.random.default_rng(seed)
     inputs = make(model.config, tokens, length, random)
-    accepted = inspect.signature(model.forward).parameters
     name = "decoder_input_ids"
     if (
         getattr(model.config, "is_encoder_decoder", False)
@@ -68,7 +74,9 @@ def token_input(
         numbers = np.asarray([tokens], np.int64)
         return {"input_ids": numbers, "attention_mask": np.ones_like(numbers)}
     padding = getattr(config, "pad_token_id", None) or 0
-    numbers = random.integers(0, config.get_text_config().vocab_size - 1, (EXAMPLES, length))
+    # Canine has no vocabulary: it reads the code points themselves.
+    vocabulary = getattr(config.get_text_config(), "vocab_size", SIDE)
+    numbers = random.integers(0, vocabulary - 1, (EXAMPLES, length))
     numbers += numbers >= padding
     mask = np.ones_like(numbers)
     mask[1, -(length // 4) :] = 0
@@ -84,6 +92,20 @@ def image_input(
     sides = tuple(size) if isinstance(size, list | tuple) else (size, size)
     shape = (_examples(tokens), getattr(part, "num_channels", 3), *sides)
     return {"pixel_values": random.standard_normal(shape)}
+
+
+def patches_input(
+    config: Any, tokens: Sequence[int] | None, length: int, random: np.random.Generator
+) -> Inputs:
+    """The patches (T, values) of a picture of any size, and how many rows and columns they form."""
+    channels = getattr(config, "in_channels", None) or getattr(config, "num_channels", 3)
+    values = channels * getattr(config, "temporal_patch_size", 1) * config.patch_size**2
+    pixels = random.standard_normal((PATCHES[0] * PATCHES[1], values))
+    return {
+        "hidden_states": pixels,
+        "pixel_values": pixels,
+        "grid_thw": np.asarray([[1, *PATCHES]], np.int64),
+    }
 
 
 def text_and_image_input(
@@ -153,12 +175,11 @@ def spectrum_input(
     config: Any, tokens: Sequence[int] | None, length: int, random: np.random.Generator
 ) -> Inputs:
     """Random spectra: all that Whisper hears at once, or four frames for each of ``length``."""
-    bins = getattr(config, "num_mel_bins", None)
-    shape = (
-        (bins, 2 * config.max_source_positions)
-        if bins
-        else (4 * length, config.input_feat_per_channel)
-    )
+    part = getattr(config, "audio_config", config)
+    bins = next((getattr(part, key) for key in BINS if getattr(part, key, None)), 80)
+    longest = getattr(part, "max_source_positions", None)
+    takes_all = longest is not None and hasattr(part, "num_mel_bins")
+    shape = (bins, 2 * longest) if takes_all else (4 * length, bins)
     return {"input_features": random.standard_normal((_examples(tokens), *shape))}
 
 

@@ -17,8 +17,8 @@ from wqk.errors import UnknownFamily
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from wqk.attention.verification.products import Products
     from wqk.families import AttentionPlan
-
 
 # How far from 1 a row of probabilities may sum, and in half precision.
 ROUNDING, HALF_ROUNDING = 1e-5, 1e-2
@@ -29,9 +29,10 @@ class Application(NamedTuple):
 
     query_input: np.ndarray  # (B, I, D)
     key_input: np.ndarray  # (B, J, D)
-    attention: np.ndarray  # probabilities (B, H, I, J)
+    attention: np.ndarray | None  # probabilities (B, H, I, J), where they are reported
     term: np.ndarray | None  # the learned term that was computed last
     mask: np.ndarray | None = None  # what the module was passed to add, (B or 1, H or 1, I, J)
+    products: tuple[np.ndarray, ...] = ()  # of batches of matrices, computed by the module
 
 
 def _result(result: Any, args: Sequence[Any]) -> Any:
@@ -72,9 +73,14 @@ COMPUTED_TERMS: Mapping[str, Callable[[Any], Any]] = {
 
 
 def listen(
-    model: Any, plans: Sequence[AttentionPlan], live: Sequence[AttentionPlan]
+    model: Any,
+    plans: Sequence[AttentionPlan],
+    live: Sequence[AttentionPlan],
+    products: Products | None = None,
 ) -> list[list[Application]]:
     """Empty records of the plans' blocks, which fill when the model is run in `heads_apart`.
+
+    With ``products``, which have to be open then, blocks that report no attention are recorded too.
 
     Raises
     ------
@@ -87,16 +93,16 @@ def listen(
             if hasattr(module, method):
                 term = LEARNED_TERMS[method]
                 setattr(module, method, _remembering(getattr(module, method), term, latest))
-    in_model = {_place(plan): plan for plan in live}
+    in_model = {place_of(plan): plan for plan in live}
     records: list[list[Application]] = []
     for plan in plans:
-        if _place(plan) not in in_model:
+        if place_of(plan) not in in_model:
             raise UnknownFamily(
                 f"{type(model).__name__}, as transformers loads it, has no {plan.kind}-"
                 f"attention in layer {plan.layer} of a {plan.rule.stack}, but the checkpoint has"
             )
         records.append([])
-        _attach(model, in_model[_place(plan)], records[-1], latest)
+        _attach(model, in_model[place_of(plan)], records[-1], latest, products)
     return records
 
 
@@ -118,7 +124,8 @@ def require_records(
         )
 
 
-def _place(plan: AttentionPlan) -> tuple[str, str, int]:
+def place_of(plan: AttentionPlan) -> tuple[str, str, int]:
+    """What a block of the checkpoint and the same block of the live model have in common."""
     return plan.rule.stack, plan.kind, plan.layer
 
 
@@ -149,10 +156,15 @@ class Heard(NamedTuple):
     arguments: Mapping[str, Any]  # what it was called with
     inputs: Mapping[str, Any]  # of the ``query``, ``key`` and ``value`` projections, (B, N, D)
     queries: Any  # what the query's projection put out, or None
-    attention: Any  # probabilities, (B, H, I, J) or (B · H, I, J)
+    attention: Any  # probabilities, (B, H, I, J) or (B · H, I, J); None if not reported
 
 
-def attach(model: Any, plan: AttentionPlan, heard: Callable[[Heard], None]) -> list[Any]:
+def attach(
+    model: Any,
+    plan: AttentionPlan,
+    heard: Callable[[Heard], None],
+    products: Products | None = None,
+) -> list[Any]:
     """Listen to what a block's projections are given, and to what their parent gives.
 
     Parameters
@@ -161,6 +173,9 @@ def attach(model: Any, plan: AttentionPlan, heard: Callable[[Heard], None]) -> l
         A model, and one of its own plans.
     heard
         Called whenever the block's attention has been run and reported.
+    products
+        Records the products that the parent computes; ``heard`` is then called whether or not the
+        attention is reported.
 
     Returns
     -------
@@ -180,14 +195,20 @@ def attach(model: Any, plan: AttentionPlan, heard: Callable[[Heard], None]) -> l
         if hasattr(output, "numpy"):
             given.setdefault("queries", output)
 
+    def entered(module: Any, args: Any) -> None:
+        if products is not None:
+            products.enter()
+
     def attended(module: Any, args: Any, kwargs: Any, output: Any) -> None:
         outputs = output if isinstance(output, tuple | list) else ()
         found = [value for value in outputs if _is_attention(value, plan)]
-        if found and "query" in given and "key" in given:
+        if (found or products is not None) and "query" in given and "key" in given:
             named = inspect.signature(module.forward).bind(*args, **kwargs).arguments
             queries = given.pop("queries", None)
-            heard(Heard(module, named, dict(given), queries, found[-1]))
+            heard(Heard(module, named, dict(given), queries, found[-1] if found else None))
         given.clear()
+        if products is not None:
+            products.leave()
 
     sides = {"query": plan.query, "key": plan.key} | ({"value": plan.value} if plan.value else {})
     modules = {side: model.get_submodule(module_of(part.tensor)) for side, part in sides.items()}
@@ -197,23 +218,32 @@ def attach(model: Any, plan: AttentionPlan, heard: Callable[[Heard], None]) -> l
     return [
         *(module.register_forward_pre_hook(keeping(side)) for side, module in modules.items()),
         modules["query"].register_forward_hook(projected),
+        parent.register_forward_pre_hook(entered),
         parent.register_forward_hook(attended, with_kwargs=True),
     ]
 
 
 def _attach(
-    model: Any, plan: AttentionPlan, record: list[Application], latest: list[np.ndarray]
+    model: Any,
+    plan: AttentionPlan,
+    record: list[Application],
+    latest: list[np.ndarray],
+    products: Products | None,
 ) -> None:
     """Record every application of a block's attention, as NumPy arrays."""
 
     def heard(one: Heard) -> None:
+        x, y = (one.inputs[side].numpy() for side in ("query", "key"))
+        computed = products.within() if products else ()
+        if one.attention is None:
+            record.append(Application(x, y, None, None, None, computed))
+            return
         attention = one.attention.numpy()
         if attention.ndim == 3:
             attention = attention.reshape(-1, plan.query.heads, *attention.shape[-2:])
         queries = None if one.queries is None else one.queries.numpy()
         term = _term_of(one.module, plan, one.arguments, queries, latest)
         mask: Any = one.arguments.get("attention_mask")
-        x, y = (one.inputs[side].numpy() for side in ("query", "key"))
         record.append(
             Application(
                 x.reshape(-1, attention.shape[-2], x.shape[-1]),
@@ -221,10 +251,11 @@ def _attach(
                 attention,
                 term,
                 _expanded(mask.numpy(), attention.shape) if _is_mask(mask) else None,
+                computed,
             )
         )
 
-    attach(model, plan, heard)
+    attach(model, plan, heard, products)
     parent = model.get_submodule(
         shared_path(*(module_of(s.tensor) for s in (plan.query, plan.key)))
     )
@@ -233,7 +264,7 @@ def _attach(
             getattr(parent, name).register_forward_hook(_keeping_output(latest))
     # PyTorch's own attention takes the weight itself, and leaves its module aside.
     weight = model.get_parameter(plan.query.tensor)
-    weight.attended = record
+    weight.attended = record, products
 
 
 @contextmanager
@@ -259,12 +290,13 @@ def heads_apart() -> Iterator[None]:
         attention: Any
         output, attention = whole(query, key, *args, **asked)
         weight = kwargs["q_proj_weight"] if kwargs.get("use_separate_proj_weight") else args[3]
-        record: list[Application] | None = getattr(weight, "attended", None)
+        record, products = getattr(weight, "attended", (None, None))
         if record is not None:
             x, y = (side.transpose(0, 1).numpy() for side in (query, key))
             mask = kwargs.get("attn_mask")
             expanded = None if mask is None else _expanded(mask.numpy(), attention.shape)
-            record.append(Application(x, y, attention.numpy(), None, expanded))
+            computed = products.within() if products else ()
+            record.append(Application(x, y, attention.numpy(), None, expanded, computed))
         return output, attention.mean(dim=1) if kwargs.get("need_weights", True) else None
 
     functional.multi_head_attention_forward = recorded
@@ -311,13 +343,13 @@ def shared_path(query: str, key: str) -> str:
 def _is_attention(value: Any, plan: AttentionPlan) -> bool:
     """Whether something is a tensor of probabilities (B, H, I, J) or (B · H, I, J).
 
-    With sinks, they lack some.
+    They may lack the share of a sink, which a family may not know of.
     """
-    if getattr(value, "ndim", 0) not in (3, 4):
+    if getattr(value, "ndim", 0) not in (3, 4) or not value.is_floating_point():
         return False
     shares = value.detach()
     total, rounding = shares.sum(-1), ROUNDING if shares.element_size() >= 4 else HALF_ROUNDING
-    if plan.sinks:
+    if plan.sinks or (shares.ndim == 4 and shares.shape[1] == plan.query.heads):
         return bool(shares.min() >= 0 and total.max() <= 1 + rounding)
     return bool(((total - 1).abs() <= rounding).all())
 

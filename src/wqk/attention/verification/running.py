@@ -5,6 +5,7 @@ Axes: B texts, H query heads, N tokens (I queries, J keys), D width.
 
 from __future__ import annotations
 
+import inspect
 import os
 import warnings
 from contextlib import contextmanager
@@ -14,9 +15,15 @@ from typing import TYPE_CHECKING, Any
 from wqk._typing import FilePath
 from wqk.attention import attention_plans
 from wqk.attention.verification.inputs import inputs_of
-from wqk.attention.verification.recording import heads_apart, listen, require_records
+from wqk.attention.verification.products import Products
+from wqk.attention.verification.recording import (
+    heads_apart,
+    listen,
+    place_of,
+    require_records,
+)
 from wqk.checkpoints import open_checkpoint
-from wqk.errors import CheckpointError, UnknownFamily
+from wqk.errors import CheckpointError, UnknownFamily, WqkError
 from wqk.families import find_family, load_family
 
 if TYPE_CHECKING:
@@ -42,6 +49,7 @@ def run(
     tokens: Sequence[int] | None,
     length: int,
     seed: int,
+    flat: bool = False,
     **hub: Any,
 ) -> tuple[list[list[Application]], dict[int, np.ndarray]]:
     """Run a model once.
@@ -52,6 +60,8 @@ def run(
         As for `wqk.attention.verification.verify`.
     checkpoint, plans
         What ``ref`` holds on disk.
+    flat
+        Whether to take rotary positions out: every sine is 0, every cosine 1.
 
     Returns
     -------
@@ -65,24 +75,85 @@ def run(
         The model cannot be loaded or run, or PyTorch or `transformers` is not installed.
     """
     _require_packages(ref)
-    import torch
-
     known = load_family(family) if family else find_family(checkpoint)
-    with quiet(), double_precision():
+    products = Products()
+    with quiet(), double_precision(), products.open(flat):
         try:
             model = _load_model(ref, checkpoint, known, hub)
             if text is not None and tokens is None:
                 tokens = _tokenized(ref, text, hub)
-            inputs = inputs_of(model, tokens, length, seed)
-            records = listen(model, plans, attention_plans(open_checkpoint(model), family))
-            with torch.no_grad(), heads_apart():
-                model(**inputs, output_attentions=True)
-            require_records(model, plans, records)
-        except (ValueError, TypeError, LookupError, OSError, RuntimeError, ImportError) as error:
+            live = attention_plans(open_checkpoint(model), family)
+            records = listen(model, plans, live, products)
+            tensors = {place_of(plan): plan.query.tensor for plan in live}
+            blocks = [(tensors[place_of(p)], r) for p, r in zip(plans, records, strict=True)]
+            given = _run_all(model, blocks, (tokens, length, seed))
+            if not any(records):
+                require_records(model, plans, records)
+        except WqkError:
+            raise
+        except Exception as error:  # the model's own code may fail in any way
             reason = str(error).strip().splitlines()[:1] or [type(error).__name__]
             raise CheckpointError(f"{checkpoint.name}: cannot be run ({reason[0]})") from error
-    masks = [inputs[name].numpy() for name in PADDING_MASKS if name in inputs]
+    masks = [inputs[name].numpy() for inputs in given for name in PADDING_MASKS if name in inputs]
     return records, {mask.shape[1]: mask.astype(bool) for mask in masks}
+
+
+def _run_all(
+    model: Any,
+    blocks: Sequence[tuple[str, Sequence[Application]]],
+    arguments: tuple[Sequence[int] | None, int, int],
+) -> list[dict[str, Any]]:
+    """Run the model, and then each model in it none of whose blocks ran.
+
+    Parameters
+    ----------
+    model
+        Its attention is listened to.
+    blocks
+        The name of each block's query in the model, and its record.
+    arguments
+        Tokens, length and seed for `inputs_of`.
+
+    Returns
+    -------
+    What they were given.
+
+    Raises
+    ------
+    Exception
+        No block ran; whatever the model's own code raised.
+    """
+    import torch
+
+    given, failures = [], []
+    for prefix, part in _models(model):
+        own = [record for tensor, record in blocks if tensor.startswith(prefix)]
+        if not own or any(own):
+            continue
+        try:
+            inputs = inputs_of(part, *arguments)
+            parameters = inspect.signature(part.forward).parameters.values()
+            reports = any(
+                p.name == "output_attentions" or p.kind is p.VAR_KEYWORD for p in parameters
+            )
+            with torch.no_grad(), heads_apart():
+                part(**inputs, **({"output_attentions": True} if reports else {}))
+            given.append(inputs)
+        except Exception as error:  # the model's own code may fail in any way
+            failures.append(error)
+    if failures and not any(record for _, record in blocks):
+        raise failures[0]
+    return given
+
+
+def _models(model: Any) -> Iterator[tuple[str, Any]]:
+    """The model, and then the `transformers` models in it with the prefix of their parameters."""
+    from transformers import PreTrainedModel
+
+    yield "", model
+    for name, module in model.named_modules():
+        if name and isinstance(module, PreTrainedModel):
+            yield f"{name}.", module
 
 
 def _require_packages(ref: Any) -> None:

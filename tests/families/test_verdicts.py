@@ -1,0 +1,146 @@
+"""What is said of a form where positions, mask and scale are not known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from tests.families.architectures import Architecture
+from tests.families.architectures.architecture import BERT
+from tests.families.proving import save
+
+from wqk.attention.verification import verify
+from wqk.attention.verification.comparison import VerifiedBlock
+from wqk.attention.verification.products import form_difference
+from wqk.attention.verification.recording import Application
+from wqk.cli.main import command
+
+# Rotary, causal and scaled, none of which a guess speaks of; as many key heads as query heads.
+LLAMA = Architecture("llama", "LlamaModel", BERT | {"num_hidden_layers": 1})
+GUESS = """
+name = "toy"
+model_types = ["toy"]
+[[attention]]
+stack = "unknown"
+guess = "guessed by hand"
+query = "layers.{layer}.self_attn.QUERY"
+key = "layers.{layer}.self_attn.KEY"
+"""
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("llama")
+    save(LLAMA, folder)
+    return folder
+
+
+def guess(folder: Path, query: str = "q_proj", key: str = "k_proj", more: str = "") -> Path:
+    path = folder / "guess.toml"
+    path.write_text(GUESS.replace("QUERY", query).replace("KEY", key) + more, encoding="utf-8")
+    return path
+
+
+def test_a_right_form_is_right_apart_from_what_is_not_known(llama: Path) -> None:
+    told = CliRunner().invoke(
+        command, ["verify", str(llama), "--family", str(guess(llama)), "--json"]
+    )
+    assert told.exit_code == 0
+    result = json.loads(told.stdout)
+    assert (result["ok"], result["verdict"]) == (True, "form right")
+    (block,) = result["blocks"]
+    assert block["difference"] > 1e-3
+    assert block["form_difference"] < 1e-12
+    assert block["largest_score"] is None  # no scale is known
+
+
+@pytest.mark.parametrize(
+    ("query", "key", "more"),
+    [
+        ("k_proj", "q_proj", ""),  # transposed
+        ("q_proj", "v_proj", ""),
+        ("q_proj", "k_proj", 'heads = "wrong"\nkey_heads = "wrong"\ndefaults = { wrong = 2 }'),
+    ],
+    ids=["transposed", "values for keys", "too few heads"],
+)
+def test_a_wrong_form_is_wrong(llama: Path, query: str, key: str, more: str) -> None:
+    shown = CliRunner().invoke(
+        command, ["verify", str(llama), "--family", str(guess(llama, query, key, more))]
+    )
+    assert shown.exit_code == 1
+    assert "WRONG" in shown.stdout
+    assert "do NOT give" in shown.stdout
+
+
+def test_a_right_form_with_wrong_positions_is_told_from_a_wrong_form(llama: Path) -> None:
+    known = GUESS.replace('guess = "guessed by hand"', "causal = true")
+    path = llama / "known.toml"
+    path.write_text(known.replace("QUERY", "q_proj").replace("KEY", "k_proj"), encoding="utf-8")
+    result = verify(llama, family=path)
+    assert not result.ok
+    assert result.verdict == "only form right"
+
+
+class Bilinear:
+    """Two heads' products of given vectors."""
+
+    def __init__(self, seed: int) -> None:
+        self.matrices = np.random.default_rng(seed).standard_normal((2, 4, 4))
+        self.heads = np.empty((4, 4))
+
+    def products(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        return np.asarray(x[:, None] @ self.matrices @ y[:, None].swapaxes(-1, -2))
+
+
+def difference(product: np.ndarray, x: np.ndarray, y: np.ndarray) -> float | None:
+    return form_difference(Bilinear(0), Application(x, y, None, None, None, (product,)))  # type: ignore[arg-type]
+
+
+def test_products_are_compared_up_to_a_factor_and_biases() -> None:
+    random = np.random.default_rng(1)
+    x, y = random.standard_normal((3, 5, 4)), random.standard_normal((3, 7, 4))
+    product = Bilinear(0).products(x, y)
+    rows, columns = random.standard_normal((3, 2, 5, 1)), random.standard_normal((3, 2, 1, 7))
+    assert difference((0.3 * product + rows + columns).reshape(6, 5, 7), x, y) == 0
+    for wrong in (
+        product[:, ::-1],  # heads in another order
+        -product,
+        product * np.array([1.0, 2.0])[:, None, None],  # one head twice as large
+        Bilinear(2).products(x, y),
+    ):
+        assert (difference(wrong.reshape(6, 5, 7), x, y) or 0) > 0.1
+    # Nothing is said of a product of another size, or one that is the same for all keys.
+    assert difference(product[:, :1].reshape(3, 5, 7), x, y) is None
+    assert difference(np.zeros((6, 5, 7)), x, y) is None
+    # Inputs and products of packed texts, and inputs whose tokens come first.
+    assert difference(product.reshape(6, 5, 7), x.reshape(15, 4), y.reshape(21, 4)) == 0
+    assert difference(product.reshape(6, 5, 7), x.swapaxes(0, 1), y.swapaxes(0, 1)) == 0
+
+
+@pytest.mark.parametrize(
+    ("difference", "form", "contrast", "described", "verdict"),
+    [
+        (1e-12, None, 0.5, True, "right"),
+        (1e-12, None, 1e-12, True, "too uniform to tell"),
+        (0.1, None, 0.5, True, "wrong"),
+        (0.1, 1e-12, 0.5, True, "only form right"),
+        (0.1, 1e-12, 0.5, False, "form right"),
+        (0.1, 0.1, 0.5, False, "wrong"),
+        (0.1, None, 0.5, False, "not compared"),
+        (float("inf"), None, 0.5, False, "wrong"),
+        (None, 1e-12, 0.0, True, "form right"),
+        (None, 0.1, 0.0, True, "wrong"),
+        (None, None, 0.0, True, "not compared"),
+    ],
+)
+def test_verdicts(
+    difference: float | None, form: float | None, contrast: float, described: bool, verdict: str
+) -> None:
+    block = VerifiedBlock(
+        "decoder", "self", 0, 0, difference, form, contrast, 1e-9, None, None, described
+    )
+    assert block.verdict == verdict
+    assert block.ok == (verdict in ("right", "form right"))
