@@ -88,11 +88,11 @@ class VerifiedBlock:
 
     @property
     def verdict(self) -> str:
-        """``right``, ``form right``, ``only form right``, ``wrong``, ``not compared``, or ``too
-        uniform to tell``.
+        """``right``, ``form right``, or what keeps the block from being either.
 
-        Where ``form right``, positions, mask and scale are not known, or the model does not report
-        its attention; where ``only form right``, they are not what the family says.
+        ``form right``: positions, mask and scale are not known, or the model does not report its
+        attention. ``only form right``: they are not what the family says. ``wrong``, ``not
+        compared`` and ``too uniform to tell`` say themselves what they are.
         """
         if self.difference is not None and self.difference <= self.tolerance:
             return RIGHT if self.tolerance < self.contrast / TELLING else TOO_UNIFORM
@@ -193,7 +193,7 @@ def verify(
         ref = steps_of(os.fspath(ref))[-1]
     checkpoint = _InDoublePrecision(open_checkpoint(ref, **hub))
     plans = attention_plans(checkpoint, family)
-    given = {"text": text, "tokens": tokens, "length": length, "seed": seed, **hub}
+    given: dict[str, Any] = {"text": text, "tokens": tokens, "length": length, "seed": seed, **hub}
     records, seen = run(ref, checkpoint, plans, family, **given)
     blocks = [
         block
@@ -205,7 +205,7 @@ def verify(
         differences = [
             form_difference(load_attention(checkpoint, plan, positions=True), application)
             for plan, record in zip(plans, flat, strict=True)
-            for application in record or [None]
+            for application in (*record,) or (None,)
         ]
         blocks = [
             replace(block, form_difference=difference)
@@ -227,10 +227,11 @@ def _blocks(
     described = not plan.rule.guess
     bounds = ceilings(checkpoint, plan) if described else None
     ceiling = None if bounds is None else float(bounds.any_distance.max())
-    for number, application in enumerate(record or [None]):
+    for number, application in enumerate((*record,) or (None,)):
         difference, contrast, largest = None, 0.0, None
-        if application is not None and application.attention is not None:
-            x, y, reported, term, mask, _ = application
+        reported = None if application is None else application.attention
+        if application is not None and reported is not None:
+            x, y, _, term, mask, _ = application
             difference, contrast = _compare(attention_of(x, y, term, mask), reported, seen)
             if described:
                 largest = math.inf

@@ -98,7 +98,7 @@ def patches_input(
     config: Any, tokens: Sequence[int] | None, length: int, random: np.random.Generator
 ) -> Inputs:
     """The patches (T, values) of a picture of any size, and how many rows and columns they form."""
-    channels = getattr(config, "in_channels", None) or getattr(config, "num_channels", 3)
+    channels: int = getattr(config, "in_channels", None) or getattr(config, "num_channels", 3)
     values = channels * getattr(config, "temporal_patch_size", 1) * config.patch_size**2
     pixels = random.standard_normal((PATCHES[0] * PATCHES[1], values))
     return {
@@ -177,7 +177,7 @@ def spectrum_input(
     """Random spectra: all that Whisper hears at once, or four frames for each of ``length``."""
     part = getattr(config, "audio_config", config)
     bins = next((getattr(part, key) for key in BINS if getattr(part, key, None)), 80)
-    longest = getattr(part, "max_source_positions", None)
+    longest: Any = getattr(part, "max_source_positions", None)
     takes_all = longest is not None and hasattr(part, "num_mel_bins")
     shape = (bins, 2 * longest) if takes_all else (4 * length, bins)
     return {"input_features": random.standard_normal((_examples(tokens), *shape))}

@@ -1,4 +1,6 @@
-"""A block's attention, recomputed from the weights as read and all that its family says::
+"""A block's attention, recomputed from the weights as read and all that its family says.
+
+It is::
 
     softmax(scale · (x_i A_h + a_h) R(i)ᵀ R(j) (y_j B_g + b_g)ᵀ + position, where i may see j)
 
