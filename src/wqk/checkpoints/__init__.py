@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from wqk.checkpoints.adapters import AdaptedCheckpoint, read_adapter
+from wqk.checkpoints.adapters import AdaptedCheckpoint
 from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo
-from wqk.checkpoints.hub import open_hub
+from wqk.checkpoints.hub import is_hub_id, open_base, open_hub
 from wqk.checkpoints.live import open_live
-from wqk.checkpoints.local import has_weights, open_local
+from wqk.checkpoints.local import has_weights, open_adapter, open_local
 from wqk.checkpoints.steps import step_in
 from wqk.checkpoints.web import hub_page, is_url, open_url
 from wqk.errors import CheckpointError
@@ -36,8 +36,8 @@ def open_checkpoint(
         A folder or file; the folder of a training run, for its last step; a hub id such as
         ``google-bert/bert-base-uncased``, the ``https://``
         address of a safetensors file or of a folder that holds one, an `nn.Module`, a state dict
-        of arrays, or a `Checkpoint`, which is returned unchanged. The folder of a LoRA adapter is
-        opened on its base model.
+        of arrays, or a `Checkpoint`, which is returned unchanged. A LoRA adapter, in a folder or on
+        the hub, is opened on its base model.
     revision
         Of a repository of the hub; nothing else has any.
     token, cache_dir, local_files_only
@@ -84,21 +84,19 @@ def open_checkpoint(
             )
         name, revision = page.repository, revision or page.revision
         subfolder = subfolder or page.subfolder
-    elif _exists(path) or not _is_hub_id(name):
+    elif _exists(path) or not is_hub_id(name):
         _refuse_revision(revision, name)
         folder = path / subfolder if subfolder else Path(steps_of(name)[-1])
-        adapter = read_adapter(folder) if _exists(folder) else None
+        adapter = open_adapter(folder) if _exists(folder) else None
         if adapter is None:
             return open_local(folder)
         # Not by way of this function: an adapter on an adapter might name itself.
-        if _exists(Path(adapter.base)):
-            return AdaptedCheckpoint(open_local(Path(adapter.base)), adapter)
-        base = open_hub(
-            adapter.base,
-            revision=adapter.revision,
-            token=token,
-            cache_dir=cache_dir,
-            local_files_only=local_files_only,
+        base = (
+            open_local(Path(adapter.base))
+            if _exists(Path(adapter.base))
+            else open_base(
+                adapter, token=token, cache_dir=cache_dir, local_files_only=local_files_only
+            )
         )
         return AdaptedCheckpoint(base, adapter)
     return open_hub(
@@ -142,22 +140,3 @@ def _exists(path: Path) -> bool:
         return path.exists()
     except (OSError, ValueError):
         return False
-
-
-def _is_hub_id(ref: str) -> bool:
-    """Whether a string that is not a path could name a repository: ``name`` or ``owner/name``."""
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
-
-    try:
-        validate_repo_id(ref)
-    except HFValidationError:
-        return False
-    return not ref.startswith((".", "/", "~")) and Path(ref).suffix not in (
-        ".safetensors",
-        ".bin",
-        ".pt",
-        ".pth",
-        ".ckpt",
-        ".gguf",
-    )

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo
-from wqk.checkpoints.local import LocalFile, read_json
-from wqk.checkpoints.stored import StoredCheckpoint, weight_file
+from wqk.checkpoints.folders import read_object
 from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Mapping, Sequence
+
+    from wqk.checkpoints.folders import Folder
 
 CONFIG = "adapter_config.json"
 FILES = ("adapter_model.safetensors", "adapter_model.bin")
@@ -40,7 +40,7 @@ class Adapter(NamedTuple):
     """A LoRA adapter: its configuration and its tensors."""
 
     config: Mapping[str, Any]
-    tensors: StoredCheckpoint
+    tensors: Checkpoint
 
     @property
     def base(self) -> str:
@@ -69,27 +69,35 @@ class Update(NamedTuple):
     transposed: bool
 
 
-def read_adapter(folder: Path) -> Adapter | None:
-    """The adapter in a folder; None where it holds none.
+def read_adapter(folder: Folder, open_file: Callable[[str], Checkpoint]) -> Adapter | None:
+    """The adapter in a folder, here or remote; None where it holds none.
+
+    Parameters
+    ----------
+    folder
+        Which.
+    open_file
+        The checkpoint in one of its files.
 
     Raises
     ------
     CheckpointError
         It is not a LoRA adapter, or a variant that does more than add a product.
     """
-    path = next((folder / name for name in FILES if (folder / name).is_file()), None)
-    if path is None or not (folder / CONFIG).is_file():
+    names = folder.names or ()
+    file = next((name for name in FILES if name in names), None)
+    if file is None or CONFIG not in names:
         return None
-    config = read_json(folder / CONFIG)
+    config = read_object(folder.source(CONFIG))
     kind = config.get("peft_type")
     used = [name for name in UNSUPPORTED if config.get(name)]
     if kind != "LORA" or used or config.get("init_lora_weights") not in PLAIN_STARTS:
         what = kind if kind != "LORA" else ", ".join(used) or f"start {config['init_lora_weights']}"
         raise CheckpointError(
-            f"{folder}: an adapter ({what}) other than W + s B A; merge it into its base "
+            f"{folder.name}: an adapter ({what}) other than W + s B A; merge it into its base "
             "model first (peft: model.merge_and_unload().save_pretrained(...))"
         )
-    return Adapter(config, StoredCheckpoint(str(folder), [weight_file(LocalFile(path))], {}))
+    return Adapter(config, open_file(file))
 
 
 class AdaptedCheckpoint(Checkpoint):
@@ -97,6 +105,7 @@ class AdaptedCheckpoint(Checkpoint):
 
     def __init__(self, base: Checkpoint, adapter: Adapter) -> None:
         self.name, self.step = adapter.tensors.name, adapter.tensors.step
+        self.revision = adapter.tensors.revision
         self.config, self._base, self._adapter = base.config, base, adapter.tensors
         self._updates, self._replaced = _updates(base, adapter)
         layers = f"{len(self._updates)} of its tensors" if self._updates else "none of its tensors"
@@ -104,8 +113,9 @@ class AdaptedCheckpoint(Checkpoint):
 
     @property
     def bytes_fetched(self) -> int | None:
-        """Bytes of the base model that came over the network."""
-        return self._base.bytes_fetched
+        """Bytes of the base model and of the adapter that came over the network."""
+        fetched = (self._base.bytes_fetched, self._adapter.bytes_fetched)
+        return None if fetched == (None, None) else sum(filter(None, fetched))
 
     def tensors(self) -> Mapping[str, TensorInfo]:
         """The base model's tensors."""
@@ -125,10 +135,13 @@ class AdaptedCheckpoint(Checkpoint):
     def prefetch(self, parts: Sequence[Part]) -> None:
         """Announce a later read."""
         self._base.prefetch([part for part in parts if part.name not in self._replaced])
+        updates = [self._updates[part.name] for part in parts if part.name in self._updates]
+        self._adapter.prefetch([Part(name) for one in updates for name in (one.down, one.up)])
 
     def abandon(self) -> None:
         """Cancel what was announced."""
         self._base.abandon()
+        self._adapter.abandon()
 
     def _adapted(self, part: Part, array: np.ndarray) -> np.ndarray:
         update = self._updates.get(part.name)

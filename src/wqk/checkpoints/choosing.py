@@ -7,10 +7,13 @@ import re
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wqk.errors import CheckpointError
+from wqk.checkpoints.formats import FORMATS, format_of
+from wqk.errors import CheckpointError, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from wqk.checkpoints.formats import Format
 
 ARCHIVES = (".bin", ".pt", ".pth", ".ckpt")
 ENDINGS = (".safetensors", *ARCHIVES)
@@ -26,6 +29,9 @@ PREFERRED = (
 
 # Other files with the endings of weights: adapters, and the Trainer's own state.
 NOT_WEIGHTS = ("adapter_", "training_args.", "optimizer.", "scheduler.", "scaler.", "rng_state")
+
+# YAML is parsed slowly; a configuration takes 5 kB.
+LARGEST_YAML = 2**18
 
 SAFETENSORS = "use the model's safetensors version"
 
@@ -76,11 +82,14 @@ class Weights(NamedTuple):
         The index that names them, if one does.
     notes
         Which files of the same kind were passed over.
+    format
+        What wrote them, where it was another library than `transformers`.
     """
 
     files: tuple[str, ...]
     listed_in: str | None = None
     notes: tuple[str, ...] = ()
+    format: Format | None = None
 
 
 def choose_weights(
@@ -88,8 +97,9 @@ def choose_weights(
     names: Sequence[str] | None,
     read_index: Callable[[str], Mapping[str, Any] | None],
     exists: Callable[[str], bool],
+    below: Callable[[], Iterable[str]] = tuple,
 ) -> Weights:
-    """The weights among a folder's files, as `transformers` would load them.
+    """The weights among a folder's files: as `transformers` would load them, or of another format.
 
     Parameters
     ----------
@@ -101,6 +111,8 @@ def choose_weights(
         The JSON object in a file.
     exists
         Whether there is a file of this name; asked only where they cannot be listed.
+    below
+        Paths of files deeper in it; asked only where `transformers` would load nothing.
 
     Raises
     ------
@@ -110,6 +122,10 @@ def choose_weights(
     there = exists if names is None else set(names).__contains__
     first = next((name for name in PREFERRED if there(name)), None)
     if first is None:
+        paths = [*(names or ()), *below()]
+        for one in FORMATS:
+            if own := one.files(paths):
+                return Weights(own if one.split_axis else own[:1], format=one)
         found = sorted(n for n in names or () if not n.startswith(NOT_WEIGHTS))
         safetensors = tuple(name for name in found if name.endswith(".safetensors"))
         archives = tuple(n for n in found if n.endswith(ARCHIVES) and foreign(n) is None)
@@ -118,7 +134,7 @@ def choose_weights(
         files = shard_names(read_index(first) or {}, f"{folder}/{first}")
         chosen = Weights(tuple(files), first)
     else:
-        chosen = Weights((first,))
+        chosen = Weights((first,), format=format_of(first))
     return chosen._replace(notes=_passed_over(chosen, names or ()))
 
 
@@ -128,7 +144,8 @@ def _passed_over(chosen: Weights, names: Iterable[str]) -> tuple[str, ...]:
     others = sorted(
         name
         for name in set(names) - {*chosen.files, chosen.listed_in}
-        if name.endswith((ending, f"{ending}.index.json")) and not name.startswith(NOT_WEIGHTS)
+        if (name.endswith((ending, f"{ending}.index.json")) or format_of(name))
+        and not name.startswith(NOT_WEIGHTS)
     )
     if not others:
         return ()
@@ -179,14 +196,15 @@ def no_weights(folder: str, names: Iterable[str], below: Iterable[str] = ()) -> 
     names
         The files and folders directly in it.
     below
-        Paths of weights deeper in it.
+        Paths deeper in it.
     """
     names = sorted(names)
     for name in names:
         what = foreign(name)
         if what:
             return CheckpointError(f"{folder}: no weights that wqk reads; {name} is {what}")
-    deeper = sorted({str(PurePath(path).parent) for path in below} - {"."})
+    weights = (PurePath(path) for path in below if path.endswith(ENDINGS))
+    deeper = sorted({str(path.parent) for path in weights} - {"."})
     if deeper:
         return CheckpointError(
             f"{folder}: no weights here, but in {', '.join(deeper[:5])}: name one as subfolder"
@@ -199,7 +217,9 @@ def no_weights(folder: str, names: Iterable[str], below: Iterable[str] = ()) -> 
 
 
 def parse_object(text: bytes | bytearray, name: str) -> dict[str, Any]:
-    """A JSON object from a file's bytes."""
+    """An object from the bytes of a JSON file, or of a YAML file by its ending."""
+    if name.endswith((".yaml", ".yml")):
+        return _parse_yaml(text, name)
     try:
         value = json.loads(text.decode("utf-8"))
         if re.search(rb"\\u[dD][89a-fA-F]", text):  # halves of pairs cannot be stored or printed
@@ -210,6 +230,20 @@ def parse_object(text: bytes | bytearray, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{name}: expected a JSON object")
     return value
+
+
+def _parse_yaml(text: bytes | bytearray, name: str) -> dict[str, Any]:
+    import yaml
+
+    try:
+        if len(text) > LARGEST_YAML:
+            raise ValueError(f"larger than {LARGEST_YAML} bytes")
+        value = yaml.safe_load(text.decode("utf-8"))
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        raise CheckpointError(f"{name}: not valid YAML ({first_line(error)})") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{name}: expected keys with values")
+    return {key: item for key, item in value.items() if isinstance(key, str)}
 
 
 def refuse_quantized(config: Mapping[str, Any], name: str) -> None:

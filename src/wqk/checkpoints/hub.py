@@ -12,18 +12,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wqk._version import __version__
 from wqk.checkpoints import http, retries
+from wqk.checkpoints.adapters import AdaptedCheckpoint, read_adapter
 from wqk.checkpoints.choosing import ENDINGS
-from wqk.checkpoints.local import LocalFile, open_local
+from wqk.checkpoints.folders import Folder
+from wqk.checkpoints.local import LocalFile, open_adapter, open_local
 from wqk.checkpoints.range_cache import open_cache
 from wqk.checkpoints.ranged import RangedFile, Workers
-from wqk.checkpoints.remote import Folder, RemoteCheckpoint, open_folder
+from wqk.checkpoints.remote import RemoteCheckpoint, open_remote
 from wqk.checkpoints.steps import step_in
+from wqk.checkpoints.stored import weight_file
 from wqk.errors import CheckpointError, HubError, first_line
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable
 
+    from wqk.checkpoints.adapters import Adapter
     from wqk.checkpoints.checkpoint import Checkpoint
     from wqk.checkpoints.range_cache import RangeCache
     from wqk.checkpoints.safetensors import ByteSource
@@ -47,11 +51,13 @@ class Listing(NamedTuple):
 
 
 class Login(NamedTuple):
-    """What identifies a repository's reader and place."""
+    """What identifies a repository's reader and place, and whether adapters get their base."""
 
     repository: str
     token: str | bool | None
     cache_dir: Path | None
+    local_files_only: bool = False
+    adapters: bool = True
 
 
 def open_hub(
@@ -62,8 +68,11 @@ def open_hub(
     token: str | bool | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     local_files_only: bool = False,
+    adapters: bool = True,
 ) -> Checkpoint:
     """The repository's weights, of which only headers are fetched before something is read.
+
+    An adapter is opened on its base model, unless ``adapters`` is false: it might name itself.
 
     Raises
     ------
@@ -74,7 +83,9 @@ def open_hub(
     """
     from huggingface_hub import constants
 
-    login = Login(repository, token, Path(cache_dir) if cache_dir else None)
+    login = Login(
+        repository, token, Path(cache_dir) if cache_dir else None, local_files_only, adapters
+    )
     cache, folder = open_cache(cache_dir), (subfolder or "").strip("/")
     if local_files_only or constants.HF_HUB_OFFLINE:
         return _open_offline(login, revision, folder, cache, "fetching is switched off")
@@ -85,6 +96,57 @@ def open_hub(
     return _open(login, listing, revision, folder, cache, offline=False)
 
 
+def open_base(
+    adapter: Adapter,
+    *,
+    token: str | bool | None,
+    cache_dir: str | os.PathLike[str] | None,
+    local_files_only: bool,
+) -> Checkpoint:
+    """The base model of an adapter, from the hub.
+
+    Raises
+    ------
+    CheckpointError
+        The adapter names a path.
+    """
+    if not is_hub_id(adapter.base):
+        raise CheckpointError(
+            f"{adapter.tensors.name}: its base model, {adapter.base!r}, is neither here nor a Hub "
+            "id; write one to base_model_name_or_path of a local copy's adapter_config.json"
+        )
+    return open_hub(
+        adapter.base,
+        revision=adapter.revision,
+        token=token,
+        cache_dir=cache_dir,
+        local_files_only=local_files_only,
+        adapters=False,
+    )
+
+
+def is_hub_id(ref: str) -> bool:
+    """Whether a string that is not a path could name a repository: ``name`` or ``owner/name``."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+    try:
+        validate_repo_id(ref)
+    except HFValidationError:
+        return False
+    return not ref.startswith((".", "/", "~")) and Path(ref).suffix not in (*ENDINGS, ".gguf")
+
+
+def _on_base(login: Login, adapter: Adapter) -> Checkpoint:
+    base = open_base(
+        adapter,
+        token=login.token,
+        cache_dir=login.cache_dir,
+        local_files_only=login.local_files_only,
+    )
+    return AdaptedCheckpoint(base, adapter)
+
+
 def _open(
     login: Login,
     listing: Listing,
@@ -92,7 +154,7 @@ def _open(
     folder: str,
     cache: RangeCache,
     offline: bool,
-) -> RemoteCheckpoint:
+) -> Checkpoint:
     """The checkpoint in one folder of a listed revision."""
     from huggingface_hub import constants, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
@@ -129,9 +191,22 @@ def _open(
         return ranged
 
     names = [Path(path).name for path in listing.files if _folder_of(path) == folder]
-    below = [path for path in listing.files if path.endswith(ENDINGS)]
-    where = Folder(login.repository, source, names, below)
-    return open_folder(where, workers, revision, step_in(revision))
+    inside = f"{folder}/" if folder else ""
+    below = [
+        path.removeprefix(inside)
+        for path in listing.files
+        if path.startswith(inside) and _folder_of(path) != folder
+    ]
+    where = Folder(login.repository, source, names, lambda: below)
+    step = step_in(revision)
+
+    def open_file(name: str) -> Checkpoint:
+        found = source(name)
+        assert found is not None  # it is listed
+        return RemoteCheckpoint(where.name, [weight_file(found)], {}, workers, revision, step)
+
+    adapter = read_adapter(where, open_file) if login.adapters else None
+    return _on_base(login, adapter) if adapter else open_remote(where, workers, revision, step)
 
 
 def _folder_of(path: str) -> str:
@@ -214,7 +289,8 @@ def _asking(repository: str, revision: str | None, ask: Callable[[], Listing]) -
 
 
 def _in_cache(login: Login, path: Path, revision: str | None) -> Checkpoint:
-    checkpoint = open_local(path)
+    adapter = open_adapter(path) if login.adapters else None
+    checkpoint = _on_base(login, adapter) if adapter else open_local(path)
     checkpoint.name, checkpoint.revision = login.repository, revision
     checkpoint.step = step_in(revision)
     return checkpoint

@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from wqk.checkpoints.choosing import (
-    ARCHIVES,
-    ENDINGS,
-    Weights,
-    choose_weights,
-    foreign,
-    no_weights,
-    parse_object,
-    refuse_quantized,
-)
+from wqk.checkpoints.adapters import read_adapter
+from wqk.checkpoints.choosing import ARCHIVES, ENDINGS, foreign
+from wqk.checkpoints.folders import Contents, Folder, read_file, read_folder
+from wqk.checkpoints.formats import format_of
 from wqk.checkpoints.references import presentable
 from wqk.checkpoints.steps import step_in
 from wqk.checkpoints.stored import StoredCheckpoint, weight_file
 from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
+    from wqk.checkpoints.adapters import Adapter
     from wqk.checkpoints.checkpoint import Checkpoint
-
-# No configuration and no index is larger than this.
-LARGEST_JSON = 64 * 2**20
 
 
 class LocalFile:
@@ -87,78 +78,61 @@ def open_local(path: Path) -> Checkpoint:
 
 def _open(path: Path) -> Checkpoint:
     if path.is_dir():
-        return _open_folder(path)
+        return _checkpoint(path, path, read_folder(local_folder(path)))
     if not path.exists():
         raise CheckpointError(f"{path}: no such file or folder")
     if what := foreign(path.name):
         raise CheckpointError(f"{path}: {what}")
-    config = read_config(path.parent)
-    refuse_quantized(config, str(path))
-    if path.suffix not in ENDINGS:
+    if path.suffix not in ENDINGS and not format_of(path.name):
         raise CheckpointError(
             f"{path}: not a checkpoint file; expected .safetensors, or a torch archive "
             f"({', '.join(ARCHIVES)})"
         )
-    files = [weight_file(LocalFile(path))]
-    return StoredCheckpoint(presentable(str(path)), files, config, step=_step_of(path.parent))
+    return _checkpoint(path, path.parent, read_file(local_folder(path.parent), path.name))
 
 
-def _open_folder(folder: Path) -> Checkpoint:
-    config = read_config(folder)
-    refuse_quantized(config, str(folder))
-    weights = _weights(folder)
-    if not weights.files:
-        below = (str(p.relative_to(folder)) for p in folder.glob("*/*") if p.suffix in ENDINGS)
-        raise no_weights(str(folder), (p.name for p in folder.iterdir()), below)
-    for name in weights.files:
-        if weights.listed_in and not (folder / name).exists():
-            raise CheckpointError(
-                f"{folder}: shard {name} is missing, although {weights.listed_in} names it; "
-                "download the checkpoint again"
-            )
-    files = [weight_file(LocalFile(folder / name)) for name in weights.files]
+def _checkpoint(path: Path, folder: Path, contents: Contents) -> Checkpoint:
+    """What was read, named as the user names it; the step is that of the folder's own name."""
+    step = step_in(folder.resolve().name)  # also where it is called "."
     return StoredCheckpoint(
-        presentable(str(folder)), files, config, step=_step_of(folder), notes=weights.notes
+        presentable(str(path)),
+        contents.files,
+        contents.config,
+        step=contents.step if step is None else step,
+        notes=contents.notes,
     )
+
+
+def open_adapter(folder: Path) -> Adapter | None:
+    """The adapter in a folder; None where it holds none."""
+    if not folder.is_dir():
+        return None
+    where = local_folder(folder)
+
+    def open_file(name: str) -> Checkpoint:
+        return StoredCheckpoint(where.name, [weight_file(LocalFile(folder / name))], {})
+
+    return read_adapter(where, open_file)
+
+
+def local_folder(folder: Path) -> Folder:
+    """A folder on disk."""
+
+    def source(name: str) -> LocalFile | None:
+        return LocalFile(folder / name) if os.path.lexists(folder / name) else None
+
+    def below() -> list[str]:
+        return [str(path.relative_to(folder)) for path in folder.glob("*/*")]
+
+    return Folder(str(folder), source, [path.name for path in folder.iterdir()], below)
 
 
 def has_weights(folder: Path) -> bool:
     """Whether a folder holds weights of its own, of a kind that can be opened."""
-    return folder.is_dir() and bool(_weights(folder).files)
-
-
-def _weights(folder: Path) -> Weights:
-    return choose_weights(
-        str(folder),
-        [path.name for path in folder.iterdir()],
-        lambda name: read_json(folder / name),
-        lambda name: (folder / name).exists(),
-    )
-
-
-def read_config(folder: Path) -> Mapping[str, Any]:
-    """The folder's config.json; empty without one."""
-    path = folder / "config.json"
-    return read_json(path) if path.exists() else {}
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file."""
-    require_regular(path)
-    try:
-        if path.stat().st_size > LARGEST_JSON:
-            raise CheckpointError(f"{path}: too large for a configuration file")
-        return parse_object(path.read_bytes(), str(path))
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
+    return folder.is_dir() and bool(local_folder(folder).weights().files)
 
 
 def require_regular(path: Path) -> None:
     """Refuse a pipe or a device, which may never end, and a folder where a file should be."""
     if path.exists() and not path.is_file():
         raise CheckpointError(f"{path}: not a regular file")
-
-
-def _step_of(folder: Path) -> int | None:
-    """The step in a folder's own name, also where it is called ``.``."""
-    return step_in(folder.resolve().name)

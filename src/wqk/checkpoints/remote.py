@@ -3,46 +3,22 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from wqk.checkpoints.checkpoint import Part
-from wqk.checkpoints.choosing import choose_weights, no_weights, parse_object, refuse_quantized
+from wqk.checkpoints.choosing import Weights
 from wqk.checkpoints.float8 import scale_name
-from wqk.checkpoints.local import LARGEST_JSON
+from wqk.checkpoints.folders import Folder, read_folder
 from wqk.checkpoints.number_types import is_float8
 from wqk.checkpoints.ranged import CONNECTIONS, RangedFile, Workers
-from wqk.checkpoints.stored import StoredCheckpoint, weight_file
-from wqk.errors import CheckpointError
+from wqk.checkpoints.stored import StoredCheckpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     import numpy as np
 
-    from wqk.checkpoints.choosing import Weights
-    from wqk.checkpoints.safetensors import ByteSource
     from wqk.checkpoints.stored import WeightFile
-
-
-class Folder(NamedTuple):
-    """A remote folder.
-
-    Attributes
-    ----------
-    name
-        What the user calls it.
-    source
-        The bytes of one of its files; None where there is no such file.
-    names
-        Its files; None where they cannot be listed.
-    below
-        Paths of files deeper in it, for the error of a folder without weights.
-    """
-
-    name: str
-    source: Callable[[str], ByteSource | None]
-    names: Sequence[str] | None = None
-    below: Sequence[str] = ()
 
 
 class RemoteCheckpoint(StoredCheckpoint):
@@ -100,65 +76,41 @@ class RemoteCheckpoint(StoredCheckpoint):
         return list(wanted.items())
 
 
-def open_folder(
-    folder: Folder, workers: Workers, revision: str | None = None, step: int | None = None
+def open_remote(
+    folder: Folder,
+    workers: Workers,
+    revision: str | None = None,
+    step: int | None = None,
+    file: str | None = None,
 ) -> RemoteCheckpoint:
-    """The checkpoint in a remote folder; reads its configuration, its index and every header.
+    """The checkpoint in a remote folder, or in one file of it; headers are read side by side.
 
     Raises
     ------
     CheckpointError
         It holds no weights, or not all of them.
     """
-    config = read_object(folder.source("config.json"))
-    refuse_quantized(config, folder.name)
-    weights = choose_weights(
+
+    def side_by_side(
+        open_file: Callable[[str], WeightFile], names: Sequence[str]
+    ) -> list[WeightFile]:
+        # Not the threads that fetch: these wait for those.
+        pool = ThreadPoolExecutor(min(CONNECTIONS, len(names)))
+        try:
+            return list(pool.map(open_file, names))
+        except BaseException:
+            workers.abandon()
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    contents = read_folder(folder, Weights((file,)) if file else None, side_by_side)
+    return RemoteCheckpoint(
         folder.name,
-        folder.names,
-        lambda name: read_object(folder.source(name)),
-        lambda name: folder.source(name) is not None,
+        contents.files,
+        contents.config,
+        workers,
+        revision,
+        contents.step if step is None else step,
+        contents.notes,
     )
-    if not weights.files:
-        raise no_weights(folder.name, folder.names or (), folder.below)
-    return open_files(folder, weights, config, workers, revision, step)
-
-
-def open_files(
-    folder: Folder,
-    weights: Weights,
-    config: Mapping[str, Any],
-    workers: Workers,
-    revision: str | None = None,
-    step: int | None = None,
-) -> RemoteCheckpoint:
-    """The checkpoint in these files of a folder, whose headers are read side by side."""
-
-    def open_file(name: str) -> WeightFile:
-        source = folder.source(name)
-        if source is None:
-            raise CheckpointError(
-                f"{folder.name}: shard {name} is missing, although {weights.listed_in} names it"
-            )
-        return weight_file(source)
-
-    # Not the threads that fetch: these wait for those.
-    pool = ThreadPoolExecutor(min(CONNECTIONS, len(weights.files)))
-    try:
-        files = list(pool.map(open_file, weights.files))
-    except BaseException:
-        workers.abandon()
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
-    return RemoteCheckpoint(folder.name, files, config, workers, revision, step, weights.notes)
-
-
-def read_object(source: ByteSource | None) -> dict[str, Any]:
-    """The JSON object in a file; empty if there is no file."""
-    if source is None:
-        return {}
-    if source.size > LARGEST_JSON:
-        raise CheckpointError(f"{source.name}: too large for a configuration file")
-    content = bytearray(source.size)
-    source.read_into(0, memoryview(content))
-    return parse_object(content, source.name)

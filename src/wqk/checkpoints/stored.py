@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo
 from wqk.checkpoints.choosing import ARCHIVES
 from wqk.checkpoints.float8 import apply_scales, scale_name
+from wqk.checkpoints.llama2c import LlamaFile, is_llama2c
 from wqk.checkpoints.number_types import is_float8
 from wqk.checkpoints.safetensors import SafetensorsFile
 from wqk.checkpoints.torch_archive import TorchFile
@@ -38,10 +39,11 @@ class WeightFile(Protocol):
 
 
 def weight_file(source: ByteSource) -> WeightFile:
-    """A file of weights, by its ending."""
-    return (
-        TorchFile(source) if PurePath(source.name).suffix in ARCHIVES else SafetensorsFile(source)
-    )
+    """A file of weights, by its ending; of those called ``.bin`` some are llama2.c's."""
+    ending = PurePath(source.name).suffix
+    if ending == ".bin" and is_llama2c(source):
+        return LlamaFile(source)
+    return TorchFile(source) if ending in ARCHIVES else SafetensorsFile(source)
 
 
 class StoredCheckpoint(Checkpoint):

@@ -19,7 +19,7 @@ import numpy as np
 from wqk.checkpoints.checkpoint import Part, TensorInfo
 from wqk.checkpoints.number_types import ITEM_BITS, widen, widened_type
 from wqk.checkpoints.pickles import Refused
-from wqk.checkpoints.torch_pickle import Storage, StoredTensor, load, state_dict
+from wqk.checkpoints.torch_pickle import Storage, StoredTensor, load, plain, state_dict
 from wqk.errors import CheckpointError, first_line
 
 if TYPE_CHECKING:
@@ -37,13 +37,25 @@ MAGIC = 0x1950A86A20F9469CFC6C
 class TorchFile:
     """One torch archive: its tensors' places, and their rows on request.
 
+    Parameters
+    ----------
+    source
+        Its bytes.
+    bare
+        Whether it holds one tensor instead of a dictionary; its name is empty.
+
+    Attributes
+    ----------
+    about
+        The plain values that are stored with the weights, such as a configuration.
+
     Raises
     ------
     CheckpointError
         The file is no torch archive, is truncated, or holds anything but weights and plain values.
     """
 
-    def __init__(self, source: ByteSource) -> None:
+    def __init__(self, source: ByteSource, bare: bool = False) -> None:
         self.source = source
         self._stream = _Stream(source)
         self._lock = threading.Lock()
@@ -66,7 +78,10 @@ class TorchFile:
             raise CheckpointError(
                 f"{source.name}: not a readable torch archive ({first_line(error)})"
             ) from None
+        if bare and isinstance(content, StoredTensor):
+            content = {"": content}
         self._stored = state_dict(content, source.name)
+        self.about: Mapping[str, Any] = plain(content) if isinstance(content, dict) else {}
         self.tensors: Mapping[str, TensorInfo] = {
             name: TensorInfo(t.dtype, t.shape, math.prod(t.shape) * ITEM_BITS[t.dtype] // 8)
             for name, t in self._stored.items()

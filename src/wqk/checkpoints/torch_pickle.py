@@ -7,7 +7,7 @@ import pickle
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wqk.checkpoints.number_types import ITEM_BITS
-from wqk.checkpoints.pickles import DataUnpickler
+from wqk.checkpoints.pickles import DataUnpickler, Record
 from wqk.checkpoints.safetensors import MOST_AXES, MOST_VALUES
 from wqk.errors import CheckpointError
 
@@ -16,7 +16,12 @@ if TYPE_CHECKING:
     from typing import IO
 
 # Where training scripts keep the weights inside a larger dictionary, outermost first.
-NESTED_UNDER = ("state_dict", "model_state_dict", "model", "module", "language_model", "encoder")
+NESTED_UNDER = (
+    "state_dict", "model_state_dict", "model", "module", "language_model", "encoder", "transformer",
+)  # fmt: skip
+
+# Plain values nested deeper than this, or longer lists, describe no model.
+DEEPEST, LONGEST = 5, 10_000
 
 STORAGES = {
     "DoubleStorage": "F64", "FloatStorage": "F32", "HalfStorage": "F16", "BFloat16Storage": "BF16",
@@ -67,6 +72,11 @@ def state_dict(content: Any, name: str) -> dict[str, StoredTensor]:
     for _ in range(4):
         if not isinstance(content, dict):
             break
+        # Inner dictionaries first: a loss may stand beside them, as a tensor of its own.
+        inner = next((content[key] for key in NESTED_UNDER if _has_tensors(content.get(key))), None)
+        if inner is not None:
+            content = inner
+            continue
         tensors = {
             key: value
             for key, value in content.items()
@@ -76,8 +86,37 @@ def state_dict(content: Any, name: str) -> dict[str, StoredTensor]:
             raise CheckpointError(f"{name}: a tensor's name is not text")
         if tensors:
             return tensors
-        content = next((content[key] for key in NESTED_UNDER if key in content), None)
+        break
     raise CheckpointError(f"{name}: contains no state dict of named tensors")
+
+
+def _has_tensors(content: Any, depth: int = 3) -> bool:
+    """Whether there are tensors in a dictionary, or in one of those in which scripts keep them."""
+    return isinstance(content, dict) and (
+        any(isinstance(value, StoredTensor) for value in content.values())
+        or (depth > 0 and any(_has_tensors(content.get(key), depth - 1) for key in NESTED_UNDER))
+    )
+
+
+def plain(value: Any, depth: int = 0) -> Any:
+    """Plain values alone: of a dictionary its entries by text, of an object its attributes.
+
+    Examples
+    --------
+    >>> plain({"args": Record("Namespace", ()), "lr": 0.1, 7: "seven", "steps": (1, 2)})
+    {'args': None, 'lr': 0.1, 'steps': [1, 2]}
+    """
+    if isinstance(value, Record):
+        value = value.state if isinstance(value.state, dict) else None
+    if isinstance(value, bool | int | float | str):
+        return value
+    if depth > DEEPEST or isinstance(value, StoredTensor | Storage):
+        return None
+    if isinstance(value, dict):
+        return {k: plain(v, depth + 1) for k, v in value.items() if isinstance(k, str)}
+    if isinstance(value, list | tuple):
+        return [plain(one, depth + 1) for one in value[:LONGEST]]
+    return None
 
 
 def load(file: IO[bytes], storages: dict[str, Storage] | None = None) -> Any:

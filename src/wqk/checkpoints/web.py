@@ -10,11 +10,12 @@ from urllib.parse import quote, unquote, urlunsplit
 
 from wqk._version import __version__
 from wqk.checkpoints import http
-from wqk.checkpoints.choosing import ENDINGS, PREFERRED, Weights, foreign, refuse_quantized
+from wqk.checkpoints.choosing import ENDINGS, PREFERRED, foreign
+from wqk.checkpoints.folders import Folder
 from wqk.checkpoints.range_cache import open_cache
 from wqk.checkpoints.ranged import RangedFile, Workers
 from wqk.checkpoints.references import presentable, split_address
-from wqk.checkpoints.remote import Folder, open_files, open_folder, read_object
+from wqk.checkpoints.remote import open_remote
 from wqk.errors import CheckpointError, HubError
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 # What a checkpoint may do without: a server that refuses these may yet give the weights.
-OPTIONAL = ("config.json", *PREFERRED)
+OPTIONAL = ("config.json", "open_clip_config.json", *PREFERRED)
 
 
 class Page(NamedTuple):
@@ -132,10 +133,8 @@ def open_url(
     if offline and not is_file and not any(ranges.note(_child(base, n)) for n in PREFERRED):
         raise HubError(f"{name}: is not in the cache, and fetching is disabled")
     if not is_file:
-        return open_folder(Folder(name, source), workers)
-    config = read_object(source("config.json"))
-    refuse_quantized(config, name)
-    return open_files(Folder(name, source), Weights((path.name,)), config, workers)
+        return open_remote(Folder(name, source), workers)
+    return open_remote(Folder(name, source), workers, file=path.name)
 
 
 def _child(url: str, name: str) -> str:
