@@ -12,9 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import wqk
-from wqk.attention import read_attention
 from wqk.checkpoints import Part, open_checkpoint
-from wqk.errors import CheckpointError, UnknownFamily
+from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -154,7 +153,7 @@ def test_a_conversion_that_forgets_the_rotary_order_is_named(tmp_path: Path, fol
 def test_parts_that_are_missing_are_noticed(folder: Path) -> None:
     first, second = split(original(), 2, 1)
     torch.save(first, folder / "consolidated.00.pth")
-    with pytest.raises(CheckpointError, match="24 rows, and params.json says 6 heads of width 8"):
+    with pytest.raises(CheckpointError, match=r"24 rows, and params\.json says 6 heads of width 8"):
         wqk.scan(folder)
     torch.save(second, folder / "consolidated.01.pth")
     with pytest.raises(CheckpointError, match="one of 2 files that each hold some rows"):
