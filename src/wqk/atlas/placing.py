@@ -90,7 +90,7 @@ def place(table: ScoreTable) -> list[Placement]:
     >>> for placement in place(wqk.scan(wqk.demo_model("encoder"))):
     ...     print(placement)
     more symmetric than 18 of 24 published encoders and 15 of 15 decoders;
-    columns more dominant than in 0 of 24 published encoders and 0 of 13 decoders
+    columns more dominant than in 9 of 24 published encoders and 0 of 13 decoders
     """
     untrained = (pl.col("status") == "random-looking").mean()
     known = table.filter(

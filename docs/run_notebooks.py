@@ -1,0 +1,32 @@
+"""Run the documentation's notebooks and keep what they show: python docs/run_notebooks.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import nbformat
+from nbclient import NotebookClient
+
+import wqk
+
+PACKAGE = str(Path(wqk.__file__).parent)
+
+
+def main() -> None:
+    """Run each from its first cell; warnings and this machine's paths are not kept."""
+    for path in sorted((Path(__file__).parent / "notebooks").glob("*.ipynb")):
+        notebook = nbformat.read(path, as_version=4)
+        metadata = notebook.metadata.copy()
+        with TemporaryDirectory() as folder:
+            NotebookClient(notebook, timeout=900, kernel_name="python3").execute(cwd=folder)
+        notebook.metadata = metadata
+        for cell in notebook.cells:
+            cell.metadata.pop("execution", None)
+            if cell.cell_type == "code":
+                cell.outputs = [out for out in cell.outputs if out.get("name") != "stderr"]
+        path.write_text(nbformat.writes(notebook).replace(PACKAGE, "…/wqk") + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()
