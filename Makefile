@@ -19,7 +19,7 @@ help:
 	@echo "make test      run the tests"
 	@echo "make train     train an encoder and a decoder and draw their scores; TEXT=FILE, RUNS=FOLDER"
 	@echo "make check     formatter, linter, types, documentation: what CI runs"
-	@echo "make format    let the formatter and the linter mend what they can"
+	@echo "make format    let the formatter and the linter fix what they can"
 	@echo "make floors    the core's tests at the lowest versions of what it needs"
 	@echo "make bench     measure against dense products and the machine's own limits"
 	@echo "make campaign  the long fuzz and kill runs"

@@ -61,7 +61,7 @@ def parse(kind: type[Table], table: dict[str, Any], source: str) -> Table:
         ...
     wqk.errors.UnknownFamily: toy.toml: unknown key 'qeury'; did you mean 'query'?
     """
-    known = list(_keys(kind, "", ()))
+    known = keys_of(kind)
     for key in table:
         if key not in known:
             close = get_close_matches(key, known, 1)
@@ -71,8 +71,12 @@ def parse(kind: type[Table], table: dict[str, Any], source: str) -> Table:
     return built
 
 
-def _keys(kind: Any, prefix: str, only: tuple[str, ...]) -> Iterator[str]:
+def keys_of(kind: type) -> list[str]:
     """Every key that a table of this kind may have."""
+    return list(_keys(kind, "", ()))
+
+
+def _keys(kind: Any, prefix: str, only: tuple[str, ...]) -> Iterator[str]:
     for f in fields(kind):
         if "prefix" in f.metadata:
             yield from _keys(f.default_factory, f.metadata["prefix"], f.metadata["only"])
