@@ -92,7 +92,7 @@ def test_the_shown_forms_are_the_clearest_ones() -> None:
 def test_one_model_alone_fills_both_panels() -> None:
     from wqk.demo.demo import demo_table
 
-    decoder = [block for block in demo_table().details.blocks if block.place.stack == "decoder"]
+    decoder = [block for block in demo_table().details.blocks if block.key.stack == "decoder"]
     pictures = examples(decoder)
     assert len(pictures) == 2
     figure = by_size(model_rows("fig2"), pictures)

@@ -21,7 +21,7 @@ import wqk
 from wqk.cli.main import command
 from wqk.errors import MissingPackage, OutputError, TableError
 from wqk.reporting.groups import groups, short_names
-from wqk.scanning.details import Details, Place, block_details
+from wqk.scanning.details import Details, LayerKey, block_details
 from wqk.scanning.schema import SCHEMA
 from wqk.scanning.tables import ScoreTable, read_table
 
@@ -259,7 +259,7 @@ def test_rows_of_heads_alone_are_a_report(tmp_path):
 def block(checkpoint: str, layer: int, d: int = 700, seed: int = 0) -> Any:
     dice = np.random.default_rng(seed)
     heads = wqk.BilinearForm(*dice.standard_normal((2, 2, 1, d, 3)))
-    place = Place(checkpoint, None, None, "encoder", "self", layer, "qk", 0)
+    place = LayerKey(checkpoint, None, None, "encoder", "self", layer, "qk", 0)
     return block_details(place, heads)
 
 

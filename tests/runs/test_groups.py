@@ -52,7 +52,7 @@ def test_pairs_differ_in_the_mode_alone() -> None:
     (pair,) = pairs(runs, "fig3")
     assert pair.title == "wikipedia"
     assert list(pair.cells) == ["encoder", "decoder"]
-    assert [cell.settings["steps"] for cell in pair.cells.values()] == [40, 40]
+    assert [cell.shared["steps"] for cell in pair.cells.values()] == [40, 40]
 
 
 def test_titles_tell_comparisons_apart_and_no_more() -> None:

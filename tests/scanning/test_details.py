@@ -23,14 +23,14 @@ from wqk.scanning.details import (
     SIDE,
     BlockDetails,
     Details,
-    Place,
+    LayerKey,
     block_details,
     join_details,
     read_details,
 )
 
 ENCODER = wqk.demo_model("encoder")
-PLACE = Place("a/b", None, None, "encoder", "self", 0, "qk", 0)
+PLACE = LayerKey("a/b", None, None, "encoder", "self", 0, "qk", 0)
 
 
 def stacked_heads(heads: int, key_heads: int, d: int, rank: int, seed: int = 0) -> wqk.BilinearForm:
@@ -68,7 +68,7 @@ def test_details_of_a_layer_are_those_of_the_dense_matrix():
             for b, other in enumerate(heads):
                 overlap = np.trace(one @ other) / np.linalg.norm(one) / np.linalg.norm(other)
                 assert abs(block.coupling[a, b] - overlap) < 1e-5
-        assert block.place == replace(PLACE, checkpoint=str(ENCODER), layer=layer)
+        assert block.key == replace(PLACE, checkpoint=str(ENCODER), layer=layer)
 
 
 def test_a_side_file_keeps_what_a_screen_shows(tmp_path):
@@ -76,7 +76,7 @@ def test_a_side_file_keeps_what_a_screen_shows(tmp_path):
     loaded = saved(details, tmp_path)
     assert (loaded.gamma, repr(loaded)) == (2.0, "Details(4 layers)")
     for before, after in zip(details.blocks, loaded.blocks, strict=True):
-        assert after.place == before.place
+        assert after.key == before.key
         assert after.image_unit == before.image_unit
         for name in ("image", "outlying_rows", "outlying_columns"):
             np.testing.assert_array_equal(getattr(after, name), getattr(before, name))
@@ -146,7 +146,7 @@ def test_other_forms_are_looked_at_as_they_are_scored(options, distances):
     np.testing.assert_allclose(np.linalg.norm(block.row_norms), layer["norm"], rtol=1e-4)
     symmetries = frame["symmetry"][1:].to_numpy()
     np.testing.assert_allclose(np.diag(block.coupling), symmetries, atol=1e-5)
-    assert {k: layer[k] for k in vars(block.place)} == vars(block.place)
+    assert {k: layer[k] for k in vars(block.key)} == vars(block.key)
 
 
 def test_details_come_from_the_one_pass_that_scores(monkeypatch):

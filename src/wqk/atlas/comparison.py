@@ -96,16 +96,16 @@ def _matching(rows: pl.DataFrame, row: Mapping[str, Any]) -> dict[str, Any]:
             "gamma 2, without folded norms and biases; the table has no such row"
         )
     named = of_model(rows, row)
-    found = named if named.height else rows
-    checkpoints = found.select("name", "model").unique(maintain_order=True)
+    matching = named if named.height else rows
+    checkpoints = matching.select("name", "model").unique(maintain_order=True)
     if checkpoints.height > 1:
         which = f"of the name {row['model']}" if named.height else f"none named {row['model']}"
         raise TableError(
             f"expected the scores of one checkpoint, got {checkpoints.height}, {which}; keep one"
         )
-    if found.height > 1:
-        found = found.filter(stack=row["stack"])
-    if found.height != 1:
+    if matching.height > 1:
+        matching = matching.filter(stack=row["stack"])
+    if matching.height != 1:
         stacks = ", ".join(rows["stack"].unique(maintain_order=True))
         raise TableError(f"{row['name']}: a row of the {row['stack']}; the table has {stacks}")
-    return found.row(0, named=True)
+    return matching.row(0, named=True)

@@ -55,12 +55,12 @@ def lookup(name: str, rows: pl.DataFrame | None = None) -> pl.DataFrame:
     known: dict[str, str] = {}
     for spelling in (*rows["name"], *rows["model"], *map(last_part, rows["model"])):
         known.setdefault(spelling.lower(), spelling)
-    found = rows.filter(
+    matching = rows.filter(
         (pl.col("name").str.to_lowercase() == wanted)
         | (pl.col("model").str.to_lowercase() == wanted)
         | (pl.col("model").str.split("/").list.last().str.to_lowercase() == wanted)
     )
-    if found.is_empty():
+    if matching.is_empty():
         close = difflib.get_close_matches(wanted, known, n=5, cutoff=0.55)
         names = list(dict.fromkeys(known[c] for c in close))
         hint = f"did you mean {', '.join(names)}?" if names else "wqk atlas lists what there is"
@@ -70,4 +70,4 @@ def lookup(name: str, rows: pl.DataFrame | None = None) -> pl.DataFrame:
             close=names,
         )
     same = [column for column in COLUMNS if column not in ("name", "sound")]
-    return found.unique(subset=same, keep="first", maintain_order=True)
+    return matching.unique(subset=same, keep="first", maintain_order=True)

@@ -47,8 +47,8 @@ def summarize(table: ScoreTable) -> pl.DataFrame:
     plain = table.layers.filter(
         pl.col("kind") == "self", pl.col("circuit") == "qk", pl.col("distance") == 0
     )
-    place = ["checkpoint", "revision", "step", "stack"]
-    about = plain.frame.group_by(place, maintain_order=True).agg(
+    index = ["checkpoint", "revision", "step", "stack"]
+    about = plain.frame.group_by(index, maintain_order=True).agg(
         pl.col("parameters").first(), pl.col("status").unique(maintain_order=True).alias("flags")
     )
     # Both keep the order in which the stacks first appear.
@@ -77,13 +77,13 @@ def _spreads() -> list[pl.Expr]:
     ]
 
 
-def _name(place: Mapping[str, Any]) -> str:
+def _name(row: Mapping[str, Any]) -> str:
     """What a row is called: the checkpoint, and which one of several."""
-    name = last_part(place["checkpoint"])
-    if place["revision"]:
-        name += f" @ {place['revision']}"
-    if place["step"] is not None and str(place["step"]) not in name:
-        name += f", step {place['step']}"
+    name = last_part(row["checkpoint"])
+    if row["revision"]:
+        name += f" @ {row['revision']}"
+    if row["step"] is not None and str(row["step"]) not in name:
+        name += f", step {row['step']}"
     return name
 
 

@@ -144,8 +144,8 @@ def _score_cells(
 ) -> list[Cell]:
     cells = [Cell(row["name"], _letters(row, letters)), *_median_cells(row, score)]
     if mine is not None:
-        found = of_model(mine, row).to_dicts()
-        cells += _median_cells(found[-1], score) if found else [Cell(""), Cell("")]
+        own_rows = of_model(mine, row).to_dicts()
+        cells += _median_cells(own_rows[-1], score) if own_rows else [Cell(""), Cell("")]
     return cells
 
 

@@ -93,8 +93,8 @@ def drawn_models() -> pl.DataFrame:
     layers = layers.with_columns(
         pl.col("key").replace_strict(ids, default=None).alias("model")
     ).filter(pl.col("model").is_not_null() & ~pl.col("model").is_in(printed))
-    place = ["modality", "file", "model", "stack"]
-    rows = layers.group_by(place, maintain_order=True).agg(
+    index = ["modality", "file", "model", "stack"]
+    rows = layers.group_by(index, maintain_order=True).agg(
         pl.col("parameters").first(),
         *(expression for score in ("symmetry", "directionality") for expression in _spread(score)),
         (pl.col("symmetry").abs().max() < UNTRAINED).alias("untrained"),

@@ -110,14 +110,14 @@ def atlas(
     if model is None:
         atlas_display.print_rows(rows, as_json)
         return
-    found = lookup(model, rows)
+    matching = lookup(model, rows)
     if table_file:
         own = read_table(table_file)
     elif scanned is not None:
-        own = _scan(scanned or _only_checkpoint(found))
+        own = _scan(scanned or _only_checkpoint(matching))
     else:
         own = None
-    compared = [(row, _comparison(row, own, survey)) for row in found.iter_rows(named=True)]
+    compared = [(row, _comparison(row, own, survey)) for row in matching.iter_rows(named=True)]
     atlas_display.print_model(compared, as_json)
 
 
@@ -160,9 +160,9 @@ def _scan(ref: str) -> ScoreTable:
     return table
 
 
-def _only_checkpoint(found: pl.DataFrame) -> str:
+def _only_checkpoint(matching: pl.DataFrame) -> str:
     """The one Hub id that a name stands for."""
-    models = found["model"].unique(maintain_order=True).to_list()
+    models = matching["model"].unique(maintain_order=True).to_list()
     if len(models) > 1:
         raise click.UsageError(f"this name matches {', '.join(models)}; name one of them")
     return str(models[0])

@@ -130,7 +130,7 @@ def print_json(table: ScoreTable) -> None:
 def print_object(value: Mapping[str, Any]) -> None:
     """One JSON object on standard output."""
     text = json.dumps(value, ensure_ascii=False, indent=2)
-    sys.stdout.write(UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")
+    sys.stdout.write(UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
 
 
 def print_table(table: ScoreTable) -> None:

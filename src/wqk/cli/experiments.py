@@ -129,9 +129,9 @@ def _print_comparisons(trials: Sequence[Trial], below: float | None) -> None:
         runs = [open_run(trial.folder) for trial in done if trial.goal == goal]
         for group in comparable(runs):
             try:
-                found = speedups(group, smoothing=smoothing, level=below)
+                comparisons = speedups(group, smoothing=smoothing, level=below)
             except RunError as error:
                 display.say(f"not compared: {error}")
                 continue
             display.output().print()
-            print_comparisons(found, "held-out", smoothing, below)
+            print_comparisons(comparisons, "held-out", smoothing, below)

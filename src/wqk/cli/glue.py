@@ -70,30 +70,30 @@ def glue(
         read_task(Path(name) if name.endswith(".jsonl") else data / name)
         for name in filter(None, tasks.split(","))
     ]
-    found = []
+    outcomes = []
     for task in chosen:
         results = []
         for model in models:
             display.say(f"{task.name}: {model}")
             results.append(fine_tune(model, task, range(1, seeds + 1), how))
-        found.append((task, baselines(task), results))
+        outcomes.append((task, baselines(task), results))
     if as_json:
         display.print_object(
             {
                 "fine_tuning": asdict(how),
                 "tasks": [
                     {"task": task.name, "baselines": floor, "results": [*map(asdict, results)]}
-                    for task, floor, results in found
+                    for task, floor, results in outcomes
                 ],
             }
         )
         return
-    _print(models, found)
+    _print(models, outcomes)
 
 
 def _print(
     models: tuple[str, ...],
-    found: list[tuple[SentenceTask, dict[str, dict[str, float]], list[TaskResult]]],
+    outcomes: list[tuple[SentenceTask, dict[str, dict[str, float]], list[TaskResult]]],
 ) -> None:
     """One line for each task and metric, in percent."""
     from wqk.cli import display
@@ -104,7 +104,7 @@ def _print(
     compared = ["difference", "p"] if len(models) == 2 else []
     headings = ("task", "metric", "majority", "bag of words", *names, *compared)
     table = display.sheet(*headings, left=["task", "metric"])
-    for task, floor, results in found:
+    for task, floor, results in outcomes:
         for metric in task.metrics:
             cells = [f"{floor[name][metric]:.1%}" for name in ("majority", "bag of words")]
             cells += [interval(result.over_seeds(metric), ".1%") for result in results]

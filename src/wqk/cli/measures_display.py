@@ -52,20 +52,20 @@ def print_measures(
         frame = frame.sort(nothing, descending=True, nulls_last=True, maintain_order=True)
     sheets = [[n for n in MEASURES[measure] if n not in BESIDE.values()] for measure in measures]
     sheets = [["symmetry", "directionality", "directionality_excess", "norm"], *sheets]
-    place = [c for c in ("checkpoint", "stack", "kind", "distance") if frame[c].n_unique() > 1]
+    index = [c for c in ("checkpoint", "stack", "kind", "distance") if frame[c].n_unique() > 1]
     if frame["head"].is_not_null().any():
-        place += ["layer", "head"]
+        index += ["layer", "head"]
     else:
-        place += ["layer"]
+        index += ["layer"]
     console = output()
     console.print(Text(table.frame["checkpoint"][0], style="bold"))
     for columns in sheets:
         there = [c for c in columns if c in frame.columns and frame[c].is_not_null().any()]
         if not there:
             continue
-        if sort_by is not None and sort_by not in (*there, *place):
+        if sort_by is not None and sort_by not in (*there, *index):
             there.append(sort_by)
-        console.print(_sheet(frame.head(top or frame.height), place, there))
+        console.print(_sheet(frame.head(top or frame.height), index, there))
     notes = ["In parentheses: the same of factors with independent entries."] if measures else []
     reasons = table.metadata.get("no_ceiling") or {}
     notes += [f"No ceiling ({stack}): {reason}." for stack, reason in reasons.items()]
@@ -73,11 +73,11 @@ def print_measures(
         console.print(Text(note, style="dim"))
 
 
-def _sheet(frame: pl.DataFrame, place: list[str], columns: list[str]) -> Table:
+def _sheet(frame: pl.DataFrame, index: list[str], columns: list[str]) -> Table:
     """One line for each row: where it is, and these columns."""
-    lines = sheet(*(SHORT.get(name, name.replace("_", " ")) for name in (*place, *columns)))
+    lines = sheet(*(SHORT.get(name, name.replace("_", " ")) for name in (*index, *columns)))
     for row in frame.iter_rows(named=True):
-        cells = ["all" if row[name] is None else str(row[name]) for name in place]
+        cells = ["all" if row[name] is None else str(row[name]) for name in index]
         cells += [_cell(row[name], row.get(BESIDE.get(name, ""))) for name in columns]
         lines.add_row(*cells)
     return lines

@@ -9,10 +9,10 @@ from rich.text import Text
 from wqk.cli.display import output, sheet
 
 if TYPE_CHECKING:
-    from wqk.scanning.same import BlockComparison, Comparison
+    from wqk.scanning.same import BlockComparison, CheckpointComparison
 
 
-def print_comparison(result: Comparison) -> None:
+def print_comparison(result: CheckpointComparison) -> None:
     """The verdict, and one line for each block that differs."""
     console = output()
     console.print(Text.assemble((result.checkpoint, "bold"), "  and  ", (result.other, "bold")))

@@ -43,10 +43,10 @@ def tokens(ref: str, layer: int, head: int, as_json: bool, **options: Any) -> No
     from wqk.cli.display import print_object
     from wqk.cli.tokens_display import print_tokens
 
-    found = match_tokens(ref, layer, head, **options)
+    matches = match_tokens(ref, layer, head, **options)
     if not as_json:
-        print_tokens(found)
+        print_tokens(matches)
         return
     kinds = ("largest", "smallest", "most_alike", "least_alike")
-    lists = {kind: [pair._asdict() for pair in getattr(found, kind)] for kind in kinds}
-    print_object({**asdict(found), **lists, "caveat": found.caveat})
+    lists = {kind: [pair._asdict() for pair in getattr(matches, kind)] for kind in kinds}
+    print_object({**asdict(matches), **lists, "caveat": matches.caveat})

@@ -17,25 +17,27 @@ if TYPE_CHECKING:
     from wqk.attention.tokens import TokenMatches, TokenPair
 
 
-def print_tokens(found: TokenMatches) -> None:
+def print_tokens(matches: TokenMatches) -> None:
     """Pairs with the largest and smallest scores side by side, then tokens with themselves."""
     console = output()
-    place = f"{found.stack}, layer {found.layer}, head {found.head}, distance {found.distance}"
-    norm = ", normalized" if found.normalized else ""
+    where = (
+        f"{matches.stack}, layer {matches.layer}, head {matches.head}, distance {matches.distance}"
+    )
+    norm = ", normalized" if matches.normalized else ""
     console.print(
-        Text.assemble((found.checkpoint, "bold"), f"\n{place}; {found.embeddings}{norm}\n")
+        Text.assemble((matches.checkpoint, "bold"), f"\n{where}; {matches.embeddings}{norm}\n")
     )
     arrow = ("query → key", "score")
     console.print(
-        _side_by_side(found.largest, found.smallest, ("largest", "smallest"), arrow, _both)
+        _side_by_side(matches.largest, matches.smallest, ("largest", "smallest"), arrow, _both)
     )
     console.print(
         _side_by_side(
-            found.most_alike, found.least_alike, ("most to itself", "least to itself"),
+            matches.most_alike, matches.least_alike, ("most to itself", "least to itself"),
             ("token", "score"), _one,
         )
     )  # fmt: skip
-    console.print(Text(found.caveat, style="dim"))
+    console.print(Text(matches.caveat, style="dim"))
 
 
 def _side_by_side(

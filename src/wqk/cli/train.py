@@ -114,17 +114,17 @@ def train(
 
     if corpus is None and not resume:
         raise click.UsageError("Missing option '--corpus': a token store made by wqk corpus.")
-    given = {name: value for name, value in chosen.items() if value is not None}
+    overrides = {name: value for name, value in chosen.items() if value is not None}
     if penalty:
-        given |= _penalty(penalty)
+        overrides |= _penalty(penalty)
     if config:
-        given["config"] = _configuration(config)
+        overrides["config"] = _configuration(config)
     if resume:
         before = Recipe.from_json(open_run(out).recipe)
         named: dict[str, Any] = {"preset": preset} if preset else {}
-        recipe = replace(before, **(named | SIZES.get(size or "", {}) | given))
+        recipe = replace(before, **(named | SIZES.get(size or "", {}) | overrides))
     else:
-        recipe = make_recipe(preset or "fast", size=size, **given)
+        recipe = make_recipe(preset or "fast", size=size, **overrides)
     with train_display.progress(recipe) as on_progress:
         try:
             if threads:

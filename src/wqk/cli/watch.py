@@ -54,7 +54,7 @@ def watch(
     from wqk.scanning.surveys.watch import watch as watch_run
 
     writer: Any = _writer(tensorboard) if tensorboard else None
-    place = out or Path(run) / "wqk-scores"
+    folder = out or Path(run) / "wqk-scores"
 
     def tell(rows: ScoreTable) -> None:
         summary = rows.layers.summary().row(0, named=True)
@@ -73,12 +73,12 @@ def watch(
 
     try:
         for _ in watch_run(
-            run, out=place, until=until, every=every, gamma=gamma, heads=heads,
+            run, out=folder, until=until, every=every, gamma=gamma, heads=heads,
             on_scores=tell, on_wait=wait,
         ):  # fmt: skip
             pass
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"the scores are in {place / 'scores.parquet'}") from None
+        raise KeyboardInterrupt(f"the scores are in {folder / 'scores.parquet'}") from None
     finally:
         if writer:
             writer.close()

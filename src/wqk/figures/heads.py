@@ -68,7 +68,7 @@ def coupling_rows(blocks: Sequence[BlockDetails]) -> pl.DataFrame:
             "coupling needs details of square forms: wqk scan REF --details FILE.npz, then --from "
             f"FILE.npz; got {len(blocks)} layers"
         )
-    names = titles([vars(block.place) for block in square])
+    names = titles([vars(block.key) for block in square])
     return pl.concat([_pairs(name, block) for name, block in zip(names, square, strict=True)])
 
 
@@ -119,5 +119,5 @@ def _pairs(title: str, block: BlockDetails) -> pl.DataFrame:
     matrix = np.asarray(block.coupling, np.float64)
     a, b = np.indices(matrix.shape)
     return pl.DataFrame({"a": a.ravel(), "b": b.ravel(), "coupling": matrix.ravel()}).select(
-        pl.lit(title).alias("title"), pl.lit(block.place.layer).alias("layer"), pl.all()
+        pl.lit(title).alias("title"), pl.lit(block.key.layer).alias("layer"), pl.all()
     )

@@ -62,11 +62,9 @@ def matrix(image: MatrixImage, title: str, subtitle: str = "") -> Figure:
     return figure
 
 
-def draw_form(
-    figure: Figure, place: SubplotSpec, image: MatrixImage, title: str, name: str
-) -> None:
+def draw_form(figure: Figure, cell: SubplotSpec, image: MatrixImage, title: str, name: str) -> None:
     """A form in one cell of a grid, under its letter: entries, norms above and right of them."""
-    grid = place.subgridspec(
+    grid = cell.subgridspec(
         2, 2, width_ratios=[4, 1], height_ratios=[1, 4], wspace=0.03, hspace=0.03
     )
     entries = figure.add_subplot(grid[1, 0])
@@ -94,11 +92,11 @@ def examples(blocks: Iterable[BlockDetails]) -> dict[str, MatrixImage]:
     chosen = []
     for stack, measure in (("encoder", _image_symmetry), ("decoder", _unevenness)):
         if left:
-            chosen.append(max([b for b in left if b.place.stack == stack] or left, key=measure))
+            chosen.append(max([b for b in left if b.key.stack == stack] or left, key=measure))
             left.remove(chosen[-1])
-    names = titles([vars(block.place) for block in chosen])
+    names = titles([vars(block.key) for block in chosen])
     return {
-        f"{name}, layer {block.place.layer}": picture(block)
+        f"{name}, layer {block.key.layer}": picture(block)
         for name, block in zip(names, chosen, strict=True)
     }
 

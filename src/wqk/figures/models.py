@@ -123,8 +123,8 @@ def by_size(rows: pl.DataFrame, matrices: Mapping[str, MatrixImage] | None = Non
             axis.set_ylabel(label)
             letter(axis, "ab"[index])
         for index, (title, image) in enumerate(matrices.items()):
-            place = grid[index, 1] if len(matrices) > 1 else grid[:, 1]
-            draw_form(figure, place, image, title, "cd"[index])
+            cell = grid[index, 1] if len(matrices) > 1 else grid[:, 1]
+            draw_form(figure, cell, image, title, "cd"[index])
         figure.legend(handles=_handles(rows), loc="outside lower center", ncols=3)
         for axis, some in labels.items():
             separate_labels(axis, some)

@@ -77,9 +77,9 @@ def shades(color: str, count: int) -> list[tuple[float, float, float]]:
     """
     from matplotlib.colors import to_rgb
 
-    def shade(place: float) -> tuple[float, float, float]:
+    def shade(share: float) -> tuple[float, float, float]:
         # Half way to white at the light end, three fifths of the way to black at the dark one.
-        toward, share = (1.0, 0.5 - place) if place < 0.5 else (0.0, 1.2 * (place - 0.5))
+        toward, share = (1.0, 0.5 - share) if share < 0.5 else (0.0, 1.2 * (share - 0.5))
         red, green, blue = (c + (toward - c) * share for c in to_rgb(color))
         return red, green, blue
 

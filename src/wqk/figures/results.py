@@ -88,8 +88,8 @@ def training_results(runs: Sequence[Run]) -> list[TrainingResult]:
 
 
 def _differences(left: Cell, right: Cell) -> list[str]:
-    names = dict.fromkeys([*left.settings, *right.settings])
-    return [name for name in names if left.settings.get(name) != right.settings.get(name)]
+    names = dict.fromkeys([*left.shared, *right.shared])
+    return [name for name in names if left.shared.get(name) != right.shared.get(name)]
 
 
 def _is_baseline(baseline: Cell, cell: Cell) -> bool:
@@ -112,14 +112,14 @@ def _result(cell: Cell, baselines: Sequence[Cell]) -> TrainingResult:
         )
     loss = paired([_last(run)[1] for run in cell.runs])
     saved = compare(baselines[0], cell).over_seeds("first") if baselines else None
-    step, settings = ends.pop(), cell.settings
-    model = "own model" if settings.get("config") else "{layers} layers of width {width}"
-    batch = settings.get("batch", 0) * settings.get("accumulation", 1)
-    until = "" if step == settings.get("steps") else f" of {settings.get('steps'):,}"
+    step, shared = ends.pop(), cell.shared
+    model = "own model" if shared.get("config") else "{layers} layers of width {width}"
+    batch = shared.get("batch", 0) * shared.get("accumulation", 1)
+    until = "" if step == shared.get("steps") else f" of {shared.get('steps'):,}"
     return TrainingResult(
-        size=f"{model.format_map({**settings})}, {step:,}{until} steps of "
-        f"{batch} × {settings.get('block')} tokens",
-        dataset=str(settings["corpus"]),
+        size=f"{model.format_map({**shared})}, {step:,}{until} steps of "
+        f"{batch} × {shared.get('block')} tokens",
+        dataset=str(shared["corpus"]),
         initialization=cell.start,
         loss=loss.mean,
         loss_interval=_ends(loss),

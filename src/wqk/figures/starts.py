@@ -66,11 +66,11 @@ def start_curves(runs: Sequence[Run]) -> pl.DataFrame:
     RunError
         The runs have fewer than two initializations, or some have no scores or losses.
     """
-    found = starts(runs, "s5", penalties=False)
+    cells = starts(runs, "s5", penalties=False)
     return of_cells(
         {
             start: pl.concat([score_curves(cell.runs), loss_curves(cell.runs)])
-            for start, cell in found.items()
+            for start, cell in cells.items()
         },
         "start",
     )
@@ -86,8 +86,8 @@ def losses_by_start(runs: Sequence[Run]) -> pl.DataFrame:
     RunError
         The runs have fewer than two initializations, or some have no losses.
     """
-    found = starts(runs, "losses", penalties=True)
-    baseline, *others = (cell.runs for cell in found.values())
+    cells = starts(runs, "losses", penalties=True)
+    baseline, *others = (cell.runs for cell in cells.values())
     seeds = {run.recipe.get("seed") for run in baseline}
     shared = seeds & {run.recipe.get("seed") for some in others for run in some} or seeds
 
@@ -96,7 +96,7 @@ def losses_by_start(runs: Sequence[Run]) -> pl.DataFrame:
         paired = [run for run in some if run.recipe.get("seed") in shared] or some
         return pl.concat([loss_curves(paired), loss_differences(paired, baseline)])
 
-    return of_cells({start: curves(cell.runs) for start, cell in found.items()}, "start")
+    return of_cells({start: curves(cell.runs) for start, cell in cells.items()}, "start")
 
 
 def loss_and_symmetry(curves: pl.DataFrame) -> Figure:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from wqk.figures.panels import End
-    from wqk.runs.groups import Comparison
+    from wqk.runs.groups import ModeGroup
     from wqk.runs.run import Run
 
 LINES = {"encoder": "-", "decoder": "--"}
@@ -144,7 +144,7 @@ def layers_by_comparison(curves: pl.DataFrame) -> Figure:
 
 
 def _curves(
-    comparisons: Iterable[Comparison], of: Literal["scores", "updates"] = "scores"
+    comparisons: Iterable[ModeGroup], of: Literal["scores", "updates"] = "scores"
 ) -> pl.DataFrame:
     return of_cells(
         {

@@ -93,10 +93,10 @@ class Tracker:
         heads_per_layer: int | None = None,
     ) -> None:
         self._model = unwrapped(model)
-        found = open_live(self._model)
-        self._name, self._config = name, found.config
-        self._tensors = {plain_name(key): info for key, info in found.tensors().items()}
-        described = Snapshot(found.name, found.config, self._tensors)
+        checkpoint = open_live(self._model)
+        self._name, self._config = name, checkpoint.config
+        self._tensors = {plain_name(key): info for key, info in checkpoint.tensors().items()}
+        described = Snapshot(checkpoint.name, checkpoint.config, self._tensors)
         self.plans = attention_plans(described, family, heads_per_layer)
         self._wanted: dict[str, list[Part]] = {}
         for part in dict.fromkeys(chain.from_iterable(p.parts for p in self.plans)):

@@ -106,15 +106,15 @@ def _details(groups: Sequence[Group], details: Sequence[Details]) -> list[dict[s
         for number, group in enumerate(groups)
         for key in group.rows.select(columns).iter_rows()
     }
-    found: dict[tuple[Any, ...], BlockDetails] = {}
+    layers: dict[tuple[Any, ...], BlockDetails] = {}
     for block in (block for part in details for block in part.blocks):
-        key = tuple(asdict(block.place)[name] for name in columns)
+        key = tuple(asdict(block.key)[name] for name in columns)
         if key in owner:
-            found.setdefault(key, block)
-    side = max(64, math.isqrt(PIXELS // max(1, len(found))))
+            layers.setdefault(key, block)
+    side = max(64, math.isqrt(PIXELS // max(1, len(layers))))
     return [
-        {"group": owner[key], **asdict(block.place), **_pictures(block, side)}
-        for key, block in found.items()
+        {"group": owner[key], **asdict(block.key), **_pictures(block, side)}
+        for key, block in layers.items()
     ]
 
 

@@ -76,7 +76,7 @@ def write_report(
     details = [details] if isinstance(details, Details) else list(details)
     scored = {name for table in tables for name in table.frame["checkpoint"]}
     for part in details:
-        names = sorted({block.place.checkpoint for block in part.blocks})
+        names = sorted({block.key.checkpoint for block in part.blocks})
         if names and scored.isdisjoint(names):
             raise TableError(
                 f"details are of checkpoints in the tables, {', '.join(sorted(scored))}; these are "

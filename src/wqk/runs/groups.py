@@ -45,41 +45,41 @@ class Cell:
     ----------
     runs
         At least one.
-    settings
+    shared
         What they share: the fields of their recipe that are on (``objective`` where it is not the
         mode's own), the name of the corpus' folder as ``corpus``, and its ``fingerprint``.
     """
 
     runs: tuple[Run, ...]
-    settings: Mapping[str, Any]
+    shared: Mapping[str, Any]
 
     @property
     def mode(self) -> str:
         """``encoder`` or ``decoder``."""
-        return str(self.settings.get("mode"))
+        return str(self.shared.get("mode"))
 
     @property
     def penalty(self) -> str:
         """The penalty and its weight; empty without one."""
-        penalty = self.settings.get("penalty", "none")
-        weight = self.settings.get("penalty_weight", 0)
+        penalty = self.shared.get("penalty", "none")
+        weight = self.shared.get("penalty_weight", 0)
         return "" if penalty == "none" else f"{penalty} penalty {weight:g}"
 
     @property
     def start(self) -> str:
         """The initialization of queries and keys, and the penalty, in words."""
-        init = str(self.settings.get("init", "random"))
+        init = str(self.shared.get("init", "random"))
         scales = [
-            f"{name} × {self.settings[key]:g}"
+            f"{name} × {self.shared[key]:g}"
             for key, name in (("init_norm", "norm"), ("init_values", "values"))
-            if self.settings.get(key)
+            if self.shared.get(key)
         ]
         words = [init] if init != "random" or not self.penalty else []
         return ", ".join(filter(None, [*words, *scales, self.penalty]))
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ModeGroup:
     """An encoder and a decoder with otherwise equal recipes, or one of them alone.
 
     Attributes
@@ -107,10 +107,10 @@ def cells(runs: Iterable[Run]) -> list[Cell]:
     >>> [(cell.start, [run.name for run in cell.runs]) for cell in cells(runs)]
     [('random', ['random-1', 'random-2']), ('paired', ['paired-1', 'paired-2'])]
     """
-    return [Cell(tuple(group), _settings(group[0])) for group in _gathered(runs, _settings)]
+    return [Cell(tuple(group), _shared(group[0])) for group in _gathered(runs, _shared)]
 
 
-def pairs(runs: Sequence[Run], figure: str) -> list[Comparison]:
+def pairs(runs: Sequence[Run], figure: str) -> list[ModeGroup]:
     """Encoders and decoders that differ in nothing else.
 
     Raises
@@ -118,18 +118,18 @@ def pairs(runs: Sequence[Run], figure: str) -> list[Comparison]:
     RunError
         There is no such pair; the message says what ``figure`` needs.
     """
-    found = [members for members in _by_mode(runs) if len(members) == 2]
-    if not found:
+    pairs_of_cells = [members for members in _by_mode(runs) if len(members) == 2]
+    if not pairs_of_cells:
         raise RunError(
             f"{figure} needs runs of an encoder and of a decoder with otherwise equal recipes: "
             f"wqk train --mode encoder and --mode decoder; got {_listed(runs, MODE[0])}"
         )
-    return _comparisons(found)
+    return _mode_groups(pairs_of_cells)
 
 
-def modes(runs: Iterable[Run]) -> list[Comparison]:
+def modes(runs: Iterable[Run]) -> list[ModeGroup]:
     """As `pairs`, plus cells without a counterpart."""
-    return _comparisons(_by_mode(runs))
+    return _mode_groups(_by_mode(runs))
 
 
 def comparable(runs: Iterable[Run]) -> list[list[Run]]:
@@ -182,7 +182,7 @@ def differ_in_start(left: Cell, right: Cell) -> bool:
     return bare(left) == bare(right)
 
 
-def one(comparisons: Sequence[Comparison], figure: str, instead: str) -> Comparison:
+def one(comparisons: Sequence[ModeGroup], figure: str, instead: str) -> ModeGroup:
     """The only comparison there is.
 
     Raises
@@ -199,7 +199,7 @@ def one(comparisons: Sequence[Comparison], figure: str, instead: str) -> Compari
     return comparisons[0]
 
 
-def _settings(run: Run) -> dict[str, Any]:
+def _shared(run: Run) -> dict[str, Any]:
     """Everything but the seed that determines a run's numbers.
 
     Fields that are off are left out, since older runs may not have recorded them.
@@ -223,26 +223,26 @@ def _gathered(items: Iterable[T], key: Callable[[T], Any]) -> list[list[T]]:
 
 
 def _without(names: Sequence[str]) -> Callable[[Cell], dict[str, Any]]:
-    """A cell's settings without some fields."""
-    return lambda cell: {k: v for k, v in cell.settings.items() if k not in names}
+    """What a cell shares, without some fields."""
+    return lambda cell: {k: v for k, v in cell.shared.items() if k not in names}
 
 
 def _by_mode(runs: Iterable[Run]) -> list[tuple[Cell, ...]]:
     """Each encoder with each decoder that differs only in the mode; the others alone."""
-    found: list[tuple[Cell, ...]] = []
+    groups: list[tuple[Cell, ...]] = []
     for group in _gathered(cells(runs), _without(MODE)):
         encoders, decoders = (
             [cell for cell in group if cell.mode == mode] for mode in ("encoder", "decoder")
         )
-        found += product(encoders, decoders) if encoders and decoders else ((c,) for c in group)
-    return found
+        groups += product(encoders, decoders) if encoders and decoders else ((c,) for c in group)
+    return groups
 
 
-def _comparisons(found: Sequence[tuple[Cell, ...]]) -> list[Comparison]:
-    titles = _titles([members[-1] for members in found])
+def _mode_groups(groups: Sequence[tuple[Cell, ...]]) -> list[ModeGroup]:
+    titles = _titles([members[-1] for members in groups])
     return [
-        Comparison(title, {cell.mode: cell for cell in members})
-        for title, members in zip(titles, found, strict=True)
+        ModeGroup(title, {cell.mode: cell for cell in members})
+        for title, members in zip(titles, groups, strict=True)
     ]
 
 
@@ -250,16 +250,16 @@ def _titles(some: Sequence[Cell]) -> list[str]:
     """The corpus, and what differs among cells with corpora of the same name."""
     titles = []
     for cell in some:
-        corpus = cell.settings["corpus"]
-        others = [other for other in some if other.settings["corpus"] == corpus]
+        corpus = cell.shared["corpus"]
+        others = [other for other in some if other.shared["corpus"] == corpus]
         words = [corpus or "corpus without a name"]
         if _varies(others, "fingerprint"):
-            words.append(str(cell.settings["fingerprint"])[:8])
+            words.append(str(cell.shared["fingerprint"])[:8])
         if len({other.start for other in others}) > 1:
             words.append(cell.start)
         words += [
             f"{name.replace('_', ' ')} {value}"
-            for name, value in cell.settings.items()
+            for name, value in cell.shared.items()
             if name not in UNTOLD and _varies(others, name)
         ]
         titles.append(", ".join(words))
@@ -267,7 +267,7 @@ def _titles(some: Sequence[Cell]) -> list[str]:
 
 
 def _varies(some: Iterable[Cell], name: str) -> bool:
-    return len({str(cell.settings.get(name)) for cell in some}) > 1
+    return len({str(cell.shared.get(name)) for cell in some}) > 1
 
 
 def _listed(runs: Sequence[Run], field: str) -> str:

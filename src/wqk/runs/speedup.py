@@ -187,7 +187,7 @@ def compare(
         candidate.start,
         baseline.start,
         ends.pop(),
-        int(candidate.settings.get("steps", 0)),
+        int(candidate.shared.get("steps", 0)),
         tuple(
             _speed_up(others[run.recipe.get("seed")], run, loss, smoothing, level) for run in both
         ),

@@ -50,7 +50,7 @@ LEVELS = 127
 
 
 @dataclass(frozen=True)
-class Place:
+class LayerKey:
     """Which layer's form it is; the same names and values as in a score table's rows."""
 
     checkpoint: str
@@ -69,7 +69,7 @@ class BlockDetails:
 
     Attributes
     ----------
-    place
+    key
         Which layer it is.
     row_norms, column_norms
         L2 norms of all rows (d_query,) and columns (d_key,).
@@ -84,7 +84,7 @@ class BlockDetails:
         (H, H), see `wqk.coupling`; None where the form is not square.
     """
 
-    place: Place
+    key: LayerKey
     row_norms: Float[Array, " d_query"]
     column_norms: Float[Array, " d_key"]
     outlying_rows: np.ndarray
@@ -185,14 +185,14 @@ def join_details(parts: Iterable[Details]) -> Details:
 
 
 def block_details(
-    place: Place, heads: BilinearForm, gamma: float = 2.0, layer: BilinearForm | None = None
+    key: LayerKey, heads: BilinearForm, gamma: float = 2.0, layer: BilinearForm | None = None
 ) -> BlockDetails:
     """The details of one layer, from its heads as a stack (G, H/G)."""
     picture = matrix_image(heads.sum() if layer is None else layer, SIDE, gamma)
     unit = float(np.quantile(np.abs(picture.pixels), SATURATION)) or 1.0
     image = np.rint(np.clip(picture.pixels / unit, -1, 1) * LEVELS).astype(np.int8)
     return BlockDetails(
-        place,
+        key,
         picture.row_norms,
         picture.column_norms,
         np.flatnonzero(picture.outlying_rows).astype(np.int32),
@@ -216,13 +216,13 @@ def _packed(block: BlockDetails) -> tuple[dict[str, Any], dict[str, np.ndarray]]
     }
     if block.coupling is not None:
         arrays["coupling"] = np.triu(block.coupling).astype(np.float16)
-    return {**vars(block.place), "norm_unit": unit, "image_unit": block.image_unit}, arrays
+    return {**vars(block.key), "norm_unit": unit, "image_unit": block.image_unit}, arrays
 
 
 def _unpacked(entry: Mapping[str, Any], file: Mapping[str, np.ndarray], at: str) -> BlockDetails:
     """A block from an untrusted file."""
-    place = Place(**{field.name: entry[field.name] for field in fields(Place)})
-    _check_place(place)
+    key = LayerKey(**{field.name: entry[field.name] for field in fields(LayerKey)})
+    _check_key(key)
     unit, image_unit = float(entry["norm_unit"]), float(entry["image_unit"])
     rows, columns = (
         _array(file, f"{at}{side}_norms", np.float16, 1).astype(np.float32) * np.float32(unit)
@@ -241,16 +241,16 @@ def _unpacked(entry: Mapping[str, Any], file: Mapping[str, np.ndarray], at: str)
             raise ValueError(f"{at}coupling is not square: {heads.shape}")
         heads = np.triu(heads.astype(np.float32)) + np.triu(heads.astype(np.float32), 1).T
     return BlockDetails(
-        place, rows, columns, outlying_rows, outlying_columns, image, image_unit, heads
+        key, rows, columns, outlying_rows, outlying_columns, image, image_unit, heads
     )
 
 
-def _check_place(place: Place) -> None:
+def _check_key(key: LayerKey) -> None:
     """Names must be strings and numbers whole, as a row of a score table has them."""
-    texts = [place.checkpoint, place.stack, place.kind, place.circuit]
-    numbers = [place.layer, place.distance]
-    texts += [place.revision] if place.revision is not None else []
-    numbers += [place.step] if place.step is not None else []
+    texts = [key.checkpoint, key.stack, key.kind, key.circuit]
+    numbers = [key.layer, key.distance]
+    texts += [key.revision] if key.revision is not None else []
+    numbers += [key.step] if key.step is not None else []
     if not all(isinstance(text, str) for text in texts) or not all(
         type(number) is int for number in numbers
     ):

@@ -79,7 +79,7 @@ class BlockComparison:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class CheckpointComparison:
     """Two checkpoints, block by block.
 
     Attributes
@@ -125,7 +125,7 @@ def same(
     other_family: FilePath | None = None,
     on_progress: Callable[[int, int], None] | None = None,
     **hub: Unpack[HubFolder],
-) -> Comparison:
+) -> CheckpointComparison:
     """Compare the attention of two checkpoints of one model, whatever their families and layouts.
 
     Exact, from the weights: no model is run. Changes that leave attention unchanged are ignored:
@@ -177,7 +177,7 @@ def same(
         blocks.append(_compare(checkpoints, pair))
         if on_progress:
             on_progress(len(blocks), len(plans[0]))
-    return Comparison(checkpoints[0].name, checkpoints[1].name, tuple(blocks))
+    return CheckpointComparison(checkpoints[0].name, checkpoints[1].name, tuple(blocks))
 
 
 def _compare(
@@ -192,15 +192,15 @@ def _compare(
             "be compared"
         )
     at = DISTANCES if a.rotary or b.rotary else DISTANCES[:1]
-    found = distances(a, b, at)
-    worst = int((found.relative.max(axis=0) / found.tolerance).argmax())
+    measured = distances(a, b, at)
+    worst = int((measured.relative.max(axis=0) / measured.tolerance).argmax())
     return BlockComparison(
         plans[0].stack,
         plans[0].kind,
         plans[0].layer,
-        dict(zip(at, map(float, found.relative.max(axis=1)), strict=True)),
+        dict(zip(at, map(float, measured.relative.max(axis=1)), strict=True)),
         worst,
-        float(found.tolerance[worst]),
+        float(measured.tolerance[worst]),
         (*mismatches(a, b, at), *_settings(*plans)),
     )
 

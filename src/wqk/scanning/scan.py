@@ -20,7 +20,7 @@ from wqk.checkpoints import open_checkpoint, steps_of
 from wqk.checkpoints.options import check_options
 from wqk.errors import CheckpointError
 from wqk.scanning.cores import all_blas_threads, is_confined, one_blas_thread, usable_cores
-from wqk.scanning.details import BlockDetails, Details, Place, block_details
+from wqk.scanning.details import BlockDetails, Details, LayerKey, block_details
 from wqk.scanning.device import mover
 from wqk.scanning.measures import (
     block_measures,
@@ -276,17 +276,17 @@ def _score_block(
 ) -> _Scored:
     """Rows of one block at every distance, and the details of its layer at the first."""
     rows: list[dict[str, Any]] = []
-    found: list[BlockDetails] = []
+    layer_details: list[BlockDetails] = []
     for distance, form in block.forms:
         layer = form.sum()
         more = form_rows(
             form, layer, plan, coordinates, distance, gamma=gamma, heads=heads, measures=measures
         )
         rows += [{**columns, **row} for row in more]
-        if details and not found:
-            place = Place(**{name: rows[0][name] for name in LAYER})
-            found.append(block_details(place, form, gamma, layer))
-    return _Scored(with_status(rows, plan, coordinates, block), found)
+        if details and not layer_details:
+            key = LayerKey(**{name: rows[0][name] for name in LAYER})
+            layer_details.append(block_details(key, form, gamma, layer))
+    return _Scored(with_status(rows, plan, coordinates, block), layer_details)
 
 
 def _metadata(

@@ -192,18 +192,18 @@ def baselines(task: SentenceTask) -> dict[str, dict[str, float]]:
 
 def _features(texts: tuple[str, ...]) -> list[str]:
     """Words and pairs of words; of two texts, which words both have."""
-    found: list[str] = []
+    features: list[str] = []
     bags = [text.lower().split() for text in texts]
     for number, words in enumerate(bags):
         pairs = (" ".join(pair) for pair in itertools.pairwise(words))
-        found += [f"{number}:{feature}" for feature in (*words, *pairs)]
+        features += [f"{number}:{feature}" for feature in (*words, *pairs)]
     if len(bags) == 2:
         first, second = map(set, bags)
-        found += [f"both:{word}" for word in first & second]
-        found += [f"one:{word}" for word in first ^ second]
+        features += [f"both:{word}" for word in first & second]
+        features += [f"one:{word}" for word in first ^ second]
         shared = round(10 * len(first & second) / max(len(first | second), 1))
-        found += [f"share:{tenth}" for tenth in range(shared)]
-    return found
+        features += [f"share:{tenth}" for tenth in range(shared)]
+    return features
 
 
 def _package(name: str) -> Any:

@@ -120,12 +120,12 @@ def run_loop(
     trained, optimizer = accelerator.prepare(learner, make_optimizer(model, recipe))
     penalty = None if recipe.penalty == "none" else Penalty(model, recipe.penalty)
     monitor = Monitor(model, folder / SCORES, every=recipe.score_every, steps=recipe.saved_steps)
-    record = Record(accelerator, recipe, folder, seconds, on_progress)
+    log = MetricsLog(accelerator, recipe, folder, seconds, on_progress)
     tokenizer = tokenizer_files(store, recipe.block)
     scaler = accelerator.scaler
 
     def save(step: int) -> None:
-        with record.clock_stopped():
+        with log.clock_stopped():
             if accelerator.is_main_process:
                 scaling = scaler.state_dict() if scaler else None
                 state = {OPTIMIZER: optimizer.state_dict(), SCALER: scaling}
@@ -133,14 +133,14 @@ def run_loop(
             accelerator.wait_for_everyone()
 
     def evaluate(step: int) -> None:
-        with record.clock_stopped():
+        with log.clock_stopped():
             loss = held_out_loss(accelerator, learner, recipe, store)
-        record.add(step, {"held_out_loss": loss})
+        log.add(step, {"held_out_loss": loss})
 
     begin, end = 0, min(stop or recipe.steps, recipe.steps)
     saved_steps = recipe.saved_steps | {end}
     if checkpoint is None:
-        record.add_scores(0, monitor(0))
+        log.add_scores(0, monitor(0))
         evaluate(0)
         if 0 in saved_steps:
             save(0)
@@ -150,12 +150,12 @@ def run_loop(
         optimizer.load_state_dict(state[OPTIMIZER])
         if scaler and SCALER in state:
             scaler.load_state_dict(state[SCALER])
-        record.add_scores(begin, monitor(begin))
+        log.add_scores(begin, monitor(begin))
 
     batches = training_batches(accelerator, objective, recipe, store, begin, end)
     sums = torch.zeros(2, device=accelerator.device)  # of loss and penalty since the last entry
     logged = begin
-    record.restart_clock()
+    log.restart_clock()
     for step in range(begin + 1, end + 1):
         index = step * accelerator.num_processes + accelerator.process_index
         torch.manual_seed(stream_seed(recipe.seed, DROPOUT, index))
@@ -176,13 +176,13 @@ def run_loop(
                 optimizer.step()
                 optimizer.zero_grad()
         last, saving = step == end, step in saved_steps
-        record.add_scores(step, monitor.look(step) if last else monitor(step))
+        log.add_scores(step, monitor.look(step) if last else monitor(step))
         # A checkpoint comes with an entry, so that a resumed run writes the same lines.
         if saving or step % recipe.log_every == 0:
             means = accelerator.reduce(sums, "mean") / (recipe.accumulation * (step - logged))
             logged = step
             sums.zero_()
-            record.add_training(step, rate, *means.tolist())
+            log.add_training(step, rate, *means.tolist())
         if last or step % recipe.held_out_every == 0:
             evaluate(step)
         if saving:
@@ -299,7 +299,7 @@ def _generator(accelerator: Accelerator) -> torch.Generator:
     return torch.Generator(device=accelerator.device)
 
 
-class Record:
+class MetricsLog:
     """Writes a run's entries to metrics, loggers and the progress callback, in one process."""
 
     def __init__(

@@ -97,8 +97,8 @@ class Penalty:
         """
         import torch
 
-        place = next(iter(self._parameters.arrays.values())).device
-        with torch.autocast(place.type, enabled=False):
+        device = next(iter(self._parameters.arrays.values())).device
+        with torch.autocast(device.type, enabled=False):
             scores = torch.cat([self._symmetry(plan) for plan in self._plans])
             return (2 / (1 + self._sign * scores + FLOOR)).mean()
 

@@ -294,13 +294,13 @@ def make_recipe(preset: str = "fast", *, size: str | None = None, **overrides: A
     >>> make_recipe("fast", width=128).learning_rate
     0.002
     """
-    given = {name: value for name, value in overrides.items() if value is not None}
+    explicit = {name: value for name, value in overrides.items() if value is not None}
     _known("preset", preset, PRESETS)
     names = {entry.name: entry for entry in fields(Recipe)}
-    if odd := [name for name in given if name not in names]:
+    if odd := [name for name in explicit if name not in names]:
         raise RunError(f"recipe: no field named {', '.join(odd)}; fields are {', '.join(names)}")
-    own = given.get("config") is not None
-    if own and (twice := [name for name in MODEL_FIELDS if name in given or size]):
+    own = explicit.get("config") is not None
+    if own and (twice := [name for name in MODEL_FIELDS if name in explicit or size]):
         raise RunError(
             f"recipe: the configuration determines {', '.join(twice)}; give only one of the two"
         )
@@ -310,7 +310,7 @@ def make_recipe(preset: str = "fast", *, size: str | None = None, **overrides: A
     defaults |= dict.fromkeys(MODEL_FIELDS) if own else SIZES[size]
     chosen: dict[str, Any] = {}
     for name, entry in names.items():
-        value = given.get(name, defaults[name])
+        value = explicit.get(name, defaults[name])
         chosen[name] = _checked(entry, value(chosen) if callable(value) else value)
     return Recipe(**chosen)
 

@@ -90,10 +90,10 @@ def expand(
     jobs: dict[str, Job] = {}
     for ref in _words(refs):
         try:
-            found = list(_jobs_of(ref, revisions, list_revisions or hub_revisions))
+            named = list(_jobs_of(ref, revisions, list_revisions or hub_revisions))
         except WqkError as error:
-            found = [Job(presentable(ref), None, None, ref, problem=error)]
-        for job in found:
+            named = [Job(presentable(ref), None, None, ref, problem=error)]
+        for job in named:
             jobs.setdefault(job.key, job)
     return list(jobs.values())
 
@@ -110,7 +110,7 @@ def hub_revisions(repository: str, token: str | bool | None = None) -> list[str]
     from huggingface_hub.errors import HFValidationError
 
     try:
-        found = within_deadline(
+        refs = within_deadline(
             lambda: HfApi(token=token).list_repo_refs(repository), lambda _: None
         )
     except HFValidationError:
@@ -120,7 +120,7 @@ def hub_revisions(repository: str, token: str | bool | None = None) -> list[str]
     except Exception as error:  # the client lets errors of its transport through, of any class
         reason = " ".join(str(error).split()) or type(error).__name__
         raise HubError(f"{repository}: its revisions cannot be listed ({reason})") from None
-    return list(dict.fromkeys(ref.name for ref in (*found.branches, *found.tags)))
+    return list(dict.fromkeys(ref.name for ref in (*refs.branches, *refs.tags)))
 
 
 def natural_order(name: str) -> list[str | int]:
@@ -170,17 +170,17 @@ def _matching_steps(ref: str, patterns: Sequence[str]) -> list[str]:
     if not run.is_dir():
         raise CheckpointError(f"{ref}: a file has no revisions; leave out the revision")
     steps = [path.name for path in run.iterdir() if has_weights(path)]
-    found = (name for pattern in patterns for name in _chosen(pattern, steps, ref))
-    return [str(run / name) for name in dict.fromkeys(found)]
+    matching = (name for pattern in patterns for name in _chosen(pattern, steps, ref))
+    return [str(run / name) for name in dict.fromkeys(matching)]
 
 
 def _matching(patterns: Sequence[str], names: Callable[[], list[str]], ref: str) -> dict[str, None]:
     """Revisions that are named or match; they are listed only where there is a pattern."""
-    found: dict[str, None] = {}
+    matching: dict[str, None] = {}
     for pattern in patterns:
         is_plain = not set(pattern) & set("*?[")
-        found |= dict.fromkeys([pattern] if is_plain else _chosen(pattern, names(), ref))
-    return found
+        matching |= dict.fromkeys([pattern] if is_plain else _chosen(pattern, names(), ref))
+    return matching
 
 
 def _chosen(pattern: str, names: Sequence[str], ref: str) -> list[str]:

@@ -126,19 +126,19 @@ def build_corpus(
     'one fish [SEP] red fish [SEP] blue fish [SEP]'
     """
     options = options or CorpusOptions()
-    place = Path(folder)
+    target = Path(folder)
     sources = [find_source(str(text), options.subset, options.split) for text in texts]
     if not sources:
         raise CorpusError("no text: expected files, folders, data sets or named corpora")
-    if place.exists() and not (place.is_dir() and not any(place.iterdir())):
-        raise CorpusError(f"{place}: already exists; choose another folder, or remove it")
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise CorpusError(f"{target}: already exists; choose another folder, or remove it")
     plan = {
         "options": options.state(),
         "sources": [source.state() for source in sources],
         "wqk": __version__,
     }
     tell = on_progress or (lambda _: None)
-    with open_work(place, plan) as work:
+    with open_work(target, plan) as work:
         if work.note("read.json") is None:
             described = _gather(work, sources, options, tell)
             work.save_note("read.json", json.dumps(described).encode())
@@ -152,7 +152,7 @@ def build_corpus(
         _tokenize(work, encoder, jobs or usable_cores(), tell)
         tell(CorpusProgress("writing"))
         return write_store(
-            place,
+            target,
             {split: _chunks(work, split == "held_out", held_out) for split in SPLITS},
             unit=options.unit,
             vocabulary_size=encoder.vocabulary_size,

@@ -110,10 +110,10 @@ class CorpusOptions:
     @property
     def vocabulary_file(self) -> Path | None:
         """The local file with the vocabulary or the tokenizer, if one was given."""
-        given = self.tokenizer if self.tokenizer is not None else self.vocabulary
-        if not isinstance(given, str) or (given == self.tokenizer and not Path(given).exists()):
+        named = self.tokenizer if self.tokenizer is not None else self.vocabulary
+        if not isinstance(named, str) or (named == self.tokenizer and not Path(named).exists()):
             return None
-        return Path(given, "tokenizer.json") if Path(given).is_dir() else Path(given)
+        return Path(named, "tokenizer.json") if Path(named).is_dir() else Path(named)
 
     def count_held_out(self, documents: int) -> int:
         """How many of this many documents to hold out.

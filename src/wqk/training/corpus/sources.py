@@ -64,9 +64,9 @@ class Source:
             A file cannot be read, or the Hub does not provide the data set.
         """
         texts = (read_documents(path, field or "text", document) for path in self.files)
-        found = itertools.chain.from_iterable(texts)
+        texts_of_files = itertools.chain.from_iterable(texts)
         return itertools.islice(
-            _from_hub(self.name, self.hub, field) if self.hub else found, skip, None
+            _from_hub(self.name, self.hub, field) if self.hub else texts_of_files, skip, None
         )
 
 
@@ -87,11 +87,11 @@ def find_source(text: str, subset: str | None, split: str | None) -> Source:
     """
     path = Path(text)
     try:
-        found = _find_files(path)
+        source = _find_files(path)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise CorpusError(f"{text}: cannot be read ({reason})") from None
-    return found or _find_data_set(text, subset, split)
+    return source or _find_data_set(text, subset, split)
 
 
 def _find_files(path: Path) -> Source | None:

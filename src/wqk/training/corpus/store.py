@@ -90,12 +90,12 @@ class TokenStore:
         CorpusError
             There is no store, or it is damaged. `verify` checks the contents.
         """
-        place = Path(folder)
-        store = cls(place, read_header(place / HEADER))
+        path = Path(folder)
+        store = cls(path, read_header(path / HEADER))
         for split in SPLITS:
             store._check_sizes(split)
-        if not (place / TOKENIZER).is_file():
-            raise CorpusError(f"{place}: {TOKENIZER} is missing; build the store again")
+        if not (path / TOKENIZER).is_file():
+            raise CorpusError(f"{path}: {TOKENIZER} is missing; build the store again")
         return store
 
     @property
@@ -216,14 +216,14 @@ class TokenStore:
         ):
             path = self._path(split, kind)
             try:
-                found = path.stat().st_size
+                actual = path.stat().st_size
             except OSError as error:
                 raise CorpusError(
                     f"{path}: cannot be read ({error.strerror}); build the store again"
                 ) from None
-            if found != expected:
+            if actual != expected:
                 raise CorpusError(
-                    f"{path}: expected {expected} bytes, got {found}; build the store again"
+                    f"{path}: expected {expected} bytes, got {actual}; build the store again"
                 )
 
     @staticmethod

@@ -168,9 +168,9 @@ def special_ids(tokenizer: str) -> tuple[dict[str, int], int]:
     """
     ids = _library().Tokenizer.from_str(tokenizer).get_vocab(with_added_tokens=True)
     special = {
-        role: ids[found[0]]
+        role: ids[known[0]]
         for role, names in ROLES.items()
-        if (found := [name for name in names if name in ids])
+        if (known := [name for name in names if name in ids])
     }
     return special, max(ids.values()) + 1
 
@@ -292,8 +292,8 @@ def _count(texts: Iterable[list[str]], normalizer: Any) -> NDArray[np.int64]:
     counts = np.zeros(0x110000, np.int64)
     for batch in texts:
         shown = batch if normalizer is None else map(normalizer.normalize_str, batch)
-        found = np.bincount(_code_points("".join(shown)))
-        counts[: len(found)] += found
+        seen = np.bincount(_code_points("".join(shown)))
+        counts[: len(seen)] += seen
     return counts
 
 

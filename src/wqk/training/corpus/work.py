@@ -101,34 +101,34 @@ def open_work(folder: Path, plan: Mapping[str, Any]) -> Iterator[Work]:
         The folder cannot be made.
     """
     folder = folder.resolve()
-    place = folder.parent / f".{folder.name}.building"
-    with locked(place / "lock", "build"), _removed_if_empty(place):
+    building = folder.parent / f".{folder.name}.building"
+    with locked(building / "lock", "build"), _removed_if_empty(building):
         wanted = json.dumps(plan, sort_keys=True).encode()
-        work = Work(place)
+        work = Work(building)
         try:
             if work.note("plan.json") != wanted:
-                _clear(place)
+                _clear(building)
             for name in ("texts", "tokens"):
-                (place / name).mkdir(exist_ok=True)
+                (building / name).mkdir(exist_ok=True)
             # What a kill has left of files that were being written.
-            for left in (*place.glob(".*.*"), *place.glob("t*/.*")):
+            for left in (*building.glob(".*.*"), *building.glob("t*/.*")):
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
         except OSError as error:
-            raise unwritable(place, error) from None
+            raise unwritable(building, error) from None
         work.save_note("plan.json", wanted)
         try:
             yield work
         except WqkError:
             if not work.shards():
-                _clear(place)
+                _clear(building)
             raise
-        _clear(place)
+        _clear(building)
 
 
-def _clear(place: Path) -> None:
+def _clear(building: Path) -> None:
     """Remove everything but the lock; the plan first, so that no remnant passes for a build."""
-    (place / "plan.json").unlink(missing_ok=True)
-    for path in place.iterdir():
+    (building / "plan.json").unlink(missing_ok=True)
+    for path in building.iterdir():
         if path.is_dir():
             shutil.rmtree(path)
         elif path.name != "lock":
@@ -136,12 +136,12 @@ def _clear(place: Path) -> None:
 
 
 @contextmanager
-def _removed_if_empty(place: Path) -> Iterator[None]:
+def _removed_if_empty(building: Path) -> Iterator[None]:
     """Remove a folder in which nothing but the lock is left."""
     try:
         yield
     finally:
-        if [entry.name for entry in place.iterdir()] == ["lock"]:
+        if [entry.name for entry in building.iterdir()] == ["lock"]:
             with contextlib.suppress(OSError):
-                (place / "lock").unlink()
-                place.rmdir()
+                (building / "lock").unlink()
+                building.rmdir()

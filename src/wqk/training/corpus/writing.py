@@ -89,8 +89,8 @@ def write_store(
     ...     store.tokens("train").tolist(), store.documents("train").tolist()
     ([7, 8, 3, 9, 3], [0, 3, 5])
     """
-    place = Path(folder)
-    target = place.resolve()
+    path = Path(folder)
+    target = path.resolve()
     growing = (beside or target.parent) / f".{target.name}.{secrets.token_hex(4)}"
     try:
         growing.mkdir(parents=True)
@@ -113,9 +113,9 @@ def write_store(
         _sync_folder(target.parent)
     except OSError as error:
         if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
-            raise CorpusError(f"{place}: already exists; choose another folder") from None
-        raise CorpusError(f"{place}: cannot be written ({error.strerror})") from None
-    return TokenStore(place, header)
+            raise CorpusError(f"{path}: already exists; choose another folder") from None
+        raise CorpusError(f"{path}: cannot be written ({error.strerror})") from None
+    return TokenStore(path, header)
 
 
 def _write_split(folder: Path, name: str, chunks: Iterable[Chunk], vocabulary_size: int) -> Split:

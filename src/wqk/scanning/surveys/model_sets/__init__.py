@@ -69,7 +69,7 @@ def read_list(path: Path) -> list[str]:
     except UnicodeDecodeError:
         raise CheckpointError(f"{path}: expected a text file with one ref per line") from None
     lines = [line.split(" #")[0].strip() for line in text.splitlines()]
-    found = [line for line in lines if line and not line.startswith("#")]
-    if not found:
+    refs = [line for line in lines if line and not line.startswith("#")]
+    if not refs:
         raise CheckpointError(f"{path}: lists no checkpoint; expected one ref per line")
-    return found
+    return refs
