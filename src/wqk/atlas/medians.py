@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 
@@ -11,10 +13,6 @@ from wqk.atlas.published import COLUMNS, last_part, with_flags
 from wqk.errors import TableError
 from wqk.scanning.schema import KEY
 from wqk.scanning.tables import ScoreTable, join, read_table
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from os import PathLike
 
 # Metadata of scores comparable with the published ones; missing entries are assumed to match.
 PLAIN = {"gamma": 2.0, "folded_norms": False, "biases": False}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import polars as pl
 
@@ -13,9 +14,6 @@ from wqk.atlas.published import DATA, flags, marks, published, split_flags
 from wqk.atlas.rendering import Cell, Sheet, latex, markdown
 from wqk.errors import TableError, UnknownName
 from wqk.scanning.tables import ScoreTable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 Name = Literal["table1", "tableS2", "tableS3"]
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from wqk.scanning.formats import LATEX_ESCAPES
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 LATEX = LATEX_ESCAPES | str.maketrans({"±": r"$\pm$", "−": "$-$"})
 

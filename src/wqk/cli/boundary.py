@@ -16,15 +16,13 @@ import contextlib
 import os
 import re
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import click
 
 from wqk.cli.help import GroupedCommands
 from wqk.errors import WqkError, shortened
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class Boundary(GroupedCommands):

@@ -6,7 +6,7 @@ import json
 import signal
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -106,13 +106,8 @@ def sheet(*headings: str, left: Collection[str] = ()) -> Table:
     """An empty table without lines; the columns ``left`` are text, all others numbers."""
     table = Table(box=None, padding=(0, 1), header_style="dim")
     for heading in headings:
-        is_text = heading in left
-        table.add_column(
-            heading,
-            justify="left" if is_text else "right",
-            overflow="fold",
-            no_wrap=not is_text,
-        )
+        side: Literal["left", "right"] = "left" if heading in left else "right"
+        table.add_column(heading, justify=side, overflow="fold")
     return table
 
 

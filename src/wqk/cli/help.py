@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 import click
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 
 class GroupedCommands(click.Group):

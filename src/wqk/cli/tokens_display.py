@@ -49,6 +49,8 @@ def _side_by_side(
 ) -> Table:
     columns = [f"{name}: {headings[0]}" for name in names]
     table = sheet(columns[0], headings[1], columns[1], headings[1], left=columns)
+    for scores in table.columns[1::2]:
+        scores.no_wrap = True
     for pairs in zip_longest(left, right):
         cells = [(label(pair), f"{pair.score:.2f}") if pair else ("", "") for pair in pairs]
         table.add_row(*(cell for pair in cells for cell in pair))

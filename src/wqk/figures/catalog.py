@@ -33,19 +33,17 @@ class Entry:
     numbers
         What it shows, as a frame in long form, out of the sources.
     draw
-        The figure of these numbers; the sources provide its matrices.
+        The figure of these numbers.
     stand_in
         What of the package's two models replaces missing sources.
+    with_matrices
+        Whether ``draw`` also takes examples of the sources' matrices.
     """
 
     numbers: Callable[[Sources], pl.DataFrame]
-    draw: Callable[[pl.DataFrame, Sources], Figure]
+    draw: Callable[..., Figure]
     stand_in: Literal["table", "blocks"] | None = None
-
-
-def _alone(draw: Callable[[pl.DataFrame], Figure]) -> Callable[[pl.DataFrame, Sources], Figure]:
-    """A figure that needs only the numbers."""
-    return lambda numbers, sources: draw(numbers)
+    with_matrices: bool = False
 
 
 def _of_models(name: str, sources: Sources) -> pl.DataFrame:
@@ -62,42 +60,33 @@ def _of_pairs(name: str, sources: Sources) -> pl.DataFrame:
     return pl.concat([own, published_pairs(name)]) if sources.published else own
 
 
-def _with_matrices(rows: pl.DataFrame, sources: Sources) -> Figure:
-    return models.by_size(rows, examples(sources.blocks))
-
-
 FIGURES: dict[str, Entry] = {
-    "fig2": Entry(partial(_of_models, "fig2"), _with_matrices, stand_in="blocks"),
-    "s1": Entry(partial(_of_models, "s1"), _alone(models.by_size)),
-    "s2": Entry(partial(_of_models, "s2"), _alone(models.by_size)),
-    "fig3": Entry(partial(_of_pairs, "fig3"), _alone(training.medians_and_layers)),
-    "s3": Entry(partial(_of_pairs, "s3"), _alone(training.medians_by_comparison)),
-    "s4": Entry(partial(_of_pairs, "s4"), _alone(training.layers_by_comparison)),
+    "fig2": Entry(partial(_of_models, "fig2"), models.by_size, "blocks", with_matrices=True),
+    "s1": Entry(partial(_of_models, "s1"), models.by_size),
+    "s2": Entry(partial(_of_models, "s2"), models.by_size),
+    "fig3": Entry(partial(_of_pairs, "fig3"), training.medians_and_layers),
+    "s3": Entry(partial(_of_pairs, "s3"), training.medians_by_comparison),
+    "s4": Entry(partial(_of_pairs, "s4"), training.layers_by_comparison),
     "s5": Entry(
         lambda sources: starts.start_curves(sources.runs) if sources.runs else published_starts(),
-        _alone(starts.loss_and_symmetry),
+        starts.loss_and_symmetry,
     ),
     "losses": Entry(
-        lambda sources: starts.losses_by_start(sources.runs),
-        _alone(starts.losses_and_differences),
+        lambda sources: starts.losses_by_start(sources.runs), starts.losses_and_differences
     ),
     "updates": Entry(
-        lambda sources: training.update_curves(sources.runs),
-        _alone(training.medians_by_comparison),
+        lambda sources: training.update_curves(sources.runs), training.medians_by_comparison
     ),
     "heads": Entry(
-        lambda sources: terms.head_terms(sources.scores),
-        _alone(terms.terms_by_layer),
-        stand_in="table",
+        lambda sources: terms.head_terms(sources.scores), terms.terms_by_layer, stand_in="table"
     ),
     "coupling": Entry(
         lambda sources: heads.coupling_rows(sources.blocks),
-        _alone(heads.coupling_by_layer),
+        heads.coupling_by_layer,
         stand_in="blocks",
     ),
     "distances": Entry(
-        lambda sources: distances.distance_rows(sources.scores),
-        _alone(distances.distances_by_layer),
+        lambda sources: distances.distance_rows(sources.scores), distances.distances_by_layer
     ),
 }
 
@@ -146,7 +135,8 @@ def draw(name: str, sources: Sources) -> Figure:
     >>> [axis.get_ylabel() for axis in draw("fig2", Sources()).axes]
     ['symmetry', 'directionality (excess)']
     """
-    return _entry(name).draw(numbers(name, sources), sources)
+    entry, rows = _entry(name), numbers(name, sources)
+    return entry.draw(rows, examples(sources.blocks)) if entry.with_matrices else entry.draw(rows)
 
 
 def save(name: str, sources: Sources, path: Path) -> None:

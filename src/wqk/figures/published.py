@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import polars as pl
 
 from wqk.atlas import published_losses, published_training
 from wqk.figures.curves import CURVE, from_layers, of_cells
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-# Sizes and corpora by figure.
-SHOWN: dict[str, tuple[Sequence[str], Sequence[str]]] = {
-    "fig3": (("12-layer",), ("Wikipedia",)),
-    "s3": (("12-layer",), ("Jigsaw", "Red Pajama")),
-    "s4": (("12-layer",), ("Jigsaw", "Red Pajama")),
-    "s5": (("4-layer",), ("Red Pajama",)),
-}
+# Corpora of the figures that show the 12-layer models; S5 shows a 4-layer one.
+CORPORA = {
+    "fig3": ("Wikipedia",), "s3": ("Jigsaw", "Red Pajama"), "s4": ("Jigsaw", "Red Pajama"),
+}  # fmt: skip
+SIZE = "12-layer"
+STARTS = {"size": "4-layer", "dataset": "Red Pajama", "mode": "encoder"}
 
 
 def published_pairs(figure: str) -> pl.DataFrame:
@@ -34,19 +28,17 @@ def published_pairs(figure: str) -> pl.DataFrame:
     >>> published_pairs("fig3")["mode"].unique(maintain_order=True).to_list()
     ['encoder', 'decoder']
     """
-    sizes, datasets = SHOWN[figure]
     training = published_training()
     return of_cells(
         {
-            f"published: {dataset}, {size}": of_cells(
+            f"published: {dataset}, {SIZE}": of_cells(
                 {
-                    mode: _curves(training.filter(size=size, dataset=dataset, mode=mode))
+                    mode: _curves(training.filter(size=SIZE, dataset=dataset, mode=mode))
                     for mode in ("encoder", "decoder")
                 },
                 "mode",
             )
-            for dataset in datasets
-            for size in sizes
+            for dataset in CORPORA[figure]
         },
         "comparison",
     )
@@ -62,9 +54,8 @@ def published_starts() -> pl.DataFrame:
     >>> published_starts().group_by("start", maintain_order=True).len().rows()
     [('random', 3200), ('symmetric', 1000)]
     """
-    (size,), (dataset,) = SHOWN["s5"]
-    losses = published_losses().filter(size=size, dataset=dataset, mode="encoder")
-    scores = published_training().filter(size=size, dataset=dataset, mode="encoder")
+    losses = published_losses().filter(**STARTS)
+    scores = published_training().filter(**STARTS)
     frames = {
         start: losses.filter(initialization=start).select(
             pl.lit("training_loss").alias("quantity"), "step", pl.col("loss").alias("value")
@@ -85,15 +76,8 @@ def _curves(scores: pl.DataFrame) -> pl.DataFrame:
 def _one_run(curves: pl.DataFrame) -> pl.DataFrame:
     """Curves without bands, since there is one run of each."""
     value = pl.col("value")
-    whole = pl.concat(
-        [
-            pl.DataFrame(schema=CURVE),
-            curves.cast({"value": pl.Float64}, strict=True).with_columns(
-                pl.col("step").cast(pl.Int64)
-            ),
-        ],
-        how="diagonal_relaxed",
-    )
+    typed = curves.cast({"value": pl.Float64, "step": pl.Int64})
+    whole = pl.concat([pl.DataFrame(schema=CURVE), typed], how="diagonal_relaxed")
     return (
         whole.with_columns(low=value, high=value, runs=pl.lit(1, pl.UInt32))
         .select(pl.col(name).cast(kind) for name, kind in CURVE.items())

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from wqk.atlas import survey_table
 from wqk.errors import TableError
 from wqk.runs.run import SETTINGS, Run, open_run
 from wqk.scanning.details import BlockDetails, read_details
 from wqk.scanning.tables import ScoreTable, join, read_table
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from os import PathLike
 
 
 @dataclass(frozen=True)
@@ -84,11 +80,9 @@ def read_sources(*paths: str | PathLike[str]) -> Sources:
 
 def _run_folders(path: Path) -> list[Path]:
     """The run's own folder, or those of the runs directly below it."""
-    return [path] if (path / SETTINGS).is_file() else _sorted_parents(path.glob(f"*/{SETTINGS}"))
-
-
-def _sorted_parents(files: Iterable[Path]) -> list[Path]:
-    return sorted(file.parent for file in files)
+    if (path / SETTINGS).is_file():
+        return [path]
+    return sorted(file.parent for file in path.glob(f"*/{SETTINGS}"))
 
 
 def _survey(folder: Path) -> ScoreTable:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 from importlib.util import find_spec
+from os import PathLike
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING
 
 from wqk._files import check_output, write_whole
 from wqk._version import __version__
@@ -20,10 +21,6 @@ from wqk.reporting.placing import placement_list, placements, points
 from wqk.reporting.summary import notes, provenance, summary_table
 from wqk.scanning.details import Details
 from wqk.scanning.tables import ScoreTable
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from os import PathLike
 
 SCRIPTS = ("scores.js", "drawing.js", "sections.js", "matrices.js", "table.js", "page.js")
 ENDINGS = (".html", ".htm")

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING
 
 from wqk.errors import MissingPackage
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 LEVEL = 0.95  # of intervals; the test's size is 1 − LEVEL
 POWER = 0.8  # with which the smallest detectable effect is detected

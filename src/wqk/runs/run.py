@@ -16,20 +16,18 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 
 from wqk._files import json_line, read_lines, write_whole
 from wqk.errors import RunError, first_line
 from wqk.scanning.tables import ScoreTable
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from os import PathLike
 
 SETTINGS, METRICS, SCORES, UPDATES = "run.json", "metrics.jsonl", "scores.jsonl", "updates.jsonl"
 

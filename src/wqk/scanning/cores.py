@@ -13,15 +13,13 @@ back as soon as no block is being scored.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from threading import Condition
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from threadpoolctl import ThreadpoolController
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _changed = Condition()
 _sharing = 0  # small blocks that are being scored

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from wqk.errors import MissingPackage, first_line
 from wqk.forms import BilinearForm
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def mover(device: str) -> Callable[[BilinearForm], BilinearForm]:

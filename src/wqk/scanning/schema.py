@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping
 
 import polars as pl
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
 
 # 2: columns of MEASURES may follow; files of version 1 are read as before.
 SCHEMA_VERSION = 2

@@ -27,20 +27,18 @@ import os
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wqk._files import read_lines
 from wqk.errors import RunError
 from wqk.runs.run import METRICS, SETTINGS, checkpoints_in, open_run
 from wqk.training.recipe import Recipe, differences, make_recipe
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from os import PathLike
 
 
 @dataclass(frozen=True)

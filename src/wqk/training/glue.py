@@ -5,9 +5,11 @@ Axis letters: B batch, N tokens, C classes (or one number).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,10 +17,6 @@ from wqk.errors import CheckpointError, MissingPackage, RunError
 from wqk.runs.paired import Paired, paired
 from wqk.runs.run import SETTINGS, open_run
 from wqk.training.glue_tasks import SentenceTask, judge
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from os import PathLike
 
 
 @dataclass(frozen=True)

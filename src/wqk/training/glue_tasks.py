@@ -9,14 +9,12 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from wqk.errors import CorpusError, MissingPackage
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 # GLUE's own metrics; a task that is not listed has accuracy, or, of numbers, both correlations.
 METRICS: Mapping[str, tuple[str, ...]] = {

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from wqk.checkpoints import steps_of
 from wqk.checkpoints.local import has_weights
@@ -17,9 +17,6 @@ from wqk.checkpoints.retries import within_deadline
 from wqk.checkpoints.steps import step_in
 from wqk.errors import CheckpointError, HubError, WqkError
 from wqk.scanning.surveys.model_sets import is_model_set, model_set, read_list
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import polars as pl
 
 from wqk.attention import attention_plans
 from wqk.checkpoints import open_checkpoint, steps_of
@@ -69,7 +71,8 @@ def watch(
     """
     looks: dict[str, str | None] = {}
     reported: set[str] = set()
-    done = _scored(Path(out))
+    scores = Path(out, "scores.parquet")
+    done = set(read_table(scores).frame["checkpoint"].unique()) if scores.exists() else set()
     while True:
         ready = []
         for folder in _steps(Path(run)):
@@ -91,7 +94,7 @@ def watch(
             names = sorted({*done, *ready}, key=_step)
             table = survey(names, out=out, gamma=gamma, heads=heads, executor=executor, jobs=1)
             for folder in ready:
-                rows = table.filter(_is(folder))
+                rows = table.filter(pl.col("checkpoint") == folder)
                 if on_scores and len(rows):
                     on_scores(rows)
             done |= set(ready)
@@ -105,17 +108,5 @@ def _steps(run: Path) -> list[str]:
     return [folder for folder in steps_of(str(run)) if folder != str(run)] if run.is_dir() else []
 
 
-def _scored(out: Path) -> set[str]:
-    """The checkpoints that an earlier watch has scored."""
-    path = out / "scores.parquet"
-    return set(read_table(path).frame["checkpoint"].unique()) if path.exists() else set()
-
-
 def _step(folder: str) -> int:
     return int(Path(folder).name.rpartition("-")[2])
-
-
-def _is(folder: str) -> Any:
-    import polars as pl
-
-    return pl.col("checkpoint") == folder

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wqk.errors import CorpusError
 from wqk.training.corpus.reading import DOCUMENTS
 from wqk.training.corpus.store import sha256
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 # Of BERT, and of the paper (Table S1).
 VOCABULARY_SIZE = 30_522

@@ -14,14 +14,12 @@ import io
 import json
 import lzma
 import zlib
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, BinaryIO
+from pathlib import Path
+from typing import Any
 
 from wqk.errors import CorpusError, MissingPackage, WqkError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 # A longer document, or line of JSON, is more often a mistake than a text. The tokenizers library
 # takes 100 bytes a character of it.
@@ -140,13 +138,12 @@ def ending(path: Path) -> str:
     return suffixes[-1] if suffixes else ""
 
 
-def _open(path: Path) -> BinaryIO:
+def _open(path: Path) -> Any:
     opener: Any = COMPRESSIONS.get(path.suffix.lower(), lambda path: path.open("rb"))
-    file: BinaryIO = opener(path)
-    return file
+    return opener(path)
 
 
-def _open_zstandard(path: Path) -> BinaryIO:
+def _open_zstandard(path: Path) -> Any:
     try:
         import pyarrow  # type: ignore[import-untyped]
     except ImportError:
@@ -199,10 +196,6 @@ def _csv(path: Path, field: str, document: str) -> Iterator[str]:
     yield from read_rows(str(path), field, "csv", data_files=str(path), as_text=True, **options)
 
 
-def _parquet(path: Path, field: str, document: str) -> Iterator[str]:
-    return read_rows(str(path), field, "parquet", data_files=str(path))
-
-
 def _text(row: dict[str, Any], field: str, where: str) -> str:
     if field not in row:
         raise _no_field(where, field, list(row))
@@ -251,7 +244,7 @@ FORMATS: dict[str, Callable[[Path, str, str], Iterator[str]]] = {
     ".ndjson": _json_lines,
     ".json": _json_lines,
     ".csv": _csv,
-    ".parquet": _parquet,
+    ".parquet": lambda path, field, _: read_rows(str(path), field, "parquet", data_files=str(path)),
 }
 COMPRESSIONS: dict[str, Callable[[Path], Any]] = {
     ".xz": lzma.open,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import re
 import tomllib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wqk.errors import CorpusError
 from wqk.training.corpus.reading import (
@@ -18,9 +19,6 @@ from wqk.training.corpus.reading import (
     read_documents,
     read_rows,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 # Seconds that the network has to answer at all.
 SECONDS = 5
@@ -97,7 +95,11 @@ def find_source(text: str, subset: str | None, split: str | None) -> Source:
 def _find_files(path: Path) -> Source | None:
     if path.is_dir():
         inside = (file for file in path.rglob("*") if is_readable(file) and file.is_file())
-        files = sorted(file for file in inside if not _hidden(file.relative_to(path)))
+        files = sorted(
+            file
+            for file in inside
+            if not any(part.startswith(".") for part in file.relative_to(path).parts)
+        )
         if not files:
             raise CorpusError(f"{path}: has no text files; expected {_formats()}")
         return Source(path.resolve().name, tuple(files))
@@ -125,10 +127,6 @@ def _find_data_set(text: str, subset: str | None, split: str | None) -> Source:
 def _named() -> dict[str, dict[str, str]]:
     """The named corpora, from the table next to this file."""
     return tomllib.loads(Path(__file__).with_name("sources.toml").read_text(encoding="utf-8"))
-
-
-def _hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
 
 
 def _formats() -> str:

@@ -19,18 +19,16 @@ import contextlib
 import io
 import json
 import shutil
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import polars as pl
 
 from wqk._files import locked, unwritable, write_whole
 from wqk.errors import CorpusError, WqkError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
 
 @dataclass(frozen=True)
