@@ -89,9 +89,11 @@ def evidence(
     return one
 
 
-def with_updates(form: Callable[[int, int], BilinearForm], **others: Any) -> Evidence:
+def with_updates(
+    form: Callable[[int, int], BilinearForm], units: int = U, **others: Any
+) -> Evidence:
     """Evidence whose updates are forms of the batch and the layer."""
-    updates = {str(k): [SimpleNamespace(form=form(u, k)) for u in range(U)] for k in range(L)}
+    updates = {str(k): [SimpleNamespace(form=form(u, k)) for u in range(units)] for k in range(L)}
     return evidence(updates=updates, **others)
 
 

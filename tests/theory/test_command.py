@@ -104,15 +104,21 @@ def test_steps_of_a_run_stand_side_by_side(place: Path) -> None:
 
 
 HOSTILE: dict[str, tuple[list[str], str]] = {
-    "ending": (["llama", "--out", "findings.txt"], "expected .json, .md, .csv, got '.txt'"),
-    "folder": (["llama", "--out", "/nowhere/findings.md"], "there is no folder /nowhere"),
-    "picture": (["llama", "--figure", "tails.gif"], "expected .png, .pdf, .svg, got '.gif'"),
+    "ending": (
+        ["llama", "--out", "findings.txt"],
+        "written as .json, .md, .csv; got the ending '.txt'",
+    ),
+    "folder": (["llama", "--out", "/nowhere/findings.md"], "/nowhere/findings.md"),
+    "picture": (
+        ["llama", "--figure", "tails.gif"],
+        "written as .png, .pdf, .svg; got the ending '.gif'",
+    ),
     "no model": (["absent"], "no such file or folder"),
-    "no run": (["llama", "--steps", "all"], "steps are those of a training run"),
+    "no run": (["llama", "--steps", "all"], "only a training run has steps"),
     "no step": (["run", "--steps", "3"], "no checkpoint at step 3; saved are 0, 4"),
     "masks": (["llama", "--objective", "masked"], "no masked language model of type 'llama'"),
     "no layer": (["llama", "--layers", "9"], "has no layer 9; its layers are 0 to 1"),
-    "revision": (["llama", "--revision", "main"], "revisions are those of a hub repository"),
+    "revision": (["llama", "--revision", "main"], "only a Hub repository has revisions"),
     "much": (["llama", "--batches", "100000"], "take fewer or shorter ones"),
 }
 

@@ -13,10 +13,14 @@ from wqk.theory.counts import (
     Pieces,
     count_pairs,
     cut,
+    own_masks,
     shares_above_one,
 )
+from wqk.theory.evidence import Evidence
+from wqk.theory.subject import Subject
+from wqk.theory.text import Text
 
-CUTS = ("stream", "documents", "aligned", "starts")
+CUTS = ("stream", "documents")
 
 
 def by_loop(tokens: np.ndarray, pieces: Pieces, size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -58,29 +62,11 @@ def test_counts_are_those_of_a_loop_over_pairs(
 
 @settings(max_examples=25)
 @given(streams, st.integers(1, 7))
-def test_whole_cuts_keep_every_token_in_blocks_no_longer_than_asked(
-    documents: list[list[int]], block: int
-) -> None:
+def test_whole_documents_keep_every_token(documents: list[list[int]], block: int) -> None:
     offsets = np.cumsum([0, *map(len, documents)])
-    for how in ("documents", "aligned"):
-        starts, stops = cut(offsets, how, block)
-        assert (stops - starts).sum() == offsets[-1]
-    starts, stops = cut(offsets, "aligned", block)
-    assert (stops - starts <= block).all()
-    # No block crosses from one document to the next.
-    assert all(np.searchsorted(offsets, a, "right") == np.searchsorted(offsets, b, "left")
-               for a, b in zip(starts, stops, strict=True) if a < b)  # fmt: skip
-
-
-def test_long_texts_are_counted_in_parts_that_fit_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    random = np.random.default_rng(0)
-    tokens = random.integers(0, 50, 5000)
-    pieces = cut(np.sort(np.append(random.integers(0, 5000, 40), [0, 5000])), "aligned", 64)
-    whole = count_pairs(tokens, pieces, 50, chunks=3)
-    monkeypatch.setattr("wqk.theory.counts.CHUNK", 100)
-    in_parts = count_pairs(tokens, pieces, 50, chunks=3)
-    np.testing.assert_array_equal(whole.context, in_parts.context)
-    np.testing.assert_array_equal(whole.prediction, in_parts.prediction)
+    starts, stops = cut(offsets, "documents", block)
+    assert (stops - starts).sum() == offsets[-1]
+    assert starts.tolist() == offsets[:-1].tolist()
 
 
 def test_equation_s68_gives_the_ratio_from_the_chances_at_each_position() -> None:
@@ -94,25 +80,30 @@ def test_equation_s68_gives_the_ratio_from_the_chances_at_each_position() -> Non
         assert counts.ratio[token] == pytest.approx(expected, rel=1e-12)
 
 
+def masked(share: float, blocks: int = 2000, seed: int = 0) -> Evidence:
+    """Five batches of blocks in which every token has a place of its own."""
+    tokens = np.tile(np.arange(10), (5, blocks, 1))
+    subject = Subject("none", None, "masked", tokens, 10, mask_share=share, seed=seed)
+    return Evidence(subject, Text("t", np.arange(10), np.array([0, 10]), 11, 10))
+
+
 def test_masked_counts_are_equal_on_average_and_have_the_expected_size() -> None:
-    # Σ_k' Pr(mask) over the N − 1 others, without the further N of Equations S79 and S80.
-    share, block, blocks = 0.3, 10, 20_000
-    tokens = np.tile(np.arange(block), blocks)
-    pieces = cut(np.array([0, len(tokens)]), "stream", block)
-    counts = count_pairs(tokens, pieces, block, mask_share=share)
-    expected = blocks * share * (1 - share) * (block - 1)
+    # (N − 1) times the chance to be masked and another not to be, without the further N of
+    # Equations S79 and S80; of exactly k masked tokens that is k (N − k) / N.
+    counts = own_masks(masked(0.3))
+    expected = 10_000 * 3 * 7 / 10
     for side in (counts.context, counts.prediction):
-        np.testing.assert_allclose(side.sum(axis=0), expected, rtol=0.03)
-    np.testing.assert_allclose(counts.ratio, 1, rtol=0.05)
+        np.testing.assert_allclose(side.sum(axis=0)[:10], expected, rtol=0.05)
+    np.testing.assert_allclose(counts.ratio[:10], 1, rtol=0.05)
+    assert counts.occurrences.sum(axis=0).tolist() == [10_000] * 10 + [0]
     # The same tokens in the same places, read from left to right, are nothing like equal.
-    assert count_pairs(tokens, pieces, block).ratio[[0, -1]].tolist() == [np.inf, 0]
+    stream = np.tile(np.arange(10), 100)
+    causal = count_pairs(stream, cut(np.array([0, 1000]), "stream", 10), 10)
+    assert causal.ratio[[0, -1]].tolist() == [np.inf, 0]
 
 
 def test_masks_are_those_of_the_seed() -> None:
-    tokens, pieces = np.arange(100) % 7, cut(np.array([0, 100]), "stream", 10)
-    one, again, other = (
-        count_pairs(tokens, pieces, 7, mask_share=0.2, seed=seed).context for seed in (0, 0, 1)
-    )
+    one, again, other = (own_masks(masked(0.2, 10, seed)).context for seed in (0, 0, 1))
     assert (one == again).all()
     assert (one != other).any()
 

@@ -39,8 +39,8 @@ REFUSALS = {
     "go through a latent": (
         "deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "deepseek-v3-yarn",
     ),
-    "cut off at ±0.7": ("mpt-clipped", "olmo-clipped"),
-    "linear biases twice": ("falcon-alibi",),
+    "clipped at ±0.7": ("mpt-clipped", "olmo-clipped"),
+    "linear biases are added twice": ("falcon-alibi",),
     "reports no attention": (
         "data2vec-vision", "mask2former", "sam", "siglip", "siglip-hub", "siglip-vision",
         "wavlm", "wavlm-large",

@@ -134,7 +134,7 @@ def test_a_run_is_opened_at_its_last_step_or_at_others(place: Path) -> None:
         assert {state.name for state in seen} == {"run"}
     with pytest.raises(RunError, match="no checkpoint at step 3; saved are 0, 7"):
         open_subjects(run, place / "tokens.npy", steps=(3,), **SMALL)
-    with pytest.raises(RunError, match="steps are those of a training run"):
+    with pytest.raises(RunError, match="only a training run has steps"):
         open_subjects(str(place / "bert"), place / "tokens.npy", steps=(), **SMALL)
 
 
@@ -180,10 +180,10 @@ def test_text_in_another_vocabulary_is_refused_or_doubted(place: Path) -> None:
 
     assert doubt(place / "bert", "store") == ""
     assert doubt(subjects.configuration(place), "store") == ""  # its weights know no words
-    assert "numbers alone" in doubt(place / "decoder", "tokens.npy")
+    assert "token ids alone" in doubt(place / "decoder", "tokens.npy")
     assert "no tokenizer" in doubt(place / "run", "tokens.npy")
     # Without a tokenizer the sizes have to be equal: 40 entries against those of the store.
-    with pytest.raises(CorpusError, match="is in another vocabulary, of"):
+    with pytest.raises(CorpusError, match="uses another vocabulary"):
         doubt(place / "run", "store")
     size = open_text(place / "store", "unused").vocabulary_size
     subjects.save(subjects.bert(vocab_size=size), place / "bare")
@@ -233,15 +233,20 @@ HOSTILE: dict[str, tuple[str, dict[str, Any], type[WqkError], str]] = {
     "no tokenizer": ("mute", {"corpus": "plain.txt"}, CorpusError, "has no tokenizer"),
     "two axes": ("decoder", {"corpus": "square.npy"}, CorpusError, "one dimension"),
     "pickled": ("decoder", {"corpus": "object.npy"}, CorpusError, "cannot be read"),
-    "negative": ("decoder", {"corpus": "negative.npy"}, CorpusError, "token numbers"),
-    "foreign": ("decoder", {"corpus": "large.npy"}, CorpusError, "another vocabulary, of 1001"),
+    "negative": ("decoder", {"corpus": "negative.npy"}, CorpusError, "token ids"),
+    "foreign": (
+        "decoder",
+        {"corpus": "large.npy"},
+        CorpusError,
+        "another vocabulary \\(1001 entries",
+    ),
     "short": ("decoder", {"corpus": "tokens.npy", "batches": 10**4}, CorpusError, "take fewer"),
     "long blocks": ("bert", {"block": 64}, CheckpointError, "try a shorter --block"),
     "revision of a folder": (
         "bert",
         {"revision": "main"},
         CheckpointError,
-        "revisions are those of a hub repository",
+        "only a Hub repository has revisions",
     ),
     "all masked": ("bert", {"mask_share": 1.0}, CorpusError, r"lies in \(0, 1\)"),
 }

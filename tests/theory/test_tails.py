@@ -8,7 +8,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wqk import BilinearForm
-from wqk.theory.tails import simulate_update, tails
+from wqk.theory.tails import tails
+
+
+def simulate_update(
+    variances: np.ndarray,
+    *,
+    context_share: float = 1.0,
+    contexts: int = 256,
+    tokens: int = 16,
+    seed: int = 0,
+) -> BilinearForm:
+    """One update under the assumptions of Proposition S1.8 and Theorem S1.12, drawn at random.
+
+    Of the tokens t*, a share acts as context, Σ_i β_i x_i yᵀ, and the others are predicted,
+    y (Σ_j β_j x_j)ᵀ. Every y has the identity as covariance, as the proposition asks.
+    """
+    random = np.random.default_rng(seed)
+    shape = (contexts, len(variances))
+    # Of normal x_i, the sum Σ_i β_i x_i is normal with the covariance Σ_i β_i² Σ.
+    sizes = np.linalg.norm(random.standard_normal((contexts, tokens)), axis=1, keepdims=True)
+    summed = sizes * random.standard_normal(shape) * np.sqrt(variances)
+    own = random.standard_normal(shape)
+    as_context = np.arange(contexts)[:, None] < context_share * contexts
+    query, key = np.where(as_context, summed, own), np.where(as_context, own, summed)
+    return BilinearForm(query.T, key.T)
 
 
 def random_form(seed: int, width: int = 12) -> BilinearForm:

@@ -96,17 +96,18 @@ def theory(
       wqk theory ./run --corpus ./corpus --steps all --out findings.json
       wqk theory ./seed-1 ./seed-2 ./seed-3 --corpus ./corpus -v
     """
+    from wqk._files import check_output
     from wqk._style import PICTURES
     from wqk.cli import display, theory_display
     from wqk.figures import save_figure
     from wqk.figures.theory import tails
     from wqk.theory.causes import curves
-    from wqk.theory.report import WRITERS, as_objects, check_ending, save
+    from wqk.theory.report import FINDINGS, WRITERS, as_objects, save
     from wqk.theory.study import study
 
-    for path, endings in ((out, WRITERS), (figure, PICTURES)):
+    for path, what, endings in ((out, FINDINGS, WRITERS), (figure, "a picture", PICTURES)):
         if path:
-            check_ending(path, endings)
+            check_output(path, what, endings)
     with theory_display.progress() as on_progress:
         reports = study(
             refs, corpus, layers=layers, objective=objective, on_progress=on_progress, **options

@@ -10,6 +10,7 @@ Axes: T trials, D width (the paper's n), R rank.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -26,29 +27,20 @@ if TYPE_CHECKING:
 
     Law = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 
-# Trials whose matrices are in memory at once hold about so many entries.
+# Trials whose matrices are in memory at once have about so many entries.
 ENTRIES = 1 << 22
 
 # The widths between which the directionality should fall, and how many matrices of each are drawn,
 # in how many groups.
 NARROW, WIDE, TRIALS, GROUPS = 32, 128, 400, 20
 
-
-def _sparse(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    return np.asarray(random.standard_normal(shape) * (random.random(shape) < 0.05))
-
-
-def _students(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    # Finite variance, infinite fourth moment.
-    return random.standard_t(3, shape)
-
-
-# Laws of the entries, from the mildest to those that break an assumption.
+# Laws of the entries, from the mildest to those that break an assumption. Student's has a finite
+# variance and an infinite fourth moment.
 LAWS: dict[str, Law] = {
     "normal": lambda random, shape: random.standard_normal(shape),
     "uniform": lambda random, shape: random.uniform(-1, 1, shape),
-    "sparse": _sparse,
-    "student": _students,
+    "sparse": lambda random, shape: random.standard_normal(shape) * (random.random(shape) < 0.05),
+    "student": lambda random, shape: random.standard_t(3, shape),
     "cauchy": lambda random, shape: random.standard_cauchy(shape),
     "not centered": lambda random, shape: 0.5 + random.standard_normal(shape),
 }
@@ -67,7 +59,7 @@ def simulate_scores(
 ) -> Scores:
     """Symmetry and directionality of random matrices, dense or of low rank.
 
-    Sparse factors now and then make a zero matrix, which has no scores and is left out.
+    Sparse factors now and then give a zero matrix, which has no scores and is left out.
 
     Parameters
     ----------
@@ -77,10 +69,8 @@ def simulate_scores(
         R of the factors, whose entries are then drawn; None for a dense matrix.
     law
         A name out of `LAWS`.
-    trials
-        Number of matrices.
-    seed
-        Of everything.
+    trials, seed
+        Number of matrices, and the seed of everything.
 
     Examples
     --------
@@ -88,8 +78,7 @@ def simulate_scores(
     >>> bool(abs(s.mean() - 1 / 32) < 3 * s.std() / 2000**0.5), bool(s.mean() < 8 / 32 / 4)
     (True, True)
     """
-    random = np.random.default_rng(seed)
-    draw = LAWS[law]
+    random, draw = np.random.default_rng(seed), LAWS[law]
     scores = []
     at_once = max(1, ENTRIES // width**2)
     for start in range(0, trials, at_once):
@@ -125,23 +114,18 @@ def _parts(evidence: Evidence) -> Sample:
     return sample_of((0, layer, measure(form)) for layer, form in evidence.forms.items())
 
 
-def _draws(width: int, evidence: Evidence) -> Scores:
+def _draws(evidence: Evidence, width: int) -> Scores:
     return simulate_scores(width, trials=TRIALS, seed=evidence.subject.seed)
 
 
-def _eightfold(evidence: Evidence) -> Sample:
-    return Sample(WIDE * _draws(WIDE, evidence).symmetry[:, None], "draws")
-
-
-def _centered(evidence: Evidence) -> Sample:
-    return Sample(_draws(WIDE, evidence).directionality[:, None], "draws")
+_wide, _narrow = partial(_draws, width=WIDE), partial(_draws, width=NARROW)
 
 
 def _falling(evidence: Evidence) -> Sample:
     """Ln E|d| of wide matrices less that of narrow ones, group by group."""
     narrow, wide = (
-        np.abs(_draws(width, evidence).directionality).reshape(GROUPS, -1).mean(axis=1)
-        for width in (NARROW, WIDE)
+        np.abs(evidence.once(draws).directionality).reshape(GROUPS, -1).mean(axis=1)
+        for draws in (_narrow, _wide)
     )
     return Sample(np.log(wide / narrow)[:, None], "draws")
 
@@ -164,7 +148,7 @@ STATEMENTS = (
         f"n·s of drawn matrices, n = {WIDE}",
         "near",
         1.0,
-        _eightfold,
+        lambda evidence: Sample(WIDE * evidence.once(_wide).symmetry[:, None], "draws"),
         null=8.0,
         needs="nothing",
     ),
@@ -175,7 +159,7 @@ STATEMENTS = (
         f"d of drawn matrices, n = {WIDE}",
         "near",
         0.1,
-        _centered,
+        lambda evidence: Sample(evidence.once(_wide).directionality[:, None], "draws"),
         needs="nothing",
     ),
     Statement(

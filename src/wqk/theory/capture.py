@@ -30,17 +30,10 @@ class Record(NamedTuple):
 
 @contextmanager
 def attention_recorded(model: Any, plans: Sequence[AttentionPlan]) -> Iterator[list[Record]]:
-    """A model whose passes leave a record of each of the plans' blocks.
+    """Record each of a `transformers` model's blocks, given as plans, in every pass.
 
     Within the context the model is in evaluation mode and gradients are on; afterwards it is as it
     was before.
-
-    Parameters
-    ----------
-    model
-        A `transformers` model.
-    plans
-        Blocks of it, as ``attention_plans(open_checkpoint(model))`` gives them.
     """
     import torch
 
@@ -67,7 +60,7 @@ def attention_recorded(model: Any, plans: Sequence[AttentionPlan]) -> Iterator[l
 
 
 def require_records(model: Any, plans: Sequence[AttentionPlan], records: Sequence[Record]) -> None:
-    """See that every block was recorded.
+    """Check that every block was recorded.
 
     Raises
     ------
@@ -85,10 +78,7 @@ def require_records(model: Any, plans: Sequence[AttentionPlan], records: Sequenc
 
 @contextmanager
 def _plain_implementations(model: Any) -> Iterator[None]:
-    """Attention that reports its probabilities, and experts that know every number type.
-
-    Set in every configuration that some part of the model holds, those of its parts after its own.
-    """
+    """Attention that reports its probabilities and experts for every number type, in all parts."""
     names = ("_attn_implementation", "_experts_implementation")
     configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
     before = [(c, name, getattr(c, name, None)) for c in configs.values() for name in names]

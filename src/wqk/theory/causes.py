@@ -1,8 +1,8 @@
 """What makes an update directional: the text's order, the mean of the inputs, or their coordinates.
 
-A layer's update Σ_ij β_ij x_i x_jᵀ is made anew with one thing changed, and its rows and columns
-are compared again. Row sums of β are 0, because a softmax ignores what all its scores share; so the
-mean of the inputs falls out of the context side of every update, and stays on the predicted one.
+A layer's update Σ_ij β_ij x_i x_jᵀ is computed again with one thing changed, and so are the tails
+of its rows and columns. Row sums of β are 0, because a softmax ignores what all its scores share:
+the mean of the inputs drops out of the context side of every update, and stays on the other one.
 
 Axes: B batch, N tokens (i predicted, j context), D width.
 """
@@ -30,18 +30,11 @@ FLAT = 1e-6
 
 
 def in_isolation(updates: Sequence[Update], seed: int = 0) -> dict[str, list[BilinearForm]]:
-    """The updates of one layer on several batches, with one thing changed.
+    """One layer's updates on several batches, with one thing changed.
 
-    ``centered``: inputs less their mean over all batches. ``isotropic``: centered and made of equal
-    variance in all directions. ``rotated``: in another orthonormal basis, drawn at random. ``random
-    signs``: every β_ij with a sign of its own.
-
-    Parameters
-    ----------
-    updates
-        Of one layer.
-    seed
-        Of the basis and the signs.
+    ``centered``: inputs less their mean over all batches. ``isotropic``: centered, and with equal
+    variance in all directions. ``rotated``: in another orthonormal basis, drawn by ``seed``.
+    ``random signs``: every β_ij with a sign of its own, drawn likewise.
 
     Examples
     --------
@@ -82,16 +75,13 @@ def rearranged(subject: Subject) -> dict[str, Subject]:
     """
     random = np.random.default_rng(subject.seed)
     return {
-        "shuffled": subject.having(blocks=random.permuted(subject.blocks, axis=-1)),
-        "reversed": subject.having(blocks=np.ascontiguousarray(subject.blocks[..., ::-1])),
+        "shuffled": replace(subject, blocks=random.permuted(subject.blocks, axis=-1)),
+        "reversed": replace(subject, blocks=np.ascontiguousarray(subject.blocks[..., ::-1])),
     }
 
 
 def lost(whole: Sample, changed: Mapping[str, Sample]) -> Sample:
-    """How much smaller a ratio becomes by the first of several changes, batch by batch.
-
-    The ratios themselves are the details.
-    """
+    """How much smaller the first of several changes makes a ratio, which is in the details."""
     details = {"as it is": whole.values} | {name: one.values for name, one in changed.items()}
     first = next(iter(changed.values()))
     return Sample(whole.values - first.values, whole.unit, whole.layers, details)

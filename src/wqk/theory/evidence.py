@@ -1,6 +1,6 @@
 """What the statements are measured on: a subject's weights and gradients, each read once.
 
-Axes: B batch, N tokens (i predicted, j context), D width, U batches, L layers.
+Axes: B batch, N tokens (i predicted, j context), D width.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from wqk.theory.subject import IGNORED
 from wqk.theory.verdict import Sample
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from wqk.attention import Attention
     from wqk.attention.factor import Factor
@@ -33,21 +33,15 @@ if TYPE_CHECKING:
     from wqk.theory.gradients import LayerGradient
     from wqk.theory.subject import Subject
     from wqk.theory.text import Text
-    from wqk.theory.verdict import Needs, Statement
-
+    from wqk.theory.verdict import Statement
 
 Kept = TypeVar("Kept")
 
 
 class Update(NamedTuple):
-    """What one layer's update on one batch is made of.
+    """One layer's update on one batch: its inputs x, (B, N, D), and β summed over heads, (B, N, N).
 
-    Attributes
-    ----------
-    inputs
-        x, (B, N, D): what the query and key projections are applied to.
-    beta
-        β summed over heads, (B, N, N).
+    In self-attention, ``inputs`` are what both the query and the key projections are applied to.
     """
 
     inputs: np.ndarray
@@ -55,7 +49,7 @@ class Update(NamedTuple):
 
     @classmethod
     def of(cls, layer: LayerGradient) -> Update:
-        """A self-attention layer's own."""
+        """That of a self-attention layer."""
         return cls(layer.query_input, np.asarray(layer.beta.sum(axis=1)))
 
     @property
@@ -76,6 +70,11 @@ class Evidence:
         The model with its blocks, and the whole text that the blocks are from.
     layers
         Numbers of the layers to look at; all where None.
+
+    Raises
+    ------
+    TheoryError
+        When something is asked for: the model has no such layer, or its scores are not bilinear.
     """
 
     subject: Subject
@@ -84,7 +83,7 @@ class Evidence:
     _kept: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def once(self, compute: Callable[[Evidence], Kept]) -> Kept:
-        """What a function says of this evidence, computed when it is first asked for."""
+        """The result of a function of this evidence, computed on the first call."""
         if compute not in self._kept:
             self._kept[compute] = compute(self)
         kept: Kept = self._kept[compute]
@@ -92,13 +91,7 @@ class Evidence:
 
     @cached_property
     def plans(self) -> list[AttentionPlan]:
-        """The chosen blocks.
-
-        Raises
-        ------
-        TheoryError
-            The model has no such layer.
-        """
+        """The chosen attention blocks."""
         return chosen_plans(open_checkpoint(self.subject.model), self.layers)
 
     @cached_property
@@ -121,26 +114,29 @@ class Evidence:
     def gradients(self) -> list[list[LayerGradient]]:
         """Of the model's own loss, self-attention only: a list of layers for each batch."""
         bilinear_plans(self.subject.name, self.plans)
-        return [self._gradients(batch) for batch in self.batches]
+        model, blocks = self.subject.model, self.blocks
+        all_layers = (gradients(model, batch, blocks=blocks) for batch in self.batches)
+        return [[g for g in layers if g.attention.plan.kind == "self"] for layers in all_layers]
+
+    @property
+    def by_layer(self) -> dict[str, list[LayerGradient]]:
+        """The same by layer: one gradient for each batch and application."""
+        layers: dict[str, list[LayerGradient]] = {}
+        for batch in self.gradients:
+            for layer in batch:
+                layers.setdefault(self.label(layer.attention.plan), []).append(layer)
+        return layers
 
     @cached_property
     def updates(self) -> dict[str, list[Update]]:
         """Each layer's updates, one for each batch and application."""
-        updates: dict[str, list[Update]] = {}
-        for layers in self.gradients:
-            for layer in layers:
-                updates.setdefault(self.label(layer.attention.plan), []).append(Update.of(layer))
-        return updates
+        return {
+            label: [Update.of(layer) for layer in some] for label, some in self.by_layer.items()
+        }
 
     @cached_property
     def forms(self) -> dict[str, BilinearForm]:
-        """W_qk of each self-attention layer, the sum over its heads.
-
-        Raises
-        ------
-        TheoryError
-            No layer has a square form.
-        """
+        """W_qk of each self-attention layer with a square form, the sum over its heads."""
         forms = {
             self.label(block.plan): block.form
             for block in self.blocks
@@ -178,10 +174,6 @@ class Evidence:
             for layer in layers
         )
 
-    def _gradients(self, batch: Mapping[str, object]) -> list[LayerGradient]:
-        found = gradients(self.subject.model, batch, blocks=self.blocks)
-        return [layer for layer in found if layer.attention.plan.kind == "self"]
-
 
 def sample_of(
     measured: Iterable[tuple[int, str, Mapping[str, float]]], unit: str = "batches"
@@ -203,21 +195,9 @@ def sample_of(
     tables = {name: np.full((len(units), len(layers)), np.nan) for name in names}
     for (index, layer), several in cells.items():
         for name in names:
-            place = units.index(index), layers.index(layer)
-            tables[name][place] = np.mean([numbers[name] for numbers in several])
+            cell = units.index(index), layers.index(layer)
+            tables[name][cell] = np.mean([numbers[name] for numbers in several])
     return Sample(tables.pop(names[0]), unit, tuple(layers), tables)
-
-
-def obstacle(statement: Statement, evidence: Evidence) -> str:
-    """Why a statement cannot be tested on some evidence; empty where it can."""
-    subject = evidence.subject
-    if subject.objective not in statement.objectives:
-        return NOT_FOR[subject.objective]
-    lacking = _lacking(statement.needs, subject)
-    if lacking:
-        more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
-        return f"rests on tensors that the checkpoint lacks: {lacking[0]}{more}"
-    return ""
 
 
 NOT_FOR = {
@@ -227,13 +207,21 @@ NOT_FOR = {
 }
 
 
-def _lacking(needs: Needs, subject: Subject) -> Sequence[str]:
-    """The tensors that are needed and were not in the checkpoint."""
+def obstacle(statement: Statement, evidence: Evidence) -> str:
+    """Why a statement cannot be tested on some evidence; empty where it can."""
+    subject, needs = evidence.subject, statement.needs
+    if subject.objective not in statement.objectives:
+        return NOT_FOR[subject.objective]
     if needs in ("nothing", "text") or not subject.missing:
-        return ()
+        return ""
+    lacking = subject.missing
     if needs == "weights":
-        plans = chosen_plans(open_checkpoint(subject.model), None)
-        used = {part.name for plan in plans for part in plan.parts}
-        return [name for name in subject.missing if name in used]
-    body = f"{subject.model.base_model_prefix}."
-    return [n for n in subject.missing if needs != "forward" or n.startswith(body)]
+        plans = chosen_plans(open_checkpoint(subject.model))
+        lacking = tuple({part.name for plan in plans for part in plan.parts} & {*lacking})
+    elif needs == "forward":  # the head is of no importance
+        body = f"{subject.model.base_model_prefix}."
+        lacking = tuple(name for name in lacking if name.startswith(body))
+    if not lacking:
+        return ""
+    more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+    return f"rests on tensors that the checkpoint lacks: {min(lacking)}{more}"

@@ -148,24 +148,25 @@ def chosen_plans(
     Raises
     ------
     TheoryError
-        There is no such layer; says which there are.
+        There is no such layer.
     UnknownFamily
         No family knows the model.
     """
     plans = attention_plans(checkpoint)
-    there = sorted({plan.layer for plan in plans})
-    absent = sorted(set(layers or ()) - set(there))
+    present = {plan.layer for plan in plans}
+    absent = set(layers or ()) - present
     if absent:
         raise TheoryError(
-            f"{checkpoint.name}: has no layer {absent[0]}; its layers are {there[0]} to {there[-1]}"
+            f"{checkpoint.name}: has no layer {min(absent)}; "
+            f"its layers are {min(present)} to {max(present)}"
         )
     return [plan for plan in plans if layers is None or plan.layer in layers]
 
 
 def bilinear_plans(name: str, plans: Sequence[AttentionPlan]) -> None:
-    """See that the scores of all blocks are bilinear forms of their inputs.
+    """Check that the scores of all blocks are bilinear forms of their inputs.
 
-    What is added to a form's score, such as a bias of positions, does no harm.
+    Terms added to a form's score, such as a bias of positions, do no harm.
 
     Raises
     ------
@@ -173,25 +174,25 @@ def bilinear_plans(name: str, plans: Sequence[AttentionPlan]) -> None:
         The score of a block is not; says why.
     """
     for plan in plans:
-        reason = _refusal(plan)
-        if reason:
-            raise TheoryError(
-                f"{name}: the scores of layer {plan.layer} of the {plan.stack} are not a bilinear "
-                f"form of its inputs: {reason}"
-            )
-
-
-def _refusal(plan: AttentionPlan) -> str:
-    """Why a block's scores, as it reports them, are no bilinear form; empty where they are."""
-    if plan.query.norm or plan.key.norm:
-        return "queries and keys are normalized token by token before they meet"
-    if any(isinstance(side.projection, Composed) for side in (plan.query, plan.key)):
-        return "queries or keys go through a latent that is normalized token by token"
-    if plan.clip is not None:
-        return f"queries and keys are cut off at ±{plan.clip:g}"
-    if plan.position == "scaled alibi":
-        return "it adds its linear biases twice when it reports its attention"
-    return ""
+        sides = plan.query, plan.key
+        reasons = {
+            "queries and keys are normalized token by token before they meet": any(
+                side.norm for side in sides
+            ),
+            "queries or keys go through a latent that is normalized token by token": any(
+                isinstance(side.projection, Composed) for side in sides
+            ),
+            f"queries and keys are clipped at ±{plan.clip}": plan.clip is not None,
+            "its linear biases are added twice in the attention it reports": (
+                plan.position == "scaled alibi"
+            ),
+        }
+        for reason, true in reasons.items():
+            if true:
+                raise TheoryError(
+                    f"{name}: the scores of layer {plan.layer} of the {plan.stack} are not a "
+                    f"bilinear form of its inputs: {reason}"
+                )
 
 
 def load_blocks(checkpoint: Checkpoint, plans: Sequence[AttentionPlan]) -> list[Attention]:
@@ -219,9 +220,9 @@ def gradients(
 ) -> list[LayerGradient]:
     """The exact β_ij of a loss, for every head of every layer (paper, Proposition 2.2).
 
-    The model is run in evaluation mode, without dropout, and is left as it was: its parameters'
-    own gradients are not touched. Numbers are as precise as the model's; for float64 throughout,
-    make it and run this within ``wqk.attention.verification.running.double_precision()``.
+    The model is run in evaluation mode, without dropout, and is left as it was, its parameters'
+    gradients included. Numbers are as precise as the model's; for float64 throughout, build it and
+    run this within ``wqk.attention.verification.running.double_precision()``.
 
     Parameters
     ----------
@@ -233,10 +234,10 @@ def gradients(
         Takes the model and the batch, and gives a scalar tensor; the ``loss`` of
         ``model(**batch)`` otherwise.
     layers
-        Numbers of the layers to look at; all of them otherwise. All attentions of a pass are held
-        in memory, (B, H, N, N) for each layer, as training does.
+        Numbers of the layers to look at; all otherwise. All attentions of a pass are held in
+        memory, (B, H, N, N) for each layer, as in training.
     blocks
-        Weights that were read before, from `load_blocks`; ``layers`` is not looked at then.
+        Weights read before, by `load_blocks`; they replace ``layers``.
 
     Raises
     ------
@@ -251,9 +252,9 @@ def gradients(
     >>> import torch, transformers
     >>> shape = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
     >>> config = transformers.BertConfig(vocab_size=9, intermediate_size=8, **shape)
-    >>> model = transformers.BertForMaskedLM(config)
     >>> tokens = torch.tensor([[3, 1, 4, 1, 5]])
-    >>> (gradient,) = gradients(model, {"input_ids": tokens, "labels": tokens})
+    >>> batch = {"input_ids": tokens, "labels": tokens}
+    >>> (gradient,) = gradients(transformers.BertForMaskedLM(config), batch)
     >>> gradient.beta.shape
     (1, 2, 5, 5)
     >>> gradient.by_prediction(head=0)
@@ -268,12 +269,12 @@ def gradients(
         blocks = load_blocks(checkpoint, plans)
     plans = [block.plan for block in blocks]
     with attention_recorded(model, plans) as records:
-        value = (loss or _own_loss)(model, batch)
+        value = _own_loss(model, batch) if loss is None else loss(model, batch)
         require_records(model, plans, records)
-        found = [use.attention for record in records for use in record.uses]
+        recorded = [use.attention for record in records for use in record.uses]
         if getattr(value, "ndim", None) != 0 or not value.requires_grad:
             raise TheoryError("a loss must be a scalar tensor that depends on the model's weights")
-        errors = iter(torch.autograd.grad(value, found, allow_unused=True))
+        errors = iter(torch.autograd.grad(value, recorded, allow_unused=True))
     result = []
     for block, record in zip(blocks, records, strict=True):
         for application, use in enumerate(record.uses):
@@ -286,6 +287,17 @@ def gradients(
             mixed = record.mixed[application] if record.mixed else None
             result.append(_layer_gradient(block, application, use, error, mixed))
     return result
+
+
+def example() -> LayerGradient:
+    """The gradient of one layer of a small random BERT on five tokens, to try things on."""
+    import torch
+    from transformers import BertConfig, BertForMaskedLM
+
+    shape = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
+    model = BertForMaskedLM(BertConfig(vocab_size=9, intermediate_size=8, **shape))
+    tokens = torch.tensor([[3, 1, 4, 1, 5]])
+    return gradients(model, {"input_ids": tokens, "labels": tokens})[0]
 
 
 def as_array(tensor: Any) -> np.ndarray:
@@ -307,17 +319,18 @@ def _own_loss(model: Any, batch: Mapping[str, Any]) -> Any:
 def _layer_gradient(
     attention: Attention, application: int, use: Heard, error: Any, mixed: Any | None
 ) -> LayerGradient:
-    values = use.inputs.get("value", use.inputs["key"])
-    x, y, shares, errors = map(
-        as_array, (use.inputs["query"], use.inputs["key"], use.attention, error)
-    )
-    tokens, contexts = shares.shape[-2:]
-    x, y = x.reshape(-1, tokens, x.shape[-1]), y.reshape(-1, contexts, y.shape[-1])
-    shares, errors = (
-        a.reshape(-1, attention.head_count, tokens, contexts) for a in (shares, errors)
-    )
+    tokens, contexts = use.attention.shape[-2:]
+
+    def vectors(side: str, count: int) -> np.ndarray:
+        inputs = use.inputs.get(side, use.inputs["key"])
+        return as_array(inputs).reshape(-1, count, inputs.shape[-1])
+
+    x, y = vectors("query", tokens), vectors("key", contexts)
+    shape = -1, attention.head_count, tokens, contexts
+    shares, errors = (as_array(tensor).reshape(shape) for tensor in (use.attention, error))
     centered = errors - (shares * errors).sum(axis=-1, keepdims=True)
     beta = _slope(attention, x, y) * shares * centered
+    given = None if mixed is None else as_array(mixed).reshape(len(shares), tokens, -1)
     return LayerGradient(
         attention,
         application,
@@ -326,8 +339,8 @@ def _layer_gradient(
         shares,
         errors,
         beta,
-        value_input=as_array(values).reshape(len(shares), contexts, -1),
-        mixed=None if mixed is None else as_array(mixed).reshape(len(shares), tokens, -1),
+        value_input=vectors("value", contexts),
+        mixed=given,
     )
 
 

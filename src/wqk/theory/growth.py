@@ -13,6 +13,7 @@ Axes: ``...`` batches, N tokens (i predicted, j context), D width.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -22,6 +23,8 @@ from wqk.theory.evidence import Update
 from wqk.theory.verdict import Sample, Statement
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from wqk.theory.evidence import Evidence
     from wqk.theory.gradients import LayerGradient
 
@@ -38,12 +41,8 @@ class Contributions(NamedTuple):
 def contributions(inputs: Float[Array, "... n d"], beta: Float[Array, "... n n"]) -> Contributions:
     """Each token's share in the update, as context and as prediction (Equations S42-S45).
 
-    Parameters
-    ----------
-    inputs
-        x, (..., N, D): what the query and key projections are applied to.
-    beta
-        β_ij of predicted token i and context token j, (..., N, N).
+    ``inputs`` are the x that query and key projections are applied to; ``beta`` has the predicted
+    tokens i in its rows and the context tokens j in its columns.
 
     Examples
     --------
@@ -64,17 +63,23 @@ def contributions(inputs: Float[Array, "... n d"], beta: Float[Array, "... n n"]
     )
 
 
-def share_above(columns: Float[Array, " d"], rows: Float[Array, " d"]) -> float:
-    """For which share of all pairs of a column and a row the column is the larger; ties count half.
+def share_above(columns: Float[Array, "... d"], rows: Float[Array, "... d"]) -> np.ndarray:
+    """Share of all pairs of a column and a row in which the column is larger; ties count half.
 
     Examples
     --------
-    >>> share_above(np.array([2.0, 2.0, 2.0]), np.array([1.0, 1.0, 4.0]))
+    >>> float(share_above(np.array([2.0, 2.0, 2.0]), np.array([1.0, 1.0, 4.0])))
     0.6666666666666666
     """
-    rows = np.sort(rows)
-    below = np.searchsorted(rows, columns, "left") + np.searchsorted(rows, columns, "right")
-    return float(below.mean() / (2 * len(rows)))
+    width = columns.shape[-1]
+
+    def pairs(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+        """How many pairs have the second above the first, or equal to it."""
+        order = np.concatenate([first, second], axis=-1).argsort(axis=-1, kind="stable")
+        below = (order < width).cumsum(axis=-1)
+        return np.asarray(below.sum(axis=-1, where=order >= width))
+
+    return (pairs(rows, columns) + width**2 - pairs(columns, rows)) / (2 * width**2)
 
 
 class Spread(NamedTuple):
@@ -85,8 +90,8 @@ class Spread(NamedTuple):
     mean_share
         ‖mean‖² / E‖x‖²: 0 for centered vectors.
     dimensions
-        Tr(Σ)² / Tr(Σ²) / D: 1 for an isotropic covariance, 1/D for a line; less what a sample of
-        this size adds to Tr(Σ²) by chance.
+        Tr(Σ)² / Tr(Σ²) / D: 1 for an isotropic covariance, 1/D for a line; Tr(Σ²) is less what a
+        sample of this size adds by chance.
     below
         Share of coordinates with less than the average variance: the rows m of Equation S53.
     """
@@ -143,13 +148,14 @@ def _groupings(update: Update) -> dict[str, float]:
 
 
 def _growth(update: Update) -> dict[str, float]:
-    columns, rows, other_columns, other_rows = (
-        norms.reshape(-1, norms.shape[-1]).mean(axis=0) for norms in contributions(*update)
-    )
-    return {
-        "as_context": share_above(columns, rows),
-        "as_prediction": share_above(other_columns, other_rows),
-    }
+    """Token by token: the norms of one token are spread alike on both sides if inputs are."""
+    added = contributions(*update)
+    sides = {"as_context": added[:2], "as_prediction": added[2:]}
+    shares = {}
+    for name, (columns, rows) in sides.items():
+        some = columns.any(axis=-1)
+        shares[name] = float(share_above(columns[some], rows[some]).mean())
+    return shares
 
 
 def _inputs(evidence: Evidence, first: str) -> Sample:
@@ -165,6 +171,41 @@ def _inputs(evidence: Evidence, first: str) -> Sample:
     return evidence.sample(measure)
 
 
+def _of_updates(measure: Callable[[Update], Mapping[str, float]]) -> Callable[[Evidence], Sample]:
+    return lambda evidence: evidence.sample(lambda layer, _: measure(Update.of(layer)))
+
+
+PRINTED = Statement(
+    "Proposition S1.7, Equation S50",
+    "a predicted token adds (Σ_j β_ij x_j) x_iᵀ",
+    "none; the derivation S46 has its transpose",
+    "mean cosine with what it really adds",
+    "near",
+    0.1,
+    _of_updates(lambda update: {"cosine": as_printed(update)}),
+    null=1.0,
+)
+AS_CONTEXT = Statement(
+    "Proposition S1.8",
+    "as context, a token makes columns grow more than rows",
+    "centered, independent inputs, isotropic on the context side alone; here the model's own",
+    "share of the pairs of a column and a row in which a token's column is the larger",
+    "above",
+    0.05,
+    _of_updates(_growth),
+    null=0.5,
+)
+CENTERED = Statement(
+    "Proposition S1.8, assumption",
+    "inputs are centered",
+    "none",
+    "the mean's share of the mean square",
+    "near",
+    0.05,
+    lambda evidence: _inputs(evidence, "mean_share"),
+    needs="forward",
+)
+
 STATEMENTS = (
     Statement(
         "Proposition S1.7, Equations S42-S49",
@@ -173,59 +214,26 @@ STATEMENTS = (
         "largest difference of the two sums, and of columns and rows in total",
         "identity",
         1e-4,
-        lambda evidence: evidence.sample(lambda layer, _: _groupings(Update.of(layer))),
+        _of_updates(_groupings),
     ),
-    Statement(
-        "Proposition S1.7, Equation S50",
-        "a predicted token adds (Σ_j β_ij x_j) x_iᵀ",
-        "none; the derivation S46 has its transpose",
-        "mean cosine with what it really adds",
-        "near",
-        0.1,
-        lambda evidence: evidence.sample(lambda layer, _: {"cosine": as_printed(Update.of(layer))}),
+    PRINTED,
+    AS_CONTEXT,
+    replace(
+        AS_CONTEXT,
+        number="Corollary S1.9",
+        says="as prediction, a token makes rows grow more than columns",
+        assumes="as Proposition S1.8",
+        direction="below",
+        measure=_of_updates(lambda update: dict(reversed(_growth(update).items()))),
+    ),
+    CENTERED,
+    replace(
+        CENTERED,
+        says="context tokens are isotropic",
+        assumes="that predicted tokens are not; both sides are the same tokens",
+        quantity="dimensions that the inputs of context tokens use, as a share of d",
+        matters=0.2,
+        measure=lambda evidence: _inputs(evidence, "dimensions"),
         null=1.0,
-    ),
-    Statement(
-        "Proposition S1.8",
-        "as context, a token makes columns grow more than rows",
-        "centered, independent inputs, isotropic on the context side alone; here the model's own",
-        "share of the pairs of a column and a row in which the column grows more",
-        "above",
-        0.05,
-        lambda evidence: evidence.sample(lambda layer, _: _growth(Update.of(layer))),
-        null=0.5,
-    ),
-    Statement(
-        "Corollary S1.9",
-        "as prediction, a token makes rows grow more than columns",
-        "as Proposition S1.8",
-        "share of the pairs of a column and a row in which the column grows more",
-        "below",
-        0.05,
-        lambda evidence: evidence.sample(
-            lambda layer, _: dict(reversed(_growth(Update.of(layer)).items()))
-        ),
-        null=0.5,
-    ),
-    Statement(
-        "Proposition S1.8, assumption",
-        "inputs are centered",
-        "none",
-        "the mean's share of the mean square",
-        "near",
-        0.05,
-        lambda evidence: _inputs(evidence, "mean_share"),
-        needs="forward",
-    ),
-    Statement(
-        "Proposition S1.8, assumption",
-        "context tokens are isotropic",
-        "that predicted tokens are not; both sides are the same tokens",
-        "dimensions that the inputs of context tokens use, as a share of d",
-        "near",
-        0.2,
-        lambda evidence: _inputs(evidence, "dimensions"),
-        null=1.0,
-        needs="forward",
     ),
 )

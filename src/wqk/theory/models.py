@@ -1,6 +1,6 @@
 """The language model of a subject: from a checkpoint, a run, a configuration, or freshly drawn.
 
-No code of a repository is ever run: what needs its own is refused.
+No code of a repository is ever run: a model that needs its own is refused.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ENDINGS: dict[str, Objective] = {
 
 @dataclass(frozen=True)
 class State:
-    """A model to be loaded: a folder, hub id, configuration file or model type, and its step."""
+    """A model to load: a folder, Hub id, configuration file or model type; and its step."""
 
     ref: str
     step: int | None = None
@@ -46,8 +46,16 @@ class State:
         )
 
 
+class Loaded(NamedTuple):
+    """A model in float32 and evaluation mode, what it predicts, and what its checkpoint lacks."""
+
+    model: Any
+    objective: Objective
+    missing: tuple[str, ...]
+
+
 def known_types() -> frozenset[str]:
-    """The model types that the installed `transformers` can make, as language models.
+    """The model types that the installed `transformers` can build as language models.
 
     Raises
     ------
@@ -66,40 +74,23 @@ def known_types() -> frozenset[str]:
     return frozenset(masked) | frozenset(causal)
 
 
-class Loaded(NamedTuple):
-    """A model in float32 and evaluation mode, what it predicts, and what its checkpoint lacks."""
-
-    model: Any
-    objective: Objective
-    missing: tuple[str, ...]
-
-
 def states_of(
     ref: str, steps: Sequence[int] | None = None, revision: str | None = None
 ) -> list[State]:
-    """The states that ``ref`` stands for: one, or some of the saved steps of a training run.
-
-    Parameters
-    ----------
-    ref
-        A checkpoint's folder or hub id, a run's folder, a ``config.json``, or a model type.
-    steps
-        Steps of a run; empty for all that were saved, None for the last.
-    revision
-        Of a hub repository; a folder has none.
+    """The states that a reference stands for; the arguments are those of `open_subjects`.
 
     Raises
     ------
     RunError
         The run has no checkpoint at a step, or ``ref`` is no run.
     CheckpointError
-        A revision of something that has none.
+        A revision is given of something that has none.
     """
     if revision is not None and (Path(ref).exists() or ref in known_types()):
-        raise CheckpointError(f"{ref}: revisions are those of a hub repository; this is none")
+        raise CheckpointError(f"{ref}: only a Hub repository has revisions; leave out --revision")
     if not (Path(ref) / SETTINGS).is_file():
         if steps is not None:
-            raise RunError(f"{ref}: steps are those of a training run's folder; this is none")
+            raise RunError(f"{ref}: only a training run has steps; leave out --steps")
         return [State(ref)]
     saved = dict(open_run(ref).checkpoints)
     if not saved:
@@ -121,20 +112,10 @@ def load_model(
     seed: int = 0,
     revision: str | None = None,
 ) -> Loaded:
-    """Load a model for what it predicts.
+    """Load a model, for the objective of its architecture or another.
 
-    Parameters
-    ----------
-    state
-        What to load; a configuration or model type gives freshly drawn weights.
-    objective
-        Overrides what the architecture's name says.
-    vocabulary_size
-        Of a bare model type, which has no vocabulary of its own.
-    seed
-        Of everything that is freshly drawn.
-    revision
-        Of a hub repository.
+    ``vocabulary_size`` is for a bare model type, which has no vocabulary of its own; ``seed`` is
+    that of all weights drawn here.
 
     Raises
     ------
@@ -146,28 +127,24 @@ def load_model(
     import torch
     import transformers
 
-    fresh = state.is_fresh
-    if not fresh:
-        open_checkpoint(state.ref, revision)  # what is wrong is said best there
+    if not state.is_fresh:
+        open_checkpoint(state.ref, revision)  # its errors say best what is wrong
+    eager: dict[str, Any] = {"attn_implementation": "eager", "trust_remote_code": False}
     with quiet(), torch.random.fork_rng():
         torch.manual_seed(seed)
         try:
             config = _config(state.ref, vocabulary_size, revision)
             objective = objective or _objective(config)
-            maker = _maker(transformers, config, objective)
-            if fresh:
-                model = maker.from_config(
-                    config, attn_implementation="eager", trust_remote_code=False
-                )
-                return Loaded(model.eval(), objective, ())
+            maker = getattr(transformers, _maker(config, objective))
+            if state.is_fresh:
+                return Loaded(maker.from_config(config, **eager).eval(), objective, ())
             model, report = maker.from_pretrained(
                 state.ref,
                 config=config,
                 revision=revision,
                 dtype=torch.float32,
-                attn_implementation="eager",
                 output_loading_info=True,
-                trust_remote_code=False,
+                **eager,
             )
         except FAILURES as error:
             raise CheckpointError(f"{state.ref}: cannot be loaded ({first_line(error)})") from error
@@ -183,33 +160,27 @@ def _config(ref: str, vocabulary_size: int | None, revision: str | None) -> Any:
 
 
 def _objective(config: Any) -> Objective:
-    """What the architecture predicts: by its name, or by what there is for its model type."""
-    from transformers.models.auto import modeling_auto as auto
+    """What an architecture predicts: by its name, or by what its model type can be built as."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED
 
     for name in config.architectures or ():
         for ending, objective in ENDINGS.items():
             if name.endswith(ending):
                 return objective
-    if getattr(config, "is_decoder", False):
-        return "causal"
-    if config.model_type in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES:
-        return "masked"
-    return "causal"
+    sees_both_sides = not getattr(config, "is_decoder", False) and config.model_type in MASKED
+    return "masked" if sees_both_sides else "causal"
 
 
-def _maker(transformers: Any, config: Any, objective: Objective) -> Any:
-    """The class that builds the model, once the configuration says which way it looks."""
+def _maker(config: Any, objective: Objective) -> str:
+    """The name of the class that builds the model; the configuration gets the right mask."""
     from transformers.models.auto import modeling_auto as auto
 
-    masked = objective != "causal"
-    names = (
-        auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES if masked else auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    )
-    if config.model_type not in names:
+    masked, causal = auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    kind, types = ("causal", causal) if objective == "causal" else ("masked", masked)
+    if config.model_type not in types:
         raise UnknownFamily(
-            f"transformers has no {'masked' if masked else 'causal'} language model of type "
-            f"{config.model_type!r}"
+            f"transformers has no {kind} language model of type {config.model_type!r}"
         )
-    if config.model_type in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES:
-        config.is_decoder = not masked
-    return transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM
+    if config.model_type in masked:
+        config.is_decoder = kind == "causal"
+    return "AutoModelForCausalLM" if kind == "causal" else "AutoModelForMaskedLM"

@@ -7,13 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from wqk.attention.verification.running import quiet
 from wqk.errors import CheckpointError, CorpusError, first_line
-from wqk.theory.models import (
-    FAILURES,
-    State,
-    known_types,
-    load_model,
-    states_of,
-)
+from wqk.theory.models import FAILURES, State, known_types, load_model, states_of
 from wqk.theory.subject import Subject
 from wqk.theory.text import Text, open_text, vocabulary_of
 
@@ -36,15 +30,15 @@ def open_subjects(
     seed: int = 0,
     revision: str | None = None,
 ) -> tuple[Text, Iterator[Subject]]:
-    """A text, and a model on it; several states of the model for several steps of a run.
+    """Open a text, and a model to run on it: one state of it, or several steps of a run.
 
     Parameters
     ----------
     ref
-        A checkpoint's folder or hub id; a training run's folder; or, for freshly drawn weights, a
+        A checkpoint's folder or Hub id; a training run's folder; or, for freshly drawn weights, a
         ``config.json`` or a model type such as ``bert``.
     corpus
-        A token store, a text file for the model's own tokenizer, or token numbers as .npy.
+        A token store, a text file for the model's own tokenizer, or token ids as .npy.
     steps
         Steps of a run; empty for all that were saved, None for the last.
     batches, batch, block
@@ -52,18 +46,18 @@ def open_subjects(
     objective
         ``masked``, ``each`` or ``causal``; by the model's architecture otherwise.
     mask_share
-        Share of tokens that are masked.
+        Fraction of tokens that are masked.
     seed
         Of blocks, masks and freshly drawn weights.
     revision
-        Of a hub repository.
+        Of a Hub repository.
 
     Raises
     ------
     CorpusError
         The text cannot be read, or is not in the model's vocabulary.
     CheckpointError
-        The model cannot be loaded, or cannot be run on such blocks.
+        The model cannot be loaded, or not be run on such blocks.
     RunError
         The run has no such step.
     UnknownFamily
@@ -71,31 +65,22 @@ def open_subjects(
     MissingPackage
         PyTorch or `transformers` is not installed.
     """
-    known_types()  # what is not installed is said before anything is read
+    known_types()  # reports a missing package before anything is read
     states = states_of(ref, steps, revision)
     text = open_text(Path(corpus), states[0].ref, revision)
     blocks = text.blocks(batches, batch, block, seed)
 
     def subjects() -> Iterator[Subject]:
         for state in states:
+            size = text.vocabulary_size
             model, predicts, missing = load_model(
-                state,
-                objective,
-                vocabulary_size=text.vocabulary_size,
-                seed=seed,
-                revision=revision,
+                state, objective, vocabulary_size=size, seed=seed, revision=revision
             )
+            mask = None if predicts == "causal" else text.mask_token
+            caveat = _doubt(model, text, state, revision)
+            name, drawn = _name(state), (mask_share, seed)
             subject = Subject(
-                _name(state),
-                model,
-                predicts,
-                blocks,
-                None if predicts == "causal" else text.mask_token,
-                mask_share,
-                seed,
-                state.step,
-                missing,
-                _doubt(model, text, state, revision),
+                name, model, predicts, blocks, mask, *drawn, state.step, missing, caveat
             )
             _require_run(subject)
             yield subject
@@ -112,17 +97,11 @@ def _name(state: State) -> str:
 
 
 def _doubt(model: Any, text: Text, state: State, revision: str | None) -> str:
-    """Why it is not sure that the text is in the model's tokens; empty where it is.
-
-    Raises
-    ------
-    CorpusError
-        It is in other tokens.
-    """
+    """Why the text may not be in the model's tokens; an error where it is not."""
     size = model.get_input_embeddings().num_embeddings
     foreign = CorpusError(
-        f"{text.name}: is in another vocabulary, of {text.vocabulary_size} entries, than "
-        f"{state.ref}, which has {size}; give a text in the model's own tokens"
+        f"{text.name}: uses another vocabulary ({text.vocabulary_size} entries) than {state.ref} "
+        f"({size}); give a text in the model's own tokens"
     )
     if text.vocabulary_size > size:
         raise foreign
@@ -135,12 +114,12 @@ def _doubt(model: Any, text: Text, state: State, revision: str | None) -> str:
         return ""
     if text.vocabulary is not None and text.vocabulary_size != size:
         raise foreign
-    unknown = "the model has no tokenizer" if own is None else "the text is numbers alone"
-    return f"that the text is in the model's own tokens is not known: {unknown}"
+    reason = "the model has no tokenizer" if own is None else "the text is token ids alone"
+    return f"the text may not be in the model's own tokens: {reason}"
 
 
 def _require_run(subject: Subject) -> None:
-    """See that the model can be run on a block, before minutes are spent on it."""
+    """Check that the model can be run on a block, before minutes are spent on it."""
     import torch
 
     batch = {name: value[:1] for name, value in next(subject.batches()).items()}

@@ -39,24 +39,12 @@ def steps(gradient: LayerGradient, mean: Float[Array, " d"]) -> dict[Step, Bilin
 
     ``gradient``: of the form itself, Σ_ij β_ij x_i x_jᵀ. ``descent``: through the factors, by plain
     gradient descent. ``signs``: through the factors, by the signs of their gradients. ``centered``:
-    by signs, the queries' inputs being taken less their mean in the gradient of W_q.
-
-    Parameters
-    ----------
-    gradient
-        Of one self-attention layer.
-    mean
-        Of the layer's inputs, (D,).
+    by signs, with the ``mean`` of the layer's inputs, (D,), taken out of the gradient of W_q.
 
     Examples
     --------
-    >>> import torch, transformers
-    >>> from wqk.theory.gradients import gradients
-    >>> shape = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
-    >>> config = transformers.BertConfig(vocab_size=9, intermediate_size=8, **shape)
-    >>> model = transformers.BertForMaskedLM(config)
-    >>> tokens = torch.tensor([[3, 1, 4, 1, 5]])
-    >>> (gradient,) = gradients(model, {"input_ids": tokens, "labels": tokens})
+    >>> from wqk.theory.gradients import example
+    >>> gradient = example()
     >>> list(steps(gradient, gradient.query_input.mean(axis=(0, 1))))
     ['gradient', 'descent', 'signs', 'centered']
     """
@@ -77,11 +65,9 @@ def steps(gradient: LayerGradient, mean: Float[Array, " d"]) -> dict[Step, Bilin
 def all_steps(evidence: Evidence) -> dict[Step, dict[str, list[BilinearForm]]]:
     """Every kind of step, of each layer on each batch."""
     taken: dict[Step, dict[str, list[BilinearForm]]] = {}
-    for layers in evidence.gradients:
-        for layer in layers:
-            label = evidence.label(layer.attention.plan)
-            updates = evidence.updates[label]
-            mean = np.mean([update.inputs.mean(axis=(0, 1)) for update in updates], axis=0)
+    for label, several in evidence.by_layer.items():
+        mean = np.mean([layer.query_input.mean(axis=(0, 1)) for layer in several], axis=0)
+        for layer in several:
             for kind, form in steps(layer, mean).items():
                 taken.setdefault(kind, {}).setdefault(label, []).append(form)
     return taken
@@ -96,13 +82,9 @@ class Moment:
 
 
 def moment(evidence: Evidence) -> Moment:
-    """A subject that is a saved step of a run."""
-    together: dict[str, list[LayerGradient]] = {}
-    for layers in evidence.gradients:
-        for layer in layers:
-            together.setdefault(evidence.label(layer.attention.plan), []).append(layer)
+    """That of a subject that is a saved step of a run."""
     signs = {}
-    for label, several in together.items():
+    for label, several in evidence.by_layer.items():
         sides = zip(*(layer.factor_gradients() for layer in several), strict=True)
         query, key = (np.sign(np.sum(side, axis=0)) for side in sides)
         signs[label] = ImplicitUpdate(several[0].attention, query, key).first_order
@@ -110,10 +92,9 @@ def moment(evidence: Evidence) -> Moment:
 
 
 def changes(moments: Sequence[Moment]) -> dict[str, list[BilinearForm]]:
-    """What was added to each layer's form between saved steps, where anything was."""
-    pairs = list(pairwise(moments))
+    """What was added to each layer's form between saved steps."""
     return {
-        layer: [after.forms[layer].difference(before.forms[layer]) for before, after in pairs]
+        layer: [b.forms[layer].difference(a.forms[layer]) for a, b in pairwise(moments)]
         for layer in moments[0].forms
     }
 
@@ -124,19 +105,19 @@ def columns_of_changes(moments: Sequence[Moment]) -> Sample:
 
 
 def along_the_signs(moments: Sequence[Moment]) -> Sample:
-    """Cosine of what changed and the step by signs at the saved step before."""
+    """Cosine of what changed and the step by signs at the saved step before; NaN of no change."""
+
+    def along(change: BilinearForm, signs: BilinearForm) -> float:
+        return cosine(change, signs) if change.norm and signs.norm else float("nan")
+
     return sample_of(
         (
-            (index, layer, {"cosine": _cosine(change, moments[index].signs[layer])})
+            (index, layer, {"cosine": along(change, moments[index].signs[layer])})
             for layer, several in changes(moments).items()
             for index, change in enumerate(several)
         ),
         "changes",
     )
-
-
-def _cosine(one: BilinearForm, other: BilinearForm) -> float:
-    return cosine(one, other) if one.norm and other.norm else float("nan")
 
 
 def _columns(evidence: Evidence, kind: Step) -> Sample:
@@ -150,54 +131,51 @@ def _mean(evidence: Evidence) -> Sample:
     return Sample(signs.values - centered.values, signs.unit, signs.layers, details)
 
 
+STEP = Statement(
+    "Theorem 2.3 through Remark S1.6",
+    "a step of gradient descent on W_q and W_k makes columns dominate",
+    "plain gradient descent",
+    f"{RATIO} of the step",
+    "above",
+    MORE,
+    lambda evidence: _columns(evidence, "descent"),
+    objectives=("causal",),
+)
+SIGNS = replace(
+    STEP,
+    number="Remark S1.6 with Adam",
+    says="a step by the signs of the gradients of W_q and W_k makes columns dominate",
+    assumes="an optimizer that divides each gradient by its size; whatever the objective is",
+    measure=lambda evidence: _columns(evidence, "signs"),
+    objectives=("masked", "each", "causal"),
+)
 STATEMENTS = (
-    Statement(
-        "Theorem 2.3 through Remark S1.6",
-        "a step of gradient descent on W_q and W_k makes columns dominate",
-        "plain gradient descent",
-        f"{RATIO} of the step",
-        "above",
-        MORE,
-        lambda evidence: _columns(evidence, "descent"),
-        objectives=("causal",),
-    ),
-    Statement(
-        "Remark S1.6 with Adam",
-        "a step by the signs of the gradients of W_q and W_k makes columns dominate",
-        "an optimizer that divides each gradient by its size; whatever the objective is",
-        f"{RATIO} of the step",
-        "above",
-        MORE,
-        lambda evidence: _columns(evidence, "signs"),
-    ),
-    Statement(
-        "Remark S1.6 with Adam, the cause",
-        "the mean of the inputs makes columns dominate in a step by signs",
-        "the same step with inputs centered in the gradient of W_q",
-        f"how much of {RATIO} of the step centering takes away",
-        "above",
-        MORE,
-        _mean,
+    STEP,
+    SIGNS,
+    replace(
+        SIGNS,
+        number="Remark S1.6 with Adam, the cause",
+        says="the mean of the inputs makes columns dominate in a step by signs",
+        assumes="the same step with inputs centered in the gradient of W_q",
+        quantity=f"how much of {RATIO} of the step centering takes away",
+        measure=_mean,
     ),
 )
 
 # Of a run; each takes its saved steps.
-COLUMNS_LEAD = Statement(
-    "Theorem 2.3, along training",
-    "columns dominate in what changes between saved steps",
-    "with the optimizer's own scaling of the gradients",
-    f"{RATIO} of the change",
-    "above",
-    MORE,
-    lambda _: Sample(np.zeros((0, 0)), "changes"),
+ALONG = replace(
+    STEP,
+    number="Theorem 2.3, along training",
+    says="columns dominate in what changes between saved steps",
+    assumes="with the optimizer's own scaling of the gradients",
+    quantity=f"{RATIO} of the change",
     needs="run",
-    objectives=("causal",),
 )
 RUN_STATEMENTS = (
-    (COLUMNS_LEAD, columns_of_changes),
+    (ALONG, columns_of_changes),
     (
         replace(
-            COLUMNS_LEAD,
+            ALONG,
             number="Corollary S1.13, along training",
             says="columns and rows vary alike in what changes between saved steps",
             direction="near",
@@ -208,7 +186,7 @@ RUN_STATEMENTS = (
     ),
     (
         replace(
-            COLUMNS_LEAD,
+            ALONG,
             number="Remark S1.6 with Adam, along training",
             says="what changes between saved steps follows the signs of the gradients",
             assumes="the signs at the earlier step, on the batches at hand",

@@ -26,7 +26,7 @@ import numpy as np
 from wqk._typing import Array, Bool, Float
 from wqk.errors import TheoryError
 from wqk.forms.scores import symmetry
-from wqk.theory.products import inner_product, trace_of_product
+from wqk.theory.products import inner_product
 from wqk.theory.verdict import Sample, Statement
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ class Pairs(NamedTuple):
     beta
         β_ij of the pass that predicts i, (B, H, N, N).
     overlap
-        (x_i · x'_i)(x_j · x'_j), where x are the inputs of the pass that predicts i, and x' of the
-        one that predicts j, (B, N, N); ‖x_i‖² ‖x_j‖² in one pass.
+        (x_i · x'_i)(x_j · x'_j), of the inputs x of the pass that predicts i and x' of the one that
+        predicts j, (B, N, N); ‖x_i‖² ‖x_j‖² in one pass.
     cross
         (x_i · x_j)² in the pass that predicts i, (B, N, N).
     predicted
@@ -72,8 +72,7 @@ class Pairs(NamedTuple):
 def pairs_of(gradient: LayerGradient, predicted: Bool[Array, "batch tokens"]) -> Pairs:
     """The pairs of one layer, given which tokens are predicted.
 
-    If every example predicts exactly one token, as many examples in a row as there are tokens are
-    taken for one block, each token of which is predicted in turn.
+    Where each example predicts one token, in turn, as many examples as tokens make up one block.
 
     Raises
     ------
@@ -100,10 +99,10 @@ def pairs_of(gradient: LayerGradient, predicted: Bool[Array, "batch tokens"]) ->
 
 
 def correlation(pairs: Pairs) -> dict[str, float]:
-    """Of β_ij and β_ji over the pairs of which both tokens are predicted, of all heads.
+    """That of β_ij and β_ji, over the pairs of which both tokens are predicted, of all heads.
 
-    Beside it ``agreement``, the share of the pairs with one sign where neither is 0, and ``pairs``,
-    their number.
+    Also ``agreement``, the share of the pairs with one sign where neither is 0, and the number of
+    ``pairs``.
     """
     heads = np.broadcast_to(pairs.both[:, None], pairs.beta.shape)
     one, other = pairs.beta[heads], pairs.beta.swapaxes(-1, -2)[heads]
@@ -119,20 +118,15 @@ def correlation(pairs: Pairs) -> dict[str, float]:
 
 
 def parts_of_symmetry(gradient: LayerGradient, pairs: Pairs) -> dict[str, float]:
-    """What the symmetry of Σ β K is made of, in parts that add up to it.
+    """The symmetry of Σ β K in three parts, and as a whole.
 
-    ``from_pairs``, which is what the theorem is about; ``from_diagonal``, of tokens with
-    themselves; ``from_likeness``, of tokens that are like others; and the ``symmetry`` itself.
+    ``from_pairs`` is what the theorem is about; ``from_diagonal`` is of tokens with themselves, and
+    ``from_likeness`` of tokens that resemble others.
 
     Examples
     --------
-    >>> import torch, transformers
-    >>> from wqk.theory.gradients import gradients
-    >>> shape = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
-    >>> config = transformers.BertConfig(vocab_size=9, intermediate_size=8, **shape)
-    >>> model = transformers.BertForMaskedLM(config)
-    >>> tokens = torch.tensor([[3, 1, 4, 1, 5]])
-    >>> (gradient,) = gradients(model, {"input_ids": tokens, "labels": tokens})
+    >>> from wqk.theory.gradients import example
+    >>> gradient = example()
     >>> numbers = parts_of_symmetry(gradient, pairs_of(gradient, np.ones((1, 5), bool)))
     >>> *parts, whole = numbers.values()
     >>> abs(sum(parts) - whole) < 1e-6
@@ -155,13 +149,12 @@ def parts_of_symmetry(gradient: LayerGradient, pairs: Pairs) -> dict[str, float]
 
 
 def share_of_predicted(pairs: Pairs) -> dict[str, float]:
-    """The symmetric part of pairs that are both predicted, beside the pairs of which one is.
+    """The symmetric part of pairs that are both predicted, relative to pairs of which one is.
 
-    The ratio of their sizes over the ratio of their numbers: 1 if a pair of predicted tokens adds a
+    ``ratio`` is that of their sizes over that of their numbers: 1 if two predicted tokens add a
     symmetric matrix (S118, the part with S_ij), any other pair none, and all β_ij K_ij are of one
-    size. Beside it the ratio of numbers, which is near p/(1−p) (S119), and the ratio of sizes.
-
-    NaN where no block has two predicted tokens and one that is not.
+    size. ``count`` is the ratio of numbers, near p/(1−p) (S119), ``size`` that of sizes. NaN where
+    no block has two predicted tokens and one that is not.
     """
     summed = pairs.beta.sum(axis=1)
     one = pairs.predicted[:, :, None] & ~pairs.predicted[:, None, :]
@@ -176,16 +169,10 @@ def share_of_predicted(pairs: Pairs) -> dict[str, float]:
 
 
 def common_symmetry(updates: Sequence[BilinearForm]) -> np.ndarray:
-    """The symmetry of what several updates have in common, as a jackknife pseudo-value of each.
+    """The symmetry of what three or more updates have in common, a jackknife pseudo-value of each.
 
-    Σ_{a≠b} tr(G_a G_b) / Σ_{a≠b} ⟨G_a, G_b⟩ over two different batches: the symmetry of the update
-    that is expected of a batch, into which no batch's own chance enters. The theorem may be about
-    expectations: what a batch has by chance can hide what adds up over many.
-
-    Raises
-    ------
-    TheoryError
-        There are fewer than three updates.
+    Σ_{a≠b} tr(G_a G_b) / Σ_{a≠b} ⟨G_a, G_b⟩ over pairs of different batches: the symmetry of the
+    expected update, free of the chance of each batch, which can hide what adds up over many.
 
     Examples
     --------
@@ -201,8 +188,8 @@ def common_symmetry(updates: Sequence[BilinearForm]) -> np.ndarray:
     if count < 3:
         raise TheoryError(f"what batches have in common takes three of them, got {count}")
     inner, traces = (
-        np.array([[product(a, b) for b in updates] for a in updates])
-        for product in (inner_product, trace_of_product)
+        np.array([[inner_product(a, b) for b in others] for a in updates])
+        for others in (updates, [b.T for b in updates])
     )
     for table in (inner, traces):
         np.fill_diagonal(table, 0)

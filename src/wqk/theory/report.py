@@ -9,21 +9,19 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from wqk._files import write_whole
-from wqk.errors import TheoryError
+from wqk._files import check_output, write_whole
 from wqk.theory.verdict import VERDICTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from wqk.theory.subject import Objective, Subject
     from wqk.theory.text import Text
     from wqk.theory.verdict import Finding
 
-# What a line holds; the first four are what the command prints.
+# The columns of a Markdown table; a CSV file has those of `line`.
 COLUMNS = ("verdict", "number", "says", "estimate", "prediction", "layers", "why")
-DETAILS = (*COLUMNS, "assumes", "quantity", "over", "matters", "p")
 
 
 @dataclass(frozen=True)
@@ -32,16 +30,14 @@ class Report:
 
     Attributes
     ----------
-    model
-        Its name, and its step if it is from a training run; or what was taken together.
-    text
-        Name of the text.
+    model, text
+        Their names; the model's with its step, or what was evaluated together.
     objective
         ``masked``, ``each`` or ``causal``.
     batches, batch, block
-        How much was read: batches, blocks in each, tokens in a block.
+        Number of batches, blocks in each, tokens in a block.
     mask_share
-        Share of tokens masked; None where all tokens are predicted.
+        Fraction of masked tokens; None where all are predicted.
     seed
         Of blocks, masks and simulations.
     caveat
@@ -79,23 +75,18 @@ class Report:
 
     @property
     def notes(self) -> list[str]:
-        """What one should know before believing a finding."""
-        lacks = (
-            f"{self.missing} tensors are not in the checkpoint; what rests on them is not tested"
-        )
+        """What to know before believing a finding."""
+        lacks = f"the checkpoint lacks {self.missing} tensors; statements on them are not tested"
         return [self.caveat] * bool(self.caveat) + [lacks] * bool(self.missing)
 
 
 def report(subject: Subject, text: Text, findings: Sequence[Finding]) -> Report:
     """Findings with what they are about."""
-    batches, batch, block = subject.blocks.shape
     return Report(
-        model=subject.name + ("" if subject.step is None else f", step {subject.step}"),
-        text=text.name,
-        objective=subject.objective,
-        batches=batches,
-        batch=batch,
-        block=block,
+        subject.name + ("" if subject.step is None else f", step {subject.step}"),
+        text.name,
+        subject.objective,
+        *subject.blocks.shape,
         mask_share=subject.mask_share if subject.objective == "masked" else None,
         seed=subject.seed,
         caveat=subject.caveat,
@@ -105,7 +96,7 @@ def report(subject: Subject, text: Text, findings: Sequence[Finding]) -> Report:
 
 
 def line(finding: Finding) -> dict[str, Any]:
-    """All there is to say about a finding in a row of a table."""
+    """A finding as a row of a table."""
     statement, estimate = finding.statement, finding.estimate
     return {
         "verdict": finding.verdict,
@@ -123,33 +114,24 @@ def line(finding: Finding) -> dict[str, Any]:
     }
 
 
-def check_ending(path: Path, endings: Collection[str]) -> None:
-    """See that a file can be written under a name, before minutes are spent on it.
+def save(reports: Sequence[Report], path: Path) -> None:
+    """Write reports: .json with all numbers, .md and .csv with a line for each finding.
 
     Raises
     ------
-    TheoryError
-        The name has none of the endings, or its folder does not exist.
+    OutputError
+        The name has another ending, or the file cannot be written.
     """
-    if path.suffix not in endings:
-        raise TheoryError(f"{path}: expected {', '.join(endings)}, got {path.suffix!r}")
-    if not path.parent.is_dir():
-        raise TheoryError(f"{path}: there is no folder {path.parent}; make it first")
-
-
-def save(reports: Sequence[Report], path: Path) -> None:
-    """Write reports: .json with all numbers, .md and .csv with a line for each finding."""
-    check_ending(path, WRITERS)
+    check_output(path, FINDINGS, WRITERS)
     write_whole(path, WRITERS[path.suffix](reports).encode())
 
 
 def as_objects(reports: Sequence[Report]) -> dict[str, Any]:
-    """Reports as JSON holds them."""
+    """Reports as JSON has them."""
     return {"reports": [_as_object(report) for report in reports]}
 
 
 def _as_object(report: Report) -> dict[str, Any]:
-    about = {name: value for name, value in vars(report).items() if name != "findings"}
     findings = [
         line(finding)
         | {
@@ -159,8 +141,17 @@ def _as_object(report: Report) -> dict[str, Any]:
         }
         for finding in report.findings
     ]
-    whole: dict[str, Any] = _finite(about | {"tally": report.tally, "findings": findings})
+    whole: dict[str, Any] = _finite(vars(report) | {"tally": report.tally, "findings": findings})
     return whole
+
+
+def _finite(value: Any) -> Any:
+    """NaN and infinities as null, the only word that JSON has for them."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not abs(value) < float("inf") else value
 
 
 def _json(reports: Sequence[Report]) -> str:
@@ -176,36 +167,27 @@ def _markdown(reports: Sequence[Report]) -> str:
         lines += [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
         for finding in one.findings:
             cells = line(finding)
-            lines.append(f"| {' | '.join(_cell(cells[column]) for column in COLUMNS)} |")
+            texts = (" ".join(cells[name].split()).replace("|", "\\|") for name in COLUMNS)
+            lines.append(f"| {' | '.join(texts)} |")
         lines.append("")
     return "\n".join(lines)
 
 
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
-
-
 def _csv(reports: Sequence[Report]) -> str:
+    rows = [
+        {name: getattr(one, name) for name in ("model", "text", "objective", "caveat")}
+        | line(finding)
+        for one in reports
+        for finding in one.findings
+    ]
     buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, ("model", "text", "objective", "caveat", *DETAILS))
+    writer = csv.DictWriter(buffer, rows[0])
     writer.writeheader()
-    for one in reports:
-        about = {name: getattr(one, name) for name in ("model", "text", "objective", "caveat")}
-        writer.writerows(about | line(finding) for finding in one.findings)
+    writer.writerows(rows)
     return buffer.getvalue()
 
 
-def _finite(value: Any) -> Any:
-    """NaN and infinities as null, which JSON has a word for."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    if isinstance(value, float) and not abs(value) < float("inf"):
-        return None
-    return value
-
-
+FINDINGS = "a set of findings"
 WRITERS: Mapping[str, Callable[[Sequence[Report]], str]] = {
     ".json": _json,
     ".md": _markdown,

@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from wqk.forms.scores import symmetry
+from wqk.theory.evidence import sample_of
 from wqk.theory.products import cosine
 from wqk.theory.updates import parameter_gradients
 from wqk.theory.verdict import Sample, Statement
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from wqk.theory.evidence import Evidence
     from wqk.theory.gradients import LayerGradient
 
@@ -34,22 +33,17 @@ ROUNDING = 1e-3
 
 
 def softmax_effect(gradient: LayerGradient) -> dict[str, float]:
-    """A layer's exact β beside the coefficients that are derived without the softmax.
+    """A layer's exact β beside the coefficients derived without the softmax.
 
     Over all heads and all pairs of which the first token sees the second: the ``cosine`` of the two
-    sets of coefficients; the ``agreement``, the share of pairs for which both have one sign;
-    ``row_sums``, the largest sum of a row of β over the largest sum of absolute values; and of the
-    two sums Σ β_ij K_ij and Σ e_ij K_ij the ``cosine_of_forms`` and the symmetries.
+    sets of coefficients; ``agreement``, the share of pairs for which they have one sign;
+    ``row_sums``, the largest sum of a row of β over the largest sum of absolute values; and the
+    ``cosine_of_forms`` and symmetries of the two sums Σ β_ij K_ij and Σ e_ij K_ij.
 
     Examples
     --------
-    >>> import torch, transformers
-    >>> from wqk.theory.gradients import gradients
-    >>> shape = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
-    >>> config = transformers.BertConfig(vocab_size=9, intermediate_size=8, **shape)
-    >>> model = transformers.BertForMaskedLM(config)
-    >>> tokens = torch.tensor([[3, 1, 4, 1, 5]])
-    >>> (gradient,) = gradients(model, {"input_ids": tokens, "labels": tokens})
+    >>> from wqk.theory.gradients import example
+    >>> gradient = example()
     >>> effect = softmax_effect(gradient)
     >>> effect["row_sums"] < 1e-5, -1 <= effect["cosine"] <= 1
     (True, True)
@@ -71,32 +65,22 @@ def softmax_effect(gradient: LayerGradient) -> dict[str, float]:
 
 def _against_autograd(evidence: Evidence) -> Sample:
     """The first batch: the gradients of the factors that β implies, beside a backward pass."""
-    from wqk.theory.evidence import sample_of
-
     model = evidence.subject.model
     model.zero_grad(set_to_none=True)
     model(**evidence.batches[0]).loss.backward()
     own = parameter_gradients(model, evidence.plans)
     model.zero_grad(set_to_none=True)
-
-    def errors() -> Iterator[tuple[int, str, dict[str, float]]]:
-        for plan, exact in zip(evidence.plans, own, strict=True):
-            implied = [
-                layer.factor_gradients()
-                for layer in evidence.gradients[0]
-                if layer.attention.plan is plan
-            ]
-            if implied:
-                query, key = (
-                    _difference(sum(one[side] for one in implied), exact[side]) for side in range(2)
-                )
-                yield 0, evidence.label(plan), {"largest": max(query, key)}
-
-    return sample_of(errors())
-
-
-def _difference(found: np.ndarray | int, expected: np.ndarray) -> float:
-    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
+    errors = []
+    for plan, exact in zip(evidence.plans, own, strict=True):
+        uses = [use for use in evidence.gradients[0] if use.attention.plan is plan]
+        if uses:  # none in cross-attention
+            implied = zip(*(use.factor_gradients() for use in uses), strict=True)
+            largest = max(
+                float(np.linalg.norm(sum(one) - other) / np.linalg.norm(other))
+                for one, other in zip(implied, exact, strict=True)
+            )
+            errors.append((0, evidence.label(plan), {"largest": largest}))
+    return sample_of(errors)
 
 
 STATEMENTS = (

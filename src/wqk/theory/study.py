@@ -1,4 +1,4 @@
-"""All statements on one subject, on the saved steps of a run, and on several seeds."""
+"""All statements on one subject, on the saved steps of a run, and on several seeds together."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def measure(evidence: Evidence, on_progress: OnProgress | None = None) -> list[F
     evidence
         A subject from `wqk.theory.opening.open_subjects`, on its text.
     on_progress
-        Called with what is measured next, how many statements are done, and of how many.
+        Called with the next statement's number, how many are done, and how many there are.
 
     Raises
     ------
@@ -77,7 +77,7 @@ def measure(evidence: Evidence, on_progress: OnProgress | None = None) -> list[F
         The model has no such layer.
     """
     findings = []
-    _ = evidence.plans  # a layer that is not there is said before anything is measured
+    _ = evidence.plans  # reports a wrong layer before anything is measured
     for done, statement in enumerate(STATEMENTS):
         if on_progress:
             on_progress(statement.number, done, len(STATEMENTS))
@@ -87,14 +87,12 @@ def measure(evidence: Evidence, on_progress: OnProgress | None = None) -> list[F
 
 def follow(moments: Sequence[Moment], objective: Objective) -> list[Finding]:
     """The statements on a run, from its saved steps; not yet settled."""
-    return [
-        not_tested(statement, NOT_FOR[objective])
-        if objective not in statement.objectives
-        else not_tested(statement, f"takes three saved steps, got {len(moments)}")
-        if len(moments) < 3
-        else decide(statement, sample(moments))
-        for statement, sample in optimizer.RUN_STATEMENTS
-    ]
+    few = f"takes three saved steps, got {len(moments)}" if len(moments) < 3 else ""
+    findings = []
+    for statement, sample in optimizer.RUN_STATEMENTS:
+        why = few if objective in statement.objectives else NOT_FOR[objective]
+        findings.append(not_tested(statement, why) if why else decide(statement, sample(moments)))
+    return findings
 
 
 def over_steps(states: Sequence[Sequence[Finding]]) -> list[Finding]:
@@ -102,22 +100,20 @@ def over_steps(states: Sequence[Sequence[Finding]]) -> list[Finding]:
 
     Each batch's mean over the steps counts once: all steps see the same batches.
     """
-    return _together(
-        states,
-        lambda samples: replace(
-            samples[0], values=_mean(np.array([s.values for s in samples])), details={}
-        ),
-    )
+
+    def join(samples: Sequence[Sample]) -> Sample:
+        return replace(samples[0], values=_mean([s.values for s in samples]), details={})
+
+    return _together(states, join)
 
 
 def over_seeds(runs: Sequence[Sequence[Finding]]) -> list[Finding]:
     """One finding for each statement from those on several runs, which become its units."""
-    return _together(
-        runs,
-        lambda samples: Sample(
-            np.array([_mean(s.values) for s in samples]), "seeds", samples[0].layers
-        ),
-    )
+
+    def join(samples: Sequence[Sample]) -> Sample:
+        return Sample(np.array([_mean(s.values) for s in samples]), "seeds", samples[0].layers)
+
+    return _together(runs, join)
 
 
 def _together(
@@ -128,7 +124,7 @@ def _together(
         statement = same[0].statement
         samples = [finding.sample for finding in same if finding.sample is not None]
         if statement.needs in ("nothing", "text") or len(samples) < len(same):
-            # Of the text, the same for all; or what was not tested on one of them.
+            # Of the text, the same for all; or not tested on one of them.
             findings.append(min(same, key=lambda finding: finding.sample is not None))
         elif len({sample.values.shape[1:] for sample in samples}) > 1:
             findings.append(not_tested(statement, "the models have different numbers of layers"))
@@ -137,11 +133,10 @@ def _together(
     return settle(findings)
 
 
-def _mean(values: np.ndarray) -> np.ndarray:
+def _mean(values: Any) -> np.ndarray:
     """A mean over the first axis that leaves out what is not defined."""
     known = np.isfinite(values)
-    count = known.sum(axis=0)
-    total = np.where(known, values, 0).sum(axis=0)
+    count, total = known.sum(axis=0), np.where(known, values, 0).sum(axis=0)
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
@@ -153,33 +148,34 @@ def study(
     on_progress: OnProgress | None = None,
     **options: Any,
 ) -> list[Report]:
-    """All statements on one model or several that differ in their seed, on one text.
+    """All statements on one model, or on several that differ in their seed, on one text.
 
     Parameters
     ----------
     refs, corpus, options
-        Each model, the text, and how it is read: as for `wqk.theory.opening.open_subjects`.
+        The models, the text, and how it is read: as for `wqk.theory.opening.open_subjects`.
     layers
         Numbers of the layers to look at; all where None.
     on_progress
         As for `measure`.
+
+    Returns
+    -------
+    One report for each model and saved step, after those of a run one on its steps together, and
+    last, for several models, one on all of them.
 
     Raises
     ------
     TheoryError
         A model has no such layer, or the models predict different things.
     WqkError
-        What `open_subjects` raises.
-
-    Returns
-    -------
-    One report for each model and saved step, and after those of a run one that takes its steps
-    together. The last one is about all that there is.
+        As `open_subjects`.
     """
     runs = [_study_one(ref, corpus, layers, on_progress, options) for ref in refs]
     if len({states[0].objective for states in runs}) > 1:
         raise TheoryError(
-            "models that predict different things cannot be taken together; name those of one kind"
+            "models that predict different things cannot be evaluated together; "
+            "name only masked or only causal ones"
         )
     reports = [one for states in runs for one in states]
     if len(runs) == 1:
@@ -209,7 +205,6 @@ def _study_one(
     if len(reports) == 1:
         return reports
     last = reports[-1]
-    along = follow(moments, last.objective)
-    findings = [*over_steps([one.findings for one in reports]), *along]
+    findings = [*over_steps([r.findings for r in reports]), *follow(moments, last.objective)]
     name = f"{last.model.rpartition(', step ')[0]}, {len(reports)} saved steps"
     return [*reports, replace(last, model=name, findings=tuple(settle(findings)))]

@@ -1,11 +1,11 @@
-"""What the statements are tested on: a model, blocks of a text, and what it is trained to predict.
+"""What the statements are tested on: a model, blocks of a text, and what the model predicts.
 
 Axes: B batch, N tokens.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Objective = Literal["masked", "each", "causal"]
 
-# Of a token that is not predicted, as PyTorch and transformers have it.
+# The label of a token that is not predicted, as in PyTorch and transformers.
 IGNORED = -100
 
 
@@ -28,28 +28,25 @@ class Subject:
     Attributes
     ----------
     name
-        Of the model, for people.
+        Of the model, for display.
     model
         A `transformers` model with a language-model head, in evaluation mode.
     objective
-        ``causal``: every token from those before it (S7). ``masked``: some tokens, which the model
-        does not see, from those that it sees (S10). ``each``: every token from all others (S9), one
-        token of a block masked at a time.
+        ``causal``: every token from those before it (S7). ``masked``: some tokens, hidden from the
+        model, from those it sees (S10). ``each``: every token from all others (S9), with one token
+        of a block masked at a time.
     blocks
-        Tokens as they stand in the text, (batches, B, N).
+        Tokens of the text, (batches, B, N).
     mask_token
-        What stands in the place of a token to be predicted; None for ``causal``.
-    mask_share
-        Share of the tokens of each block that are predicted by ``masked``; at least one is.
-    seed
-        Decides which.
+        What replaces a token to be predicted; None for ``causal``.
+    mask_share, seed
+        The fraction of each block that ``masked`` predicts, at least one token; and what draws it.
     step
-        Of the training run that the model is from, if it is from one.
+        The step of a training run that the model was saved at, if any.
     missing
         Names of the tensors that the checkpoint lacks; they were drawn at random.
     caveat
         A reason to doubt every finding, such as a text in an unknown vocabulary.
-        Whether all weights were drawn at random, as asked.
 
     Examples
     --------
@@ -91,9 +88,7 @@ class Subject:
                 continue
             if self.objective == "each":
                 tokens = tokens.repeat(tokens.shape[1], axis=0)
-                masked = np.arange(len(tokens))[:, None] % tokens.shape[1] == np.arange(
-                    tokens.shape[1]
-                )
+                masked = np.tile(np.eye(tokens.shape[1], dtype=bool), (len(self.blocks[0]), 1))
             else:
                 random = np.random.default_rng((self.seed, index))
                 masked = choose(random, tokens.shape, self.mask_share)
@@ -110,10 +105,6 @@ class Subject:
                 "input_ids": torch.tensor(inputs, device=device),
                 "labels": torch.tensor(labels, device=device),
             }
-
-    def having(self, **changes: Any) -> Subject:
-        """The same with other values, such as another ``mask_share`` or other ``blocks``."""
-        return replace(self, **changes)
 
 
 def choose(random: np.random.Generator, shape: tuple[int, int], share: float) -> np.ndarray:

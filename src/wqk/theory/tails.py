@@ -4,18 +4,17 @@ The squared norms of all columns and those of all rows add up to ‖M‖², so n
 total. With equal mean squares, the side whose norms vary more is the side whose mean norm is
 smaller: Var(‖column‖) > Var(‖row‖) if and only if mean ‖column‖ < mean ‖row‖.
 
-Axes: D width, T context tokens, N tokens that each of them predicts.
+Axes: D width.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from wqk._typing import Array, Float
-from wqk.forms import BilinearForm
 from wqk.forms.scores import directionality
 from wqk.theory.evidence import sample_of
 from wqk.theory.verdict import Sample, Statement
@@ -23,7 +22,8 @@ from wqk.theory.verdict import Sample, Statement
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from wqk.theory.evidence import Evidence
+    from wqk.forms import BilinearForm
+    from wqk.theory.evidence import Evidence, Update
 
 # A ratio of variances that matters: columns vary by a tenth more, or not within a quarter.
 MORE, ALIKE = 0.1, 0.25
@@ -39,8 +39,8 @@ class Tails(NamedTuple):
     reach
         Largest column norm over largest row norm: above 1, columns hold the end of the tail.
     beyond
-        How many of the leading side's norms exceed every norm of the other side: from there on
-        Equation 13 holds for them. A share of the width.
+        Share of the leading side's norms that exceed every norm of the other side: Equation 13
+        holds from there on.
     directionality, directionality_excess
         Definition 3.2 as printed, and by the rule of the published tables; negative where columns
         dominate. Each side has a threshold of its own.
@@ -56,21 +56,17 @@ class Tails(NamedTuple):
 def tails(form: BilinearForm, gamma: float = 2.0) -> Tails:
     """Compare the norms of a form's columns and rows; all NaN for the zero matrix.
 
-    Parameters
-    ----------
-    form
-        One form: W_qk, or an update of it.
-    gamma
-        Of the directionality.
+    ``gamma`` is that of the directionality.
 
     Examples
     --------
+    >>> from wqk.forms import BilinearForm
     >>> column = np.ones((16, 1)); column[3] = 10.0
     >>> one = tails(BilinearForm(np.arange(1.0, 17.0)[:, None], column))
     >>> one.log_variance_ratio > 0, one.beyond, one.directionality
     (True, 0.0625, -1.0)
     """
-    columns, rows = (np.asarray(n, np.float64) for n in (form.column_norms, form.row_norms))
+    columns, rows = _norms(form)
     if not columns.any():
         return Tails(*[math.nan] * len(Tails._fields))
     longest, other = (columns, rows) if columns.max() >= rows.max() else (rows, columns)
@@ -85,10 +81,14 @@ def tails(form: BilinearForm, gamma: float = 2.0) -> Tails:
     )
 
 
+def _norms(form: BilinearForm) -> tuple[np.ndarray, np.ndarray]:
+    return np.asarray(form.column_norms, np.float64), np.asarray(form.row_norms, np.float64)
+
+
 def tails_of(forms: Mapping[str, Sequence[BilinearForm]], unit: str = "batches") -> Sample:
     """The tails of several forms of each layer, one for each unit.
 
-    One matrix with independent rows and columns has a ratio with a deviation of 2/√(d − 1).
+    For one matrix with independent rows and columns, the ratio deviates by 2/√(d − 1).
     """
     sample = sample_of(
         (
@@ -101,49 +101,6 @@ def tails_of(forms: Mapping[str, Sequence[BilinearForm]], unit: str = "batches")
     width = max(max(some[0].shape) for some in forms.values())
     chance = 2 / math.sqrt(max(width - 1, 1))
     return Sample(sample.values, unit, sample.layers, sample.details, chance)
-
-
-def simulate_update(
-    variances: Float[Array, " d"],
-    *,
-    context_share: float = 1.0,
-    contexts: int = 256,
-    tokens: int = 16,
-    seed: int = 0,
-) -> BilinearForm:
-    """One update under the assumptions of Proposition S1.8 and Theorem S1.12, drawn at random.
-
-    Parameters
-    ----------
-    variances
-        Σ_mm of the tokens that stand opposite: normal, independent, centered.
-    context_share
-        Share of the tokens t* that act as context, Σ_i β_i x_i yᵀ; the others are predicted,
-        y (Σ_j β_j x_j)ᵀ. Every y has the identity as covariance, as the proposition asks.
-    contexts
-        T: number of tokens t*.
-    tokens
-        N: tokens opposite to each, with β drawn from a normal law.
-    seed
-        Of everything.
-
-    Examples
-    --------
-    >>> few_large = np.exp(np.random.default_rng(0).standard_normal(64))
-    >>> seen = tails(simulate_update(few_large))
-    >>> seen.log_variance_ratio < -1, seen.directionality_excess > 0
-    (True, True)
-    """
-    random = np.random.default_rng(seed)
-    shape = (contexts, len(variances))
-    # Of normal x_i, the sum Σ_i β_i x_i is normal with the covariance Σ_i β_i² Σ.
-    sizes = np.linalg.norm(random.standard_normal((contexts, tokens)), axis=1, keepdims=True)
-    summed = sizes * random.standard_normal(shape) * np.sqrt(variances)
-    own = random.standard_normal(shape)
-    as_context = np.arange(contexts)[:, None] < context_share * contexts
-    query = np.where(as_context, summed, own)
-    key = np.where(as_context, own, summed)
-    return BilinearForm(query.T, key.T)
 
 
 def in_updates(evidence: Evidence) -> Sample:
@@ -159,26 +116,52 @@ def in_weights(evidence: Evidence) -> Sample:
 def _in_total(evidence: Evidence) -> Sample:
     """Σ‖column‖²/Σ‖row‖² − 1, and the ratio of the mean norms."""
 
-    def totals(form: BilinearForm) -> dict[str, float]:
-        columns, rows = (np.asarray(n, np.float64) for n in (form.column_norms, form.row_norms))
+    def totals(update: Update) -> dict[str, float]:
+        columns, rows = _norms(update.form)
         squares = (columns**2).sum() / (rows**2).sum() - 1
         return {"squares": float(squares), "means": float(columns.mean() / rows.mean())}
 
     return sample_of(
-        (index, layer, totals(update.form))
+        (index, layer, totals(update))
         for layer, updates in evidence.updates.items()
         for index, update in enumerate(updates)
     )
 
 
 def lemma(sample: Sample) -> Sample:
-    """Whether the side with the larger variance has the longest norm, from a sample of tails."""
+    """Whether the side with the larger variance has the longest norm, from a sample of tails.
+
+    One unit of either outcome is added (Laplace's rule of succession): a few updates that all agree
+    do not show that nearly all do.
+    """
     wider = sample.values > 0
     agree = np.where(np.isfinite(sample.values), wider == (sample.details["reach"] > 1), np.nan)
-    return Sample(agree.astype(float), sample.unit, sample.layers)
+    either = np.repeat([[0.0], [1.0]], agree.shape[1], axis=1)
+    return Sample(np.concatenate([agree, either]), sample.unit, sample.layers)
 
 
 RATIO = "ln(Var‖column‖/Var‖row‖)"
+SUM = "the weights are the sum of such updates from an even start"
+
+COLUMNS_LEAD = Statement(
+    "Theorems 2.3 and S1.12, update",
+    "the columns of the update have the longer tail",
+    "S96, S97 and Lemma S1.11",
+    f"{RATIO} of Σ β K",
+    "above",
+    MORE,
+    lambda evidence: evidence.once(in_updates),
+    objectives=("causal",),
+)
+VARY_ALIKE = replace(
+    COLUMNS_LEAD,
+    number="Corollary S1.13, update",
+    says="the columns and rows of the update vary alike",
+    assumes="μ_c = μ_p for every token",
+    direction="near",
+    matters=ALIKE,
+    objectives=("masked", "each"),
+)
 
 STATEMENTS = (
     Statement(
@@ -200,46 +183,24 @@ STATEMENTS = (
         lambda evidence: lemma(evidence.once(in_updates)),
         null=1.0,
     ),
-    Statement(
-        "Theorems 2.3 and S1.12, update",
-        "the columns of the update have the longer tail",
-        "S96, S97 and Lemma S1.11",
-        f"{RATIO} of Σ β K",
-        "above",
-        MORE,
-        lambda evidence: evidence.once(in_updates),
-        objectives=("causal",),
-    ),
-    Statement(
-        "Theorems 2.3 and S1.12, W_qk",
-        "the columns of W_qk have the longer tail",
-        "the weights are the sum of such updates from an even start",
-        f"{RATIO} of W_qk",
-        "above",
-        MORE,
-        in_weights,
+    COLUMNS_LEAD,
+    replace(
+        COLUMNS_LEAD,
+        number="Theorems 2.3 and S1.12, W_qk",
+        says="the columns of W_qk have the longer tail",
+        assumes=SUM,
+        quantity=f"{RATIO} of W_qk",
+        measure=in_weights,
         needs="weights",
-        objectives=("causal",),
     ),
-    Statement(
-        "Corollary S1.13, update",
-        "the columns and rows of the update vary alike",
-        "μ_c = μ_p for every token",
-        f"{RATIO} of Σ β K",
-        "near",
-        ALIKE,
-        lambda evidence: evidence.once(in_updates),
-        objectives=("masked", "each"),
-    ),
-    Statement(
-        "Corollary S1.13, W_qk",
-        "the columns and rows of W_qk vary alike",
-        "the weights are the sum of such updates from an even start",
-        f"{RATIO} of W_qk",
-        "near",
-        ALIKE,
-        in_weights,
+    VARY_ALIKE,
+    replace(
+        VARY_ALIKE,
+        number="Corollary S1.13, W_qk",
+        says="the columns and rows of W_qk vary alike",
+        assumes=SUM,
+        quantity=f"{RATIO} of W_qk",
+        measure=in_weights,
         needs="weights",
-        objectives=("masked", "each"),
     ),
 )

@@ -1,4 +1,4 @@
-"""The text of a subject: a token store, or files that the model's own tokenizer turns into tokens.
+"""The text of a subject: a token store, or a file that the model's own tokenizer encodes.
 
 Axes: B batch, N tokens of a block.
 """
@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wqk.attention.verification.running import quiet
-from wqk.errors import CorpusError, MissingPackage, first_line
+from wqk.errors import CorpusError, first_line
 from wqk.theory.models import FAILURES
 from wqk.training.corpus import TokenStore
 from wqk.training.corpus.reading import is_readable, read_documents
 from wqk.training.corpus.store import HEADER, TOKENIZER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
-# Tokens read of plain files; enough to count with, and seconds to make.
+# Tokens read of a plain file: enough to count with, and made in seconds.
 LIMIT = 2_000_000
 
-# Documents handed to a tokenizer at once.
+# Documents given to a tokenizer at once.
 AT_ONCE = 256
 
 
@@ -36,17 +36,17 @@ class Text:
     Attributes
     ----------
     name
-        For people.
+        For display.
     tokens
-        The stream, one dimension.
+        The stream, in one dimension, of ids below ``vocabulary_size``.
     documents
         Where each document starts, and where the last one ends.
     vocabulary_size
-        All tokens are below it.
+        Number of entries.
     mask_token
-        What stands for a masked token, if there is one.
+        The id of the mask, if there is one.
     vocabulary
-        The number of each entry; None where only numbers are known.
+        The id of each entry; None where only ids are known.
 
     Examples
     --------
@@ -63,38 +63,38 @@ class Text:
     vocabulary: Mapping[str, int] | None = None
 
     def blocks(self, batches: int, batch: int, length: int, seed: int) -> np.ndarray:
-        """Blocks that begin anywhere in the stream, (batches, B, N), none of them twice.
+        """Blocks drawn from anywhere in the stream, (batches, B, N), without overlap.
 
         Raises
         ------
         CorpusError
-            The text is too short for so many blocks that do not overlap.
+            The text is too short for so many.
         """
-        wanted, there = batches * batch, len(self.tokens) // length
-        if wanted > there:
+        wanted, available = batches * batch, len(self.tokens) // length
+        if wanted > available:
             raise CorpusError(
                 f"{self.name}: {batches} batches of {batch} blocks of {length} tokens are more "
                 f"than its {len(self.tokens)} tokens; take fewer or shorter ones"
             )
         random = np.random.default_rng(seed)
-        offset = random.integers(len(self.tokens) - there * length + 1)
-        starts = offset + length * random.choice(there, wanted, replace=False)
+        offset = random.integers(len(self.tokens) - available * length + 1)
+        starts = offset + length * random.choice(available, wanted, replace=False)
         blocks = self.tokens[starts[:, None] + np.arange(length)].astype(np.int64)
         return np.asarray(blocks.reshape(batches, batch, length))
 
 
 def open_text(corpus: Path, ref: str, revision: str | None = None, limit: int = LIMIT) -> Text:
-    """The tokens of a store's training split, or of files.
+    """The tokens of a store's training split, or of a file.
 
     Parameters
     ----------
     corpus
         A token store's folder; a text file (.txt, .jsonl, .csv, .parquet, compressed or not), of
-        which a paragraph or a row's ``text`` is a document; or token numbers in a .npy file.
+        which a paragraph or a row's ``text`` is a document; or token ids in a .npy file.
     ref, revision
-        The model whose tokenizer reads a text file.
+        The model whose tokenizer encodes a text file.
     limit
-        Tokens after which no more of a text file is read.
+        Tokens after which a text file is read no further.
 
     Raises
     ------
@@ -127,37 +127,28 @@ def _numbers(path: Path) -> Text:
         raise CorpusError(f"{path}: cannot be read ({first_line(error)})") from None
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu" or not tokens.size or tokens.min() < 0:
         raise CorpusError(
-            f"{path}: expected token numbers in one dimension, got {tokens.dtype} {tokens.shape}"
+            f"{path}: expected token ids in one dimension, got {tokens.dtype} {tokens.shape}"
         )
     return Text(path.name, tokens, np.array([0, len(tokens)]), int(tokens.max()) + 1, None)
 
 
 def _tokenized(path: Path, ref: str, revision: str | None, limit: int) -> Text:
+    documents, total = [np.zeros(0, np.int64)], 0
     with quiet():
         tokenizer = _tokenizer(ref, revision)
-        documents, total = [np.zeros(0, np.int64)], 0
-        for document in _encoded(path, tokenizer):
-            documents.append(document)
-            total += len(document)
-            if total >= limit:
-                break
+        texts = filter(str.strip, read_documents(path, "text", "paragraph"))
+        while total < limit and (some := list(islice(texts, AT_ONCE))):
+            for ids in tokenizer(some, add_special_tokens=False)["input_ids"]:
+                if total < limit:
+                    documents.append(np.asarray(ids, np.int64))
+                    total += len(ids)
+    size, mask = len(tokenizer), tokenizer.mask_token_id
     offsets = np.cumsum([len(document) for document in documents])
-    tokens = np.concatenate(documents)
-    return Text(
-        path.name,
-        tokens,
-        offsets,
-        len(tokenizer),
-        tokenizer.mask_token_id,
-        tokenizer.get_vocab(),
-    )
+    return Text(path.name, np.concatenate(documents), offsets, size, mask, tokenizer.get_vocab())
 
 
 def vocabulary_of(source: str | Path, revision: str | None = None) -> Mapping[str, int] | None:
-    """The number of each entry of a tokenizer: a ``tokenizer.json``'s, or a model's own.
-
-    None where there is no tokenizer.
-    """
+    """The ids of a ``tokenizer.json`` or of a model's own tokenizer; None where there is none."""
     from transformers import PreTrainedTokenizerFast
 
     with quiet():
@@ -173,28 +164,18 @@ def vocabulary_of(source: str | Path, revision: str | None = None) -> Mapping[st
     return vocabulary
 
 
-def _encoded(path: Path, tokenizer: Any) -> Iterator[np.ndarray]:
-    """Each document's tokens, without special ones."""
-    texts = filter(str.strip, read_documents(path, "text", "paragraph"))
-    while some := list(islice(texts, AT_ONCE)):
-        for ids in tokenizer(some, add_special_tokens=False)["input_ids"]:
-            yield np.asarray(ids, np.int64)
-
-
 def _tokenizer(ref: str, revision: str | None) -> Any:
-    try:
-        from transformers import AutoTokenizer
-    except ImportError:
-        raise MissingPackage("text needs transformers: pip install 'wqk[train]'") from None
+    from transformers import AutoTokenizer
+
     try:
         tokenizer = AutoTokenizer.from_pretrained(ref, revision=revision, trust_remote_code=False)
-        # Where its files are missing, one may be made that knows no words.
+        # Without its files, one may be made that has no words.
         reason = "no vocabulary" if len(tokenizer) <= len(tokenizer.all_special_ids) else ""
     except FAILURES as error:
         reason = first_line(error)
     if reason:
         raise CorpusError(
-            f"{ref}: has no tokenizer that reads text ({reason}); "
-            "give a token store, or token numbers in a .npy file"
+            f"{ref}: has no tokenizer that encodes text ({reason}); "
+            "give a token store, or token ids in a .npy file"
         )
     return tokenizer

@@ -55,12 +55,9 @@ class ImplicitUpdate:
     @property
     def after(self) -> Attention:
         """The block's weights after the step; biases stay."""
-        query, key = self.before.query.weight, self.before.key.weight
-        return with_weights(
-            self.before,
-            query - self.rate * self.query_gradient,
-            key - self.rate * self.key_gradient,
-        )
+        query = self.before.query.weight - self.rate * self.query_gradient
+        key = self.before.key.weight - self.rate * self.key_gradient
+        return with_weights(self.before, query, key)
 
     @property
     def exact(self) -> BilinearForm:
@@ -83,20 +80,17 @@ def with_weights(
     key: Float[Array, "key_heads width d_key"],
 ) -> Attention:
     """The same block with other weights."""
-    return replace(
-        attention,
-        query=replace(attention.query, stored_weight=query),
-        key=replace(attention.key, stored_weight=key),
+    query, key = (
+        replace(side, stored_weight=weight)
+        for side, weight in ((attention.query, query), (attention.key, key))
     )
+    return replace(attention, query=query, key=key)
 
 
 def without_biases(attention: Attention) -> Attention:
-    """The same block without what its projections add."""
-    return replace(
-        attention,
-        query=replace(attention.query, stored_bias=None),
-        key=replace(attention.key, stored_bias=None),
-    )
+    """The same block without the biases of its projections."""
+    query, key = (replace(side, stored_bias=None) for side in (attention.query, attention.key))
+    return replace(attention, query=query, key=key)
 
 
 def implicit_update(gradient: LayerGradient, rate: float = 1.0) -> ImplicitUpdate:
@@ -104,13 +98,8 @@ def implicit_update(gradient: LayerGradient, rate: float = 1.0) -> ImplicitUpdat
 
     Examples
     --------
-    >>> import torch, transformers
-    >>> from wqk.theory.gradients import gradients
-    >>> shape = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
-    >>> config = transformers.BertConfig(vocab_size=9, intermediate_size=8, **shape)
-    >>> model = transformers.BertForMaskedLM(config)
-    >>> tokens = torch.tensor([[3, 1, 4, 1, 5]])
-    >>> (gradient,) = gradients(model, {"input_ids": tokens, "labels": tokens})
+    >>> from wqk.theory.gradients import example
+    >>> gradient = example()
     >>> update = implicit_update(gradient, rate=0.1)
     >>> update.exact
     BilinearForm(16 × 16, rank 32)
@@ -147,20 +136,14 @@ def alignment(gradient: LayerGradient) -> float:
 def passed_on(gradient: LayerGradient) -> dict[str, float]:
     """How much of the symmetry of Σ β K an update through W_q and W_k keeps.
 
-    The symmetry of ``update_of_symmetric_part``: of the update that β made symmetric,
-    (β_ij + β_ji)/2, would give, without biases; ``expected`` is that of independent random factors
-    of these sizes. Beside them the symmetries of Σ β K (``gradient``), of its ``update``, and of
-    the update ``if_tied``, every head's W_k being its W_q.
+    Symmetries of ``update_of_symmetric_part``, the update that β made symmetric, (β_ij + β_ji)/2,
+    gives without biases; ``expected`` of independent random factors of these sizes; of Σ β K
+    (``gradient``); of its ``update``; and of the update ``if_tied``, each head's W_k being its W_q.
 
     Examples
     --------
-    >>> import torch, transformers
-    >>> from wqk.theory.gradients import gradients
-    >>> shape = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
-    >>> config = transformers.BertConfig(vocab_size=9, intermediate_size=8, **shape)
-    >>> model = transformers.BertForMaskedLM(config)
-    >>> tokens = torch.tensor([[3, 1, 4, 1, 5]])
-    >>> (gradient,) = gradients(model, {"input_ids": tokens, "labels": tokens})
+    >>> from wqk.theory.gradients import example
+    >>> gradient = example()
     >>> numbers = passed_on(gradient)
     >>> -1 <= numbers["update"] <= 1, numbers["expected"]
     (True, 0.5)

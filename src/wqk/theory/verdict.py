@@ -1,8 +1,9 @@
-"""The one rule by which numbers become a verdict on a statement.
+"""The one rule that turns numbers into a verdict on a statement.
 
-A statement predicts that a quantity lies above, below or near a null value, and says from which
-size on a deviation matters. It is measured on several units (batches, chunks of a text, seeds) and
-layers. Their mean has a 95 % interval (Student's t), and
+A statement predicts that a quantity lies above, below or near a null value, and from which size on
+a deviation matters. It is measured on several units (batches, chunks of a text, seeds) and
+layers. Their mean has a 95 % interval, on each side the wider of Student's and Hall's, which minds
+skewness (Hall 1992, On the removal of skewness by transformation), and
 
 ============  =================================================================================
 holds         the interval lies beyond the null on the predicted side (above, below), or within
@@ -13,9 +14,9 @@ identity      true of all numbers; shown, and never counted as support
 not tested    says why
 ============  =================================================================================
 
-A tiny effect that is beyond chance, but too small to matter, fails. Of the statements of a report,
-only those stay decided whose p-values pass Benjamini and Hochberg's rule, so that on average at
-most 5 % of the decided verdicts are wrong.
+An effect beyond chance, but too small to matter, fails. Of the statements of a report, only those
+stay decided whose p-values pass Benjamini and Hochberg's rule, so that on average at most 5 % of
+the decided verdicts are wrong.
 
 Axes: U units, L layers.
 """
@@ -28,8 +29,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from wqk.theory.student import quantile, tail
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -41,14 +40,14 @@ VERDICTS: tuple[Verdict, ...] = ("holds", "fails", "undecided", "not tested", "i
 
 Direction = Literal["above", "below", "near", "identity"]
 
-# What a statement is measured on, from the least to the most: the text alone, the queries and keys,
-# a forward pass, a loss; or nothing of the model, or several saved steps of a run.
+# What a statement is measured on: nothing of the subject, its text, its queries and keys, a forward
+# pass, a loss, or several saved steps of a run.
 Needs = Literal["nothing", "text", "weights", "forward", "loss", "run"]
 
 # One error in twenty; intervals leave half of it on either side.
 LEVEL = 0.05
 
-# More times as many units than this are not worth naming.
+# A factor on the number of units beyond which it is not worth naming.
 MANY = 1000
 
 
@@ -95,8 +94,9 @@ class Estimate:
     ----------
     value, low, high
         The mean and its interval.
-    error, degrees
-        Its standard error, infinite where one number has no spread, and the degrees of freedom.
+    error, degrees, skewness
+        Its standard error, infinite where one number has no spread; the degrees of freedom; and the
+        mean's third cumulant in units of the error.
     over
         What it is a mean over, such as ``8 batches × 4 layers``.
     """
@@ -106,6 +106,7 @@ class Estimate:
     high: float
     error: float
     degrees: float
+    skewness: float
     over: str
 
     @classmethod
@@ -113,8 +114,8 @@ class Estimate:
         """The mean over units and layers, both of which are taken as drawn from more of their kind.
 
         The squared error is Var(units)/U + Var(layers)/L, of means over the other axis: more
-        batches do not help where it is a matter of chance what a few layers do. Degrees of freedom
-        are Welch and Satterthwaite's.
+        batches do not help where it is a matter of chance what a few layers do. Third cumulants
+        add up likewise. Degrees of freedom are Welch and Satterthwaite's.
 
         Examples
         --------
@@ -124,16 +125,20 @@ class Estimate:
         values = sample.values[np.isfinite(sample.values).any(axis=1)]
         values = values[:, np.isfinite(values).any(axis=0)]
         axes = [np.nanmean(values, axis=1), np.nanmean(values, axis=0)] if values.size else []
-        parts = [(_square(means), len(means) - 1) for means in axes if len(means) > 1]
         value = float(np.mean(axes[0])) if axes else math.nan
-        if not parts:
-            return cls(value, -math.inf, math.inf, math.inf, 0.0, _over(values, sample))
-        total = sum(square for square, _ in parts)
-        degrees = min(count for _, count in parts) if not total else 0.0
-        degrees = degrees or total**2 / sum(square**2 / count for square, count in parts)
-        error = math.sqrt(total)
-        half = quantile(LEVEL / 2, degrees) * error
-        return cls(value, value - half, value + half, error, degrees, _over(values, sample))
+        several = [means for means in axes if len(means) > 1]
+        over = _over(values, sample)
+        if not several:
+            return cls(value, -math.inf, math.inf, math.inf, 0.0, 0.0, over)
+        squares, cubes = zip(*map(_cumulants, several), strict=True)
+        free = [len(means) - 1 for means in several]
+        total, error = sum(squares), math.sqrt(sum(squares))
+        if not error:
+            return cls(value, value, value, 0.0, min(free), 0.0, over)
+        degrees = total**2 / sum(s**2 / n for s, n in zip(squares, free, strict=True))
+        skewness = sum(cubes) / error**3
+        below, above = (error * _reach(degrees, side * skewness) for side in (1, -1))
+        return cls(value, value - below, value + above, error, degrees, skewness, over)
 
     def __str__(self) -> str:
         if self.low == self.high and abs(self.value) < 1e-3:
@@ -143,15 +148,43 @@ class Estimate:
         return value if self.low == self.high else f"{value} [{low}, {high}]"
 
 
-def _square(means: np.ndarray) -> float:
-    """The squared standard error of a mean; rounding of equal numbers is none."""
-    spread = float(np.std(means, ddof=1))
-    return 0.0 if spread < 1e-9 * np.abs(means).max() else spread**2 / len(means)
+def _cumulants(means: np.ndarray) -> tuple[float, float]:
+    """The second and third of the mean of several numbers; rounding of equal ones is no spread."""
+    count, deviations = len(means), means - means.mean()
+    if np.std(means, ddof=1) < 1e-9 * np.abs(means).max():
+        return 0.0, 0.0
+    third = count * float((deviations**3).sum()) / ((count - 1) * max(count - 2, 1))
+    return float((deviations**2).sum()) / (count - 1) / count, third / count**2
+
+
+def tail(t: float, degrees: float, skewness: float = 0.0) -> float:
+    """Pr[T > t] of Student's T; of Hall's transform of it where that is the likelier.
+
+    Examples
+    --------
+    >>> round(tail(12.706, 1), 4), round(tail(3, 7, 0.5), 4), round(tail(3, 7, -0.5), 4)
+    (0.025, 0.01, 0.0698)
+    """
+    from scipy.special import stdtr  # type: ignore[import-untyped]
+
+    hall = t + skewness * t**2 / 3 + skewness**2 * t**3 / 27 + skewness / 6
+    return float(stdtr(degrees, -min(t, hall)))
+
+
+def _reach(degrees: float, skewness: float) -> float:
+    """The t that `tail` gives 2.5 %: how many errors an interval reaches down."""
+    from scipy.special import stdtrit
+
+    t = float(stdtrit(degrees, 1 - LEVEL / 2))
+    if not skewness:
+        return t
+    return max(t, 3 / skewness * (math.cbrt(1 + skewness * (t - skewness / 6)) - 1))
 
 
 def _over(values: np.ndarray, sample: Sample) -> str:
     units, layers = values.shape
-    names = [f"{units} {sample.unit}" if units > 1 else sample.unit.removesuffix("s")]
+    one = "batch" if sample.unit == "batches" else sample.unit.removesuffix("s")
+    names = [f"{units} {sample.unit}" if units > 1 else one]
     if units == 1 and sample.layers:
         names = []
     if sample.layers:
@@ -166,22 +199,20 @@ class Statement:
     Attributes
     ----------
     number
-        Where it stands.
+        Its number in the paper.
     says, assumes
         The statement, and what it rests on.
-    quantity
-        What is measured.
+    quantity, measure
+        What is measured, and the function that measures it.
     direction, null
-        Where the statement puts the quantity: ``above``, ``below`` or ``near`` the null value; or
-        ``identity``, where no numbers could contradict it and only rounding is seen.
+        The prediction: ``above``, ``below`` or ``near`` the null value; or ``identity``, which no
+        numbers could contradict, so that only rounding is seen.
     matters
-        The smallest distance from the null that would matter; of an identity, what is rounding.
-    measure
-        Gives the quantity of some evidence.
+        The smallest distance from the null that matters; of an identity, the largest rounding.
     needs
         What it is measured on.
     objectives
-        What the model has to predict for the statement to say anything.
+        Those of the models that it is about.
     """
 
     number: str
@@ -197,17 +228,14 @@ class Statement:
 
     @property
     def prediction(self) -> str:
-        """Where the quantity should lie."""
+        """Where the quantity is predicted to lie."""
         signs = {"above": ">", "below": "<", "near": "≈", "identity": "="}
         return f"{signs[self.direction]} {self.null:g}"
 
 
 @dataclass(frozen=True)
 class Layers:
-    """In how many layers, each by itself, a statement holds and fails, and what chance would give.
-
-    ``by_chance`` is how many would hold where none should.
-    """
+    """In how many layers, each by itself, a statement holds, fails, and would hold by chance."""
 
     holds: int
     fails: int
@@ -228,17 +256,15 @@ class Finding:
     ----------
     statement, verdict
         What was decided.
-    estimate
-        Of the quantity; None where it was not measured.
+    estimate, sample
+        Of the quantity, and all numbers; None where it was not measured.
     layers
         Layer by layer; None where there are none, or only one unit.
     p
-        How likely chance alone would lead to this verdict, or to the nearest where undecided; NaN
-        where there is none.
+        How likely chance alone leads to this verdict, or to the nearest where undecided; NaN where
+        there is none.
     why
         Why it is not tested, or how many more units would decide.
-    sample
-        All numbers.
     """
 
     statement: Statement
@@ -264,7 +290,7 @@ def decide(statement: Statement, sample: Sample) -> Finding:
     >>> sample = Sample(np.array([[1.0], [1.2], [0.9]]), "batches")
     >>> finding = decide(statement, sample)
     >>> finding.verdict, str(finding.estimate)
-    ('holds', '1.03 [0.65, 1.41]')
+    ('holds', '1.03 [0.65, 2.07]')
     >>> decide(statement, Sample(-sample.values, "batches")).verdict
     'fails'
     """
@@ -274,7 +300,7 @@ def decide(statement: Statement, sample: Sample) -> Finding:
     if statement.direction == "identity":
         worst = float(np.nanmax(np.abs(sample.values - statement.null)))
         verdict: Verdict = "identity" if worst < statement.matters else "fails"
-        seen = Estimate(worst, worst, worst, 0.0, 0.0, estimate.over)
+        seen = Estimate(worst, worst, worst, 0.0, 0.0, 0.0, estimate.over)
         return Finding(statement, verdict, seen, sample=sample)
     verdict, p = _verdict(statement, estimate)
     why = _more(statement, estimate) if verdict == "undecided" else ""
@@ -282,17 +308,14 @@ def decide(statement: Statement, sample: Sample) -> Finding:
 
 
 def settle(findings: Sequence[Finding]) -> list[Finding]:
-    """Verdicts that stand beside each other: those that chance may have decided become undecided.
-
-    By Benjamini and Hochberg's rule, over all statements with a p-value.
-    """
+    """Verdicts side by side: by Benjamini and Hochberg's rule, doubtful ones become undecided."""
     tested = [k for k, finding in enumerate(findings) if not math.isnan(finding.p)]
     adjusted = dict(zip(tested, adjust([findings[k].p for k in tested]), strict=True))
     return [
         replace(
             finding,
             verdict="undecided",
-            why=f"beyond chance alone, but not as one of {len(tested)} statements",
+            why=f"beyond chance by itself, but not as one of {len(tested)} statements",
         )
         if finding.verdict in ("holds", "fails") and adjusted.get(k, 0.0) > LEVEL
         else finding
@@ -329,24 +352,25 @@ def _verdict(statement: Statement, estimate: Estimate) -> tuple[Verdict, float]:
 
 
 def _chances(statement: Statement, estimate: Estimate) -> tuple[float, float]:
-    """How likely it is to see as much for "holds", and for "fails", where it is not so."""
+    """How likely as much is seen for "holds", and for "fails", where they are wrong."""
     effect, margin = _effect(statement, estimate), statement.matters
 
-    def chance(distance: float) -> float:
-        """Of a mean this far beyond where it would be."""
+    def chance(distance: float, side: int) -> float:
+        """Of a mean this far beyond the true one, on the predicted side (1) or the other (-1)."""
         if not estimate.error:
             return 0.0 if distance > 0 else 1.0
-        return tail(distance / estimate.error, estimate.degrees)
+        side = -side if statement.direction == "below" else side
+        return tail(distance / estimate.error, estimate.degrees, side * estimate.skewness)
 
     if statement.direction == "near":
-        return max(chance(margin + effect), chance(margin - effect)), chance(abs(effect) - margin)
-    return chance(effect), chance(margin - effect)
+        within = max(chance(margin + effect, 1), chance(margin - effect, -1))
+        return within, min(chance(effect - margin, 1), chance(-effect - margin, -1))
+    return chance(effect, 1), chance(margin - effect, -1)
 
 
 def _effect(statement: Statement, estimate: Estimate) -> float:
     """How far the estimate lies from the null, on the predicted side."""
-    effect = estimate.value - statement.null
-    return -effect if statement.direction == "below" else effect
+    return (estimate.value - statement.null) * (-1 if statement.direction == "below" else 1)
 
 
 def _by_layer(statement: Statement, sample: Sample) -> Layers | None:
@@ -364,9 +388,9 @@ def _by_layer(statement: Statement, sample: Sample) -> Layers | None:
 
 
 def _more(statement: Statement, estimate: Estimate) -> str:
-    """About how many times as many units would decide, if they were like those at hand."""
+    """About how many times as many units of the same kind would decide."""
     if math.isinf(estimate.error):
-        return f"{estimate.over}: one number has no interval; take more"
+        return f"{estimate.over}: a single number has no interval; take more"
     effect, margin = _effect(statement, estimate), statement.matters
     near = statement.direction == "near"
     room = abs(margin - abs(effect)) if near else max(effect, margin - effect)
