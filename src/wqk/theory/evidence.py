@@ -175,6 +175,13 @@ class Evidence:
         )
 
 
+def of_layers(
+    measure: Callable[[LayerGradient], Mapping[str, float]],
+) -> Callable[[Evidence], Sample]:
+    """The measure of a statement from a quantity of each layer's gradient on each batch."""
+    return lambda evidence: evidence.sample(lambda layer, _: measure(layer))
+
+
 def sample_of(
     measured: Iterable[tuple[int, str, Mapping[str, float]]], unit: str = "batches"
 ) -> Sample:

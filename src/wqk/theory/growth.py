@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from wqk._typing import Array, Float
-from wqk.theory.evidence import Update
+from wqk.theory.evidence import Update, of_layers
 from wqk.theory.verdict import Sample, Statement
 
 if TYPE_CHECKING:
@@ -79,7 +79,8 @@ def share_above(columns: Float[Array, "... d"], rows: Float[Array, "... d"]) -> 
         below = (order < width).cumsum(axis=-1)
         return np.asarray(below.sum(axis=-1, where=order >= width))
 
-    return (pairs(rows, columns) + width**2 - pairs(columns, rows)) / (2 * width**2)
+    at_least, below = pairs(rows, columns), pairs(columns, rows)
+    return np.asarray((at_least + width**2 - below) / (2 * width**2))
 
 
 class Spread(NamedTuple):
@@ -172,19 +173,9 @@ def _inputs(evidence: Evidence, first: str) -> Sample:
 
 
 def _of_updates(measure: Callable[[Update], Mapping[str, float]]) -> Callable[[Evidence], Sample]:
-    return lambda evidence: evidence.sample(lambda layer, _: measure(Update.of(layer)))
+    return of_layers(lambda layer: measure(Update.of(layer)))
 
 
-PRINTED = Statement(
-    "Proposition S1.7, Equation S50",
-    "a predicted token adds (Σ_j β_ij x_j) x_iᵀ",
-    "none; the derivation S46 has its transpose",
-    "mean cosine with what it really adds",
-    "near",
-    0.1,
-    _of_updates(lambda update: {"cosine": as_printed(update)}),
-    null=1.0,
-)
 AS_CONTEXT = Statement(
     "Proposition S1.8",
     "as context, a token makes columns grow more than rows",
@@ -216,7 +207,16 @@ STATEMENTS = (
         1e-4,
         _of_updates(_groupings),
     ),
-    PRINTED,
+    Statement(
+        "Proposition S1.7, Equation S50",
+        "a predicted token adds (Σ_j β_ij x_j) x_iᵀ",
+        "none; the derivation S46 has its transpose",
+        "mean cosine with what it really adds",
+        "near",
+        0.1,
+        _of_updates(lambda update: {"cosine": as_printed(update)}),
+        null=1.0,
+    ),
     AS_CONTEXT,
     replace(
         AS_CONTEXT,

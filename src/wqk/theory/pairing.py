@@ -30,7 +30,7 @@ from wqk.theory.products import inner_product
 from wqk.theory.verdict import Sample, Statement
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from wqk.forms import BilinearForm
     from wqk.theory.evidence import Evidence
@@ -203,8 +203,12 @@ def common_symmetry(updates: Sequence[BilinearForm]) -> np.ndarray:
     return np.asarray(count * ratio(none) - (count - 1) * ratio(each))
 
 
-def _pairs(evidence: Evidence, layer: LayerGradient, index: int) -> Pairs:
-    return pairs_of(layer, evidence.predicted(index))
+def _of_pairs(
+    measure: Callable[[LayerGradient, Pairs], dict[str, float]],
+) -> Callable[[Evidence], Sample]:
+    return lambda evidence: evidence.sample(
+        lambda layer, index: measure(layer, pairs_of(layer, evidence.predicted(index)))
+    )
 
 
 def _common(evidence: Evidence) -> Sample:
@@ -222,9 +226,7 @@ STATEMENTS = (
         "correlation of β_ij and β_ji",
         "above",
         CORRELATED,
-        lambda evidence: evidence.sample(
-            lambda layer, index: correlation(_pairs(evidence, layer, index))
-        ),
+        _of_pairs(lambda layer, pairs: correlation(pairs)),
         objectives=BIDIRECTIONAL,
     ),
     Statement(
@@ -234,9 +236,7 @@ STATEMENTS = (
         "part of the symmetry of Σ β K that is from pairs",
         "above",
         SYMMETRIC,
-        lambda evidence: evidence.sample(
-            lambda layer, index: parts_of_symmetry(layer, _pairs(evidence, layer, index))
-        ),
+        _of_pairs(parts_of_symmetry),
         objectives=BIDIRECTIONAL,
     ),
     Statement(
@@ -256,9 +256,7 @@ STATEMENTS = (
         "size of the symmetric part of predicted pairs over that of the others, by their numbers",
         "near",
         0.25,
-        lambda evidence: evidence.sample(
-            lambda layer, index: share_of_predicted(_pairs(evidence, layer, index))
-        ),
+        _of_pairs(lambda layer, pairs: share_of_predicted(pairs)),
         null=1.0,
         objectives=("masked",),
     ),

@@ -82,11 +82,14 @@ class Report:
 
 def report(subject: Subject, text: Text, findings: Sequence[Finding]) -> Report:
     """Findings with what they are about."""
+    batches, batch, block = subject.blocks.shape
     return Report(
         subject.name + ("" if subject.step is None else f", step {subject.step}"),
         text.name,
         subject.objective,
-        *subject.blocks.shape,
+        batches,
+        batch,
+        block,
         mask_share=subject.mask_share if subject.objective == "masked" else None,
         seed=subject.seed,
         caveat=subject.caveat,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from wqk.theory.evidence import of_layers
 from wqk.theory.verdict import Sample, Statement
 
 if TYPE_CHECKING:
@@ -99,14 +100,9 @@ def same_order(use: LayerGradient, *, layer: bool = False) -> float:
     return float((products > 0).sum(where=counted) / max(counted.sum(), 1))
 
 
-def _bilinear(evidence: Evidence) -> Sample:
-    return evidence.sample(
-        lambda use, _: {
-            "largest": float(np.nanmax([form_error(use), attention_error(use)])),
-            "form": form_error(use),
-            "attention": attention_error(use),
-        }
-    )
+def _bilinear(use: LayerGradient) -> dict[str, float]:
+    errors = {"form": form_error(use), "attention": attention_error(use)}
+    return {"largest": float(np.nanmax([*errors.values()])), **errors}
 
 
 def _convex(evidence: Evidence) -> Sample:
@@ -126,7 +122,7 @@ STATEMENTS = (
         "largest difference from q_i · k_j and from the model's attention",
         "identity",
         ROUNDING,
-        _bilinear,
+        of_layers(_bilinear),
         needs="forward",
     ),
     Statement(
@@ -136,7 +132,7 @@ STATEMENTS = (
         "share of the pairs of keys ordered alike",
         "near",
         0.01,
-        lambda evidence: evidence.sample(lambda use, _: {"alike": same_order(use)}),
+        of_layers(lambda use: {"alike": same_order(use)}),
         null=1.0,
         needs="forward",
     ),
@@ -157,7 +153,7 @@ STATEMENTS = (
         "largest difference of Σ_h x_i W_h x_jᵀ from x_i W_qk x_jᵀ",
         "identity",
         ROUNDING,
-        lambda evidence: evidence.sample(lambda use, _: {"largest": heads_error(use)}),
+        of_layers(lambda use: {"largest": heads_error(use)}),
         needs="forward",
     ),
     Statement(
@@ -167,7 +163,7 @@ STATEMENTS = (
         "share of the pairs of keys that W_qk orders as the heads' mean attention",
         "near",
         0.01,
-        lambda evidence: evidence.sample(lambda use, _: {"alike": same_order(use, layer=True)}),
+        of_layers(lambda use: {"alike": same_order(use, layer=True)}),
         null=1.0,
         needs="forward",
     ),

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from wqk.forms.scores import symmetry
-from wqk.theory.evidence import sample_of
+from wqk.theory.evidence import of_layers, sample_of
 from wqk.theory.products import cosine
 from wqk.theory.updates import parameter_gradients
 from wqk.theory.verdict import Sample, Statement
@@ -100,7 +100,7 @@ STATEMENTS = (
         "cosine of the exact β and δ_iᵀ x_j",
         "near",
         0.1,
-        lambda evidence: evidence.sample(lambda layer, _: softmax_effect(layer)),
+        of_layers(softmax_effect),
         null=1.0,
     ),
 )

@@ -22,6 +22,7 @@ from wqk.attention import load_attention
 from wqk.checkpoints import open_checkpoint
 from wqk.forms import BilinearForm
 from wqk.forms.scores import symmetry
+from wqk.theory.evidence import of_layers
 from wqk.theory.products import cosine
 from wqk.theory.verdict import Statement
 
@@ -188,7 +189,7 @@ STATEMENTS = (
         "cosine of the update and the negative gradient",
         "near",
         0.1,
-        lambda evidence: evidence.sample(lambda layer, _: {"cosine": alignment(layer)}),
+        of_layers(lambda layer: {"cosine": alignment(layer)}),
         null=1.0,
     ),
     Statement(
@@ -198,7 +199,7 @@ STATEMENTS = (
         "symmetry of the update that β made symmetric would give",
         "near",
         0.1,
-        lambda evidence: evidence.sample(lambda layer, _: passed_on(layer)),
+        of_layers(passed_on),
         null=1.0,
     ),
 )
