@@ -8,6 +8,7 @@ report is photographed by Chromium, driven by playwright.
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -45,6 +46,8 @@ def main(pair: str = "", starts: str = "") -> None:
     if pair:
         runs = read_sources(f"{pair}/encoder", f"{pair}/decoder")
         save_figure(draw("fig3", runs), IMAGES / "fig3.png")
+        both = replace(runs, published=True)
+        save_figure(draw("s3", both), IMAGES / "figs3.png")
     if starts:
         runs = read_sources(*sorted(Path(starts).glob("*-[0-9]")))
         save_figure(draw("s5", runs), IMAGES / "figs5.png")

@@ -57,13 +57,13 @@ def finish_row(
         label_ends(axis, some)
 
 
-def label_steps(axes: Iterable[Axes]) -> None:
+def label_steps(axes: Iterable[Axes], name: str = "training step") -> None:
     """Name the axis of steps, with thousands as k."""
     from matplotlib.ticker import EngFormatter
 
     for axis in axes:
         axis.xaxis.set_major_formatter(EngFormatter(sep=""))
-        axis.set_xlabel("training step")
+        axis.set_xlabel(name)
 
 
 def shades(color: str, count: int) -> list[tuple[float, float, float]]:

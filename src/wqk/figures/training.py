@@ -114,6 +114,7 @@ def medians_by_comparison(curves: pl.DataFrame) -> Figure:
             axis.set_title(group["comparison"][0])
         for axis, name in zip(axes[0], "ab", strict=True):
             letter(axis, name)
+        label_steps(axes[:-1].flat, name="")
         label_steps(axes[-1])
         note(figure, MEDIAN_BANDS)
     return figure
@@ -138,6 +139,7 @@ def layers_by_comparison(curves: pl.DataFrame) -> Figure:
             for axis, mode in zip(row, [*COLORS] * 2, strict=True):
                 axis.set_title(f"\n{mode}", fontweight="normal", fontsize=8)
             heading(row[0], group["comparison"][0])
+        label_steps(axes[:-1].flat, name="")
         label_steps(axes[-1])
         note(figure, LAYER_BANDS.capitalize())
     return figure
