@@ -10,8 +10,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 import wqk
+from wqk.attention.bands import rotary_bands
+from wqk.checkpoints.live import StateDict
 from wqk.cli.main import command
-from wqk.errors import FormError
+from wqk.errors import CheckpointError, FormError
 from wqk.forms.images import matrix_image
 
 ENCODER = str(wqk.demo_model("encoder"))
@@ -34,6 +36,56 @@ def test_an_image_keeps_the_largest_entry_of_each_pixel() -> None:
             assert image.pixels[i, j] == pytest.approx(block[np.abs(block).argmax()])
     np.testing.assert_allclose(image.row_norms, np.linalg.norm(dense, axis=1))
     np.testing.assert_allclose(matrix_image(form, side=99).pixels, dense)
+
+
+def llama() -> StateDict:
+    """Two layers of four heads of width 6 over two key heads."""
+    random = np.random.default_rng(0)
+    config = {
+        "model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 6,
+    }  # fmt: skip
+    sizes = {f"model.layers.{i}.self_attn.{s}_proj.weight": n for i in (0, 1) for s, n in
+             (("q", 24), ("k", 12))}  # fmt: skip
+    return StateDict({n: random.standard_normal((r, 24)) for n, r in sizes.items()}, config, "tiny")
+
+
+def test_bands_of_all_layers_and_of_one_layer_s_heads() -> None:
+    layers, heads = wqk.show(llama(), bands=True), wqk.show(llama(), 1, bands=True)
+    assert (layers.values["rows"], layers.values["numbers"]) == ("layer", [0, 1])
+    assert (heads.values["rows"], heads.values["numbers"]) == ("head", [0, 1, 2, 3])
+    energies = rotary_bands(wqk.read_attention(llama(), 1)).energies
+    np.testing.assert_allclose(heads.values["shares"], energies / energies.sum(1, keepdims=True))
+    np.testing.assert_allclose(layers.values["shares"][1], energies.sum(0) / energies.sum())
+    np.testing.assert_allclose(np.asarray(heads.values["norm"])[:, 0], 1)
+    np.testing.assert_allclose(
+        np.median(heads.values["cosine"], axis=0), layers.values["cosine"][1]
+    )
+    assert len(layers.figure().axes) == 4
+    with pytest.raises(CheckpointError, match="has no bands: its positions are not rotary"):
+        wqk.show(ENCODER, bands=True)
+    with pytest.raises(FormError, match="a view shows one layer"):
+        wqk.show(llama())
+    refused = run("show", ENCODER)
+    assert refused.exit_code == 2
+    assert "Missing option '--layer'" in refused.output
+
+
+def test_terms_of_a_difference_are_those_of_its_factors() -> None:
+    table = wqk.diff(ENCODER, DECODER, family=None, terms=True).heads.frame
+    old, new = (wqk.read_attention(ref, 2).head(1) for ref in (ENCODER, DECODER))
+    query, key = new.query - old.query, new.key - old.key
+    first, second = query @ old.key.T + old.query @ key.T, query @ key.T
+    row = table.filter(layer=2, head=1).row(0, named=True)
+    for name, term in (("first", first), ("second", second)):
+        size = np.linalg.norm(term, 2)
+        assert row[f"{name}_order_norm"] == pytest.approx(np.linalg.norm(term), rel=1e-5)
+        assert row[f"{name}_order_spectral_norm"] == pytest.approx(size, rel=1e-5)
+        stable = (np.linalg.norm(term) / size) ** 2
+        assert row[f"{name}_order_stable_rank"] == pytest.approx(stable, rel=1e-5)
+    printed = run("diff", ENCODER, DECODER, "--terms").output
+    assert "term of second order" in printed
+    assert "stable rank" in printed
 
 
 def test_an_image_of_a_stack_is_refused() -> None:

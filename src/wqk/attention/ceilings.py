@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from wqk.attention.block import Attention
     from wqk.attention.factor import Factor
-    from wqk.checkpoints import Checkpoint
+    from wqk.checkpoints import Checkpoint, Part
     from wqk.families import AttentionPlan, Norm, Side
 
 NO_NORM = (
@@ -72,6 +72,16 @@ def lacks_ceiling(plan: AttentionPlan) -> str:
         for side in _fed(plan, sides)
     )
     return "" if all(bounded) else NO_NORM
+
+
+def ceiling_parts(plan: AttentionPlan) -> tuple[Part, ...]:
+    """What `ceilings` reads of a checkpoint besides the plan's own parts."""
+    norms = [side.input_norm for side in (plan.query, plan.key) if side.input_norm]
+    apart = (plan.positional.query, plan.positional.key) if plan.positional else ()
+    return (
+        *(part for norm in norms for part in (*norm.gain, *norm.bias)),
+        *(part for side in apart for part in side.parts),
+    )
 
 
 def ceilings(

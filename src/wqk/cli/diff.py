@@ -23,6 +23,9 @@ from wqk.cli.options import (
 @click.argument("after", metavar="REF", type=REF)
 @every_head
 @revision_of_each
+@click.option(
+    "--terms", is_flag=True, help="Add the terms of first and second order in the factors."
+)
 @gamma
 @reading
 @table_file

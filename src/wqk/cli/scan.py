@@ -112,9 +112,9 @@ def scan(
     """
     from wqk.checkpoints import open_checkpoint, steps_of
     from wqk.cli import display
-    from wqk.cli.measures_display import print_measures
     from wqk.reporting import check_report, write_report
     from wqk.scanning.details import check_details_output
+    from wqk.scanning.measured import measured
     from wqk.scanning.scan import scan as scan_checkpoint
     from wqk.scanning.tables import check_table_output, join
 
@@ -155,7 +155,7 @@ def scan(
         if not as_json:
             shown = table if heads else table.layers
             if measures or sort_by or top:
-                print_measures(shown, measures, sort_by, top)
+                display.output().print(*measured(shown, measures, sort_by, top), sep="\n")
             elif len(jobs) > 1:
                 display.print_scores(shown)
             else:

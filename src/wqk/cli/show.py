@@ -12,7 +12,7 @@ from wqk.cli.options import FILE, REF, Ranges, gamma, json_output, reading, revi
 
 @click.command()
 @click.argument("ref", type=REF)
-@click.option("--layer", type=int, required=True, metavar="L", help="Negative: from the end.")
+@click.option("--layer", type=int, metavar="L", help="Negative: from the end.")
 @click.option("--head", type=int, metavar="H", help="Show one head instead of the whole layer.")
 @click.option("--coupling", is_flag=True, help="Show how the layer's heads transpose each other.")
 @click.option(
@@ -21,6 +21,11 @@ from wqk.cli.options import FILE, REF, Ranges, gamma, json_output, reading, revi
     type=Ranges(),
     metavar="N,N:M",
     help="Show scores over relative distances, such as 0:64 (rotary models).",
+)
+@click.option(
+    "--bands",
+    is_flag=True,
+    help="Show rotary planes and how forms change with distance; without --layer, of all layers.",
 )
 @stack
 @click.option(
@@ -37,22 +42,27 @@ from wqk.cli.options import FILE, REF, Ranges, gamma, json_output, reading, revi
 @revision
 @reading
 @json_output
-def show(ref: str, layer: int, out: Path | None, as_json: bool, **options: Any) -> None:
-    """Draw a form with its norms, or the coupling of heads.
+def show(ref: str, layer: int | None, out: Path | None, as_json: bool, **options: Any) -> None:
+    """Draw a form with its norms, the coupling of heads, or rotary planes.
 
     \b
     Examples:
       wqk show google-bert/bert-base-uncased --layer 3
       wqk show google-bert/bert-base-uncased --layer 3 --coupling --out coupling.pdf
       wqk show meta-llama/Llama-3.2-1B --layer 0 --distance 0:64
+      wqk show meta-llama/Llama-3.2-1B --bands
     """
     from wqk._style import check_picture
     from wqk.cli import display
     from wqk.reporting.showing import show as show_checkpoint
 
-    chosen = (options["coupling"], options["head"] is not None, options["distances"] is not None)
-    if sum(chosen) > 1:
-        raise click.UsageError("--head, --coupling and --distance are mutually exclusive; give one")
+    views = ("head", "coupling", "distances", "bands")
+    if sum(options[name] not in (None, False) for name in views) > 1:
+        raise click.UsageError(
+            "--head, --coupling, --distance and --bands are mutually exclusive; give one"
+        )
+    if layer is None and not options["bands"]:
+        raise click.UsageError("Missing option '--layer'.")
     if out and not as_json:
         check_picture(out)
     view = show_checkpoint(ref, layer, **options)

@@ -1,6 +1,7 @@
 """Figures from score tables, runs and matrices; they open no checkpoint (extra ``report``)."""
 
 from wqk._style import save_figure, style
+from wqk.figures.bands import rotary_planes
 from wqk.figures.catalog import FIGURES, draw, numbers
 from wqk.figures.contrast import contrast
 from wqk.figures.distances import distance_curves
@@ -20,6 +21,7 @@ __all__ = [
     "matrix",
     "numbers",
     "read_sources",
+    "rotary_planes",
     "save_figure",
     "style",
     "table_text",

@@ -131,8 +131,10 @@ def spectral_norm(form: BilinearForm) -> Float[Array, "*stack"]:
         if moments.grams is None:
             core = _core(moments.query, moments.key, xp)
         else:
-            roots = (_root_of(xp.astype(g, xp.float64, copy=False), xp) for g in moments.grams)
-            core = _product(*roots, xp)
+            left, right = (
+                _root_of(xp.astype(g, xp.float64, copy=False), xp) for g in moments.grams
+            )
+            core = _product(left, right, xp)
         squares = xp.linalg.eigvalsh(xp.matmul(core, xp.matrix_transpose(core)))
         values = xp.sqrt(xp.clip(squares[..., -1], 0.0))
     return _restored(values, form, xp)

@@ -10,11 +10,12 @@ Axes: ``...`` a stack of forms, D width, R rank.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from array_api_compat import array_namespace
 
 from wqk.errors import FormError
+from wqk.forms.spectra import spectral_norm
 
 if TYPE_CHECKING:
     from wqk.forms.form import BilinearForm
@@ -61,6 +62,32 @@ def update_terms(before: BilinearForm, after: BilinearForm) -> UpdateTerms:
         even(make(query_step, before.key)) + even(make(before.query, key_step)),
         even(make(query_step, key_step)),
     )
+
+
+def update_measures(before: BilinearForm, after: BilinearForm) -> dict[str, Any]:
+    """Norm, σ₁ and stable rank of both terms, each (...), by their columns in a table.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from wqk import BilinearForm
+    >>> one = BilinearForm(np.eye(2), np.eye(2))
+    >>> measures = update_measures(one, BilinearForm(1.1 * np.eye(2), 1.1 * np.eye(2)))
+    >>> {name: float(value.round(3)) for name, value in measures.items()}["first_order_stable_rank"]
+    2.0
+    """
+    measures = {}
+    for order, term in zip(("first", "second"), update_terms(before, after), strict=True):
+        norm, largest = term.norm, spectral_norm(term)
+        xp = array_namespace(largest)
+        moves = largest > 0
+        ratio = norm / xp.where(moves, largest, xp.ones_like(largest))
+        measures |= {
+            f"{order}_order_norm": norm,
+            f"{order}_order_spectral_norm": largest,
+            f"{order}_order_stable_rank": xp.where(moves, ratio**2, math.nan * ratio),
+        }
+    return measures
 
 
 def even(form: BilinearForm) -> BilinearForm:

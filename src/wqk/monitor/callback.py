@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from wqk._typing import FilePath
+from wqk.checkpoints.options import check_options
 from wqk.errors import MissingPackage
 from wqk.monitor.monitor import Monitor
 from wqk.monitor.tracking import Tracker
@@ -20,12 +21,34 @@ except ImportError:
     raise MissingPackage("ScoreCallback needs transformers: pip install 'wqk[train]'") from None
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Collection, Iterable
     from os import PathLike
 
     from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
 
+    from wqk.monitor.alarms import Alarm
+    from wqk.scanning.tables import ScoreTable
+
 LOG = logging.getLogger("wqk.monitor")
+
+
+class MonitorOptions(TypedDict, total=False):
+    """What `Monitor` takes besides the model and the file."""
+
+    every: int | None
+    steps: Iterable[int] | Literal["log"]
+    gamma: float
+    heads: bool
+    family: FilePath | None
+    heads_per_layer: int | None
+    name: str | None
+    measures: Collection[str]
+    per_layer: bool
+    on_alarm: Callable[[Alarm], object] | None
+    growth: float | None
+    reference: ScoreTable | str | PathLike[str] | None
+    deviation: float
+    background: bool
 
 
 class ScoreCallback(TrainerCallback):  # type: ignore[misc]
@@ -41,8 +64,9 @@ class ScoreCallback(TrainerCallback):  # type: ignore[misc]
     ----------
     folder
         The run's folder, such as the Trainer's ``output_dir``.
-    every, steps, gamma, heads, family, heads_per_layer, name
-        As for `Monitor`; steps are optimizer steps, the Trainer's ``global_step``.
+    every, steps, ...
+        Everything else that `Monitor` takes; steps are optimizer steps, the Trainer's
+        ``global_step``.
 
     Examples
     --------
@@ -55,25 +79,11 @@ class ScoreCallback(TrainerCallback):  # type: ignore[misc]
     def __init__(
         self,
         folder: str | PathLike[str],
-        *,
-        every: int | None = 1000,
-        steps: Iterable[int] | Literal["log"] = (),
-        gamma: float = 2.0,
-        heads: bool = True,
-        family: FilePath | None = None,
-        heads_per_layer: int | None = None,
-        name: str | None = None,
+        **options: Unpack[MonitorOptions],
     ) -> None:
+        check_options("ScoreCallback", options, MonitorOptions)
         self.folder = Path(folder)
-        self._settings: dict[str, Any] = {
-            "every": every,
-            "steps": steps,
-            "gamma": gamma,
-            "heads": heads,
-            "family": family,
-            "heads_per_layer": heads_per_layer,
-            "name": name,
-        }
+        self._options = options
         self.monitor: Monitor | None = None
         self._trainer: Trainer | None = None
 
@@ -101,7 +111,7 @@ class ScoreCallback(TrainerCallback):  # type: ignore[misc]
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Find the queries and keys, and score the initial weights."""
-        self.monitor = Monitor(kwargs["model"], self.folder / "scores.jsonl", **self._settings)
+        self.monitor = Monitor(kwargs["model"], self.folder / "scores.jsonl", **self._options)
         if self._trainer is None and args.report_to:
             LOG.warning("wqk.ScoreCallback: no logger gets the medians without attach(trainer)")
         self._log(self.monitor(state.global_step), control)
@@ -114,6 +124,8 @@ class ScoreCallback(TrainerCallback):  # type: ignore[misc]
         is_last = state.global_step >= state.max_steps or control.should_training_stop
         look = self.monitor.look if is_last else self.monitor
         self._log(look(state.global_step), control)
+        if is_last:
+            self._log(self.monitor.flush(), control)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -125,13 +137,18 @@ class ScoreCallback(TrainerCallback):  # type: ignore[misc]
         assert self.monitor is not None
         if not args.load_best_model_at_end:
             self.monitor.look(state.global_step)
+        self.monitor.wait()
 
     def _log(self, medians: dict[str, float], control: TrainerControl) -> None:
-        """Send medians to all of the Trainer's loggers."""
+        """Send medians, and the cost of the latest look, to all of the Trainer's loggers."""
         if medians and self._trainer is not None:
+            assert self.monitor is not None
+            share = self.monitor.costs[-1].share
+            medians |= {"wqk/look_share": share} if share == share else {}
             wanted = control.should_log  # which a log takes for answered
             self._trainer.log(medians)
             control.should_log = wanted
 
     def _require_model(self, model: Any) -> None:
-        Tracker(model, "", self._settings["family"], self._settings["heads_per_layer"])
+        options = self._options
+        Tracker(model, "", options.get("family"), options.get("heads_per_layer"))

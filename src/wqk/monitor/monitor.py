@@ -3,23 +3,49 @@
 from __future__ import annotations
 
 import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from wqk._typing import FilePath
+from wqk.errors import RunError
+from wqk.monitor.alarms import Bounds
 from wqk.monitor.cadence import cadence
 from wqk.monitor.journal import Journal
 from wqk.monitor.scoring import medians, score_look, score_update
 from wqk.monitor.tracking import Tracker, is_first_process
+from wqk.scanning.measures import check_measures
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
+    from concurrent.futures import Future
     from os import PathLike
 
+    from wqk.monitor.alarms import Alarm
     from wqk.monitor.tracking import Snapshot
     from wqk.scanning.tables import ScoreTable
 
 LOG = logging.getLogger("wqk.monitor")
+
+
+class LookCost(NamedTuple):
+    """What computing the scores of one step cost.
+
+    Attributes
+    ----------
+    step
+        The step.
+    seconds
+        For how long training waited.
+    share
+        The part of the time since the previous scores that this was; NaN for the first.
+    """
+
+    step: int
+    seconds: float
+    share: float
 
 
 class Monitor:
@@ -46,6 +72,27 @@ class Monitor:
         As for `wqk.scan`.
     name
         What the rows call the run, in the column ``checkpoint``; the folder's name by default.
+    measures
+        What to add to the rows, from ``"spectral_norm"``, ``"spectrum"``, ``"ceiling"``,
+        ``"bands"``: see `wqk.scanning.measures`. With one of the first two, changes also get the
+        terms of first and second order in the factors.
+    per_layer
+        Whether the numbers to be logged include every layer's, besides the medians.
+    on_alarm, growth, reference, deviation
+        ``on_alarm`` is called with an `Alarm` when a norm or a ceiling of a layer grows by more
+        than the factor ``growth`` within 1000 steps, or is more than the factor ``deviation`` away
+        from ``reference``, the scores of another run: once for each layer and column.
+    background
+        Whether to score in a thread while training continues. A step then waits only for the copies
+        of queries and keys, and for the previous scores if these are not done; numbers to be logged
+        are returned by the next look, or by `flush`. The table is the same to the last digit.
+
+    Attributes
+    ----------
+    latest
+        The latest scores.
+    costs
+        What each look cost.
 
     Raises
     ------
@@ -86,11 +133,30 @@ class Monitor:
         family: FilePath | None = None,
         heads_per_layer: int | None = None,
         name: str | None = None,
+        measures: Collection[str] = (),
+        per_layer: bool = False,
+        on_alarm: Callable[[Alarm], object] | None = None,
+        growth: float | None = None,
+        reference: ScoreTable | str | PathLike[str] | None = None,
+        deviation: float = 2.0,
+        background: bool = False,
     ) -> None:
         path = Path(path)
+        check_measures(measures, "qk")
+        if on_alarm is None and (growth, reference) != (None, None):
+            raise RunError("growth and reference say when to call on_alarm; give it as well")
         self._cadence = cadence(every, steps)
         self._gamma, self._heads = gamma, heads
-        self._tracker = Tracker(model, name or path.resolve().parent.name, family, heads_per_layer)
+        self._measures, self._per_layer, self._on_alarm = measures, per_layer, on_alarm
+        self._bounds = partial(Bounds, growth, reference, deviation)
+        self._watch = self._bounds() if on_alarm else None
+        self._tracker = Tracker(
+            model,
+            name or path.resolve().parent.name,
+            family,
+            heads_per_layer,
+            with_norms="ceiling" in measures,
+        )
         self._scores, self._updates = Journal(path, gamma), Journal(_beside(path), gamma)
         if is_first_process():
             self._scores.check()
@@ -99,7 +165,11 @@ class Monitor:
         self._has_begun = False
         self._before: Snapshot | None = None
         self._warned: set[str] = set()
+        self._thread = ThreadPoolExecutor(1, "wqk-monitor") if background else None
+        self._pending: Future[dict[str, float]] | None = None
+        self._returned: float | None = None
         self.latest: ScoreTable | None = None
+        self.costs: list[LookCost] = []
 
     def __call__(self, step: int) -> dict[str, float]:
         """Compute scores if they are due after ``step`` optimizer steps.
@@ -121,47 +191,82 @@ class Monitor:
         -------
         dict
             Medians over layers, to be logged: ``wqk/symmetry_median`` and so on, and
-            ``wqk/update_symmetry_median`` and so on for the change. Empty in all processes of a
-            distributed run but the first.
+            ``wqk/update_symmetry_median`` and so on for the change; of the previous look with
+            ``background``. Empty in all processes of a distributed run but the first.
         """
         if step == self._step:
             return {}
+        start = time.perf_counter()
+        found: dict[str, float] = {}
         if self._step is not None and step < self._step:
+            self.flush()
             self._has_begun, self._before = False, None
+            self._watch = self._bounds() if self._on_alarm else None
         self._step = step
         try:
             snapshot = self._tracker.snapshot(step)
-            return {} if snapshot is None else self._score(snapshot, step)
+            if snapshot is not None and self._thread:
+                found = self.flush()
+                self._pending = self._thread.submit(self._score_safely, snapshot, step)
+            elif snapshot is not None:
+                found = self._score_safely(snapshot, step)
         except Exception as error:  # a run of weeks is worth more than its gauge
             self._warn(type(error).__name__, f"step {step} has no scores: {error}")
-            return {}
+        now = time.perf_counter()
+        since = float("nan") if self._returned is None else now - self._returned
+        self.costs.append(LookCost(step, now - start, (now - start) / since))
+        self._returned = now
+        return found
+
+    def flush(self) -> dict[str, float]:
+        """Wait for scores that are computed in the background; their medians, if any were."""
+        pending, self._pending = self._pending, None
+        return pending.result() if pending else {}
 
     def __repr__(self) -> str:
-        """The latest scores, as the command shows a scan."""
+        """The latest scores, as the command shows a scan, and what they cost."""
         steps = f"wqk.Monitor({str(self._scores.path)!r}), step {self._step}"
+        if self.costs:
+            _, seconds, share = self.costs[-1]
+            part = "" if share != share else f", {share:.2%} of the time since the previous scores"
+            steps += f"; training waited {seconds:.3f} s{part}"
         return steps if self.latest is None else f"{steps}\n{self.latest}"
 
     @property
     def table(self) -> ScoreTable:
         """All scores so far, including those of earlier sessions of the run."""
+        self.wait()
         return self._scores.read()
 
     @property
     def updates(self) -> ScoreTable:
         """The scores of all changes between consecutive scored steps; ``step`` is the later one."""
+        self.wait()
         return self._updates.read()
+
+    def wait(self) -> None:
+        """Wait for scores that are computed in the background; `flush` still returns them."""
+        if self._pending:
+            self._pending.result()
+
+    def _score_safely(self, snapshot: Snapshot, step: int) -> dict[str, float]:
+        try:
+            return self._score(snapshot, step)
+        except Exception as error:  # as in `look`
+            self._warn(type(error).__name__, f"step {step} has no scores: {error}")
+            return {}
 
     def _score(self, snapshot: Snapshot, step: int) -> dict[str, float]:
         """Score a snapshot and its change, and write both."""
         plans, before = self._tracker.plans, self._before
-        table = score_look(snapshot, plans, self._gamma, self._heads)
-        found = medians(table)
+        table = score_look(snapshot, plans, self._gamma, self._heads, self._measures)
+        found = medians(table, layers=self._per_layer)
         if not self._has_begun:
             self._begin(step, table.metadata)
         if before is not None:
-            update = score_update(before, snapshot, plans, self._gamma, self._heads)
+            update = score_update(before, snapshot, plans, self._gamma, self._heads, self._measures)
             self._updates.append(update)
-            found |= medians(update, "update_")
+            found |= medians(update, "update_", self._per_layer)
         self._scores.append(table)
         self._before, self.latest = snapshot, table
         if snapshot.non_finite:
@@ -172,6 +277,9 @@ class Monitor:
                 f"{names[0]} for one: the loss has probably diverged; their rows have the status "
                 "'non-finite'",
             )
+        if self._watch and self._on_alarm:
+            for alarm in self._watch.look(table):
+                self._on_alarm(alarm)
         return {f"wqk/{name}": value for name, value in found.items()}
 
     def _begin(self, step: int, metadata: Mapping[str, Any]) -> None:

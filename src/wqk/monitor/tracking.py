@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from wqk._typing import FilePath
 from wqk.attention import attention_plans
+from wqk.attention.ceilings import ceiling_parts
 from wqk.checkpoints import Checkpoint, Part, TensorInfo
 from wqk.checkpoints.live import open_live
 from wqk.errors import CheckpointError
@@ -60,7 +61,7 @@ class Snapshot(Checkpoint):
 
     def is_finite(self, plan: AttentionPlan) -> bool:
         """Whether all tensors of a block are finite."""
-        return self.non_finite.isdisjoint(plan.parts)
+        return self.non_finite.isdisjoint((*plan.parts, *ceiling_parts(plan)))
 
 
 class Tracker:
@@ -74,6 +75,8 @@ class Tracker:
         Its name in the score table.
     family, heads_per_layer
         As for `wqk.scan`.
+    with_norms
+        Whether to copy the norms that feed the blocks as well, for ceilings.
 
     Raises
     ------
@@ -91,6 +94,7 @@ class Tracker:
         name: str,
         family: FilePath | None = None,
         heads_per_layer: int | None = None,
+        with_norms: bool = False,
     ) -> None:
         self._model = unwrapped(model)
         checkpoint = open_live(self._model)
@@ -99,7 +103,10 @@ class Tracker:
         described = Snapshot(checkpoint.name, checkpoint.config, self._tensors)
         self.plans = attention_plans(described, family, heads_per_layer)
         self._wanted: dict[str, list[Part]] = {}
-        for part in dict.fromkeys(chain.from_iterable(p.parts for p in self.plans)):
+        parts = chain.from_iterable(
+            (*plan.parts, *(ceiling_parts(plan) if with_norms else ())) for plan in self.plans
+        )
+        for part in dict.fromkeys(parts):
             self._wanted.setdefault(part.name, []).append(part)
         for tensor in self._wanted:
             _require_numbers(tensor, self._tensors)

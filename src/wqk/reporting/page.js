@@ -7,6 +7,7 @@ const DRAW = {
   course: drawCourse,
   heads: drawHeads,
   terms: drawTerms,
+  measures: drawMeasures,
   matrices: drawMatrices,
 };
 
@@ -15,6 +16,7 @@ const THERE = {
   published: DATA.published !== null,
   course: courseColumn() !== undefined,
   heads: ALL_ROWS.some((row) => row.head !== null),
+  measures: MEASURED.length > 0,
   terms: ALL_ROWS.some((row) => row.symmetry_within_heads !== null),
   details: DATA.details.length > 0,
 };

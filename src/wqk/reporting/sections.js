@@ -5,6 +5,24 @@ const SIDE_BY_SIDE = 4;
 const PUBLISHED = {encoder: 'circle', decoder: 'circle-open'};
 const MANY_HEADS = 2000;
 
+/* Measures on request, what each is by chance, and those that have a sign. */
+const MEASURES = {
+  spectral_norm: 'largest singular value σ₁',
+  stable_rank: 'stable rank',
+  effective_rank: 'effective rank',
+  eigenvalue_positivity: 'eigenvalue positivity',
+  score_ceiling: 'ceiling of scores',
+  rotary_low_share: 'share of slow rotary planes',
+};
+const NULLS = {
+  symmetry: 'symmetry_null',
+  spectral_norm: 'spectral_norm_null',
+  stable_rank: 'stable_rank_null',
+  effective_rank: 'effective_rank_null',
+};
+const SIGNED = new Set(['eigenvalue_positivity']);
+const MEASURED = Object.keys(MEASURES).filter((name) => ALL_ROWS.some((row) => (row[name] ?? null) !== null));
+
 /** The groups that sections with a figure for each one show. */
 function shownGroups(chosen) {
   return GROUPS.length <= SIDE_BY_SIDE ? GROUPS : [GROUPS[chosen.group]];
@@ -42,10 +60,15 @@ function layerCurve(group, {layers, heads}, score) {
     hovertemplate: `layer %{x}: %{y:.3f}`,
   }];
   const few = GROUPS.length <= SIDE_BY_SIDE;
-  if (few && score === 'symmetry') {
+  if (few && score === 'eigenvalue_positivity') {
+    const spread = layers.map((row) => row.eigenvalue_positivity_spread);
+    const at = (sign) => spread.map((value) => (value === null ? null : 2 * sign * value));
+    curves.unshift(band(x, at(-1), at(1), color('muted', 0.2)));
+  }
+  if (few && score in NULLS) {
     curves.unshift({
       x,
-      y: layers.map((row) => row.symmetry_null),
+      y: layers.map((row) => row[NULLS[score]]),
       name: plain(`${group.label}, null`),
       mode: 'lines',
       line: {...line, width: 1, dash: 'dot'},
@@ -59,6 +82,18 @@ function layerCurve(group, {layers, heads}, score) {
     curves.unshift(band(parts.map(([layer]) => layer), at(0.25), at(0.75), seriesColor(group.index, 0.13)));
   }
   return curves;
+}
+
+/* Measures that a scan adds on request. */
+
+function drawMeasures(chosen) {
+  const looks = GROUPS.map((group) => look(group, chosen));
+  const last = largest(looks.flatMap(({layers}) => layers), 'layer');
+  panels(drawing('measures'), MEASURED, (name) => ({
+    caption: MEASURES[name],
+    traces: GROUPS.flatMap((group, i) => layerCurve(group, looks[i], name)),
+    layout: layout(wholeAxis('layer', last), axis('', SIGNED.has(name) ? {} : {rangemode: 'tozero'})),
+  }));
 }
 
 /* Curves over training steps or distances. */

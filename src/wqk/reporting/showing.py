@@ -1,4 +1,4 @@
-"""One form, the coupling of a layer's heads, or scores over distances, of any checkpoint."""
+"""One form, the coupling of heads, scores over distances, or rotary planes, of any checkpoint."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wqk._typing import FilePath
-from wqk.attention import attention_plan, load_attention
+from wqk.attention import attention_plan, attention_plans, load_attention
 from wqk.checkpoints import open_checkpoint
 from wqk.checkpoints.options import check_options
-from wqk.errors import FormError
-from wqk.reporting.views import View, coupling_view, distance_view, form_view
+from wqk.errors import CheckpointError, FormError
+from wqk.reporting.views import View, bands_view, coupling_view, distance_view, form_view
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
 def show(
     ref: Any,
-    layer: int,
+    layer: int | None = None,
     *,
     head: int | None = None,
     coupling: bool = False,
     distances: Sequence[int] | None = None,
+    bands: bool = False,
     stack: str | None = None,
     kind: str = "self",
     gamma: float = 2.0,
@@ -34,7 +35,7 @@ def show(
     key_heads: int | None = None,
     **hub: Unpack[HubOptions],
 ) -> View:
-    """Show one layer's form, one head's, the coupling of its heads, or scores over distances.
+    """Show one layer's form, one head's, the coupling of its heads, or what positions do to it.
 
     Parameters
     ----------
@@ -46,6 +47,9 @@ def show(
         How far each pair of heads are each other's transposes, instead of a form.
     distances
         Scores at these relative distances, instead of a form (rotary models).
+    bands
+        How weight is spread over rotary planes, and how forms change with the distance: of one
+        layer's heads, or without ``layer`` of all layers.
     gamma
         Outliers exceed the mean norm by this many standard deviations.
 
@@ -67,12 +71,29 @@ def show(
     'encoder, layer 2, head 1'
     """
     check_options("show", hub)
-    if sum((coupling, head is not None, distances is not None)) > 1:
-        raise FormError("head, coupling and distances are mutually exclusive; give one of them")
+    if sum((coupling, head is not None, distances is not None, bands)) > 1:
+        raise FormError(
+            "head, coupling, distances and bands are mutually exclusive; give one of them"
+        )
     checkpoint = open_checkpoint(ref, **hub)
+    if layer is None:
+        if not bands:
+            raise FormError("a view shows one layer; give its number (only bands show all layers)")
+        plans = attention_plans(checkpoint, family, heads_per_layer, key_heads)
+        plans = [p for p in plans if p.kind == kind and stack in (None, p.stack)]
+        chosen = [p for p in plans if p.rotary is not None] or plans
+        if len({p.stack for p in chosen}) != 1:
+            stacks = " or ".join(sorted({p.stack for p in chosen})) or "none"
+            raise CheckpointError(
+                f"{checkpoint.name}: bands are of one stack; choose from {stacks}"
+            )
+        attentions = (load_attention(checkpoint, p) for p in chosen)
+        return bands_view(attentions, Path(checkpoint.name).name, by_head=False)
     plan = attention_plan(checkpoint, layer, stack, kind, family, heads_per_layer, key_heads)
     name = f"{Path(checkpoint.name).name}, layer {plan.layer}"
     if distances is not None:
         return distance_view(checkpoint, plan, name, distances, gamma)
     attention = load_attention(checkpoint, plan)
+    if bands:
+        return bands_view([attention], name, by_head=True)
     return coupling_view(attention, name) if coupling else form_view(attention, name, head, gamma)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from wqk.attention.bands import decay, rotary_bands
 from wqk.attention.coordinates import Coordinates, read_block
 from wqk.errors import FormError
 from wqk.figures import save_figure
@@ -16,7 +17,7 @@ from wqk.scanning.rows import score_heads
 from wqk.scanning.schema import SUMMARIZED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from matplotlib.figure import Figure
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from wqk.attention import Attention
     from wqk.checkpoints import Checkpoint
     from wqk.families import AttentionPlan
+
+
+# Distances along which forms are followed: 0, and four for each doubling up to 4096.
+DISTANCES = [0, *sorted({round(2 ** (k / 4)) for k in range(49)})]
 
 
 @dataclass(frozen=True)
@@ -116,6 +121,54 @@ def distance_view(
         from wqk.figures import distance_curves
 
         return distance_curves(values, title)
+
+    return View(title, subtitle, values, figure)
+
+
+def bands_view(attentions: Iterable[Attention], name: str, by_head: bool) -> View:
+    """How weight is spread over rotary planes, and how forms change with the distance.
+
+    Rows are layers, with planes summed and curves as medians over heads, or one layer's heads.
+
+    Raises
+    ------
+    CheckpointError
+        Positions are not rotary, along one axis.
+    FormError
+        Layers have other numbers of planes.
+    """
+    shares, low, norms, cosines, numbers = [], [], [], [], []
+    for attention in attentions:
+        bands, along = rotary_bands(attention), decay(attention, DISTANCES)
+        energies, norm, cosine = bands.energies, along.norm, along.cosine
+        if not by_head:
+            energies = energies.sum(axis=0, keepdims=True)
+            norm, cosine = (np.median(v, axis=0, keepdims=True) for v in (norm, cosine))
+        if shares and shares[0].shape[1] != energies.shape[1]:
+            raise FormError(f"{name}: layers have other numbers of rotary planes; choose a layer")
+        shares.append(energies / energies.sum(axis=1, keepdims=True))
+        low.append(bands._replace(energies=energies).low_share)
+        norms.append(norm)
+        cosines.append(cosine)
+        numbers += range(len(energies)) if by_head else [attention.layer]
+    values = {
+        "rows": "head" if by_head else "layer",
+        "numbers": numbers,
+        "frequencies": bands.frequencies.tolist(),
+        "shares": np.concatenate(shares).tolist(),
+        "low_share": np.concatenate(low).tolist(),
+        "distance": DISTANCES,
+        "norm": np.concatenate(norms).tolist(),
+        "cosine": np.concatenate(cosines).tolist(),
+    }
+    title = f"{name}, rotary planes"
+    slow = np.concatenate(low)
+    subtitle = f"share of the slower half {slow.min():.2f} to {slow.max():.2f} (by chance 0.50)"
+
+    def figure() -> Figure:
+        from wqk.figures import rotary_planes
+
+        return rotary_planes(values, title)
 
     return View(title, subtitle, values, figure)
 

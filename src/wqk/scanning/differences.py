@@ -16,8 +16,9 @@ from wqk.checkpoints import open_checkpoint
 from wqk.checkpoints.options import HubFolder, check_options
 from wqk.errors import CheckpointError
 from wqk.forms.scores import directionality, symmetry
+from wqk.forms.updates import update_measures
 from wqk.scanning.rows import checkpoint_columns
-from wqk.scanning.schema import SCHEMA
+from wqk.scanning.schema import SCHEMA, UPDATE_TERMS
 from wqk.scanning.tables import Table
 
 if TYPE_CHECKING:
@@ -65,10 +66,11 @@ class DifferenceTable(Table):
 
     ``norm`` is the form's before, ``moved`` the norm of the difference over it, ``cosine`` between
     the two; symmetry and directionality are the difference's own. They are null where nothing has
-    moved.
+    moved. On request, the terms of first and second order in the factors follow.
     """
 
     schema = DIFFERENCE_SCHEMA
+    optional = UPDATE_TERMS
     printed = _PRINTED
 
     def _shown(self, width: int) -> Iterator[Any]:
@@ -87,6 +89,7 @@ def diff(
     family: FilePath | None = None,
     heads_per_layer: int | None = None,
     key_heads: int | None = None,
+    terms: bool = False,
     **hub: Unpack[HubFolder],
 ) -> DifferenceTable:
     """Compare the forms of two checkpoints of one architecture, such as before and after tuning.
@@ -99,6 +102,9 @@ def diff(
         Revisions of the two, if they are Hub repositories.
     gamma, heads, family, heads_per_layer, key_heads
         As for `wqk.scan`.
+    terms
+        Whether to add norm, σ₁ and stable rank of the terms of first and second order in the
+        factors, ΔA Bᵀ + A ΔBᵀ and ΔA ΔBᵀ.
     **hub
         ``subfolder``, ``token``, ``cache_dir``, ``local_files_only``: see `open_checkpoint`.
 
@@ -144,14 +150,19 @@ def diff(
     rows = [
         {**shared, "family": new_plan.family, **row}
         for old_plan, new_plan in zip(old_plans, new_plans, strict=True)
-        for row in _rows(load_attention(old, old_plan), load_attention(new, new_plan), gamma)
+        for row in _rows(
+            load_attention(old, old_plan), load_attention(new, new_plan), gamma, terms
+        )
         if heads or row["head"] is None
     ]
-    frame = pl.DataFrame(rows, schema=DIFFERENCE_SCHEMA, strict=False)
+    columns = {**DIFFERENCE_SCHEMA, **(UPDATE_TERMS if terms else {})}
+    frame = pl.DataFrame(rows, schema=columns, strict=False)
     return DifferenceTable(frame, {"wqk": __version__, "gamma": gamma})
 
 
-def _rows(old: Attention, new: Attention, gamma: float) -> Iterator[dict[str, Any]]:
+def _rows(
+    old: Attention, new: Attention, gamma: float, terms: bool
+) -> Iterator[dict[str, Any]]:
     """The rows of one block: its layer's, then its heads'."""
     if (old.heads.shape, old.heads.stack, old.heads.rank) != (
         new.heads.shape,
@@ -172,8 +183,8 @@ def _rows(old: Attention, new: Attention, gamma: float) -> Iterator[dict[str, An
         "d_key": new.heads.shape[1],
     }
     for numbers, columns in (
-        ([None], _columns(old.form, new.form, gamma)),
-        (range(old.head_count), _columns(old.heads, new.heads, gamma)),
+        ([None], _columns(old.form, new.form, gamma, terms)),
+        (range(old.head_count), _columns(old.heads, new.heads, gamma, terms)),
     ):
         for index, head in enumerate(numbers):
             values = {name: _number(column[index]) for name, column in columns.items()}
@@ -191,7 +202,9 @@ def _number(value: Any) -> float | None:
     return None if np.isnan(value) else float(value)
 
 
-def _columns(old: BilinearForm, new: BilinearForm, gamma: float) -> dict[str, np.ndarray]:
+def _columns(
+    old: BilinearForm, new: BilinearForm, gamma: float, terms: bool
+) -> dict[str, np.ndarray]:
     """Each measure of a form, or of a stack of them, flat."""
     step = new.difference(old)
     norm, new_norm, moved = (np.asarray(form.norm, np.float64) for form in (old, new, step))
@@ -206,4 +219,6 @@ def _columns(old: BilinearForm, new: BilinearForm, gamma: float) -> dict[str, np
         }
     if step.is_square:
         measures["symmetry"] = symmetry(step)
+    if terms:
+        measures |= update_measures(old, new)
     return {name: np.ravel(values) for name, values in measures.items()}

@@ -12,7 +12,7 @@ from rich.text import Text
 from wqk._console import number, one_line
 from wqk.scanning.bars import NEGATIVE, POSITIVE, Bar
 from wqk.scanning.conditions import conditions
-from wqk.scanning.schema import SUMMARIZED
+from wqk.scanning.schema import SUMMARIZED, UPDATE_TERMS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -326,13 +326,15 @@ def difference_table(table: DifferenceTable) -> Iterator[Any]:
         row = rows.row(0, named=True)
         where = f"{row['stack']} {row['kind']}-attention"
         yield Text(" · ".join([str(row["family"]), where, *unusual]))
-        lines = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
-        for heading in ("layer", *headings.values()):
-            lines.add_column(heading, justify="right", no_wrap=True)
-        for row in rows.iter_rows(named=True):
-            cells = (_difference_cell(name, row[name]) for name in headings)
-            lines.add_row(str(row["layer"]), *cells)
-        yield lines
+        yield _differences(rows, headings)
+        for order in ("first", "second"):
+            if f"{order}_order_norm" in frame.columns:
+                names = [n for n in UPDATE_TERMS if n.startswith(order)]
+                texts = {n: n.removeprefix(f"{order}_order_").replace("_", " ") for n in names}
+                yield Text(f"term of {order} order")
+                yield _differences(
+                    rows, {n: headings[n] for n in ("head",) if n in headings} | texts
+                )
     yield Text(
         "moved: norm of the difference over the norm before; symmetry and directionality are the "
         "difference's own" + ("; unmoved: there is no difference" if "status" in headings else ""),
@@ -340,7 +342,18 @@ def difference_table(table: DifferenceTable) -> Iterator[Any]:
     )
 
 
+def _differences(rows: pl.DataFrame, headings: Mapping[str, str]) -> Table:
+    lines = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
+    for heading in ("layer", *headings.values()):
+        lines.add_column(heading, justify="right", no_wrap=True)
+    for row in rows.iter_rows(named=True):
+        lines.add_row(str(row["layer"]), *(_difference_cell(n, row[n]) for n in headings))
+    return lines
+
+
 def _difference_cell(name: str, value: Any) -> str:
     if name == "head":
         return "all" if value is None else str(value)
+    if name in UPDATE_TERMS and value is not None:
+        return f"{value:.3g}"
     return number(value) if isinstance(value, float | None) else str(value)

@@ -58,8 +58,15 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "ceiling": ("query_norm", "key_norm", "score_ceiling", "score_ceiling_any_distance"),
     "bands": ("rotary_low_share",),
 }
+# Of the terms of first and second order of an update; see `wqk.forms.updates`.
+UPDATE_TERMS: dict[str, pl.DataType] = {
+    f"{order}_order_{name}": pl.Float64()
+    for order in ("first", "second")
+    for name in ("norm", "spectral_norm", "stable_rank")
+}
 OPTIONAL: dict[str, pl.DataType] = {
-    name: pl.Float64() for columns in MEASURES.values() for name in columns
+    **{name: pl.Float64() for columns in MEASURES.values() for name in columns},
+    **UPDATE_TERMS,
 }
 
 # No two rows of a table agree in all of these.

@@ -1,20 +1,18 @@
-"""What ``wqk scan`` prints for measures on request and for sorted rows."""
+"""Rows of a score table with measures, in the table's order or sorted, as a terminal shows them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
+from rich.table import Table
 from rich.text import Text
 
-from wqk.cli.display import output, sheet
 from wqk.errors import TableError
 from wqk.scanning.schema import MEASURES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rich.table import Table
+    from collections.abc import Iterator, Sequence
 
     from wqk.scanning.tables import ScoreTable
 
@@ -32,10 +30,10 @@ SHORT = {
 }
 
 
-def print_measures(
+def measured(
     table: ScoreTable, measures: Sequence[str], sort_by: str | None, top: int | None
-) -> None:
-    """Rows with their measures, in the table's order or by a column, the first ``top``.
+) -> Iterator[Any]:
+    """A sheet of scores and one for each measure, of the first ``top`` rows by a column.
 
     Raises
     ------
@@ -45,9 +43,7 @@ def print_measures(
     frame = table.frame
     if sort_by is not None:
         if sort_by not in frame.columns:
-            raise TableError(
-                f"--sort: no column {sort_by!r}; columns are {', '.join(frame.columns)}"
-            )
+            raise TableError(f"no column {sort_by!r}; columns are {', '.join(frame.columns)}")
         nothing = pl.col(sort_by).fill_nan(None) if frame[sort_by].dtype.is_float() else sort_by
         frame = frame.sort(nothing, descending=True, nulls_last=True, maintain_order=True)
     sheets = [[n for n in MEASURES[measure] if n not in BESIDE.values()] for measure in measures]
@@ -57,25 +53,25 @@ def print_measures(
         index += ["layer", "head"]
     else:
         index += ["layer"]
-    console = output()
-    console.print(Text(table.frame["checkpoint"][0], style="bold"))
+    yield Text(table.frame["checkpoint"][0], style="bold")
     for columns in sheets:
         there = [c for c in columns if c in frame.columns and frame[c].is_not_null().any()]
         if not there:
             continue
         if sort_by is not None and sort_by not in (*there, *index):
             there.append(sort_by)
-        console.print(_sheet(frame.head(top or frame.height), index, there))
+        yield _sheet(frame.head(top or frame.height), index, there)
     notes = ["In parentheses: the same of factors with independent entries."] if measures else []
     reasons = table.metadata.get("no_ceiling") or {}
     notes += [f"No ceiling ({stack}): {reason}." for stack, reason in reasons.items()]
-    for note in notes:
-        console.print(Text(note, style="dim"))
+    yield from (Text(note, style="dim") for note in notes)
 
 
 def _sheet(frame: pl.DataFrame, index: list[str], columns: list[str]) -> Table:
     """One line for each row: where it is, and these columns."""
-    lines = sheet(*(SHORT.get(name, name.replace("_", " ")) for name in (*index, *columns)))
+    lines = Table(box=None, padding=(0, 1), header_style="dim")
+    for name in (*index, *columns):
+        lines.add_column(SHORT.get(name, name.reindex("_", " ")), justify="right")
     for row in frame.iter_rows(named=True):
         cells = ["all" if row[name] is None else str(row[name]) for name in index]
         cells += [_cell(row[name], row.get(BESIDE.get(name, ""))) for name in columns]

@@ -1,0 +1,159 @@
+"""Alarms: a size of the attention that grows too fast, or leaves a reference run.
+
+No size is too large in itself: what is compared is a run with its own past, or with another run.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from wqk.errors import RunError
+from wqk.scanning.tables import ScoreTable, read_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from os import PathLike
+
+# The columns that are compared, where a table has them.
+SIZES = (
+    "norm",
+    "spectral_norm",
+    "query_norm",
+    "key_norm",
+    "score_ceiling",
+    "score_ceiling_any_distance",
+)
+
+# Growth is per so many steps.
+SPAN = 1000
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """One size of one layer that is out of bounds.
+
+    Attributes
+    ----------
+    step, stack, kind, layer, column
+        Where, and what.
+    value, compared
+        The size, and what it is compared with: its own at an earlier step, or the reference's.
+    reason
+        ``growth`` or ``deviation``.
+    """
+
+    step: int
+    stack: str
+    kind: str
+    layer: int
+    column: str
+    value: float
+    compared: float
+    reason: Literal["growth", "deviation"]
+
+    def __str__(self) -> str:
+        """One sentence.
+
+        Examples
+        --------
+        >>> str(Alarm(900, "decoder", "self", 3, "query_norm", 8.0, 2.0, "growth"))
+        'step 900: query norm of decoder self-attention, layer 3, is 8, which was 2 within 1000 steps'
+        """
+        beside = {
+            "growth": f"which was {self.compared:.3g} within {SPAN} steps",
+            "deviation": f"and {self.compared:.3g} in the reference run",
+        }[self.reason]
+        return (
+            f"step {self.step}: {self.column.replace('_', ' ')} of {self.stack} "
+            f"{self.kind}-attention, layer {self.layer}, is {self.value:.3g}, {beside}"
+        )
+
+
+class Bounds:
+    """What a run's sizes are compared with, look by look; each layer's column gives one alarm.
+
+    Parameters
+    ----------
+    growth
+        By which factor a size may grow within a thousand steps.
+    reference
+        Scores of a run that went well, as a table or its file.
+    deviation
+        By which factor a size may be above or below the reference's at the same step. Between its
+        steps the reference is interpolated, after its last step it is constant.
+
+    Raises
+    ------
+    RunError
+        There is nothing to compare with, or a factor is not above 1.
+    """
+
+    def __init__(
+        self,
+        growth: float | None,
+        reference: ScoreTable | str | PathLike[str] | None,
+        deviation: float,
+    ) -> None:
+        if growth is None and reference is None:
+            raise RunError(
+                "on_alarm compares with the run's own past or with another run; give growth=, the "
+                "factor by which a size may grow within 1000 steps, or reference=, its scores"
+            )
+        for name, factor in (("growth", growth), ("deviation", deviation)):
+            if factor is not None and not factor > 1:
+                raise RunError(f"{name} is a factor above 1, got {factor}")
+        self._growth, self._deviation = growth, deviation
+        self._past: dict[Any, list[tuple[int, float]]] = {}
+        self._raised: set[Any] = set()
+        self._reference: dict[Any, list[tuple[int, float]]] = {}
+        if reference is not None:
+            table = reference if isinstance(reference, ScoreTable) else read_table(reference)
+            for step, key, value in _sizes(table):
+                self._reference.setdefault(key, []).append((step, value))
+
+    def look(self, table: ScoreTable) -> Iterator[Alarm]:
+        """The alarms of one step's scores."""
+        for step, key, value in _sizes(table):
+            for reason, compared in (
+                ("growth", self._before(key, step, value)),
+                ("deviation", self._beside(key, step, value)),
+            ):
+                if compared is not None and (key, reason) not in self._raised:
+                    self._raised.add((key, reason))
+                    yield Alarm(step, *key, value, compared, reason)  # type: ignore[arg-type]
+
+    def _before(self, key: Any, step: int, value: float) -> float | None:
+        """The earlier size beyond whose growth this one is."""
+        if self._growth is None:
+            return None
+        past = self._past.setdefault(key, [])
+        while len(past) > 1 and past[1][0] <= step - SPAN:
+            del past[0]
+        beyond = [
+            old for at, old in past if value > old * self._growth ** max(1.0, (step - at) / SPAN)
+        ]
+        past.append((step, value))
+        return min(beyond, default=None)
+
+    def _beside(self, key: Any, step: int, value: float) -> float | None:
+        """The reference's size, if this one is too far from it."""
+        if key not in self._reference:
+            return None
+        expected = float(np.interp(step, *zip(*self._reference[key], strict=True)))
+        low, high = expected / self._deviation, expected * self._deviation
+        return None if low <= value <= high else expected
+
+
+def _sizes(table: ScoreTable) -> Iterator[tuple[int, tuple[str, str, int, str], float]]:
+    """The step, the stack, kind, layer and column, and the value, of every size of every layer."""
+    frame = table.layers.frame.sort("step")
+    columns = [name for name in SIZES if name in frame.columns]
+    for row in frame.iter_rows(named=True):
+        for column in columns:
+            value = row[column]
+            if value is not None and not math.isnan(value):
+                yield row["step"], (row["stack"], row["kind"], row["layer"], column), value
