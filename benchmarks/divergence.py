@@ -46,8 +46,8 @@ class Block(nn.Module):  # type: ignore[misc]
         """(B, N, D) to (B, N, D)."""
         y = self.norms[0](x)
         split = (
-            f(y).view(*y.shape[:2], H, -1).transpose(1, 2)
-            for f in (self.query, self.key, self.value)
+            part(y).view(*y.shape[:2], H, -1).transpose(1, 2)
+            for part in (self.query, self.key, self.value)
         )
         mixed = scaled_dot_product_attention(*split, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).reshape(y.shape))

@@ -81,8 +81,8 @@ def rotary_bands(attention: Attention) -> Bands:
     rotary = attention.plan.rotary
     if rotary is None:
         raise CheckpointError(
-            f"layer {attention.layer} of the {attention.plan.stack} has no bands: its positions are "
-            f"{attention.plan.position or 'not rotary'}"
+            f"layer {attention.layer} of the {attention.plan.stack} has no bands: its positions "
+            f"are {attention.plan.position or 'not rotary'}"
         )
     first, second = rotary.planes
     turned = np.zeros(attention.query.weight.shape[1], bool)

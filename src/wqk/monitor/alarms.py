@@ -60,8 +60,8 @@ class Alarm:
 
         Examples
         --------
-        >>> str(Alarm(900, "decoder", "self", 3, "query_norm", 8.0, 2.0, "growth"))
-        'step 900: query norm of decoder self-attention, layer 3, is 8, which was 2 within 1000 steps'
+        >>> print(Alarm(900, "decoder", "self", 3, "norm", 8.0, 2.0, "growth"))
+        step 900: norm of decoder self-attention, layer 3, is 8, which was 2 within 1000 steps
         """
         beside = {
             "growth": f"which was {self.compared:.3g} within {SPAN} steps",

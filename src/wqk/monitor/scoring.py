@@ -116,7 +116,7 @@ def _change(new: BilinearForm, old: BilinearForm) -> BilinearForm:
 
 
 def medians(table: ScoreTable, prefix: str = "", layers: bool = False) -> dict[str, float]:
-    """Medians over layers by name, such as ``symmetry_median``, and on request every layer's values.
+    """Medians over layers by name, such as ``symmetry_median``, and on request all layers' values.
 
     With several stacks or kinds of attention, names begin with these:
     ``decoder/cross/symmetry_median``; a layer's value is ``layer_03/symmetry``.
