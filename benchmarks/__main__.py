@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.generate import BERT_BASE, LLAMA_3_8B, write_checkpoint
 from benchmarks.rounds import alternate, estimate
-from benchmarks.scans import SMALL, print_dense, print_limits
+from benchmarks.scans import SMALL, print_dense, print_limits, print_measures
 
 
 def print_start_up(rounds: int) -> None:
@@ -49,6 +49,7 @@ def main() -> None:
             rounds = options.rounds if shape.width < SMALL else max(5, options.rounds // 2)
             print_limits(folder, shape, rounds)
             print_dense(folder, shape, rounds if shape.width < SMALL else 3)
+            print_measures(folder, shape, rounds if shape.width < SMALL else 3)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,10 @@ from benchmarks.dense import head_batch, head_loop, layer_product
 from benchmarks.generate import query_key_bytes
 from benchmarks.machine import operations, product_seconds, read_seconds
 from benchmarks.rounds import alternate, estimate
-from wqk import open_checkpoint, scan
+from wqk import open_checkpoint, same, scan
 from wqk.attention import attention_plans, load_attention
 from wqk.checkpoints.live import StateDict
+from wqk.forms.spectra import spectrum
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,6 +92,31 @@ def print_dense(folder: Path, shape: Shape, rounds: int) -> None:
             f"{1e3 * estimate(ours).median:.1f} ms | {estimate(dense / ours)} |"
         )
     print("\n`wqk` of all heads scores the layer, its null and its head terms in the same time.")
+
+
+def print_measures(folder: Path, shape: Shape, rounds: int) -> None:
+    """Scans with measures beside the plain one, and `wqk.same` of a checkpoint with itself.
+
+    All heads and layers are scored; the spectra of the heads alone are taken from one block.
+    """
+    checkpoint = open_checkpoint(folder)
+    heads = load_attention(checkpoint, attention_plans(checkpoint)[0]).heads
+    seconds = alternate(
+        {
+            "scan": lambda: scan(folder) and None,
+            "scan with σ₁": lambda: scan(folder, measures=["spectral_norm"]) and None,
+            "scan with spectra": lambda: scan(folder, measures=["spectrum"]) and None,
+            "`same`": lambda: same(folder, folder) and None,
+            "spectra of one block's heads": lambda: spectrum(heads) and None,
+        },
+        rounds,
+    )
+    print("\n| all layers and heads | time | time / scan |\n|:--|--:|--:|")
+    for name, taken in seconds.items():
+        ratio = estimate(taken / seconds["scan"])
+        print(f"| {name} | {1e3 * estimate(taken).median:.0f} ms | {ratio} |")
+    extra = estimate(seconds["scan with σ₁"] / seconds["scan"])
+    print(f"\nσ₁ on top of a scan, aim 1.1: {extra.against(1.1)}.")
 
 
 def peak_memory(*folders: Path) -> float:

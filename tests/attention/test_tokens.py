@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,6 +56,61 @@ def test_extreme_pairs_are_those_of_all_products(
     np.testing.assert_allclose(
         np.sum(query[smallest[0]] * key[smallest[1]], axis=-1), scores[:top], rtol=1e-9
     )
+
+
+def test_a_vocabulary_of_equal_scores_is_not_searched_pair_by_pair(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tokens, "BLOCK", (4, 4))
+    taken = []
+    monkeypatch.setattr(tokens._Best, "take", _counted(tokens._Best.take, taken))
+    extreme_pairs(np.zeros((400, 3)), np.zeros((400, 3)), 2)
+    assert len(taken) <= 4
+
+
+def _counted(take: Any, taken: list[int]) -> Any:
+    def counted(self: Any, *arguments: Any) -> None:
+        taken.append(1)
+        take(self, *arguments)
+
+    return counted
+
+
+@pytest.mark.campaign
+def test_a_large_vocabulary_takes_less_than_two_gigabytes(tmp_path: Path) -> None:
+    """128,000 embeddings of width 4096 in bfloat16, of which all but a thousand are holes."""
+    vocabulary, width, rows = 128_000, 4096, 128
+    random = np.random.default_rng(0)
+    sizes = {
+        "model.embed_tokens.weight": (vocabulary, width),
+        "model.layers.0.self_attn.q_proj.weight": (rows, width),
+        "model.layers.0.self_attn.k_proj.weight": (rows, width),
+    }
+    header, end = {}, 0
+    for name, shape in sizes.items():
+        start, end = end, end + 2 * shape[0] * shape[1]
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name, shape in sizes.items():
+            file.seek(8 + len(text) + header[name]["data_offsets"][0])
+            values = random.standard_normal((min(1000, shape[0]), width), np.float32)
+            file.write((values.view(np.uint32) >> 16).astype("<u2").tobytes())
+    config = {"model_type": "llama", "num_hidden_layers": 1, "num_attention_heads": 1}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"hidden_size": width}))
+    code = (
+        "import resource, sys\nfrom wqk.attention.tokens import match_tokens\n"
+        "found = match_tokens(sys.argv[1], 0, 0, top=5)\n"
+        "print(max(p.query for p in found.largest), "
+        "resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, check=True, text=True
+    )
+    last, kilobytes = map(int, done.stdout.split())
+    assert last < 1000
+    assert kilobytes < 2 * 2**20
 
 
 @pytest.mark.parametrize("distance", [0, 3])

@@ -193,7 +193,7 @@ def extreme_pairs(
     reach = 1.0001 * np.outer(query_lengths[:: BLOCK[0]], key_lengths[:: BLOCK[1]])
     for row, i in enumerate(range(0, len(queries), BLOCK[0])):
         for column, j in enumerate(range(0, len(keys), BLOCK[1])):
-            if reach[row, column] < min(found.threshold for found in best):
+            if reach[row, column] <= min(found.threshold for found in best):
                 break
             scores = queries[i : i + BLOCK[0]] @ keys[j : j + BLOCK[1]].T
             for found in best:

@@ -76,7 +76,7 @@ def update_measures(before: BilinearForm, after: BilinearForm) -> dict[str, Any]
     >>> {name: float(value.round(3)) for name, value in measures.items()}["first_order_stable_rank"]
     2.0
     """
-    measures = {}
+    measures: dict[str, Any] = {}
     for order, term in zip(("first", "second"), update_terms(before, after), strict=True):
         norm, largest = term.norm, spectral_norm(term)
         xp = array_namespace(largest)

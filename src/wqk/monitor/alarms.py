@@ -143,7 +143,8 @@ class Bounds:
         """The reference's size, if this one is too far from it."""
         if key not in self._reference:
             return None
-        expected = float(np.interp(step, *zip(*self._reference[key], strict=True)))
+        steps, sizes = np.asarray(self._reference[key]).T
+        expected = float(np.interp(step, steps, sizes))
         low, high = expected / self._deviation, expected * self._deviation
         return None if low <= value <= high else expected
 
