@@ -56,8 +56,8 @@ def show(ref: str, layer: int | None, out: Path | None, as_json: bool, **options
     from wqk.cli import display
     from wqk.reporting.showing import show as show_checkpoint
 
-    views = ("head", "coupling", "distances", "bands")
-    if sum(options[name] not in (None, False) for name in views) > 1:
+    views = [options[name] for name in ("head", "coupling", "distances", "bands")]
+    if sum(view is not None and view is not False for view in views) > 1:
         raise click.UsageError(
             "--head, --coupling, --distance and --bands are mutually exclusive; give one"
         )

@@ -150,9 +150,7 @@ def diff(
     rows = [
         {**shared, "family": new_plan.family, **row}
         for old_plan, new_plan in zip(old_plans, new_plans, strict=True)
-        for row in _rows(
-            load_attention(old, old_plan), load_attention(new, new_plan), gamma, terms
-        )
+        for row in _rows(load_attention(old, old_plan), load_attention(new, new_plan), gamma, terms)
         if heads or row["head"] is None
     ]
     columns = {**DIFFERENCE_SCHEMA, **(UPDATE_TERMS if terms else {})}
@@ -160,9 +158,7 @@ def diff(
     return DifferenceTable(frame, {"wqk": __version__, "gamma": gamma})
 
 
-def _rows(
-    old: Attention, new: Attention, gamma: float, terms: bool
-) -> Iterator[dict[str, Any]]:
+def _rows(old: Attention, new: Attention, gamma: float, terms: bool) -> Iterator[dict[str, Any]]:
     """The rows of one block: its layer's, then its heads'."""
     if (old.heads.shape, old.heads.stack, old.heads.rank) != (
         new.heads.shape,
