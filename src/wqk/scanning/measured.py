@@ -71,7 +71,7 @@ def _sheet(frame: pl.DataFrame, index: list[str], columns: list[str]) -> Table:
     """One line for each row: where it is, and these columns."""
     lines = Table(box=None, padding=(0, 1), header_style="dim")
     for name in (*index, *columns):
-        lines.add_column(SHORT.get(name, name.reindex("_", " ")), justify="right")
+        lines.add_column(SHORT.get(name, name.replace("_", " ")), justify="right")
     for row in frame.iter_rows(named=True):
         cells = ["all" if row[name] is None else str(row[name]) for name in index]
         cells += [_cell(row[name], row.get(BESIDE.get(name, ""))) for name in columns]
