@@ -99,6 +99,68 @@ def assert_holds(checkpoint: Any, tensors: dict[str, np.ndarray]) -> None:
         np.testing.assert_array_equal(array, tensor)
 
 
+def adapter_files(base: str, query_name: str, seed: int = 5) -> dict[str, bytes]:
+    """A LoRA adapter of rank 2 on one query weight of the small BERT."""
+    random = np.random.default_rng(seed)
+    about = {"peft_type": "LORA", "base_model_name_or_path": base, "lora_alpha": 4}
+    factors = {
+        f"base_model.model.{query_name.removesuffix('.weight')}.lora_A.weight": (2, 128),
+        f"base_model.model.{query_name.removesuffix('.weight')}.lora_B.weight": (128, 2),
+    }
+    tensors = {n: random.standard_normal(s).astype(np.float32) for n, s in factors.items()}
+    return {
+        "adapter_config.json": json.dumps(about).encode(),
+        "adapter_model.safetensors": save(tensors),
+    }
+
+
+def adapted(files: dict[str, bytes], query_name: str) -> np.ndarray:
+    """The weight with what the adapter adds to it."""
+    from safetensors.numpy import load
+
+    down, up = sorted(load(files["adapter_model.safetensors"]).items())
+    return bert_weights()[query_name] + 2.0 * up[1] @ down[1]
+
+
+@pytest.mark.parametrize("kept", ["on the hub", "here"])
+def test_an_adapter_is_read_on_its_base_from_the_hub(hub, tmp_path, monkeypatch, kept):
+    files = adapter_files(NAME, query(0))
+    ref: Any = "owner/adapter"
+    if kept == "here":
+        ref = tmp_path / "adapter"
+        ref.mkdir()
+        for name, content in files.items():
+            (ref / name).write_bytes(content)
+    else:
+        hub.repositories["owner/adapter"] = {"main": files}
+    checkpoint = open_checkpoint(ref)
+    whole, rows, other = checkpoint.read(
+        [Part(query(0)), Part(query(0), ((100, 104), (3, 5))), Part(query(1))]
+    )
+    expected = adapted(files, query(0))
+    np.testing.assert_allclose(whole, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(rows, whole[[100, 101, 102, 103, 3, 4]])
+    np.testing.assert_array_equal(other, bert_weights()[query(1)])
+    assert checkpoint.name == str(ref)
+    assert checkpoint.notes == (f"{NAME} with a LoRA adapter on 1 of its tensors",)
+    table = wqk.scan(ref)
+    fetched = checkpoint.bytes_fetched
+    assert fetched >= (len(files["adapter_model.safetensors"]) if kept == "on the hub" else 1)
+    offline(monkeypatch)  # all of it is in the cache now
+    assert wqk.scan(ref).frame.equals(table.frame)
+
+
+def test_an_adapter_on_the_hub_is_no_way_to_files_here(hub, tmp_path):
+    for base in (str(tmp_path), "../secret", "~/model"):
+        hub.repositories["owner/adapter"] = {"main": adapter_files(base, query(0))}
+        with pytest.raises(CheckpointError, match="neither here nor a Hub id"):
+            open_checkpoint("owner/adapter")
+    # Nor can one be its own base.
+    hub.repositories["owner/adapter"] = {"main": adapter_files("owner/adapter", query(0))}
+    with pytest.raises(CheckpointError, match="an adapter alone"):
+        open_checkpoint("owner/adapter")
+
+
 # What a scan costs.
 
 

@@ -16,6 +16,9 @@ from wqk.checkpoints.steps import step_in
 from wqk.checkpoints.web import hub_page, is_url, open_url
 from wqk.errors import CheckpointError
 
+# What trainers call the folder of a step: Trainer, torchtitan, DeepSpeed, Megatron-LM.
+STEP_FOLDERS = ("checkpoint-*", "step[-_]*", "global_step*", "iter_*")
+
 __all__ = ["Checkpoint", "Part", "TensorInfo", "open_checkpoint", "steps_of"]
 
 
@@ -110,7 +113,7 @@ def open_checkpoint(
 
 
 def steps_of(ref: str) -> list[str]:
-    """A training run's ``checkpoint-*`` folders in the order of their steps, or just ``ref``.
+    """The folders of a training run that are named after steps, in their order, or just ``ref``.
 
     A folder with its own weights is a checkpoint, whatever else it contains.
     """
@@ -119,7 +122,8 @@ def steps_of(ref: str) -> list[str]:
         return [ref]
     steps = {
         step: path
-        for path in folder.glob("checkpoint-*")
+        for name in STEP_FOLDERS
+        for path in folder.glob(name)
         if (step := step_in(path.name)) is not None and path.name.endswith(str(step))
     }
     if not steps or has_weights(folder):

@@ -113,8 +113,9 @@ class DistributedFile:
             raise CheckpointError(
                 f"{source.name}: describes a tensor in an unknown way ({first_line(error)})"
             ) from None
-        for file in sorted({chunk.file for chunks in self._chunks.values() for chunk in chunks}):
-            self._file(file)
+        for name, chunks in self._chunks.items():
+            for chunk in chunks:
+                Slice(self._file(chunk.file), chunk.offset, chunk.length, name)
 
     def position(self, name: str) -> int:
         """Where the tensor's first chunk begins, for reading in file order."""

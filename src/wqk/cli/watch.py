@@ -43,8 +43,8 @@ def watch(
 ) -> None:
     """Score each checkpoint of a training run as soon as it is complete.
 
-    Works with any trainer that writes checkpoint-* folders: it only looks at files, and reads
-    only queries and keys. Ctrl-C ends it; the same command resumes.
+    Works with any trainer that names folders after steps (checkpoint-100, step-100): it only
+    looks at files, and reads only queries and keys. Ctrl-C ends it; the same command resumes.
 
     \b
     Example:

@@ -10,6 +10,7 @@ import polars as pl
 
 from wqk.attention import attention_plans
 from wqk.checkpoints import open_checkpoint, steps_of
+from wqk.checkpoints.steps import step_in
 from wqk.errors import WqkError
 from wqk.scanning.surveys.survey import survey
 from wqk.scanning.surveys.work import files_of
@@ -35,7 +36,9 @@ def watch(
     on_scores: Callable[[ScoreTable], None] | None = None,
     on_wait: Callable[[str, str], None] | None = None,
 ) -> Iterator[ScoreTable]:
-    """Score each ``checkpoint-*`` folder of a run once it is complete.
+    """Score each folder of a run that is named after a step once it is complete.
+
+    Trainer's ``checkpoint-*``, torchtitan's ``step-*``, Megatron-LM's ``iter_*``.
 
     A checkpoint is complete when all its tensors exist and its files have not changed between two
     looks. The scores are a survey's, in ``out``: every checkpoint is appended to its
@@ -109,4 +112,6 @@ def _steps(run: Path) -> list[str]:
 
 
 def _step(folder: str) -> int:
-    return int(Path(folder).name.rpartition("-")[2])
+    step = step_in(Path(folder).name)
+    assert step is not None  # as `steps_of` found it by its step
+    return step

@@ -132,7 +132,9 @@ def files_of(location: str) -> str | None:
     try:
         if not path.exists():
             return None
-        paths = sorted(p for p in path.iterdir() if p.is_file()) if path.is_dir() else [path]
+        # One folder deeper as well, where distributed checkpoints keep the model.
+        inside = [*path.iterdir(), *path.glob("*/*")] if path.is_dir() else [path]
+        paths = sorted(p for p in inside if p.is_file())
         stats = [(p.name, s.st_size, s.st_mtime_ns) for p in paths for s in [p.stat()]]
     except OSError as error:
         raise CheckpointError(f"{location}: cannot be read ({error.strerror})") from None
