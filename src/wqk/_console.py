@@ -51,6 +51,22 @@ def number(value: float | None, digits: int = 3) -> str:
     return "nan" if value != value else f"{round(value, digits) + 0.0:.{digits}f}"
 
 
+def count(number: int | None) -> str:
+    """A large number, such as that of parameters, to three digits.
+
+    Examples
+    --------
+    >>> count(109_482_240), count(640), count(None)
+    ('109 M', '640', '–')
+    """
+    if number is None:
+        return "–"
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g} {letter}"
+    return str(number)
+
+
 # What a terminal without Unicode gets for the characters that our own sentences are made of.
 PLAIN = str.maketrans({"–": "-", "−": "-", "·": "|", "×": "x", "…": "...", "±": "+-", "→": "->"})
 

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.atlas.making import layers
 
+from wqk._console import number
 from wqk.atlas import published, summarize, survey_table
-from wqk.atlas.medians import hundredths, of_model, spread
+from wqk.atlas.medians import of_model, spread
 from wqk.atlas.published import COLUMNS
 from wqk.errors import TableError
 from wqk.scanning.tables import join
@@ -148,4 +149,4 @@ def test_scores_are_written_as_the_paper_does() -> None:
     row = {"symmetry": -0.004, "symmetry_below": 0.1, "symmetry_above": 0.25}
     assert spread(row, "symmetry") == "0.00 ± [0.10, 0.25]"
     assert spread({"symmetry": None}, "symmetry") == "–"
-    assert hundredths(-0.006) == "-0.01"
+    assert number(-0.006, 2) == "-0.01"

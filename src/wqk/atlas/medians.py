@@ -9,6 +9,7 @@ from typing import Any
 
 import polars as pl
 
+from wqk._console import number
 from wqk.atlas.published import COLUMNS, last_part, with_flags
 from wqk.errors import TableError
 from wqk.scanning.schema import KEY
@@ -144,20 +145,9 @@ def spread(row: Mapping[str, Any], score: str) -> str:
     """
     if row[score] is None:
         return "–"
-    return f"{hundredths(row[score])} ± {interquartile(row, score)}"
+    return f"{number(row[score], 2)} ± {interquartile(row, score)}"
 
 
 def interquartile(row: Mapping[str, Any], score: str) -> str:
     """The distances from the median to the quartiles, ``[below, above]``."""
     return f"[{row[f'{score}_below']:.2f}, {row[f'{score}_above']:.2f}]"
-
-
-def hundredths(value: float | None) -> str:
-    """Two decimals without a negative zero; a dash where there is nothing.
-
-    Examples
-    --------
-    >>> hundredths(-0.001), hundredths(None)
-    ('0.00', '–')
-    """
-    return "–" if value is None else f"{round(value, 2) + 0.0:.2f}"

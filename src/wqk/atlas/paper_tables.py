@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 import polars as pl
 
-from wqk.atlas.medians import hundredths, interquartile, of_model, summarize
+from wqk._console import number
+from wqk.atlas.medians import interquartile, of_model, summarize
 from wqk.atlas.published import DATA, flags, marks, published, split_flags
 from wqk.atlas.rendering import Cell, Sheet, latex, markdown
 from wqk.errors import TableError, UnknownName
@@ -150,7 +151,7 @@ def _score_cells(
 def _median_cells(row: Mapping[str, Any], score: str) -> list[Cell]:
     if row[score] is None:
         return [Cell("–"), Cell("")]
-    median = hundredths(row[score]).replace("-", "−")
+    median = number(row[score], 2).replace("-", "−")
     return [Cell(median), Cell(f"± {interquartile(row, score)}")]
 
 

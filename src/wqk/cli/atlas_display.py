@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
+from wqk._console import count, number
 from wqk.atlas import flags
 from wqk.atlas.comparison import TOLERANCES
-from wqk.atlas.medians import hundredths, spread
+from wqk.atlas.medians import spread
 from wqk.atlas.published import marks
 from wqk.cli import display
 
@@ -66,7 +67,7 @@ def print_rows(frame: pl.DataFrame, as_json: bool) -> None:
 
 def _columns(width: int, letters: Mapping[str, str], own: bool) -> list[Column]:
     """What a line shows: heading, side, and the text of a row's cell."""
-    score = spread if width >= ROOM_FOR_SPREADS else lambda row, name: hundredths(row[name])
+    score = spread if width >= ROOM_FOR_SPREADS else lambda row, name: number(row[name], 2)
     columns: list[Column] = [("name", "left", lambda row: row["name"])]
     if width >= ROOM_FOR_MODELS:
         columns.append(("checkpoint", "left", lambda row: row["model"]))
@@ -111,7 +112,11 @@ def _as_json(comparison: Comparison | None) -> dict[str, Any] | None:
 
 def _print_row(row: Mapping[str, Any], comparison: Comparison | None) -> None:
     console = display.output()
-    about = [row["stack"], row["modality"], row["parameters"] and _count(row["parameters"])]
+    about = [
+        row["stack"],
+        row["modality"],
+        row["parameters"] and f"{count(row['parameters'])} parameters",
+    ]
     console.print(
         Text.assemble(
             "\n",
@@ -148,16 +153,3 @@ def _verdict(comparison: Comparison) -> str:
         return f"The scan agrees with the published row, within {' and '.join(tolerated)}"
     beyond = " and ".join(f"{TOLERANCES[score]:.2f} of {score}" for score in comparison.beyond)
     return f"The scan differs from the published row, by more than {beyond}"
-
-
-def _count(parameters: int) -> str:
-    """A readable number of parameters.
-
-    Examples
-    --------
-    >>> _count(109_000_000), _count(406_000_000_000)
-    ('109M parameters', '406B parameters')
-    """
-    millions = parameters / 1e6
-    text = f"{millions:.3g}M" if millions < 1000 else f"{millions / 1000:.3g}B"
-    return f"{text} parameters"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from wqk._console import count, number
 from wqk.scanning.rendering import left_out
 from wqk.scanning.schema import GROUP, SUMMARIZED
 from wqk.scanning.tables import ScoreTable
@@ -72,22 +73,6 @@ def _summary_row(number: int, group: Group) -> str:
     return f'<tr><th scope="row">{name}</th>{cells}</tr>'
 
 
-def count(number: int | None) -> str:
-    """A readable number of parameters.
-
-    Examples
-    --------
-    >>> count(109_482_240), count(640), count(None)
-    ('109 M', '640', '–')
-    """
-    if number is None:
-        return "–"
-    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.3g} {letter}"
-    return str(number)
-
-
 def _several(layers: pl.DataFrame, first: str, second: str) -> str:
     """Values of two columns over the layers: one number, a range, or two."""
     one, other = (_span(layers[column].drop_nulls().to_list()) for column in (first, second))
@@ -108,18 +93,8 @@ def _median(summary: pl.DataFrame, score: str) -> str:
     if not summary.height or summary[f"{score}_median"][0] is None:
         return "–"
     middle, low, high = (summary[f"{score}_{name}"][0] for name in ("median", "q25", "q75"))
-    return f"{hundredths(middle)} <small>{hundredths(low)} to {hundredths(high)}</small>"
-
-
-def hundredths(value: float) -> str:
-    """Two decimals, without a negative zero, with a minus that is one.
-
-    Examples
-    --------
-    >>> hundredths(-0.001), hundredths(-0.25)
-    ('0.00', '−0.25')
-    """
-    return f"{round(value, 2) + 0.0:.2f}".replace("-", "−")
+    middle, low, high = (number(value, 2).replace("-", "−") for value in (middle, low, high))
+    return f"{middle} <small>{low} to {high}</small>"
 
 
 def notes(groups: Sequence[Group], tables: Sequence[ScoreTable]) -> str:
