@@ -68,15 +68,11 @@ if TYPE_CHECKING:
 @json_output
 def atlas(
     model: str | None,
-    stack: str | None,
-    modality: str | None,
-    sound: bool | None,
-    search: str | None,
-    sort: str,
     surveys: tuple[Path, ...],
     table_file: Path | None,
     scanned: str | None,
     as_json: bool,
+    **choice: Any,
 ) -> None:
     """Show the paper's published scores, or those of one MODEL.
 
@@ -106,7 +102,7 @@ def atlas(
     rows = all_published()
     if survey is not None:
         rows = pl.concat([rows, summarize(survey)])
-    rows = _chosen(rows, stack, modality, sound, search, sort)
+    rows = _chosen(rows, **choice)
     if model is None:
         atlas_display.print_rows(rows, as_json)
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -36,12 +36,9 @@ def glue(
     data: Path,
     tasks: str,
     seeds: int,
-    epochs: int,
-    learning_rate: float,
-    batch: int,
-    length: int,
     threads: int | None,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Fine-tune encoders on GLUE or your own tasks and compare two of them over seeds.
 
@@ -65,7 +62,7 @@ def glue(
         import torch
 
         torch.set_num_threads(threads)
-    how = FineTuning(epochs, learning_rate, batch, length)
+    how = FineTuning(**options)
     chosen = [
         read_task(Path(name) if name.endswith(".jsonl") else data / name)
         for name in filter(None, tasks.split(","))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -40,15 +41,13 @@ from wqk.cli.options import COUNT, PATH, REF, every_head, gamma, json_output
 @click.pass_context
 def survey(
     context: click.Context,
+    /,
     refs: tuple[str, ...],
-    revisions: tuple[str, ...],
     jobs: int | None,
     dask: str | None,
-    retry: bool,
-    heads: bool,
-    gamma: float,
     as_json: bool,
     out: Path,
+    **options: Any,
 ) -> None:
     """Score many checkpoints into one table, DIR/scores.parquet.
 
@@ -74,15 +73,7 @@ def survey(
         try:
             with dask_executor(dask) if dask else nullcontext() as executor:
                 table = survey_checkpoints(
-                    refs,
-                    out=out,
-                    revisions=revisions,
-                    gamma=gamma,
-                    heads=heads,
-                    executor=executor,
-                    jobs=jobs,
-                    retry=retry,
-                    on_progress=on_progress,
+                    refs, out=out, executor=executor, jobs=jobs, on_progress=on_progress, **options
                 )
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"repeat the command to resume in {out}") from None

@@ -32,15 +32,7 @@ if TYPE_CHECKING:
     help="Also write medians for TensorBoard to this folder.",
 )
 @gamma
-def watch(
-    run: str,
-    out: Path | None,
-    until: int | None,
-    every: float,
-    heads: bool,
-    tensorboard: Path | None,
-    gamma: float,
-) -> None:
+def watch(run: str, out: Path | None, tensorboard: Path | None, **options: Any) -> None:
     """Score each checkpoint of a training run as soon as it is complete.
 
     Works with any trainer that names folders after steps (checkpoint-100, step-100): it only
@@ -72,10 +64,7 @@ def watch(
         display.say(f"{folder} is not complete yet: {reason}")
 
     try:
-        for _ in watch_run(
-            run, out=folder, until=until, every=every, gamma=gamma, heads=heads,
-            on_scores=tell, on_wait=wait,
-        ):  # fmt: skip
+        for _ in watch_run(run, out=folder, on_scores=tell, on_wait=wait, **options):
             pass
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"the scores are in {folder / 'scores.parquet'}") from None
