@@ -2,6 +2,8 @@
 
 import errno
 import os
+import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -63,6 +65,21 @@ def test_a_disk_that_fills_up_leaves_whole_lines(tmp_path: Path, monkeypatch: py
         write_whole(path, b"new")
     assert read_lines(path) == [{"n": 1}]
     assert [p.name for p in tmp_path.iterdir()] == ["a.jsonl"]
+
+
+def test_a_short_write_leaves_whole_lines(tmp_path: Path):
+    path = tmp_path / "a.jsonl"
+    append_lines(path, {"n": 1})
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 5, limit[1]))
+    try:
+        with pytest.raises(OutputError, match="cannot be written"):
+            append_lines(path, {"n": 2})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, before)
+    assert path.read_bytes() == b'{"n": 1}\n'
 
 
 def test_a_lock_keeps_out_this_process_and_others_and_dies_with_its_holder(tmp_path: Path):

@@ -282,13 +282,23 @@ def test_other_files_under_an_address_are_refused(site, name):
         open_checkpoint(f"{site.url}/m/{name}")
 
 
-@pytest.mark.parametrize("fault", [one_byte, dripping, interim, slow_body])
-def test_a_server_that_keeps_one_waiting_is_given_up(site, waits, monkeypatch, within, fault):
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (one_byte, "sends almost nothing, 3 times in a row"),
+        (dripping, "does not answer"),
+        (interim, "does not answer"),
+        (slow_body, "too slowly|does not answer"),
+    ],
+)
+def test_a_server_that_keeps_one_waiting_is_given_up(
+    site, waits, monkeypatch, within, fault, message
+):
     checkpoint = open_checkpoint(f"{site.url}{WEIGHTS}")
-    patience = retries.PATIENCE._replace(timeout=0.2, slowest=10.0**6, attempts=3)
+    patience = retries.PATIENCE._replace(timeout=0.5, slowest=10.0**6, attempts=3)
     monkeypatch.setattr(retries, "PATIENCE", patience)
     site.faults.extend([fault] * 1000)
-    with within(20), pytest.raises(HubError, match=r"in a row"):
+    with within(20), pytest.raises(HubError, match=message):
         checkpoint.read([Part(query(0))])
 
 

@@ -181,6 +181,19 @@ def test_compressed_members_are_read(tmp_path):
     np.testing.assert_array_equal(rows, tensors["b"].numpy()[[4, 5, 1]])
 
 
+def test_damage_to_a_compressed_member_is_named(tmp_path):
+    path = tmp_path / "pytorch_model.bin"
+    compressed(weights(0, "a"), path)
+    content = bytearray(path.read_bytes())
+    with zipfile.ZipFile(path) as archive:
+        start = next(m.header_offset for m in archive.infolist() if m.filename.endswith("data/0"))
+    content[start + 7] |= 8  # the name is said to be UTF-8
+    content[start + 30] = 0xFF
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match="'a' is damaged"):
+        open_checkpoint(tmp_path).read([Part("a")])
+
+
 def test_a_description_that_inflates_is_refused_in_little_memory(tmp_path):
     with zipfile.ZipFile(tmp_path / "model.pt", "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("archive/data.pkl", bytes(80 * 2**20))

@@ -166,3 +166,4 @@ def test_names_do_not_reach_the_terminal_raw(tmp_path):
     table = wqk.scan(checkpoint)
     for text in (repr(table), table._repr_html_(), str(wqk.explain(checkpoint))):
         assert not {"\x1b", "\x07", "\u202e"} & set(text)
+    assert "\x1b" not in run("scan", f"{tmp_path}/\x1b]0;title\x07").stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
@@ -34,3 +35,9 @@ def test_what_is_run_is_a_folder(tmp_path: Path) -> None:
     for ref in (model, tmp_path / "model.safetensors"):
         with pytest.raises(CheckpointError, match="pass the folder"):
             verify(ref)
+
+
+def test_a_model_of_few_positions_is_given_a_short_text(tmp_path: Path) -> None:
+    roberta = NAMED["roberta"]
+    save(replace(roberta, config=roberta.config | {"max_position_embeddings": 9}), tmp_path)
+    assert verify(tmp_path).ok

@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
-from threadpoolctl import threadpool_info
+from threadpoolctl import threadpool_info, threadpool_limits
 
 import wqk
 from wqk.errors import MissingPackage, TableError
@@ -70,6 +70,13 @@ def blas_threads() -> set[int]:
     return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
 
 
+@pytest.fixture
+def two_blas_threads():
+    with threadpool_limits(2, "blas"):
+        yield
+
+
+@pytest.mark.usefixtures("two_blas_threads")
 def test_scans_in_threads_are_the_same_and_leave_blas_as_it_was(monkeypatch):
     before, alone = blas_threads(), wqk.scan(DECODER).frame
     with ThreadPoolExecutor(8) as pool:

@@ -24,6 +24,7 @@ from click.testing import CliRunner, Result
 from safetensors.numpy import save_file
 
 import wqk
+from wqk.checkpoints import retries
 from wqk.cli.main import command
 from wqk.errors import (
     CheckpointError,
@@ -665,6 +666,15 @@ def test_a_hub_that_does_not_answer_is_a_failure_of_that_ref(
     assert table.frame["step"].unique().to_list() == [1]
     (job,) = expand([models[0] + "/model.safetensors"], ["step*"])
     assert "a file has no revisions" in str(job.problem)
+
+
+def test_a_hub_that_never_stops_listing_is_given_up(monkeypatch: pytest.MonkeyPatch):
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_refs", lambda *_: time.sleep(5))
+    monkeypatch.setattr(retries, "PATIENCE", retries.Patience(timeout=0.01))
+    (job,) = expand(["o/m"], ["step*"])
+    assert "its revisions cannot be listed (the server does not answer)" in str(job.problem)
 
 
 def test_only_refs_with_a_name_can_be_surveyed(tmp_path: Path):

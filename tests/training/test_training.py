@@ -391,7 +391,35 @@ except RunError as error:
 """
 
 
-def test_of_two_that_begin_together_one_trains(corpus: TokenStore, tmp_path: Path) -> None:
+def test_a_run_is_created_by_the_holder_of_its_lock(
+    corpus: TokenStore, tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def create(folder: Path, settings: Any) -> Run:
+        with (
+            pytest.raises(RunError, match="another training run"),
+            locked(folder / ".lock", "training run"),
+        ):
+            pass
+        return create_run(folder, settings)
+
+    monkeypatch.setattr("wqk.training.training.create_run", create)
+    assert train(tiny(steps=1, warmup=0), corpus.folder, tmp_path / "run").metrics["step"][-1] == 1
+
+
+def test_of_several_gpus_one_trains(
+    corpus: TokenStore, tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Batches split over GPUs by a wrapper around the model would not match the asked rows.
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.nn.DataParallel, "__init__", lambda *_: pytest.fail("wrapped"))
+    assert train(tiny(steps=1, warmup=0), corpus.folder, tmp_path / "run").metrics["step"][-1] == 1
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("trial", range(10))
+def test_of_two_that_begin_together_one_trains(
+    trial: int, corpus: TokenStore, tmp_path: Path
+) -> None:
     starting = [
         subprocess.Popen(
             [sys.executable, "-c", BOTH, str(seed), str(corpus.folder), str(tmp_path / "run")],

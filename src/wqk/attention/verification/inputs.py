@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 EXAMPLES = 2
 
+# Positions beyond those of the input: RoBERTa's begin after that of its padding token, and decoders
+# read two tokens more.
+ROOM = 4
+
 # Side of a picture for models that take pictures of any size.
 SIDE = 64
 # Rows and columns of a picture that is given as patches.
@@ -47,6 +51,9 @@ def inputs_of(model: Any, tokens: Sequence[int] | None, length: int, seed: int) 
             f"{type(model).__name__}: cannot generate the input {name!r}; "
             f"known are {', '.join(MAIN_INPUTS)}"
         )
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if isinstance(positions, int) and positions > ROOM:
+        length = min(length, positions - ROOM)
     random = np.random.default_rng(seed)
     inputs = make(model.config, tokens, length, random)
     name = "decoder_input_ids"
@@ -79,7 +86,7 @@ def token_input(
     numbers = random.integers(0, vocabulary - 1, (EXAMPLES, length))
     numbers += numbers >= padding
     mask = np.ones_like(numbers)
-    mask[1, -(length // 4) :] = 0
+    mask[1, length - length // 4 :] = 0
     return {"input_ids": np.where(mask, numbers, padding), "attention_mask": mask}
 
 
