@@ -302,6 +302,14 @@ def test_a_server_that_keeps_one_waiting_is_given_up(
         checkpoint.read([Part(query(0))])
 
 
+def test_long_attempts_that_bring_nothing_are_few(site, waits, monkeypatch):
+    checkpoint = open_checkpoint(f"{site.url}{WEIGHTS}")
+    monkeypatch.setattr(retries, "PATIENCE", retries.PATIENCE._replace(timeout=0.2))
+    site.faults.extend([interim] * 9)
+    with pytest.raises(HubError, match="does not answer, [12] times in a row"):
+        checkpoint.read([Part(query(0))])
+
+
 def test_a_file_without_tag_that_changes_half_way_is_refused(site, waits):
     site.tags = dict.fromkeys(site.files)
     dated = part(Last_Modified="Mon, 01 Jan 2024 00:00:00 GMT")
