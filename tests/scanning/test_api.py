@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import random
 import sys
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -16,6 +18,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 import wqk
 from wqk.errors import MissingPackage, TableError
 from wqk.forms.randomness import looks_random
+from wqk.scanning.cores import all_blas_threads, one_blas_thread
 
 ENCODER, DECODER = (wqk.demo_model(name) for name in ("encoder", "decoder"))
 
@@ -74,6 +77,33 @@ def blas_threads() -> set[int]:
 def two_blas_threads():
     with threadpool_limits(2, "blas"):
         yield
+
+
+@pytest.mark.usefixtures("two_blas_threads")
+def test_small_blocks_share_one_blas_thread_each_and_a_large_one_waits():
+    seen, meeting = {}, threading.Barrier(2, timeout=10)
+
+    def small(name):
+        with one_blas_thread():
+            meeting.wait()
+            seen[name] = blas_threads()
+            meeting.wait()
+
+    before = blas_threads()
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(small, ["one", "two"]))
+        assert seen == {"one": {1}, "two": {1}}
+        assert blas_threads() == before
+        with one_blas_thread():
+            waiting = pool.submit(large)
+            time.sleep(0.05)
+            assert not waiting.done()
+        assert waiting.result() == before
+
+
+def large():
+    with all_blas_threads():
+        return blas_threads()
 
 
 @pytest.mark.usefixtures("two_blas_threads")
