@@ -90,6 +90,7 @@ def test_small_blocks_share_one_blas_thread_each_and_a_large_one_waits():
             meeting.wait()
 
     before = blas_threads()
+    assert before == {2}
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(small, ["one", "two"]))
         assert seen == {"one": {1}, "two": {1}}

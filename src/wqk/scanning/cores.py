@@ -48,7 +48,8 @@ def one_blas_thread() -> Iterator[None]:
     with _changed:
         _changed.wait_for(lambda: not _alone)
         if not _sharing:
-            _limit = ThreadpoolController().limit(limits=1, user_api="blas")
+            with _control() as libraries:
+                _limit = libraries.limit(limits=1, user_api="blas")
         _sharing += 1
     try:
         yield
@@ -57,7 +58,8 @@ def one_blas_thread() -> Iterator[None]:
         with _changed:
             _sharing -= 1
             if not _sharing:
-                _limit.restore_original_limits()
+                with _control():
+                    _limit.restore_original_limits()
                 _changed.notify_all()
 
 
@@ -74,3 +76,24 @@ def all_blas_threads() -> Iterator[None]:
         with _changed:
             _alone = False
             _changed.notify_all()
+
+
+@contextmanager
+def _control() -> Iterator[ThreadpoolController]:
+    """Change the BLAS threads from this thread.
+
+    threadpoolctl 3.8 heeds only the first thread that ever changed them, and ignores all others
+    without a word. Here any thread may be the first to come or the last to go, under one lock.
+    """
+    libraries = ThreadpoolController()
+
+    def release() -> None:
+        for library in libraries.lib_controllers:
+            if hasattr(library, "clear_controlling_thread"):
+                library.clear_controlling_thread(force=True)
+
+    release()
+    try:
+        yield libraries
+    finally:
+        release()
