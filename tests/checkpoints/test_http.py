@@ -306,7 +306,7 @@ def test_long_attempts_that_bring_nothing_are_few(site, waits, monkeypatch):
     checkpoint = open_checkpoint(f"{site.url}{WEIGHTS}")
     monkeypatch.setattr(retries, "PATIENCE", retries.PATIENCE._replace(timeout=0.2))
     site.faults.extend([interim] * 9)
-    with pytest.raises(HubError, match="does not answer, [12] times in a row"):
+    with pytest.raises(HubError, match=r"does not answer, [12] times in a row"):
         checkpoint.read([Part(query(0))])
 
 

@@ -8,7 +8,7 @@ import shutil
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from wqk.errors import CorpusError, RunError
+from wqk.errors import CorpusError, RunError, first_line
 from wqk.runs.run import checkpoints_in
 
 if TYPE_CHECKING:
@@ -70,16 +70,19 @@ def save_checkpoint(
             model.save_pretrained(staged)
         for name, values in state.items():
             if values is not None:
-                torch.save(values, staged / name)
+                with (staged / name).open("wb") as file:
+                    torch.save(values, file)
         for name, content in tokenizer.items():
             (staged / name).write_bytes(content)
         for path in staged.iterdir():
             with path.open("rb") as file:
                 os.fsync(file.fileno())
         staged.rename(folder / staged.name)
-    except (OSError, RuntimeError, SafetensorError) as error:  # torch says RuntimeError
+    except (OSError, RuntimeError, SafetensorError) as error:
         clear_staging(folder)
-        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+        # torch's own message speaks of positions; what the system said came before it.
+        told = getattr(error, "strerror", None) or getattr(error.__context__, "strerror", None)
+        reason = told or first_line(error)
         raise RunError(
             f"{folder}: checkpoint-{step} cannot be written ({reason}); free some disk space and "
             "resume"
