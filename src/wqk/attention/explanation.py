@@ -10,6 +10,7 @@ from wqk._typing import FilePath
 from wqk.attention import attention_plans, unread_attention
 from wqk.checkpoints import open_checkpoint
 from wqk.checkpoints.options import check_options
+from wqk.families.candidates import recurrent_layers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -126,6 +127,10 @@ def explain(
         uses=tuple(_uses(checkpoint, plans)),
         notes=(
             *dict.fromkeys(note for plan in plans for note in _notes(plan)),
+            *(
+                f"layers {spans(layers)}: {kind}, which has no form."
+                for kind, layers in recurrent_layers(checkpoint.tensors()).items()
+            ),
             *(f"{name}: looks like further attention, and is not read." for name in unread),
         ),
         bytes_to_read=sum(part.nbytes(checkpoint.info(part.name)) for part in parts),

@@ -50,6 +50,14 @@ RECURRENT = re.compile(
     r"|(?:.*_)?conv(?:1d|_.*)?(?:\..*)?|slope_rate"
 )
 
+# Tensors that only one kind of recurrence or convolution over tokens has, and what it is.
+RECURRENCES = {
+    r"\bA_log$": "a state-space or linear-attention recurrence",
+    r"\brg_lru\.recurrent_param$": "a gated linear recurrence",
+    r"\bslope_rate$": "lightning attention, which is linear",
+    r"\bconv\.conv\.weight$": "a short convolution",
+}
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -155,7 +163,7 @@ def beside(
     }
     norms: dict[str, str] = {}
     biases, unexplained, recurrent = False, [], []
-    for name, info in _within(path, tensors):
+    for name, info in _within(candidate, tensors):
         module, _, parameter = name.rpartition(".")
         if module in projections and parameter in ("weight", "bias"):
             continue
@@ -181,15 +189,41 @@ def beside(
     )
 
 
-def _within(path: str, tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[str, TensorInfo]]:
-    """The tensors in modules of this spelling, their names from there on, each once."""
+def _within(
+    candidate: Candidate, tensors: Mapping[str, TensorInfo]
+) -> Iterator[tuple[str, TensorInfo]]:
+    """The tensors in the candidate's own modules, their names from there on, each once.
+
+    Modules of the same name in other layers may be another kind: a recurrence between attentions.
+    """
+    modules = {name.removesuffix(".weight").rpartition(".")[0] for name in candidate.tensors}
     seen: set[str] = set()
     for full, info in tensors.items():
-        spelling = without_numbers(full)
-        name = spelling.removeprefix(f"{path}.")
-        if name != spelling and name not in seen:
+        name = without_numbers(full).removeprefix(f"{candidate.path}.")
+        parts = full.split(".")
+        inside = any(".".join(parts[:n]) in modules for n in range(1, len(parts)))
+        if inside and name not in seen:
             seen.add(name)
             yield name, info
+
+
+def recurrent_layers(tensors: Mapping[str, TensorInfo]) -> dict[str, list[int]]:
+    """The layers that hold a recurrence or a convolution over tokens, by what it is.
+
+    Examples
+    --------
+    >>> recurrent_layers(dict.fromkeys(["layers.0.mixer.A_log", "layers.1.attn.q_proj.weight"]))
+    {'a state-space or linear-attention recurrence (mixer.A_log)': [0]}
+    """
+    layers: dict[str, list[int]] = {}
+    for name in tensors:
+        match = re.fullmatch(r"(?:.*\.)?layers\.(\d+)\.(.*)", name)
+        module = match[2] if match else ""
+        kind = next((k for mark, k in RECURRENCES.items() if re.search(mark, module)), None)
+        if match and kind:
+            found = layers.setdefault(f"{kind} ({module})", [])
+            found += [] if int(match[1]) in found else [int(match[1])]
+    return layers
 
 
 def _is_harmless(name: str, words: set[str]) -> bool:

@@ -199,16 +199,52 @@ def parse_family(text: str, source: str) -> Family:
     >>> family.attention[0].query.names
     ('layers.{layer}.q',)
     """
-    try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UnknownFamily(f"{source}: not valid TOML ({error})") from None
-    family = parse(Family, table, source)
+    family = parse(Family, _inherited(_toml(text, source), source), source)
     if not (family.attention or family.refusal):
         raise UnknownFamily(f"{source}: a family needs at least one [[attention]] table")
     for rule in family.attention:
         _check(rule, source)
     return family
+
+
+def _toml(text: str, source: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UnknownFamily(f"{source}: not valid TOML ({error})") from None
+
+
+def _inherited(table: dict[str, Any], source: str) -> dict[str, Any]:
+    """The table with what it takes over from the shipped family that it is ``like``.
+
+    Its own ``[change]`` replaces keys of every attention of that family.
+
+    Examples
+    --------
+    >>> phi = {"like": "phi", "change": {"causal": False, "rotary": {"order": "interleaved"}}}
+    >>> _inherited(phi, "toy.toml")["attention"][0]["rotary"]
+    {'order': 'interleaved', 'default_fraction': 0.5}
+    """
+    like, changes = table.pop("like", None), table.pop("change", {})
+    if like is None and not changes:
+        return table
+    file = resources.files("wqk.families") / "data" / f"{like}.toml"
+    if not isinstance(like, str) or "/" in like or not file.is_file():
+        raise UnknownFamily(f"{source}: 'like' must name a shipped family, got {like!r:.60}")
+    if not isinstance(changes, dict):
+        raise UnknownFamily(f"{source}: 'change' must be a table, got {changes!r:.60}")
+    base = _inherited(_toml(file.read_text(encoding="utf-8"), file.name), file.name)
+    base["attention"] = [_merged(rule, changes) for rule in base.get("attention", ())]
+    return {**base, **table}
+
+
+def _merged(rule: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    nested = {
+        key: rule[key] | value
+        for key, value in changes.items()
+        if isinstance(value, dict) and isinstance(rule.get(key), dict)
+    }
+    return rule | changes | nested
 
 
 def _check(rule: AttentionRule, source: str) -> None:

@@ -103,8 +103,8 @@ def infer_family(
     if found and all(one.recurrent for one in around.values()):
         first = next(iter(around.values())).recurrent[0]
         raise UnknownFamily(
-            f"{checkpoint.name}: tensors named like queries and keys occur next to {first!r}: it "
-            "feeds a recurrence or a convolution, not softmax attention"
+            f"{checkpoint.name}: tensors named like queries and keys occur next to {first!r}: they "
+            "go through a recurrence or a convolution, so their score is no form of two tokens"
         )
     softmax = [c for c in found if not around[c].recurrent]
     if not softmax:

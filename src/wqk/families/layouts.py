@@ -8,6 +8,7 @@ enough to take a projection out of a tensor and to put it back.
 layout          the tensor's outputs
 ==============  =====================================================================
 ``separate``    one role, head after head
+``gated``       as ``separate``, but each head's query is followed by a gate as wide
 ``sectioned``   all of one role, then all of the next; several such blocks in a row
 ``conv1d``      as ``sectioned``, stored (in, out): GPT-2
 ``grouped``     for each key head: its queries, its key, its value
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
     from wqk.families.norms import Norm
 
-LAYOUTS = ("separate", "sectioned", "conv1d", "grouped", "latent")
+LAYOUTS = ("separate", "gated", "sectioned", "conv1d", "grouped", "latent")
 
 Ranges = tuple[tuple[int, int], ...]
 

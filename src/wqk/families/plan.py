@@ -12,7 +12,7 @@ from wqk.errors import CheckpointError
 from wqk.families.candidates import without_numbers
 from wqk.families.config import Config
 from wqk.families.latent import latent
-from wqk.families.layouts import Composed, Projection, sectioned, separate
+from wqk.families.layouts import Composed, Projection, sectioned, separate, within_heads
 from wqk.families.naming import bias_of, find_layers, named, norm_of, part_of, weight_name
 from wqk.families.norms import Norm
 from wqk.families.rotary import Rotary, rotary_of, rotary_stretch
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from wqk.families.naming import Match
 
 TOKEN_BY_TOKEN = "queries and keys are normalized token by token before they meet; "
+TERNARY = (
+    "the model rounds its weights to three values as it runs (quant_method bitnet), the form is of "
+    "the weights as stored"
+)
 
 
 @dataclass(frozen=True)
@@ -141,6 +145,8 @@ def _plan_rule(checkpoint: Checkpoint, family: str, rule: AttentionRule) -> list
     found = find_layers(tensors, rule, checkpoint.name) if config.holds(rule.only_if) else []
     if not found:
         return []
+    if config.get("quantization_config.quant_method") == "bitnet":
+        rule = replace(rule, partial="; ".join(filter(None, (rule.partial, TERNARY))))
     layers = _complete(found, config, rule)
     groups = 1 + max(match.group for _, match in layers)
     return [
@@ -310,13 +316,18 @@ def _projections(
             raise CheckpointError(f"{config.name}: {tensor} must be a matrix, got shape {shape}")
     if rule.layout == "latent":
         return latent(tensors, config, rule, match, heads)
-    if rule.layout == "separate":
+    if rule.layout in ("separate", "gated"):
         rows, key_rows = tensors[query].shape[0], tensors[key].shape[0]
+        if rule.layout == "gated":
+            rows //= 2
         if key_heads is None:  # a key head is as wide as a query head
             key_heads = max(1, key_rows * heads // rows) if rows else heads
         value = named(tensors, rule.value.names, match)
+        own = separate(query, tensors[query].shape, heads)
+        if rule.layout == "gated":
+            own = within_heads(query, tensors[query].shape, heads, 0, own.head_width // 2)
         return {
-            "q": separate(query, tensors[query].shape, heads),
+            "q": own,
             "k": separate(key, tensors[key].shape, key_heads),
             **({"v": separate(value, tensors[value].shape, key_heads)} if value else {}),
         }

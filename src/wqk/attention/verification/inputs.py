@@ -105,7 +105,7 @@ def patches_input(
     config: Any, tokens: Sequence[int] | None, length: int, random: np.random.Generator
 ) -> Inputs:
     """The patches (T, values) of a picture of any size, and how many rows and columns they form."""
-    channels: int = getattr(config, "in_channels", None) or getattr(config, "num_channels", 3)
+    channels: Any = getattr(config, "in_channels", None) or getattr(config, "num_channels", 3)
     values = channels * getattr(config, "temporal_patch_size", 1) * config.patch_size**2
     pixels = random.standard_normal((PATCHES[0] * PATCHES[1], values))
     return {
