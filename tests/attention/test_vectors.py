@@ -33,7 +33,7 @@ def test_logits_are_what_the_model_gives_the_softmax(name: str, tmp_path: Path) 
     checkpoint = _InDoublePrecision(open_checkpoint(tmp_path))
     plans = attention_plans(checkpoint)
     settings = {"text": None, "tokens": [3, 1, 4, 1, 5, 9, 2, 6], "length": 8, "seed": 0}
-    records, _ = run(tmp_path, checkpoint, plans, None, **settings)
+    records, *_ = run(tmp_path, checkpoint, plans, None, **settings)
     for plan, record in zip(plans, records, strict=True):
         attention = load_attention(checkpoint, plan, positions=True)
         for x, y, reported, *_ in record:

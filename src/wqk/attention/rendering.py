@@ -70,6 +70,8 @@ def verification_lines(result: Verification) -> Iterator[Any]:
         cells = (f"{block.stack} {block.kind}", layer, difference, *_scores(block))
         table.add_row(*cells, SHORT[block.verdict])
     yield table
+    if result.verdict == "not compared":
+        yield from (Text(f"could not be run: {failure}") for failure in result.failures)
     yield Text("\n" + CONCLUSIONS[result.verdict].format(difference=result.difference))
 
 

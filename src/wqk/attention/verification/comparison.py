@@ -117,11 +117,14 @@ class Verification(Shown):
         Names.
     blocks
         One for each application of each block.
+    failures
+        Parts of the model that could not be run, and why.
     """
 
     checkpoint: str
     family: str
     blocks: tuple[VerifiedBlock, ...]
+    failures: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -194,14 +197,14 @@ def verify(
     checkpoint = _InDoublePrecision(open_checkpoint(ref, **hub))
     plans = attention_plans(checkpoint, family)
     given: dict[str, Any] = {"text": text, "tokens": tokens, "length": length, "seed": seed, **hub}
-    records, seen = run(ref, checkpoint, plans, family, **given)
+    records, seen, failures = run(ref, checkpoint, plans, family, **given)
     blocks = [
         block
         for plan, record in zip(plans, records, strict=True)
         for block in _blocks(checkpoint, plan, record, seen, tolerance)
     ]
     if not all(block.verdict == RIGHT for block in blocks):
-        flat, _ = run(ref, checkpoint, plans, family, flat=True, **given)
+        flat, *_ = run(ref, checkpoint, plans, family, flat=True, **given)
         differences = [
             form_difference(load_attention(checkpoint, plan, positions=True), application)
             for plan, record in zip(plans, flat, strict=True)
@@ -211,7 +214,7 @@ def verify(
             replace(block, form_difference=difference)
             for block, difference in zip(blocks, differences, strict=True)
         ]
-    return Verification(checkpoint.name, plans[0].family, tuple(blocks))
+    return Verification(checkpoint.name, plans[0].family, tuple(blocks), tuple(failures))
 
 
 def _blocks(

@@ -10,7 +10,7 @@ import os
 import warnings
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wqk._typing import FilePath
 from wqk.attention import attention_plans
@@ -39,6 +39,14 @@ if TYPE_CHECKING:
 PADDING_MASKS = ("attention_mask", "decoder_attention_mask")
 
 
+class Run(NamedTuple):
+    """What was recorded of a model's pass."""
+
+    records: list[list[Application]]  # every application of the attention of each plan
+    seen: dict[int, np.ndarray]  # which tokens are no padding, (B, N) by N
+    failures: list[str]  # parts of the model that could not be run, and why
+
+
 def run(
     ref: Any,
     checkpoint: Checkpoint,
@@ -51,7 +59,7 @@ def run(
     seed: int,
     flat: bool = False,
     **hub: Any,
-) -> tuple[list[list[Application]], dict[int, np.ndarray]]:
+) -> Run:
     """Run a model once.
 
     Parameters
@@ -62,10 +70,6 @@ def run(
         What ``ref`` holds on disk.
     flat
         Whether to take rotary positions out: every sine is 0, every cosine 1.
-
-    Returns
-    -------
-    Every application of the attention of each plan; and which tokens are no padding, (B, N) by N.
 
     Raises
     ------
@@ -86,23 +90,26 @@ def run(
             records = listen(model, plans, live, products)
             tensors = {place_of(plan): plan.query.tensor for plan in live}
             blocks = [(tensors[place_of(p)], r) for p, r in zip(plans, records, strict=True)]
-            given = _run_all(model, blocks, (tokens, length, seed))
+            given, failures = _run_all(model, blocks, (tokens, length, seed))
             if not any(records):
                 require_records(model, plans, records)
         except WqkError:
             raise
         except Exception as error:  # the model's own code may fail in any way
-            reason = str(error).strip().splitlines()[:1] or [type(error).__name__]
-            raise CheckpointError(f"{checkpoint.name}: cannot be run ({reason[0]})") from error
+            raise CheckpointError(f"{checkpoint.name}: cannot be run ({_line(error)})") from error
     masks = [inputs[name].numpy() for inputs in given for name in PADDING_MASKS if name in inputs]
-    return records, {mask.shape[1]: mask.astype(bool) for mask in masks}
+    return Run(records, {mask.shape[1]: mask.astype(bool) for mask in masks}, failures)
+
+
+def _line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _run_all(
     model: Any,
     blocks: Sequence[tuple[str, Sequence[Application]]],
     arguments: tuple[Sequence[int] | None, int, int],
-) -> list[dict[str, Any]]:
+) -> tuple[list[dict[str, Any]], list[str]]:
     """Run the model, and then each model in it none of whose blocks ran.
 
     Parameters
@@ -116,7 +123,7 @@ def _run_all(
 
     Returns
     -------
-    What they were given.
+    What they were given; and why some could not be run.
 
     Raises
     ------
@@ -125,7 +132,7 @@ def _run_all(
     """
     import torch
 
-    given, failures = [], []
+    given, failures, told = [], [], []
     for prefix, part in _models(model):
         own = [record for tensor, record in blocks if tensor.startswith(prefix)]
         if not own or any(own):
@@ -141,9 +148,10 @@ def _run_all(
             given.append(inputs)
         except Exception as error:  # the model's own code may fail in any way
             failures.append(error)
+            told.append(f"{prefix.rstrip('.') or type(model).__name__}: {_line(error)}")
     if failures and not any(record for _, record in blocks):
         raise failures[0]
-    return given
+    return given, told
 
 
 def _models(model: Any) -> Iterator[tuple[str, Any]]:
