@@ -21,7 +21,8 @@ const NULLS = {
   effective_rank: 'effective_rank_null',
 };
 const SIGNED = new Set(['eigenvalue_positivity']);
-const MEASURED = Object.keys(MEASURES).filter((name) => ALL_ROWS.some((row) => (row[name] ?? null) !== null));
+const MEASURED = Object.keys(MEASURES)
+  .filter((name) => GROUPS.some(({rows}) => rows.some((row) => (row[name] ?? null) !== null)));
 
 /** The groups that sections with a figure for each one show. */
 function shownGroups(chosen) {
