@@ -118,7 +118,7 @@ function showRows() {
     for (const column of columns) {
       const cell = line.insertCell();
       cell.textContent = cellText(row[column], column);
-      cell.dataset.label = HEADINGS[column] ?? column;
+      cell.dataset.label = HEADINGS[column] ?? column.replaceAll('_', ' ');
       cell.classList.toggle('text', WORDS.includes(column));
     }
   }
