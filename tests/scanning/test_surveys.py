@@ -312,9 +312,10 @@ def test_a_torn_last_line_is_forgotten_a_damaged_one_is_not(models: list[str], t
             wqk.survey(models[:2], out=tmp_path, executor=threads)
             assert (tmp_path / "scores.parquet").read_bytes() == expected
             assert manifest(tmp_path)[0]["event"] == "settings"
-        path.write_bytes(lines[0] + b"{}\n" + lines[1])
-        with pytest.raises(RunError, match="line 2 was not written by a survey"):
-            wqk.survey(models[:2], out=tmp_path, executor=threads)
+        for damaged in (b"{}\n", lines[1].replace(b'"files"', b'"filez"')):
+            path.write_bytes(lines[0] + damaged + lines[1])
+            with pytest.raises(RunError, match="line 2 was not written by a survey"):
+                wqk.survey(models[:2], out=tmp_path, executor=threads)
 
 
 @pytest.mark.parametrize("count", [6, pytest.param(500, marks=pytest.mark.campaign)])

@@ -169,7 +169,7 @@ def _read_manifest(path: Path) -> list[dict[str, Any]]:
         if (
             fields is None
             or (number == 1) != (line["event"] == "settings")
-            or not all(isinstance(line.get(name), kind) for name, kind in fields.items())
+            or not all(n in line and isinstance(line[n], kind) for n, kind in fields.items())
         ):
             raise RunError(
                 f"{path}: line {number} was not written by a survey; repair or remove the line, "
