@@ -77,7 +77,7 @@ def _spreads() -> list[pl.Expr]:
 
 
 def _name(row: Mapping[str, Any]) -> str:
-    """What a row is called: the checkpoint, and which one of several."""
+    """The name of a row: the checkpoint, with its revision and step."""
     name = last_part(row["checkpoint"])
     if row["revision"]:
         name += f" @ {row['revision']}"

@@ -1,4 +1,4 @@
-"""The published rows: Tables S2 and S3 as printed, and what is wrong with some of them."""
+"""The published rows: Tables S2 and S3 as printed, and the known problems of some rows."""
 
 from __future__ import annotations
 

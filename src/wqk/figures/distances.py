@@ -1,4 +1,4 @@
-"""Scores as functions of the relative distance, which rotary positions make them."""
+"""Scores as functions of the relative distance (rotary positions)."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def groups(tables: Sequence[ScoreTable]) -> list[Group]:
 
 
 def model_name() -> pl.Expr:
-    """A checkpoint without the folder of its step, with a revision that is no step."""
+    """A checkpoint without the folder of its step, with a revision that is not a step."""
     step = pl.concat_str(pl.lit("checkpoint-"), pl.col("step"))
     without = pl.col("checkpoint").str.strip_suffix(step).str.strip_chars_end("/\\")
     name = pl.when(pl.col("step").is_null()).then(pl.col("checkpoint")).otherwise(without)

@@ -1,4 +1,4 @@
-"""What the page's script is given: scores, details and published values as one JSON object.
+"""The data of the page's script: scores, details and published values as one JSON object.
 
 Numbers are rounded to six digits; columns with a single value, or few distinct strings, are stored
 once.
@@ -142,7 +142,7 @@ def _pictures(block: BlockDetails, side: int) -> dict[str, Any]:
 
 
 def _fewer(values: np.ndarray, length: int, axis: int = 0) -> np.ndarray:
-    """At most ``length`` values along an axis; of those that share a place, the largest."""
+    """At most ``length`` values along an axis; of those at one position, the largest."""
     if values.shape[axis] <= length:
         return values
     starts = np.linspace(0, values.shape[axis], length + 1).round().astype(int)[:-1]

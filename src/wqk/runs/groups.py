@@ -150,7 +150,7 @@ def comparable(runs: Iterable[Run]) -> list[list[Run]]:
 
 
 def starts(runs: Sequence[Run], figure: str, penalties: bool) -> dict[str, Cell]:
-    """The cells that differ in how they start alone, or, with ``penalties``, in the penalty.
+    """The cells that differ only in how they start, or, with ``penalties``, in the penalty.
 
     The random start comes first.
 

@@ -29,7 +29,7 @@ def stream_seed(seed: int, stream: int, index: int) -> int:
     return int(state[0] >> np.uint64(1))
 
 
-def places(tokens: npt.NDArray[Any], block: int) -> int:
+def possible_starts(tokens: npt.NDArray[Any], block: int) -> int:
     """Number of possible starting positions of a block.
 
     Raises
@@ -64,7 +64,7 @@ def draw_blocks(
            [49, 50, 51, 52]])
     """
     generator = np.random.default_rng(stream_seed(seed, BLOCKS, index))
-    starts = generator.integers(places(tokens, block), size=batch)
+    starts = generator.integers(possible_starts(tokens, block), size=batch)
     return _gather(tokens, starts, block)
 
 
@@ -81,7 +81,7 @@ def spaced_blocks(tokens: npt.NDArray[Any], block: int, count: int) -> npt.NDArr
     >>> spaced_blocks(np.arange(10), 3, 2).tolist()
     [[0, 1, 2], [7, 8, 9]]
     """
-    starts = np.linspace(0, places(tokens, block) - 1, count).round().astype(np.int64)
+    starts = np.linspace(0, possible_starts(tokens, block) - 1, count).round().astype(np.int64)
     return _gather(tokens, starts, block)
 
 

@@ -243,7 +243,7 @@ def _run(command: Sequence[str], printed: Path, device: str | None) -> bool:
 
 
 def visible_gpus() -> list[str]:
-    """What ``CUDA_VISIBLE_DEVICES`` calls each GPU that this process may use."""
+    """The GPUs that this process may use, by their names in ``CUDA_VISIBLE_DEVICES``."""
     import torch
 
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")

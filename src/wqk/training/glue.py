@@ -101,7 +101,7 @@ def fine_tune(
 
 
 def differences(one: TaskResult, other: TaskResult, metric: str) -> Paired:
-    """Another model's metric less one model's, seed by seed.
+    """One model's metric subtracted from the other's, seed by seed.
 
     Examples
     --------

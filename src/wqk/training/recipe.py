@@ -133,7 +133,7 @@ class Recipe:
                 raise RunError(f"recipe: {message.format(**asdict(self))}")
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as JSON can hold them."""
+        """The fields, as values for JSON."""
         return asdict(self)
 
     @classmethod

@@ -124,7 +124,7 @@ def clear_staging(folder: Path) -> None:
 
 
 def thin_out(folder: Path, newest: int, recipe: Recipe) -> None:
-    """Remove earlier checkpoints, or from those that the recipe keeps the state for resuming."""
+    """Remove earlier checkpoints; from those that the recipe keeps, the state for resuming."""
     staging = folder / STAGING
     for step, path in checkpoints_in(folder):
         if step >= newest or recipe.keep_checkpoints == "all":
@@ -167,7 +167,7 @@ def tokenizer_files(corpus: TokenStore, block: int) -> dict[str, bytes]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No progress bar for every checkpoint, and no warning about weights that are tied."""
+    """Silence progress bars of every checkpoint, and warnings about tied weights."""
     from transformers.utils import logging
 
     shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()

@@ -42,20 +42,20 @@ def train(
     report_to: Sequence[str] = (),
     on_progress: Callable[[TrainingProgress], None] | None = None,
 ) -> Run:
-    r"""Train a model and leave a run's directory, or go on with one that was interrupted.
+    r"""Train a model into a run's folder, or resume an interrupted run.
 
     On one process of a CPU the result is a function of recipe, corpus, software and number of
     threads, bit by bit, wherever it was interrupted. Under torchrun every process calls this alike;
-    each takes its share of every batch, and the first one writes.
+    each processes its share of every batch, and the first one writes.
 
     Parameters
     ----------
     recipe
-        What to do; None to take that of the run that is resumed.
+        How to train; None for that of the run that is resumed.
     corpus
-        A token store's folder; None to take that of the run that is resumed.
+        A token store's folder; None for that of the run that is resumed.
     folder
-        The run's directory: made here, or, to resume, the one to go on in.
+        The run's folder, created unless the run is resumed.
     resume
         Resume from the last checkpoint, or start over if there is none.
     stop
@@ -68,12 +68,12 @@ def train(
     Raises
     ------
     RunError
-        There is a run already, or, to resume, none, or one of another recipe or corpus; another
-        process is training there; or the loss is no longer finite.
+        The folder already holds a run, or, to resume, none, or one with another recipe or corpus;
+        another process is training there; or the loss is no longer finite.
     CorpusError
         The token store cannot be used.
     UnknownFamily
-        It is not known which weights of the model are queries and keys.
+        No family says which weights of the model are queries and keys.
     MissingPackage
         torch, transformers or accelerate are not installed.
 
@@ -96,19 +96,19 @@ def train(
         from wqk.training.loop import make_accelerator, run_loop
     except ImportError as error:
         raise MissingPackage(f"training needs {error.name}: pip install 'wqk[train]'") from None
-    from wqk.training.blocks import padding_of, places
+    from wqk.training.blocks import padding_of, possible_starts
     from wqk.training.corpus.store import TokenStore
     from wqk.training.models import build_model
     from wqk.training.saving import tokenizer_files
     from wqk.training.starts import initialize_
 
     folder = Path(folder)
-    recipe, corpus = _what_to_do(recipe, corpus, folder, resume)
+    recipe, corpus = _recipe_and_corpus(recipe, corpus, folder, resume)
     store = TokenStore.open(corpus)
     if "mask" not in store.special:
         raise CorpusError(f"{store.folder}: training needs a vocabulary with a mask token")
     for split in ("train", "held_out"):
-        places(store.tokens(split), recipe.block)
+        possible_starts(store.tokens(split), recipe.block)
     padding_of(recipe.rows, store)
     tokenizer_files(store, recipe.block)
     if resume:
@@ -159,10 +159,10 @@ def train(
     return open_run(folder)
 
 
-def _what_to_do(
+def _recipe_and_corpus(
     recipe: Recipe | None, corpus: str | PathLike[str] | None, folder: Path, resume: bool
 ) -> tuple[Recipe, str | PathLike[str]]:
-    """Recipe and corpus as given, or those of the run to be resumed."""
+    """The recipe and the corpus; those of the run that is resumed, if not given."""
     if not resume:
         if recipe is None or corpus is None:
             raise RunError("a new run needs a recipe and a corpus; got only one of them, or none")
@@ -187,7 +187,7 @@ def _require_loggers(names: Sequence[str]) -> None:
 
 
 def _plain(recipe: Recipe) -> dict[str, Any]:
-    """The recipe as loggers can hold it: without what is a whole configuration, or nothing."""
+    """The fields of the recipe that loggers accept: numbers and text."""
     return {
         name: value
         for name, value in recipe.to_json().items()
@@ -205,7 +205,7 @@ def _require_same_corpus(run: Run, store: TokenStore) -> None:
 
 
 def _last_checkpoint(folder: Path) -> tuple[int, Path] | None:
-    """The latest that holds all it takes to go on; none where the run has to begin again."""
+    """The latest checkpoint to resume from; None if the run has to start over."""
     whole = [
         (step, path)
         for step, path in checkpoints_in(folder)
@@ -215,7 +215,7 @@ def _last_checkpoint(folder: Path) -> tuple[int, Path] | None:
 
 
 def _rewind(folder: Path, checkpoint: tuple[int, Path] | None, recipe: Recipe) -> float:
-    """Bring a folder to the state at a checkpoint; the seconds of training up to there."""
+    """Restore a folder to its state at a checkpoint; return the seconds of training until then."""
     from wqk.training.saving import clear_staging, thin_out
 
     clear_staging(folder)
@@ -235,7 +235,7 @@ def _settings(
     start: Initialization,
     machine: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """What ``run.json`` says of a run."""
+    """The contents of ``run.json``."""
     return {
         "schema_version": 1,
         "recipe": recipe.to_json(),

@@ -259,7 +259,7 @@ class TokenStore:
 
 
 def sha256(path: Path) -> str:
-    """Of a file's bytes, in hexadecimal digits.
+    """SHA-256 of a file, in hexadecimal digits.
 
     Raises
     ------

@@ -124,7 +124,7 @@ def open_work(folder: Path, plan: Mapping[str, Any]) -> Iterator[Work]:
 
 
 def _clear(building: Path) -> None:
-    """Remove everything but the lock; the plan first, so that no remnant passes for a build."""
+    """Remove everything but the lock; the plan first, so that no remnant is taken for a build."""
     (building / "plan.json").unlink(missing_ok=True)
     for path in building.iterdir():
         if path.is_dir():
@@ -135,7 +135,7 @@ def _clear(building: Path) -> None:
 
 @contextmanager
 def _removed_if_empty(building: Path) -> Iterator[None]:
-    """Remove a folder in which nothing but the lock is left."""
+    """Remove the folder if only the lock is left."""
     try:
         yield
     finally:

@@ -188,12 +188,14 @@ def _start(
     start: Start = {}
     if kind.draw:
         sides = {"query": plan.query, "key": plan.key, "value": plan.value}
-        places = {
+        projections = {
             role: side.projection
             for role, side in sides.items()
             if side and isinstance(side.projection, Projection)
         }
-        stored = {role: _weight(checkpoint, place, {}) for role, place in places.items()}
+        stored = {
+            role: _weight(checkpoint, projection, {}) for role, projection in projections.items()
+        }
         try:
             drawn = kind.draw({role: a.shape for role, a in stored.items()}, rng)
         except KeyError:
@@ -202,7 +204,7 @@ def _start(
                 "projection; an initialization that draws values cannot set them"
             ) from None
         for role, weight in drawn.items():
-            start[places[role]] = weight.astype(stored[role].dtype)
+            start[projections[role]] = weight.astype(stored[role].dtype)
     if kind.turn:
         order, turn = planes(plan), kind.turn
         query, key = plan.query, plan.key
@@ -229,11 +231,11 @@ def _settable_values(plan: AttentionPlan, name: str) -> Projection:
     return plan.value.projection
 
 
-def _weight(checkpoint: Checkpoint, place: Projection, start: Start) -> np.ndarray:
+def _weight(checkpoint: Checkpoint, projection: Projection, start: Start) -> np.ndarray:
     """A side's weight (heads, R, D): the start's, or else the one that is stored."""
-    if place in start:
-        return start[place]
-    weight: np.ndarray = place.take(checkpoint.read([place.part])[0])
+    if projection in start:
+        return start[projection]
+    weight: np.ndarray = projection.take(checkpoint.read([projection.part])[0])
     return weight
 
 
@@ -246,13 +248,13 @@ def _bias(checkpoint: Checkpoint, side: Side) -> np.ndarray:
 
 def _write(start: Start, tensors: Mapping[str, Any]) -> None:
     """Write the new values into whole tensors of NumPy or PyTorch."""
-    for place, values in start.items():
-        if isinstance(place, Projection):
-            tensor = tensors[place.tensor]
-            place.put(tensor, _as_in(tensor, values))
+    for stored, values in start.items():
+        if isinstance(stored, Projection):
+            tensor = tensors[stored.tensor]
+            stored.put(tensor, _as_in(tensor, values))
         else:
-            tensor = tensors[place.name]
-            put_outputs(tensor, place.rows, _as_in(tensor, values.reshape(-1)))
+            tensor = tensors[stored.name]
+            put_outputs(tensor, stored.rows, _as_in(tensor, values.reshape(-1)))
 
 
 def _as_in(tensor: Any, values: np.ndarray) -> Any:

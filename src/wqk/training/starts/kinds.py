@@ -46,7 +46,7 @@ Shared = Float[Array, "key_heads width d"]
 def shared_queries(
     query: Float[Array, "heads width d"], key_heads: int
 ) -> Float[Array, "key_heads width d"]:
-    """Q̄: the queries of each key head, added up and brought back to the variance of one.
+    """Q̄: the sum of the queries that share a key head, scaled to the variance of one query.
 
     Examples
     --------
@@ -60,7 +60,7 @@ def shared_queries(
 
 
 def planes(plan: AttentionPlan) -> np.ndarray:
-    """A head's dimensions (R,) in an order in which neighbors, two and two, make its planes."""
+    """A head's dimensions (R,), ordered so that each two neighbors form a plane."""
     dimensions = np.arange(plan.key.head_width)
     if plan.rotary is None:
         return dimensions
@@ -75,12 +75,12 @@ def symmetric(shared: Shared, order: np.ndarray) -> Shared:
 
 
 def negated(shared: Shared, order: np.ndarray) -> Shared:
-    """Keys that are the queries with every sign turned: heads are negative semidefinite."""
+    """Keys that are the negated queries: every head's form is negative semidefinite."""
     return -shared
 
 
 def indefinite(shared: Shared, order: np.ndarray) -> Shared:
-    """Keys that are the queries with half of the signs turned; heads begin with + and − in turn.
+    """Keys that are the queries with half of the signs flipped; heads start with + and − in turn.
 
     Examples
     --------
