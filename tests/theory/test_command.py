@@ -43,7 +43,11 @@ def test_findings_are_printed_saved_and_drawn(place: Path) -> None:
     assert "identity" in lines[1]
     assert "the model has no tokenizer" in " ".join(" ".join(lines[2:4]).split())
     assert "not tested!" in result.stdout
-    assert "Equation S96" in result.stdout
+    # A finding is one line in a pipe; statements that cannot be tested share their reason.
+    (finding,) = (text for text in lines if "Theorems 2.3 and S1.12, W_qk: " in text)
+    assert "(> 0)" in finding
+    (reason,) = (text for text in lines if "sees what came before" in text)
+    assert "Corollary S1.13, update; Corollary S1.13, W_qk" in reason
     assert "quantity:" not in result.stdout
     assert "isotropic" in picture.read_text()
     # The same again, as JSON: nothing else on either stream, and the same numbers.

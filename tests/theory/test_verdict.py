@@ -65,6 +65,7 @@ def test_undecided_says_how_many_would_decide() -> None:
     assert decided("above", 0.3, 1.0, 8 * times).verdict == "holds"
     alone = decide(statement("above"), Sample(np.ones((1, 1)), "batches"))
     assert alone.verdict == "undecided"
+    assert str(alone.estimate) == "1.00"
     assert alone.why == "batch: a single number has no interval; take more"
 
 

@@ -24,6 +24,8 @@ STYLES = {
     "not tested": "dim",
     "identity": "dim",
 }
+# Wide enough for every finding to be one line, for grep.
+IN_A_PIPE = 400
 MARKS = {"holds": "✓", "fails": "✗", "undecided": "?", "not tested": "–", "identity": "="}
 
 
@@ -47,30 +49,41 @@ def print_reports(reports: Sequence[Report], verbose: bool = False) -> None:
 
 
 def _print_findings(report: Report, verbose: bool) -> None:
-    """The tally, and each statement with its verdict and its estimate."""
+    """The tally, a line for each finding, and why the other statements could not be tested."""
     console = display.output()
-    console.print(Text(f"\n{report.title}", style="bold"))
+    if not console.is_terminal:
+        console.width = IN_A_PIPE
+    console.print(Text(f"\n{report.title}", style="bold"), soft_wrap=True)
     tally = [Text(f"{n} {v}", style=STYLES[v]) for v, n in report.tally.items() if n]
-    console.print(Text(", ").join(tally))
+    console.print(Text(", ").join(tally), soft_wrap=True)
     for note in report.notes:
-        console.print(Text(f"! {note}", style="yellow"))
+        console.print(Text(f"! {note}", style="yellow"), soft_wrap=True)
+    doubtful = "!" if report.caveat else ""
     table = Table(box=None, padding=(0, 1), show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     table.add_column(overflow="fold")
-    doubtful = "!" if report.caveat else ""
+    untested: dict[str, list[str]] = {}
     for finding in report.findings:
         cells = line(finding)
+        if finding.verdict == "not tested" and not verbose:
+            untested.setdefault(finding.why, []).append(finding.statement.number)
+            continue
         verdict = Text(finding.verdict + doubtful, style=STYLES[finding.verdict])
-        number, says = Text(f"{cells['number']}: ", style="bold"), Text(cells["says"])
+        statement = Text.assemble((f"{cells['number']}: ", "bold"), cells["says"])
         measured = f"{cells['estimate']} ({cells['prediction']})" if finding.estimate else ""
         facts = [measured, cells["why"], cells["layers"] if finding.verdict != "identity" else ""]
-        table.add_row(verdict, number + says, Text("; ".join(filter(None, facts))))
+        table.add_row(verdict, statement, Text("; ".join(filter(None, facts))))
         if verbose:
             for label in ("quantity", "over", "assumes"):
                 if cells[label]:
                     table.add_row("", Text(f"{label}: {cells[label]}", style="dim"), "")
     console.print(table)
+    for why, numbers in untested.items():
+        said = f"not tested{doubtful}, {why}: {'; '.join(dict.fromkeys(numbers))}"
+        console.print(
+            Text(f" {said}", style=STYLES["not tested"]), soft_wrap=not console.is_terminal
+        )
 
 
 def _print_verdicts(reports: Sequence[Report]) -> None:

@@ -145,7 +145,7 @@ class Estimate:
             return f"{self.value:.0e}" if self.value else "0"
         digits = 2 if not self.high - self.low < 0.02 else 4
         value, low, high = (f"{x:.{digits}f}" for x in (self.value, self.low, self.high))
-        return value if self.low == self.high else f"{value} [{low}, {high}]"
+        return value if low in (high, "-inf") else f"{value} [{low}, {high}]"
 
 
 def _cumulants(means: np.ndarray) -> tuple[float, float]:
