@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import struct
 from typing import TYPE_CHECKING, Any
@@ -255,3 +256,188 @@ def test_llama2c_files_that_lie_are_refused(tmp_path: Path) -> None:
         file.write_bytes(wrong)
         with pytest.raises(CheckpointError, match=message):
             open_checkpoint(file)
+
+
+# Training scripts: the configuration is in the archive, next to the weights.
+
+
+def draw(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) / shape[-1] ** 0.5
+
+
+def turned(vectors: torch.Tensor, base: float) -> torch.Tensor:
+    """Vectors (N, heads, R) at their positions, dimension k turning with k + R/2."""
+    half = vectors.shape[-1] // 2
+    speeds = base ** -(torch.arange(half, dtype=torch.float64) / half)
+    angles = torch.arange(len(vectors), dtype=torch.float64)[:, None, None] * speeds
+    a, b = vectors[..., :half], vectors[..., half:]
+    cosine, sine = angles.cos(), angles.sin()
+    return torch.cat([a * cosine - b * sine, b * cosine + a * sine], dim=-1)
+
+
+def test_nanogpts_checkpoint_attends_as_nanogpt_does(tmp_path: Path) -> None:
+    heads, width = 3, 24
+    attn = "_orig_mod.transformer.h.0.attn.c_attn"
+    weights = {
+        f"{attn}.weight": draw(3 * width, width, seed=1), f"{attn}.bias": draw(3 * width, seed=2),
+        "_orig_mod.transformer.h.0.ln_1.weight": draw(width, seed=3),
+    }  # fmt: skip
+    arguments = {"n_layer": 1, "n_head": heads, "n_embd": width, "block_size": 8, "bias": True}
+    torch.save(
+        {
+            "model": weights, "optimizer": {"state": {0: {"step": torch.ones(())}}},
+            "model_args": arguments, "iter_num": 250, "best_val_loss": torch.ones(()),
+            "config": {"n_head": 99},
+        },
+        tmp_path / "ckpt.pt",
+    )  # fmt: skip
+    checkpoint = open_checkpoint(tmp_path)
+    assert (checkpoint.step, checkpoint.config["n_head"]) == (250, 3)
+    assert set(wqk.scan(tmp_path).frame["family"]) == {"nanogpt"}
+    x = draw(5, width, seed=4).double()
+    fused = x @ weights[f"{attn}.weight"].double().T + weights[f"{attn}.bias"].double()
+    query, key, _ = (part.reshape(5, heads, -1) for part in fused.split(width, dim=1))
+    expected = torch.einsum("ihr,jhr->hij", query, key) / (width // heads) ** 0.5
+    read = wqk.read_attention(tmp_path, layer=0).logits(x.numpy(), x.numpy())
+    np.testing.assert_allclose(read, expected.numpy(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("code", "reads"), [("n_head : int = 6\nq = rms_norm(q)", 6), ("", None)])
+def test_speed_runs_of_nanogpt_tell_their_heads_in_their_code(
+    tmp_path: Path, code: str, reads: int | None
+) -> None:
+    names = [f"transformer.h.{n}.attn.c_{side}.weight" for n in range(2) for side in "qkv"]
+    model = {name: draw(48, 48, seed=number) for number, name in enumerate(names)}
+    torch.save({"step": 9, "code": code, "model": model}, tmp_path / "state_step000009.pt")
+    if reads is None:
+        with pytest.raises(CheckpointError, match="lacks n_head"):
+            wqk.scan(tmp_path)
+        return
+    table = wqk.scan(tmp_path / "state_step000009.pt")
+    assert set(table.frame["heads"]) == {reads}
+    assert set(table.frame["status"]) <= {"partial", "random-looking"}
+    x = draw(5, 48, seed=9).double()
+    weights = [model[names[side]].double() for side in (0, 1)]
+    query, key = (torch.nn.functional.rms_norm((x @ w.T).view(5, 6, 8), (8,)) for w in weights)
+    expected = torch.einsum("ihr,jhr->hij", query, key)
+    products = wqk.read_attention(tmp_path, layer=0).products(x.numpy(), x.numpy())
+    np.testing.assert_allclose(products, expected.numpy(), rtol=1e-5, atol=1e-5)
+
+
+# Megatron-LM
+
+
+def megatron(folder: Path, parts: int = 1, legacy: bool = False, **changes: Any) -> Tensors:
+    """A folder as Megatron-LM writes it, tensor-parallel; and its whole tensors."""
+    rows = (H + 2 * G) * R
+    whole: Tensors = {}
+    stem = "self_attention.query_key_value" if legacy else "self_attention.linear_qkv"
+    norm = "input_norm.weight" if legacy else "self_attention.linear_qkv.layer_norm_weight"
+    for layer in range(LAYERS):
+        whole |= {
+            f"layers.{layer}.{stem}.weight": draw(rows, D, seed=layer),
+            f"layers.{layer}.{stem}.bias": draw(rows, seed=9 + layer),
+            f"layers.{layer}.{norm}": 1 + draw(D, seed=5 + layer),
+        }
+    arguments = {
+        "num_layers": LAYERS, "hidden_size": D, "num_attention_heads": H, "kv_channels": R,
+        "group_query_attention": True, "num_query_groups": G, "normalization": "RMSNorm",
+        "position_embedding_type": "rope", "rotary_base": 5000, "rotary_percent": 1.0,
+        "tensor_model_parallel_size": parts, "pipeline_model_parallel_size": 1,
+        "params_dtype": torch.float32,
+    }  # fmt: skip
+    for part in range(parts):
+        own = {n: v if norm in n else v.chunk(parts)[part].clone() for n, v in whole.items()}
+        model = (
+            {"language_model": {"encoder": own}}
+            if legacy
+            else {f"decoder.{n}": v for n, v in own.items()}
+        )
+        place = folder / f"mp_rank_{part:02d}"
+        place.mkdir(parents=True)
+        about = argparse.Namespace(**(arguments | changes))
+        content = {"args": about, "checkpoint_version": 3.0, "iteration": 40, "model": model}
+        torch.save(content, place / "model_optim_rng.pt")
+    return whole
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("legacy", [False, True])
+def test_megatron_attends_as_it_splits_its_fused_projection(
+    tmp_path: Path, parts: int, legacy: bool
+) -> None:
+    whole = megatron(tmp_path / "iter_0000040", parts, legacy)
+    assert open_checkpoint(tmp_path / "iter_0000040").step == 40
+    table = wqk.scan(tmp_path)  # the run's last step
+    assert set(table.frame["family"]) == {"megatron"}
+    x = draw(5, D, seed=77).double()
+    weight, bias, gain = (whole[name].double() for name in list(whole)[3:])
+    groups = (x @ weight.T + bias).reshape(5, G, H // G + 2, R)  # queries, their key, its value
+    query = turned(groups[:, :, :-2].reshape(5, H, R), 5000)
+    key = turned(groups[:, :, -2], 5000).repeat_interleave(H // G, dim=1)
+    expected = torch.einsum("ihr,jhr->hij", query, key) / R**0.5
+    attention = wqk.read_attention(tmp_path / "iter_0000040", layer=1)
+    np.testing.assert_allclose(
+        attention.logits(x.numpy(), x.numpy()), expected.numpy(), rtol=1e-5, atol=1e-5
+    )
+    folded = wqk.read_attention(tmp_path / "iter_0000040", layer=1).plan.query.input_norm
+    assert folded is not None
+    stored = open_checkpoint(tmp_path / "iter_0000040").read(list(folded.gain))[0]
+    np.testing.assert_array_equal(stored, gain.float().numpy())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"pipeline_model_parallel_size": 2}, "pipeline parts"),
+        ({"rotary_interleaved": True}, "rotary_interleaved is not read"),
+        ({"position_embedding_type": "relative"}, "positions 'relative'"),
+        ({"num_query_groups": 3}, "rows of queries, keys and values"),
+    ],
+)
+def test_megatrons_other_settings_are_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    megatron(tmp_path, **changes)
+    with pytest.raises(CheckpointError, match=message):
+        wqk.scan(tmp_path)
+
+
+def test_a_part_of_megatron_alone_is_refused(tmp_path: Path) -> None:
+    megatron(tmp_path, 2)
+    with pytest.raises(CheckpointError, match="one of 2 tensor-parallel parts"):
+        wqk.scan(tmp_path / "mp_rank_00")
+
+
+# Formats that are not read.
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    {
+        "model.onnx": "ONNX", "model.onnx_data": "ONNX",
+        "zero_pp_rank_0_mp_rank_00_optim_states.pt": "DeepSpeed",
+        "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt": "DeepSpeed",
+        "mp_rank_00_model_states.pt": "DeepSpeed", "zero_to_fp32.py": "DeepSpeed",
+        "tf_model.h5": "TensorFlow", "model.ckpt.index": "TensorFlow",
+        "model.ckpt-1000.data-00000-of-00001": "TensorFlow", "saved_model.pb": "TensorFlow",
+        "flax_model.msgpack": "Flax", "flax_model-00001-of-00002.msgpack": "Flax",
+        "_CHECKPOINT_METADATA": "Flax",
+    }.items(),
+)  # fmt: skip
+def test_other_formats_are_refused_by_their_names(tmp_path: Path, name: str, what: str) -> None:
+    (tmp_path / name).write_bytes(b"anything")
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(CheckpointError, match=f"{what}.*; ") as caught:
+        open_checkpoint(tmp_path)
+    assert name in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["[1, 2", "- a\n- b", "!!python/object/apply:os.system [ls]", "a: &b [*b"]
+)
+def test_a_litgpt_configuration_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+    torch.save({"transformer.h.0.attn.qkv.weight": torch.ones(3, 3)}, tmp_path / "lit_model.pth")
+    (tmp_path / "model_config.yaml").write_text(text)
+    with pytest.raises(CheckpointError, match=r"not valid YAML|expected keys"):
+        open_checkpoint(tmp_path)

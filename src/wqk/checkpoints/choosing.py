@@ -56,7 +56,7 @@ FOREIGN: tuple[tuple[str, str, str], ...] = (
     ),
     (r"flax_model.*|.*\.msgpack|_CHECKPOINT_METADATA", "Flax", SAFETENSORS),
     (r"tf_model.*|.*\.h5|.*\.keras|saved_model\.pb", "TensorFlow", SAFETENSORS),
-    (r".*\.ckpt\.(index|meta|data-.*)", "TensorFlow", SAFETENSORS),
+    (r".*\.ckpt(-\d+)?\.(index|meta|data-.*)", "TensorFlow", SAFETENSORS),
     (r".*\.tflite", "TensorFlow Lite", SAFETENSORS),
     (r"openvino_model\..*", "OpenVINO", SAFETENSORS),
     (r".*\.(mlmodel|mlpackage)", "Core ML", SAFETENSORS),

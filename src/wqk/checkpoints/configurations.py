@@ -237,10 +237,14 @@ def _open_clip(
 
 
 @cache
-def _timm_heads() -> Mapping[str, int]:
+def _timm_numbers() -> Mapping[str, dict[str, float]]:
+    """Heads and the norms' epsilon by architecture."""
     text = resources.files("wqk.checkpoints").joinpath("timm.toml").read_text(encoding="utf-8")
     return {
-        name: int(heads) for heads, names in tomllib.loads(text).items() for name in names.split()
+        name: {"num_heads": int(heads), "layer_norm_epsilon": float(epsilon)}
+        for epsilon, table in tomllib.loads(text).items()
+        for heads, names in table.items()
+        for name in names.split()
     }
 
 
@@ -251,10 +255,10 @@ def _timm(
     tensors: Mapping[str, TensorInfo],
 ) -> dict[str, Any]:
     """What timm saves: the number of heads is in its code, by the architecture's name."""
-    arguments = config.get("model_args")
-    own = arguments.get("num_heads") if isinstance(arguments, dict) else None
-    heads = own or _timm_heads().get(str(config["architecture"]).partition(".")[0])
-    return config | ({"num_heads": heads} if heads else {})
+    numbers = _timm_numbers().get(str(config["architecture"]).partition(".")[0])
+    if numbers is None or config.get("model_args"):  # another architecture, or other numbers
+        return {key: value for key, value in config.items() if key != "model_type"}
+    return config | numbers
 
 
 def _modded_nanogpt(
@@ -264,7 +268,9 @@ def _modded_nanogpt(
     tensors: Mapping[str, TensorInfo],
 ) -> dict[str, Any]:
     """Speed runs of nanoGPT: the only configuration is the script, which is kept as text."""
-    match = re.search(r"\b(?:n_head|num_heads)\s*(?::\s*int\s*)?=\s*(\d{1,4})\b", about["code"])
+    code = about["code"]
+    match = re.search(r"\b(?:n_head|num_heads)\s*(?::\s*int\s*)?=\s*(\d{1,4})\b", code)
+    config["qk_norm"] = bool(re.search(r"\bnorm\(q\b|rms_norm\(q\b", code))
     return config | ({"n_head": int(match[1])} if match else {})
 
 

@@ -59,7 +59,7 @@ def _megatron_axis(name: str, shape: tuple[int, ...], width: object) -> int | No
     """As Megatron's column-parallel and row-parallel layers; biases go with their rows."""
     if re.search(r"(linear_proj|linear_fc2|attention\.dense|dense_4h_to_h)\.", name):
         return 1 if len(shape) == 2 else None
-    if re.search(r"layer_?norm|router|position_embeddings", name):
+    if re.search(r"norm|router|position_embeddings", name):
         return None
     return 0
 

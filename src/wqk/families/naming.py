@@ -143,9 +143,11 @@ def norm_of(
     endings = {"weight": ("weight", "gamma"), "bias": ("bias", "beta")}[what]
     for spelling in spellings:
         numbers = range(heads if "{head}" in spelling else 1)
-        stems = [spelling.replace("{head}", str(n)).removesuffix(".weight") for n in numbers]
+        # A parameter that is no module's own ends in weight already, as in `weight_name`.
+        stem = spelling.removesuffix("weight") if spelling.endswith("weight") else f"{spelling}."
+        stems = [stem.replace("{head}", str(n)) for n in numbers]
         for ending in endings:
-            parts = [part_of(tensors, (f"{stem}.{ending}",), match) for stem in stems]
+            parts = [part_of(tensors, (f"{stem}{ending}",), match) for stem in stems]
             if all(parts):
                 return tuple(part for part in parts if part is not None)
     return ()
