@@ -59,7 +59,7 @@ def test_eigenvalues_are_those_of_the_matrix(shapes, make):
     query, key = factors(shapes, seed=1)
     form = BilinearForm(make(query), make(key))
     if not form.is_square:
-        with pytest.raises(FormError, match="only a square form has eigenvalues, got 7 × 5"):
+        with pytest.raises(FormError, match="an eigenvalue needs a square form, got 7 × 5"):
             form.eigenvalues()
         return
     values = np.asarray(form.eigenvalues())

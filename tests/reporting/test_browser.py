@@ -33,6 +33,8 @@ def folder(tmp_path_factory):
     wqk.write_report(training("run", (0, 10, 200)), place / "steps.html")
     wqk.write_report([table(rows(f"m{i}", seed=i)) for i in range(7)], place / "many.html")
     wqk.write_report(table(rows(EVIL, layers=2), rows("plain")), place / "evil.html", title=EVIL)
+    measured = wqk.scan(wqk.demo_model("decoder"), measures=["spectrum"])
+    wqk.write_report(measured, place / "measured.html")
     odd = rows("odd", symmetry=None, symmetry_null=None, status="degenerate", norm=float("nan"))
     scores = [table(odd), table(rows("no layers")).heads]
     wqk.write_report(scores, place / "odd.html", details=Details(()))
@@ -82,6 +84,25 @@ def column(page: Any, name: str) -> list[str]:
     """The cells that the table of rows shows of a column."""
     names = page.locator("#table th").evaluate_all("cells => cells.map(c => c.dataset.column)")
     return page.locator(f"#table tbody td:nth-child({names.index(name) + 1})").all_inner_texts()
+
+
+def test_measures_on_request_have_a_panel_each_with_their_value_by_chance(browser, folder):
+    layers = wqk.scan(wqk.demo_model("decoder"), measures=["spectrum"]).layers.frame
+    with Reader(browser, folder / "measured.html") as page:
+        drawn = [curves(page, "measures", i) for i in range(4)]
+        assert page.locator("#measures figure").count() == 4
+    for figure, name in zip(
+        drawn, ("spectral_norm", "stable_rank", "effective_rank", "eigenvalue_positivity"),
+        strict=True,
+    ):  # fmt: skip
+        shown = {label: curve["y"] for label, curve in figure.items()}
+        own = next(y for label, y in shown.items() if label.endswith("decoder"))
+        assert own == pytest.approx(layers[name].to_list(), rel=1e-5)
+        if name != "eigenvalue_positivity":
+            null = next(y for label, y in shown.items() if label.endswith("null"))
+            assert null == pytest.approx(layers[f"{name}_null"].to_list(), rel=1e-5)
+    with Reader(browser, folder / "pair.html") as page:
+        assert not page.locator("#measures").is_visible()
 
 
 @pytest.mark.parametrize("name", ["evil", "odd"])

@@ -315,13 +315,13 @@ class BilinearForm:
         >>> BilinearForm(np.array([[1.0], [2.0]]), np.array([[3.0], [4.0]])).eigenvalues().round(6)
         array([11.+0.j])
         """
-        self._require_square("eigenvalues")
+        self.require_square("an eigenvalue")
         return decompositions.eigenvalues(self.query, self.key)
 
     @property
     def diagonal(self) -> Float[Array, "... d"]:
         """M's diagonal, shape (..., d), of a square form."""
-        self._require_square("a diagonal")
+        self.require_square("a diagonal")
         return kernels.row_dots(self.query, self.key, array_namespace(self.query, self.key))
 
     @property
@@ -333,18 +333,19 @@ class BilinearForm:
     @property
     def symmetric_part(self) -> BilinearForm:
         """M_s = (M + Mᵀ)/2 as a form of rank 2r (paper, Equation 15)."""
-        self._require_square("a symmetric part")
+        self.require_square("a symmetric part")
         return (self + self.T) * 0.5
 
     @property
     def skew_part(self) -> BilinearForm:
         """M_n = (M − Mᵀ)/2 as a form of rank 2r (paper, Equation 15)."""
-        self._require_square("a skew part")
+        self.require_square("a skew part")
         return (self - self.T) * 0.5
 
-    def _require_square(self, what: str) -> None:
+    def require_square(self, what: str) -> None:
+        """Raise `FormError` if both sides do not have one width, which ``what`` needs."""
         if not self.is_square:
-            raise FormError(f"only a square form has {what}, got {self.shape[0]} × {self.shape[1]}")
+            raise FormError(f"{what} needs a square form, got {self.shape[0]} × {self.shape[1]}")
 
 
 def _broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:

@@ -59,7 +59,7 @@ def symmetry(form: BilinearForm | Any) -> Float[Array, "*stack"]:
     -1.0
     """
     form = _as_form(form)
-    _require_square(form, "symmetry")
+    form.require_square("symmetry")
     return _ratio(form.moments.trace_of_square, form)
 
 
@@ -87,7 +87,7 @@ def symmetry_null(form: BilinearForm | Any) -> Float[Array, "*stack"]:
     0.25
     """
     form = _as_form(form)
-    _require_square(form, "symmetry_null")
+    form.require_square("symmetry_null")
     xp = array_namespace(form.query, form.key)
     diagonal = row_dots(form.moments.query, form.moments.key, xp)
     return _ratio(xp.sum(diagonal * diagonal, axis=-1), form)
@@ -196,7 +196,7 @@ def head_terms(heads: BilinearForm, layer: BilinearForm | None = None) -> HeadTe
     FormError
         The heads are not square, or not stacked as (G, H/G).
     """
-    _require_square(heads, "head_terms")
+    heads.require_square("head_terms")
     stacks = [tuple(factor.shape[:-2]) for factor in (heads.query, heads.key)]
     if len(heads.stack) != 2 or (heads.stack[0], 1) not in stacks:
         raise FormError(
@@ -239,7 +239,7 @@ def coupling(heads: BilinearForm) -> Float[Array, "heads heads"]:
     array([[0., 1.],
            [1., 0.]])
     """
-    _require_square(heads, "coupling")
+    heads.require_square("coupling")
     xp = array_namespace(heads.query, heads.key)
     moments, stack = heads.moments, heads.stack
     query, key = moments.query, moments.key
@@ -287,8 +287,3 @@ def _quotient(value: Array, size: Array, xp: Any) -> Array:
 def _as_form(form: BilinearForm | Any) -> BilinearForm:
     """The form itself, or the one that a matrix is."""
     return form if isinstance(form, BilinearForm) else BilinearForm.from_matrix(form)
-
-
-def _require_square(form: BilinearForm, what: str) -> None:
-    if not form.is_square:
-        raise FormError(f"{what} needs a square form, got {form.shape[0]} × {form.shape[1]}")

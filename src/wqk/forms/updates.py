@@ -64,6 +64,14 @@ def update_terms(before: BilinearForm, after: BilinearForm) -> UpdateTerms:
     )
 
 
+def change(before: BilinearForm, after: BilinearForm) -> BilinearForm:
+    """Δ₂ + Δ₃ = ΔA (B + ΔB)ᵀ + A ΔBᵀ of rank 2R, as `BilinearForm.difference` with even factors."""
+    make = type(before)
+    return even(make(after.query - before.query, after.key)) + even(
+        make(before.query, after.key - before.key)
+    )
+
+
 def update_measures(before: BilinearForm, after: BilinearForm) -> dict[str, Any]:
     """Norm, σ₁ and stable rank of both terms, each (...), by their columns in a table.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,8 +9,7 @@ import polars as pl
 
 from wqk.attention import load_attention
 from wqk.attention.coordinates import Block
-from wqk.forms import BilinearForm
-from wqk.forms.updates import update_measures
+from wqk.forms.updates import change, update_measures
 from wqk.monitor.alarms import SIZES
 from wqk.scanning.scan import scan_plans
 from wqk.scanning.schema import SCHEMA, SUMMARIZED, UPDATE_TERMS
@@ -22,6 +20,7 @@ if TYPE_CHECKING:
 
     from wqk.attention import Attention
     from wqk.families import AttentionPlan
+    from wqk.forms import BilinearForm
     from wqk.monitor.tracking import Snapshot
 
 # What identifies a row of one step.
@@ -61,7 +60,7 @@ def score_update(
         old, new = load_attention(before, plan), load_attention(after, plan)
         if measures:
             terms.extend(_term_rows(old, new, plan, heads))
-        return Block((), iter([(0, _change(new.heads, old.heads))]))
+        return Block((), iter([(0, change(old.heads, new.heads))]))
 
     table = scan_plans(after, plans, gamma=gamma, heads=heads, measures=measures, read=read)
     if terms:
@@ -79,40 +78,16 @@ def _term_rows(
     old: Attention, new: Attention, plan: AttentionPlan, heads: bool
 ) -> Iterator[dict[str, Any]]:
     """Measures of the terms of first and second order, of a layer and of its heads."""
-    forms = [(old.form, new.form, [None])]
+    numbered: list[tuple[BilinearForm, BilinearForm, Sequence[int | None]]] = [
+        (old.form, new.form, [None])
+    ]
     if heads:
-        forms.append((old.heads, new.heads, list(range(old.head_count))))
-    for before, after, numbers in forms:
+        numbered.append((old.heads, new.heads, range(old.head_count)))
+    for before, after, numbers in numbered:
         columns = {name: np.ravel(v) for name, v in update_measures(before, after).items()}
         for index, head in enumerate(numbers):
             values = {name: float(column[index]) for name, column in columns.items()}
             yield dict(zip(PLACE, (plan.stack, plan.kind, plan.layer, head), strict=True)) | values
-
-
-def _change(new: BilinearForm, old: BilinearForm) -> BilinearForm:
-    """The difference of two forms, with its small and large factors rescaled to one size.
-
-    It is (A − A₀)Bᵀ + A₀(B − B₀)ᵀ, and a small step next to large weights looks like cancellation,
-    for which the kernels take twice the digits and several times the time. Powers of two move from
-    one side to the other without rounding.
-    """
-    change = new.difference(old)
-    rank = new.rank
-    sizes = [
-        float(np.abs(factor).max())
-        for factor in (
-            change.query[..., :rank],
-            change.query[..., rank:],
-            change.key[..., rank:],
-            change.key[..., :rank],
-        )
-    ]
-    if min(sizes) == 0:
-        return change
-    step_query, query, step_key, key = map(math.log2, sizes)
-    power = 2.0 ** round((query + key - step_query - step_key) / 4)
-    scale = np.repeat(np.asarray([power, 1 / power], change.query.dtype), rank)
-    return BilinearForm(change.query * scale, change.key / scale)
 
 
 def medians(table: ScoreTable, prefix: str = "", layers: bool = False) -> dict[str, float]:
@@ -125,7 +100,7 @@ def medians(table: ScoreTable, prefix: str = "", layers: bool = False) -> dict[s
     sizes = [name for name in SIZES if name != "norm" and name in frame.columns]
     columns = [*SUMMARIZED, *sizes]
     leading = [name for name in ("stack", "kind") if frame[name].n_unique() > 1]
-    found = {}
+    found: dict[str, float] = {}
     for part in frame.partition_by("stack", "kind", maintain_order=True):
         rows = [(f"{prefix}{{}}_median", part.select(pl.col(columns).median()).row(0, named=True))]
         if layers:

@@ -137,7 +137,11 @@ def bands_view(attentions: Iterable[Attention], name: str, by_head: bool) -> Vie
     FormError
         Layers have other numbers of planes.
     """
-    shares, low, norms, cosines, numbers = [], [], [], [], []
+    shares: list[np.ndarray] = []
+    low: list[np.ndarray] = []
+    norms: list[np.ndarray] = []
+    cosines: list[np.ndarray] = []
+    numbers: list[int] = []
     for attention in attentions:
         bands, along = rotary_bands(attention), decay(attention, DISTANCES)
         energies, norm, cosine = bands.energies, along.norm, along.cosine
