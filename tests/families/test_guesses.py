@@ -251,3 +251,85 @@ def test_a_tensor_of_exactly_the_name_is_the_one_that_is_meant(tmp_path: Any) ->
         attention = read_attention(both, 0, family=str(family))
         expected = tensors[f"{tower}layers.0.q.weight"].reshape(4, D // 4, D)
         np.testing.assert_array_equal(attention.query.weight, expected)
+
+
+def test_a_family_file_names_a_tower_wholly_where_there_are_two(tmp_path: Any) -> None:
+    family = tmp_path / "own.toml"
+    family.write_text(
+        'name = "own"\nmodel_types = ["own"]\n[[attention]]\nstack = "own"\n'
+        'query = "layers.{layer}.q_proj"\nkey = "layers.{layer}.k_proj"\n'
+    )
+
+    def tower(prefix: str) -> dict[str, np.ndarray]:
+        return {f"{prefix}layers.0.{side}_proj.weight": draw(D, D) for side in "qk"}
+
+    # What stands before everything may be left out; what tells two towers apart may not.
+    alone = Module(tower("model."), CONFIG)
+    assert read_attention(alone, 0, family=str(family)).head_count == 4
+    both = Module(tower("model.text.") | {
+        f"model.vision.blocks.0.{side}_proj.weight": draw(D, D) for side in "qk"
+    }, CONFIG)  # fmt: skip
+    with pytest.raises(CheckpointError, match=r"write the whole name, 'model\.text\.layers"):
+        read_attention(both, 0, family=str(family))
+    family.write_text(family.read_text().replace('"layers', '"model.text.layers'))
+    assert read_attention(both, 0, family=str(family)).head_count == 4
+
+
+def test_a_family_can_be_like_another(tmp_path: Any) -> None:
+    family = tmp_path / "own.toml"
+    own = 'name = "own"\nmodel_types = ["own"]\nlike = "llama"\n'
+    config = {"num_attention_heads": 4, "num_hidden_layers": 1, "model_type": "own"}
+    model = Module({f"layers.0.self_attn.{s}_proj.weight": draw(D, D) for s in "qk"}, config)
+    family.write_text(own + '[change]\nscale = []\n[change.rotary]\norder = "interleaved"\n')
+    (changed,) = attention_plans(open_checkpoint(model), family)
+    assert (changed.family, changed.scale, changed.causal) == ("own", 1.0, True)
+    assert changed.rotary is not None
+    assert changed.rotary.order == "interleaved"
+    for wrong, said in (
+        (own.replace("llama", "nobody"), "'like' must name a shipped family"),
+        (own.replace("llama", "../llama"), "'like' must name a shipped family"),
+        (own + "change = 1\n", "'change' must be a table"),
+        (own + "[change]\nqeury = 'q'\n", "did you mean 'query'"),
+    ):
+        family.write_text(wrong)
+        with pytest.raises(UnknownFamily, match=said):
+            attention_plans(open_checkpoint(model), family)
+
+
+GROUPS, R = 2, D // 4
+
+
+def taken(weight: np.ndarray, rows: list[int]) -> np.ndarray:
+    """Heads (heads, R, D) that begin at these rows."""
+    return np.stack([weight[row : row + R] for row in rows])
+
+
+@pytest.mark.parametrize(
+    ("model_type", "name", "queries", "keys"),
+    [
+        # ChatGLM2/3, GLM-4 and Bailing: all queries, then the keys, then the values.
+        ("chatglm", "transformer.encoder.layers.{}.self_attention.query_key_value",
+         [0, R, 2 * R, 3 * R], [D, D + R]),
+        ("bailing_moe", "model.layers.{}.attention.query_key_value",
+         [0, R, 2 * R, 3 * R], [D, D + R]),
+        # InternLM2: for each key head its queries, its key and its value.
+        ("internlm2", "model.layers.{}.attention.wqkv",
+         [0, R, 4 * R, 5 * R], [2 * R, 6 * R]),
+    ],
+)  # fmt: skip
+def test_fused_weights_of_grouped_heads_by_hand(
+    model_type: str, name: str, queries: list[int], keys: list[int]
+) -> None:
+    fused = draw(D + 2 * GROUPS * R, D)
+    config = {"model_type": model_type, "num_attention_heads": 4, "hidden_size": D,
+              "num_layers": 1}  # fmt: skip
+    counted = "multi_query_group_num" if model_type == "chatglm" else "num_key_value_heads"
+    attention = read_attention(
+        Module({f"{name.format(0)}.weight": fused}, config | {counted: GROUPS}), 0
+    )
+    x = draw(5, D)
+    query, key = (x @ taken(fused, rows).swapaxes(-1, -2) for rows in (queries, keys))
+    expected = np.stack([query[h] @ key[h // 2].T for h in range(4)])
+    np.testing.assert_allclose(attention.products(x, x), expected, rtol=1e-5, atol=1e-5)
+    forms = np.stack([x @ attention.head(h).dense() @ x.T for h in range(4)])
+    np.testing.assert_allclose(forms, expected, rtol=1e-4, atol=1e-4)

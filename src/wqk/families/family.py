@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -159,6 +159,7 @@ class AttentionRule:
     rotary: RotaryRule | None = None
     only_if: str = ""  # switches of models that have this attention; see Config.holds
     prefix: str | None = None  # what stands before all names; None for anything
+    exact: bool = False  # None only for what stands before all attention: a file of the user's own
     config: str = ""  # the nested configuration that the keys above are in
     defaults: dict[str, Any] = field(default_factory=dict, hash=False)  # of absent keys
     guess: str = ""  # how the rule was guessed from tensor names, where it was
@@ -312,7 +313,8 @@ def load_family(path: FilePath) -> Family:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise UnknownFamily(f"{path}: cannot be read ({reason})") from None
-    return parse_family(text, os.fspath(path))
+    family = parse_family(text, os.fspath(path))
+    return replace(family, attention=tuple(replace(r, exact=True) for r in family.attention))
 
 
 def family_of_type(model_type: object) -> Family | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from wqk.checkpoints import Part
 from wqk.errors import CheckpointError
+from wqk.families.candidates import candidates
 from wqk.families.layouts import Composed
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ def find_layers(tensors: Mapping[str, TensorInfo], rule: AttentionRule, name: st
                 f"{before[0]!r} and {before[1]!r}; name one with a family file"
             )
         prefix = before[0]
+        if rule.exact:
+            _require_shared(prefix, query, tensors, name)
         found = []
         own = (match for match in matches if match["prefix"] == prefix)
         for index in sorted(tuple(int(n) for n in match.groups()[1:]) for match in own):
@@ -58,6 +61,18 @@ def find_layers(tensors: Mapping[str, TensorInfo], rule: AttentionRule, name: st
             found.append(Match(index, names[0], names[1], prefix))
         return found
     return []
+
+
+def _require_shared(
+    prefix: str, spelling: str, tensors: Mapping[str, TensorInfo], name: str
+) -> None:
+    """See that a prefix that a family file leaves out stands before all attention there is."""
+    other = next((c.query for c in candidates(tensors) if not c.query.startswith(prefix)), None)
+    if prefix and other:
+        raise CheckpointError(
+            f"{name}: the family file names {spelling!r}, which is there only under {prefix!r}, "
+            f"beside {other!r}; write the whole name, {prefix + spelling!r}"
+        )
 
 
 def prefixes(tensors: Mapping[str, TensorInfo], rule: AttentionRule) -> dict[str, list[str]]:
