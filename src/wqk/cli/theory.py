@@ -37,9 +37,9 @@ class Steps(Ranges):
     metavar="PATH",
     help="Token store, text file, or token ids as .npy.",
 )
-@click.option("--batches", type=click.IntRange(min=2), default=8)
-@click.option("--batch", type=COUNT, default=8, help="Number of blocks.")
-@click.option("--block", type=click.IntRange(min=4), default=64, help="Tokens.")
+@click.option("--batches", type=click.IntRange(min=2), default=8, help="How many batches.")
+@click.option("--batch", type=COUNT, default=8, help="Blocks in a batch.")
+@click.option("--block", type=click.IntRange(min=4), default=64, help="Tokens in a block.")
 @click.option(
     "--objective",
     type=click.Choice(["masked", "each", "causal"]),

@@ -59,18 +59,9 @@ def simulate_scores(
 ) -> Scores:
     """Symmetry and directionality of random matrices, dense or of low rank.
 
-    Sparse factors now and then give a zero matrix, which has no scores and is left out.
-
-    Parameters
-    ----------
-    width
-        D.
-    rank
-        R of the factors, whose entries are then drawn; None for a dense matrix.
-    law
-        A name out of `LAWS`.
-    trials, seed
-        Number of matrices, and the seed of everything.
+    With a ``rank``, R, the entries of factors are drawn; None gives a dense matrix, (D, D). ``law``
+    is a name out of `LAWS`. Sparse factors now and then give a zero matrix, which has no scores and
+    is left out.
 
     Examples
     --------

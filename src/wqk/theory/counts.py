@@ -42,14 +42,8 @@ class Pieces(NamedTuple):
 def cut(documents: np.ndarray, how: Cut, block: int) -> Pieces:
     """Cut a stream of documents into the pieces that a model reads.
 
-    Parameters
-    ----------
-    documents
-        Where documents start, and where the last one ends, (documents + 1,).
-    how
-        ``stream``: blocks of one length, wherever documents begin. ``documents``: each as a whole.
-    block
-        Tokens in a block.
+    ``documents`` says where each starts, and where the last one ends, (documents + 1,). They are
+    cut into a ``stream`` of blocks of one length, wherever they begin; or into ``documents``.
 
     Raises
     ------
@@ -104,16 +98,8 @@ def count_pairs(
 ) -> PairCounts:
     """Count, for each entry, what it predicts and what predicts it, from left to right (S72, S73).
 
-    Parameters
-    ----------
-    tokens
-        The stream, (N,): whole numbers below ``vocabulary_size``.
-    pieces
-        What is read as a whole; no pair spans two pieces.
-    vocabulary_size
-        V.
-    chunks
-        C: runs of pieces with about as many tokens each, the units of an interval.
+    No pair of ``tokens``, (N,), spans two pieces. The ``chunks``, C, are runs of pieces with about
+    as many tokens each: the units of an interval.
 
     Examples
     --------
@@ -144,12 +130,7 @@ def shares_above_one(counts: PairCounts, at_least: int = AT_LEAST) -> dict[str, 
     ``entries``: share of the vocabulary entries with a ratio above 1, ties counting half; ``mass``:
     the same, each entry counted as often as it occurs. Theorem S1.12 assumes that they are most.
 
-    Parameters
-    ----------
-    counts
-        In chunks, each of which is evaluated by itself: they are the units of an interval.
-    at_least
-        Entries that occur more rarely in a chunk are left out of it.
+    Each chunk is evaluated by itself, without the entries that occur less than ``at_least`` times.
 
     Raises
     ------

@@ -74,7 +74,7 @@ class Evidence:
     Raises
     ------
     TheoryError
-        When something is asked for: the model has no such layer, or its scores are not bilinear.
+        On first use: the model has no such layer, or its scores are not bilinear.
     """
 
     subject: Subject

@@ -56,10 +56,8 @@ class LayerGradient:
 
     Attributes
     ----------
-    attention
-        The block's weights, and its place in the model as ``attention.plan``.
-    application
-        Counts the uses of shared weights from 0.
+    attention, application
+        The block's weights and plan; and which use of shared weights it is, from 0.
     query_input, key_input
         What queries and keys are projected from, after the block's norm, (B, I, D) and (B, J, D).
     probabilities

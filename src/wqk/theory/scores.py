@@ -80,13 +80,8 @@ def mixing_error(use: LayerGradient, values: Factor | None) -> float:
 def same_order(use: LayerGradient, *, layer: bool = False) -> float:
     """Share of the pairs of keys that a form orders as attention does (S15).
 
-    Parameters
-    ----------
-    use
-        One layer on one batch.
-    layer
-        Compare the layer's form, Σ_h W_h, with the heads' mean attention; otherwise each head's
-        form with its own attention.
+    Each head's form is compared with its own attention; with ``layer``, the layer's form, Σ_h W_h,
+    with the heads' mean attention.
     """
     shares = use.probabilities
     scores = plain_scores(use)

@@ -64,12 +64,7 @@ def examine(statement: Statement, evidence: Evidence) -> Finding:
 def measure(evidence: Evidence, on_progress: OnProgress | None = None) -> list[Finding]:
     """Every statement on one model and text; what cannot be tested is a finding, too.
 
-    Parameters
-    ----------
-    evidence
-        A subject from `wqk.theory.opening.open_subjects`, on its text.
-    on_progress
-        Called with the next statement's number, how many are done, and how many there are.
+    ``on_progress`` is called with the next statement's number, how many are done, and of how many.
 
     Raises
     ------
@@ -154,10 +149,8 @@ def study(
     ----------
     refs, corpus, options
         The models, the text, and how it is read: as for `wqk.theory.opening.open_subjects`.
-    layers
-        Numbers of the layers to look at; all where None.
-    on_progress
-        As for `measure`.
+    layers, on_progress
+        Numbers of the layers to look at, all where None; and as for `measure`.
 
     Returns
     -------

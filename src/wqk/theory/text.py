@@ -84,17 +84,10 @@ class Text:
 
 
 def open_text(corpus: Path, ref: str, revision: str | None = None, limit: int = LIMIT) -> Text:
-    """The tokens of a store's training split, or of a file.
+    """The tokens of a store's training split, of a text file, or of a .npy file of token ids.
 
-    Parameters
-    ----------
-    corpus
-        A token store's folder; a text file (.txt, .jsonl, .csv, .parquet, compressed or not), of
-        which a paragraph or a row's ``text`` is a document; or token ids in a .npy file.
-    ref, revision
-        The model whose tokenizer encodes a text file.
-    limit
-        Tokens after which a text file is read no further.
+    A text file (.txt, .jsonl, .csv, .parquet, compressed or not) is encoded by the tokenizer of the
+    model ``ref``, up to ``limit`` tokens; a paragraph or a row's ``text`` is a document.
 
     Raises
     ------

@@ -1,8 +1,8 @@
 """The one rule that turns numbers into a verdict on a statement.
 
 A statement predicts that a quantity lies above, below or near a null value, and from which size on
-a deviation matters. It is measured on several units (batches, chunks of a text, seeds) and
-layers. Their mean has a 95 % interval, on each side the wider of Student's and Hall's, which minds
+a deviation matters. It is measured on several units (batches, chunks of a text, seeds) and layers.
+Their mean has a 95 % interval, on each side the wider of Student's and Hall's, which allows for
 skewness (Hall 1992, On the removal of skewness by transformation), and
 
 ============  =================================================================================
@@ -59,15 +59,13 @@ class Sample:
     ----------
     values
         (U, L), or (U, 1) where it has no layers; NaN where it is not defined.
-    unit
-        What the U rows are: ``batches``, ``chunks``, ``draws``, ``changes``, ``seeds``, ``models``.
-    layers
-        Names of the columns; empty where there are none.
+    unit, layers
+        What the U rows are: ``batches``, ``chunks``, ``draws``, ``changes``, ``seeds``, ``models``;
+        and the names of the columns, empty where there are none.
     details
         Further numbers of the same shape, by name.
     chance
-        Standard deviation that one layer's value has by the chance of its own weights, in every
-        unit the same.
+        Standard deviation of a layer's value by the chance of its own weights, equal in all units.
     """
 
     values: np.ndarray
