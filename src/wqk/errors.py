@@ -21,10 +21,11 @@ The message says it all in one sentence; the facts in it are attributes, too.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 # Longer messages are cut: some quote what a hostile file holds.
@@ -102,6 +103,27 @@ class MissingPackage(WqkError):
 
     package: str | None = None
     extra: str | None = None
+
+
+@contextmanager
+def required_by(purpose: str, extra: str = "train") -> Iterator[None]:
+    """Import optional packages in this context; `MissingPackage` if one is not installed.
+
+    Examples
+    --------
+    >>> with required_by("a corpus"):
+    ...     import tokenizers_of_tomorrow
+    Traceback (most recent call last):
+        ...
+    wqk.errors.MissingPackage: a corpus needs tokenizers_of_tomorrow: pip install 'wqk[train]'
+    """
+    try:
+        yield
+    except ImportError as error:
+        package = (error.name or "a package").partition(".")[0]
+        raise MissingPackage(
+            f"{purpose} needs {package}: pip install 'wqk[{extra}]'", package=package, extra=extra
+        ) from None
 
 
 class FormError(WqkError, ValueError):

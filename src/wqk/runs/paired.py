@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from wqk.errors import MissingPackage
+from wqk.errors import required_by
 
 LEVEL = 0.95  # of intervals; the test's size is 1 − LEVEL
 POWER = 0.8  # with which the smallest detectable effect is detected
@@ -58,10 +58,8 @@ def paired(differences: Sequence[float]) -> Paired:
     count, mean = len(differences), fmean(differences)
     if count < 2 or not (deviation := stdev(differences)):
         return Paired(count, mean)
-    try:
+    with required_by("an interval over seeds"):
         from scipy.stats import t  # type: ignore[import-untyped]
-    except ImportError:
-        raise MissingPackage("intervals over seeds need scipy: pip install 'wqk[train]'") from None
     error, freedom = deviation / count**0.5, count - 1
     quantile = float(t.ppf((1 + LEVEL) / 2, freedom))
     return Paired(

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from wqk.errors import CheckpointError, MissingPackage, RunError
+from wqk.errors import CheckpointError, RunError, required_by
 from wqk.runs.paired import Paired, paired
 from wqk.runs.run import SETTINGS, open_run
 from wqk.training.glue_tasks import SentenceTask, judge
@@ -81,10 +81,8 @@ def fine_tune(
         PyTorch or transformers are not installed.
     """
     how, folder = how or FineTuning(), checkpoint_of(model)
-    try:
+    with required_by("fine-tuning"):
         import torch
-    except ImportError:
-        raise MissingPackage("fine-tuning needs torch: pip install 'wqk[train]'") from None
     device = "cuda" if torch.cuda.is_available() else "cpu"
     results = []
     for seed in seeds:

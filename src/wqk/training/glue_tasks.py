@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wqk.errors import CorpusError, MissingPackage
+from wqk.errors import CorpusError, required_by
 
 # GLUE's own metrics; a task that is not listed has accuracy, or, of numbers, both correlations.
 METRICS: Mapping[str, tuple[str, ...]] = {
@@ -207,9 +207,5 @@ def _features(texts: tuple[str, ...]) -> list[str]:
 def _package(name: str) -> Any:
     from importlib import import_module
 
-    try:
+    with required_by("scoring tasks"):
         return import_module(name)
-    except ImportError:
-        raise MissingPackage(
-            f"metrics of tasks need {name.partition('.')[0]}: pip install 'wqk[train]'"
-        ) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from wqk.errors import MissingPackage, RunError
+from wqk.errors import RunError, required_by
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,11 +46,9 @@ def build_model(
     MissingPackage
         transformers or torch are not installed.
     """
-    try:
+    with required_by("training"):
         import torch
         import transformers
-    except ImportError as error:
-        raise MissingPackage(f"training needs {error.name}: pip install 'wqk[train]'") from None
 
     multiple = (
         recipe.vocabulary_multiple or 1

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wqk._files import locked, read_lines
-from wqk.errors import CorpusError, MissingPackage, RunError
+from wqk.errors import CorpusError, RunError, required_by
 from wqk.runs.run import (
     METRICS,
     Run,
@@ -92,10 +92,8 @@ def train(
     >>> run.metrics["step"].to_list(), [step for step, _ in run.checkpoints]
     ([0, 1, 2, 3], [0, 1, 3])
     """
-    try:
+    with required_by("training"):
         from wqk.training.loop import make_accelerator, run_loop
-    except ImportError as error:
-        raise MissingPackage(f"training needs {error.name}: pip install 'wqk[train]'") from None
     from wqk.training.blocks import padding_of, possible_starts
     from wqk.training.corpus.store import TokenStore
     from wqk.training.models import build_model

@@ -20,7 +20,7 @@ from concurrent.futures import (
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from wqk.errors import MissingPackage, RunError
+from wqk.errors import RunError, required_by
 from wqk.scanning.cores import usable_cores
 from wqk.scanning.surveys.work import Outcome, failure
 
@@ -179,12 +179,8 @@ def dask_executor(address: str) -> Iterator[Executor]:
     RunError
         No scheduler answers there.
     """
-    try:
+    with required_by("a Dask cluster", "cluster"):
         distributed: Any = importlib.import_module("distributed")
-    except ImportError:
-        raise MissingPackage(
-            "a Dask cluster needs distributed: pip install 'wqk[cluster]'"
-        ) from None
     try:
         client = distributed.Client(address, timeout=TIMEOUT, set_as_default=False)
     except (OSError, ValueError) as error:

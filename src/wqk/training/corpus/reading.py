@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from wqk.errors import CorpusError, MissingPackage, WqkError
+from wqk.errors import CorpusError, WqkError, required_by
 
 # A longer document, or line of JSON, is more often a mistake than a text. The tokenizers library
 # takes 100 bytes a character of it.
@@ -100,10 +100,8 @@ def read_rows(
     CorpusError
         It cannot be read, or the column is missing or not text.
     """
-    try:
+    with required_by(f"{what}:"):
         import datasets  # type: ignore[import-untyped]
-    except ImportError:
-        raise MissingPackage(f"{what}: needs datasets: pip install 'wqk[train]'") from None
     try:
         with _silent():
             if as_text:
@@ -144,10 +142,8 @@ def _open(path: Path) -> Any:
 
 
 def _open_zstandard(path: Path) -> Any:
-    try:
+    with required_by(f"{path}: .zst"):
         import pyarrow  # type: ignore[import-untyped]
-    except ImportError:
-        raise MissingPackage(f"{path}: .zst needs pyarrow: pip install 'wqk[train]'") from None
     return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"))
 
 

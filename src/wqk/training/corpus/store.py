@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wqk.errors import CorpusError, MissingPackage
+from wqk.errors import CorpusError, required_by
 from wqk.training.corpus.header import SPLITS, STORED, Header, read_header
 
 if TYPE_CHECKING:
@@ -246,10 +246,8 @@ class TokenStore:
 
     @cached_property
     def _decoder(self) -> Any:
-        try:
+        with required_by("decoding"):
             from tokenizers import Tokenizer
-        except ImportError:
-            raise MissingPackage("decoding needs tokenizers: pip install 'wqk[train]'") from None
         try:
             return Tokenizer.from_file(str(self.tokenizer))
         except Exception as error:  # the library raises nothing narrower

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wqk.errors import CorpusError, MissingPackage
+from wqk.errors import CorpusError, required_by
 from wqk.training.corpus.writing import Chunk
 
 if TYPE_CHECKING:
@@ -308,8 +308,6 @@ def _most_common(counts: NDArray[np.int64], size: int) -> list[str]:
 
 
 def _library() -> Any:
-    try:
+    with required_by("a corpus"):
         import tokenizers
-    except ImportError:
-        raise MissingPackage("a corpus needs tokenizers: pip install 'wqk[train]'") from None
     return tokenizers
