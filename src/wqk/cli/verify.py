@@ -34,10 +34,10 @@ def verify(context: click.Context, /, ref: str, as_json: bool, **options: Any) -
 
     result = verify_checkpoint(ref, **options)
     if as_json:
-        told = asdict(result) | {"ok": result.ok, "verdict": result.verdict}
-        for block, said in zip(result.blocks, told["blocks"], strict=True):
+        printed = asdict(result) | {"ok": result.ok, "verdict": result.verdict}
+        for block, said in zip(result.blocks, printed["blocks"], strict=True):
             said["verdict"] = block.verdict
-        display.print_object(told | {"difference": result.difference})
+        display.print_object(printed | {"difference": result.difference})
     else:
         display.output().print(result)
     if not result.ok:

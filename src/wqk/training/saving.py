@@ -81,8 +81,8 @@ def save_checkpoint(
     except (OSError, RuntimeError, SafetensorError) as error:
         clear_staging(folder)
         # torch's own message speaks of positions; what the system said came before it.
-        told = getattr(error, "strerror", None) or getattr(error.__context__, "strerror", None)
-        reason = told or first_line(error)
+        system = getattr(error, "strerror", None) or getattr(error.__context__, "strerror", None)
+        reason = system or first_line(error)
         raise RunError(
             f"{folder}: checkpoint-{step} cannot be written ({reason}); free some disk space and "
             "resume"
