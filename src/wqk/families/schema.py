@@ -81,10 +81,11 @@ def _keys(kind: Any, prefix: str, only: tuple[str, ...]) -> Iterator[str]:
         if "prefix" in f.metadata:
             yield from _keys(f.default_factory, f.metadata["prefix"], f.metadata["only"])
         elif not only or f.name in only:
-            yield _key(f, prefix)
+            yield key_of(f, prefix)
 
 
-def _key(f: Field[Any], prefix: str) -> str:
+def key_of(f: Field[Any], prefix: str) -> str:
+    """The key of a field in its table."""
     joined = prefix if f.name == "names" else f"{prefix}_{f.name}".lstrip("_")
     return str(f.metadata.get("key", joined))
 
@@ -92,7 +93,7 @@ def _key(f: Field[Any], prefix: str) -> str:
 def _build(kind: Any, table: dict[str, Any], prefix: str, source: str) -> Any:
     hints, values = get_type_hints(kind), {}
     for f in fields(kind):
-        key = _key(f, prefix)
+        key = key_of(f, prefix)
         if "prefix" in f.metadata:
             values[f.name] = _build(f.default_factory, table, f.metadata["prefix"], source)
         elif key in table:

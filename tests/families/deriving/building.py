@@ -13,7 +13,7 @@ from tests.families.deriving.shrinking import shrunk
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-LARGEST = 60_000_000  # parameters
+LARGEST = 120_000_000  # parameters
 
 
 def model_classes(model_type: str) -> list[Any]:

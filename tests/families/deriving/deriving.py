@@ -10,6 +10,8 @@ in its way.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 import json
 import signal
 import sys
@@ -20,10 +22,17 @@ from typing import TYPE_CHECKING, Any
 
 from tests.families.deriving.evidence import rules_of
 from tests.families.deriving.judging import judge
+from tests.families.deriving.mending import mended, strong, unread
 from tests.families.deriving.probing import record_all
-from tests.families.deriving.proof import WEAK, faults
+from tests.families.deriving.proof import faults
 from tests.families.deriving.records import Record, read_record
-from tests.families.deriving.writing import PAGE, family_text, write_families, write_outcomes
+from tests.families.deriving.writing import (
+    PAGE,
+    family_text,
+    rule_table,
+    write_families,
+    write_outcomes,
+)
 
 from wqk.attention import load_attention
 from wqk.checkpoints import open_checkpoint
@@ -31,39 +40,24 @@ from wqk.errors import WqkError
 from wqk.families import families, find_family, plan
 from wqk.families.composites import compose_family
 from wqk.families.family import Family, family_of_type, parse_family, part_types
+from wqk.families.inference import infer_family
 from wqk.families.naming import prefixes
 
 if TYPE_CHECKING:
-    from wqk.attention import load_attention
-from wqk.checkpoints import Checkpoint
+    from collections.abc import Mapping, Sequence
 
-SECONDS = 8  # of one processor, for each type
+    from wqk.checkpoints import Checkpoint
+
+SECONDS = 40  # of one processor, for each type
 # Families that are asked first, where several fit.
 PREFERRED = ("llama", "bert", "bart", "vit", "clip-vision", "clip-text", "siglip-vision", "t5",
              "gpt2", "deepseek", "wav2vec2", "whisper", "swin")  # fmt: skip
-SCALES: tuple[tuple[str, ...], ...] = (
-    (), ("scaling",), ("attention_multiplier",), ("query_pre_attn_scalar ** -0.5",),
-    ("scale",), ("hidden_size ** -0.5",), ("head_dim ** -0.5",), ("d_model ** -0.5",),
-    ("embed_dim ** -0.5",),
-)  # fmt: skip
-ROTARY: tuple[dict[str, Any], ...] = (
-    {"order": "half"},
-    {"order": "interleaved"},
-    {"order": "half", "windowed_only": True},
-    {"order": "half", "layers": "no_rope_layers"},
-    {"order": "interleaved", "layers": "no_rope_layers"},
-    {"order": "interleaved", "windowed_only": True},
-    {"order": "half", "default_fraction": 0.5},
-    {"order": "interleaved", "default_fraction": 0.5},
-)
-
-
 def fitting_family(
     record: Record, checkpoint: Checkpoint, known: Mapping[str, Family]
-) -> tuple[str, list[str]]:
-    """The known family that is proven by a record; or else the nearest one and its faults."""
+) -> tuple[str, list[tuple[list[str], str]]]:
+    """The known family that is proven by a record; or else those whose forms are right."""
     tensors = checkpoint.tensors()
-    nearest: tuple[str, list[str]] = ("", ["no family has such names"])
+    nearest: list[tuple[list[str], str]] = []
     for name in sorted(known, key=lambda n: PREFERRED.index(n) if n in PREFERRED else 99):
         family = known[name]
         if family.refusal or not any(prefixes(tensors, rule) for rule in family.attention):
@@ -71,67 +65,32 @@ def fitting_family(
         try:
             found = faults(record, checkpoint, family)
         except WqkError as error:
-            found = [str(error)]
-        if not found:
+            found = [f"cannot be read: {error}"]
+        if not strong(found):
             return name, []
-        if not nearest[0] or len(_strong(found)) < len(_strong(nearest[1])):
-            nearest = name, found
-    return nearest
+        if not unread(strong(found)):
+            nearest.append((strong(found), name))
+    return "", sorted(nearest, key=lambda pair: len(pair[0]))
 
 
-def derive(record: Record, checkpoint: Checkpoint) -> tuple[list[dict[str, Any]], list[str]]:
-    """Rules that are proven by a record; or none, and the faults of the best that was tried."""
-    best: list[str] = ["no rule could be made from what was recorded"]
-    for rules in rules_of(record, checkpoint):
-        rules, found = _mended(record, checkpoint, rules)
-        if all(fault.startswith(WEAK) for fault in found):
-            return rules, []
-        wrong = sum("read" in fault for fault in found)
-        if wrong == 0 or len(found) < len(best):
-            best = found
-    return [], best
-
-
-def _mended(
-    record: Record, checkpoint: Checkpoint, rules: list[dict[str, Any]]
+def derive(
+    record: Record, checkpoint: Checkpoint, models: Sequence[Family] = ()
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Scale and rotary positions are tried one after the other where only they are at fault."""
-    found = _faults(record, checkpoint, rules)
-    if any("read" in fault for fault in found):
-        return rules, found
-    for scale in SCALES:
-        if not any(fault.startswith("scale") for fault in found):
-            break
-        changed = [rule | {"scale": list(scale)} for rule in rules]
-        told = _faults(record, checkpoint, changed)
-        if not any(fault.startswith("scale") for fault in told):
-            rules, found = changed, told
-    for rotary in ROTARY:
-        if not any("rotary" in fault for fault in found):
-            break
-        changed = [
-            rule | ({"rotary": rotary} if rule.get("kind") != "cross" else {}) for rule in rules
-        ]
-        told = _faults(record, checkpoint, changed)
-        if not any("rotary" in fault for fault in told):
-            rules, found = changed, told
-    if any("rotary" in fault for fault in found):
-        changed = [
-            rule | ({"position": "rotary, of its own kind"} if rule.get("kind") != "cross" else {})
-            for rule in rules
-        ]
-        told = _faults(record, checkpoint, changed)
-        if len(told) < len(found):
-            rules, found = changed, told
-    return rules, found
+    """Rules that are proven by a record; or none, and the faults of the best that was tried.
 
-
-def _faults(record: Record, checkpoint: Checkpoint, rules: list[dict[str, Any]]) -> list[str]:
-    try:
-        family = parse_family(family_text("derived", ["derived"], rules), "derived")
-        return faults(record, checkpoint, family)
-    except WqkError as error:
-        return [f"cannot be read: {error}"]
+    ``models`` are families that nearly fit, and so may do with a change.
+    """
+    best: list[str] = []
+    with contextlib.suppress(WqkError):
+        models = [*models, infer_family(checkpoint)]
+    others = ([rule_table(rule) for rule in family.attention] for family in models)
+    for rules in itertools.chain(others, rules_of(record, checkpoint)):
+        rules, found = mended(record, checkpoint, rules)
+        if not found:
+            return rules, []
+        if not best or (unread(found), len(found)) < (unread(best), len(best)):
+            best = found
+    return [], best or ["no rule could be made from what was recorded"]
 
 
 @dataclass
@@ -176,32 +135,26 @@ def _derived(
     own = family_of_type(record.model_type)
     if own and not own.refusal:
         found = faults(record, checkpoint, own)
-        return replace(result, outcome="left" if _strong(found) else "listed", family=own.name,
-                       faults=_strong(found))  # fmt: skip
+        return replace(result, outcome="left" if strong(found) else "listed", family=own.name,
+                       faults=strong(found))  # fmt: skip
     composite = compose_family(checkpoint)
     if composite:
-        found = _strong(faults(record, checkpoint, composite))
+        found = strong(faults(record, checkpoint, composite))
         if not found:
             return replace(result, outcome="composite", family=composite.name)
         return replace(result, faults=found)
     parts = [v for v in checkpoint.config.values() if isinstance(v, dict) and v.get("model_type")]
     if parts:
         return replace(result, faults=["its parts are of no known family"])
-    name, found = fitting_family(record, checkpoint, known)
-    if not found:
+    name, nearly = fitting_family(record, checkpoint, known)
+    if name:
         return replace(result, outcome="known", family=name)
-    rules, left = derive(record, checkpoint)
+    rules, left = derive(record, checkpoint, [known[name] for _, name in nearly[:3]])
     if rules:
         name = record.model_type.replace("_", "-")
         known[name] = parse_family(family_text(name, [record.model_type], rules), name)
         return replace(result, outcome="new", family=name, rules=rules)
-    if not _strong(found):
-        return replace(result, outcome="known", family=name)
     return replace(result, faults=left)
-
-
-def _strong(found: list[str]) -> list[str]:
-    return [fault for fault in found if not fault.startswith(WEAK)]
 
 
 def _partial(checkpoint: Checkpoint, family: Family) -> str:

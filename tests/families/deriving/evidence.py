@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tests.families.deriving.judging import content_of
+from tests.families.deriving.judging import beside, content_of, is_learned
 from tests.families.deriving.proof import norm_kind
 
 from wqk.checkpoints import Part
@@ -19,7 +19,7 @@ from wqk.checkpoints import Part
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from tests.families.deriving.records import Record, Site, Source
+    from tests.families.deriving.records import Product, Record, Site, Source
 
     from wqk.checkpoints import Checkpoint
 
@@ -45,14 +45,17 @@ def rules_of(record: Record, checkpoint: Checkpoint) -> Iterator[list[dict[str, 
     groups: dict[tuple[str, str, bool], list[Site]] = {}
     for site in record.sites:
         product = content_of(site)[0]
-        query, key = _nearest(product.query_sources), _nearest(product.key_sources)
+        query, key = nearest(product.query_sources), nearest(product.key_sources)
         if query is None or key is None:
-            return
+            continue
         same = query.given is key.given or query.given.shape == key.given.shape
         named = re.search(r"cross|encoder_attn|encdec|enc_dec", query.parameter.lower())
         place = (_template(query.parameter), _template(key.parameter), bool(named) or not same)
         groups.setdefault(place, []).append(site)
     options = [list(_candidates(record, checkpoint, *place, s)) for place, s in groups.items()]
+    learned = [all(map(is_learned, own)) for own in groups.values()]
+    # What has learned queries may be left out.
+    options = [some for some, no in zip(options, learned, strict=True) if some or not no]
     # The first candidate of each is tried with all others; few groups have many candidates.
     yield from itertools.islice((_placed(rules) for rules in itertools.product(*options)), 24)
 
@@ -72,8 +75,11 @@ def _placed(rules: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def _nearest(sources: Sequence[Source]) -> Source | None:
-    return next((source for source in sources if source.parameter), None)
+def nearest(sources: Sequence[Source]) -> Source | None:
+    """The product with a parameter that is next to queries or keys; else the parameter itself."""
+    named = [source for source in sources if source.parameter]
+    products = [source for source in named if "leaf" not in source.operations]
+    return next(iter(products or named), None)
 
 
 def _template(name: str) -> str:
@@ -85,7 +91,7 @@ def _candidates(
 ) -> Iterator[dict[str, Any]]:
     tensors = checkpoint.tensors()
     product = content_of(sites[0])[0]
-    source, key_source = _nearest(product.query_sources), _nearest(product.key_sources)
+    source, key_source = nearest(product.query_sources), nearest(product.key_sources)
     assert source is not None
     assert key_source is not None
     saved = _saved(tensors, source.parameter), _saved(tensors, key_source.parameter)
@@ -94,25 +100,25 @@ def _candidates(
     shape, key_shape = (tensors[name].shape for name in saved if name)
     width = product.queries.shape[-1]
     names = [content_of(site)[0].query_sources for site in sites]
-    spelled = _spelling(tensors, [s.parameter for s in map(_nearest, names) if s], query)
+    spelled = _spelling(tensors, [s.parameter for s in map(nearest, names) if s], query)
     rule: dict[str, Any] = {"stack": _stack(record, source.parameter, sites)}
     if cross:
         rule["kind"] = "cross"
     config = checkpoint.config
     rule |= _causal(sites, config, cross)
     rule["layers"] = _layers(spelled, config, rule["stack"])
-    numbers = {re.search(r"\d+", s.parameter) for s in map(_nearest, names) if s}
+    numbers = {re.search(r"\d+", s.parameter) for s in map(nearest, names) if s}
     seen = {int(match[0]) for match in numbers if match}
     count = config.get(rule["layers"])
     if isinstance(count, int) and seen != set(range(count)):
         rule["every_layer"] = False
     norms = list(_norms(tensors, saved[0] or "", saved[1] or "", product))
-    rule |= _input_norm(checkpoint, source)
-    rule |= _terms(product, sites)
+    rule |= input_norm(checkpoint, source)
+    rule |= terms(product, sites)
     shared = query == key
     bodies: list[dict[str, Any]] = []
     if shared:
-        for order in ("qkv", "kqv", "vqk", "qvk", "qk", "kv"):
+        for order in ("qkv", "kqv", "vqk", "qvk", "qk"):
             bodies.append({"layout": "sectioned", "fused": spelled, "order": order})
         bodies.append({"layout": "grouped", "fused": spelled})
         bodies.append({"layout": "conv1d", "fused": spelled})
@@ -235,7 +241,7 @@ def _norms(
             if other != word and b in near:
                 pairs.append((a, b))
     for a, b in dict.fromkeys(pairs):
-        stems = [_numbered(name) for name in (a, b)]
+        stems = [numbered(name) for name in (a, b)]
         for kind, offset in (("rms", 0.0), ("rms", 1.0), ("layer", 0.0)):
             rule: dict[str, Any] = {"query_norm": stems[0], "key_norm": stems[1]}
             rule |= {"norm": kind} if kind != "rms" else {}
@@ -247,11 +253,12 @@ def _norms(
         yield {"norm_gain": False}
 
 
-def _numbered(name: str) -> str:
+def numbered(name: str) -> str:
+    """A name with ``{layer}`` for its first number."""
     return re.sub(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)", "{layer}", name, count=1)
 
 
-def _input_norm(checkpoint: Checkpoint, source: Source) -> dict[str, Any]:
+def input_norm(checkpoint: Checkpoint, source: Source) -> dict[str, Any]:
     """The norm of the same layer whose output is projected."""
     if not source.norm or not source.norm[1]:
         return {}
@@ -266,14 +273,15 @@ def _input_norm(checkpoint: Checkpoint, source: Source) -> dict[str, Any]:
     kind = norm_kind(source.given, np.asarray(values[0]) + float(offset), values[1])
     if kind not in ("rms", "layer"):
         return {}
-    rule: dict[str, Any] = {"input_norm": _numbered(saved[0].removesuffix(".weight"))}
+    rule: dict[str, Any] = {"input_norm": numbered(saved[0].removesuffix(".weight"))}
     rule |= {"input_norm_kind": "layer"} if kind == "layer" else {}
     rule |= {"input_norm_offset": 1.0} if offset == "1" else {}
     return rule
 
 
-def _terms(product: Any, sites: Sequence[Site]) -> dict[str, Any]:
-    if product.terms or any(len(site.products) > len(content_of(site)) for site in sites):
+def terms(product: Product, sites: Sequence[Site]) -> dict[str, Any]:
+    """What is added to the score, where something is."""
+    if product.terms or any(map(beside, sites)):
         return {"position": "relative"}
     return {}
 

@@ -41,24 +41,49 @@ def judge(sites: Sequence[Site], attentions: Sequence[Attention]) -> Verdict:
     verdict = Verdict()
     reads = [Read(attention) for attention in attentions]
     for number, site in enumerate(sites):
-        content = content_of(site)
-        fitting = [
-            plan
-            for plan, read in enumerate(reads)
-            if any(read.fits(product) for product in content)
-        ]
-        for plan in fitting:
-            verdict.matched.setdefault(plan, []).append(number)
-        if not fitting:
+        # Names only order the search: it ends at the first plan whose numbers fit.
+        likely = sorted(range(len(reads)), key=lambda n: not named_alike(reads[n].attention, site))
+        plan = next((n for n in likely if reads[n].fits_some(site)), None)
+        if plan is None:
             verdict.unmatched_sites.append(number)
+        else:
+            verdict.matched.setdefault(plan, []).append(number)
+    for plan, read in enumerate(reads):
+        if plan not in verdict.matched:
+            also = [number for number, site in enumerate(sites) if read.fits_some(site)]
+            verdict.matched |= {plan: also} if also else {}
     verdict.unmatched_plans = [n for n in range(len(reads)) if n not in verdict.matched]
     return verdict
 
 
+def named_alike(attention: Attention, site: Site) -> bool:
+    """Whether queries may come from the tensor that is read: saving changes prefixes of names."""
+    ending = attention.plan.query.tensor.split(".")[-4:]
+    return any(
+        source.parameter.split(".")[-4:] == ending
+        for product in site.products
+        for source in product.query_sources
+    )
+
+
 def content_of(site: Site) -> list[Product]:
-    """The products of what the model was given, rather than of positions alone."""
-    most = max(product.varies for product in site.products)
-    return [product for product in site.products if product.varies == most]
+    """The products of what the model was given, rather than of positions alone.
+
+    Products that only choose which keys are seen (an indexer's) are left out.
+    """
+    scores = [p for p in site.products if "topk" not in p.through] or site.products
+    most = max(product.varies for product in scores)
+    return [product for product in scores if product.varies == most]
+
+
+def beside(site: Site) -> bool:
+    """Whether products without content are added to the score."""
+    return any("topk" not in p.through for p in site.products if p not in content_of(site))
+
+
+def is_learned(site: Site) -> bool:
+    """Whether queries or keys are parameters, such as those of a pooling head."""
+    return max(product.varies for product in site.products) < 2
 
 
 class Read:
@@ -72,6 +97,10 @@ class Read:
         self.attention, self.turned = attention, turned
         self.heads, self.width, self.d_query = attention.query.weight.shape
         self.groups, _, self.d_key = attention.key.weight.shape
+
+    def fits_some(self, site: Site) -> bool:
+        """Whether the site's products of what the model was given hold one of this attention."""
+        return any(map(self.fits, content_of(site)))
 
     def fits(self, product: Product) -> bool:
         for columns in _columns(product, self.width):

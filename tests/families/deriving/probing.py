@@ -16,6 +16,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,11 +29,12 @@ from wqk.checkpoints import open_checkpoint
 from wqk.errors import WqkError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from wqk.families import AttentionPlan
 
-SECONDS = 25  # of one processor
+SECONDS = 60  # of one processor
+WALL = 4  # times as long by the clock
 BYTES = 8 << 30
 
 
@@ -51,7 +53,11 @@ def record_type(model_type: str, folder: Path) -> None:
         except Exception as error:
             reasons.append(_line(error))
             continue
-        run = Run(model)
+        try:
+            run = Run(model)
+        except Exception as error:  # of a variant; the next may do
+            reasons.append(f"{built}: {_line(error)}")
+            continue
         missing = len(run.notes + run.unreached)
         if best is None or missing < best[0]:
             best = (missing, built, run)
@@ -79,7 +85,11 @@ def _write(model_type: str, built: str, run: Any, folder: Path) -> None:
 
 
 def record_all(types: Iterable[str], folder: Path) -> None:
-    """Records of those types that have none yet, one process each."""
+    """Records of those types that have none yet, each made by a process of its own.
+
+    PyTorch and transformers are imported once, before the processes are forked off. A process may
+    run out of time or memory, hang or crash: its record says so, and the next type's turn comes.
+    """
     os.environ["HF_HUB_OFFLINE"] = "1"
     import torch
     from transformers import PreTrainedModel  # noqa: F401 - loaded once, for all processes
@@ -94,22 +104,51 @@ def record_all(types: Iterable[str], folder: Path) -> None:
         own = folder / model_type
         if (own / "record.json").exists():
             continue
-        child = os.fork()
-        if child == 0:
-            resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
-            resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
-            signal.alarm(8 * SECONDS)
-            with Path(os.devnull).open("w") as quiet:
-                os.dup2(quiet.fileno(), 1)
-                os.dup2(quiet.fileno(), 2)
+        unfinished = folder / f".{model_type}"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        started = time.monotonic()
+
+        def work(model_type: str = model_type, unfinished: Path = unfinished) -> None:
             try:
-                record_type(model_type, own)
-            except BaseException as error:
-                write_record(Record(model_type, failure=_line(error)), own)
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-        if not (own / "record.json").exists():
-            write_record(Record(model_type, failure=f"ended with {status}"), own)
+                record_type(model_type, unfinished)
+            except Exception as error:
+                if not (unfinished / "record.json").exists():
+                    write_record(Record(model_type, failure=_line(error)), unfinished)
+
+        ended = _in_a_process(work)
+        if not (unfinished / "record.json").exists():
+            write_record(Record(model_type, failure=ended), unfinished)
+        shutil.rmtree(own, ignore_errors=True)
+        unfinished.rename(own)
+        print(f"{model_type:40} {time.monotonic() - started:6.1f} s {ended}", flush=True)
+
+
+def _in_a_process(work: Callable[[], None]) -> str:
+    """Do work in a forked process within the limits; say how it ended, unless well."""
+    child = os.fork()
+    if child == 0:
+        os.setpgid(0, 0)
+        resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
+        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+        with Path(os.devnull).open("w") as quiet:
+            os.dup2(quiet.fileno(), 1)
+            os.dup2(quiet.fileno(), 2)
+        try:
+            work()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    deadline = time.monotonic() + WALL * SECONDS
+    while not (status := os.waitpid(child, os.WNOHANG))[0]:
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return f"hung for {WALL * SECONDS} seconds"
+        time.sleep(0.05)
+    code = os.waitstatus_to_exitcode(status[1])
+    if code in (-signal.SIGXCPU, -signal.SIGKILL):
+        return f"took more than {SECONDS} seconds of a processor"
+    return f"ended with {code}" if code else ""
 
 
 def judge_type(folder: Path) -> dict[str, Any]:

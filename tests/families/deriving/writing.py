@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from dataclasses import replace
+from dataclasses import MISSING, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import wqk.families
 from wqk.families.family import family_of_type
+from wqk.families.schema import key_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,11 +34,35 @@ def family_text(name: str, types: Sequence[str], rules: Sequence[Mapping[str, An
                 continue
             if key == "order" and value == "qkv":
                 continue
-            lines.append(f"{key} = {json.dumps(value)}")
+            lines.append(f"{key} = {_toml(value)}")
         if rotary:
             lines += ["", "[attention.rotary]"]
-            lines += [f"{key} = {json.dumps(value)}" for key, value in rotary.items()]
+            lines += [f"{key} = {_toml(value)}" for key, value in rotary.items()]
     return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    """A value as TOML writes it."""
+    if isinstance(value, dict):
+        inner = ", ".join(f"{json.dumps(k)} = {_toml(v)}" for k, v in value.items())
+        return f"{{ {inner} }}"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def rule_table(rule: Any, prefix: str = "", only: Sequence[str] = ()) -> dict[str, Any]:
+    """The table of a family file that a rule is made of; guesses become claims."""
+    table: dict[str, Any] = {}
+    for f in fields(rule):
+        value, key = getattr(rule, f.name), key_of(f, prefix)
+        default = f.default_factory() if f.default_factory is not MISSING else f.default
+        if "prefix" in f.metadata:
+            table |= rule_table(value, f.metadata["prefix"], f.metadata["only"])
+        elif is_dataclass(value):
+            table[key] = rule_table(value)
+        elif (not only or f.name in only) and value != default and f.name not in ("guess",):
+            alone = isinstance(value, tuple) and len(value) == 1 and f.name != "scale"
+            table[key] = value[0] if alone else list(value) if isinstance(value, tuple) else value
+    return table
 
 
 def _types(types: Sequence[str]) -> list[str]:
