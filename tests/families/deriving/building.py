@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
+import re
 from typing import Any
 
 import torch
@@ -14,6 +15,9 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 LARGEST = 120_000_000  # parameters
+
+# What a configuration may lack, by words of its key.
+LACKING = {"dropout": 0.0, "rate": 0.0, "range": 0.02, "intermediate_size": 40, "eps": 1e-6}
 
 
 def model_classes(model_type: str) -> list[Any]:
@@ -43,14 +47,15 @@ def model_classes(model_type: str) -> list[Any]:
         own += [v for v in vars(code).values() if inspect.isclass(v) and _is_built_from(v, config)]
     own.sort(key=lambda kind: (not hasattr(kind, "save_pretrained"),
                                not kind.__name__.endswith("Model"), -_size(kind)))  # fmt: skip
-    return list(dict.fromkeys([*classes, *own]))
+    whole = [kind for kind in own if hasattr(kind, "save_pretrained")]
+    return list(dict.fromkeys([*classes, *(own if not [*classes, *whole] else whole)]))
 
 
 def _is_built_from(kind: type, config: type) -> bool:
     """Whether a class of modules takes such a configuration, and nothing else, to be made."""
     if not issubclass(kind, torch.nn.Module) or "forward" not in vars(kind):
         return False
-    if "Embedding" in kind.__name__:
+    if re.search("Embedding|Rotary|Projector|MLP|Router", kind.__name__):
         return False
     if getattr(kind, "config_class", None) is config:
         return True
@@ -89,8 +94,7 @@ def build(model_type: str, variant: int) -> tuple[Any, str]:
             reasons.append(f"{kind.__name__}: {size} parameters")
             continue
         try:
-            torch.manual_seed(0)
-            model = kind(config)
+            model = _made(kind, config)
         except Exception as error:
             reasons.append(f"{kind.__name__}: {_line(error)}")
             continue
@@ -101,6 +105,21 @@ def build(model_type: str, variant: int) -> tuple[Any, str]:
         _randomize(model)
         return model.eval(), f"{kind.__name__} {variant}"
     raise RuntimeError(" | ".join(reasons)[:500])
+
+
+def _made(kind: Any, config: Any) -> Any:
+    """A model; what a part's configuration gets from the whole's is filled in."""
+    for _ in range(4):
+        torch.manual_seed(0)
+        try:
+            return kind(config)
+        except AttributeError as error:
+            lacking = re.search(r"Config' object has no attribute '(\w+)'", str(error))
+            value = next((v for word, v in LACKING.items() if lacking and word in lacking[1]), None)
+            if lacking is None or value is None:
+                raise
+            setattr(config, lacking[1], value)
+    raise RuntimeError("its configuration lacks too much")
 
 
 def _parameters(kind: Any, config: Any) -> int:

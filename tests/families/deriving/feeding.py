@@ -6,6 +6,8 @@ Axes: B examples, N tokens, C channels, S side of a picture, D width.
 from __future__ import annotations
 
 import inspect
+import math
+import re
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +24,7 @@ TRIES: tuple[tuple[str, ...], ...] = (
     ("MAIN", "input_ids", "pixel_values", "input_features", "input_values", "decoder_input_ids",
      "bbox", "image_grid_thw"),
     ("MAIN",),
+    ("MAIN", "MASKS"),
     ("MAIN", "pixel_values", "input_ids", "bbox", "query_embeds", "encoder_hidden_states"),
     ("input_ids", "decoder_input_ids"),
     ("inputs_embeds", "encoder_hidden_states"),
@@ -47,6 +50,56 @@ VIDEO = ("videomae", "vivit", "timesformer", "vjepa2", "xclip_vision_model", "xc
 BINS_FIRST = ("whisper", "qwen2_audio_encoder", "qwen2_audio", "voxtral", "voxtral_encoder",
               "glmasr", "glmasr_encoder", "audioflamingo3", "audioflamingo3_encoder",
               "musicflamingo", "musicflamingo_encoder", "vibevoice_asr", "qwen3_asr")  # fmt: skip
+
+
+MASKS = ("input_features_mask", "feature_attention_mask", "padding_mask", "feature_lens",
+         "target_sizes", "pixel_attention_mask", "spatial_shapes", "merge_sizes")  # fmt: skip
+
+
+def adapted(given: dict[str, Any], error: str) -> dict[str, Any] | None:
+    """What was given, changed as an error asks for; None where it asks for nothing known."""
+    floats = {n: v for n, v in given.items() if isinstance(v, torch.Tensor) and v.is_floating_point()}
+    changed: dict[str, Any] = {}
+    if match := re.search(r"cannot be multiplied \((\d+)x(\d+) and (\d+)x\d+\)", error):
+        _, got, wanted = map(int, match.groups())
+        for name, value in floats.items():
+            width = value.shape[-1]
+            if got % width == 0 and width * wanted % got == 0:
+                changed[name] = torch.randn(*value.shape[:-1], width * wanted // got)
+    elif match := re.search(r"size \[([\d, ]+)\], expected input\[([\d, ]+)\] to have (\d+) ch", error):
+        weight, shape = ([int(n) for n in found.split(",")] for found in match.groups()[:2])
+        channels = int(match[3])
+        for name, value in floats.items():
+            if value.ndim == 2:
+                changed[name] = value[:, None].repeat(1, channels, 1)
+            elif value.ndim == 3 and value.shape[-1] == channels:
+                changed[name] = value.transpose(1, 2).contiguous()
+            elif value.ndim == 3 and len(weight) == 4:
+                changed[name] = torch.randn(2, channels, 64, 64)
+            elif value.ndim == 3:
+                changed[name] = torch.randn(2, channels, value.shape[-1])
+    elif match := re.search(r"to conv2d, but got input of size: \[(\d+), (\d+)\]", error):
+        rows, width = map(int, match.groups())
+        side = math.isqrt(width // 3)
+        changed = {n: v.reshape(rows, 3, side, side) for n, v in floats.items() if v.ndim == 2}
+    elif match := re.search(r"not enough values to unpack \(expected (\d), got (\d)\)", error):
+        wanted, got = map(int, match.groups())
+        for name, value in floats.items():
+            if value.ndim == got == 2 and wanted == 5:
+                side = math.isqrt(value.shape[-1] // 3)
+                changed[name] = value.reshape(1, len(value), 3, side, side)
+            elif value.ndim == got and wanted == got + 1:
+                changed[name] = value[:, None]
+    elif match := re.search(r"mel input features to be of length (\d+)", error):
+        changed = {n: torch.randn(*v.shape[:-1], int(match[1])) for n, v in floats.items()}
+    elif match := re.search(r"multiple of .*?\((\d+)\), but got (\d+)", error):
+        number, got = map(int, match.groups())
+        for name, value in given.items():
+            if isinstance(value, torch.Tensor) and got in value.shape:
+                shape = [-(-n // number) * number if n == got else n for n in value.shape]
+                new = torch.randn(shape) if name in floats else torch.ones(shape, dtype=value.dtype)
+                changed[name] = new
+    return given | changed if changed else None
 
 
 def model_feeds(model: Any) -> Iterator[dict[str, Any]]:
@@ -83,6 +136,7 @@ def _tries(
     given_before: list[set[str]] = []
     for names in tries:
         wanted = [*required, *(main if name == "MAIN" else name for name in names)]
+        wanted += MASKS if "MASKS" in names else ()
         wanted = [n for n in dict.fromkeys(wanted) if n in accepted and n in makers]
         if "inputs_embeds" in wanted and "input_ids" in wanted:
             wanted.remove("inputs_embeds")
@@ -132,7 +186,16 @@ def _makers(
         if any("grid_thw" in name for name in accepted):
             frames = _first(vision, "temporal_patch_size", default=1)
             return normal(patches, channels * frames * patch * patch)
+        if "spatial_shapes" in accepted:
+            return normal(2, 16, channels * patch * patch)
+        if "pixel_position_ids" in accepted:
+            return normal(2, 36, channels * patch * patch)
         size = _first(vision, "image_size", "img_size", "input_size", "crop_size", default=64)
+        if "aspect_ratio_ids" in accepted:
+            tiles = _first(config, "max_num_tiles", default=4)
+            return normal(1, 1, tiles, channels, size, size)
+        if "target_sizes" in accepted:
+            return normal(1, channels, patch, 2 * 16 * patch)
         if isinstance(size, dict):
             size = [size.get("height", 64), size.get("width", 64)]
         sides = [*size][-2:] if isinstance(size, list | tuple) else [size, size]
@@ -146,6 +209,8 @@ def _makers(
         longest = _first(config, "max_source_positions", "max_position_embeddings", default=48)
         if config.model_type in bins_first and isinstance(longest, int):
             return normal(2, bins, 2 * longest)
+        if "feature_lens" in accepted:
+            return normal(bins, 96)
         length = _first(config, "max_length", "spec_size", default=96)
         if config.model_type == "audio-spectrogram-transformer":
             return normal(2, length, bins)
@@ -185,7 +250,39 @@ def _makers(
         "pixel_values": picture,
         "pixel_values_videos": lambda: picture()[:, None].repeat(1, 2, 1, 1, 1),
         "input_features": features,
-        "input_values": lambda: normal(2, 4000),
+        "input_values": lambda: normal(2, 3840),
+        "input_features_mask": lambda: torch.ones(2, features().shape[-2:][0] if config.model_type
+                                                  not in bins_first else features().shape[-1],
+                                                  dtype=torch.long),
+        "feature_attention_mask": lambda: torch.ones(2, features().shape[-1], dtype=torch.long),
+        "padding_mask": lambda: None,
+        "feature_lens": lambda: torch.tensor([48, 48]),
+        "mask": lambda: torch.ones(2, TOKENS, dtype=torch.bool),
+        "merge_sizes": lambda: torch.tensor([1, 1]),
+        "target_sizes": lambda: torch.tensor([[4, 4], [4, 4]], dtype=torch.int32),
+        "pixel_attention_mask": lambda: torch.ones(2, 16, dtype=torch.long),
+        "spatial_shapes": lambda: torch.tensor([[4, 4], [4, 4]]),
+        "pixel_position_ids": lambda: torch.stack(torch.meshgrid(
+            torch.arange(6), torch.arange(6), indexing="ij"), -1).reshape(1, 36, 2).repeat(2, 1, 1),
+        "num_patches": lambda: TOKENS,
+        "codebook_idx": lambda: 1,
+        "image": picture,
+        "image_embeddings": lambda: normal(2, width, 8, 8),
+        "image_positional_embeddings": lambda: normal(2, width, 8, 8),
+        "sparse_prompt_embeddings": lambda: normal(2, 1, 3, width),
+        "dense_prompt_embeddings": lambda: normal(2, width, 8, 8),
+        "multimask_output": lambda: False,
+        "high_resolution_features": lambda: [normal(2, width // 8, 32, 32),
+                                             normal(2, width // 4, 16, 16)],
+        "flattened_patches": lambda: torch.cat([
+            torch.arange(1, 17).reshape(1, 16, 1).repeat(2, 1, 2).float(),
+            normal(2, 16, 3 * _first(config, "patch_size", default=16) ** 2)], -1),
+        "aspect_ratio_ids": lambda: torch.ones(1, 1, dtype=torch.long),
+        "aspect_ratio_mask": lambda: torch.ones(1, 1, _first(config, "max_num_tiles", default=4),
+                                                dtype=torch.long),
+        "audio_mel": lambda: normal(2, 96, _first(config, "input_feat_size", default=128)),
+        "audio_mel_mask": lambda: torch.zeros(2, 96, dtype=torch.bool),
+        "codes": lambda: torch.randint(0, 50, (2, 4, TOKENS), generator=random),
         "decoder_input_values": lambda: normal(2, TOKENS, _first(config, *BINS, default=80)),
         "bbox": lambda: torch.randint(0, 50, (2, TOKENS, 4), generator=random).sort(-1).values,
         "past_values": series,

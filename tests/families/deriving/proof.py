@@ -54,8 +54,12 @@ def faults(record: Record, checkpoint: Checkpoint, family: Family) -> list[str]:
     found += [f"{WEAK} {name} was not run" for name in record.unreached]
     if not all(fault.startswith(WEAK) for fault in found):
         return found
+    seen = {site.module for site in record.turned}
     for number, attention in enumerate(attentions):
         for site in judged.matched[number]:
+            module = record.sites[site].module
+            if module not in seen:  # run by itself, without what the model gives it
+                found.append(f"positions and mask of {module} were not seen")
             found += _site_faults(checkpoint, attention, record.sites[site])
         if all(fault.startswith(WEAK) for fault in found):
             found += _turned_faults(record.turned, attention, record, judged.matched[number])

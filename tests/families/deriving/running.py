@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from tests.families.deriving.feeding import model_feeds, module_feeds
+from tests.families.deriving.feeding import adapted, model_feeds, module_feeds
 from tests.families.deriving.tracing import Trace
 
 if TYPE_CHECKING:
@@ -94,12 +94,21 @@ class Run:
         reasons: list[str] = []
         best: tuple[list[Site], set[int], dict[str, Any]] | None = None
         most = sum(1 for _ in part.modules()) - 3
-        for given in feeds:
-            try:
-                found, ran = _traced(self.model, part, given, self.names)
-            except Exception as error:
-                told = f"{type(error).__name__}: {error}".replace("\n", " ")
-                reasons.append(f"{sorted(given)}: {told}"[:200])
+        for first in feeds:
+            given: dict[str, Any] | None = first
+            for _ in range(4):
+                try:
+                    found, ran = _traced(self.model, part, given, self.names)
+                    break
+                except Exception as error:
+                    told = f"{type(error).__name__}: {error}".replace("\n", " ")
+                    reasons.append(f"{sorted(given)}: {told}"[:200])
+                    given = adapted(given, told)
+                if given is None:
+                    break
+            else:
+                given = None
+            if given is None:
                 continue
             if best is None or len(ran) > len(best[1]):
                 best = (found, ran, given)
@@ -109,7 +118,7 @@ class Run:
             return reasons or ["nothing to give"]
         self.sites += best[0]
         with contextlib.suppress(Exception):
-            if best[0] and isinstance(part, transformers.PreTrainedModel):
+            if best[0] and (part is self.model or isinstance(part, transformers.PreTrainedModel)):
                 self.turned += _traced(self.model, part, best[2], self.names, flat=False)[0]
         self.entered |= best[1]
         return []

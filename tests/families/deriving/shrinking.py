@@ -175,8 +175,11 @@ def _rotary(rope: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:
             width = HEAD_WIDTH if table.get("head_dim") else WIDTH // HEADS
             fraction = rope.get("partial_rotary_factor") or table.get("partial_rotary_factor") or 1
             pairs = int(width * fraction) // 2
-            each = pairs // len(value)
-            small[key] = [pairs - each * (len(value) - 1), *[each] * (len(value) - 1)]
+            sizes = [pairs * n // max(1, sum(value)) for n in value]
+            # What is left goes to the section that is like no other.
+            odd = next((i for i, n in enumerate(value) if value.count(n) == 1), 0)
+            sizes[odd] += pairs - sum(sizes)
+            small[key] = sizes
     return small
 
 
@@ -188,7 +191,7 @@ def _pictures(small: dict[str, Any], table: dict[str, Any]) -> None:
         small["image_embedding_size"] = SIDE // patch
     for key in ("image_size", "img_size", "input_size", "pretrain_image_size"):
         value = table.get(key)
-        side = -(-SIDE // patch) * patch
+        side = patch * 2 * max(1, round(SIDE / patch / 2))  # patches that can be merged
         if type(value) is int and value > side:
             small[key] = side
         elif isinstance(value, list) and len(value) == 2 and all(type(v) is int for v in value):
