@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from wqk.checkpoints import Checkpoint
 
-SECONDS = 40  # of one processor, for each type
+SECONDS = 12  # of one processor, for each type
 # Families that are asked first, where several fit.
 PREFERRED = ("llama", "bert", "bart", "vit", "clip-vision", "clip-text", "siglip-vision", "t5",
              "gpt2", "deepseek", "wav2vec2", "whisper", "swin")  # fmt: skip

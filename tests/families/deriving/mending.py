@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from tests.families.deriving.evidence import input_norm, nearest, numbered, terms
 from tests.families.deriving.judging import content_of
-from tests.families.deriving.proof import WEAK, faults
+from tests.families.deriving.proof import SAME, WEAK, faults
 from tests.families.deriving.writing import family_text
 
 from wqk.errors import WqkError
 from wqk.families.family import parse_family
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     from tests.families.deriving.records import Record, Site
 
@@ -125,8 +125,10 @@ def _changes(
                 yield all_with(window=key)
         yield all_with(window=[])
     if "scale is" in said:
+        wanted = [float(number) for number in re.findall(r"scale is ([\d.e+-]+)", said)]
+        scales = [scale for scale in SCALES if _may_be(scale, checkpoint.config, wanted)]
         for number in range(len(rules)):
-            for scale in SCALES:
+            for scale in scales:
                 yield [r | {"scale": list(scale)} if i == number else r
                        for i, r in enumerate(rules)]  # fmt: skip
     if "rotary" in said:
@@ -140,6 +142,22 @@ def _changes(
             if own:
                 yield [r | terms(content_of(own[0])[0], own) if i == number else r
                        for i, r in enumerate(rules)]  # fmt: skip
+
+
+def _may_be(
+    scale: tuple[str, ...], config: Mapping[str, Any], wanted: Sequence[float]
+) -> bool:
+    """Whether a scale has a measured value, as far as the configuration alone tells."""
+    value = 1.0
+    for factor in scale:
+        key, _, power = factor.partition(" ** ")
+        number = config.get(key)
+        if key in ("head_width", "rotary_stretch"):
+            return True
+        if isinstance(number, bool) or not isinstance(number, int | float) or number <= 0:
+            return False
+        value *= float(number) ** float(power or 1)
+    return any(abs(value / number - 1) < SAME for number in wanted)
 
 
 def _is_of(site: Site, rule: dict[str, Any]) -> bool:

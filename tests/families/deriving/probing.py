@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from wqk.families import AttentionPlan
 
-SECONDS = 40  # of one processor
+SECONDS = 20  # of one processor
 WALL = 10  # times as long by the clock, on a busy machine
 BYTES = 8 << 30
 
