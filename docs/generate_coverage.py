@@ -27,20 +27,26 @@ HEAD = """\
 `wqk` knows {types} model types in {families} families, and models whose parts are of these types.
 Of every model type of transformers {version}, a tiny random model is built, saved and run, and the
 products of queries and keys that it computes are compared, at distance 0, with the forms read from
-the saved file; scales, masks and rotary positions are compared as well:
+the saved file; scales, masks and rotary positions are compared as well (`make derive`). Of {all}
+types:
 
+| outcome | types | meaning |
+|---|--:|---|
 {counts}
-*Partial* is right with a reason why one form per head does not hold the whole score. *Guessed* is a
-type that no family knows and whose tensors' names were looked at: the tables say so, and no score
-of it passes for knowledge. `wqk verify` runs the comparison on any checkpoint.
+A guess looks at the names of tensors; the tables say so, and no score of it passes for knowledge.
+`wqk verify` runs the comparison on any checkpoint.
 """
 
 MEANINGS = {
-    "proven": "read right",
-    "partial": "read right, the form being a part of the score",
-    "guessed": "not proven: read by a guess, with status `guessed`",
-    "read": "not proven in every point",
-    "refused": "refused with a reason",
+    "proven": "read right, in every point that was compared",
+    "partial": "read right, the form being a part of the score, with the reason",
+    "guessed, right": "no family: a guess, with status `guessed`, whose forms are right",
+    "guessed, incomplete": "no family: a guess, with status `guessed`, that leaves some attention out",
+    "guessed, wrong": "no family: a guess, with status `guessed`, that is not what the model computes",
+    "read, right": "forms are right; another point could not be confirmed",
+    "read, incomplete": "what is read is right; other attention of the model is not read",
+    "read, wrong": "read wrongly",
+    "refused": "refused, with the reason",
     "silent": "no softmax attention was seen",
     "not run": "could not be run here",
     "not built": "could not be built here",
@@ -90,7 +96,12 @@ def coverage() -> str:
             types=types,
             families=len(known),
             version=version,
-            counts="".join(f"- {counted[kind]} {meaning}\n" for kind, meaning in MEANINGS.items()),
+            all=len(rows),
+            counts="".join(
+                f"| {kind} | {counted[kind]} | {meaning} |\n"
+                for kind, meaning in MEANINGS.items()
+                if counted[kind]
+            ),
         ),
         "## Model types\n",
         _table(

@@ -134,10 +134,10 @@ def _derived(
 ) -> Outcome:
     own = family_of_type(record.model_type)
     if own and not own.refusal:
-        found = faults(record, checkpoint, own)
-        return replace(result, outcome="left" if strong(found) else "listed", family=own.name,
-                       faults=strong(found))  # fmt: skip
-    composite = compose_family(checkpoint)
+        wrong = strong(faults(record, checkpoint, own))
+        if not wrong:
+            return replace(result, outcome="listed", family=own.name)
+    composite = None if own else compose_family(checkpoint)
     if composite:
         found = strong(faults(record, checkpoint, composite))
         if not found:
@@ -154,7 +154,7 @@ def _derived(
         name = record.model_type.replace("_", "-")
         known[name] = parse_family(family_text(name, [record.model_type], rules), name)
         return replace(result, outcome="new", family=name, rules=rules)
-    return replace(result, faults=left)
+    return replace(result, faults=wrong if own and not own.refusal else left)
 
 
 def _partial(checkpoint: Checkpoint, family: Family) -> str:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from wqk.checkpoints import Checkpoint
 
 HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "attention_heads", "nhead",
-         "encoder_attention_heads", "num_encoder_attention_heads", "n_layer_heads")  # fmt: skip
+         "decoder_attention_heads", "encoder_attention_heads", "num_encoder_attention_heads", "n_layer_heads")  # fmt: skip
 KEY_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num",
              "kv_n_heads", "n_kv_heads")  # fmt: skip
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "depth", "encoder_layers",

@@ -115,10 +115,10 @@ def _changes(
             if key in checkpoint.config:
                 yield all_with(softcap=key)
     if "causal is" in said or "no encoder" in said:
-        causal = "causal is True" in said or "no encoder" in said
-        yield all_with(causal=causal, stack="decoder" if causal else "encoder")
-        yield all_with(causal=causal)
+        yield [rule | _mask_of(record, rule) for rule in rules]
         yield all_with(causal_if="is_decoder")
+    if spoken := re.search(r"of a part for (\w+)", said):
+        yield [rule | {"stack": spoken[1]} for rule in rules]
     if "reaches" in said:
         for key in WINDOWS:
             if key in checkpoint.config:
@@ -169,6 +169,17 @@ def _is_of(site: Site, rule: dict[str, Any]) -> bool:
         numbered(source.parameter).removesuffix(".weight").endswith(name.replace("{block}", "0"))
         for name in spellings
     )
+
+
+def _mask_of(record: Record, rule: dict[str, Any]) -> dict[str, Any]:
+    """Whether tokens were seen to look back only, in all sites of a rule."""
+    seen = [site.causal for site in record.sites if _is_of(site, rule) and site.reach > 0]
+    if rule.get("kind") == "cross" or not seen:
+        return {}
+    causal = all(seen)
+    stacks = {"encoder": "decoder", "unknown": "decoder"} if causal else {"unknown": "encoder"}
+    stack = str(rule["stack"])
+    return {"causal": causal, "stack": stacks.get(stack, stack)}
 
 
 def _norm_of(record: Record, checkpoint: Checkpoint, rule: dict[str, Any]) -> dict[str, Any]:

@@ -115,7 +115,7 @@ def record_all(types: Iterable[str], folder: Path) -> None:
                 if not (unfinished / "record.json").exists():
                     write_record(Record(model_type, failure=_line(error)), unfinished)
 
-        ended = _in_a_process(work)
+        ended = in_a_process(work)
         if not (unfinished / "record.json").exists():
             write_record(Record(model_type, failure=ended), unfinished)
         shutil.rmtree(own, ignore_errors=True)
@@ -123,7 +123,7 @@ def record_all(types: Iterable[str], folder: Path) -> None:
         print(f"{model_type:40} {time.monotonic() - started:6.1f} s {ended}", flush=True)
 
 
-def _in_a_process(work: Callable[[], None]) -> str:
+def in_a_process(work: Callable[[], None]) -> str:
     """Do work in a forked process within the limits; say how it ended, unless well."""
     child = os.fork()
     if child == 0:

@@ -5,6 +5,7 @@ Axes: n windows and heads, I queries, J keys, R head width, T tokens, H heads, G
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -74,6 +75,11 @@ def _plain_faults(record: Record, plans: Sequence[AttentionPlan]) -> Iterator[st
     for p in plans:
         if not any(width >= p.query.head_width for width in widths):
             yield f"{p.query.tensor} is read wrongly: no head has width {p.query.head_width}"
+    spoken = re.fullmatch(r".*[_-](text|vision|audio)([_-]model)?", record.model_type)
+    others = {"text", "vision", "audio"} - {spoken[1]} if spoken else set()
+    for p in plans:
+        if p.stack in others:
+            yield f"the stack is {p.stack}, of a part for {spoken[1] if spoken else ''}"
     own = [site.causal for site in record.sites if site.reach > 0]
     said = [p.causal for p in plans if p.kind == "self"]
     if own and said and ((all(own) and not any(said)) or (all(said) and not any(own))):

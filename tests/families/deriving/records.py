@@ -14,7 +14,7 @@ import numpy as np
 if TYPE_CHECKING:
     from pathlib import Path
 
-MOST_TOKENS = 4096
+MOST_TOKENS = 20_000
 MOST_SOURCES = 16
 
 

@@ -81,26 +81,29 @@ def write_outcomes(rows: Sequence[Outcome], path: Path) -> None:
     seen = {row.type for row in rows}
     # What no one has run yet; types of families that were there before are proven by tests.
     rows = [*rows, *(Outcome(t, "pending") for t in CONFIG_MAPPING_NAMES if t not in seen)]
-    rows = [
-        replace(row, outcome="listed", family=known.name, read=BY_TABLE)
-        if row.outcome in ("pending", "not built", "not run")
-        and (known := family_of_type(row.type)) and not known.refusal
-        else row
-        for row in rows
-    ]  # fmt: skip
     lines: list[dict[str, str]] = [{"transformers": transformers.__version__}]
     for row in sorted(rows, key=lambda row: row.type.lower()):
-        outcome = "proven" if row.proven else row.outcome
-        why = (row.partial or row.read) if row.proven else row.read
-        if not row.proven and row.outcome in ("not built", "not run"):
-            why = row.faults[0] if row.faults else ""
-        if row.proven and row.partial:
-            outcome = "partial"
-        elif outcome == "left":
-            outcome = why.partition(":")[0].partition(",")[0] or "refused"
-        known = {"type": row.type, "outcome": outcome, "family": row.family if row.proven else ""}
-        lines.append(known | {"why": why.removeprefix("refused: ")[:240]})
+        known = family_of_type(row.type)
+        by_table = row.outcome in ("pending", "not built", "not run") and known is not None
+        if by_table and known is not None and not known.refusal:
+            row = replace(row, outcome="listed", family=known.name, read=BY_TABLE)
+        lines.append({"type": row.type} | _line(row))
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+
+
+def _line(row: Outcome) -> dict[str, str]:
+    """The outcome in a word, the family, and why it is not simply proven."""
+    if row.proven:
+        outcome, why = "partial" if row.partial else "proven", row.partial or row.read
+    elif row.outcome == "left":
+        # "refused: why", "guessed, wrong", "read, right"
+        outcome, _, why = row.read.partition(": ")
+        outcome = outcome or "not run"
+        if outcome.startswith("read"):
+            why = "; ".join(row.faults[:2])
+    else:
+        outcome, why = row.outcome, "; ".join(row.faults[:1])
+    return {"outcome": outcome, "family": row.family if row.proven else "", "why": why[:240]}
 
 
 def write_families(rows: Sequence[Outcome]) -> None:
@@ -114,13 +117,16 @@ def write_families(rows: Sequence[Outcome]) -> None:
         if row.outcome == "new" and not path.exists():
             text = family_text(row.family, sorted(types[row.family]), row.rules)
             path.write_text(text, encoding="utf-8")
-    for name, more in types.items():
-        path = DATA / f"{name}.toml"
+    for path in DATA.glob("*.toml"):
         text = path.read_text(encoding="utf-8")
         match = re.search(r"^model_types = \[(.*?)\]", text, re.MULTILINE | re.DOTALL)
-        assert match is not None
-        listed = sorted({*re.findall(r'"([^"]+)"', match[1]), *more})
-        path.write_text(
-            text[: match.start()] + "\n".join(_types(listed)) + text[match.end() :],
-            encoding="utf-8",
-        )
+        if match is None:
+            continue
+        listed = re.findall(r'"([^"]+)"', match[1])
+        elsewhere = {kind for name, more in types.items() if name != path.stem for kind in more}
+        own = sorted({*listed, *types[path.stem]} - elsewhere)
+        if own != sorted(listed):
+            path.write_text(
+                text[: match.start()] + "\n".join(_types(own)) + text[match.end() :],
+                encoding="utf-8",
+            )

@@ -1,0 +1,101 @@
+"""The tool that derives families: its limits, what it feeds models, and what it writes."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from tests.families.deriving import probing
+from tests.families.deriving.feeding import adapted
+from tests.families.deriving.mending import mended
+from tests.families.deriving.probing import record_type
+from tests.families.deriving.records import read_record
+from tests.families.deriving.writing import family_text, rule_table
+
+from wqk.checkpoints import open_checkpoint
+from wqk.families import families
+from wqk.families.family import parse_family
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.families.deriving.records import Record
+
+    from wqk.checkpoints import Checkpoint
+
+
+@pytest.mark.parametrize(
+    ("work", "told"),
+    [
+        (lambda: None, ""),
+        (lambda: time.sleep(60), "hung for 1 seconds"),
+        (lambda: os._exit(7), "ended with 7"),
+        (lambda: 1 / 0, "ended with 1"),
+    ],
+)
+def test_a_model_that_hangs_or_crashes_ends_alone(
+    work: Callable[[], object], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probing, "SECONDS", 1)
+    monkeypatch.setattr(probing, "WALL", 1)
+    assert probing.in_a_process(work) == told
+
+
+@pytest.mark.parametrize(
+    ("shape", "error", "wanted"),
+    [
+        ((2, 11, 96), "mat1 and mat2 shapes cannot be multiplied (22x96 and 160x96)", (2, 11, 160)),
+        ((2, 96, 80), "mat1 and mat2 shapes cannot be multiplied (48x640 and 1024x96)",
+         (2, 96, 128)),
+        ((2, 40), "weight of size [64, 1, 7], expected input[1, 2, 40] to have 1 channels", (2, 1, 40)),
+        ((40, 588), "Expected 4D (batched) input to conv2d, but got input of size: [40, 588]",
+         (40, 3, 14, 14)),
+        ((40, 588), "not enough values to unpack (expected 5, got 2)", (1, 40, 3, 14, 14)),
+        ((2, 80, 128), "must be a multiple of `n_window * 2` (100), but got 128", (2, 80, 200)),
+    ],
+)  # fmt: skip
+def test_what_is_given_follows_from_the_error(
+    shape: tuple[int, ...], error: str, wanted: tuple[int, ...]
+) -> None:
+    given = adapted({"x": torch.zeros(shape)}, error)
+    assert given is not None
+    assert given["x"].shape == wanted
+    assert adapted({"x": torch.zeros(shape)}, "something else") is None
+
+
+@pytest.mark.parametrize("name", [n for n, f in families().items() if f.attention])
+def test_a_family_is_written_as_it_was_read(name: str) -> None:
+    family = families()[name]
+    tables = [rule_table(rule) for rule in family.attention]
+    again = parse_family(family_text(name, family.model_types, tables), name)
+    assert again.attention == family.attention
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Record, Checkpoint]:
+    folder = tmp_path_factory.mktemp("llama") / "model"
+    record_type("llama", folder)
+    return read_record(folder), open_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"scale": []},
+        {"causal": False, "stack": "encoder"},
+        {"rotary": {"order": "interleaved"}},
+        {"input_norm": "layers.{layer}.post_attention_layernorm"},
+    ],
+)
+def test_a_rule_that_nearly_fits_is_mended(
+    llama: tuple[Record, Checkpoint], changes: dict[str, Any]
+) -> None:
+    (right,) = (rule_table(rule) for rule in families()["llama"].attention)
+    _, found = mended(*llama, [right | changes])
+    assert found == []
