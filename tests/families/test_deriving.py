@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+import torch
 from tests.families.deriving import probing
 from tests.families.deriving.feeding import adapted
 from tests.families.deriving.mending import mended
@@ -53,7 +53,8 @@ def test_a_model_that_hangs_or_crashes_ends_alone(
         ((2, 11, 96), "mat1 and mat2 shapes cannot be multiplied (22x96 and 160x96)", (2, 11, 160)),
         ((2, 96, 80), "mat1 and mat2 shapes cannot be multiplied (48x640 and 1024x96)",
          (2, 96, 128)),
-        ((2, 40), "weight of size [64, 1, 7], expected input[1, 2, 40] to have 1 channels", (2, 1, 40)),
+        ((2, 40), "weight of size [64, 1, 7], expected input[1, 2, 40] to have 1 channels",
+         (2, 1, 40)),
         ((40, 588), "Expected 4D (batched) input to conv2d, but got input of size: [40, 588]",
          (40, 3, 14, 14)),
         ((40, 588), "not enough values to unpack (expected 5, got 2)", (1, 40, 3, 14, 14)),

@@ -48,7 +48,7 @@ def model_classes(model_type: str) -> list[Any]:
     own.sort(key=lambda kind: (not hasattr(kind, "save_pretrained"),
                                not kind.__name__.endswith("Model"), -_size(kind)))  # fmt: skip
     whole = [kind for kind in own if hasattr(kind, "save_pretrained")]
-    return list(dict.fromkeys([*classes, *(own if not [*classes, *whole] else whole)]))
+    return list(dict.fromkeys(classes or whole or own))
 
 
 def _is_built_from(kind: type, config: type) -> bool:

@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import itertools
 import json
+import re
 import signal
 import sys
 from collections import Counter
@@ -20,7 +21,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.families.deriving.evidence import rules_of
+from tests.families.deriving.evidence import claims, rules_of
 from tests.families.deriving.judging import judge
 from tests.families.deriving.mending import mended, strong, unread
 from tests.families.deriving.probing import record_all
@@ -38,7 +39,7 @@ from wqk.attention import load_attention
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import WqkError
 from wqk.families import families, find_family, plan
-from wqk.families.composites import compose_family
+from wqk.families.composites import MODALITIES, compose_family
 from wqk.families.family import Family, family_of_type, parse_family, part_types
 from wqk.families.inference import infer_family
 from wqk.families.naming import prefixes
@@ -52,6 +53,8 @@ SECONDS = 12  # of one processor, for each type
 # Families that are asked first, where several fit.
 PREFERRED = ("llama", "bert", "bart", "vit", "clip-vision", "clip-text", "siglip-vision", "t5",
              "gpt2", "deepseek", "wav2vec2", "whisper", "swin")  # fmt: skip
+
+
 def fitting_family(
     record: Record, checkpoint: Checkpoint, known: Mapping[str, Family]
 ) -> tuple[str, list[tuple[list[str], str]]]:
@@ -60,7 +63,13 @@ def fitting_family(
     nearest: list[tuple[list[str], str]] = []
     for name in sorted(known, key=lambda n: PREFERRED.index(n) if n in PREFERRED else 99):
         family = known[name]
-        if family.refusal or not any(prefixes(tensors, rule) for rule in family.attention):
+        names = [n for rule in family.attention for n in (*rule.query.names, *rule.fused)]
+        if family.refusal or not any("{" in n for n in names):
+            continue
+        spoken = re.split(r"[_-]", record.model_type)
+        if any(r.stack in MODALITIES and r.stack not in spoken for r in family.attention):
+            continue
+        if not any(prefixes(tensors, rule) for rule in family.attention):
             continue
         try:
             found = faults(record, checkpoint, family)
@@ -81,9 +90,9 @@ def derive(
     ``models`` are families that nearly fit, and so may do with a change.
     """
     best: list[str] = []
+    others = [[rule_table(rule) for rule in family.attention] for family in models]
     with contextlib.suppress(WqkError):
-        models = [*models, infer_family(checkpoint)]
-    others = ([rule_table(rule) for rule in family.attention] for family in models)
+        others.append(claims(infer_family(checkpoint), checkpoint.config))
     for rules in itertools.chain(others, rules_of(record, checkpoint)):
         rules, found = mended(record, checkpoint, rules)
         if not found:
@@ -122,7 +131,8 @@ def outcome_of(record: Record, folder: Path, known: dict[str, Family]) -> Outcom
     try:
         result = _derived(result, record, checkpoint, known)
         if result.proven:
-            family = known.get(result.family) or find_family(checkpoint)
+            own = None if result.outcome == "composite" else known.get(result.family)
+            family = own or find_family(checkpoint)
             return replace(result, partial=_partial(checkpoint, family))
     except WqkError as error:
         result.faults.append(str(error).replace(str(folder), "").lstrip(": "))

@@ -11,8 +11,9 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tests.families.deriving.judging import beside, content_of, is_learned
+from tests.families.deriving.judging import beside, content_of, head_biases, is_learned
 from tests.families.deriving.proof import norm_kind
+from tests.families.deriving.writing import rule_table
 
 from wqk.checkpoints import Part
 
@@ -22,9 +23,11 @@ if TYPE_CHECKING:
     from tests.families.deriving.records import Product, Record, Site, Source
 
     from wqk.checkpoints import Checkpoint
+    from wqk.families import Family
 
 HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "attention_heads", "nhead",
-         "decoder_attention_heads", "encoder_attention_heads", "num_encoder_attention_heads", "n_layer_heads")  # fmt: skip
+         "decoder_attention_heads", "encoder_attention_heads", "num_encoder_attention_heads",
+         "n_layer_heads")  # fmt: skip
 KEY_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num",
              "kv_n_heads", "n_kv_heads")  # fmt: skip
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "depth", "encoder_layers",
@@ -37,6 +40,10 @@ VALUE = (
     ("Wq", "Wv"),
     ("q", "v"),
     ("queries", "values"),
+)
+
+HEAD_BIAS = (
+    "a learned vector of each head is added to its queries, which adds a term of the key alone"
 )
 
 
@@ -58,6 +65,19 @@ def rules_of(record: Record, checkpoint: Checkpoint) -> Iterator[list[dict[str, 
     options = [some for some, no in zip(options, learned, strict=True) if some or not no]
     # The first candidate of each is tried with all others; few groups have many candidates.
     yield from itertools.islice((_placed(rules) for rules in itertools.product(*options)), 24)
+
+
+def claims(guess: Family, config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A guess's rules as tables, without what it takes from the shapes of this one model."""
+    tables = []
+    for rule in guess.attention:
+        table = rule_table(rule)
+        spelled = str(table.get("fused") or table["query"])
+        table["key_heads"] = [key for key in table.get("key_heads", []) if key in config]
+        table["layers"] = _layers(spelled, config, rule.stack)
+        table["stack"] = "encoder" if rule.stack == "unknown" else rule.stack
+        tables.append({k: v for k, v in table.items() if k not in GUESSED})
+    return tables
 
 
 def _placed(rules: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -110,7 +130,7 @@ def _candidates(
     numbers = {re.search(r"\d+", s.parameter) for s in map(nearest, names) if s}
     seen = {int(match[0]) for match in numbers if match}
     count = config.get(rule["layers"])
-    if isinstance(count, int) and seen != set(range(count)):
+    if seen != set(range(count if isinstance(count, int) else len(seen))):
         rule["every_layer"] = False
     norms = list(_norms(tensors, saved[0] or "", saved[1] or "", product))
     rule |= input_norm(checkpoint, source)
@@ -281,6 +301,8 @@ def input_norm(checkpoint: Checkpoint, source: Source) -> dict[str, Any]:
 
 def terms(product: Product, sites: Sequence[Site]) -> dict[str, Any]:
     """What is added to the score, where something is."""
+    if head_biases(product):
+        return {"position": "relative", "note": HEAD_BIAS}
     if product.terms or any(map(beside, sites)):
         return {"position": "relative"}
     return {}

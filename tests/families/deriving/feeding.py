@@ -58,7 +58,9 @@ MASKS = ("input_features_mask", "feature_attention_mask", "padding_mask", "featu
 
 def adapted(given: dict[str, Any], error: str) -> dict[str, Any] | None:
     """What was given, changed as an error asks for; None where it asks for nothing known."""
-    floats = {n: v for n, v in given.items() if isinstance(v, torch.Tensor) and v.is_floating_point()}
+    floats = {
+        n: v for n, v in given.items() if isinstance(v, torch.Tensor) and v.is_floating_point()
+    }
     changed: dict[str, Any] = {}
     if match := re.search(r"cannot be multiplied \((\d+)x(\d+) and (\d+)x\d+\)", error):
         _, got, wanted = map(int, match.groups())
@@ -66,7 +68,9 @@ def adapted(given: dict[str, Any], error: str) -> dict[str, Any] | None:
             width = value.shape[-1]
             if got % width == 0 and width * wanted % got == 0:
                 changed[name] = torch.randn(*value.shape[:-1], width * wanted // got)
-    elif match := re.search(r"size \[([\d, ]+)\], expected input\[([\d, ]+)\] to have (\d+) ch", error):
+    elif match := re.search(
+        r"size \[([\d, ]+)\], expected input\[([\d, ]+)\] to have (\d+) ch", error
+    ):
         weight, shape = ([int(n) for n in found.split(",")] for found in match.groups()[:2])
         channels = int(match[3])
         for name, value in floats.items():
@@ -95,7 +99,7 @@ def adapted(given: dict[str, Any], error: str) -> dict[str, Any] | None:
     elif match := re.search(r"multiple of .*?\((\d+)\), but got (\d+)", error):
         number, got = map(int, match.groups())
         for name, value in given.items():
-            if isinstance(value, torch.Tensor) and got in value.shape:
+            if got in getattr(value, "shape", ()):
                 shape = [-(-n // number) * number if n == got else n for n in value.shape]
                 new = torch.randn(shape) if name in floats else torch.ones(shape, dtype=value.dtype)
                 changed[name] = new
@@ -251,9 +255,13 @@ def _makers(
         "pixel_values_videos": lambda: picture()[:, None].repeat(1, 2, 1, 1, 1),
         "input_features": features,
         "input_values": lambda: normal(2, 3840),
-        "input_features_mask": lambda: torch.ones(2, features().shape[-2:][0] if config.model_type
-                                                  not in bins_first else features().shape[-1],
-                                                  dtype=torch.long),
+        "input_features_mask": lambda: torch.ones(
+            2,
+            features().shape[-2:][0]
+            if config.model_type not in bins_first
+            else features().shape[-1],
+            dtype=torch.long,
+        ),
         "feature_attention_mask": lambda: torch.ones(2, features().shape[-1], dtype=torch.long),
         "padding_mask": lambda: None,
         "feature_lens": lambda: torch.tensor([48, 48]),
@@ -262,8 +270,11 @@ def _makers(
         "target_sizes": lambda: torch.tensor([[4, 4], [4, 4]], dtype=torch.int32),
         "pixel_attention_mask": lambda: torch.ones(2, 16, dtype=torch.long),
         "spatial_shapes": lambda: torch.tensor([[4, 4], [4, 4]]),
-        "pixel_position_ids": lambda: torch.stack(torch.meshgrid(
-            torch.arange(6), torch.arange(6), indexing="ij"), -1).reshape(1, 36, 2).repeat(2, 1, 1),
+        "pixel_position_ids": lambda: (
+            torch.stack(torch.meshgrid(torch.arange(6), torch.arange(6), indexing="ij"), -1)
+            .reshape(1, 36, 2)
+            .repeat(2, 1, 1)
+        ),
         "num_patches": lambda: TOKENS,
         "codebook_idx": lambda: 1,
         "image": picture,
@@ -272,14 +283,21 @@ def _makers(
         "sparse_prompt_embeddings": lambda: normal(2, 1, 3, width),
         "dense_prompt_embeddings": lambda: normal(2, width, 8, 8),
         "multimask_output": lambda: False,
-        "high_resolution_features": lambda: [normal(2, width // 8, 32, 32),
-                                             normal(2, width // 4, 16, 16)],
-        "flattened_patches": lambda: torch.cat([
-            torch.arange(1, 17).reshape(1, 16, 1).repeat(2, 1, 2).float(),
-            normal(2, 16, 3 * _first(config, "patch_size", default=16) ** 2)], -1),
+        "high_resolution_features": lambda: [
+            normal(2, width // 8, 32, 32),
+            normal(2, width // 4, 16, 16),
+        ],
+        "flattened_patches": lambda: torch.cat(
+            [
+                torch.arange(1, 17).reshape(1, 16, 1).repeat(2, 1, 2).float(),
+                normal(2, 16, 3 * _first(config, "patch_size", default=16) ** 2),
+            ],
+            -1,
+        ),
         "aspect_ratio_ids": lambda: torch.ones(1, 1, dtype=torch.long),
-        "aspect_ratio_mask": lambda: torch.ones(1, 1, _first(config, "max_num_tiles", default=4),
-                                                dtype=torch.long),
+        "aspect_ratio_mask": lambda: torch.ones(
+            1, 1, _first(config, "max_num_tiles", default=4), dtype=torch.long
+        ),
         "audio_mel": lambda: normal(2, 96, _first(config, "input_feat_size", default=128)),
         "audio_mel_mask": lambda: torch.zeros(2, 96, dtype=torch.bool),
         "codes": lambda: torch.randint(0, 50, (2, 4, TOKENS), generator=random),

@@ -9,6 +9,7 @@ Axes: n windows and heads, I queries, J keys, R head width, T tokens, D width, H
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -86,6 +87,15 @@ def is_learned(site: Site) -> bool:
     return max(product.varies for product in site.products) < 2
 
 
+def head_biases(product: Product) -> list[np.ndarray]:
+    """Parameters that are added to the queries of every head (H, R)."""
+    return [
+        source.given
+        for source in product.query_sources
+        if source.parameter and source.depth == 0 and {"leaf", "add"} <= {*source.operations}
+    ]
+
+
 class Read:
     """One attention as read, in a form that is quickly compared.
 
@@ -119,19 +129,28 @@ class Read:
 
     def _queries_fit(self, product: Product, queries: np.ndarray, groups: np.ndarray) -> bool:
         length = queries.shape[1]
-        for vectors in self._vectors(product.query_sources, length, True):
+        for known, vectors in itertools.product(
+            [queries, *self._without_biases(product, queries)],
+            self._vectors(product.query_sources, length, True),
+        ):
             of_group = vectors.reshape(self.groups, -1, self.width)
             shift = self._shift(True)
             shifts = None if shift is None else shift.reshape(self.groups, -1, self.width)[:, 0]
-            own = _owners(queries, of_group, shifts, groups)
+            own = _owners(known, of_group, shifts, groups)
             if own is None:
                 continue
-            heads = _owners(queries, vectors, shift)
+            heads = _owners(known, vectors, shift)
             if heads is None:  # several heads' queries in one product
                 return True
             if len(set(heads[heads >= 0])) == self.heads:
                 return True
         return False
+
+    def _without_biases(self, product: Product, queries: np.ndarray) -> Iterator[np.ndarray]:
+        """Queries without a vector of each head that is added to them all: a term of keys alone."""
+        for bias in head_biases(product):
+            if bias.shape == (self.heads, self.width):
+                yield queries - bias[np.arange(len(queries)) % self.heads][:, None]
 
     def _shift(self, query: bool) -> Any:
         factor = self.attention.query if query else self.attention.key
@@ -150,10 +169,12 @@ class Read:
             seen.add(id(source.given))
             x = source.given.astype(np.float64)
             if self.turned:
-                numbers = np.arange(len(x)) % length if positions else np.zeros(len(x))
-                whole = self.attention.queries if query else self.attention.keys
-                vectors = np.asarray(whole(x, numbers), np.float64)
-                yield vectors if query else vectors[:: self.heads // self.groups]
+                for first in (0, 1) if positions else (0,):  # some count from 1
+                    numbers = np.arange(len(x)) % length + first
+                    numbers = numbers if positions else np.zeros(len(x))
+                    whole = self.attention.queries if query else self.attention.keys
+                    vectors = np.asarray(whole(x, numbers), np.float64)
+                    yield vectors if query else vectors[:: self.heads // self.groups]
                 continue
             vectors = x @ np.asarray(factor.weight, np.float64).swapaxes(-1, -2)
             if factor.bias is not None:

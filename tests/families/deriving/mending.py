@@ -102,7 +102,7 @@ def _changes(
     if "does not feed" in said:
         yield [
             {k: v for k, v in rule.items() if "input_norm" not in k}
-            | _norm_of(record, checkpoint, rule)
+            | _norm_of(_sites_of(record, rule, rules), checkpoint)
             for rule in rules
         ]
         yield [{k: v for k, v in rule.items() if "input_norm" not in k} for rule in rules]
@@ -115,7 +115,7 @@ def _changes(
             if key in checkpoint.config:
                 yield all_with(softcap=key)
     if "causal is" in said or "no encoder" in said:
-        yield [rule | _mask_of(record, rule) for rule in rules]
+        yield [rule | _mask_of(_sites_of(record, rule, rules), rule) for rule in rules]
         yield all_with(causal_if="is_decoder")
     if spoken := re.search(r"of a part for (\w+)", said):
         yield [rule | {"stack": spoken[1]} for rule in rules]
@@ -138,15 +138,13 @@ def _changes(
     if "another product" in said or "beside the form" in said or "nothing is added" in said:
         yield all_with(position="" if "nothing is added" in said else "relative")
         for number, rule in enumerate(rules):
-            own = [site for site in record.sites if _is_of(site, rule)]
+            own = _sites_of(record, rule, rules)
             if own:
                 yield [r | terms(content_of(own[0])[0], own) if i == number else r
                        for i, r in enumerate(rules)]  # fmt: skip
 
 
-def _may_be(
-    scale: tuple[str, ...], config: Mapping[str, Any], wanted: Sequence[float]
-) -> bool:
+def _may_be(scale: tuple[str, ...], config: Mapping[str, Any], wanted: Sequence[float]) -> bool:
     """Whether a scale has a measured value, as far as the configuration alone tells."""
     value = 1.0
     for factor in scale:
@@ -171,9 +169,14 @@ def _is_of(site: Site, rule: dict[str, Any]) -> bool:
     )
 
 
-def _mask_of(record: Record, rule: dict[str, Any]) -> dict[str, Any]:
+def _sites_of(record: Record, rule: dict[str, Any], rules: Rules) -> list[Site]:
+    """The sites whose queries come from the tensor that a rule names; all, where it is alone."""
+    return record.sites if len(rules) == 1 else [s for s in record.sites if _is_of(s, rule)]
+
+
+def _mask_of(sites: Sequence[Site], rule: dict[str, Any]) -> dict[str, Any]:
     """Whether tokens were seen to look back only, in all sites of a rule."""
-    seen = [site.causal for site in record.sites if _is_of(site, rule) and site.reach > 0]
+    seen = [site.causal for site in sites if site.reach > 0]
     if rule.get("kind") == "cross" or not seen:
         return {}
     causal = all(seen)
@@ -182,8 +185,7 @@ def _mask_of(record: Record, rule: dict[str, Any]) -> dict[str, Any]:
     return {"causal": causal, "stack": stacks.get(stack, stack)}
 
 
-def _norm_of(record: Record, checkpoint: Checkpoint, rule: dict[str, Any]) -> dict[str, Any]:
+def _norm_of(own: Sequence[Site], checkpoint: Checkpoint) -> dict[str, Any]:
     """The norm that was seen to feed a rule's queries."""
-    own = [site for site in record.sites if _is_of(site, rule)]
     source = nearest(content_of(own[-1])[0].query_sources) if own else None
     return input_norm(checkpoint, source) if source is not None else {}

@@ -9,7 +9,15 @@ import re
 from typing import TYPE_CHECKING
 
 import numpy as np
-from tests.families.deriving.judging import Read, beside, content_of, is_learned, judge, named_alike
+from tests.families.deriving.judging import (
+    Read,
+    beside,
+    content_of,
+    head_biases,
+    is_learned,
+    judge,
+    named_alike,
+)
 
 from wqk.attention import load_attention
 from wqk.families import Composed, plan
@@ -48,9 +56,11 @@ def faults(record: Record, checkpoint: Checkpoint, family: Family) -> list[str]:
     attentions = [load_attention(checkpoint, p) for p in plans]
     judged = judge(record.sites, attentions)
     found = [
-        f"{WEAK} {site.module} has learned queries" if is_learned(site) else f"{site.module} is not read"
+        f"{WEAK} {site.module} has learned queries"
+        if is_learned(site)
+        else f"{site.module} is not read"
         for site in (record.sites[n] for n in judged.unmatched_sites)
-    ]  # fmt: skip
+    ]
     found += [f"{plans[n].query.tensor} is read wrongly" for n in judged.unmatched_plans]
     found += [f"{WEAK} {name} was not run" for name in record.unreached]
     if not all(fault.startswith(WEAK) for fault in found):
@@ -109,6 +119,8 @@ def _site_faults(checkpoint: Checkpoint, attention: Attention, site: Site) -> It
         yield "another product is added to the form's"
     if (product.terms or others) and not (p.position or p.sinks):
         yield f"beside the form: {', '.join(product.terms[:2]) or 'another product'}"
+    if head_biases(product) and not p.rule.note:
+        yield "beside the form: a vector of each head that is added to the queries"
     if p.position == "relative" and not (product.terms or others):
         yield "nothing is added beside the form"
     yield from _input_faults(checkpoint, p, product)
