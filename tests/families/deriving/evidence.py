@@ -42,6 +42,8 @@ VALUE = (
     ("queries", "values"),
 )
 
+# What a guess says because of the shapes, or because it does not know better.
+GUESSED = ("defaults", "every_layer", "partial")
 HEAD_BIAS = (
     "a learned vector of each head is added to its queries, which adds a term of the key alone"
 )
