@@ -97,9 +97,14 @@ def derive(
         rules, found = mended(record, checkpoint, rules)
         if not found:
             return rules, []
-        if not best or (unread(found), len(found)) < (unread(best), len(best)):
+        if not best or _rank(found) < _rank(best):
             best = found
     return [], best or ["no rule could be made from what was recorded"]
+
+
+def _rank(found: list[str]) -> tuple[bool, int]:
+    """How far from right: first whether forms are wrong, or were not even compared."""
+    return unread(found) or any("everywhere" in fault for fault in found), len(found)
 
 
 @dataclass
@@ -207,7 +212,7 @@ def main(record: bool = False) -> None:
         record_all(given.types or list(CONFIG_MAPPING_NAMES), given.records)
     signal.signal(signal.SIGVTALRM, _too_long)
     known = dict(families())
-    there = sorted(p.name for p in given.records.iterdir() if p.is_dir())
+    there = sorted(p.name for p in given.records.iterdir() if p.is_dir() and p.name[0] != ".")
     # Parts before what is made of them, and what no family knows before what one does.
     types = given.types or sorted(
         there, key=lambda t: (bool(part_types(t)), family_of_type(t) is not None)

@@ -92,7 +92,11 @@ def head_biases(product: Product) -> list[np.ndarray]:
     return [
         source.given
         for source in product.query_sources
-        if source.parameter and source.depth == 0 and {"leaf", "add"} <= {*source.operations}
+        if source.parameter
+        and source.depth == 0
+        and {"leaf", "add"} <= {*source.operations}
+        and source.given.shape[-1] == product.queries.shape[-1]
+        and len(product.queries) % len(source.given) == 0
     ]
 
 

@@ -93,7 +93,7 @@ def _plain_faults(record: Record, plans: Sequence[AttentionPlan]) -> Iterator[st
     own = [site.causal for site in record.sites if site.reach > 0]
     said = [p.causal for p in plans if p.kind == "self"]
     if own and said and ((all(own) and not any(said)) or (all(said) and not any(own))):
-        yield f"causal is {own[0]}"
+        yield f"causal is {own[0]} everywhere"
 
 
 def _site_faults(checkpoint: Checkpoint, attention: Attention, site: Site) -> Iterator[str]:
@@ -173,10 +173,14 @@ def _turned_faults(
 ) -> Iterator[str]:
     """Whether positions turn queries and keys as the plan says."""
     p = attention.plan
-    if p.positional is not None or "rotary" in p.position:
+    if p.positional is not None:
         return
     modules = {record.sites[n].module for n in sites}
     mine = [site for site in turned if site.module in modules]
+    if "rotary" in p.position:
+        if any(map(Read(attention).fits_some, mine)):
+            yield "positions are not rotary"
+        return
     read = Read(attention, turned=True)
     if mine and not any(read.fits(product) for site in mine for product in content_of(site)):
         yield "positions are rotary" if p.rotary is None else "positions are not rotary like that"
