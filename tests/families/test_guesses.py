@@ -188,17 +188,30 @@ def test_diffusers_second_attention_is_cross_attention() -> None:
     ]
 
 
-def test_attention_that_no_family_describes_is_said_to_be_left_out() -> None:
-    layer = "encoder.layer.0."
+def _crossing(model_type: str) -> Module:
+    """A model with BERT's names for its attention and its cross-attention."""
     tensors = {
-        f"{layer}{block}.self.{side}.weight": draw(D, D)
+        f"encoder.layer.0.{block}.self.{side}.weight": draw(D, D)
         for block in ("attention", "crossattention")
         for side in ("query", "key")
     }
-    bert = Module(tensors, {"model_type": "bert", "num_attention_heads": 4, "num_hidden_layers": 1})
-    (name,) = wqk.scan(bert).metadata["unread"]
+    numbers = {"num_attention_heads": 4, "num_hidden_layers": 1}
+    return Module(tensors, {"model_type": model_type, **numbers})
+
+
+def test_attention_that_no_family_describes_is_said_to_be_left_out() -> None:
+    electra = _crossing("electra")
+    (name,) = wqk.scan(electra).metadata["unread"]
     assert "crossattention" in name
-    assert any("crossattention" in note for note in explain(bert).notes)
+    assert any("crossattention" in note for note in explain(electra).notes)
+
+
+def test_cross_attention_of_bert_is_read() -> None:
+    plans = attention_plans(open_checkpoint(_crossing("bert")))
+    assert [(plan.stack, plan.kind) for plan in plans] == [
+        ("encoder", "self"),
+        ("decoder", "cross"),
+    ]
 
 
 def test_the_command_says_that_it_guessed_in_its_summary() -> None:
