@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from tests.theory import subjects
+from tests.theory import rates, subjects
 from tests.theory.planted import (
     BY_CHANCE,
     CASES,
@@ -19,11 +20,13 @@ from tests.theory.planted import (
     paired,
     verdict,
 )
-from tests.theory.rates import rates_of
 
 from wqk.theory import causes, study
 from wqk.theory.evidence import Evidence
 from wqk.theory.verdict import decide
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_every_statement_has_its_planted_cases() -> None:
@@ -50,10 +53,25 @@ def test_chance_rarely_decides(key: str) -> None:
     assert verdicts.count(wrong) <= 1
 
 
+def test_draws_go_on_where_they_were_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = find("Theorem S1.12, Equation S96 as a cause")
+    monkeypatch.setattr(rates, "BY_CHANCE", [key])
+    path = tmp_path / "draws.jsonl"
+    whole = rates.draws(path, 4)[key]
+    path.write_bytes(path.read_bytes()[:-30])  # killed while the last line was written
+    again = rates.draws(path, 4)[key]
+    assert path.read_text().count("\n") == 4
+    for one, other in zip(whole, again, strict=True):
+        np.testing.assert_array_equal(one.values, other.values)
+    assert str(rates.rates_of(key, again).planted).startswith("0.0 % [0.0, ")
+
+
 @pytest.mark.campaign
 @pytest.mark.parametrize("key", BY_CHANCE)
 def test_chance_decides_at_most_once_in_twenty_times(key: str) -> None:
-    for rate in rates_of(key, [by_chance(key, seed)[1] for seed in range(200)]):
+    for rate in rates.rates_of(key, [by_chance(key, seed)[1] for seed in range(200)]):
         assert rate.low <= 0.05, rate
 
 

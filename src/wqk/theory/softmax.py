@@ -43,8 +43,7 @@ def softmax_effect(gradient: LayerGradient) -> dict[str, float]:
     Examples
     --------
     >>> from wqk.theory.gradients import example
-    >>> gradient = example()
-    >>> effect = softmax_effect(gradient)
+    >>> effect = softmax_effect(example())
     >>> effect["row_sums"] < 1e-5, -1 <= effect["cosine"] <= 1
     (True, True)
     """

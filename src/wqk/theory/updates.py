@@ -100,8 +100,7 @@ def implicit_update(gradient: LayerGradient, rate: float = 1.0) -> ImplicitUpdat
     Examples
     --------
     >>> from wqk.theory.gradients import example
-    >>> gradient = example()
-    >>> update = implicit_update(gradient, rate=0.1)
+    >>> update = implicit_update(example(), rate=0.1)
     >>> update.exact
     BilinearForm(16 × 16, rank 32)
     >>> float(update.exact.difference(update.first_order).norm / update.exact.norm) < 1e-2
@@ -144,8 +143,7 @@ def passed_on(gradient: LayerGradient) -> dict[str, float]:
     Examples
     --------
     >>> from wqk.theory.gradients import example
-    >>> gradient = example()
-    >>> numbers = passed_on(gradient)
+    >>> numbers = passed_on(example())
     >>> -1 <= numbers["update"] <= 1, numbers["expected"]
     (True, 0.5)
     """
