@@ -93,7 +93,7 @@ def test_tensorboard_shows_the_medians(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     run = trainer(tmp_path, report_to=["tensorboard"])
-    callback = wqk.ScoreCallback(tmp_path / "run", every=5)
+    callback = wqk.ScoreCallback(tmp_path / "run", every=5, per_layer=True)
     run.add_callback(callback)
     assert callback.attach(run) is callback
     assert run.callback_handler.callbacks.count(callback) == 1
@@ -109,6 +109,28 @@ def test_tensorboard_shows_the_medians(tmp_path: Path) -> None:
         expected = summary[f"{score}_median"].to_list()
         assert [event.value for event in shown] == pytest.approx(expected, rel=1e-6)
     assert [event.step for event in events.Scalars("train/wqk/update_symmetry_median")] == [5, 10]
+    layer = table.layers.filter(pl.col("layer") == 1).frame
+    shown = events.Scalars("train/wqk/layer_01/symmetry")
+    assert [event.value for event in shown] == pytest.approx(layer["symmetry"].to_list(), rel=1e-6)
+    shares = events.Scalars("train/wqk/look_share")
+    assert [event.step for event in shares] == [5, 10]
+    assert all(0 < event.value < 1 for event in shares)
+
+
+def test_scores_in_the_background_are_all_written_and_logged_by_the_end(tmp_path: Path) -> None:
+    tables = []
+    for name, background in (("plain", False), ("behind", True)):
+        run = trainer(tmp_path / name)
+        callback = wqk.ScoreCallback(tmp_path / name, every=4, name="run", background=background)
+        callback.attach(run)
+        run.train()
+        tables.append(wqk.read_table(tmp_path / name / "scores.jsonl"))
+        history = [log for log in run.state.log_history if "wqk/symmetry_median" in log]
+        summary = tables[-1].summary().filter(over="layers")
+        assert [log["wqk/symmetry_median"] for log in history] == (
+            summary["symmetry_median"].to_list()
+        )
+    assert tables[0].frame.equals(tables[1].frame, null_equal=True)
 
 
 def test_a_callback_that_is_only_added_writes_files_and_says_so(
