@@ -11,6 +11,7 @@ from wqk.theory.verdict import (
     Finding,
     Sample,
     Statement,
+    _reach,
     adjust,
     decide,
     settle,
@@ -106,6 +107,11 @@ def test_an_interval_ends_where_its_tail_is_left() -> None:
     for end, side in ((estimate.low, 1), (estimate.high, -1)):
         t = abs(estimate.value - end) / estimate.error
         assert tail(t, estimate.degrees, side * estimate.skewness) == pytest.approx(0.025)
+
+
+@pytest.mark.parametrize("skewness", [0.0, 1e-16, 3e-15, -1e-12, 1e-7])
+def test_rounding_is_no_skewness(skewness: float) -> None:
+    assert _reach(7, skewness) == pytest.approx(_reach(7, 0.0), rel=1e-6)
 
 
 def test_layers_are_drawn_too() -> None:

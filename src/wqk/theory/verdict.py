@@ -174,7 +174,7 @@ def _reach(degrees: float, skewness: float) -> float:
     from scipy.special import stdtrit
 
     t = float(stdtrit(degrees, 1 - LEVEL / 2))
-    if not skewness:
+    if abs(skewness) < 1e-6:  # where the cube root would be rounding
         return t
     return max(t, 3 / skewness * (math.cbrt(1 + skewness * (t - skewness / 6)) - 1))
 
