@@ -5,8 +5,10 @@ from __future__ import annotations
 import pickle
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import wqk
 from wqk import errors
 from wqk._files import check_output, write_whole
 from wqk.errors import OutputError, UnknownName, WqkError, first_line
@@ -26,6 +28,18 @@ def test_facts_are_attributes_and_survive_pickling():
     assert UnknownName("x").name is None
     with pytest.raises(AttributeError):
         OutputError("a fact that the class does not have", color="red")
+
+
+def test_errors_know_their_checkpoint(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"abc")
+    tensors = {"tower.mix.weight": np.zeros((4, 4), np.float32)}
+    for ref, kind in ((tmp_path, errors.CheckpointError), ("no/repository", errors.HubError)):
+        with pytest.raises(kind) as raised:
+            wqk.open_checkpoint(ref, local_files_only=True)
+        assert raised.value.checkpoint == str(ref)
+    with pytest.raises(errors.UnknownFamily) as raised:
+        wqk.scan(tensors)
+    assert raised.value.checkpoint == "state dict"
 
 
 def test_the_first_line_of_any_message():

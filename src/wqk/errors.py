@@ -68,11 +68,27 @@ class CheckpointError(WqkError):
 
 
 class HubError(WqkError):
-    """A checkpoint that the Hub or the network does not provide."""
+    """A checkpoint that the Hub or the network does not provide.
+
+    Attributes
+    ----------
+    checkpoint
+        Its name.
+    """
+
+    checkpoint: str | None = None
 
 
 class UnknownFamily(WqkError):
-    """A model whose query and key tensors wqk does not know how to find."""
+    """A model whose query and key tensors wqk does not know how to find.
+
+    Attributes
+    ----------
+    checkpoint
+        Its name.
+    """
+
+    checkpoint: str | None = None
 
 
 class NonFiniteWeights(WqkError):
@@ -182,6 +198,26 @@ class RunError(WqkError):
 
 class TheoryError(WqkError):
     """A statement of the paper that cannot be computed on this model, text or objective."""
+
+
+@contextmanager
+def concerning(checkpoint: str) -> Iterator[None]:
+    """Tell errors raised inside which checkpoint they are about, unless they know.
+
+    Examples
+    --------
+    >>> try:
+    ...     with concerning("bert"):
+    ...         raise CheckpointError("bert: no weights here")
+    ... except CheckpointError as error:
+    ...     print(error.checkpoint)
+    bert
+    """
+    try:
+        yield
+    except (CheckpointError, HubError, UnknownFamily) as error:
+        error.checkpoint = error.checkpoint or checkpoint
+        raise
 
 
 def first_line(error: BaseException) -> str:

@@ -12,9 +12,10 @@ from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo
 from wqk.checkpoints.hub import is_hub_id, open_base, open_hub
 from wqk.checkpoints.live import open_live
 from wqk.checkpoints.local import has_weights, open_adapter, open_local
+from wqk.checkpoints.references import presentable
 from wqk.checkpoints.steps import step_in
 from wqk.checkpoints.web import hub_page, is_url, open_url
-from wqk.errors import CheckpointError
+from wqk.errors import CheckpointError, concerning
 
 # What trainers call the folder of a step: Trainer, torchtitan, DeepSpeed, Megatron-LM.
 STEP_FOLDERS = ("checkpoint-*", "step[-_]*", "global_step*", "iter_*")
@@ -65,6 +66,19 @@ def open_checkpoint(
     if isinstance(ref, Checkpoint):
         _refuse_revision(revision, ref.name)
         return ref
+    is_named = isinstance(ref, str | os.PathLike)
+    with concerning(presentable(str(ref)) if is_named else type(ref).__name__):
+        return _open(ref, revision, subfolder, token, cache_dir, local_files_only)
+
+
+def _open(
+    ref: Any,
+    revision: str | None,
+    subfolder: str | None,
+    token: str | bool | None,
+    cache_dir: str | os.PathLike[str] | None,
+    local_files_only: bool,
+) -> Checkpoint:
     if hasattr(ref, "state_dict") or isinstance(ref, Mapping):
         _refuse_revision(revision, type(ref).__name__)
         return open_live(ref)

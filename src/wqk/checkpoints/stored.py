@@ -12,7 +12,7 @@ from wqk.checkpoints.llama2c import LlamaFile, is_llama2c
 from wqk.checkpoints.number_types import is_float8
 from wqk.checkpoints.safetensors import SafetensorsFile
 from wqk.checkpoints.torch_archive import TorchFile
-from wqk.errors import CheckpointError
+from wqk.errors import CheckpointError, concerning
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -83,7 +83,8 @@ class StoredCheckpoint(Checkpoint):
                 self._file_of[parts[i].name].position(parts[i].name),
             ),
         )
-        arrays = {i: self._read(parts[i]) for i in order}
+        with concerning(self.name):
+            arrays = {i: self._read(parts[i]) for i in order}
         return [arrays[i] for i in range(len(parts))]
 
     def _read(self, part: Part) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from wqk.errors import UnknownFamily
+from wqk.errors import UnknownFamily, concerning
 from wqk.families.composites import compose_family
 from wqk.families.family import Family, family_of_type
 from wqk.families.inference import infer_family
@@ -32,6 +32,13 @@ def find_family(
     UnknownFamily
         No family fits, and the names suggest none; or the model's attention has no such form.
     """
+    with concerning(checkpoint.name):
+        return _find_family(checkpoint, heads_per_layer, key_heads)
+
+
+def _find_family(
+    checkpoint: Checkpoint, heads_per_layer: int | None, key_heads: int | None
+) -> Family:
     family = family_of_type(checkpoint.config.get("model_type"))
     if family and family.refusal:
         raise UnknownFamily(f"{checkpoint.name}: {family.name}: {family.refusal}")
