@@ -104,6 +104,21 @@ MODELS: dict[str, tuple[Architecture, dict[str, tuple[int, int, int]], str, str]
         "right",
         "",
     ),
+    "Zamba2": (
+        Architecture(
+            "zamba2",
+            "Zamba2Model",
+            TOKENS | {
+                "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4,
+                "num_key_value_heads": 2, "layers_block_type": ["mamba", "hybrid", "hybrid"],
+                "mamba_d_state": 4, "mamba_d_conv": 2, "mamba_headdim": 12, "n_mamba_heads": 4,
+                "mamba_ngroups": 1, "num_mem_blocks": 1, "adapter_rank": 3,
+                "intermediate_size": 16, "use_mem_rope": True, "chunk_size": 8},
+        ),
+        {"decoder": (4, 2, 1)},
+        "right",
+        "",
+    ),
     "Whisper": (
         Architecture(
             "whisper",
@@ -228,6 +243,42 @@ def test_weights_that_are_rounded_as_the_model_runs_are_partial() -> None:
     table = wqk.scan(Module(tensors, rounded))
     assert set(table.frame["status"]) == {"partial"}
     assert "three values" in str(table.metadata["partial"])
+
+
+def test_layers_that_share_keys_are_read_with_those_they_use() -> None:
+    kinds = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
+    weights = {
+        f"layers.{layer}.self_attn.{side}_proj.weight": draw(24, 24, seed=layer + 9 * (side == "k"))
+        for layer in range(4)
+        for side in "qk"
+    }
+    config = {"num_attention_heads": 4, "hidden_size": 24, "layer_types": kinds}
+    model = Module(weights, config | {"num_kv_shared_layers": 2})
+    for layer, source in enumerate((0, 1, 0, 1)):
+        attention = wqk.read_attention(model, layer)
+        for factor, side, number in ((attention.query, "q", layer), (attention.key, "k", source)):
+            stored = weights[f"layers.{number}.self_attn.{side}_proj.weight"]
+            np.testing.assert_array_equal(factor.weight.reshape(24, 24), stored)
+    assert any("keys of layer 1" in note for note in explain(model).notes)
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+def test_a_shared_block_with_adapters_is_partial(adapted: bool) -> None:
+    weights = {
+        f"layers.6.shared_transformer.self_attn.{side}_proj.weight": draw(24, 48) for side in "qk"
+    }
+    config = {"model_type": "zamba2", "num_attention_heads": 4, "hidden_size": 24,
+              "use_shared_attention_adapter": adapted}  # fmt: skip
+    table = wqk.scan(Module(weights, config))
+    assert set(table.frame["status"]) == {"partial" if adapted else "ok"}
+    assert set(table.frame["layer"]) == {6}
+
+
+def test_a_part_without_forms_refuses_the_whole() -> None:
+    tensors = {f"model.layers.0.self_attn.{side}_proj.weight": draw(24, 24) for side in "qk"}
+    config = {"model_type": "of-tomorrow", "text_config": {"model_type": "zaya"}}
+    with pytest.raises(UnknownFamily, match=r"text_config: .* more than two tokens"):
+        wqk.scan(Module(tensors, config))
 
 
 def test_a_flux_block_attends_with_its_two_streams() -> None:

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from wqk.errors import CheckpointError
+from wqk.errors import CheckpointError, UnknownFamily
 from wqk.families.family import (
     AttentionRule,
     Family,
@@ -72,6 +72,8 @@ def compose_family(checkpoint: Checkpoint) -> Family | None:
     ------
     CheckpointError
         A part's tensors occur more than once, with nothing to distinguish them.
+    UnknownFamily
+        The attention of a part is not one form per head.
     """
     tensors = checkpoint.tensors()
     rules: list[AttentionRule] = []
@@ -80,6 +82,8 @@ def compose_family(checkpoint: Checkpoint) -> Family | None:
     parts = list(_parts(checkpoint.config, checkpoint.config.get("model_type")))
     # The surest first: a part that is spoken of in names is not mistaken for one that is not.
     for part in sorted(parts, key=lambda part: part.words[:1] in ((), ("text",), ("decoder",))):
+        if part.family.refusal:
+            raise UnknownFamily(f"{checkpoint.name}: {part.path}: {part.family.refusal}")
         prefix = _prefix(tensors, part, taken, checkpoint.name)
         if prefix is None:
             continue

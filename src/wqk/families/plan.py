@@ -149,8 +149,30 @@ def _plan_rule(checkpoint: Checkpoint, family: str, rule: AttentionRule) -> list
         rule = replace(rule, partial="; ".join(filter(None, (rule.partial, TERNARY))))
     layers = _complete(found, config, rule)
     groups = 1 + max(match.group for _, match in layers)
-    return [
+    plans = [
         _plan_layer(tensors, config, family, rule, layer, groups, match) for layer, match in layers
+    ]
+    return _with_shared_keys(plans, config)
+
+
+def _with_shared_keys(plans: list[AttentionPlan], config: Config) -> list[AttentionPlan]:
+    """The plans of models whose last layers attend with the keys and values of an earlier one.
+
+    It is the last layer of the same type that has keys of its own (Gemma 3n).
+    """
+    shared = config.get("num_kv_shared_layers")
+    if type(shared) is not int or not 0 < shared < len(plans):
+        return plans
+    first = len(plans) - shared
+    own = {config.layer_type(p.layer): p for p in plans[:first]}
+    return [
+        *plans[:first],
+        *(
+            replace(p, key=source.key, value=source.value, rule=replace(p.rule, note=note))
+            for p in plans[first:]
+            if (source := own.get(config.layer_type(p.layer)))
+            if (note := f"some layers attend with the keys of layer {source.layer}")
+        ),
     ]
 
 

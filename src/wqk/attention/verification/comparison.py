@@ -71,7 +71,7 @@ class VerifiedBlock:
         Largest absolute score of this input, before a cap and what is added for positions, and the
         largest that any input can produce; None where nothing bounds it, or the scale is not known.
     described
-        Whether the family says what positions, mask and scale are.
+        Whether the family says all that the score holds beside the form.
     """
 
     stack: str
@@ -243,7 +243,7 @@ def _blocks(
                     largest = plan.scale * float(np.abs(products).max())
         yield VerifiedBlock(
             plan.stack, plan.kind, plan.layer, number, difference, None, contrast, tolerance,
-            largest, ceiling, described,
+            largest, ceiling, described and not plan.rule.partial,
         )  # fmt: skip
 
 
