@@ -20,7 +20,7 @@ from wqk.attention import load_attention
 from wqk.attention.bands import rotary_bands
 from wqk.attention.ceilings import ceilings, lacks_ceiling
 from wqk.errors import CheckpointError
-from wqk.forms.spectra import null_spectrum, spectral_norm, spectrum
+from wqk.forms.spectra import null_spectral_norm, null_spectrum, spectral_norm, spectrum
 from wqk.scanning.schema import MEASURES
 
 if TYPE_CHECKING:
@@ -56,10 +56,11 @@ def form_measures(form: BilinearForm, measures: Collection[str]) -> dict[str, An
     """The measures that depend only on a form, or a stack of forms: arrays by column."""
     if not {"spectrum", "spectral_norm"} & set(measures):
         return {}
-    null = null_spectrum(*form.shape, form.rank)
-    largest = {"spectral_norm_null": null.spectral_norm * form.norm}
+    shape = (*form.shape, form.rank)
+    largest = {"spectral_norm_null": null_spectral_norm(*shape) * form.norm}
     if "spectrum" not in measures:
         return {"spectral_norm": spectral_norm(form), **largest}
+    null = null_spectrum(*shape)
     found = spectrum(form)
     by_chance = {
         "stable_rank_null": null.stable_rank,
