@@ -128,7 +128,7 @@ def hasty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch
         attempts=3,
         attempts_to_connect=2,
         first=0,
-        timeout=0.2,
+        timeout=1,
         slowest=10.0**6,
         sleep=lambda _: None,
     )

@@ -246,6 +246,7 @@ def test_tensors_whose_values_are_not_there(tmp_path, tensor, message):
     torch.save({"a": tensor, **weights(0, "b")}, tmp_path / "model.pt")
     checkpoint = open_checkpoint(tmp_path)
     checkpoint.read([Part("b")])
+    assert checkpoint.info("a").shape == tuple(tensor.shape)
     with pytest.raises(CheckpointError, match=message):
         checkpoint.read([Part("a")])
 

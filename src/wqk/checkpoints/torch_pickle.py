@@ -189,7 +189,9 @@ KNOWN: Mapping[tuple[str, str], Any] = {
     ("torch._utils", "_rebuild_parameter_with_state"): _first,
     ("torch._utils", "_rebuild_device_tensor_from_cpu_tensor"): _first,
     ("torch._utils", "_rebuild_qtensor"): _without_values("a quantized tensor", 2, None),
-    ("torch._utils", "_rebuild_sparse_tensor"): _without_values("a sparse tensor", 9, None),
+    ("torch._utils", "_rebuild_sparse_tensor"): lambda _layout, parts, *_: _without_values(
+        "a sparse tensor", 2, None
+    )(*parts),
     ("torch._utils", "_rebuild_nested_tensor"): _without_values("a nested tensor", 9, None),
     ("torch._utils", "_rebuild_meta_tensor_no_storage"): _without_values(
         "on the meta device: its values were not saved", 1, 0

@@ -6,7 +6,7 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
-from wqk.errors import CheckpointError
+from wqk.errors import CheckpointError, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -236,6 +236,6 @@ def as_number(value: Any) -> float | None:
 def shown(value: Any) -> str:
     """A value as an error quotes it: short, whatever it is."""
     try:
-        return f"{value!r:.40}"
+        return shortened(repr(value), 40)
     except ValueError:  # an integer of more digits than Python prints
         return f"a number of {value.bit_length()} bits"
