@@ -80,6 +80,12 @@ MODELS: dict[str, tuple[Architecture, dict[str, tuple[int, int, int]], str, str]
         "right",
         "kimi_k2",
     ),
+    "MiniCPM3": (
+        Architecture("minicpm3", "MiniCPM3Model", LATENT),
+        {"decoder": (6, 6, 2)},
+        "right",
+        "",
+    ),
     "Jamba": (
         Architecture(
             "jamba",
