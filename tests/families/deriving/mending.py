@@ -182,7 +182,7 @@ def _mask_of(sites: Sequence[Site], rule: dict[str, Any]) -> dict[str, Any]:
     causal = all(seen)
     stacks = {"encoder": "decoder", "unknown": "decoder"} if causal else {"unknown": "encoder"}
     stack = str(rule["stack"])
-    return {"causal": causal, "stack": stacks.get(stack, stack)}
+    return {"causal": causal, "causal_if": "", "stack": stacks.get(stack, stack)}
 
 
 def _norm_of(own: Sequence[Site], checkpoint: Checkpoint) -> dict[str, Any]:
