@@ -111,6 +111,10 @@ class Read:
         self.attention, self.turned = attention, turned
         self.heads, self.width, self.d_query = attention.query.weight.shape
         self.groups, _, self.d_key = attention.key.weight.shape
+        # Latent attention has dimensions for positions alone, which are read on request.
+        apart = attention.positional
+        self.apart = apart[0].weight.shape[1] if apart else 0
+        self.width += self.apart
 
     def fits_some(self, site: Site) -> bool:
         """Whether the site's products of what the model was given hold one of this attention."""
@@ -178,7 +182,12 @@ class Read:
                     numbers = numbers if positions else np.zeros(len(x))
                     whole = self.attention.queries if query else self.attention.keys
                     vectors = np.asarray(whole(x, numbers), np.float64)
-                    yield vectors if query else vectors[:: self.heads // self.groups]
+                    vectors = vectors if query else vectors[:: self.heads // self.groups]
+                    yield vectors
+                    if self.apart:  # pairs that turned may be stored as halves
+                        turned = vectors[..., -self.apart :]
+                        halves = [turned[..., ::2], turned[..., 1::2]]
+                        yield np.concatenate([vectors[..., : -self.apart], *halves], axis=-1)
                 continue
             vectors = x @ np.asarray(factor.weight, np.float64).swapaxes(-1, -2)
             if factor.bias is not None:

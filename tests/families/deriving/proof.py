@@ -73,6 +73,8 @@ def faults(record: Record, checkpoint: Checkpoint, family: Family) -> list[str]:
                 found.append(f"positions and mask of {module} were not seen")
             found += _site_faults(checkpoint, attention, record.sites[site])
         if all(fault.startswith(WEAK) for fault in found):
+            if plans[number].positional:
+                attention = load_attention(checkpoint, plans[number], positions=True)
             found += _turned_faults(record.turned, attention, record, judged.matched[number])
     return list(dict.fromkeys(found))
 
@@ -140,7 +142,10 @@ def _site_faults(checkpoint: Checkpoint, attention: Attention, site: Site) -> It
 def _input_faults(checkpoint: Checkpoint, p: AttentionPlan, product: Product) -> Iterator[str]:
     """Whether queries and keys are fed by the norms that are named."""
     for side, sources in ((p.query, product.query_sources), (p.key, product.key_sources)):
-        own = next((s for s in sources if s.parameter), None)
+        ending = side.tensor.split(".")[-3:]
+        named = [s for s in sources if s.parameter]
+        alike = [s for s in named if s.parameter.split(".")[-3:] == ending]
+        own = next(iter(alike or named), None)
         norm = side.input_norm
         if own is not None and norm is None and own.norm and own.norm[1]:
             yield f"{WEAK} {own.norm[1]} feeds {side.tensor}"
@@ -176,8 +181,6 @@ def _turned_faults(
 ) -> Iterator[str]:
     """Whether positions turn queries and keys as the plan says."""
     p = attention.plan
-    if p.positional is not None:
-        return
     modules = {record.sites[n].module for n in sites}
     mine = [site for site in turned if site.module in modules]
     if "rotary" in p.position:

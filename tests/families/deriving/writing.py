@@ -103,18 +103,21 @@ def _line(row: Outcome) -> dict[str, str]:
             why = "; ".join(row.faults[:2])
     else:
         outcome, why = row.outcome, "; ".join(row.faults[:1])
-    return {"outcome": outcome, "family": row.family if row.proven else "", "why": why[:240]}
+    own = family_of_type(row.type)
+    family = own.name if own else row.family
+    return {"outcome": outcome, "family": family if row.proven else "", "why": why[:240]}
 
 
 def write_families(rows: Sequence[Outcome]) -> None:
     """Write what was derived into the families' data."""
     types: dict[str, list[str]] = defaultdict(list)
     for row in rows:
-        if row.outcome in ("known", "new"):
+        # A type stays in the family that lists it until someone takes it from there.
+        if row.outcome in ("known", "new") and family_of_type(row.type) is None:
             types[row.family].append(row.type)
     for row in rows:
         path = DATA / f"{row.family}.toml"
-        if row.outcome == "new" and not path.exists():
+        if row.outcome == "new" and types[row.family] and not path.exists():
             text = family_text(row.family, sorted(types[row.family]), row.rules)
             path.write_text(text, encoding="utf-8")
     for path in DATA.glob("*.toml"):
@@ -123,8 +126,7 @@ def write_families(rows: Sequence[Outcome]) -> None:
         if match is None:
             continue
         listed = re.findall(r'"([^"]+)"', match[1])
-        elsewhere = {kind for name, more in types.items() if name != path.stem for kind in more}
-        own = sorted({*listed, *types[path.stem]} - elsewhere)
+        own = sorted({*listed, *types[path.stem]})
         if own != sorted(listed):
             path.write_text(
                 text[: match.start()] + "\n".join(_types(own)) + text[match.end() :],
