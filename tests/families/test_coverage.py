@@ -37,7 +37,7 @@ def test_the_page_counts_every_model_type(page: Any) -> None:
     _, rows = page.outcomes()
     assert {row["outcome"] for row in rows} <= page.MEANINGS.keys()
     assert len({row["type"] for row in rows}) == len(rows)
-    assert sum(row["outcome"] in ("proven", "partial") for row in rows) > 100
+    assert sum(row["outcome"] in ("proven", "partial") for row in rows) > 450
 
 
 def test_reasons_and_families_are_on_the_page(page: Any) -> None:

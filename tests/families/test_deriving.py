@@ -13,8 +13,9 @@ pytest.importorskip("transformers")
 import torch
 from tests.families.deriving import probing
 from tests.families.deriving.feeding import adapted
-from tests.families.deriving.mending import mended
+from tests.families.deriving.mending import mended, strong
 from tests.families.deriving.probing import record_type
+from tests.families.deriving.proof import faults
 from tests.families.deriving.records import read_record
 from tests.families.deriving.writing import family_text, rule_table
 
@@ -24,6 +25,7 @@ from wqk.families.family import parse_family
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from tests.families.deriving.records import Record
 
@@ -100,3 +102,10 @@ def test_a_rule_that_nearly_fits_is_mended(
     (right,) = (rule_table(rule) for rule in families()["llama"].attention)
     _, found = mended(*llama, [right | changes])
     assert found == []
+
+
+def test_positions_apart_from_the_content_are_compared(tmp_path: Path) -> None:
+    record_type("minicpm3", tmp_path / "model")
+    record, checkpoint = read_record(tmp_path / "model"), open_checkpoint(tmp_path / "model")
+    assert strong(faults(record, checkpoint, families()["minicpm3"])) == []
+    assert strong(faults(record, checkpoint, families()["deepseek"])) == ["positions are rotary"]

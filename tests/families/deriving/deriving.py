@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.families.deriving.evidence import claims, rules_of
-from tests.families.deriving.judging import judge
+from tests.families.deriving.judging import judge, named_alike
 from tests.families.deriving.mending import mended, strong, unread
 from tests.families.deriving.probing import record_all
 from tests.families.deriving.proof import faults
@@ -186,7 +186,9 @@ def _reading(record: Record, checkpoint: Checkpoint, folder: Path) -> str:
         return f"refused: {error}".replace(str(folder), "").replace(": : ", ": ")
     judged = judge(record.sites, attentions)
     kind = "guessed" if plans[0].rule.guess else "read"
-    if judged.unmatched_plans and judged.unmatched_sites:
+    # What was not run is neither right nor wrong.
+    unmatched = [attentions[number] for number in judged.unmatched_plans]
+    if any(named_alike(attention, site) for attention in unmatched for site in record.sites):
         return f"{kind}, wrong"
     return f"{kind}, incomplete" if judged.unmatched_sites else f"{kind}, right"
 

@@ -46,7 +46,7 @@ def faults(record: Record, checkpoint: Checkpoint, family: Family) -> list[str]:
         The family does not fit the saved file.
     """
     plans = plan(checkpoint, family)
-    at_once = list(_plain_faults(record, plans))
+    at_once = list(_plain_faults(record, plans, bool(family.model_types)))
     if at_once:
         return at_once
     first = load_attention(checkpoint, plans[0])
@@ -79,7 +79,7 @@ def faults(record: Record, checkpoint: Checkpoint, family: Family) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _plain_faults(record: Record, plans: Sequence[AttentionPlan]) -> Iterator[str]:
+def _plain_faults(record: Record, plans: Sequence[AttentionPlan], alone: bool) -> Iterator[str]:
     """What shapes and masks tell, before anything is read."""
     if len(plans) > len(record.sites):
         yield f"{len(plans)} attentions are said, {len(record.sites)} were seen"
@@ -88,7 +88,7 @@ def _plain_faults(record: Record, plans: Sequence[AttentionPlan]) -> Iterator[st
         if not any(width >= p.query.head_width for width in widths):
             yield f"{p.query.tensor} is read wrongly: no head has width {p.query.head_width}"
     spoken = re.fullmatch(r".*[_-](text|vision|audio)([_-]model)?", record.model_type)
-    others = {"text", "vision", "audio"} - {spoken[1]} if spoken else set()
+    others = {"text", "vision", "audio"} - {spoken[1]} if spoken and alone else set()
     for p in plans:
         if p.stack in others:
             yield f"the stack is {p.stack}, of a part for {spoken[1] if spoken else ''}"
@@ -124,7 +124,8 @@ def _site_faults(checkpoint: Checkpoint, attention: Attention, site: Site) -> It
         yield "another product is added to the form's"
     if (product.terms or others) and not (p.position or p.sinks):
         yield f"beside the form: {', '.join(product.terms[:2]) or 'another product'}"
-    if head_biases(product) and not p.rule.note:
+    shape = attention.query.weight.shape[:2]
+    if any(bias.shape == shape for bias in head_biases(product)) and not p.rule.note:
         yield "beside the form: a vector of each head that is added to the queries"
     if p.position == "relative" and not (product.terms or others):
         yield "nothing is added beside the form"
