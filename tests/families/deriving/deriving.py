@@ -188,7 +188,8 @@ def _reading(record: Record, checkpoint: Checkpoint, folder: Path) -> str:
     kind = "guessed" if plans[0].rule.guess else "read"
     # What was not run is neither right nor wrong.
     unmatched = [attentions[number] for number in judged.unmatched_plans]
-    if any(named_alike(attention, site) for attention in unmatched for site in record.sites):
+    alike = any(named_alike(one, site) for one in unmatched for site in record.sites)
+    if alike and not record.notes:
         return f"{kind}, wrong"
     return f"{kind}, incomplete" if judged.unmatched_sites else f"{kind}, right"
 
