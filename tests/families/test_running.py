@@ -12,7 +12,7 @@ from tests.families.architectures import NAMED
 from tests.families.proving import edit_config, save
 
 from wqk.attention.verification import verify
-from wqk.errors import CheckpointError, UnknownFamily
+from wqk.errors import CheckpointError, FormError, UnknownFamily
 
 
 def test_a_model_that_transformers_does_not_know(tmp_path: Path) -> None:
@@ -41,3 +41,12 @@ def test_a_model_of_few_positions_is_given_a_short_text(tmp_path: Path) -> None:
     roberta = NAMED["roberta"]
     save(replace(roberta, config=roberta.config | {"max_position_embeddings": 9}), tmp_path)
     assert verify(tmp_path).ok
+
+
+def test_a_text_longer_than_the_model_s_positions(tmp_path: Path) -> None:
+    roberta = NAMED["roberta"]  # counts from the position after that of its padding
+    few = {"max_position_embeddings": 9, "pad_token_id": 1}
+    save(replace(roberta, config=roberta.config | few), tmp_path)
+    assert verify(tmp_path, tokens=range(4, 11)).ok
+    with pytest.raises(FormError, match="at most 7, as many as the model has positions for"):
+        verify(tmp_path, tokens=range(4, 12))

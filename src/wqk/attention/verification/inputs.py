@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wqk.errors import UnknownFamily
+from wqk.errors import FormError, UnknownFamily
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,6 +38,8 @@ def inputs_of(model: Any, tokens: Sequence[int] | None, length: int, seed: int) 
     ------
     UnknownFamily
         No rule makes the model's input.
+    FormError
+        There are more tokens than the model has positions for.
     """
     import torch
 
@@ -51,8 +53,13 @@ def inputs_of(model: Any, tokens: Sequence[int] | None, length: int, seed: int) 
             f"{type(model).__name__}: cannot generate the input {name!r}; "
             f"known are {', '.join(MAIN_INPUTS)}"
         )
-    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if isinstance(positions, int) and positions > ROOM:
+    positions = most_positions(model)
+    if positions is not None and tokens is not None and len(tokens) > positions:
+        raise FormError(
+            f"tokens must be at most {positions}, as many as the model has positions for; the text "
+            f"has {len(tokens)}"
+        )
+    if positions is not None and positions > ROOM:
         length = min(length, positions - ROOM)
     random = np.random.default_rng(seed)
     inputs = make(model.config, tokens, length, random)
@@ -71,6 +78,17 @@ def inputs_of(model: Any, tokens: Sequence[int] | None, length: int, seed: int) 
         inputs["decoder_input_values"] = random.standard_normal(spoken)
     given = {name: torch.from_numpy(v) for name, v in inputs.items() if name in accepted}
     return given | ({"use_cache": False} if "use_cache" in accepted else {})
+
+
+def most_positions(model: Any) -> int | None:
+    """How many tokens a model has positions for; None if it does not say."""
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and hasattr(module, "num_embeddings"):
+            # RoBERTa counts positions from that of the padding token.
+            first = 0 if module.padding_idx is None else module.padding_idx + 1
+            return int(module.num_embeddings) - first
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return positions if isinstance(positions, int) else None
 
 
 def token_input(
