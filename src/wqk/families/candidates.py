@@ -47,7 +47,7 @@ POSITIONAL = {"pos", "position", "rel", "relative"}
 # Beside these, a projection feeds a convolution or a recurrence and no softmax.
 RECURRENT = re.compile(
     r"(?:A_log|A_logs|dt_bias|dt_proj|x_proj|b_proj|a_proj|f_[ab]_proj|g_[ab]_proj|beta|decay)\b.*"
-    r"|(?:.*_)?conv(?:1d|_.*)?(?:\..*)?|slope_rate"
+    r"|(?:.*_)?conv(?:1d|_.*)?(?:\..*)?|slope_rate|[fi]gate(?:_preact)?\..*"
 )
 
 # Tensors that only one kind of recurrence or convolution over tokens has, and what it is.

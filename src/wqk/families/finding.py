@@ -8,7 +8,7 @@ from wqk.errors import UnknownFamily, concerning
 from wqk.families.composites import compose_family
 from wqk.families.family import Family, family_of_type
 from wqk.families.inference import infer_family
-from wqk.families.naming import find_layers
+from wqk.families.naming import prefixes
 
 if TYPE_CHECKING:
     from wqk.checkpoints import Checkpoint
@@ -43,7 +43,7 @@ def _find_family(
     if family and family.refusal:
         raise UnknownFamily(f"{checkpoint.name}: {family.name}: {family.refusal}")
     tensors = checkpoint.tensors()
-    if family and any(find_layers(tensors, rule, checkpoint.name) for rule in family.attention):
+    if family and any(prefixes(tensors, rule) for rule in family.attention):
         return family
     composite = None if family else compose_family(checkpoint)
     if composite:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from wqk.checkpoints import Part
 from wqk.errors import CheckpointError
-from wqk.families.candidates import candidates
+from wqk.families.candidates import RECURRENT, candidates
 from wqk.families.layouts import Composed
 
 if TYPE_CHECKING:
@@ -34,8 +34,13 @@ class Match:
         return self.index[0] if self.index else 0
 
 
-def find_layers(tensors: Mapping[str, TensorInfo], rule: AttentionRule, name: str) -> list[Match]:
-    """The layers whose tensors match the rule's first spelling that matches at all."""
+def find_layers(
+    tensors: Mapping[str, TensorInfo], rule: AttentionRule, name: str, keyless: int = 0
+) -> list[Match]:
+    """The layers whose tensors match the rule's first spelling that matches at all.
+
+    The last ``keyless`` layers need no keys of their own.
+    """
     spellings = rule.fused or rule.query.names
     keys = rule.fused or rule.key.names
     for query, key in zip(spellings, keys, strict=True):
@@ -53,14 +58,24 @@ def find_layers(tensors: Mapping[str, TensorInfo], rule: AttentionRule, name: st
             _require_shared(prefix, query, tensors, name)
         found = []
         own = (match for match in matches if match["prefix"] == prefix)
-        for index in sorted(tuple(int(n) for n in match.groups()[1:]) for match in own):
+        indices = sorted(tuple(int(n) for n in match.groups()[1:]) for match in own)
+        for number, index in enumerate(indices):
             names = [prefix + _fill(spelling, index) for spelling in (query, key)]
-            for tensor in map(weight_name, names):
-                if tensor not in tensors:
-                    raise CheckpointError(f"{name}: incomplete, tensor {tensor!r} is missing")
+            needed = names if number < len(indices) - keyless else names[:1]
+            missing = [tensor for tensor in map(weight_name, needed) if tensor not in tensors]
+            if missing and _is_recurrent(names[0].rpartition(".")[0], tensors):
+                continue
+            if missing:
+                raise CheckpointError(f"{name}: incomplete, tensor {missing[0]!r} is missing")
             found.append(Match(index, names[0], names[1], prefix))
         return found
     return []
+
+
+def _is_recurrent(module: str, tensors: Mapping[str, TensorInfo]) -> bool:
+    """Whether a module holds a recurrence, which has queries as well (Kimi Linear)."""
+    inside = (name.removeprefix(f"{module}.") for name in tensors if name.startswith(f"{module}."))
+    return any(map(RECURRENT.fullmatch, inside))
 
 
 def _require_shared(

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from wqk.errors import CheckpointError
 from wqk.families.candidates import without_numbers
 from wqk.families.config import Config
@@ -30,6 +32,9 @@ TERNARY = (
     "the model rounds its weights to three values as it runs (quant_method bitnet), the form is of "
     "the weights as stored"
 )
+
+
+UNTURNED = Rotary(np.zeros(0), "half")
 
 
 @dataclass(frozen=True)
@@ -142,38 +147,40 @@ def _distinct(by_rule: list[list[AttentionPlan]]) -> list[AttentionPlan]:
 def _plan_rule(checkpoint: Checkpoint, family: str, rule: AttentionRule) -> list[AttentionPlan]:
     tensors = checkpoint.tensors()
     config = Config(checkpoint.config, rule.config, checkpoint.name, rule.defaults)
-    found = find_layers(tensors, rule, checkpoint.name) if config.holds(rule.only_if) else []
+    shared = config.get("num_kv_shared_layers")
+    keyless = shared if type(shared) is int and shared > 0 else 0
+    applies = config.holds(rule.only_if)
+    found = find_layers(tensors, rule, checkpoint.name, keyless) if applies else []
     if not found:
         return []
     if config.get("quantization_config.quant_method") == "bitnet":
         rule = replace(rule, partial="; ".join(filter(None, (rule.partial, TERNARY))))
     layers = _complete(found, config, rule)
     groups = 1 + max(match.group for _, match in layers)
-    plans = [
-        _plan_layer(tensors, config, family, rule, layer, groups, match) for layer, match in layers
-    ]
-    return _with_shared_keys(plans, config)
-
-
-def _with_shared_keys(plans: list[AttentionPlan], config: Config) -> list[AttentionPlan]:
-    """The plans of models whose last layers attend with the keys and values of an earlier one.
-
-    It is the last layer of the same type that has keys of its own (Gemma 3n).
-    """
-    shared = config.get("num_kv_shared_layers")
-    if type(shared) is not int or not 0 < shared < len(plans):
-        return plans
-    first = len(plans) - shared
-    own = {config.layer_type(p.layer): p for p in plans[:first]}
-    return [
-        *plans[:first],
-        *(
-            replace(p, key=source.key, value=source.value, rule=replace(p.rule, note=note))
-            for p in plans[first:]
-            if (source := own.get(config.layer_type(p.layer)))
-            if (note := f"some layers attend with the keys of layer {source.layer}")
-        ),
-    ]
+    plans: list[AttentionPlan] = []
+    sources: dict[str | None, tuple[AttentionPlan, Match]] = {}
+    for number, (layer, match) in enumerate(layers):
+        kind = config.layer_type(layer)
+        if number < len(layers) - keyless:
+            plans.append(_plan_layer(tensors, config, family, rule, layer, groups, match))
+            sources[kind] = plans[-1], match
+            continue
+        # Attends with the keys and values of the last layer of its type that has some (Gemma 3n).
+        if kind not in sources:
+            raise CheckpointError(
+                f"{config.name}: config.json: num_kv_shared_layers is {keyless}, but none of the "
+                f"other layers is of layer {layer}'s type, {kind}"
+            )
+        source, keyed = sources[kind]
+        match = replace(match, key=keyed.key)
+        planned = _plan_layer(tensors, config, family, rule, layer, groups, match)
+        note = f"some layers attend with the keys of layer {source.layer}"
+        plans.append(
+            replace(
+                planned, key=source.key, value=source.value, rule=replace(planned.rule, note=note)
+            )
+        )
+    return plans
 
 
 def _plan_layer(
@@ -194,9 +201,9 @@ def _plan_layer(
         rotary_of(rule.rotary, config, turned, layer, window is not None) if rule.rotary else None
     )
     positional = None
-    if rotary and "q_position" in projections:
+    if "q_position" in projections:
         positional = Positional(
-            Side(projections["q_position"]), Side(projections["k_position"]), rotary
+            Side(projections["q_position"]), Side(projections["k_position"]), rotary or UNTURNED
         )
     if query.head_width != key.head_width or query.heads % key.heads:
         raise CheckpointError(

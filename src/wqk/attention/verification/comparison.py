@@ -228,6 +228,8 @@ def _blocks(
     attention_of = recomputation(checkpoint, plan, seen)
     attention = load_attention(checkpoint, plan, positions=True)
     described = not plan.rule.guess
+    # What is partial is recomputed in full where only the form leaves something out.
+    complete = described and (not plan.rule.partial or plan.positional is not None)
     bounds = ceilings(checkpoint, plan) if described else None
     ceiling = None if bounds is None else float(bounds.any_distance.max())
     for number, application in enumerate((*record,) or (None,)):
@@ -243,7 +245,7 @@ def _blocks(
                     largest = plan.scale * float(np.abs(products).max())
         yield VerifiedBlock(
             plan.stack, plan.kind, plan.layer, number, difference, None, contrast, tolerance,
-            largest, ceiling, described and not plan.rule.partial,
+            largest, ceiling, complete,
         )  # fmt: skip
 
 

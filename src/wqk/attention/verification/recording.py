@@ -212,9 +212,7 @@ def attach(
 
     sides = {"query": plan.query, "key": plan.key} | ({"value": plan.value} if plan.value else {})
     modules = {side: model.get_submodule(module_of(part.tensor)) for side, part in sides.items()}
-    parent = model.get_submodule(
-        shared_path(*(module_of(s.tensor) for s in (plan.query, plan.key)))
-    )
+    parent = model.get_submodule(_parent_of(plan))
     return [
         *(module.register_forward_pre_hook(keeping(side)) for side, module in modules.items()),
         modules["query"].register_forward_hook(projected),
@@ -256,9 +254,7 @@ def _attach(
         )
 
     attach(model, plan, heard, products)
-    parent = model.get_submodule(
-        shared_path(*(module_of(s.tensor) for s in (plan.query, plan.key)))
-    )
+    parent = model.get_submodule(_parent_of(plan))
     for name in TERM_MODULES:
         if hasattr(parent, name):
             getattr(parent, name).register_forward_hook(_keeping_output(latest))
@@ -338,6 +334,14 @@ def shared_path(query: str, key: str) -> str:
         return query.rpartition(".")[0]
     names = zip(query.split("."), key.split("."), strict=False)
     return ".".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], names))
+
+
+def _parent_of(plan: AttentionPlan) -> str:
+    """The module that runs a block's attention: the query's, where the key is another layer's."""
+    query, key = (module_of(side.tensor) for side in (plan.query, plan.key))
+    shared = shared_path(query, key)
+    apart = (name.removeprefix(f"{shared}.").split(".")[0] for name in (query, key))
+    return query.rpartition(".")[0] if all(map(str.isdigit, apart)) else shared
 
 
 def _is_attention(value: Any, plan: AttentionPlan) -> bool:
