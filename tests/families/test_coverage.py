@@ -32,8 +32,7 @@ def test_every_type_of_a_family_is_right_where_it_was_run(page: Any) -> None:
     unproven = [
         t
         for t in types
-        if t not in by_hand
-        and found.get(t, "proven").startswith(("refused", "guessed", "silent"))
+        if t not in by_hand and found.get(t, "proven").startswith(("refused", "guessed", "silent"))
     ]
     assert unproven == []
 
