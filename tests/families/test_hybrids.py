@@ -143,5 +143,5 @@ def test_an_attention_layer_without_its_keys_is_no_recurrence(tmp_path: Path) ->
 def test_xlstm_has_no_softmax(tmp_path: Path) -> None:
     config = TOKENS | {"hidden_size": 32, "num_heads": 4, "num_hidden_layers": 2}
     save(Architecture("xlstm", "xLSTMModel", config), tmp_path)
-    with pytest.raises(UnknownFamily, match="gate_preact.* recurrence"):
+    with pytest.raises(UnknownFamily, match=r"gate_preact.* recurrence"):
         wqk.scan(tmp_path)
