@@ -106,8 +106,8 @@ def loss_and_symmetry(curves: pl.DataFrame) -> Figure:
     columns = len(scored) if len(scored) < 5 else -(-len(scored) // 2)
     rows = -(-len(scored) // columns)
     with style():
-        figure = new_figure(PAGE, 2.3 + 1.6 * rows)
-        parts = figure.subfigures(2, 1, height_ratios=[2.1, 0.2 + 1.6 * rows], squeeze=False)
+        figure = new_figure(PAGE, 2.8 + 1.6 * rows)
+        parts = figure.subfigures(2, 1, height_ratios=[2.6, 0.2 + 1.6 * rows], squeeze=False)
         upper, lower = parts[:, 0]
         above = upper.subplots(1, 3)
         medians = curves.filter(pl.col("layer").is_null())
