@@ -76,9 +76,9 @@ RULE: dict[str, Any] = {
     ("changes", "fault"),
     [
         ({}, ""),
-        ({"key": "layers.{layer}.self_attn.v_proj"}, "is not read"),
-        ({"query_norm": [], "key_norm": []}, "is not read"),
-        ({"norm_offset": 1.0}, "is not read"),
+        ({"key": "layers.{layer}.self_attn.v_proj"}, "is read wrongly"),
+        ({"query_norm": [], "key_norm": []}, "is read wrongly"),
+        ({"norm_offset": 1.0}, "is read wrongly"),
         ({"causal": False}, "causal is True"),
         ({"scale": []}, "scale is 0.2"),
         ({"rotary": {"order": "interleaved"}}, "positions are not rotary like that"),

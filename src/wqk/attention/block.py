@@ -355,25 +355,20 @@ def read_attention(
     """
     check_options("read_attention", hub)
     checkpoint = open_checkpoint(ref, **hub)
-    chosen = attention_plan(checkpoint, layer, stack, kind, family, heads_per_layer, key_heads)
+    plans = attention_plans(checkpoint, family, heads_per_layer, key_heads)
+    chosen = attention_plan(checkpoint, plans, layer, stack, kind)
     return load_attention(checkpoint, chosen, positions=True)
 
 
 def attention_plan(
     checkpoint: Checkpoint,
+    plans: Sequence[AttentionPlan],
     layer: int,
     stack: str | None = None,
     kind: str = "self",
-    family: FilePath | None = None,
-    heads_per_layer: int | None = None,
-    key_heads: int | None = None,
 ) -> AttentionPlan:
-    """The plan of one layer; arguments and errors as for `read_attention`."""
-    plans = [
-        p
-        for p in attention_plans(checkpoint, family, heads_per_layer, key_heads)
-        if p.kind == kind and stack in (None, p.stack)
-    ]
+    """One layer's of a checkpoint's plans; arguments and errors as for `read_attention`."""
+    plans = [p for p in plans if p.kind == kind and stack in (None, p.stack)]
     stacks = list(dict.fromkeys(p.stack for p in plans))
     if len(stacks) > 1:
         raise CheckpointError(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from wqk.attention.block import attention_plan
+from wqk.attention.block import attention_plan, attention_plans
 from wqk.attention.coordinates import Coordinates, lacks_norm, read_block
 from wqk.attention.embeddings import embedding_rows, embedding_table, token_names
 from wqk.checkpoints import open_checkpoint
@@ -134,7 +134,7 @@ def match_tokens(
     """
     check_options("match_tokens", hub)
     checkpoint = open_checkpoint(ref, **hub)
-    plan = attention_plan(checkpoint, layer, stack, "self", family)
+    plan = attention_plan(checkpoint, attention_plans(checkpoint, family), layer, stack)
     coordinates = Coordinates(fold_norm=fold_norm, bias=True, distances=(distance,))
     if lacks_norm(plan, coordinates):
         raise CheckpointError(

@@ -76,10 +76,10 @@ def show(
             "head, coupling, distances and bands are mutually exclusive; give one of them"
         )
     checkpoint = open_checkpoint(ref, **hub)
+    plans = attention_plans(checkpoint, family, heads_per_layer, key_heads)
     if layer is None:
         if not bands:
             raise FormError("a view shows one layer; give its number (only bands show all layers)")
-        plans = attention_plans(checkpoint, family, heads_per_layer, key_heads)
         plans = [p for p in plans if p.kind == kind and stack in (None, p.stack)]
         chosen = [p for p in plans if p.rotary is not None] or plans
         if len({p.stack for p in chosen}) != 1:
@@ -89,7 +89,7 @@ def show(
             )
         attentions = (load_attention(checkpoint, p) for p in chosen)
         return bands_view(attentions, Path(checkpoint.name).name, by_head=False)
-    plan = attention_plan(checkpoint, layer, stack, kind, family, heads_per_layer, key_heads)
+    plan = attention_plan(checkpoint, plans, layer, stack, kind)
     name = f"{Path(checkpoint.name).name}, layer {plan.layer}"
     if distances is not None:
         return distance_view(checkpoint, plan, name, distances, gamma)
