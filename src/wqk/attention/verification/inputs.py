@@ -87,7 +87,11 @@ def most_positions(model: Any) -> int | None:
             # RoBERTa counts positions from that of the padding token.
             first = 0 if module.padding_idx is None else module.padding_idx + 1
             return int(module.num_embeddings) - first
-    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    try:
+        config = model.config.get_text_config()
+    except ValueError:  # there are several
+        return None
+    positions = getattr(config, "max_position_embeddings", None)
     return positions if isinstance(positions, int) else None
 
 
