@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from wqk.families import AttentionPlan, Norm, Projection, Rotary, Side
 
 
+# What is added to the scores of hidden keys is below this; the least that models take is -10,000.
+HIDDEN = -5e3
+
+
 def recomputation(
     checkpoint: Checkpoint, plan: AttentionPlan, seen: Mapping[int, np.ndarray]
 ) -> Callable[..., np.ndarray | None]:
@@ -81,7 +85,7 @@ def recomputation(
         if y.shape[1] in seen:
             allowed = allowed & seen[y.shape[1]][:, None, None, :]
         elif mask is not None:  # what no query may see is padding
-            allowed = allowed & (mask >= mask.min() / 2).any(axis=-2, keepdims=True)
+            allowed = allowed & (mask > HIDDEN).any(axis=-2, keepdims=True)
         # A finite number, as in the models: a padded query may have no key in its window.
         return _softmax(np.where(allowed, scores, np.finfo(np.float64).min), sinks)
 

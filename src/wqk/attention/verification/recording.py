@@ -229,10 +229,15 @@ def _attach(
     products: Products | None,
 ) -> None:
     """Record every application of a block's attention, as NumPy arrays."""
+    from torch.nn import MultiheadAttention
+
+    own = isinstance(model.get_submodule(module_of(plan.query.tensor)), MultiheadAttention)
 
     def heard(one: Heard) -> None:
         x, y = (one.inputs[side].numpy() for side in ("query", "key"))
         computed = products.within() if products else ()
+        if one.attention is None and own:
+            return  # recorded by `heads_apart`
         if one.attention is None:
             record.append(Application(x, y, None, None, None, computed))
             return
