@@ -4,7 +4,8 @@ from wqk.families.family import AttentionRule, Family, families, load_family
 from wqk.families.finding import find_family
 from wqk.families.layouts import Composed, Projection
 from wqk.families.norms import Norm
-from wqk.families.plan import AttentionPlan, plan
+from wqk.families.plan import AttentionPlan
+from wqk.families.planning import plan
 from wqk.families.rotary import Rotary
 from wqk.families.sides import Side
 

@@ -95,6 +95,7 @@ class ScoreRule:
     temperature_limit: float = 100.0  # largest factor
     position: str = ""  # what is added to the scores besides the form: alibi, relative, ...
     position_if: str = ""
+    whole_score: bool = True  # false where more is added that none of these keys says
     causal: bool = False
     causal_if: str = ""  # configuration flag of models that are either
     window: tuple[str, ...] = ()  # size of local attention

@@ -1,16 +1,23 @@
-"""One side of an attention: its projection, and what precedes and follows it."""
+"""One side of an attention: its projection, and what precedes and follows it, found by name."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from wqk.errors import CheckpointError
+from wqk.families.latent import latent
+from wqk.families.layouts import Composed, Projection, sectioned, separate, within_heads
+from wqk.families.naming import bias_of, named, norm_of, part_of, weight_name
+from wqk.families.norms import Norm
 
-    from wqk.checkpoints import Part
-    from wqk.families.layouts import Composed, Projection
-    from wqk.families.norms import Norm
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from wqk.checkpoints import Part, TensorInfo
+    from wqk.families.config import Config
+    from wqk.families.family import AttentionRule, SideRule
+    from wqk.families.naming import Match
 
 
 class Temperature(NamedTuple):
@@ -78,3 +85,112 @@ class Side:
     def parts(self) -> tuple[Part, ...]:
         """Everything that is read for it."""
         return tuple(part for _, part in self.roles)
+
+
+def sides_of(
+    tensors: Mapping[str, TensorInfo],
+    config: Config,
+    rule: AttentionRule,
+    match: Match,
+    projections: Mapping[str, Projection | Composed],
+) -> tuple[Side, Side, Side | None, Side | None]:
+    """Queries, keys, and values and outputs where they are named."""
+    epsilon = config.optional_number(rule.norm.epsilon) or 0.0
+    is_first = match.group == 0 and rule.input_norm.first
+    feeds_query = rule.input_norm.first if is_first else rule.input_norm.names
+    feeds_key = rule.key.input_norm if rule.kind == "cross" else feeds_query
+
+    def norm(names: tuple[str, ...], heads: int) -> Norm | None:
+        gain, bias = (norm_of(tensors, names, match, what, heads) for what in ("weight", "bias"))
+        if rule.norm.gain and not gain:
+            return None
+        own = rule.norm
+        return Norm(own.kind, gain, bias, own.offset, epsilon, own.over == "head")
+
+    def input_norm(names: tuple[str, ...]) -> Norm | None:
+        gain, bias = (norm_of(tensors, names, match, what, 1) for what in ("weight", "bias"))
+        own = rule.input_norm
+        small = config.optional_number(own.epsilon) or 0.0
+        return Norm(own.kind, gain, bias, own.offset, small) if gain else None
+
+    def side(
+        role: str, names: SideRule, fed_by: tuple[str, ...], bias: Part | None, normed: bool
+    ) -> Side:
+        projection = projections[role]
+        return Side(
+            projection,
+            bias,
+            norm(names.norm, projection.heads) if normed else None,
+            input_norm(fed_by),
+        )
+
+    def bias(role: str, names: tuple[str, ...]) -> Part | None:
+        return bias_of(tensors, projections[role], match, names)
+
+    query = side("q", rule.query, feeds_query, bias("q", rule.query.bias), True)
+    logarithm = part_of(tensors, rule.score.temperature, match)
+    if logarithm is not None:
+        query = replace(query, temperature=Temperature(logarithm, rule.score.temperature_limit))
+    # Where the query's bias has a name of its own, keys have none.
+    key = side("k", rule.key, feeds_key, None if rule.query.bias else bias("k", ()), True)
+    value = None
+    if "v" in projections:
+        value = side("v", rule.value, feeds_key, bias("v", rule.value.bias), False)
+    return query, key, value, _output(tensors, rule, match, query.heads)
+
+
+def projections_of(
+    tensors: Mapping[str, TensorInfo], config: Config, rule: AttentionRule, match: Match
+) -> dict[str, Projection | Composed]:
+    """Where the weights of ``q`` and ``k`` lie, and of ``v`` where they are named."""
+    layer = match.group
+    heads = config.whole(rule.counts.heads, layer)
+    key_heads = config.optional_whole(rule.counts.key_heads, layer)
+    if rule.counts.single_key_head_if and config.holds(rule.counts.single_key_head_if):
+        key_heads = 1
+    query, key = weight_name(match.query), weight_name(match.key)
+    for tensor in (query, key):
+        shape = tensors[tensor].shape
+        if len(shape) != 2 or 0 in shape:
+            raise CheckpointError(f"{config.name}: {tensor} must be a matrix, got shape {shape}")
+    if rule.layout == "latent":
+        return latent(tensors, config, rule, match, heads)
+    if rule.layout in ("separate", "gated"):
+        rows, key_rows = tensors[query].shape[0], tensors[key].shape[0]
+        if rule.layout == "gated":
+            rows //= 2
+        if key_heads is None:  # a key head is as wide as a query head
+            key_heads = max(1, key_rows * heads // rows) if rows else heads
+        value = named(tensors, rule.value.names, match)
+        own = separate(query, tensors[query].shape, heads)
+        if rule.layout == "gated":
+            own = within_heads(query, tensors[query].shape, heads, 0, own.head_width // 2)
+        return {
+            "q": own,
+            "k": separate(key, tensors[key].shape, key_heads),
+            **({"v": separate(value, tensors[value].shape, key_heads)} if value else {}),
+        }
+    key_heads = key_heads or heads
+    fused: dict[str, Projection | Composed] = {}
+    return fused | sectioned(
+        query,
+        tensors[query].shape,
+        {"q": heads, "k": key_heads, "v": key_heads},
+        rule.order,
+        blocks=key_heads if rule.layout == "grouped" else rule.blocks,
+        transposed=rule.layout == "conv1d",
+    )
+
+
+def _output(
+    tensors: Mapping[str, TensorInfo], rule: AttentionRule, match: Match, heads: int
+) -> Side | None:
+    """Where W_o lies; its inputs are the heads' outputs side by side, so its columns are theirs."""
+    name = named(tensors, rule.output.names, match)
+    if not name:
+        return None
+    stored_in_out = rule.layout == "conv1d"
+    inputs = tensors[name].shape[0 if stored_in_out else 1]
+    if inputs % heads:
+        raise CheckpointError(f"{name}: {inputs} inputs do not divide into {heads} heads")
+    return Side(Projection(name, None, not stored_in_out, heads, inputs // heads))

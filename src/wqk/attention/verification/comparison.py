@@ -24,7 +24,7 @@ from wqk._typing import FilePath
 from wqk.attention import attention_plans, load_attention
 from wqk.attention.ceilings import ceilings
 from wqk.attention.verification.products import form_difference
-from wqk.attention.verification.recomputation import recomputation
+from wqk.attention.verification.recomputation import holds_whole_score, recomputation
 from wqk.attention.verification.running import run
 from wqk.checkpoints import Checkpoint, open_checkpoint, steps_of
 from wqk.checkpoints.options import check_options
@@ -227,25 +227,23 @@ def _blocks(
     """Each application of a block, compared by the attention that it reports; one if none ran."""
     attention_of = recomputation(checkpoint, plan, seen)
     attention = load_attention(checkpoint, plan, positions=True)
-    described = not plan.rule.guess
-    # What is partial is recomputed in full where only the form leaves something out.
-    complete = described and (not plan.rule.partial or plan.positional is not None)
-    bounds = ceilings(checkpoint, plan) if described else None
+    bounds = None if plan.rule.guess else ceilings(checkpoint, plan)
     ceiling = None if bounds is None else float(bounds.any_distance.max())
     for number, application in enumerate((*record,) or (None,)):
-        difference, contrast, largest = None, 0.0, None
+        difference, contrast, largest, described = None, 0.0, None, not plan.rule.guess
         reported = None if application is None else application.attention
         if application is not None and reported is not None:
             x, y, _, term, mask, _ = application
             difference, contrast = _compare(attention_of(x, y, term, mask), reported, seen)
-            if described:
+            described = holds_whole_score(plan, term, mask)
+            if not plan.rule.guess:
                 largest = math.inf
                 if math.isfinite(difference):
                     products = attention.queries(x) @ attention.keys(y).swapaxes(-1, -2)
                     largest = plan.scale * float(np.abs(products).max())
         yield VerifiedBlock(
             plan.stack, plan.kind, plan.layer, number, difference, None, contrast, tolerance,
-            largest, ceiling, complete,
+            largest, ceiling, described,
         )  # fmt: skip
 
 

@@ -27,8 +27,28 @@ if TYPE_CHECKING:
     from wqk.families import AttentionPlan, Norm, Projection, Rotary, Side
 
 
+# The positions that are added to scores, if any, that need nothing but the distance, and those that
+# need the term which the model has computed.
+FROM_DISTANCE, FROM_TERM = ("", "alibi", "scaled alibi"), ("relative", "disentangled")
+
 # What is added to the scores of hidden keys is below this; the least that models take is -10,000.
 HIDDEN = -5e3
+
+
+def holds_whole_score(
+    plan: AttentionPlan, term: np.ndarray | None, mask: np.ndarray | None
+) -> bool:
+    """Whether the plan and what was recorded of an application make up its whole score.
+
+    They do not where the plan was guessed, or leaves a term out (``whole_score = false``), or has
+    positions that it only names (``rotary, on several axes``), or a term or mask that the model was
+    not heard to compute.
+    """
+    if plan.rule.guess or not plan.rule.score.whole_score:
+        return False
+    if plan.position == "mask":
+        return mask is not None
+    return plan.position in FROM_DISTANCE or (plan.position in FROM_TERM and term is not None)
 
 
 def recomputation(
@@ -66,6 +86,8 @@ def recomputation(
         keys = vectors(attention.key, heads.key, apart.key if apart else None, y)
         scores = plan.scale * queries @ keys.swapaxes(-1, -2)
         scores = scores.reshape(len(x), -1, x.shape[1], y.shape[1])
+        if mask is not None and not _broadcasts(mask, scores):
+            return None
         if plan.softcap:
             scores = plan.softcap * np.tanh(scores / plan.softcap)
         distance = np.arange(x.shape[1])[:, None] - np.arange(y.shape[1])
@@ -90,6 +112,11 @@ def recomputation(
         return _softmax(np.where(allowed, scores, np.finfo(np.float64).min), sinks)
 
     return attention_of
+
+
+def _broadcasts(mask: np.ndarray, scores: np.ndarray) -> bool:
+    """Whether a mask (B or 1, H or 1, I or 1, J or 1) can be added to scores (B, H, I, J)."""
+    return all(m in (1, n) for m, n in zip(mask.shape, scores.shape, strict=True))
 
 
 def _latent_scales(

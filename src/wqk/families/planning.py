@@ -1,0 +1,191 @@
+"""From a family and a checkpoint's tensor names to what has to be read, block by block.
+
+Nothing is read here: names, shapes and the configuration decide.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from wqk.errors import CheckpointError
+from wqk.families.candidates import without_numbers
+from wqk.families.config import Config
+from wqk.families.layers import complete_layers
+from wqk.families.naming import find_layers, part_of, weight_name
+from wqk.families.plan import AttentionPlan, Positional
+from wqk.families.rotary import Rotary, rotary_of, rotary_stretch
+from wqk.families.sides import Side, projections_of, sides_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from wqk.checkpoints import Checkpoint, TensorInfo
+    from wqk.families.family import AttentionRule, Family
+    from wqk.families.naming import Match
+
+TERNARY = (
+    "the model rounds its weights to three values as it runs (quant_method bitnet), the form is of "
+    "the weights as stored"
+)
+
+UNTURNED = Rotary(np.zeros(0), "half")
+
+
+def plan(checkpoint: Checkpoint, family: Family) -> list[AttentionPlan]:
+    """Every attention block of the checkpoint that the family describes, in order.
+
+    Raises
+    ------
+    CheckpointError
+        Queries and keys are not all there, or do not fit the configuration.
+    """
+    by_rule = [_plan_rule(checkpoint, family.name, rule) for rule in family.attention]
+    if not any(by_rule):
+        _explain_absence(checkpoint, family)
+    return _distinct([plans for plans in by_rule if plans])
+
+
+def _distinct(by_rule: list[list[AttentionPlan]]) -> list[AttentionPlan]:
+    """All plans, with stacks of different names where rules meet in stack, kind and layer."""
+    places = [{(p.stack, p.kind, p.layer) for p in plans} for plans in by_rule]
+    distinct: list[AttentionPlan] = []
+    for plans, own in zip(by_rule, places, strict=True):
+        rivals = [other for other, taken in zip(by_rule, places, strict=True) if taken & own]
+        if len(rivals) > 1:
+            names = [without_numbers(rival[0].query.tensor).split(".") for rival in rivals]
+            distinctive = [
+                word
+                for word in without_numbers(plans[0].query.tensor).split(".")
+                if not all(word in name for name in names)
+            ]
+            words = [] if plans[0].stack == "unknown" else [plans[0].stack]
+            stack = "-".join(
+                [*words, *(w for w in distinctive if w not in ("weight", plans[0].stack))]
+            )
+            plans = [replace(p, rule=replace(p.rule, stack=stack or p.stack)) for p in plans]
+        distinct += plans
+    return distinct
+
+
+def _plan_rule(checkpoint: Checkpoint, family: str, rule: AttentionRule) -> list[AttentionPlan]:
+    tensors = checkpoint.tensors()
+    config = Config(checkpoint.config, rule.config, checkpoint.name, rule.defaults)
+    shared = config.get("num_kv_shared_layers")
+    keyless = shared if type(shared) is int and shared > 0 else 0
+    applies = config.holds(rule.only_if)
+    found = find_layers(tensors, rule, checkpoint.name, keyless) if applies else []
+    if not found:
+        return []
+    if config.get("quantization_config.quant_method") == "bitnet":
+        rule = replace(rule, partial="; ".join(filter(None, (rule.partial, TERNARY))))
+    layers = complete_layers(found, config, rule)
+    groups = 1 + max(match.group for _, match in layers)
+    plans: list[AttentionPlan] = []
+    sources: dict[str | None, tuple[AttentionPlan, Match]] = {}
+    for number, (layer, match) in enumerate(layers):
+        kind = config.layer_type(layer)
+        if number < len(layers) - keyless:
+            plans.append(_plan_layer(tensors, config, family, rule, layer, groups, match))
+            sources[kind] = plans[-1], match
+            continue
+        # Attends with the keys and values of the last layer of its type that has some (Gemma 3n).
+        if kind not in sources:
+            raise CheckpointError(
+                f"{config.name}: config.json: num_kv_shared_layers is {keyless}, but none of the "
+                f"other layers is of layer {layer}'s type, {kind}"
+            )
+        source, keyed = sources[kind]
+        match = replace(match, key=keyed.key)
+        planned = _plan_layer(tensors, config, family, rule, layer, groups, match)
+        note = f"some layers attend with the keys of layer {source.layer}"
+        plans.append(
+            replace(
+                planned, key=source.key, value=source.value, rule=replace(planned.rule, note=note)
+            )
+        )
+    return plans
+
+
+def _plan_layer(
+    tensors: Mapping[str, TensorInfo],
+    config: Config,
+    family: str,
+    rule: AttentionRule,
+    layer: int,
+    groups: int,
+    match: Match,
+) -> AttentionPlan:
+    projections = projections_of(tensors, config, rule, match)
+    query, key, value, output = sides_of(tensors, config, rule, match, projections)
+    score = rule.score
+    window = config.window(score.window, layer, score.window_axes)
+    turned = projections.get("q_position", query.projection).head_width
+    rotary = (
+        rotary_of(rule.rotary, config, turned, layer, window is not None) if rule.rotary else None
+    )
+    positional = None
+    if "q_position" in projections:
+        positional = Positional(
+            Side(projections["q_position"]), Side(projections["k_position"]), rotary or UNTURNED
+        )
+    if query.head_width != key.head_width or query.heads % key.heads:
+        raise CheckpointError(
+            f"{config.name}: {query.heads} query heads of width {query.head_width} do not fit "
+            f"{key.heads} key heads of width {key.head_width} in layer {layer} of the {rule.stack}"
+        )
+    return AttentionPlan(
+        family=family,
+        rule=rule,
+        layer=layer,
+        query=query,
+        key=key,
+        value=value,
+        output=output,
+        scale=config.product(
+            score.scale,
+            {
+                "head_width": query.head_width + (positional.query.head_width if positional else 0),
+                "layer": layer,
+                "rotary_stretch": rotary_stretch(config),
+            },
+        ),
+        softcap=config.optional_number((score.softcap,)) if score.softcap else None,
+        clip=config.optional_number((score.clip,)) if score.clip else None,
+        sinks=part_of(tensors, score.sinks, match),
+        causal=score.causal or bool(score.causal_if and config.holds(score.causal_if)),
+        window=window,
+        applications=_applications(config, rule, match.group, groups),
+        position=score.position if config.holds(score.position_if) else "",
+        rotary=None if positional else rotary,
+        positional=positional,
+    )
+
+
+def _applications(config: Config, rule: AttentionRule, group: int, groups: int) -> int:
+    """How often a layer's weights are applied in one pass.
+
+    Shared layers come in groups (the first index), and the passes are dealt to these in order.
+    """
+    if rule.counts.applied_in_total:
+        total = config.whole((rule.counts.applied_in_total,))
+        return [number * groups // total for number in range(total)].count(group)
+    return 2 if rule.counts.applied_twice_if and config.holds(rule.counts.applied_twice_if) else 1
+
+
+def _explain_absence(checkpoint: Checkpoint, family: Family) -> None:
+    names = checkpoint.tensors()
+    packed = next((n for n in names if n.endswith((".qweight", ".weight_packed"))), None)
+    if packed:
+        raise CheckpointError(
+            f"{checkpoint.name}: quantized ({packed}); quantized weights cannot be scored; "
+            "use the original checkpoint, or dequantize it first"
+        )
+    rule = family.attention[0]
+    expected = (rule.fused or rule.query.names)[0].replace("{layer}", "0")
+    raise CheckpointError(
+        f"{checkpoint.name}: none of its {len(names)} tensors are the queries and keys of family "
+        f"{family.name}; expected names such as {weight_name(expected)!r}"
+    )
