@@ -1,10 +1,9 @@
 """Keep of a trained pair what `wqk` reads: ``python examples/keep_queries_and_keys.py DIR``.
 
 DIR holds the runs ``encoder`` and ``decoder``, and their ``corpus``. Their query and key weights
-and biases
-go to ``DIR/models`` in float16, under the names that the full checkpoints give them, with their
-configurations; ``training.json`` says how they came about. Its scores are computed here from dense
-matrices in float64, apart from wqk's own arithmetic.
+and biases go to ``DIR/models`` in float16, under the names that the full checkpoints give them,
+with their configurations; ``training.json`` says how they came about. Its scores are computed here
+from dense matrices in float64, apart from wqk's own arithmetic.
 """
 
 import argparse

@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from wqk._files import append_lines
 from wqk.cli.main import command
 from wqk.errors import RunError
-from wqk.runs.run import open_run
+from wqk.runs.run import METRICS, create_run, open_run
+from wqk.runs.speedup import SMOOTHING
 from wqk.training.corpus import CorpusOptions, build_corpus
-from wqk.training.experiments import flops, read_experiments
+from wqk.training.experiments import comparable_runs, flops, flops_left, read_experiments
 from wqk.training.recipe import make_recipe
 
 SMALL = """
@@ -110,3 +112,29 @@ def test_operations_of_a_step() -> None:
     recipe = make_recipe("fast", layers=2, width=16, heads=2, block=8, batch=4)
     weights, scores = 2 * (4 * 16**2 + 8 * 16**2), 2 * 2 * 8 * 16
     assert flops(recipe, 3) == 3 * 4 * 8 * 6 * (weights + scores)
+
+
+def test_finished_runs_of_one_goal_and_recipe_are_compared(tmp_path: Path) -> None:
+    cells = {"random": 6, "symmetric": 6, "paired": 4, "indefinite": 4, "skew": 6}
+    content = SMALL.replace("seeds = [1]", "seeds = [1, 2]") + "".join(
+        f'[[cell]]\nname = "{init}"\ninit = "{init}"\nstop = {stop}\n'
+        for init, stop in cells.items()
+    )
+    trials = read_experiments(written(tmp_path, content), tmp_path, tmp_path)
+    for trial in trials:
+        run = create_run(trial.folder, {"recipe": trial.recipe.to_json()})
+        step = 2 if trial.cell == "skew" else trial.goal
+        (run.folder / f"checkpoint-{step}").mkdir()
+        append_lines(run.folder / METRICS, {"step": step})
+    groups = comparable_runs(trials)
+    assert [[run.name for run in group] for group in groups] == [
+        ["paired-1", "paired-2", "indefinite-1", "indefinite-2"],
+        ["random-1", "random-2", "symmetric-1", "symmetric-2"],
+    ]
+    # Of ten runs, the two of skew have four steps each to go.
+    assert flops_left(trials) == flops(trials[0].recipe, 8)
+
+
+def test_the_commands_smooth_as_the_library_does() -> None:
+    options = {option.name: option.default for option in command.commands["speedup"].params}
+    assert options["smoothing"] == SMOOTHING

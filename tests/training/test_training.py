@@ -20,7 +20,7 @@ from wqk._files import locked
 from wqk.checkpoints import steps_of
 from wqk.errors import CorpusError, RunError, UnknownFamily
 from wqk.runs.run import METRICS, Run, create_run, open_run
-from wqk.training.blocks import HELD_OUT_MASKS, spaced_blocks, stream_seed
+from wqk.training.blocks import HELD_OUT_MASKS, Rows, stream_seed
 from wqk.training.corpus import Chunk, TokenStore, write_store
 from wqk.training.models import build_model
 from wqk.training.objectives import Objective, RowSelection, loss_of
@@ -142,7 +142,7 @@ def test_the_held_out_loss_is_what_it_says(run: Run, corpus: TokenStore) -> None
 
     model = transformers.AutoModelForMaskedLM.from_pretrained(run.checkpoints[-1][1]).eval()
     recipe = run.recipe
-    blocks = spaced_blocks(corpus.tokens("held_out"), recipe["block"], recipe["held_out_blocks"])
+    blocks = Rows(corpus.tokens("held_out"), recipe["block"]).spaced(recipe["held_out_blocks"])
     objective = Objective(
         "masked", recipe["mask_share"], recipe["corruption"], 1, corpus.vocabulary_size
     )
@@ -328,12 +328,12 @@ def test_the_same_recipe_gives_the_same_bits(corpus: TokenStore, tiny: Any, tmp_
 
 
 def test_loss_of_is_the_trainer_s_loss(corpus: TokenStore, tiny: Any, tmp_path: Path) -> None:
-    from wqk.training.blocks import MASKS, draw_blocks
+    from wqk.training.blocks import MASKS
 
     recipe = tiny(steps=1, warmup=0, log_every=1)
     run = train(recipe, corpus.folder, tmp_path / "run")
     model = build_model(recipe, corpus.vocabulary_size, corpus.special)
-    blocks = draw_blocks(corpus.tokens("train"), 16, 8, seed=1, index=0)
+    blocks = Rows(corpus.tokens("train"), 16).drawn(8, seed=1, index=0)
     generator = torch.Generator().manual_seed(stream_seed(1, MASKS, 0))
     objective = Objective("masked", recipe.mask_share, recipe.corruption, 1, corpus.vocabulary_size)
     task = objective.task(torch.from_numpy(blocks), objective.draw(8, 16, generator))

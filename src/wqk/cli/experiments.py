@@ -95,7 +95,7 @@ def experiments(
 def _print_table(trials: Sequence[Trial], speed: float) -> None:
     """One line per run, and what remains to be done."""
     from wqk.cli import display
-    from wqk.training.experiments import flops
+    from wqk.training.experiments import flops_left
 
     table = display.sheet("run", "step", "of", "state", left=["run"])
     for trial in trials:
@@ -103,12 +103,12 @@ def _print_table(trials: Sequence[Trial], speed: float) -> None:
         table.add_row(trial.folder.name, str(trial.step or 0), str(trial.goal), state)
     console = display.output()
     console.print(table)
-    left = [trial for trial in trials if not trial.done]
-    if left:
-        operations = sum(flops(t.recipe, max(t.goal - (t.step or 0), 0)) for t in left)
+    unfinished = sum(not trial.done for trial in trials)
+    if unfinished:
+        operations = flops_left(trials)
         hours = operations / (speed * 1e12) / 3600
         console.print(
-            f"To do: {len(left)} of {len(trials)} runs, {operations:.2g} operations, about "
+            f"To do: {unfinished} of {len(trials)} runs, {operations:.2g} operations, about "
             f"{hours:.2g} hours of one device at {speed:g} TFLOP/s.",
             style="dim",
         )
@@ -119,19 +119,14 @@ def _print_comparisons(trials: Sequence[Trial], below: float | None) -> None:
     from wqk.cli import display
     from wqk.cli.speedup import print_comparisons
     from wqk.errors import RunError
-    from wqk.runs.groups import comparable
-    from wqk.runs.run import open_run
-    from wqk.runs.speedup import speedups
+    from wqk.runs.speedup import SMOOTHING, speedups
+    from wqk.training.experiments import comparable_runs
 
-    smoothing = 0.05
-    done = [trial for trial in trials if trial.done]
-    for goal in sorted({trial.goal for trial in done}):
-        runs = [open_run(trial.folder) for trial in done if trial.goal == goal]
-        for group in comparable(runs):
-            try:
-                comparisons = speedups(group, smoothing=smoothing, level=below)
-            except RunError as error:
-                display.say(f"not compared: {error}")
-                continue
-            display.output().print()
-            print_comparisons(comparisons, "held-out", smoothing, below)
+    for group in comparable_runs(trials):
+        try:
+            comparisons = speedups(group, level=below)
+        except RunError as error:
+            display.say(f"not compared: {error}")
+            continue
+        display.output().print()
+        print_comparisons(comparisons, "held-out", SMOOTHING, below)

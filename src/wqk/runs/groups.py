@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 # Fields of a recipe in which runs of one cell may differ, or which do not touch the numbers.
 WITHIN_A_CELL = {"seed", "preset", "keep_checkpoints", "save_every"}
 
+# The value of fields that recipes did not always have.
+BEFORE = {"rows": "blocks"}
+
 # What an encoder and a decoder that compare differ in, and what starts that compare differ in.
 MODE = ("mode", "objective")
 START = ("init", "init_norm", "init_values", "penalty", "penalty_weight")
@@ -145,8 +148,7 @@ def comparable(runs: Iterable[Run]) -> list[list[Run]]:
     >>> [[run.name for run in group] for group in comparable(runs)]
     [['random-16', 'paired-16']]
     """
-    groups = (group for group in _gathered(cells(runs), _without(START)) if len(group) > 1)
-    return [[run for cell in group for run in cell.runs] for group in groups]
+    return [[run for cell in group for run in cell.runs] for group in _by_start(cells(runs))]
 
 
 def starts(runs: Sequence[Run], figure: str, penalties: bool) -> dict[str, Cell]:
@@ -160,7 +162,7 @@ def starts(runs: Sequence[Run], figure: str, penalties: bool) -> dict[str, Cell]
         No two cells do, or cells of several recipes do.
     """
     some = [cell for cell in cells(runs) if penalties or not cell.penalty]
-    groups = [group for group in _gathered(some, _without(START)) if len(group) > 1]
+    groups = _by_start(some)
     if not groups:
         raise RunError(
             f"{figure} needs runs with different initializations and otherwise equal recipes: wqk "
@@ -204,11 +206,11 @@ def _shared(run: Run) -> dict[str, Any]:
 
     Fields that are off are left out, since older runs may not have recorded them.
     """
-    recipe = {k: v for k, v in run.recipe.items() if v and k not in WITHIN_A_CELL}
+    recipe = {
+        k: v for k, v in run.recipe.items() if v and k not in WITHIN_A_CELL and v != BEFORE.get(k)
+    }
     if (recipe.get("mode"), recipe.get("objective")) in OWN_OBJECTIVES:
         del recipe["objective"]
-    if recipe.get("rows") == "blocks":
-        del recipe["rows"]
     corpus = run.settings.get("corpus", {})
     named = {"corpus": PurePath(corpus.get("folder", "")).name}
     return named | recipe | {"fingerprint": corpus.get("fingerprint")}
@@ -225,6 +227,11 @@ def _gathered(items: Iterable[T], key: Callable[[T], Any]) -> list[list[T]]:
 def _without(names: Sequence[str]) -> Callable[[Cell], dict[str, Any]]:
     """What a cell shares, without some fields."""
     return lambda cell: {k: v for k, v in cell.shared.items() if k not in names}
+
+
+def _by_start(some: Iterable[Cell]) -> list[list[Cell]]:
+    """Cells that differ only in initialization and penalty, where there are two or more."""
+    return [group for group in _gathered(some, _without(START)) if len(group) > 1]
 
 
 def _by_mode(runs: Iterable[Run]) -> list[tuple[Cell, ...]]:

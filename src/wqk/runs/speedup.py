@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from wqk.runs.run import Run
 
 Loss = Literal["held-out", "training"]
+# Window of the trailing mean of a loss, as a fraction of all steps, by default.
+SMOOTHING = 0.05
+
 COLUMNS: dict[Loss, str] = {"held-out": "held_out_loss", "training": "loss"}
 
 
@@ -107,7 +110,7 @@ def speedups(
     runs: Sequence[Run],
     *,
     loss: Loss = "held-out",
-    smoothing: float = 0.05,
+    smoothing: float = SMOOTHING,
     level: float | None = None,
 ) -> list[StartSpeedUp]:
     """Every initialization among the runs against the first run's.
@@ -162,7 +165,7 @@ def compare(
     baseline: Cell,
     candidate: Cell,
     loss: Loss = "held-out",
-    smoothing: float = 0.05,
+    smoothing: float = SMOOTHING,
     level: float | None = None,
 ) -> StartSpeedUp:
     """One cell against another, over their common seeds; errors as for `speedups`."""

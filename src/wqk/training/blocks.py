@@ -8,6 +8,7 @@ or on more processes, sees the same blocks in the same order.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,138 +30,89 @@ def stream_seed(seed: int, stream: int, index: int) -> int:
     return int(state[0] >> np.uint64(1))
 
 
-def possible_starts(tokens: npt.NDArray[Any], block: int) -> int:
-    """Number of possible starting positions of a block.
+@dataclass(frozen=True)
+class Rows:
+    """The rows of batches: blocks at any position of a stream, or single documents.
 
-    Raises
-    ------
-    CorpusError
-        The stream is shorter than a block.
-    """
-    if len(tokens) < block:
-        raise CorpusError(
-            f"a block takes {block} tokens, but the stream has {len(tokens)}; use shorter blocks "
-            "or more text"
-        )
-    return len(tokens) - block + 1
-
-
-def draw_blocks(
-    tokens: npt.NDArray[Any], block: int, batch: int, *, seed: int, index: int
-) -> npt.NDArray[np.int64]:
-    """Batch number ``index``: blocks at uniformly random positions of the stream.
-
-    Returns (B, N) token numbers, read from the memory map in one gather.
-
-    Raises
-    ------
-    CorpusError
-        The stream is shorter than a block.
+    Attributes
+    ----------
+    tokens
+        The stream, read from its memory map in one gather a batch.
+    block
+        N, the length of a row.
+    documents
+        Offsets at which documents begin, followed by the end: each row is the beginning of one,
+        cut or padded. None for blocks.
+    padding
+        The token that pads the rows; None where rows are full.
 
     Examples
     --------
-    >>> draw_blocks(np.arange(100), 4, 2, seed=1, index=0)
+    >>> Rows(np.arange(100), 4).drawn(2, seed=1, index=0)
     array([[ 1,  2,  3,  4],
            [49, 50, 51, 52]])
-    """
-    generator = np.random.default_rng(stream_seed(seed, BLOCKS, index))
-    starts = generator.integers(possible_starts(tokens, block), size=batch)
-    return _gather(tokens, starts, block)
-
-
-def spaced_blocks(tokens: npt.NDArray[Any], block: int, count: int) -> npt.NDArray[np.int64]:
-    """Blocks evenly spaced over a stream; always the same.
-
-    Raises
-    ------
-    CorpusError
-        The stream is shorter than a block.
-
-    Examples
-    --------
-    >>> spaced_blocks(np.arange(10), 3, 2).tolist()
-    [[0, 1, 2], [7, 8, 9]]
-    """
-    starts = np.linspace(0, possible_starts(tokens, block) - 1, count).round().astype(np.int64)
-    return _gather(tokens, starts, block)
-
-
-def padding_of(rows: str, store: TokenStore) -> int | None:
-    """The token that pads a batch's rows; None for ``blocks``, which are full.
-
-    Raises
-    ------
-    CorpusError
-        The rows are ``documents``, and the vocabulary has no token for padding.
-    """
-    if rows == "blocks":
-        return None
-    if "padding" not in store.special:
-        raise CorpusError(
-            f"{store.folder}: rows=documents needs a vocabulary with a padding token; train with "
-            "rows=blocks"
-        )
-    return store.special["padding"]
-
-
-def draw_documents(
-    tokens: npt.NDArray[Any],
-    documents: npt.NDArray[np.int64],
-    block: int,
-    batch: int,
-    padding: int,
-    *,
-    seed: int,
-    index: int,
-) -> npt.NDArray[np.int64]:
-    """Batch number ``index``: the heads of random documents, (B, N), padded.
-
-    Parameters
-    ----------
-    documents
-        Offsets at which they begin, followed by the end, as of a token store.
-    padding
-        The token that fills the rows of shorter documents.
-
-    Examples
-    --------
-    >>> draw_documents(np.arange(1, 8), np.array([0, 2, 7]), 3, 2, padding=0, seed=1, index=0)
+    >>> Rows(np.arange(1, 8), 3, documents=np.array([0, 2, 7]), padding=0).spaced(2)
     array([[1, 2, 0],
            [3, 4, 5]])
     """
-    generator = np.random.default_rng(stream_seed(seed, BLOCKS, index))
-    chosen = generator.integers(len(documents) - 1, size=batch)
-    return _padded(tokens, documents, chosen, block, padding)
 
+    tokens: npt.NDArray[Any]
+    block: int
+    documents: npt.NDArray[np.int64] | None = None
+    padding: int | None = None
 
-def spaced_documents(
-    tokens: npt.NDArray[Any],
-    documents: npt.NDArray[np.int64],
-    block: int,
-    count: int,
-    padding: int,
-) -> npt.NDArray[np.int64]:
-    """As `draw_documents`, evenly spaced; always the same, and each document once at most."""
-    number = len(documents) - 1
-    chosen = np.linspace(0, number - 1, min(count, number)).round().astype(np.int64)
-    return _padded(tokens, documents, chosen, block, padding)
+    @classmethod
+    def of(cls, store: TokenStore, split: str, rows: str, block: int) -> Rows:
+        """Rows of a store's split; ``rows`` is ``blocks`` or ``documents``.
 
+        Raises
+        ------
+        CorpusError
+            The vocabulary has no token to pad documents with.
+        """
+        if rows == "blocks":
+            return cls(store.tokens(split), block)
+        if "padding" not in store.special:
+            raise CorpusError(
+                f"{store.folder}: rows=documents needs a vocabulary with a padding token; train "
+                "with rows=blocks"
+            )
+        return cls(store.tokens(split), block, store.documents(split), store.special["padding"])
 
-def _padded(
-    tokens: npt.NDArray[Any],
-    documents: npt.NDArray[np.int64],
-    chosen: npt.NDArray[np.int64],
-    block: int,
-    padding: int,
-) -> npt.NDArray[np.int64]:
-    positions = documents[chosen][:, None] + np.arange(block)
-    inside = positions < documents[chosen + 1][:, None]
-    kept = tokens[np.minimum(positions, len(tokens) - 1)].astype(np.int64)
-    return np.where(inside, kept, padding)
+    @property
+    def count(self) -> int:
+        """Number of different rows.
 
+        Raises
+        ------
+        CorpusError
+            There are none: the stream is shorter than a block, or has no document.
+        """
+        if self.documents is not None and len(self.documents) > 1:
+            return len(self.documents) - 1
+        if self.documents is not None or len(self.tokens) < self.block:
+            raise CorpusError(
+                f"a block takes {self.block} tokens, but the stream has {len(self.tokens)}; use "
+                "shorter blocks or more text"
+            )
+        return len(self.tokens) - self.block + 1
 
-def _gather(
-    tokens: npt.NDArray[Any], starts: npt.NDArray[np.int64], block: int
-) -> npt.NDArray[np.int64]:
-    blocks: npt.NDArray[np.int64] = tokens[starts[:, None] + np.arange(block)].astype(np.int64)
-    return blocks
+    def drawn(self, batch: int, *, seed: int, index: int) -> npt.NDArray[np.int64]:
+        """Batch number ``index``, (B, N): rows drawn at random, all equally likely."""
+        generator = np.random.default_rng(stream_seed(seed, BLOCKS, index))
+        return self._take(generator.integers(self.count, size=batch))
+
+    def spaced(self, most: int) -> npt.NDArray[np.int64]:
+        """At most so many rows, evenly spaced; always the same, and each once."""
+        number = min(most, self.count)
+        return self._take(np.linspace(0, self.count - 1, number).round().astype(np.int64))
+
+    def _take(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        begins = rows if self.documents is None else self.documents[rows]
+        positions = begins[:, None] + np.arange(self.block)
+        if self.documents is None:
+            return np.asarray(self.tokens[positions], np.int64)
+        inside = positions < self.documents[rows + 1][:, None]
+        taken = np.asarray(self.tokens[np.minimum(positions, len(self.tokens) - 1)], np.int64)
+        taken[~inside] = self.padding
+        return taken

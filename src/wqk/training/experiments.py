@@ -27,7 +27,7 @@ import os
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from os import PathLike
@@ -37,7 +37,8 @@ from typing import Any
 
 from wqk._files import read_lines
 from wqk.errors import RunError
-from wqk.runs.run import METRICS, SETTINGS, checkpoints_in, open_run
+from wqk.runs.groups import comparable
+from wqk.runs.run import METRICS, SETTINGS, Run, checkpoints_in, open_run
 from wqk.training.recipe import Recipe, differences, make_recipe
 
 
@@ -258,6 +259,24 @@ def _require_same_recipe(trial: Trial) -> None:
             f"{trial.folder}: trained with a different recipe ({'; '.join(changed)}); choose "
             "another --out, or remove it"
         )
+
+
+def comparable_runs(trials: Iterable[Trial]) -> list[list[Run]]:
+    """Finished runs in groups of one goal that differ only in seed, initialization and penalty.
+
+    As `wqk.runs.groups.comparable`; the groups with the earliest goal come first.
+    """
+    by_goal: dict[int, list[Run]] = {}
+    for trial in trials:
+        if trial.done:
+            by_goal.setdefault(trial.goal, []).append(open_run(trial.folder))
+    return [group for goal in sorted(by_goal) for group in comparable(by_goal[goal])]
+
+
+def flops_left(trials: Iterable[Trial]) -> float:
+    """Floating-point operations of the steps between each unfinished run's last and its goal."""
+    unfinished = (trial for trial in trials if not trial.done)
+    return sum(flops(t.recipe, max(t.goal - (t.step or 0), 0)) for t in unfinished)
 
 
 def flops(recipe: Recipe, steps: int) -> float:

@@ -31,11 +31,7 @@ from wqk.training.blocks import (
     DROPOUT,
     HELD_OUT_MASKS,
     MASKS,
-    draw_blocks,
-    draw_documents,
-    padding_of,
-    spaced_blocks,
-    spaced_documents,
+    Rows,
     stream_seed,
 )
 from wqk.training.hardware import available_precision
@@ -112,7 +108,7 @@ def run_loop(
         recipe.corruption,
         store.special["mask"],
         store.vocabulary_size,
-        padding_of(recipe.rows, store),
+        rows_of(store, "train", recipe).padding,
     )
     learner = Learner(model, objective)
     if accelerator.device.type == "cuda":
@@ -243,17 +239,13 @@ def training_batches(
     A thread reads the next blocks while the device works, into pinned memory where the device is a
     GPU, so that they are copied without waiting.
     """
-    tokens, documents = store.tokens("train"), store.documents("train")
+    rows = rows_of(store, "train", recipe)
     device, generator = accelerator.device, _generator(accelerator)
     share = recipe.batch // accelerator.num_processes
     own = slice(accelerator.process_index * share, (accelerator.process_index + 1) * share)
 
     def read(index: int) -> torch.Tensor:
-        sizes, drawn = (recipe.block, recipe.batch), {"seed": recipe.seed, "index": index}
-        if objective.padding is None:
-            blocks = draw_blocks(tokens, *sizes, **drawn)
-        else:
-            blocks = draw_documents(tokens, documents, *sizes, objective.padding, **drawn)
+        blocks = rows.drawn(recipe.batch, seed=recipe.seed, index=index)
         batch = torch.from_numpy(blocks[own])
         return batch.pin_memory() if device.type == "cuda" else batch
 
@@ -270,14 +262,8 @@ def held_out_loss(
     accelerator: Accelerator, learner: Learner, recipe: Recipe, store: TokenStore
 ) -> float:
     """Mean loss in nats over the same held-out rows, under the same masks, every time."""
-    tokens, sizes = store.tokens("held_out"), (recipe.block, recipe.held_out_blocks)
-    padding = learner.objective.padding
-    if padding is None:
-        blocks = spaced_blocks(tokens, *sizes)
-    else:
-        blocks = spaced_documents(tokens, store.documents("held_out"), *sizes, padding)
+    blocks = rows_of(store, "held_out", recipe).spaced(recipe.held_out_blocks)
     objective, generator = learner.objective, _generator(accelerator)
-    # The sum of the losses, and what it is of: blocks, which are alike, or targets.
     sums = torch.zeros(2, dtype=torch.float64, device=accelerator.device)
     learner.eval()
     with torch.no_grad():
@@ -287,12 +273,16 @@ def held_out_loss(
                 batch = batch.to(accelerator.device)
                 generator.manual_seed(stream_seed(recipe.seed, HELD_OUT_MASKS, index))
                 draws = objective.draw(len(batch), recipe.block, generator)
-                count = len(batch) if padding is None else objective.task(batch, draws).count
-                sums[0] += learner(batch, draws) * count
-                sums[1] += count
+                targets = objective.task(batch, draws).count
+                sums += torch.stack([learner(batch, draws) * targets, targets])
     learner.train()
-    total, count = accelerator.reduce(sums, "sum").tolist()
-    return float(total / count)
+    loss, targets = accelerator.reduce(sums, "sum").tolist()
+    return float(loss / targets)
+
+
+def rows_of(store: TokenStore, split: str, recipe: Recipe) -> Rows:
+    """The rows that a recipe makes of a store's split."""
+    return Rows.of(store, split, recipe.rows, recipe.block)
 
 
 def _generator(accelerator: Accelerator) -> torch.Generator:

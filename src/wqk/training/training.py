@@ -94,7 +94,7 @@ def train(
     """
     with required_by("training"):
         from wqk.training.loop import make_accelerator, run_loop
-    from wqk.training.blocks import padding_of, possible_starts
+    from wqk.training.blocks import Rows
     from wqk.training.corpus.store import TokenStore
     from wqk.training.models import build_model
     from wqk.training.saving import tokenizer_files
@@ -106,8 +106,7 @@ def train(
     if "mask" not in store.special:
         raise CorpusError(f"{store.folder}: training needs a vocabulary with a mask token")
     for split in ("train", "held_out"):
-        possible_starts(store.tokens(split), recipe.block)
-    padding_of(recipe.rows, store)
+        _ = Rows.of(store, split, recipe.rows, recipe.block).count  # that there are some
     tokenizer_files(store, recipe.block)
     if resume:
         _require_same_corpus(open_run(folder), store)
