@@ -113,6 +113,5 @@ class Rows:
         if self.documents is None:
             return np.asarray(self.tokens[positions], np.int64)
         inside = positions < self.documents[rows + 1][:, None]
-        taken = np.asarray(self.tokens[np.minimum(positions, len(self.tokens) - 1)], np.int64)
-        taken[~inside] = self.padding
-        return taken
+        taken = self.tokens[np.minimum(positions, len(self.tokens) - 1)]
+        return np.asarray(np.where(inside, taken, self.padding), np.int64)
