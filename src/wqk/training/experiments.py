@@ -257,7 +257,7 @@ def _require_same_recipe(trial: Trial) -> None:
     if changed := differences(before, trial.recipe):
         raise RunError(
             f"{trial.folder}: trained with a different recipe ({'; '.join(changed)}); choose "
-            "another --out, or remove it"
+            "another folder, or remove it"
         )
 
 

@@ -188,7 +188,7 @@ def test_a_document_without_a_token_is_its_separator(tmp_path: Path) -> None:
 
 def test_one_document_is_not_enough_to_hold_one_out(tmp_path: Path) -> None:
     (tmp_path / "book.txt").write_text("one\n\ntwo\n\nthree\n")
-    with pytest.raises(CorpusError, match=r"1 different documents.*--document paragraph"):
+    with pytest.raises(CorpusError, match=r"1 different documents.*document=paragraph"):
         build_corpus([tmp_path / "book.txt"], tmp_path / "store")
     options = CorpusOptions(text="characters", document="paragraph")
     made = build_corpus([tmp_path / "book.txt"], tmp_path / "store", options)
@@ -199,18 +199,18 @@ def test_one_document_is_not_enough_to_hold_one_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "fault"),
     [
-        ({"text": "letters"}, "text: expected one of words, characters, got 'letters'"),
-        ({"document": "page"}, "document: expected one of"),
+        ({"text": "letters"}, "text must be one of words, characters, got text=letters"),
+        ({"document": "page"}, "document must be one of"),
         ({"held_out": -0.1}, "held-out: expected"),
         ({"held_out": 1.5}, "held-out: expected"),
         ({"held_out": float("nan")}, "held-out: expected"),
         ({"held_out": float("inf")}, "held-out: expected"),
-        ({"vocabulary": 5}, "vocabulary: expected 100 or more, got 5"),
-        ({"text": "characters", "characters": 0}, "characters: expected 1 or more"),
-        ({"max_documents": 0}, "max-documents: expected 1 or more, got 0"),
-        ({"text": "characters", "vocabulary": 500}, "--vocabulary cannot be combined with"),
-        ({"characters": 50}, "--characters cannot be combined with --text words"),
-        ({"tokenizer": "a", "lower": True}, "--lower cannot be combined with --tokenizer"),
+        ({"vocabulary": 5}, "vocabulary must be at least 100, got vocabulary=5"),
+        ({"text": "characters", "characters": 0}, "characters must be at least 1, got characters=0"),
+        ({"max_documents": 0}, "max_documents must be at least 1, got max_documents=0"),
+        ({"text": "characters", "vocabulary": 500}, "text=characters and vocabulary=500 contradict"),
+        ({"characters": 50}, "text=words and characters=50 contradict"),
+        ({"tokenizer": "a", "lower": True}, "tokenizer=a and lower=True contradict"),
     ],
     ids=str,
 )

@@ -240,7 +240,7 @@ def _held_out(work: Work, options: CorpusOptions) -> int:
     if count >= len(distinct):
         raise CorpusError(
             f"{len(distinct)} different documents, of which {count} are to be held out; more "
-            "documents are needed: split plain text with --document paragraph, or change --held-out"
+            "documents are needed: split plain text with document=paragraph, or set held_out=NUMBER"
         )
     return int(distinct[count])
 

@@ -80,9 +80,9 @@ class CorpusOptions:
         if self.tokenizer is not None:
             self._excludes("tokenizer", "vocabulary", "characters", "lower")
         if self.text == "characters":
-            self._excludes("text characters", "vocabulary", "tokenizer")
+            self._excludes("text", "vocabulary", "tokenizer")
         else:
-            self._excludes("text words", "characters")
+            self._excludes("text", "characters")
         if isinstance(self.vocabulary, int):
             _at_least("vocabulary", self.vocabulary, FEWEST_PIECES)
         for name in ("characters", "max_documents", "max_characters"):
@@ -90,7 +90,7 @@ class CorpusOptions:
         some = self.held_out
         if some is not None and not (0 <= some < 1 or (some >= 1 and float(some).is_integer())):
             raise CorpusError(
-                f"held-out: expected a fraction below 1 or a number of documents, got {some}"
+                f"held_out must be a fraction below 1 or a number of documents, got held_out={some}"
             )
         if some is not None and (some >= 1 or not some):
             object.__setattr__(self, "held_out", int(some))
@@ -147,17 +147,18 @@ class CorpusOptions:
 
     def _excludes(self, name: str, *others: str) -> None:
         for other in others:
-            if getattr(self, other) is not None:
+            if (value := getattr(self, other)) is not None:
                 raise CorpusError(
-                    f"--{other} cannot be combined with --{name}; leave one of them out"
+                    f"{name}={getattr(self, name)} and {other}={value} contradict each other; "
+                    "leave one of them out"
                 )
 
 
 def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise CorpusError(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
+        raise CorpusError(f"{name} must be one of {', '.join(choices)}, got {name}={value}")
 
 
 def _at_least(name: str, value: int | None, fewest: int) -> None:
     if value is not None and value < fewest:
-        raise CorpusError(f"{name.replace('_', '-')}: expected {fewest} or more, got {value}")
+        raise CorpusError(f"{name} must be at least {fewest}, got {name}={value}")

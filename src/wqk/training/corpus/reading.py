@@ -60,7 +60,7 @@ def read_documents(path: Path, field: str, document: str) -> Iterator[str]:
     try:
         for text in FORMATS[ending(path)](path, field, document):
             if len(text) > LONGEST:
-                raise _too_long(path, "document", "split it, or cut text with --document paragraph")
+                raise _too_long(path, "document", "split it, or cut text with document=paragraph")
             # Half of a surrogate pair is no character; UTF-8 decoders replace it, too.
             yield text if text.isascii() else _sound(text)
     except UnicodeDecodeError as error:
@@ -159,7 +159,7 @@ def _plain(path: Path, field: str, document: str) -> Iterator[str]:
                 yield gathered.getvalue().strip("\n")
                 gathered = io.StringIO()
             elif gathered.tell() > LONGEST:
-                raise _too_long(path, "paragraph", "cut it with --document line")
+                raise _too_long(path, "paragraph", "cut it with document=line")
         yield gathered.getvalue().strip("\n")
 
 
@@ -203,7 +203,7 @@ def _text(row: dict[str, Any], field: str, where: str) -> str:
 
 def _no_field(where: str, field: str, names: list[str]) -> CorpusError:
     return CorpusError(
-        f"{where}: has no {field!r}; give one of {', '.join(names) or 'none'} with --field"
+        f"{where}: has no {field!r}; set field=NAME to one of {', '.join(names) or 'none'}"
     )
 
 
