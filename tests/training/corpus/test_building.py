@@ -206,9 +206,15 @@ def test_one_document_is_not_enough_to_hold_one_out(tmp_path: Path) -> None:
         ({"held_out": float("nan")}, "held-out: expected"),
         ({"held_out": float("inf")}, "held-out: expected"),
         ({"vocabulary": 5}, "vocabulary must be at least 100, got vocabulary=5"),
-        ({"text": "characters", "characters": 0}, "characters must be at least 1, got characters=0"),
+        (
+            {"text": "characters", "characters": 0},
+            "characters must be at least 1, got characters=0",
+        ),
         ({"max_documents": 0}, "max_documents must be at least 1, got max_documents=0"),
-        ({"text": "characters", "vocabulary": 500}, "text=characters and vocabulary=500 contradict"),
+        (
+            {"text": "characters", "vocabulary": 500},
+            "text=characters and vocabulary=500 contradict",
+        ),
         ({"characters": 50}, "text=words and characters=50 contradict"),
         ({"tokenizer": "a", "lower": True}, "tokenizer=a and lower=True contradict"),
     ],

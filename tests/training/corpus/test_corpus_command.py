@@ -63,7 +63,10 @@ def test_a_vocabulary_file_is_named_in_the_header(text_file: Path, tmp_path: Pat
         (["text.jsonl", "--field", "body"], "has no 'body'; set --field NAME to one of text"),
         (["text.jsonl", "--vocabulary", "nofile"], "nofile: cannot be read"),
         (["text.jsonl", "--tokenizer", "text.jsonl"], "no tokenizer can be read"),
-        (["text.jsonl", "--text", "characters", "--vocabulary", "500"], "--text characters and --vocabulary 500 contradict"),
+        (
+            ["text.jsonl", "--text", "characters", "--vocabulary", "500"],
+            "--text characters and --vocabulary 500 contradict",
+        ),
         (["text.jsonl", "--held-out", "nan"], "a number of documents, got --held-out nan"),
         (["text.jsonl", "--held-out", "1000"], "different documents"),
     ],
