@@ -201,10 +201,10 @@ def test_one_document_is_not_enough_to_hold_one_out(tmp_path: Path) -> None:
     [
         ({"text": "letters"}, "text must be one of words, characters, got text=letters"),
         ({"document": "page"}, "document must be one of"),
-        ({"held_out": -0.1}, "held-out: expected"),
-        ({"held_out": 1.5}, "held-out: expected"),
-        ({"held_out": float("nan")}, "held-out: expected"),
-        ({"held_out": float("inf")}, "held-out: expected"),
+        ({"held_out": -0.1}, "held_out must be"),
+        ({"held_out": 1.5}, "held_out must be"),
+        ({"held_out": float("nan")}, "held_out must be"),
+        ({"held_out": float("inf")}, "held_out must be"),
         ({"vocabulary": 5}, "vocabulary must be at least 100, got vocabulary=5"),
         (
             {"text": "characters", "characters": 0},

@@ -69,7 +69,7 @@ def test_null_is_an_empty_document(tmp_path: Path) -> None:
 
 XZ = lzma.compress(b'{"text": "a"}\n' * 10_000)
 BAD = {
-    "text.jsonl": (b'{"text": "a"}\n{"body": "a"}\n', "line 2: has no 'text'; give one of body"),
+    "text.jsonl": (b'{"text": "a"}\n{"body": "a"}\n', "line 2: has no 'text'; set field=NAME to one of body"),
     "object.jsonl": (b'["a"]\n', "line 1: expected one JSON object, got list"),
     "open.jsonl": (b'{"text": "a"}\n{"text": "a\n', "line 2: expected a JSON object"),
     "number.jsonl": (b'{"text": 3}\n', "line 1: expected text in 'text', got int"),
@@ -77,8 +77,8 @@ BAD = {
     "latin.jsonl": ('{"text": "é"}\n'.encode("latin-1"), "line 1: expected UTF-8"),
     "latin.txt": ("é\n".encode("latin-1"), "expected UTF-8 text"),
     "latin.csv": ("text\né\n".encode("latin-1"), "expected UTF-8 text|codec can't decode"),
-    "columns.csv": (b"a,b\n1,2\n", "has no 'text'; give one of a, b"),
-    "empty.csv": (b"", "has no 'text'; give one of none"),
+    "columns.csv": (b"a,b\n1,2\n", "has no 'text'; set field=NAME to one of a, b"),
+    "empty.csv": (b"", "has no 'text'; set field=NAME to one of none"),
     "quote.csv": (b'text\nb\n"a\n', "cannot be read"),
     "short.jsonl.xz": (XZ[: len(XZ) // 2], "cannot be read completely"),
     "wrong.jsonl.xz": (b"not xz", "cannot be read completely"),
@@ -102,7 +102,7 @@ def test_a_bad_file_is_named_with_its_fault(name: str, tmp_path: Path) -> None:
 
 def test_parquet_without_the_field_or_with_numbers_is_refused(tmp_path: Path) -> None:
     pl.DataFrame({"n": [1]}).write_parquet(tmp_path / "a.parquet")
-    with pytest.raises(CorpusError, match="has no 'text'; give one of n"):
+    with pytest.raises(CorpusError, match="has no 'text'; set field=NAME to one of n"):
         read(tmp_path / "a.parquet")
     with pytest.raises(CorpusError, match="row 1: expected text in 'n', got int"):
         read(tmp_path / "a.parquet", "n")
@@ -111,7 +111,7 @@ def test_parquet_without_the_field_or_with_numbers_is_refused(tmp_path: Path) ->
 def test_what_is_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "LONGEST", 100)
     (tmp_path / "a.txt").write_text("a" * 101)
-    with pytest.raises(CorpusError, match="--document paragraph"):
+    with pytest.raises(CorpusError, match="document=paragraph"):
         read(tmp_path / "a.txt")
     write_jsonl(tmp_path / "a.jsonl", ["a" * 400])
     with pytest.raises(CorpusError, match="line 1: longer than 400 bytes"):
@@ -121,7 +121,7 @@ def test_what_is_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
         read(tmp_path / "a.jsonl")
     # A text without blank lines is one paragraph: reading stops when that is too long.
     (tmp_path / "a.txt").write_text("a\n" * 51 + "\xff")
-    with pytest.raises(CorpusError, match=r"a paragraph of more than 100 .* --document line"):
+    with pytest.raises(CorpusError, match=r"a paragraph of more than 100 .* document=line"):
         read(tmp_path / "a.txt", document="paragraph")
     (tmp_path / "a.txt").write_text("a" * 100)
     assert read(tmp_path / "a.txt") == ["a" * 100]
@@ -179,7 +179,7 @@ def test_data_sets_of_the_hub_are_streamed(monkeypatch: pytest.MonkeyPatch) -> N
     found = find_source("owner/name", "en", "test")
     assert list(found.documents("body", "file", 1)) == ["", "b"]
     assert hub.asked == [("owner/name", "en", {"split": "test", "streaming": True})]
-    with pytest.raises(CorpusError, match=r"owner/name, row 1: has no .text.; give one of body"):
+    with pytest.raises(CorpusError, match=r"owner/name, row 1: has no .text.; set field=NAME to one of body"):
         list(found.documents(None, "file", 0))
     hub.rows = [{"body": 3}]
     with pytest.raises(CorpusError, match="expected text in 'body', got int"):
