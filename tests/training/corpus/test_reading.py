@@ -69,7 +69,10 @@ def test_null_is_an_empty_document(tmp_path: Path) -> None:
 
 XZ = lzma.compress(b'{"text": "a"}\n' * 10_000)
 BAD = {
-    "text.jsonl": (b'{"text": "a"}\n{"body": "a"}\n', "line 2: has no 'text'; set field=NAME to one of body"),
+    "text.jsonl": (
+        b'{"text": "a"}\n{"body": "a"}\n',
+        "line 2: has no 'text'; set field=NAME to one of body",
+    ),
     "object.jsonl": (b'["a"]\n', "line 1: expected one JSON object, got list"),
     "open.jsonl": (b'{"text": "a"}\n{"text": "a\n', "line 2: expected a JSON object"),
     "number.jsonl": (b'{"text": 3}\n', "line 1: expected text in 'text', got int"),
@@ -179,7 +182,9 @@ def test_data_sets_of_the_hub_are_streamed(monkeypatch: pytest.MonkeyPatch) -> N
     found = find_source("owner/name", "en", "test")
     assert list(found.documents("body", "file", 1)) == ["", "b"]
     assert hub.asked == [("owner/name", "en", {"split": "test", "streaming": True})]
-    with pytest.raises(CorpusError, match=r"owner/name, row 1: has no .text.; set field=NAME to one of body"):
+    with pytest.raises(
+        CorpusError, match=r"owner/name, row 1: has no .text.; set field=NAME to one of body"
+    ):
         list(found.documents(None, "file", 0))
     hub.rows = [{"body": 3}]
     with pytest.raises(CorpusError, match="expected text in 'body', got int"):
