@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # Kept here, for names are needed before anything heavy is loaded; a test holds them to the figures.
 FIGURES = (
-    "fig2", "fig3", "s1", "s2", "s3", "s4", "s5", "losses", "updates", "heads", "coupling",
+    "fig2", "fig3", "s1", "s2", "s3", "s4", "s5", "losses", "dose", "updates", "heads", "coupling",
     "distances",
 )  # fmt: skip
 TABLES = ("table1", "tableS2", "tableS3")
@@ -41,6 +41,13 @@ TABLES = ("table1", "tableS2", "tableS3")
 @click.option(
     "--published", is_flag=True, help="Below your runs, draw the paper's own as well (s3, s4)."
 )
+@click.option(
+    "--below",
+    "level",
+    type=float,
+    metavar="NATS",
+    help="Training loss for which dose shows when runs fall below it.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers behind a figure as JSON.")
 def figure(
     name: str,
@@ -48,6 +55,7 @@ def figure(
     sources: tuple[Path, ...],
     out: Path | None,
     published: bool,
+    level: float | None,
     as_json: bool,
 ) -> None:
     """Draw a figure of the paper, or an additional one, from published results and your own.
@@ -66,6 +74,7 @@ def figure(
       s3, s4     the same for several corpora: medians; layers
       s5         initializations: loss, symmetry, gap between layers, layers
       losses     initializations and penalties: loss, difference from random
+      dose       loss against the scale of the start
       updates    symmetry and directionality of each form's change
     From tables and details:
       heads      symmetry within and between heads, and by chance
@@ -80,7 +89,7 @@ def figure(
     """
     from wqk.figures import read_sources
 
-    found = replace(read_sources(*sources, *more), published=published)
+    found = replace(read_sources(*sources, *more), published=published, level=level)
     if name in TABLES:
         if as_json:
             raise click.UsageError(f"{name} is text; wqk atlas --json prints its rows")
@@ -97,7 +106,7 @@ def _draw(name: str, sources: Sources, out: Path, as_json: bool) -> None:
     from wqk.scanning.tables import records
 
     check_ending(out)
-    if replace(sources, published=False) == Sources():
+    if replace(sources, published=False, level=None) == Sources():
         sources = _own_models(FIGURES[name].stand_in)
     if as_json:
         display.print_object({"figure": name, "rows": records(numbers(name, sources))})

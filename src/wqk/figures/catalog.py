@@ -11,7 +11,7 @@ import polars as pl
 from wqk._files import check_output, write_whole
 from wqk._style import PICTURES, save_figure
 from wqk.errors import RunError, UnknownName
-from wqk.figures import distances, heads, models, starts, terms, training
+from wqk.figures import distances, dose, heads, models, starts, terms, training
 from wqk.figures.matrix import examples
 from wqk.figures.published import published_pairs, published_starts
 
@@ -74,6 +74,7 @@ FIGURES: dict[str, Entry] = {
     "losses": Entry(
         lambda sources: starts.losses_by_start(sources.runs), starts.losses_and_differences
     ),
+    "dose": Entry(lambda sources: dose.dose_rows(sources.runs, sources.level), dose.loss_by_scale),
     "updates": Entry(
         lambda sources: training.update_curves(sources.runs), training.medians_by_comparison
     ),
@@ -93,6 +94,9 @@ FIGURES: dict[str, Entry] = {
 
 # The figures in which the paper's runs have rows of their own below the user's.
 WITH_PUBLISHED = ("s3", "s4")
+
+# The figure that shows when a loss falls below a level.
+WITH_LEVEL = "dose"
 
 # What a figure is saved as: a picture, or the numbers behind it.
 ENDINGS = (*PICTURES, ".csv")
@@ -118,6 +122,8 @@ def numbers(name: str, sources: Sources) -> pl.DataFrame:
             f"published=True draws the paper's runs below yours in {' and '.join(WITH_PUBLISHED)}; "
             f"got {name}"
         )
+    if sources.level is not None and name != WITH_LEVEL:
+        raise RunError(f"level={sources.level:g} is drawn in {WITH_LEVEL}; got {name}")
     return entry.numbers(sources)
 
 

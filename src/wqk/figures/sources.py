@@ -27,12 +27,15 @@ class Sources:
         The layers of all ``.npz`` files of details.
     published
         Whether the paper's own training runs are drawn below the given ones.
+    level
+        Training loss in nats; the figure ``dose`` shows when runs fall below it.
     """
 
     runs: tuple[Run, ...] = ()
     table: ScoreTable | None = None
     blocks: tuple[BlockDetails, ...] = ()
     published: bool = False
+    level: float | None = None
 
     @property
     def scores(self) -> ScoreTable | None:

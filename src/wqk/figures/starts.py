@@ -101,8 +101,8 @@ def losses_by_start(runs: Sequence[Run]) -> pl.DataFrame:
 
 def loss_and_symmetry(curves: pl.DataFrame) -> Figure:
     """Figure S5: loss (a), median symmetry and the gap between layers (b), every layer (c)."""
-    looks = _looks(curves)
-    scored = _looks(curves.drop_nulls("layer"))  # the paper's symmetric runs were not
+    looks = looks_of(curves)
+    scored = looks_of(curves.drop_nulls("layer"))  # the paper's symmetric runs were not
     columns = len(scored) if len(scored) < 5 else -(-len(scored) // 2)
     rows = -(-len(scored) // columns)
     with style():
@@ -137,7 +137,7 @@ def loss_and_symmetry(curves: pl.DataFrame) -> Figure:
 
 def losses_and_differences(curves: pl.DataFrame) -> Figure:
     """The held-out loss from every initialization, and its difference from the random one."""
-    looks = _looks(curves)
+    looks = looks_of(curves)
     with style():
         figure = new_figure(PAGE, 2.9)
         axes = figure.subplots(1, 2)
@@ -201,7 +201,7 @@ def _from_settled(axis: Axes, curves: pl.DataFrame) -> None:
         axis.set_ylim(ends.min() - margin, ends.max() + margin)
 
 
-def _looks(curves: pl.DataFrame) -> dict[str, dict[str, Any]]:
+def looks_of(curves: pl.DataFrame) -> dict[str, dict[str, Any]]:
     """A style for every initialization, the same in all figures."""
     others = cycle(OTHERS)
     names = curves["start"].unique(maintain_order=True)
