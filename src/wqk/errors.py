@@ -242,3 +242,19 @@ def shortened(text: str, longest: int = LONGEST) -> str:
     """
     half = (longest - 1) // 2
     return text if len(text) <= longest else f"{text[:half]}…{text[-half:]}"
+
+
+def shown(value: Any) -> str:
+    """A value as an error quotes it: short, whatever it is.
+
+    Examples
+    --------
+    >>> shown("64"), shown(10**5000), shown([10**5000])
+    ("'64'", 'a number of 16610 bits', 'a list that cannot be printed')
+    """
+    try:
+        return shortened(repr(value), 40)
+    except (ValueError, RecursionError):  # an integer of more digits than Python prints
+        if isinstance(value, int):
+            return f"a number of {value.bit_length()} bits"
+        return f"a {type(value).__name__} that cannot be printed"

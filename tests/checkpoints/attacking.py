@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import repeat
 from random import Random
 from typing import Any
 
@@ -23,39 +24,35 @@ def one_byte(handler: Handler) -> bool:
 
 def dripping(handler: Handler) -> bool:
     """Send a header that does not end, byte by byte."""
-    with contextlib.suppress(OSError):
-        handler.wfile.write(b"HTTP/1.1 206 Partial Content\r\nX-Long: ")
-        while not handler.site.released.wait(0.05):
-            handler.wfile.write(b"a")
-            handler.wfile.flush()
-    handler.close_connection = True
-    return True
+    return _trickle(handler, b"HTTP/1.1 206 Partial Content\r\nX-Long: ", repeat(b"a"))
 
 
 def interim(handler: Handler) -> bool:
     """Send interim answers without an end."""
-    with contextlib.suppress(OSError):
-        while not handler.site.released.wait(0.02):
-            handler.wfile.write(b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n")
-            handler.wfile.flush()
-    handler.close_connection = True
-    return True
+    return _trickle(handler, b"", repeat(b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n"))
 
 
 def slow_body(handler: Handler) -> bool:
     """Send the body byte by byte."""
     path, start, stop = handler.asked_range()
     content = handler.site.read(path, start, stop)
+    header = (
+        "HTTP/1.1 206 Partial Content\r\n"
+        f"Content-Range: bytes {start}-{stop - 1}/{handler.site.size(path)}\r\n"
+        f"ETag: {handler.site.tag(path)}\r\n"
+        f"Content-Length: {len(content)}\r\n\r\n"
+    )
+    return _trickle(handler, header.encode(), (bytes([byte]) for byte in content))
+
+
+def _trickle(handler: Handler, start: bytes, pieces: Iterable[bytes]) -> bool:
+    """Send the start, and then piece by piece until the test is over."""
     with contextlib.suppress(OSError):
-        handler.wfile.write(b"HTTP/1.1 206 Partial Content\r\n")
-        size = handler.site.size(path)
-        handler.wfile.write(f"Content-Range: bytes {start}-{stop - 1}/{size}\r\n".encode())
-        handler.wfile.write(f"ETag: {handler.site.tag(path)}\r\n".encode())
-        handler.wfile.write(f"Content-Length: {len(content)}\r\n\r\n".encode())
-        for byte in content:
+        handler.wfile.write(start)
+        for piece in pieces:
             if handler.site.released.wait(0.05):
                 break
-            handler.wfile.write(bytes([byte]))
+            handler.wfile.write(piece)
             handler.wfile.flush()
     handler.close_connection = True
     return True

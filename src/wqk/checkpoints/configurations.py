@@ -12,7 +12,7 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wqk.errors import CheckpointError
+from wqk.errors import CheckpointError, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -38,43 +38,57 @@ EMBEDDED = (
     Embedded("config"),
 )
 
+# Larger numbers are no sizes of a model.
+LARGEST = 2**31
 
-def configured(
-    name: str,
-    config: Mapping[str, Any],
-    layout: Format | None,
-    about: Mapping[str, Any],
-    tensors: Mapping[str, TensorInfo],
-) -> Mapping[str, Any]:
+
+class Opened(NamedTuple):
+    """What completes a configuration: itself, and what lies beside it.
+
+    Attributes
+    ----------
+    config
+        As its library writes it.
+    about
+        Plain values that are stored with the weights.
+    tensors
+        The model's, by name.
+    """
+
+    config: Mapping[str, Any]
+    about: Mapping[str, Any]
+    tensors: Mapping[str, TensorInfo]
+
+
+def configured(name: str, layout: Format | None, opened: Opened) -> Mapping[str, Any]:
     """The configuration with a model type that families know, and the numbers that they need.
 
     Parameters
     ----------
     name
         What errors call the checkpoint.
-    config
-        From the file of configuration; empty without one.
     layout
         The format, where the files' names tell it.
-    about
-        Plain values that are stored with the weights.
-    tensors
-        The model's.
+    opened
+        The configuration from its file, empty without one, and what lies beside it.
 
     Raises
     ------
     CheckpointError
         The configuration asks for what is not read, or does not fit the tensors.
     """
-    section = config.get(layout.section) if layout and layout.section else None
-    whole: dict[str, Any] = dict(section if isinstance(section, dict) else config)
-    if not whole:
-        whole = _embedded(about)
-    if "model_type" not in whole:
-        kind = layout.model_type if layout and layout.model_type else _kind(whole)
-        whole |= {"model_type": kind} if kind else {}
-    complete = _COMPLETIONS.get(str(whole.get("model_type")))
-    return complete(name, whole, about, tensors) if complete else whole
+    section = opened.config.get(layout.section) if layout and layout.section else None
+    config = dict(section if isinstance(section, dict) else opened.config)
+    config = config or _embedded(opened.about)
+    if "model_type" not in config:
+        own = layout.model_type if layout and layout.model_type else _kind(config)
+        config |= {"model_type": own} if own else {}
+    kind = config.get("model_type")
+    complete = _COMPLETIONS.get(kind) if isinstance(kind, str) else None
+    try:
+        return config | complete(opened._replace(config=config)) if complete else config
+    except CheckpointError as error:
+        raise CheckpointError(f"{name}: {error}") from None
 
 
 def _embedded(about: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,87 +108,92 @@ def _kind(config: Mapping[str, Any]) -> str:
     """The model type of a configuration that names none."""
     if isinstance(config.get("_class_name"), str):
         return f"diffusers-{config['_class_name']}"
-    if isinstance(config.get("architecture"), str):
+    if _timm_numbers(config):
         return "timm"
     return "llama-original" if {"dim", "n_layers", "n_heads"} <= config.keys() else ""
 
 
-def _llama(
-    name: str,
-    config: dict[str, Any],
-    about: Mapping[str, Any],
-    tensors: Mapping[str, TensorInfo],
-) -> dict[str, Any]:
+def _whole(config: Mapping[str, Any], key: str) -> int | None:
+    """A positive whole number; None where it is left out."""
+    value = config.get(key)
+    if value is not None and (type(value) is not int or not 0 < value <= LARGEST):
+        raise CheckpointError(f"{key} must be a positive whole number, got {shown(value)}")
+    return value
+
+
+def _rows(tensor: TensorInfo) -> int:
+    return tensor.shape[0] if tensor.shape else 0
+
+
+def _llama3_scaling(factor: Any, high: Any = 4) -> dict[str, Any]:
+    """LLaMA 3.1's scaling of rotary positions, which is a switch in these configurations."""
+    return {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": 1,
+        "high_freq_factor": high,
+        "original_max_position_embeddings": 8192,
+    }
+
+
+# Each of these returns the keys that it adds to a configuration.
+
+
+def _llama(opened: Opened) -> dict[str, Any]:
     """LLaMA's and Mistral's ``params.json``, whose rotary base and scaling are partly in code."""
-    width, heads = config.get("head_dim"), config.get("n_heads")
-    if not width and isinstance(config.get("dim"), int) and isinstance(heads, int) and heads:
-        width = config["dim"] // heads
-    query = tensors.get("layers.0.attention.wq.weight")
-    if query and isinstance(width, int) and isinstance(heads, int):
-        rows = query.shape[0] if query.shape else 0
-        if rows != heads * width:
-            raise CheckpointError(
-                f"{name}: the queries of layer 0 have {rows} rows, and params.json says {heads} "
-                f"heads of width {width}: files that hold the other rows are missing"
-            )
+    config, added = opened.config, dict[str, Any]()
+    dim, heads, width = (_whole(config, key) for key in ("dim", "n_heads", "head_dim"))
+    width = dim // heads if dim and heads and not width else width
+    query = opened.tensors.get("layers.0.attention.wq.weight")
+    if query and heads and width and _rows(query) != heads * width:
+        raise CheckpointError(
+            f"the queries of layer 0 have {_rows(query)} rows, and params.json says {heads} "
+            f"heads of width {width}: files that hold the other rows are missing"
+        )
     if config.get("rope_theta") is None and "head_dim" in config:  # Mistral's own default
-        config["rope_theta"] = 1e6 if config.get("sliding_window") is None else 1e4
+        added["rope_theta"] = 1e6 if config.get("sliding_window") is None else 1e4
     if config.get("use_scaled_rope"):
-        dim = config.get("dim")
-        small = isinstance(dim, int) and dim <= 3072  # LLaMA 3.2, which scales by more
-        config["rope_scaling"] = {
-            "rope_type": "llama3",
-            "factor": config.get("rope_scaling_factor") or (32 if small else 8),
-            "low_freq_factor": 1,
-            "high_freq_factor": config.get("rope_high_freq_factor") or 4,
-            "original_max_position_embeddings": 8192,
-        }
-    return config
+        default = 32 if dim and dim <= 3072 else 8  # LLaMA 3.2 scales by more
+        added["rope_scaling"] = _llama3_scaling(
+            config.get("rope_scaling_factor") or default, config.get("rope_high_freq_factor") or 4
+        )
+    return added
 
 
-def _litgpt(
-    name: str,
-    config: dict[str, Any],
-    about: Mapping[str, Any],
-    tensors: Mapping[str, TensorInfo],
-) -> dict[str, Any]:
+def _litgpt(opened: Opened) -> dict[str, Any]:
     """LitGPT's ``model_config.yaml``."""
+    config = opened.config
     windows, bases = config.get("sliding_window_indices"), config.get("rope_indices")
     unread = [key for key in ("latent_attention", "rope_interleave") if config.get(key)]
     if unread or (bases is not None and bases != windows) or config.get("norm_qk_type") == "olmo2":
         raise CheckpointError(
-            f"{name}: LitGPT's {unread[0] if unread else 'rope_indices or norm_qk_type'} of this "
-            "model is not read; use the original checkpoint"
+            f"LitGPT's {unread[0] if unread else 'rope_indices or norm_qk_type'} of this model is "
+            "not read; use the original checkpoint"
         )
+    name = config.get("name")
+    added: dict[str, Any] = {"unit_offset": isinstance(name, str) and "Gemma" in name}
     if config.get("sliding_window_size") and isinstance(windows, list):
-        config["layer_types"] = [
-            "sliding_attention" if one else "full_attention" for one in windows
-        ]
-    config["unit_offset"] = "Gemma" in str(config.get("name"))
-    scaling = dict(config.get("rope_adjustments") or {})
+        added["layer_types"] = ["sliding_attention" if one else "full_attention" for one in windows]
+    scaling, ratio = config.get("rope_adjustments"), config.get("rope_condense_ratio")
+    if not isinstance(scaling, dict | None):
+        raise CheckpointError(f"rope_adjustments must be keys with values, got {shown(scaling)}")
     if scaling:
-        kind = (
-            "llama3" if "low_freq_factor" in scaling else "yarn" if "beta_fast" in scaling else ""
-        )
-        config["rope_scaling"] = scaling | {
-            "rope_type": kind or "linear",
+        yarn_or_linear = "yarn" if "beta_fast" in scaling else "linear"
+        added["rope_scaling"] = scaling | {
+            "rope_type": "llama3" if "low_freq_factor" in scaling else yarn_or_linear,
             "original_max_position_embeddings": scaling.get("original_max_seq_len"),
         }
-    elif config.get("rope_condense_ratio", 1) != 1:
-        config["rope_scaling"] = {"rope_type": "linear", "factor": config["rope_condense_ratio"]}
-    return config
+    elif ratio not in (None, 1):
+        added["rope_scaling"] = {"rope_type": "linear", "factor": ratio}
+    return added
 
 
-def _megatron(
-    name: str,
-    config: dict[str, Any],
-    about: Mapping[str, Any],
-    tensors: Mapping[str, TensorInfo],
-) -> dict[str, Any]:
+def _megatron(opened: Opened) -> dict[str, Any]:
     """Megatron-LM's arguments, as they lie in each of its files."""
+    config = opened.config
     if config.get("pipeline_model_parallel_size", 1) != 1:
         raise CheckpointError(
-            f"{name}: Megatron's pipeline parts are not read; convert the checkpoint to one stage"
+            "Megatron's pipeline parts are not read; convert the checkpoint to one stage"
         )
     unread = (
         "multi_latent_attention", "attention_output_gate", "rotary_interleaved", "qk_l2_norm",
@@ -182,63 +201,63 @@ def _megatron(
     )  # fmt: skip
     used = [key for key in unread if config.get(key)]
     position = config.get("position_embedding_type", "learned_absolute")
-    version = about.get("checkpoint_version", 3.0)
+    version = opened.about.get("checkpoint_version", 3.0)
     if position not in ("learned_absolute", "rope", "none") or used:
         raise CheckpointError(
-            f"{name}: Megatron's {used[0] if used else f'positions {position!r}'} is not read"
+            f"Megatron's {used[0] if used else f'positions {shown(position)}'} is not read"
         )
     if isinstance(version, int | float) and version < 2:
         raise CheckpointError(
-            f"{name}: Megatron's checkpoint version {version} orders queries, keys and values "
+            f"Megatron's checkpoint version {shown(version)} orders queries, keys and values "
             "otherwise; load and save it with a newer Megatron"
         )
-    parts = config.get("tensor_model_parallel_size", 1)
+    heads, width = _whole(config, "num_attention_heads"), _whole(config, "kv_channels")
+    groups = _whole(config, "num_query_groups") if config.get("group_query_attention") else heads
     queries = next(
-        (t for n, t in tensors.items() if re.search(r"(linear_qkv|value)\.weight$", n)), None
+        (t for n, t in opened.tensors.items() if re.search(r"(linear_qkv|value)\.weight$", n)), None
     )
-    heads, width = config.get("num_attention_heads"), config.get("kv_channels")
-    if not config.get("group_query_attention"):
-        config["num_query_groups"] = heads
-    groups = config.get("num_query_groups")
-    if queries and isinstance(heads, int) and isinstance(groups, int) and isinstance(width, int):
-        rows, expected = queries.shape[0], (heads + 2 * groups) * width
+    if queries and heads and groups and width:
+        rows, expected = _rows(queries), (heads + 2 * groups) * width
         if rows != expected:
+            parts = shown(config.get("tensor_model_parallel_size", 1))
             raise CheckpointError(
-                f"{name}: {rows} of the {expected} rows of queries, keys and values: it is one of "
+                f"{rows} of the {expected} rows of queries, keys and values: it is one of "
                 f"{parts} tensor-parallel parts; scan the folder that holds mp_rank_00, mp_rank_01…"
             )
-    config["is_rotary"] = position == "rope"
+    added: dict[str, Any] = {"num_query_groups": groups, "is_rotary": position == "rope"}
     if config.get("use_rope_scaling"):
-        config["rope_scaling"] = {
-            "rope_type": "llama3",
-            "factor": config.get("rope_scaling_factor", 8.0),
-            "low_freq_factor": 1,
-            "high_freq_factor": 4,
-            "original_max_position_embeddings": 8192,
-        }
-    elif config.get("rotary_seq_len_interpolation_factor"):
-        factor = config["rotary_seq_len_interpolation_factor"]
-        config["rope_scaling"] = {"rope_type": "linear", "factor": factor}
-    return config
+        added["rope_scaling"] = _llama3_scaling(config.get("rope_scaling_factor", 8.0))
+    elif factor := config.get("rotary_seq_len_interpolation_factor"):
+        added["rope_scaling"] = {"rope_type": "linear", "factor": factor}
+    return added
 
 
-def _open_clip(
-    name: str,
-    config: dict[str, Any],
-    about: Mapping[str, Any],
-    tensors: Mapping[str, TensorInfo],
-) -> dict[str, Any]:
+def _open_clip(opened: Opened) -> dict[str, Any]:
     """OpenCLIP's ``model_cfg``; heads of its vision tower are 64 wide where nothing is said."""
-    vision = dict(config.get("vision_cfg") or {})
-    if isinstance(vision.get("width"), int) and not vision.get("timm_model_name"):
-        vision["heads"] = vision["width"] // (vision.get("head_width") or 64)
-    config["vision_cfg"] = vision
-    return config
+    vision = opened.config.get("vision_cfg")
+    if not isinstance(vision, dict) or vision.get("timm_model_name"):
+        return {}
+    width, head_width = _whole(vision, "width"), _whole(vision, "head_width") or 64
+    return {"vision_cfg": vision | {"heads": width // head_width}} if width else {}
+
+
+def _timm(opened: Opened) -> dict[str, Any]:
+    return _timm_numbers(opened.config)
+
+
+def _timm_numbers(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Heads and the norms' epsilon, which timm's code knows by the architecture's name.
+
+    Empty for an architecture that is not in the table, or that was built with other numbers.
+    """
+    name = config.get("architecture")
+    if not isinstance(name, str) or config.get("model_args"):
+        return {}
+    return _timm_table().get(name.partition(".")[0], {})
 
 
 @cache
-def _timm_numbers() -> Mapping[str, dict[str, float]]:
-    """Heads and the norms' epsilon by architecture."""
+def _timm_table() -> Mapping[str, dict[str, Any]]:
     text = resources.files("wqk.checkpoints").joinpath("timm.toml").read_text(encoding="utf-8")
     return {
         name: {"num_heads": int(heads), "layer_norm_epsilon": float(epsilon)}
@@ -248,33 +267,17 @@ def _timm_numbers() -> Mapping[str, dict[str, float]]:
     }
 
 
-def _timm(
-    name: str,
-    config: dict[str, Any],
-    about: Mapping[str, Any],
-    tensors: Mapping[str, TensorInfo],
-) -> dict[str, Any]:
-    """What timm saves: the number of heads is in its code, by the architecture's name."""
-    numbers = _timm_numbers().get(str(config["architecture"]).partition(".")[0])
-    if numbers is None or config.get("model_args"):  # another architecture, or other numbers
-        return {key: value for key, value in config.items() if key != "model_type"}
-    return config | numbers
-
-
-def _modded_nanogpt(
-    name: str,
-    config: dict[str, Any],
-    about: Mapping[str, Any],
-    tensors: Mapping[str, TensorInfo],
-) -> dict[str, Any]:
+def _modded_nanogpt(opened: Opened) -> dict[str, Any]:
     """Speed runs of nanoGPT: the only configuration is the script, which is kept as text."""
-    code = about["code"]
+    code = opened.about.get("code")
+    if not isinstance(code, str):
+        return {}
     match = re.search(r"\b(?:n_head|num_heads)\s*(?::\s*int\s*)?=\s*(\d{1,4})\b", code)
-    config["qk_norm"] = bool(re.search(r"\bnorm\(q\b|rms_norm\(q\b", code))
-    return config | ({"n_head": int(match[1])} if match else {})
+    added = {"qk_norm": bool(re.search(r"\bnorm\(q\b|rms_norm\(q\b", code))}
+    return added | ({"n_head": int(match[1])} if match else {})
 
 
-_COMPLETIONS: Mapping[str, Callable[..., dict[str, Any]]] = {
+_COMPLETIONS: Mapping[str, Callable[[Opened], dict[str, Any]]] = {
     "llama-original": _llama,
     "litgpt": _litgpt,
     "megatron": _megatron,

@@ -13,7 +13,7 @@ from wqk.checkpoints.choosing import (
     parse_object,
     refuse_quantized,
 )
-from wqk.checkpoints.configurations import configured
+from wqk.checkpoints.configurations import Opened, configured
 from wqk.checkpoints.distributed import DistributedFile
 from wqk.checkpoints.formats import format_of
 from wqk.checkpoints.joining import JoinedFile
@@ -116,7 +116,7 @@ def read_folder(
     if layout and layout.split_axis and len(files) > 1:
         files = [JoinedFile(files, partial(layout.split_axis, width=config.get("dim")))]
     tensors = {name: info for file in files for name, info in file.tensors.items()}
-    complete = configured(folder.name, config, layout, about, tensors)
+    complete = configured(folder.name, layout, Opened(config, about, tensors))
     return Contents(files, complete, _step(about), chosen.notes)
 
 

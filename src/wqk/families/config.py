@@ -6,7 +6,7 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
-from wqk.errors import CheckpointError, shortened
+from wqk.errors import CheckpointError, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -77,7 +77,7 @@ class Config:
     def _is_on(self, term: str) -> bool:
         key, _, value = term.removeprefix("not ").partition("=")
         found = self.get(key)
-        is_on = str(found) == value if value else bool(found)
+        is_on = as_text(found) == value if value else bool(found)
         return is_on != term.startswith("not ")
 
     def whole(self, keys: Sequence[str], layer: int = 0) -> int:
@@ -167,7 +167,7 @@ class Config:
         if kinds is None:
             kinds = _expanded(self.get("attention_types"))
         if isinstance(kinds, list) and layer < len(kinds):
-            return str(kinds[layer])
+            return as_text(kinds[layer])
         return None
 
     def window(self, keys: Sequence[str], layer: int, axes: int = 1) -> str | None:
@@ -216,6 +216,11 @@ def _read_number(text: str) -> float | None:
         return None
 
 
+def as_text(value: Any) -> str:
+    """A value as text, whatever it is; numbers that are too long to print are described."""
+    return value if isinstance(value, str) else shown(value)
+
+
 def as_number(value: Any) -> float | None:
     """A finite number; None for anything else.
 
@@ -231,11 +236,3 @@ def as_number(value: Any) -> float | None:
     except OverflowError:
         return None
     return number if math.isfinite(number) else None
-
-
-def shown(value: Any) -> str:
-    """A value as an error quotes it: short, whatever it is."""
-    try:
-        return shortened(repr(value), 40)
-    except ValueError:  # an integer of more digits than Python prints
-        return f"a number of {value.bit_length()} bits"

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wqk._typing import Array, Float
-from wqk.errors import CheckpointError
-from wqk.families.config import as_number, shown
+from wqk.errors import CheckpointError, shown
+from wqk.families.config import as_number, as_text
 
 if TYPE_CHECKING:
     from wqk.families.config import Config
@@ -118,7 +118,7 @@ def rotary_of(
             f"{config.name}: config.json: the base of rotary positions must be positive, got {base}"
         )
     frequencies = base ** -(np.arange(0, width, 2, dtype=np.float64) / width)
-    kind = str(scaling.get("rope_type", scaling.get("type", "default")))
+    kind = as_text(scaling.get("rope_type", scaling.get("type", "default")))
     if rule.reversed:
         frequencies = -frequencies
     if kind in ("default", "mrope") or local:
@@ -128,7 +128,10 @@ def rotary_of(
             f"{config.name}: unknown rotary scaling {shown(kind)}; known are {', '.join(_SCALINGS)}"
         )
     try:
-        scaled, amplitude = _SCALINGS[kind](frequencies, base, width, scaling, config)
+        with np.errstate(divide="raise", over="raise", invalid="raise"):
+            scaled, amplitude = _SCALINGS[kind](frequencies, base, width, scaling, config)
+        if not np.isfinite([amplitude, *scaled]).all():
+            raise ValueError("a finite number")
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise CheckpointError(
             f"{config.name}: config.json: rotary scaling {kind!r} lacks or misstates {error!s:.60}"

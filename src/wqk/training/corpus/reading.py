@@ -17,13 +17,15 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from wqk.errors import CorpusError, WqkError, required_by
 
 # A longer document, or line of JSON, is more often a mistake than a text. The tokenizers library
 # takes 100 bytes a character of it.
 LONGEST = 10_000_000
+
+Bytes = IO[bytes] | gzip.GzipFile
 
 DOCUMENTS = ("file", "paragraph", "line")
 
@@ -136,12 +138,15 @@ def ending(path: Path) -> str:
     return suffixes[-1] if suffixes else ""
 
 
-def _open(path: Path) -> Any:
-    opener: Any = COMPRESSIONS.get(path.suffix.lower(), lambda path: path.open("rb"))
-    return opener(path)
+def _open(path: Path) -> Bytes:
+    return COMPRESSIONS.get(path.suffix.lower(), _open_plain)(path)
 
 
-def _open_zstandard(path: Path) -> Any:
+def _open_plain(path: Path) -> Bytes:
+    return path.open("rb")
+
+
+def _open_zstandard(path: Path) -> Bytes:
     with required_by(f"{path}: .zst"):
         import pyarrow  # type: ignore[import-untyped]
     return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"))
@@ -242,7 +247,7 @@ FORMATS: dict[str, Callable[[Path, str, str], Iterator[str]]] = {
     ".csv": _csv,
     ".parquet": lambda path, field, _: read_rows(str(path), field, "parquet", data_files=str(path)),
 }
-COMPRESSIONS: dict[str, Callable[[Path], Any]] = {
+COMPRESSIONS: dict[str, Callable[[Path], Bytes]] = {
     ".xz": lzma.open,
     ".gz": gzip.open,
     ".bz2": bz2.open,

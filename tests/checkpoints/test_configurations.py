@@ -1,0 +1,202 @@
+"""Other libraries' configurations with any value replaced by nonsense: read, or refused in a line.
+
+What honest ones say is proven in `test_formats` and `test_libraries`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+import torch
+from tests.checkpoints.attacking import NONSENSE
+
+from wqk.attention import attention_plans
+from wqk.checkpoints import open_checkpoint
+from wqk.errors import CheckpointError, WqkError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+# Of more digits than Python prints; archives can hold it, JSON cannot.
+UNPRINTABLE = 10**5000
+
+
+class Example(NamedTuple):
+    """A model of one format: its files' names, its configuration, and its tensors' shapes."""
+
+    weights: str
+    config: dict[str, Any]
+    shapes: Mapping[str, tuple[int, ...]]
+    file: str = ""  # empty where archives hold the configuration, under the key below
+    key: str = ""
+
+    def write(self, folder: Path, config: Any) -> None:
+        path = folder / self.weights
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tensors = {name: torch.ones(shape) for name, shape in self.shapes.items()}
+        if self.file:
+            (folder / self.file).write_text(json.dumps(config))
+            if not path.exists():
+                torch.save(tensors, path)
+        else:
+            held = argparse.Namespace(**config) if self.key == "args" else config
+            torch.save({"model": tensors, self.key: held}, path)
+
+    def plans(self, folder: Path, config: Any) -> None:
+        """Everything that is read from the configuration is read."""
+        self.write(folder, config)
+        attention_plans(open_checkpoint(folder))
+
+
+ATTENTION = "layers.0.attention"
+LITGPT = {"transformer.h.0.attn.qkv.weight": (32, 16), "transformer.h.0.attn.proj.weight": (16, 16)}
+EXAMPLES = {
+    "llama": Example(
+        "consolidated.00.pth",
+        {
+            "dim": 16, "n_layers": 1, "n_heads": 2, "n_kv_heads": 1, "head_dim": 8,
+            "rope_theta": 1e4, "sliding_window": 9, "use_scaled_rope": True,
+            "rope_scaling_factor": 8, "rope_high_freq_factor": 4,
+        },
+        {f"{ATTENTION}.wq.weight": (16, 16), f"{ATTENTION}.wk.weight": (8, 16)},
+        "params.json",
+    ),
+    "litgpt": Example(
+        "lit_model.pth",
+        {
+            "name": "Gemma", "n_layer": 1, "n_head": 2, "n_query_groups": 1, "norm_qk_type": "a",
+            "norm_class_name": "RMSNorm", "rope_base": 1e4, "rotary_percentage": 1.0,
+            "attention_scores_scalar": 8, "attention_logit_softcapping": 5.0,
+            "sliding_window_size": 4, "sliding_window_indices": [1], "rope_indices": [1],
+            "rope_local_base_freq": 1e4,
+            "rope_adjustments": {
+                "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                "original_max_seq_len": 64,
+            },
+            "rope_condense_ratio": 1,
+        },
+        LITGPT,
+        "model_config.yaml",
+    ),
+    "litgpt condensed": Example(
+        "lit_model.pth",
+        {"n_layer": 1, "n_head": 2, "n_query_groups": 1, "rope_condense_ratio": 2},
+        LITGPT,
+        "model_config.yaml",
+    ),
+    "megatron": Example(
+        "mp_rank_00/model_optim_rng.pt",
+        {
+            "num_layers": 1, "tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1,
+            "num_attention_heads": 2, "kv_channels": 8, "group_query_attention": True,
+            "num_query_groups": 1, "normalization": "RMSNorm", "rotary_percent": 1.0,
+            "position_embedding_type": "rope", "rotary_base": 1e4, "use_rope_scaling": True,
+            "rope_scaling_factor": 8.0, "rotary_seq_len_interpolation_factor": 2,
+            "rotary_interleaved": False,
+        },
+        {"decoder.layers.0.self_attention.linear_qkv.weight": (32, 16)},
+        key="args",
+    ),
+    "open_clip": Example(
+        "open_clip_pytorch_model.bin",
+        {
+            "model_cfg": {
+                "vision_cfg": {"layers": 1, "width": 16, "head_width": 8, "timm_model_name": ""},
+                "text_cfg": {"layers": 1, "width": 16, "heads": 2, "no_causal_mask": False},
+            }
+        },
+        {
+            f"{tower}transformer.resblocks.0.attn.in_proj_weight": (48, 16)
+            for tower in ("", "visual.")
+        },
+        "open_clip_config.json",
+    ),
+    "timm": Example(
+        "pytorch_model.bin",
+        {"architecture": "vit_tiny_patch16_224", "model_args": {}, "model_type": "timm"},
+        {"blocks.0.attn.qkv.weight": (576, 192)},
+        "config.json",
+    ),
+    "nanogpt": Example(
+        "ckpt.pt",
+        {"n_layer": 1, "n_head": 2, "n_embd": 16},
+        {"transformer.h.0.attn.c_attn.weight": (48, 16)},
+        key="model_args",
+    ),
+    "diffusers": Example(
+        "diffusion_pytorch_model.bin",
+        {"_class_name": "DiTTransformer2DModel", "num_attention_heads": 2, "num_layers": 1},
+        {f"transformer_blocks.0.attn1.to_{side}.weight": (16, 16) for side in "qk"},
+        "config.json",
+    ),
+}  # fmt: skip
+
+
+def changed(config: dict[str, Any], values: tuple[Any, ...]) -> Iterator[dict[str, Any]]:
+    """The configuration with each of its entries, also nested ones, left out or replaced."""
+    for key, old in config.items():
+        rest = {name: value for name, value in config.items() if name != key}
+        yield rest
+        yield from (rest | {key: value} for value in values)
+        if isinstance(old, dict):
+            yield from (rest | {key: new} for new in changed(old, values))
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_nonsense_is_read_or_refused(tmp_path: Path, name: str) -> None:
+    example = EXAMPLES[name]
+    example.plans(tmp_path, example.config)
+    values = NONSENSE if example.file else (*NONSENSE, UNPRINTABLE, [UNPRINTABLE])
+    for config in changed(example.config, values):
+        with contextlib.suppress(WqkError):
+            example.plans(tmp_path, config)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("llama", {"dim": -16}, "dim must be a positive whole number, got -16"),
+        ("llama", {"dim": 10**400, "head_dim": None}, "dim must be a positive whole number"),
+        ("llama", {"n_heads": "2"}, "n_heads must be a positive whole number, got '2'"),
+        ("litgpt", {"rope_adjustments": [8]}, r"rope_adjustments must be .*, got \[8\]"),
+        ("litgpt condensed", {"rope_condense_ratio": "two"}, "rotary scaling 'linear' .* 'two'"),
+        ("megatron", {"kv_channels": 8.0}, "kv_channels must be .*, got 8.0"),
+        ("megatron", {"position_embedding_type": UNPRINTABLE}, "positions a number of 16610 bits"),
+        ("timm", {"architecture": None}, "lacks num_heads"),
+        ("open_clip", {"model_cfg": {"vision_cfg": []}}, "lacks heads"),
+        (
+            "open_clip",
+            {"model_cfg": {"vision_cfg": {"width": 16, "head_width": "8"}}},
+            "head_width must be a positive whole number, got '8'",
+        ),
+    ],
+)
+def test_errors_name_the_key_and_its_value(
+    tmp_path: Path, name: str, changes: dict[str, Any], message: str
+) -> None:
+    example = EXAMPLES[name]
+    with pytest.raises(CheckpointError, match=message) as caught:
+        example.plans(tmp_path, example.config | changes)
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_a_projection_without_rows_is_refused(tmp_path: Path) -> None:
+    for name in ("megatron", "llama"):
+        example = EXAMPLES[name]
+        scalar = example._replace(shapes=dict.fromkeys(example.shapes, ()))
+        with pytest.raises(CheckpointError, match=r"0 of the 32 rows|have 0 rows"):
+            scalar.plans(tmp_path / name, example.config)
+
+
+@pytest.mark.parametrize("file", ["{}", '{"model_type": "modded-nanogpt"}'])
+def test_a_training_script_that_is_missing_is_not_needed(tmp_path: Path, file: str) -> None:
+    (tmp_path / "config.json").write_text(file)
+    weights = {f"h.0.attn.c_{side}.weight": torch.ones(16, 16) for side in "qk"}
+    torch.save({"code": 7, "model": weights}, tmp_path / "state.pt")
+    with pytest.raises(WqkError):
+        attention_plans(open_checkpoint(tmp_path))
