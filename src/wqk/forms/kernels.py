@@ -16,7 +16,8 @@ from abc import ABC, abstractmethod
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from array_api_compat import array_namespace
+import numpy as np
+from array_api_compat import array_namespace, is_numpy_namespace
 
 from wqk._caching import cached_property
 from wqk._typing import Array, Float
@@ -181,16 +182,29 @@ def row_dots(
 ) -> Float[Array, "... d"]:
     """a_i · b_i for every row i, or a_i G · b_i with a symmetric matrix G (..., R, R).
 
-    Works on blocks of rows that stay in the cache, and along the memory of transposed weights.
+    The products with G are made form by form and in blocks of rows, which stay in the cache.
     """
+    if gram is None:
+        return _column_dots(xp.matrix_transpose(a), xp.matrix_transpose(b), xp)
+    width, rank = a.shape[-2:]
+    stack = np.broadcast_shapes(a.shape[:-2], b.shape[:-2], gram.shape[:-2])
+    if stack and math.prod(stack) * width * rank > BLOCK // 4:
+        a, b, gram = (xp.broadcast_to(x, (*stack, *x.shape[-2:])) for x in (a, b, gram))
+        forms = range(stack[0])
+        return xp.stack([row_dots(a[i, ...], b[i, ...], xp, gram[i, ...]) for i in forms])
     a, b = xp.matrix_transpose(a), xp.matrix_transpose(b)
-    rank, width = a.shape[-2:]
-    stack = max(math.prod(a.shape[:-2]), math.prod(b.shape[:-2]))
-    sums = []
-    for part in block_slices(width, max(128, BLOCK // max(1, rank * stack))):
-        left = a[..., part] if gram is None else xp.matmul(gram, a[..., part])
-        sums.append(xp.sum(left * b[..., part], axis=-2))
-    return xp.concat(sums, axis=-1)
+    parts = block_slices(width, max(256, BLOCK // 4 // rank))
+    dots = [_column_dots(xp.matmul(gram, a[..., part]), b[..., part], xp) for part in parts]
+    return xp.concat(dots, axis=-1)
+
+
+def _column_dots(
+    a: Float[Array, "... r d"], b: Float[Array, "... r d"], xp: Any
+) -> Float[Array, "... d"]:
+    """a_:k · b_:k for every column k."""
+    if is_numpy_namespace(xp):  # in one pass, without an array of the products
+        return np.einsum("...rd,...rd->...d", a, b)
+    return xp.sum(a * b, axis=-2)
 
 
 def balance(
@@ -296,10 +310,16 @@ def tile_sums(query: Array, key: Array, xp: Any) -> TileSums:
     rows: list[Any] = [0.0] * len(row_parts)
     columns: list[Any] = [0.0] * len(column_parts)
     trace: Any = 0.0
+    keys = xp.matrix_transpose(key)
+    # One large product takes less time than its tiles.
+    is_small = stack * query.shape[-2] * key.shape[-2] <= 2 * BLOCK
+    whole = xp.matmul(query, keys) if is_small else None
 
     def tile(i: int, j: int) -> Array:
-        rows_of_key = xp.matrix_transpose(key[..., column_parts[j], :])
-        entries = xp.matmul(query[..., row_parts[i], :], rows_of_key)
+        if whole is None:
+            entries = xp.matmul(query[..., row_parts[i], :], keys[..., column_parts[j]])
+        else:
+            entries = whole[..., row_parts[i], column_parts[j]]
         squares = entries * entries
         rows[i] = rows[i] + xp.sum(squares, axis=-1)
         columns[j] = columns[j] + xp.sum(squares, axis=-2)

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 # Standard errors by which a statistic may miss its value for independent entries.
 STANDARD_ERRORS = 5.0
 
+# Outputs whose norms are taken at a time, so that their entries stay in a core's cache.
+ROWS = 64
+
 
 def looks_random(weights: Sequence[Float[Array, "heads width d"]], symmetry: float, d: int) -> bool:
     """Whether a layer's weights and its symmetry are those of independent random entries.
@@ -53,17 +56,22 @@ def looks_random(weights: Sequence[Float[Array, "heads width d"]], symmetry: flo
 
 def _is_even(weight: Float[Array, "outputs inputs"]) -> bool:
     """Whether neither the rows' nor the columns' norms spread more than chance makes them."""
-    largest = np.abs(weight).max(initial=0)
+    largest = max(weight.max(initial=0), -weight.min(initial=0))
     if largest == 0:
         return False
-    squares = np.square(weight / largest)  # neither over- nor underflows
-    for axis in (0, 1):
-        norms = squares.sum(axis=axis, dtype=np.float64)
+    outputs, inputs = weight.shape
+    sums = [np.empty(outputs), np.zeros(inputs)]
+    for start in range(0, outputs, ROWS):
+        rows = slice(start, start + ROWS)
+        entries = weight[rows] / largest  # squares neither over- nor underflow
+        sums[0][rows] = np.vecdot(entries, entries)
+        sums[1] += np.einsum("oi,oi->i", entries, entries)
+    for norms, count in zip(sums, (inputs, outputs), strict=True):
         if len(norms) < 2 or not norms.any():
             return False
         spread = norms.var() / norms.mean() ** 2
         # A variance estimated from n norms has the relative standard error √(2/n).
         allowed = 1 + STANDARD_ERRORS * math.sqrt(2 / len(norms))
-        if spread > allowed * 2 / weight.shape[axis]:
+        if spread > allowed * 2 / count:
             return False
     return True
