@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from wqk import BilinearForm, coupling, directionality, symmetry, symmetry_null
 from wqk.errors import FormError, NonFiniteWeights
-from wqk.forms import kernels
+from wqk.forms import kernels, sums
 from wqk.forms.scores import head_terms, outliers
 
 if TYPE_CHECKING:
@@ -306,8 +306,8 @@ def test_small_blocks_give_the_same_sums(monkeypatch, rank, d_key):
     names = [n for n in SUMS if d_key == 300 or n != "trace_of_square"]
     whole = BilinearForm(query, key).moments
     expected = [np.array(getattr(whole, name)) for name in names]
-    monkeypatch.setattr(kernels, "BLOCK", 1)
-    assert len(list(kernels.block_slices(300, 32))) == 10
+    monkeypatch.setattr(sums, "BLOCK", 1)
+    assert len(list(sums.block_slices(300, 32))) == 10
     parts = BilinearForm(query, key).moments
     for name, value in zip(names, expected, strict=True):
         np.testing.assert_allclose(getattr(parts, name), value, rtol=1e-12, atol=1e-12)

@@ -18,7 +18,7 @@ from array_api_compat import array_namespace, device
 from wqk._caching import cached_property
 from wqk._typing import Array, Float
 from wqk.errors import FormError
-from wqk.forms import decompositions, kernels
+from wqk.forms import decompositions, kernels, sums
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -322,7 +322,7 @@ class BilinearForm:
     def diagonal(self) -> Float[Array, "... d"]:
         """M's diagonal, shape (..., d), of a square form."""
         self.require_square("a diagonal")
-        return kernels.row_dots(self.query, self.key, array_namespace(self.query, self.key))
+        return sums.row_dots(self.query, self.key, array_namespace(self.query, self.key))
 
     @property
     def trace(self) -> Float[Array, "*stack"]:

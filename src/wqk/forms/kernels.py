@@ -11,24 +11,15 @@ Axes: ``...`` a stack of forms, D width, R rank. Factors are A = query (..., D, 
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
-import numpy as np
-from array_api_compat import array_namespace, is_numpy_namespace
+from array_api_compat import array_namespace
 
 from wqk._caching import cached_property
 from wqk._typing import Array, Float
 from wqk.errors import FormError, NonFiniteWeights
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-
-# Entries of one intermediate block: 2 MB in float32, which stays in a core's cache.
-BLOCK = 2**19
+from wqk.forms.sums import TileSums, gram, gram_dots, inner, row_dots, square_sum, tile_sums
 
 # Largest entries of a factor with which sums of fourth powers neither over- nor underflow.
 SAFE_ENTRY = {32: (1e-2, 1e2), 64: (1e-50, 1e50)}
@@ -172,41 +163,6 @@ def restore(array: Array, exponent: Array) -> Array:
     return times_power(wide, xp.astype(exponent, xp.float64))
 
 
-def square_sum(array: Array, xp: Any) -> Array:
-    """Sum of squares over the last two axes."""
-    return xp.sum(xp.linalg.vecdot(array, array, axis=-2), axis=-1)
-
-
-def row_dots(
-    a: Float[Array, "... d r"], b: Float[Array, "... d r"], xp: Any, gram: Array | None = None
-) -> Float[Array, "... d"]:
-    """a_i · b_i for every row i, or a_i G · b_i with a symmetric matrix G (..., R, R).
-
-    The products with G are made form by form and in blocks of rows, which stay in the cache.
-    """
-    if gram is None:
-        return _column_dots(xp.matrix_transpose(a), xp.matrix_transpose(b), xp)
-    width, rank = a.shape[-2:]
-    stack = np.broadcast_shapes(a.shape[:-2], b.shape[:-2], gram.shape[:-2])
-    if stack and math.prod(stack) * width * rank > BLOCK // 4:
-        a, b, gram = (xp.broadcast_to(x, (*stack, *x.shape[-2:])) for x in (a, b, gram))
-        forms = range(stack[0])
-        return xp.stack([row_dots(a[i, ...], b[i, ...], xp, gram[i, ...]) for i in forms])
-    a, b = xp.matrix_transpose(a), xp.matrix_transpose(b)
-    parts = block_slices(width, max(256, BLOCK // 4 // rank))
-    dots = [_column_dots(xp.matmul(gram, a[..., part]), b[..., part], xp) for part in parts]
-    return xp.concat(dots, axis=-1)
-
-
-def _column_dots(
-    a: Float[Array, "... r d"], b: Float[Array, "... r d"], xp: Any
-) -> Float[Array, "... d"]:
-    """a_:k · b_:k for every column k."""
-    if is_numpy_namespace(xp):  # in one pass, without an array of the products
-        return np.einsum("...rd,...rd->...d", a, b)
-    return xp.sum(a * b, axis=-2)
-
-
 def balance(
     factor: Float[Array, "... d r"], xp: Any
 ) -> tuple[Float[Array, "... d r"], Float[Array, "*stack"]]:
@@ -223,23 +179,6 @@ def balance(
         raise NonFiniteWeights("the factors of a form must be finite, got NaN or infinite entries")
     exponent = xp.floor(xp.log2(xp.where(largest > 0, largest, xp.ones_like(largest))))
     return times_power(factor, -exponent[..., None, None]), exponent
-
-
-def gram(factor: Float[Array, "... d r"], xp: Any) -> Float[Array, "... r r"]:
-    """AᵀA for each form of the stack."""
-    return xp.matmul(xp.matrix_transpose(factor), factor)
-
-
-def inner(a: Array, b: Array, xp: Any) -> Array:
-    """Frobenius inner product over the last two axes."""
-    return xp.sum(a * b, axis=(-2, -1))
-
-
-def block_slices(length: int, width: int) -> Iterator[slice]:
-    """Cut ``range(length)`` into slices of about ``width``, at most ``width`` long."""
-    count = max(1, math.ceil(length / width))
-    edges = [round(i * length / count) for i in range(count + 1)]
-    return (slice(start, stop) for start, stop in pairwise(edges))
 
 
 class Identities(Moments):
@@ -281,60 +220,12 @@ class Identities(Moments):
     def _norms(self, factor: Array, other: Array, other_gram: Array) -> Array:
         """Norms of the rows of ``factor @ other.T``."""
         xp = self._xp
-        squares = row_dots(factor, factor, xp, gram=other_gram)
+        squares = gram_dots(factor, other_gram, xp)
         reach = row_dots(factor, factor, xp) * square_sum(other, xp)[..., None]
         lost = squares < precision(factor, xp) ** 2 * reach
         if bool(xp.any(lost)):
             squares = xp.where(lost, tile_sums(factor, other, xp).rows, squares)
         return root(squares, xp)
-
-
-class TileSums(NamedTuple):
-    """Sums over the squares of M's entries, and tr(M M) where M is square."""
-
-    rows: Float[Array, "... d_query"]
-    columns: Float[Array, "... d_key"]
-    trace_of_square: Float[Array, "*stack"] | None
-
-
-def tile_sums(query: Array, key: Array, xp: Any) -> TileSums:
-    """Form M in blocks, take each block's sums and forget it: never the whole of M at once.
-
-    A square form's block (i, j) is met together with block (j, i), whose transpose tr(M M) wants.
-    """
-    is_square = query.shape[-2] == key.shape[-2]
-    stack = math.prod(query.shape[:-2]) or 1
-    side = max(32, math.isqrt(BLOCK // stack))
-    row_parts = list(block_slices(query.shape[-2], side))
-    column_parts = list(block_slices(key.shape[-2], side))
-    rows: list[Any] = [0.0] * len(row_parts)
-    columns: list[Any] = [0.0] * len(column_parts)
-    trace: Any = 0.0
-    keys = xp.matrix_transpose(key)
-    # One large product takes less time than its tiles.
-    is_small = stack * query.shape[-2] * key.shape[-2] <= 2 * BLOCK
-    whole = xp.matmul(query, keys) if is_small else None
-
-    def tile(i: int, j: int) -> Array:
-        if whole is None:
-            entries = xp.matmul(query[..., row_parts[i], :], keys[..., column_parts[j]])
-        else:
-            entries = whole[..., row_parts[i], column_parts[j]]
-        squares = entries * entries
-        rows[i] = rows[i] + xp.sum(squares, axis=-1)
-        columns[j] = columns[j] + xp.sum(squares, axis=-2)
-        return entries
-
-    for i in range(len(row_parts)):
-        for j in range(i if is_square else 0, len(column_parts)):
-            entries = tile(i, j)
-            if is_square:
-                mirror = entries if i == j else tile(j, i)
-                weight = 1.0 if i == j else 2.0
-                trace = trace + weight * inner(entries, xp.matrix_transpose(mirror), xp)
-    return TileSums(
-        xp.concat(rows, axis=-1), xp.concat(columns, axis=-1), trace if is_square else None
-    )
 
 
 class Tiles(Moments):

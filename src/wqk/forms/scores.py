@@ -22,7 +22,8 @@ from array_api_compat import array_namespace
 from wqk._typing import Array, Bool, Float
 from wqk.errors import FormError
 from wqk.forms.form import BilinearForm
-from wqk.forms.kernels import root, row_dots, times_power
+from wqk.forms.kernels import root, times_power
+from wqk.forms.sums import row_dots
 
 Weight = Literal["norm", "excess"]
 

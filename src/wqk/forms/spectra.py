@@ -28,8 +28,9 @@ import numpy as np
 from array_api_compat import array_namespace, device
 
 from wqk._typing import Array, Float
-from wqk.forms.kernels import bits, gram, times_power
+from wqk.forms.kernels import bits, times_power
 from wqk.forms.lanczos import RESIDUAL, largest_singular_value, random_start
+from wqk.forms.sums import gram
 
 if TYPE_CHECKING:
     from collections.abc import Callable

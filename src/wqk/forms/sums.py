@@ -1,0 +1,122 @@
+"""Sums over the entries of factors and of their products, in any array library.
+
+Products that are larger than a core's cache are formed in blocks, summed and forgotten.
+
+Axes: ``...`` a stack of forms, D width, R rank. Factors are (..., D, R).
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from array_api_compat import is_numpy_namespace
+
+from wqk._typing import Array, Float
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Entries of one intermediate block: 2 MB in float32, which stays in a core's cache.
+BLOCK = 2**19
+
+
+def square_sum(array: Array, xp: Any) -> Array:
+    """Sum of squares over the last two axes."""
+    return xp.sum(xp.linalg.vecdot(array, array, axis=-2), axis=-1)
+
+
+def row_dots(
+    a: Float[Array, "... d r"], b: Float[Array, "... d r"], xp: Any
+) -> Float[Array, "... d"]:
+    """a_i · b_i for every row i."""
+    if is_numpy_namespace(xp):  # in one pass, without an array of the products
+        return np.einsum("...dr,...dr->...d", a, b)
+    return xp.sum(a * b, axis=-1)
+
+
+def gram_dots(
+    a: Float[Array, "... d r"], gram: Float[Array, "... r r"], xp: Any
+) -> Float[Array, "... d"]:
+    """a_i G · a_i for every row i and a symmetric matrix G.
+
+    One form after the other and in blocks of rows, which stay in the cache.
+    """
+    width, rank = a.shape[-2:]
+    stack = np.broadcast_shapes(a.shape[:-2], gram.shape[:-2])
+    if stack and math.prod(stack) * width * rank > BLOCK // 4:
+        a, gram = (xp.broadcast_to(x, (*stack, *x.shape[-2:])) for x in (a, gram))
+        return xp.stack([gram_dots(a[i, ...], gram[i, ...], xp) for i in range(stack[0])])
+    dots = []
+    for part in block_slices(width, max(256, BLOCK // 4 // rank)):
+        rows = a[..., part, :]
+        products = xp.matmul(gram, xp.matrix_transpose(rows))
+        dots.append(row_dots(rows, xp.matrix_transpose(products), xp))
+    return xp.concat(dots, axis=-1)
+
+
+def gram(factor: Float[Array, "... d r"], xp: Any) -> Float[Array, "... r r"]:
+    """AᵀA for each form of the stack."""
+    return xp.matmul(xp.matrix_transpose(factor), factor)
+
+
+def inner(a: Array, b: Array, xp: Any) -> Array:
+    """Frobenius inner product over the last two axes."""
+    return xp.sum(a * b, axis=(-2, -1))
+
+
+def block_slices(length: int, width: int) -> Iterator[slice]:
+    """Cut ``range(length)`` into slices of about ``width``, at most ``width`` long."""
+    count = max(1, math.ceil(length / width))
+    edges = [round(i * length / count) for i in range(count + 1)]
+    return (slice(start, stop) for start, stop in pairwise(edges))
+
+
+class TileSums(NamedTuple):
+    """Sums over the squares of M's entries, and tr(M M) where M is square."""
+
+    rows: Float[Array, "... d_query"]
+    columns: Float[Array, "... d_key"]
+    trace_of_square: Float[Array, "*stack"] | None
+
+
+def tile_sums(query: Array, key: Array, xp: Any) -> TileSums:
+    """Form M in blocks, take each block's sums and forget it: a large M never stands in memory.
+
+    A square form's block (i, j) is met together with block (j, i), whose transpose tr(M M) wants.
+    """
+    is_square = query.shape[-2] == key.shape[-2]
+    stack = math.prod(query.shape[:-2]) or 1
+    side = max(32, math.isqrt(BLOCK // stack))
+    row_parts = list(block_slices(query.shape[-2], side))
+    column_parts = list(block_slices(key.shape[-2], side))
+    rows: list[Any] = [0.0] * len(row_parts)
+    columns: list[Any] = [0.0] * len(column_parts)
+    trace: Any = 0.0
+    keys = xp.matrix_transpose(key)
+    # Of a small form, one product takes less time than its tiles.
+    is_small = stack * query.shape[-2] * key.shape[-2] <= 2 * BLOCK
+    whole = xp.matmul(query, keys) if is_small else None
+
+    def tile(i: int, j: int) -> Array:
+        if whole is not None:
+            entries = whole[..., row_parts[i], column_parts[j]]
+        else:
+            entries = xp.matmul(query[..., row_parts[i], :], keys[..., column_parts[j]])
+        squares = entries * entries
+        rows[i] = rows[i] + xp.sum(squares, axis=-1)
+        columns[j] = columns[j] + xp.sum(squares, axis=-2)
+        return entries
+
+    for i in range(len(row_parts)):
+        for j in range(i if is_square else 0, len(column_parts)):
+            entries = tile(i, j)
+            if is_square:
+                mirror = entries if i == j else tile(j, i)
+                weight = 1.0 if i == j else 2.0
+                trace = trace + weight * inner(entries, xp.matrix_transpose(mirror), xp)
+    return TileSums(
+        xp.concat(rows, axis=-1), xp.concat(columns, axis=-1), trace if is_square else None
+    )
