@@ -66,13 +66,12 @@ def test_small_singular_values_of_float32_factors_keep_their_digits() -> None:
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("f4", 2e-7), ("f8", 1e-10)])
 @pytest.mark.parametrize("gap", [0.0, 1e-8, 1e-4])
-@pytest.mark.parametrize("width", [300, 1201])
-def test_the_largest_value_of_a_form_of_high_rank(
-    dtype: str, tolerance: float, gap: float, width: int
+@pytest.mark.parametrize(("width", "rank"), [(300, 300), (1201, 300), (300, 64), (100, 3)])
+def test_the_largest_value_alone(
+    dtype: str, tolerance: float, gap: float, width: int, rank: int
 ) -> None:
-    """By Lanczos iteration, with and without Gram matrices at hand; largest values nearly equal."""
+    """By iteration, with and without Gram matrices at hand, and by squaring, near a tie."""
     random = np.random.default_rng(0)
-    rank = 300
     left, right = (np.linalg.qr(random.standard_normal((width, rank)))[0] for _ in range(2))
     turn = np.linalg.qr(random.standard_normal((rank, rank)))[0]
     sizes = np.r_[1.0, 1.0 - gap, np.linspace(0.9 - gap, 0.0, rank - 2)]
@@ -82,13 +81,23 @@ def test_the_largest_value_of_a_form_of_high_rank(
     assert spectral_norm(BilinearForm(query, key)) == pytest.approx(expected, rel=tolerance)
 
 
+def test_powers_of_heads_that_differ_in_everything() -> None:
+    """The zero matrix, equal singular values, and one that the others hide until late."""
+    sizes = np.stack([np.zeros(64), np.ones(64), np.r_[1 + 1e-5, np.ones(63)]])
+    random = np.random.default_rng(0)
+    left, right = np.linalg.qr(random.standard_normal((2, 3, 256, 64))).Q
+    form = BilinearForm((1e3 * left * sizes[:, None]).astype("f4"), right.astype("f4"))
+    assert form.moments.grams is not None
+    assert spectral_norm(form) == pytest.approx([0, 1e3, 1e3 + 1e-2], rel=4e-7)
+
+
 def test_a_spectrum_that_lanczos_does_not_resolve_falls_back_to_the_core(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     random = np.random.default_rng(0)
     form = BilinearForm(*random.standard_normal((2, 400, 300)))
     expected = spectral_norm(form)
-    monkeypatch.setattr("wqk.forms.lanczos.MOST_STEPS", 8)
+    monkeypatch.setattr("wqk.forms.largest.MOST_STEPS", 8)
     assert spectral_norm(form) == pytest.approx(expected, rel=1e-12)
     assert spectral_norm(form * 0.0) == 0
 

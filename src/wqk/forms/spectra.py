@@ -29,7 +29,7 @@ from array_api_compat import array_namespace, device
 
 from wqk._typing import Array, Float
 from wqk.forms.kernels import bits, times_power
-from wqk.forms.lanczos import RESIDUAL, largest_singular_value, random_start
+from wqk.forms.largest import by_iteration, by_squaring
 from wqk.forms.sums import gram
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
     from wqk.forms import BilinearForm
 
-# Up to this rank σ₁ comes from the whole core, which is faster for many small forms.
-LARGEST_CORE = 256
+# Up to this rank σ₁ comes from powers of a matrix, which is faster for many small forms.
+LARGEST_SQUARED = 256
 
 # Larger forms by chance are drawn at this rank: what is kept of them depends on R/D alone.
 LARGEST_DRAW = 256
@@ -115,8 +115,8 @@ def spectrum(form: BilinearForm) -> Spectrum:
 def spectral_norm(form: BilinearForm) -> Float[Array, "*stack"]:
     """σ₁ alone, (...), in a fraction of the time and in float64.
 
-    It is as accurate as the form's norm: from the Gram matrices of the scores where there are any,
-    by the core up to a rank of 256, by Lanczos iteration above.
+    It is as accurate as the form's norm: see `wqk.forms.largest`. Where the scores need no Gram
+    matrices and the rank is small, it comes from the core.
 
     Examples
     --------
@@ -127,17 +127,15 @@ def spectral_norm(form: BilinearForm) -> Float[Array, "*stack"]:
     """
     moments = form.moments
     xp = array_namespace(moments.query, moments.key)
-    values = _by_lanczos(form, xp) if form.rank > LARGEST_CORE else None
+    if form.rank > LARGEST_SQUARED:
+        values = _by_iteration(form, xp)
+    elif moments.grams is not None:
+        values = by_squaring(*moments.grams)
+    else:
+        values = None
     if values is None:
-        if moments.grams is None:
-            core = _core(moments.query, moments.key, xp)
-        else:
-            left, right = (
-                _root_of(xp.astype(g, xp.float64, copy=False), xp) for g in moments.grams
-            )
-            core = _product(left, right, xp)
-        squares = xp.linalg.eigvalsh(xp.matmul(core, xp.matrix_transpose(core)))
-        values = xp.sqrt(xp.clip(squares[..., -1], 0.0))
+        core = _core(moments.query, moments.key, xp)
+        values = _singular_values(core, bits(moments.query, xp), xp)[..., 0]
     return _restored(values, form, xp)
 
 
@@ -201,26 +199,28 @@ def _random_values(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     return np.asarray(np.sqrt(squares.clip(min=0))[:, ::-1])
 
 
-def _by_lanczos(form: BilinearForm, xp: Any) -> Float[Array, "*stack"] | None:
-    """σ₁ / 2**exponent; None if it did not converge."""
+def _by_iteration(form: BilinearForm, xp: Any) -> Float[Array, "*stack"] | None:
+    """σ₁ / 2**exponent; None if it did not converge for some form."""
     moments = form.moments
-    if bool(xp.any(moments.square_norm == 0)):
-        return None
+    one_by_one = [
+        xp.reshape(xp.broadcast_to(a, (*form.stack, *a.shape[-2:])), (-1, *a.shape[-2:]))
+        for a in moments.grams or (moments.query, moments.key)
+    ]
 
-    def product(factor: Array, square: Array | None) -> Callable[[Array], Array]:
-        if square is not None:
-            return lambda x: xp.matmul(square, x)
-        return lambda x: xp.matmul(xp.matrix_transpose(factor), xp.matmul(factor, x))
+    def product(matrix: Array) -> Callable[[Array], Array]:
+        if moments.grams:
+            return lambda x: xp.matmul(matrix, x)
+        return lambda x: xp.matmul(xp.matrix_transpose(matrix), xp.matmul(matrix, x))
 
-    query_gram, key_gram = moments.grams or (None, None)
-    start = random_start(form.stack, form.rank)
-    return largest_singular_value(
-        product(moments.query, query_gram),
-        product(moments.key, key_gram),
-        xp.asarray(start, dtype=moments.query.dtype, device=device(moments.query)),
-        RESIDUAL[bits(moments.query, xp)],
-        xp,
-    )
+    values = []
+    for i in range(one_by_one[0].shape[0]):
+        left, right = (product(stack[i, ...]) for stack in one_by_one)
+        value = by_iteration(left, right, form.rank, moments.query)
+        if value is None:
+            return None
+        values.append(value)
+    found = xp.asarray(values, dtype=xp.float64, device=device(moments.query))
+    return xp.reshape(found, form.stack)
 
 
 def _core(query: Array, key: Array, xp: Any) -> Float[Array, "... k_query k_key"]:
