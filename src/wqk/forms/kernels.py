@@ -45,6 +45,11 @@ class Moments(ABC):
         self.query, self.key, self.exponent = query, key, exponent
 
     @property
+    def whole(self) -> Float[Array, "... d_query d_key"] | None:
+        """M / 2**exponent itself, where the route forms it at once."""
+        return None
+
+    @property
     @abstractmethod
     def cancels(self) -> bool:
         """Whether some M is so small against its factors that this route loses its digits."""
@@ -247,6 +252,11 @@ class Tiles(Moments):
     @cached_property
     def _sums(self) -> TileSums:
         return tile_sums(self.query, self.key, self._xp)
+
+    @property
+    def whole(self) -> Float[Array, "... d_query d_key"] | None:
+        """M, where it is small."""
+        return self._sums.whole
 
     @cached_property
     def square_norm(self) -> Float[Array, "*stack"]:

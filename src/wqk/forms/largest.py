@@ -9,6 +9,7 @@ Axes: ``...`` a stack of forms, R rank, J steps done.
 from __future__ import annotations
 
 import math
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from array_api_compat import array_namespace, device
 from wqk.forms.kernels import bits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Sequence
 
     from wqk._typing import Array, Float
 
@@ -64,12 +65,7 @@ def by_squaring(
     return xp.exp((least + most) / 4)
 
 
-def by_iteration(
-    times_query: Callable[[Array], Array],
-    times_key: Callable[[Array], Array],
-    rank: int,
-    like: Array,
-) -> float | None:
+def by_iteration(query_side: Sequence[Array], key_side: Sequence[Array]) -> float | None:
     """σ₁ of one form by Lanczos iteration; None if it did not converge.
 
     P is self-adjoint in the inner product of BᵀB. Every new vector is made orthogonal to all before
@@ -78,38 +74,36 @@ def by_iteration(
 
     Parameters
     ----------
-    times_query, times_key
-        The products with AᵀA and BᵀB of a vector (R,).
-    rank
-        R.
-    like
-        An array of the library, device and type to compute with.
+    query_side, key_side
+        Matrices that are applied to a vector (R,) one after the other, which makes AᵀA and BᵀB of
+        it. None stand for the identity.
 
     Examples
     --------
     >>> import numpy as np
     >>> square = np.diag(np.arange(1.0, 9.0))
-    >>> round(by_iteration(lambda x: square @ x, lambda x: square @ x, 8, square), 9)
+    >>> round(by_iteration([square], [square]), 9)
     8.0
     """
-    xp = array_namespace(like)
-    allowed = RESIDUAL[bits(like, xp)]
+    one = query_side[0]
+    xp, rank = array_namespace(one), one.shape[-1]
+    allowed = RESIDUAL[bits(one, xp)]
     start = np.random.default_rng(0).standard_normal(rank)  # the same at every call
-    new = xp.asarray(start, dtype=like.dtype, device=device(like))
-    image = times_key(new)
+    new = xp.asarray(start, dtype=one.dtype, device=device(one))
+    image = reduce(_times, key_side, new)
     # Vectors x of length 1 in that inner product, and w = BᵀB x: on them, P is tridiagonal.
-    vectors, images = (xp.zeros((0, rank), dtype=like.dtype, device=device(like)) for _ in "xw")
+    vectors, images = (xp.zeros((0, rank), dtype=one.dtype, device=device(one)) for _ in "xw")
     diagonal: list[float] = []
-    lengths = [_length(new, image, xp)]
+    lengths = [_length(new, image)]
     while len(diagonal) < min(MOST_STEPS, rank) and lengths[-1] > 0:
         vectors = xp.concat([vectors, new[None, :] / lengths[-1]])
         images = xp.concat([images, image[None, :] / lengths[-1]])
-        new = times_query(images[-1, :])
-        diagonal.append(float(xp.vecdot(new, images[-1, :])))
+        new = reduce(_times, query_side, images[-1, :])
+        diagonal.append(float(new @ images[-1, :]))
         for _ in range(2):
-            new = new - xp.matmul(xp.matmul(images, new), vectors)
-        image = times_key(new)
-        lengths.append(_length(new, image, xp))
+            new = new - (images @ new) @ vectors
+        image = reduce(_times, key_side, new)
+        lengths.append(_length(new, image))
         steps = len(diagonal)
         if steps % max(2, steps // 8) == 0:
             tridiagonal = np.diag(diagonal) + np.diag(lengths[1:-1], -1)
@@ -119,11 +113,15 @@ def by_iteration(
     return None
 
 
+def _times(vector: Array, matrix: Array) -> Array:
+    return matrix @ vector
+
+
 def _trace(square: Array, xp: Any) -> Float[Array, "*stack"]:
     """In float64, and 1 for the zero matrix."""
     trace = xp.linalg.trace(square, dtype=xp.float64)
     return xp.where(trace > 0, trace, xp.ones_like(trace))
 
 
-def _length(vector: Array, image: Array, xp: Any) -> float:
-    return math.sqrt(max(0.0, float(xp.vecdot(vector, image))))
+def _length(vector: Array, image: Array) -> float:
+    return math.sqrt(max(0.0, float(vector @ image)))

@@ -33,8 +33,6 @@ from wqk.forms.largest import by_iteration, by_squaring
 from wqk.forms.sums import gram
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from wqk.forms import BilinearForm
 
 # Up to this rank σ₁ comes from powers of a matrix, which is faster for many small forms.
@@ -201,24 +199,26 @@ def _random_values(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 def _by_iteration(form: BilinearForm, xp: Any) -> Float[Array, "*stack"] | None:
     """σ₁ / 2**exponent; None if it did not converge for some form."""
-    moments = form.moments
-    one_by_one = [
-        xp.reshape(xp.broadcast_to(a, (*form.stack, *a.shape[-2:])), (-1, *a.shape[-2:]))
-        for a in moments.grams or (moments.query, moments.key)
+    moments, turned = form.moments, xp.matrix_transpose
+    if moments.whole is not None:  # M = M Iᵀ
+        sides = [[moments.whole, turned(moments.whole)], []]
+    elif moments.grams is not None:
+        sides = [[gram] for gram in moments.grams]
+    else:
+        sides = [[factor, turned(factor)] for factor in (moments.query, moments.key)]
+    flat = [
+        [
+            xp.reshape(xp.broadcast_to(m, (*form.stack, *m.shape[-2:])), (-1, *m.shape[-2:]))
+            for m in side
+        ]
+        for side in sides
     ]
-
-    def product(matrix: Array) -> Callable[[Array], Array]:
-        if moments.grams:
-            return lambda x: xp.matmul(matrix, x)
-        return lambda x: xp.matmul(xp.matrix_transpose(matrix), xp.matmul(matrix, x))
-
-    values = []
-    for i in range(one_by_one[0].shape[0]):
-        left, right = (product(stack[i, ...]) for stack in one_by_one)
-        value = by_iteration(left, right, form.rank, moments.query)
-        if value is None:
-            return None
-        values.append(value)
+    values = [
+        by_iteration(*([m[i, ...] for m in side] for side in flat))
+        for i in range(math.prod(form.stack))
+    ]
+    if None in values:
+        return None
     found = xp.asarray(values, dtype=xp.float64, device=device(moments.query))
     return xp.reshape(found, form.stack)
 

@@ -75,11 +75,12 @@ def block_slices(length: int, width: int) -> Iterator[slice]:
 
 
 class TileSums(NamedTuple):
-    """Sums over the squares of M's entries, and tr(M M) where M is square."""
+    """Sums over the squares of M's entries, tr(M M) where M is square, and M itself if small."""
 
     rows: Float[Array, "... d_query"]
     columns: Float[Array, "... d_key"]
     trace_of_square: Float[Array, "*stack"] | None
+    whole: Float[Array, "... d_query d_key"] | None
 
 
 def tile_sums(query: Array, key: Array, xp: Any) -> TileSums:
@@ -118,5 +119,5 @@ def tile_sums(query: Array, key: Array, xp: Any) -> TileSums:
                 weight = 1.0 if i == j else 2.0
                 trace = trace + weight * inner(entries, xp.matrix_transpose(mirror), xp)
     return TileSums(
-        xp.concat(rows, axis=-1), xp.concat(columns, axis=-1), trace if is_square else None
+        xp.concat(rows, axis=-1), xp.concat(columns, axis=-1), trace if is_square else None, whole
     )
