@@ -154,6 +154,6 @@ def _beside(name: str, file: str) -> str:
 
 
 def _step(about: Mapping[str, Any]) -> int | None:
-    """The training step that a file of weights tells itself."""
+    """The training step that a file of weights records."""
     found = (about.get(key) for key in ("iteration", "iter_num", "global_step", "step"))
     return next((step for step in found if type(step) is int and step >= 0), None)

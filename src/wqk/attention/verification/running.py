@@ -230,7 +230,7 @@ def double_precision() -> Iterator[None]:
 
 
 def _load_model(ref: Any, checkpoint: Checkpoint, family: Family, hub: Mapping[str, Any]) -> Any:
-    """The model, in float64, with attention that can be looked at; without its head if it can."""
+    """The model, in float64, with attention that can be observed; without its head if possible."""
     import torch
     import transformers
     from transformers import CONFIG_MAPPING, AutoModel
