@@ -237,6 +237,35 @@ def test_a_planted_fault_is_named(fault: str) -> None:
     assert not comparison.same
 
 
+@pytest.mark.parametrize(
+    ("fault", "head"),
+    [("rotary order of the keys", 1), ("factor", 1), ("sign", 1), ("order of heads", 4)],
+)
+def test_faults_are_named_beside_a_pruned_head(fault: str, head: int) -> None:
+    """Query head 1 scores nothing; it is head 4 of the model with its heads in another order."""
+
+    def pruned(tensors: Tensors, head: int) -> StateDict:
+        tensors = {name: value.copy() for name, value in tensors.items()}
+        for name, value in tensors.items():
+            if ".q_proj." in name:
+                value[head * R : (head + 1) * R] = 0
+        return opened(tensors)
+
+    tensors, _, expected = FAULTS[fault]
+    comparison = same(pruned(llama(), 1), pruned(tensors, head))
+    assert verdicts(comparison) == expected
+    if fault == "sign":
+        assert comparison.blocks[0].reason == "scaled by -1"
+
+
+def test_a_head_pruned_in_one_of_two() -> None:
+    pruned = edited(lambda q: q * (np.arange(H) != 1).reshape(-1, *[1] * (q.ndim - 1)), "q")
+    assert verdicts(same(opened(llama()), opened(pruned))) == ["other"]
+    comparison = same(opened(pruned), opened(llama()))
+    assert verdicts(comparison) == ["other"]
+    assert comparison.blocks[0].head == 1
+
+
 def test_what_the_reasons_say() -> None:
     def reason(fault: str) -> str:
         tensors, changes, _ = FAULTS[fault]

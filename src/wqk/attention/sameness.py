@@ -45,6 +45,9 @@ SAFETY = 1.5
 # Products of float64 Gram matrices resolve no smaller distance, relative to ‖A‖ ‖B‖.
 RESOLUTION = 1e-7
 
+# Far below any tolerance.
+TINY = 1e-30
+
 # How near 1 the cosine of two heads' probes has to be for them to be worth an exact comparison.
 ALIKE = 0.99
 
@@ -105,6 +108,11 @@ class Distances(NamedTuple):
     def agree(self) -> bool:
         """Whether rounding explains all of it."""
         return bool((self.relative <= self.tolerance).all())
+
+    @property
+    def worst(self) -> int:
+        """The head that lies farthest beyond its tolerance, which is 0 for a pruned one."""
+        return int((self.relative.max(axis=0) / (self.tolerance + TINY)).argmax())
 
 
 def distances(a: Scoring, b: Scoring, at: Sequence[int]) -> Distances:
@@ -208,6 +216,9 @@ def _match(a: Scoring, b: Scoring) -> Match | None:
     heads = np.arange(len(a.query))
     for is_flipped, theirs in ((False, straight), (True, flipped)):
         cosines = np.abs(np.einsum("hij,qkij->hqk", ours, theirs))
+        # Pruned heads, which score nothing, are alike.
+        silent, theirs_silent = ((some == 0).all(axis=(-2, -1)) for some in (ours, theirs))
+        cosines[silent[:, None, None] & theirs_silent] = 1
         # Where heads are equal, each is its own best match, and keeps its own key.
         cosines[heads, heads] += 1e-9
         cosines[:, heads, b.pairing] += 2e-9
@@ -219,9 +230,10 @@ def _match(a: Scoring, b: Scoring) -> Match | None:
 
 
 def _probed(query: np.ndarray, key: np.ndarray) -> np.ndarray:
-    """Scores of probes, (..., P, P), of factors that met them (..., R, P); of norm 1."""
+    """Scores of probes, (..., P, P), of factors that met them (..., R, P); of norm 1, or 0."""
     scores = query.swapaxes(-1, -2) @ key
-    return np.asarray(scores / np.linalg.norm(scores, axis=(-2, -1), keepdims=True))
+    norms = np.linalg.norm(scores, axis=(-2, -1), keepdims=True)
+    return np.asarray(scores / np.where(norms > 0, norms, 1.0))
 
 
 def _rotations(a: Rotary | None, b: Rotary | None) -> Iterator[Rotary | None]:
@@ -235,9 +247,14 @@ def _rotations(a: Rotary | None, b: Rotary | None) -> Iterator[Rotary | None]:
 
 
 def _factors(a: Heads, b: Heads, rounding: float) -> np.ndarray:
-    """The factor of each head that brings b nearest to a at distance 0; 1 where it is rounding."""
+    """The factor of each head that brings b nearest to a at distance 0; 1 where it is rounding.
+
+    A pruned head, which any factor fits, has that of most others.
+    """
     across, own = _inner(a, b, 0), _inner(b, b, 0)
-    factors = across / np.where(own > 0, own, 1.0)
+    pruned = own == 0
+    factors = across / np.where(pruned, 1.0, own)
+    factors[pruned] = 1.0 if pruned.all() else np.median(factors[~pruned])
     return np.where(np.abs(factors - 1) <= SAFETY * rounding + RESOLUTION, 1.0, factors)
 
 

@@ -193,7 +193,7 @@ def _compare(
         )
     at = DISTANCES if a.rotary or b.rotary else DISTANCES[:1]
     measured = distances(a, b, at)
-    worst = int((measured.relative.max(axis=0) / measured.tolerance).argmax())
+    worst = measured.worst
     return BlockComparison(
         plans[0].stack,
         plans[0].kind,
