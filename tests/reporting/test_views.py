@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from safetensors.numpy import load_file, save_file
 
 import wqk
 from wqk.attention.bands import rotary_bands
@@ -15,9 +18,24 @@ from wqk.checkpoints.live import StateDict
 from wqk.cli.main import command
 from wqk.errors import CheckpointError, FormError
 from wqk.forms.images import matrix_image
+from wqk.reporting.views import coupling_view
 
 ENCODER = str(wqk.demo_model("encoder"))
 DECODER = str(wqk.demo_model("decoder"))
+
+
+def read_heads(query: np.ndarray, key: np.ndarray) -> wqk.Attention:
+    """A block with these heads, (H, R, D) each."""
+    width = query.shape[-1]
+    weights = {"q": query, "k": key}
+    tensors = {
+        f"encoder.layer.0.attention.self.{name}.weight": weights[name[0]]
+        .reshape(-1, width)
+        .astype(np.float32)
+        for name in ("query", "key")
+    }
+    config = {"model_type": "bert", "num_attention_heads": len(query), "num_hidden_layers": 1}
+    return wqk.read_attention(StateDict(tensors, config, "made"), 0)
 
 
 def run(*arguments: str) -> Result:
@@ -108,6 +126,52 @@ def test_the_coupling_of_planted_transposes_is_one() -> None:
     np.testing.assert_allclose(coupling, coupling.T, atol=1e-6)
     heads = [wqk.read_attention(ENCODER, 0).head(h) for h in range(4)]
     np.testing.assert_allclose(np.diag(coupling), [wqk.symmetry(h) for h in heads], atol=1e-5)
+
+
+@pytest.fixture
+def pruned(tmp_path: Path) -> str:
+    """The encoder without the queries of head 1 in layer 0."""
+    folder = tmp_path / "pruned"
+    shutil.copytree(ENCODER, folder)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    for name, values in tensors.items():
+        if ".0." in name and ".query." in name:
+            tensors[name] = values.copy()
+            tensors[name][32:64] = 0
+    save_file(tensors, file)
+    return str(folder)
+
+
+def strict_json(text: str) -> Any:
+    """JSON as the standard has it: no NaN and no infinity."""
+    return json.loads(text, parse_constant=pytest.fail)
+
+
+def test_a_pruned_head_has_no_scores(pruned: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    values = strict_json(run("show", pruned, "--layer", "0", "--head", "1", "--json").stdout)
+    assert values["symmetry"] is None
+    coupling = strict_json(run("show", pruned, "--layer", "0", "--coupling", "--json").stdout)
+    assert coupling["coupling"][1] == [None] * 4
+    assert None not in (coupling["coupling"][0][0], coupling["coupling"][2][3])
+    for view, words in ((("--head", "1"), "the form is zero"), (("--coupling",), "pair 0 and 3")):
+        out = tmp_path / "pruned.png"
+        result = run("show", pruned, "--layer", "0", *view, "--out", str(out))
+        assert result.exit_code == 0, result.output
+        assert words in result.stderr
+        assert out.exists()
+
+
+def test_the_strongest_pair_may_be_negative() -> None:
+    """Heads 0 and 1 are each other's negative transpose; no pair is positive."""
+    a, b, c, d = np.eye(4)
+    query = np.stack([a, -b, c])[:, None]
+    attention = read_heads(query, np.stack([b, a, d])[:, None])
+    subtitle = coupling_view(attention, "three heads").subtitle
+    assert subtitle == "strongest pair 0 and 1: -1.00; 0% of pairs positive"
+    silent = read_heads(0 * query, query)
+    assert coupling_view(silent, "none").subtitle == "no two heads to compare"
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import sys
+from collections.abc import Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,7 +22,7 @@ from wqk.scanning.rendering import definitions, one_checkpoint, overview, scores
 from wqk.scanning.tables import records
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from wqk.atlas import Placement
     from wqk.checkpoints import Checkpoint
@@ -123,9 +125,18 @@ def print_json(table: ScoreTable) -> None:
 
 
 def print_object(value: Mapping[str, Any]) -> None:
-    """One JSON object on standard output."""
-    text = json.dumps(value, ensure_ascii=False, indent=2)
+    """One JSON object on standard output, with null for NaN and infinity, which JSON lacks."""
+    text = json.dumps(_finite(value), ensure_ascii=False, indent=2, allow_nan=False)
     sys.stdout.write(UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    """A value with None for every number that is not finite."""
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def print_table(table: ScoreTable) -> None:

@@ -45,7 +45,8 @@ def coupling(matrix: Float[Array, "heads heads"], title: str) -> Figure:
         if len(matrix) <= PRINTED_HEADS:
             for (a, b), value in np.ndenumerate(matrix):
                 color = "white" if abs(value) > 0.6 else "black"
-                hundredths = f"{round(100 * value) + 0:d}".replace("-", "−")
+                hundredths = "–" if np.isnan(value) else f"{round(100 * value) + 0:d}"
+                hundredths = hundredths.replace("-", "−")
                 axis.text(b, a, hundredths, ha="center", va="center", fontsize=5.5, color=color)
             axis.set_xlabel("head b\n(printed: coupling × 100)")
         bar = figure.colorbar(drawn, ax=axis, shrink=0.8)

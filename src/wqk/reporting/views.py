@@ -73,10 +73,12 @@ def form_view(attention: Attention, name: str, head: int | None = None, gamma: f
         "directionality": float(directionality(form, gamma)),
         "directionality_excess": float(directionality(form, gamma, "excess")),
     }
-    subtitle = ", ".join(
-        f"{score.replace('_excess', ' (excess)')} {value + 0.0:.2f}"
-        for score, value in scores.items()
-    )
+    subtitle = "the form is zero"
+    if image.row_norms.any():
+        subtitle = ", ".join(
+            f"{score.replace('_excess', ' (excess)')} {value + 0.0:.2f}"
+            for score, value in scores.items()
+        )
 
     def figure() -> Figure:
         from wqk.figures import matrix
@@ -180,15 +182,20 @@ def bands_view(attentions: Iterable[Attention], name: str, by_head: bool) -> Vie
 def coupling_view(attention: Attention, name: str) -> View:
     """How far each pair of a layer's heads are each other's transposes."""
     matrix = np.asarray(coupling(attention.heads))
-    pairs = matrix[np.triu_indices(len(matrix), 1)]
-    strongest = np.unravel_index(np.argmax(np.triu(matrix, 1)), matrix.shape)
+    # Heads whose form is zero couple to none.
+    pairs = [
+        (a, b)
+        for a, b in zip(*np.triu_indices(len(matrix), 1), strict=True)
+        if np.isfinite(matrix[a, b])
+    ]
     title = f"{name}, coupling of heads"
-    subtitle = (
-        f"strongest pair {strongest[0]} and {strongest[1]}: {matrix[strongest]:.2f}; "
-        f"{np.mean(pairs > 0):.0%} of pairs positive"
-        if len(pairs)
-        else "a single head"
-    )
+    subtitle = "no two heads to compare"
+    if pairs:
+        a, b = max(pairs, key=lambda pair: abs(matrix[pair]))
+        positive = np.mean([matrix[pair] > 0 for pair in pairs])
+        subtitle = (
+            f"strongest pair {a} and {b}: {matrix[a, b]:.2f}; {positive:.0%} of pairs positive"
+        )
 
     def figure() -> Figure:
         from wqk.figures import coupling as draw
