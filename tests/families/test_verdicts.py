@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from safetensors.numpy import load_file, save_file
 from tests.families.architectures import Architecture
 from tests.families.architectures.architecture import BERT
 from tests.families.proving import save
@@ -144,3 +145,14 @@ def test_verdicts(
     )
     assert block.verdict == verdict
     assert block.ok == (verdict in ("right", "form right"))
+
+
+def test_a_form_of_zero_cannot_be_verified(tmp_path: Path) -> None:
+    """Its attention is uniform, and its scores have no ratio to their ceiling."""
+    save(LLAMA, tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    name = next(name for name in tensors if "k_proj" in name)
+    save_file(tensors | {name: 0 * tensors[name]}, file, {"format": "pt"})
+    shown = CliRunner().invoke(command, ["verify", str(tmp_path)])
+    assert (shown.exit_code, "so uniform that any weights" in shown.stdout) == (1, True)

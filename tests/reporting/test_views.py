@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 import wqk
 from wqk.attention.bands import rotary_bands
+from wqk.checkpoints import Part
 from wqk.checkpoints.live import StateDict
 from wqk.cli.main import command
 from wqk.errors import CheckpointError, FormError
@@ -87,6 +88,34 @@ def test_bands_of_all_layers_and_of_one_layer_s_heads() -> None:
     refused = run("show", ENCODER)
     assert refused.exit_code == 2
     assert "Missing option '--layer'" in refused.output
+
+
+def test_bands_leave_out_pruned_heads() -> None:
+    """Head 1 of layer 0 and all of layer 1 score nothing."""
+    whole = llama()
+    tensors = dict(
+        zip(whole.tensors(), whole.read([Part(n) for n in whole.tensors()]), strict=True)
+    )
+    tensors["model.layers.0.self_attn.q_proj.weight"][6:12] = 0
+    tensors["model.layers.1.self_attn.k_proj.weight"][:] = 0
+    pruned = StateDict(tensors, whole.config, "pruned")
+    heads, before = (wqk.show(model, 0, bands=True).values for model in (pruned, whole))
+    alive = [0, 2, 3]
+    for name in ("shares", "norm", "cosine", "low_share"):
+        assert np.isnan(heads[name][1]).all()
+        np.testing.assert_allclose(np.take(heads[name], alive, 0), np.take(before[name], alive, 0))
+    layers = wqk.show(pruned, bands=True)
+    np.testing.assert_allclose(
+        layers.values["norm"][0], np.median(np.take(heads["norm"], alive, 0), 0)
+    )
+    assert np.isnan(layers.values["norm"][1]).all()
+    assert layers.subtitle.startswith("share of the slower half 0.")
+    assert wqk.show(pruned, 1, bands=True).subtitle == "every form is zero"
+    rows = wqk.scan(pruned, measures=["bands"]).frame
+    assert (
+        rows["rotary_low_share"].is_finite().to_list()
+        == [True, True, False, True, True] + [False] * 5
+    )
 
 
 def test_terms_of_a_difference_are_those_of_its_factors() -> None:

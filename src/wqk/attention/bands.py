@@ -41,10 +41,15 @@ class Bands(NamedTuple):
     unturned: Float[np.ndarray, " heads"]
 
     @property
+    def shares(self) -> Float[np.ndarray, "heads planes"]:
+        """E_k / Σ E_k, (H, P); NaN of a head whose form is zero."""
+        return _ratio(self.energies, self.energies.sum(axis=1, keepdims=True))
+
+    @property
     def low_share(self) -> Float[np.ndarray, " heads"]:
         """The share of the slower half of all planes in Σ E_k, (H,); 1/2 by chance."""
         slow = np.argsort(self.frequencies, kind="stable")[: len(self.frequencies) // 2]
-        return np.asarray(self.energies[:, slow].sum(axis=1) / self.energies.sum(axis=1))
+        return np.asarray(self.shares[:, slow].sum(axis=1))
 
 
 class Decay(NamedTuple):
@@ -53,7 +58,7 @@ class Decay(NamedTuple):
     Attributes
     ----------
     norm, cosine
-        ‖M(N)‖ over ‖M(0)‖, and the cosine of M(N) and M(0), each (H, N).
+        ‖M(N)‖ over ‖M(0)‖, and the cosine of M(N) and M(0), each (H, N); NaN where M(0) is zero.
     """
 
     norm: Float[np.ndarray, "heads distances"]
@@ -117,6 +122,11 @@ def decay(attention: Attention, distances: Sequence[int]) -> Decay:
             once = rotary.rotate(queries, at)  # of M(0) with M(N), then of M(N) with itself
             twice = rotary.rotate(once.swapaxes(-1, -2), at)
         squares = (twice * keys).sum(axis=(-2, -1))
-        norms.append(np.sqrt(squares / own))
-        cosines.append((once * keys).sum(axis=(-2, -1)) / np.sqrt(squares * own))
+        norms.append(np.sqrt(_ratio(squares, own)))
+        cosines.append(_ratio((once * keys).sum(axis=(-2, -1)), np.sqrt(squares * own)))
     return Decay(np.stack(norms, axis=-1), np.stack(cosines, axis=-1))
+
+
+def _ratio(value: np.ndarray, size: np.ndarray) -> np.ndarray:
+    """``value / size``; NaN where the size is 0."""
+    return value / np.where(size == 0, np.nan, size)

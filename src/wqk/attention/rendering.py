@@ -102,7 +102,7 @@ def _scores(block: VerifiedBlock) -> tuple[str, str]:
     """The largest score of this input and of any, and how many times the first the second is."""
     if block.largest_score is None:
         return "–", "–"
-    if block.ceiling is None:
+    if block.ceiling is None or not block.largest_score:  # a form of zero
         return f"{block.largest_score:.3g}", "–"
     times = block.ceiling / block.largest_score
     return f"{block.largest_score:.3g}", f"{block.ceiling:.3g} (× {times:.1f})"

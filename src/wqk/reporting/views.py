@@ -149,11 +149,13 @@ def bands_view(attentions: Iterable[Attention], name: str, by_head: bool) -> Vie
         energies, norm, cosine = bands.energies, along.norm, along.cosine
         if not by_head:
             energies = energies.sum(axis=0, keepdims=True)
-            norm, cosine = (np.median(v, axis=0, keepdims=True) for v in (norm, cosine))
+            alive = np.isfinite(norm).all(axis=1)
+            norm, cosine = (_medians(curves[alive]) for curves in (norm, cosine))
         if shares and shares[0].shape[1] != energies.shape[1]:
             raise FormError(f"{name}: layers have other numbers of rotary planes; choose a layer")
-        shares.append(energies / energies.sum(axis=1, keepdims=True))
-        low.append(bands._replace(energies=energies).low_share)
+        bands = bands._replace(energies=energies)
+        shares.append(bands.shares)
+        low.append(bands.low_share)
         norms.append(norm)
         cosines.append(cosine)
         numbers += range(len(energies)) if by_head else [attention.layer]
@@ -168,8 +170,10 @@ def bands_view(attentions: Iterable[Attention], name: str, by_head: bool) -> Vie
         "cosine": np.concatenate(cosines).tolist(),
     }
     title = f"{name}, rotary planes"
-    slow = np.concatenate(low)
-    subtitle = f"share of the slower half {slow.min():.2f} to {slow.max():.2f} (by chance 0.50)"
+    slow = [share for share in np.concatenate(low) if share == share]
+    subtitle = "every form is zero"
+    if slow:
+        subtitle = f"share of the slower half {min(slow):.2f} to {max(slow):.2f} (by chance 0.50)"
 
     def figure() -> Figure:
         from wqk.figures import rotary_planes
@@ -177,6 +181,13 @@ def bands_view(attentions: Iterable[Attention], name: str, by_head: bool) -> Vie
         return rotary_planes(values, title)
 
     return View(title, subtitle, values, figure)
+
+
+def _medians(curves: np.ndarray) -> np.ndarray:
+    """Medians (1, N) over curves (H, N); NaN if there are none."""
+    if not len(curves):
+        return np.full((1, curves.shape[1]), np.nan)
+    return np.asarray(np.median(curves, axis=0, keepdims=True))
 
 
 def coupling_view(attention: Attention, name: str) -> View:
