@@ -32,7 +32,6 @@ from wqk.theory import bounds, optimizer, study, tails
 from wqk.theory.evidence import Evidence
 from wqk.theory.gradients import LayerGradient
 from wqk.theory.text import Text
-from wqk.theory.updates import with_weights
 from wqk.theory.verdict import Finding, Sample, Statement, decide
 
 if TYPE_CHECKING:
@@ -85,7 +84,7 @@ def attending(
         if tied:  # all heads alike: the sum of forms orders as each of them does
             alike = [w[:1].repeat(H, axis=0) for w in (attention.heads.query, attention.heads.key)]
             query, key = (a.reshape(H, D, R).swapaxes(-1, -2) for a in alike)
-            attention = with_weights(attention, query, key)
+            attention = attention.with_weights(query, key)
         x = inputs(random)
         scores = attention.plan.scale * attention.heads(x[:, None, None], x[:, None, None])
         scores = scores.reshape(B, H, N, N)
@@ -139,13 +138,13 @@ def orthogonal_heads(random: Random, batch: int, layer: LayerGradient) -> LayerG
     query, key = (
         np.linalg.qr(random.standard_normal((D, D)))[0].reshape(H, R, D) for _ in range(2)
     )
-    attention = with_weights(layer.attention, query, key)
+    attention = layer.attention.with_weights(query, key)
     return replace(layer, attention=attention, beta=layer.beta[:, :1].repeat(H, axis=1))
 
 
 def tied_heads(random: Random, batch: int, layer: LayerGradient) -> LayerGradient:
     query = random.standard_normal((H, R, D))
-    return replace(layer, attention=with_weights(layer.attention, query, query))
+    return replace(layer, attention=layer.attention.with_weights(query, query))
 
 
 def diagonal(random: Random, batch: int, layer: LayerGradient) -> LayerGradient:
@@ -329,8 +328,8 @@ def factors(query: float, key: float) -> Case:
         scales = np.exp(fixed.standard_normal(D))
         q, k = fixed.standard_normal((2, H, R, D))
         attention = weighted(layer, random)
-        attention = with_weights(
-            attention, q * (scales if query else 0.01), k * (scales if key else 0.01)
+        attention = attention.with_weights(
+            q * (scales if query else 0.01), k * (scales if key else 0.01)
         )
         return layer_of(attention, inputs(random), betas(random))
 
@@ -342,7 +341,7 @@ def mean_of_inputs(size: float) -> Case:
         """Signs of the gradient of W_q that have much in common make columns alone vary."""
         x = inputs(random, 40) + size * np.random.default_rng(layer).standard_normal(D)
         query, key = random.standard_normal((2, H, R, D))
-        attention = with_weights(weighted(layer, random), 0.1 * query, key)
+        attention = weighted(layer, random).with_weights(0.1 * query, key)
         return layer_of(attention, x, betas(random, 40))
 
     return lambda seed: evidence(make, seed=seed)

@@ -16,7 +16,6 @@ from wqk.theory.evidence import Evidence
 from wqk.theory.gradients import LayerGradient, chosen_plans, load_blocks
 from wqk.theory.subject import Subject
 from wqk.theory.text import Text
-from wqk.theory.updates import with_weights, without_biases
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +36,7 @@ def blocks() -> tuple[Attention, ...]:
 def weighted(layer: int, random: np.random.Generator) -> Attention:
     """A layer with random weights and no biases."""
     query, key = random.standard_normal((2, H, R, D)) / np.sqrt(D)
-    return with_weights(without_biases(blocks()[layer]), query, key)
+    return blocks()[layer].with_weights(query, key, biases=False)
 
 
 def softmax(scores: np.ndarray) -> np.ndarray:
@@ -62,7 +61,7 @@ def layer_of(attention: Attention, x: np.ndarray, beta: np.ndarray, **others: An
     """A layer's gradient; its attention is uniform and its error β, unless given."""
     planted = {"probabilities": np.full(beta.shape, 1 / N), "error": beta, **others}
     shares, error = planted.pop("probabilities"), planted.pop("error")
-    return LayerGradient(attention, 0, x, x, shares, error, beta, **planted)
+    return LayerGradient(attention, x, x, shares, error, beta, **planted)
 
 
 def subject(objective: Any = "masked", batches: int = U) -> Subject:

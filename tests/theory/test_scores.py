@@ -12,7 +12,6 @@ from tests.theory.tiny import VARIETY, batch_for, built, linear, objective
 from wqk.checkpoints import open_checkpoint
 from wqk.theory import scores
 from wqk.theory.gradients import LayerGradient, gradients, load_values
-from wqk.theory.updates import with_weights
 
 torch = pytest.importorskip("torch")
 
@@ -68,7 +67,7 @@ def test_what_is_wrong_is_seen() -> None:
         for use in uses_of(model, batch_for(model)):
             attention = use.attention
             query, key = attention.query.weight, attention.key.weight
-            other = replace(use, attention=with_weights(attention, np.roll(query, 1, 0), key))
+            other = replace(use, attention=attention.with_weights(np.roll(query, 1, 0), key))
             assert scores.attention_error(other) > 1e-3
             assert scores.same_order(other) < 0.9
             values = load_values(checkpoint, attention.plan)

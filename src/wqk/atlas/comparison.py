@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 # Largest differences of medians, both at the two printed decimals, that count as agreement.
 # Symmetry depends on the weights alone: published repeats of one model agree to the third decimal.
-# Directionality hangs on the few norms beyond a threshold: in the published tables two rows of one
-# model differ by up to 0.04, and a lightly fine-tuned BERT-base differs from its row by 0.02.
+# Directionality depends on the few norms beyond a threshold: in the published tables two rows of
+# one model differ by up to 0.04, and a lightly fine-tuned BERT-base differs from its row by 0.02.
 TOLERANCES = {"symmetry": 0.01, "directionality": 0.05}
 
 

@@ -87,9 +87,9 @@ def _name(row: Mapping[str, Any]) -> str:
 
 
 def of_model(rows: pl.DataFrame, row: Mapping[str, Any]) -> pl.DataFrame:
-    """The rows of `summarize` of a published row's model, and of its stack if that is there.
+    """The rows of `summarize` of a published row's model, and of its stack if there are any.
 
-    Models are known by their hub id, or, as in a local folder, by its last part.
+    Models are identified by their Hub id, or, as in a local folder, by its last part.
     """
     model = pl.col("model").str.to_lowercase()
     named = rows.filter(model == row["model"].lower())

@@ -31,7 +31,7 @@ class TrainingResult:
     ----------
     size, dataset, initialization
         ``4-layer``, ``Wikipedia``, ``random`` or ``symmetric`` (the printed ones), or others. The
-        size of own models tells them from the printed ones: width, and steps of how many tokens.
+        size of own models adds their width, and the number and size of their training steps.
     loss
         At the end of training, in nats: the mean over seeds.
     loss_interval
@@ -165,7 +165,7 @@ def _training(own: Sequence[TrainingResult]) -> Sheet:
     for size, group in groupby(rows, key=lambda row: row["size"]):
         lines.append([Cell(f"{size} model")])
         for row in group:
-            result = TrainingResult(**_without_flags(row))
+            result = TrainingResult(**{key: row[key] for key in row if key != "flags"})
             cells = [Cell(_label(result), _letters(row, letters)), *_result_cells(result)]
             lines.append([*cells, Cell("1")] if own else cells)
     names = {(row["size"], row["dataset"], row["initialization"]) for row in rows}
@@ -193,10 +193,6 @@ def _name(result: TrainingResult) -> tuple[str, str, str]:
 def _label(result: TrainingResult) -> str:
     start = result.initialization
     return result.dataset if start == "random" else f"{result.dataset} (+ {start})"
-
-
-def _without_flags(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if name != "flags"}
 
 
 def _result_cells(result: TrainingResult) -> list[Cell]:

@@ -104,7 +104,7 @@ def place(table: ScoreTable) -> list[Placement]:
     ]
 
 
-# Of symmetry the larger value exceeds, of directionality the smaller.
+# A larger symmetry exceeds a smaller one; a smaller directionality exceeds a larger one.
 _SIGNS = {"symmetry": 1, "directionality": -1}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from wqk.forms.images import matrix_image
 from wqk.scanning.scan import scan
 
 if TYPE_CHECKING:
-    import polars as pl
     from matplotlib.figure import Figure
 
     from wqk.scanning.tables import ScoreTable
@@ -22,6 +21,12 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).parent / "models"
 Name = Literal["encoder", "decoder"]
 MODELS: tuple[Name, ...] = ("encoder", "decoder")
+
+# What the paper says of each score, by which an encoder's is larger than a decoder's.
+CLAIMS = {
+    "symmetry": "bidirectional training makes W_qk symmetric",
+    "directionality_excess": "autoregressive training makes columns dominate",
+}
 
 
 def demo_model(name: Name) -> Path:
@@ -38,12 +43,6 @@ def demo_model(name: Name) -> Path:
     return FOLDER / name
 
 
-def demo_training() -> dict[str, Any]:
-    """How the demo pair was trained: text, steps, losses."""
-    training: dict[str, Any] = json.loads((FOLDER / "training.json").read_text(encoding="utf-8"))
-    return training
-
-
 def demo_table() -> ScoreTable:
     """Scores and details of the encoder and the decoder, in one table, under these names."""
     checkpoints = []
@@ -56,9 +55,11 @@ def demo_table() -> ScoreTable:
 
 def demo_introduction() -> str:
     """What the two models are, in a few sentences."""
-    training = demo_training()
+    training, config = (
+        json.loads((FOLDER / file).read_text(encoding="utf-8"))
+        for file in ("training.json", "encoder/config.json")
+    )
     encoder, decoder = (training[name]["held_out_loss"] for name in MODELS)
-    config = json.loads((demo_model("encoder") / "config.json").read_text(encoding="utf-8"))
     return (
         f"Two models of one shape ({config['num_hidden_layers']} layers, width "
         f"{config['hidden_size']}, {config['num_attention_heads']} heads), trained from the same "
@@ -73,37 +74,17 @@ def demo_verdict(table: ScoreTable) -> str:
     """Which parts of the paper's contrast hold, layer by layer, and which do not."""
     layers = table.layers.frame
     encoder, decoder = (layers.filter(checkpoint=name).sort("layer") for name in MODELS)
-    return "\n".join(
-        (
-            _claim(
-                "bidirectional training makes W_qk symmetric",
-                "symmetry",
-                encoder,
-                decoder,
-                encoder["symmetry"] > decoder["symmetry"],
-            ),
-            _claim(
-                "autoregressive training makes columns dominate",
-                "directionality_excess",
-                encoder,
-                decoder,
-                decoder["directionality_excess"] < encoder["directionality_excess"],
-            ),
+    lines = []
+    for score, claim in CLAIMS.items():
+        pairs = zip(encoder["layer"], encoder[score], decoder[score], strict=True)
+        against = [str(layer) for layer, one, other in pairs if not one > other]
+        verdict = f"not in layer {', '.join(against)}" if against else "in every layer"
+        label = score.replace("_excess", " (excess)")
+        lines.append(
+            f"The paper: {claim}. Here: {verdict}; median {label} encoder "
+            f"{np.median(encoder[score]):.2f}, decoder {np.median(decoder[score]):.2f}."
         )
-    )
-
-
-def _claim(
-    claim: str, score: str, encoder: pl.DataFrame, decoder: pl.DataFrame, holds: pl.Series
-) -> str:
-    against = [str(layer) for layer, ok in zip(encoder["layer"], holds, strict=True) if not ok]
-    medians = ", ".join(
-        f"{name} {np.median(frame[score]):.2f}"
-        for name, frame in (("encoder", encoder), ("decoder", decoder))
-    )
-    verdict = f"not in layer {', '.join(against)}" if against else "in every layer"
-    label = score.replace("_excess", " (excess)")
-    return f"The paper: {claim}. Here: {verdict}; median {label} {medians}."
+    return "\n".join(lines)
 
 
 def demo_figure(table: ScoreTable) -> Figure:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.gridspec import SubplotSpec
+    from matplotlib.gridspec import GridSpecBase, SubplotSpec
     from matplotlib.image import AxesImage
 
     from wqk.scanning.details import BlockDetails
@@ -40,18 +40,13 @@ def matrix(image: MatrixImage, title: str, subtitle: str = "") -> Figure:
         grid = figure.add_gridspec(
             2, 3, width_ratios=[4, 1, 0.14], height_ratios=[1, 4], wspace=0.03, hspace=0.03
         )
-        entries = figure.add_subplot(grid[1, 0])
-        drawn = draw_entries(entries, image)
-        columns = figure.add_subplot(grid[0, 0], sharex=entries)
-        rows = figure.add_subplot(grid[1, 1], sharey=entries)
-        _draw_norms(columns, image.column_norms, image.outlying_columns, sideways=False)
-        _draw_norms(rows, image.row_norms, image.outlying_rows, sideways=True)
+        drawn, columns, _ = _draw_with_norms(figure, grid, image)
         figure.suptitle(title, x=0.01, ha="left", fontsize=8, fontweight="bold", wrap=True)
         columns.set_title(subtitle.replace("-", "−"), fontsize=7, fontweight="normal")
         bar = figure.colorbar(drawn, cax=figure.add_subplot(grid[1, 2]))
         bar.outline.set_visible(False)
         bar.ax.tick_params(labelsize=6)
-        entries.set(xlabel="key side", ylabel="query side")
+        drawn.axes.set(xlabel="key side", ylabel="query side")
         blocks = [n / p for n, p in zip(_shape(image), image.pixels.shape, strict=True)]
         if max(blocks) > 1:
             figure.text(
@@ -67,13 +62,8 @@ def draw_form(figure: Figure, cell: SubplotSpec, image: MatrixImage, title: str,
     grid = cell.subgridspec(
         2, 2, width_ratios=[4, 1], height_ratios=[1, 4], wspace=0.03, hspace=0.03
     )
-    entries = figure.add_subplot(grid[1, 0])
-    draw_entries(entries, image)
-    entries.set(xlabel="key side", ylabel="query side", xticks=[], yticks=[])
-    columns = figure.add_subplot(grid[0, 0], sharex=entries)
-    rows = figure.add_subplot(grid[1, 1], sharey=entries)
-    _draw_norms(columns, image.column_norms, image.outlying_columns, sideways=False)
-    _draw_norms(rows, image.row_norms, image.outlying_rows, sideways=True)
+    drawn, columns, rows = _draw_with_norms(figure, grid, image)
+    drawn.axes.set(xlabel="key side", ylabel="query side", xticks=[], yticks=[])
     for axis in (columns, rows):
         axis.tick_params(labelbottom=False, labelleft=False, length=0)
         axis.set(xlabel="", ylabel="")
@@ -84,9 +74,9 @@ def draw_form(figure: Figure, cell: SubplotSpec, image: MatrixImage, title: str,
 def examples(blocks: Iterable[BlockDetails]) -> dict[str, MatrixImage]:
     """By title: the encoder's most symmetric form, the decoder's form with the most uneven columns.
 
-    Of one kind of model alone, both examples are that kind's.
+    With models of one kind alone, both examples are of that kind.
 
-    Symmetry is taken from the image, so that of a form wider than it is a guess.
+    Symmetry is computed from the image, so it is an estimate where the form is larger than that.
     """
     left = list(blocks)
     chosen = []
@@ -141,6 +131,18 @@ def draw_entries(axis: Axes, image: MatrixImage) -> AxesImage:
 
 def _shape(image: MatrixImage) -> tuple[int, int]:
     return len(image.row_norms), len(image.column_norms)
+
+
+def _draw_with_norms(
+    figure: Figure, grid: GridSpecBase, image: MatrixImage
+) -> tuple[AxesImage, Axes, Axes]:
+    """The entries, and on axes above and right of them the norms of columns and rows."""
+    drawn = draw_entries(figure.add_subplot(grid[1, 0]), image)
+    columns = figure.add_subplot(grid[0, 0], sharex=drawn.axes)
+    rows = figure.add_subplot(grid[1, 1], sharey=drawn.axes)
+    _draw_norms(columns, image.column_norms, image.outlying_columns, sideways=False)
+    _draw_norms(rows, image.row_norms, image.outlying_rows, sideways=True)
+    return drawn, columns, rows
 
 
 def _draw_norms(axis: Axes, norms: np.ndarray, outlying: np.ndarray, sideways: bool) -> None:

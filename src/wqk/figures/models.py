@@ -47,7 +47,8 @@ STACKS = {"encoder": "encoder", "vision": "encoder", "decoder": "decoder"}
 
 MARKERS = {"encoder": "o", "decoder": "s"}
 
-# Rows that are no scores of a trained model's own form are hollow; the first of these tells why.
+# Rows that do not describe a trained model's own form are hollow, with the marker of the first of
+# these reasons.
 HOLLOW = {
     "random-looking": "X",
     "grouped-heads": "D",
@@ -56,7 +57,7 @@ HOLLOW = {
     "cross-attention": "<",
 }
 
-# If the user has more scans than this, they are not labeled.
+# More of the user's scans than this are not labeled.
 NAMED = 8
 
 # Published models that are labeled: the extremes of each score and of size.

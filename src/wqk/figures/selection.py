@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from wqk.scanning.tables import ScoreTable
 
 # What a title adds to a model's name if it distinguishes models.
-TOLD = ("revision", "step", "stack", "kind", "circuit")
+DISTINGUISHING = ("revision", "step", "stack", "kind", "circuit")
 
 
 def latest(table: ScoreTable) -> ScoreTable:
@@ -36,7 +36,7 @@ def titles(places: Sequence[Mapping[str, Any]]) -> list[str]:
     for place in places:
         namesakes.setdefault(last_part(place["checkpoint"]), []).append(place)
     varying = {
-        name: [key for key in TOLD if len({place.get(key) for place in group}) > 1]
+        name: [key for key in DISTINGUISHING if len({place.get(key) for place in group}) > 1]
         for name, group in namesakes.items()
     }
     names = [last_part(place["checkpoint"]) for place in places]
@@ -48,5 +48,5 @@ def titles(places: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def titled(frame: pl.DataFrame) -> pl.DataFrame:
     """Rows of a score table with their `titles` in the column ``title``."""
-    names = titles(frame.select("checkpoint", *TOLD).to_dicts())
+    names = titles(frame.select("checkpoint", *DISTINGUISHING).to_dicts())
     return frame.with_columns(pl.Series("title", names, pl.String()))

@@ -102,7 +102,7 @@ def losses_by_start(runs: Sequence[Run]) -> pl.DataFrame:
 def loss_and_symmetry(curves: pl.DataFrame) -> Figure:
     """Figure S5: loss (a), median symmetry and the gap between layers (b), every layer (c)."""
     looks = looks_of(curves)
-    scored = looks_of(curves.drop_nulls("layer"))  # the paper's symmetric runs were not
+    scored = looks_of(curves.drop_nulls("layer"))  # the paper's symmetric runs have no scores
     columns = len(scored) if len(scored) < 5 else -(-len(scored) // 2)
     rows = -(-len(scored) // columns)
     with style():

@@ -107,7 +107,7 @@ def medians_by_comparison(curves: pl.DataFrame) -> Figure:
                 _draw_medians(axis, group.filter(quantity=score))
                 for axis, group in zip(column, groups, strict=True)
             ]
-            # The column has one scale, which stands when all of it is drawn.
+            # The column has one scale, which is final once all of it is drawn.
             for axis, some in zip(column, ends, strict=True):
                 finish_row([axis], LABELS[score], [some])
         for axis, group in zip(axes[:, 0], groups, strict=True):

@@ -145,7 +145,7 @@ class ScoreCallback(TrainerCallback):  # type: ignore[misc]
             assert self.monitor is not None
             share = self.monitor.costs[-1].share
             medians |= {"wqk/look_share": share} if share == share else {}
-            wanted = control.should_log  # which a log takes for answered
+            wanted = control.should_log  # which the Trainer resets whenever it logs
             self._trainer.log(medians)
             control.should_log = wanted
 

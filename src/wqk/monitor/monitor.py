@@ -210,7 +210,7 @@ class Monitor:
                 self._pending = self._thread.submit(self._score_safely, snapshot, step)
             elif snapshot is not None:
                 found = self._score_safely(snapshot, step)
-        except Exception as error:  # a run of weeks is worth more than its gauge
+        except Exception as error:  # a run of weeks must not stop for its scores
             self._warn(type(error).__name__, f"step {step} has no scores: {error}")
         now = time.perf_counter()
         since = float("nan") if self._returned is None else now - self._returned

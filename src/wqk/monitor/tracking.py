@@ -47,7 +47,7 @@ class Snapshot(Checkpoint):
         self.name, self.config, self.step = name, config, step
         self._tensors = tensors
         self._copies = dict(copies or {})
-        self.non_finite = {part for part, copy in self._copies.items() if not _is_finite(copy)}
+        self.non_finite = {part for part, copy in self._copies.items() if not copy.isfinite().all()}
         for part in self.non_finite:
             self._copies[part] = self._copies[part].zero_()
 
@@ -159,10 +159,6 @@ def _copied(tensor: torch.Tensor, part: Part) -> torch.Tensor:
     ranges = part.row_ranges(tuple(tensor.shape))
     rows = tensor if part.rows is None else torch.cat([tensor[a:b] for a, b in ranges])
     return rows.to("cpu", copy=True)
-
-
-def _is_finite(tensor: torch.Tensor) -> bool:
-    return bool(tensor.isfinite().all())
 
 
 def _widened(tensor: torch.Tensor) -> np.ndarray:

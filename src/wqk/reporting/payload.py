@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from wqk.reporting.groups import Group
     from wqk.scanning.details import BlockDetails, Details
 
-# Pixels of all images together, and bins of the longest vector of norms; more make no difference to
-# the eye, and a file too large to send.
+# Pixels of all images together, and bins of the longest vector of norms: more look the same, and
+# make the file too large to send.
 PIXELS = 4_000_000
 BINS = 512
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from wqk import figures
 from wqk.attention.bands import decay, rotary_bands
 from wqk.attention.coordinates import Coordinates, read_block
 from wqk.errors import FormError
-from wqk.figures import save_figure
 from wqk.forms.images import matrix_image
 from wqk.forms.scores import coupling, directionality, symmetry
 from wqk.scanning.rows import score_heads
@@ -52,7 +52,7 @@ class View:
 
     def save(self, path: Path) -> None:
         """Write the picture; whole or not at all."""
-        save_figure(self.figure(), path)
+        figures.save_figure(self.figure(), path)
 
 
 def form_view(attention: Attention, name: str, head: int | None = None, gamma: float = 2.0) -> View:
@@ -80,11 +80,6 @@ def form_view(attention: Attention, name: str, head: int | None = None, gamma: f
             for score, value in scores.items()
         )
 
-    def figure() -> Figure:
-        from wqk.figures import matrix
-
-        return matrix(image, title, subtitle)
-
     values = {
         "layer": attention.layer,
         "head": head,
@@ -94,7 +89,7 @@ def form_view(attention: Attention, name: str, head: int | None = None, gamma: f
         "row_norms": image.row_norms.tolist(),
         "column_norms": image.column_norms.tolist(),
     }
-    return View(title, subtitle, values, figure)
+    return View(title, subtitle, values, lambda: figures.matrix(image, title, subtitle))
 
 
 def distance_view(
@@ -119,12 +114,7 @@ def distance_view(
     title = f"{name}, by distance"
     subtitle = f"symmetry {first:.2f} at distance {distances[0]}, {last:.2f} at {distances[-1]}"
 
-    def figure() -> Figure:
-        from wqk.figures import distance_curves
-
-        return distance_curves(values, title)
-
-    return View(title, subtitle, values, figure)
+    return View(title, subtitle, values, lambda: figures.distance_curves(values, title))
 
 
 def bands_view(attentions: Iterable[Attention], name: str, by_head: bool) -> View:
@@ -175,12 +165,7 @@ def bands_view(attentions: Iterable[Attention], name: str, by_head: bool) -> Vie
     if slow:
         subtitle = f"share of the slower half {min(slow):.2f} to {max(slow):.2f} (by chance 0.50)"
 
-    def figure() -> Figure:
-        from wqk.figures import rotary_planes
-
-        return rotary_planes(values, title)
-
-    return View(title, subtitle, values, figure)
+    return View(title, subtitle, values, lambda: figures.rotary_planes(values, title))
 
 
 def _medians(curves: np.ndarray) -> np.ndarray:
@@ -208,9 +193,5 @@ def coupling_view(attention: Attention, name: str) -> View:
             f"strongest pair {a} and {b}: {matrix[a, b]:.2f}; {positive:.0%} of pairs positive"
         )
 
-    def figure() -> Figure:
-        from wqk.figures import coupling as draw
-
-        return draw(matrix, title)
-
-    return View(title, subtitle, {"layer": attention.layer, "coupling": matrix.tolist()}, figure)
+    values = {"layer": attention.layer, "coupling": matrix.tolist()}
+    return View(title, subtitle, values, lambda: figures.coupling(matrix, title))

@@ -102,7 +102,7 @@ def _parts(evidence: Evidence) -> Sample:
         s, d = float(symmetry(form)), float(directionality(form))
         return {"parts": max(abs(sum(shares_of_parts(form)) - 1), abs(s) - 1, abs(d) - 1), "s": s}
 
-    return sample_of((0, layer, measure(form)) for layer, form in evidence.forms.items())
+    return sample_of({layer: [measure(form)] for layer, form in evidence.forms.items()})
 
 
 def _draws(evidence: Evidence, width: int) -> Scores:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Cut = Literal["stream", "documents"]
 
-# With fewer occurrences in a chunk of text, a ratio is an accident.
+# With fewer occurrences in a chunk of text, a ratio is mostly chance.
 AT_LEAST = 8
 
 # The smallest deviation of a share of the vocabulary from one half that matters.

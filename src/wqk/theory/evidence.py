@@ -25,7 +25,7 @@ from wqk.theory.subject import IGNORED
 from wqk.theory.verdict import Sample
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from wqk.attention import Attention
     from wqk.attention.factor import Factor
@@ -168,11 +168,15 @@ class Evidence:
         ``measure`` takes a layer's gradient and the number of its batch. The applications of a
         layer that is applied several times are averaged.
         """
-        return sample_of(
-            (index, self.label(layer.attention.plan), measure(layer, index))
-            for index, layers in enumerate(self.gradients)
-            for layer in layers
-        )
+        measured: dict[str, list[Mapping[str, float]]] = {}
+        for index, layers in enumerate(self.gradients):
+            uses: dict[str, list[Mapping[str, float]]] = {}
+            for layer in layers:
+                uses.setdefault(self.label(layer.attention.plan), []).append(measure(layer, index))
+            for label, several in uses.items():
+                means = {name: float(np.mean([n[name] for n in several])) for name in several[0]}
+                measured.setdefault(label, []).append(means)
+        return sample_of(measured)
 
 
 def of_layers(
@@ -183,28 +187,22 @@ def of_layers(
 
 
 def sample_of(
-    measured: Iterable[tuple[int, str, Mapping[str, float]]], unit: str = "batches"
+    measured: Mapping[str, Sequence[Mapping[str, float]]], unit: str = "batches"
 ) -> Sample:
-    """A sample from (unit, layer, numbers), of which the first is the quantity itself.
+    """A sample from each layer's numbers, unit by unit; the first number is the quantity itself.
 
     Examples
     --------
-    >>> sample = sample_of([(0, "0", {"s": 1.0, "n": 3.0}), (0, "1", {"s": 2.0, "n": 4.0})])
+    >>> sample = sample_of({"0": [{"s": 1.0, "n": 3.0}], "1": [{"s": 2.0, "n": 4.0}]})
     >>> sample.values.tolist(), sample.layers, sample.details["n"].tolist()
     ([[1.0, 2.0]], ('0', '1'), [[3.0, 4.0]])
     """
-    cells: dict[tuple[int, str], list[Mapping[str, float]]] = {}
-    for index, layer, numbers in measured:
-        cells.setdefault((index, layer), []).append(numbers)
-    units = sorted({index for index, _ in cells})
-    layers = list(dict.fromkeys(layer for _, layer in cells))
-    names = list(next(iter(cells.values()))[0])
-    tables = {name: np.full((len(units), len(layers)), np.nan) for name in names}
-    for (index, layer), several in cells.items():
-        for name in names:
-            cell = units.index(index), layers.index(layer)
-            tables[name][cell] = np.mean([numbers[name] for numbers in several])
-    return Sample(tables.pop(names[0]), unit, tuple(layers), tables)
+    units = list(zip(*measured.values(), strict=True))
+    quantity, *others = units[0][0]
+    tables = {
+        name: np.array([[n[name] for n in unit] for unit in units]) for name in (quantity, *others)
+    }
+    return Sample(tables.pop(quantity), unit, tuple(measured), tables)
 
 
 NOT_FOR = {
@@ -225,7 +223,7 @@ def obstacle(statement: Statement, evidence: Evidence) -> str:
     if needs == "weights":
         plans = chosen_plans(open_checkpoint(subject.model))
         lacking = tuple({part.name for plan in plans for part in plan.parts} & {*lacking})
-    elif needs == "forward":  # the head is of no importance
+    elif needs == "forward":  # the language-model head plays no part
         body = f"{subject.model.base_model_prefix}."
         lacking = tuple(name for name in lacking if name.startswith(body))
     if not lacking:

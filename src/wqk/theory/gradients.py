@@ -25,6 +25,7 @@ Axes: B batch, H query heads, G key heads, N tokens (I queries, J keys), D width
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -56,8 +57,8 @@ class LayerGradient:
 
     Attributes
     ----------
-    attention, application
-        The block's weights and plan; and which use of shared weights it is, from 0.
+    attention
+        The block's weights and plan.
     query_input, key_input
         What queries and keys are projected from, after the block's norm, (B, I, D) and (B, J, D).
     probabilities
@@ -74,7 +75,6 @@ class LayerGradient:
     """
 
     attention: Attention
-    application: int
     query_input: Float[Array, "batch queries d"]
     key_input: Float[Array, "batch keys d"]
     probabilities: Float[Array, "batch heads queries keys"]
@@ -275,20 +275,19 @@ def gradients(
         errors = iter(torch.autograd.grad(value, recorded, allow_unused=True))
     result = []
     for block, record in zip(blocks, records, strict=True):
-        for application, use in enumerate(record.uses):
+        for use, mixed in zip_longest(record.uses, record.mixed):
             error = next(errors)
             if error is None:
                 raise TheoryError(
                     f"{type(model).__name__}: the loss does not depend on the attention that layer "
                     f"{block.layer} of the {block.plan.stack} reports; leave the layer out"
                 )
-            mixed = record.mixed[application] if record.mixed else None
-            result.append(_layer_gradient(block, application, use, error, mixed))
+            result.append(_layer_gradient(block, use, error, mixed))
     return result
 
 
 def example() -> LayerGradient:
-    """The gradient of one layer of a small random BERT on five tokens, to try things on."""
+    """The gradient of one layer of a small random BERT on five tokens, for examples."""
     import torch
     from transformers import BertConfig, BertForMaskedLM
 
@@ -315,7 +314,7 @@ def _own_loss(model: Any, batch: Mapping[str, Any]) -> Any:
 
 
 def _layer_gradient(
-    attention: Attention, application: int, use: Heard, error: Any, mixed: Any | None
+    attention: Attention, use: Heard, error: Any, mixed: Any | None
 ) -> LayerGradient:
     tokens, contexts = use.attention.shape[-2:]
 
@@ -331,7 +330,6 @@ def _layer_gradient(
     given = None if mixed is None else as_array(mixed).reshape(len(shares), tokens, -1)
     return LayerGradient(
         attention,
-        application,
         x,
         y,
         shares,

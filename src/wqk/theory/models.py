@@ -128,7 +128,7 @@ def load_model(
     import transformers
 
     if not state.is_fresh:
-        open_checkpoint(state.ref, revision)  # its errors say best what is wrong
+        open_checkpoint(state.ref, revision)  # its errors are clearer than those of transformers
     with quiet(), torch.random.fork_rng():
         torch.manual_seed(seed)
         try:

@@ -3,7 +3,7 @@
 Adam's first step moves every weight by the sign of its gradient, and later ones by much the same.
 The gradient of W_q is Σ_i x_i (Σ_j β_ij k_j): the mean of the inputs gives its rows something in
 common, and signs make the most of that. The gradient of W_k is Σ_j x_j (Σ_i β_ij q_i), from which
-the mean falls out, because every row of β sums to 0. So the two factors change in unlike ways,
+the mean falls out, because every row of β sums to 0. So the two factors change differently,
 whatever the objective is.
 
 Statements on a run are measured on what changed between its saved steps.
@@ -12,6 +12,7 @@ Statements on a run are measured on what changed between its saved steps.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
@@ -21,7 +22,7 @@ from wqk._typing import Array, Float
 from wqk.theory.evidence import sample_of
 from wqk.theory.products import cosine
 from wqk.theory.tails import ALIKE, MORE, RATIO, tails_of
-from wqk.theory.updates import ImplicitUpdate
+from wqk.theory.updates import first_order
 from wqk.theory.verdict import Sample, Statement
 
 if TYPE_CHECKING:
@@ -51,9 +52,7 @@ def steps(gradient: LayerGradient, mean: Float[Array, " d"]) -> dict[Step, Bilin
     query, key = gradient.factor_gradients()
     centered, _ = replace(gradient, query_input=gradient.query_input - mean).factor_gradients()
 
-    def step(query: np.ndarray, key: np.ndarray) -> BilinearForm:
-        return ImplicitUpdate(gradient.attention, query, key).first_order
-
+    step = partial(first_order, gradient.attention)
     return {
         "gradient": gradient.by_prediction(),
         "descent": step(query, key),
@@ -87,7 +86,7 @@ def moment(evidence: Evidence) -> Moment:
     for label, several in evidence.by_layer.items():
         sides = zip(*(layer.factor_gradients() for layer in several), strict=True)
         query, key = (np.sign(np.sum(side, axis=0)) for side in sides)
-        signs[label] = ImplicitUpdate(several[0].attention, query, key).first_order
+        signs[label] = first_order(several[0].attention, query, key)
     return Moment(evidence.forms, signs)
 
 
@@ -107,17 +106,17 @@ def columns_of_changes(moments: Sequence[Moment]) -> Sample:
 def along_the_signs(moments: Sequence[Moment]) -> Sample:
     """Cosine of what changed and the step by signs at the saved step before; NaN of no change."""
 
-    def along(change: BilinearForm, signs: BilinearForm) -> float:
-        return cosine(change, signs) if change.norm and signs.norm else float("nan")
+    def along(change: BilinearForm, signs: BilinearForm) -> dict[str, float]:
+        return {"cosine": cosine(change, signs) if change.norm and signs.norm else float("nan")}
 
-    return sample_of(
-        (
-            (index, layer, {"cosine": along(change, moments[index].signs[layer])})
-            for layer, several in changes(moments).items()
-            for index, change in enumerate(several)
-        ),
-        "changes",
-    )
+    measured = {
+        layer: [
+            along(change, before.signs[layer])
+            for change, before in zip(some, moments, strict=False)
+        ]
+        for layer, some in changes(moments).items()
+    }
+    return sample_of(measured, "changes")
 
 
 def _columns(evidence: Evidence, kind: Step) -> Sample:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from wqk.theory.gradients import LayerGradient
     from wqk.theory.subject import Objective
 
-# A correlation, and a part of the symmetry, that deserve the word.
+# The smallest correlation, and the smallest part of the symmetry, that matter.
 CORRELATED, SYMMETRIC = 0.5, 0.1
 
 

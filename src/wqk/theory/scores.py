@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # Pairs of keys, for each query, from which the share that is ordered alike is estimated.
 PAIRS = 256
 
-# What may be rounding, of numbers of size 1 in float32.
+# The largest rounding error of numbers of size 1 in float32.
 ROUNDING = 1e-4
 
 

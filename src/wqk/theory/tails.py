@@ -90,17 +90,9 @@ def tails_of(forms: Mapping[str, Sequence[BilinearForm]], unit: str = "batches")
 
     For one matrix with independent rows and columns, the ratio deviates by 2/√(d − 1).
     """
-    sample = sample_of(
-        (
-            (index, layer, tails(form)._asdict())
-            for layer, some in forms.items()
-            for index, form in enumerate(some)
-        ),
-        unit,
-    )
+    measured = {layer: [tails(form)._asdict() for form in some] for layer, some in forms.items()}
     width = max(max(some[0].shape) for some in forms.values())
-    chance = 2 / math.sqrt(max(width - 1, 1))
-    return Sample(sample.values, unit, sample.layers, sample.details, chance)
+    return replace(sample_of(measured, unit), chance=2 / math.sqrt(max(width - 1, 1)))
 
 
 def in_updates(evidence: Evidence) -> Sample:
@@ -121,11 +113,7 @@ def _in_total(evidence: Evidence) -> Sample:
         squares = (columns**2).sum() / (rows**2).sum() - 1
         return {"squares": float(squares), "means": float(columns.mean() / rows.mean())}
 
-    return sample_of(
-        (index, layer, totals(update))
-        for layer, updates in evidence.updates.items()
-        for index, update in enumerate(updates)
-    )
+    return sample_of({k: [totals(update) for update in u] for k, u in evidence.updates.items()})
 
 
 def lemma(sample: Sample) -> Sample:

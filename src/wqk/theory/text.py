@@ -162,7 +162,7 @@ def _tokenizer(ref: str, revision: str | None) -> Any:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(ref, revision=revision, trust_remote_code=False)
-        # Without its files, one may be made that has no words.
+        # Where a model's files are missing, transformers may make a tokenizer without words.
         reason = "no vocabulary" if len(tokenizer) <= len(tokenizer.all_special_ids) else ""
     except FAILURES as error:
         reason = first_line(error)

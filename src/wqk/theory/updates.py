@@ -14,7 +14,7 @@ Axes: H query heads, G key heads, R head width, D width.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from wqk._typing import Array, Float
@@ -34,79 +34,39 @@ if TYPE_CHECKING:
     from wqk.theory.gradients import LayerGradient
 
 
-@dataclass(frozen=True, eq=False)
-class ImplicitUpdate:
-    """What a step of gradient descent on a block's W_q and W_k does to its forms.
-
-    Attributes
-    ----------
-    before
-        The block's weights.
-    query_gradient, key_gradient
-        Of the weights, as they are stored: (H, R, D) and (G, R, D).
-    rate
-        η.
-    """
-
-    before: Attention
-    query_gradient: Float[Array, "heads width d_query"]
-    key_gradient: Float[Array, "key_heads width d_key"]
-    rate: float = 1.0
-
-    @property
-    def after(self) -> Attention:
-        """The block's weights after the step; biases stay."""
-        query = self.before.query.weight - self.rate * self.query_gradient
-        key = self.before.key.weight - self.rate * self.key_gradient
-        return with_weights(self.before, query, key)
-
-    @property
-    def exact(self) -> BilinearForm:
-        """ΔW_qk of the layer, of rank 2·G·R."""
-        return self.after.form.difference(self.before.form)
-
-    @property
-    def first_order(self) -> BilinearForm:
-        """−η (G_q W_kᵀ + W_q G_kᵀ), summed over heads: ΔW_qk without what is of order η² (S39)."""
-        form = self.before.form
-        gradient = with_weights(self.before, self.query_gradient, self.key_gradient).form
-        return -self.rate * (
-            BilinearForm(gradient.query, form.key) + BilinearForm(form.query, gradient.key)
-        )
-
-
-def with_weights(
-    attention: Attention,
-    query: Float[Array, "heads width d_query"],
-    key: Float[Array, "key_heads width d_key"],
-) -> Attention:
-    """The same block with other weights."""
-    query, key = (
-        replace(side, stored_weight=weight)
-        for side, weight in ((attention.query, query), (attention.key, key))
-    )
-    return replace(attention, query=query, key=key)
-
-
-def without_biases(attention: Attention) -> Attention:
-    """The same block without the biases of its projections."""
-    query, key = (replace(side, stored_bias=None) for side in (attention.query, attention.key))
-    return replace(attention, query=query, key=key)
-
-
-def implicit_update(gradient: LayerGradient, rate: float = 1.0) -> ImplicitUpdate:
-    """The step that plain gradient descent would make, from the gradient of a block's scores.
+def implicit_update(gradient: LayerGradient, rate: float) -> BilinearForm:
+    """ΔW_qk of a layer in a step of plain gradient descent on W_q and W_k, of rank 2·G·R.
 
     Examples
     --------
     >>> from wqk.theory.gradients import example
-    >>> update = implicit_update(example(), rate=0.1)
-    >>> update.exact
+    >>> layer = example()
+    >>> update = implicit_update(layer, rate=0.1)
+    >>> update
     BilinearForm(16 × 16, rank 32)
-    >>> float(update.exact.difference(update.first_order).norm / update.exact.norm) < 1e-2
+    >>> slope = first_order(layer.attention, *layer.factor_gradients())
+    >>> float(update.difference(0.1 * slope).norm / update.norm) < 1e-2
     True
     """
-    return ImplicitUpdate(gradient.attention, *gradient.factor_gradients(), rate)
+    attention = gradient.attention
+    query, key = gradient.factor_gradients()
+    after = attention.with_weights(
+        attention.query.weight - rate * query, attention.key.weight - rate * key
+    )
+    return after.form.difference(attention.form)
+
+
+def first_order(
+    attention: Attention,
+    query_gradient: Float[Array, "heads width d_query"],
+    key_gradient: Float[Array, "key_heads width d_key"],
+) -> BilinearForm:
+    """−(G_q W_kᵀ + W_q G_kᵀ), summed over heads: ΔW_qk / η without what is of order η (S39).
+
+    The gradients are of the weights as they are stored, (H, R, D) and (G, R, D).
+    """
+    form, gradient = attention.form, attention.with_weights(query_gradient, key_gradient).form
+    return -(BilinearForm(gradient.query, form.key) + BilinearForm(form.query, gradient.key))
 
 
 def parameter_gradients(
@@ -130,7 +90,7 @@ def parameter_gradients(
 
 def alignment(gradient: LayerGradient) -> float:
     """Cosine of the first-order update and −Σ_ij β_ij K_ij: 1 if they were proportional (S40)."""
-    return -cosine(implicit_update(gradient).first_order, gradient.by_prediction())
+    return -cosine(_descent(gradient), gradient.by_prediction())
 
 
 def passed_on(gradient: LayerGradient) -> dict[str, float]:
@@ -148,8 +108,8 @@ def passed_on(gradient: LayerGradient) -> dict[str, float]:
     (True, 0.5)
     """
     attention = gradient.attention
-    plain = without_biases(attention)
-    tied = with_weights(plain, plain.query.weight, plain.query.weight)
+    query, key = attention.query.stored_weight, attention.key.stored_weight
+    plain, tied = (attention.with_weights(query, k, biases=False) for k in (key, query))
     both_ways = (gradient.beta + gradient.beta.swapaxes(-1, -2)) / 2
     return {
         "update_of_symmetric_part": _symmetry(replace(gradient, attention=plain, beta=both_ways)),
@@ -175,8 +135,12 @@ def expected_symmetry(width: int, rank: int) -> float:
     return 2 / (2 + width / rank)
 
 
+def _descent(gradient: LayerGradient) -> BilinearForm:
+    return first_order(gradient.attention, *gradient.factor_gradients())
+
+
 def _symmetry(gradient: LayerGradient) -> float:
-    return float(symmetry(implicit_update(gradient).first_order))
+    return float(symmetry(_descent(gradient)))
 
 
 STATEMENTS = (

@@ -47,7 +47,7 @@ Needs = Literal["nothing", "text", "weights", "forward", "loss", "run"]
 # One error in twenty; intervals leave half of it on either side.
 LEVEL = 0.05
 
-# A factor on the number of units beyond which it is not worth naming.
+# More than this many times as many units are not asked for by number.
 MANY = 1000
 
 
@@ -65,7 +65,7 @@ class Sample:
     details
         Further numbers of the same shape, by name.
     chance
-        Standard deviation of a layer's value by the chance of its own weights, equal in all units.
+        Standard deviation of a layer's value over random weights, which all units share.
     """
 
     values: np.ndarray
@@ -307,34 +307,16 @@ def decide(statement: Statement, sample: Sample) -> Finding:
 
 def settle(findings: Sequence[Finding]) -> list[Finding]:
     """Verdicts side by side: by Benjamini and Hochberg's rule, doubtful ones become undecided."""
+    from scipy.stats import false_discovery_control  # type: ignore[import-untyped]
+
     tested = [k for k, finding in enumerate(findings) if not math.isnan(finding.p)]
-    adjusted = dict(zip(tested, adjust([findings[k].p for k in tested]), strict=True))
-    return [
-        replace(
-            finding,
-            verdict="undecided",
-            why=f"beyond chance by itself, but not as one of {len(tested)} statements",
-        )
-        if finding.verdict in ("holds", "fails") and adjusted.get(k, 0.0) > LEVEL
-        else finding
-        for k, finding in enumerate(findings)
-    ]
-
-
-def adjust(p: Sequence[float]) -> np.ndarray:
-    """p-values as Benjamini and Hochberg adjust them for their number.
-
-    Examples
-    --------
-    >>> adjust([0.01, 0.04, 0.03]).tolist()
-    [0.03, 0.04, 0.04]
-    """
-    values = np.asarray(p, np.float64)
-    order = values.argsort()[::-1]
-    ranks: np.ndarray = np.arange(len(values), 0, -1)
-    adjusted: np.ndarray = np.empty_like(values)
-    adjusted[order] = np.minimum.accumulate(np.minimum(values[order] * len(values) / ranks, 1.0))
-    return adjusted
+    adjusted = false_discovery_control([findings[k].p for k in tested])
+    settled = list(findings)
+    for k, p in zip(tested, adjusted, strict=True):
+        if p > LEVEL and findings[k].verdict in ("holds", "fails"):
+            why = f"beyond chance by itself, but not as one of {len(tested)} statements"
+            settled[k] = replace(findings[k], verdict="undecided", why=why)
+    return settled
 
 
 def _verdict(statement: Statement, estimate: Estimate) -> tuple[Verdict, float]:
