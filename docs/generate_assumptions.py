@@ -1,8 +1,8 @@
 """Writes the verdicts of docs/theory/assumptions.md: one column for each kind of model.
 
-    python docs/generate_assumptions.py CORPUS NAME=RUN,RUN,... [NAME=CHECKPOINT:TOKENS.npy]
+    python docs/generate_assumptions.py CORPUS decoders=RUN,... encoders=RUN,... MiniLM=MODEL:TEXT
 
-Several runs of one kind are seeds, and are taken together.
+Several runs of one kind are seeds, and are taken together; a text after a colon replaces CORPUS.
 """
 
 from __future__ import annotations
