@@ -30,9 +30,11 @@ from array_api_compat import array_namespace, device
 from wqk._typing import Array, Float
 from wqk.forms.kernels import bits, times_power
 from wqk.forms.largest import by_iteration, by_squaring
-from wqk.forms.sums import gram
+from wqk.forms.sums import gram, square_sum
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from wqk.forms import BilinearForm
 
 # Up to this rank σ₁ comes from powers of a matrix, which is faster for many small forms.
@@ -96,7 +98,9 @@ def spectrum(form: BilinearForm) -> Spectrum:
     """
     moments = form.moments
     xp = array_namespace(moments.query, moments.key)
-    values = _singular_values(_core(moments.query, moments.key, xp), bits(moments.query, xp), xp)
+    factors = _wide(form, xp)
+    roots = _roots(form, factors, xp)
+    values = _singular_values(form, roots, xp)
     nothing = moments.square_norm == 0
     values = xp.where(nothing[..., None], xp.asarray(math.nan, dtype=values.dtype), values)
     largest = values[..., 0]
@@ -106,7 +110,7 @@ def spectrum(form: BilinearForm) -> Spectrum:
         spectral_norm=_restored(largest, form, xp),
         stable_rank=xp.sum(values * values, axis=-1) / (largest * largest),
         effective_rank=xp.exp(-xp.sum(shares * logarithms, axis=-1)),
-        eigenvalue_positivity=_positivity(form, xp) if form.is_square else None,
+        eigenvalue_positivity=_positivity(factors, roots, xp) if form.is_square else None,
     )
 
 
@@ -132,8 +136,7 @@ def spectral_norm(form: BilinearForm) -> Float[Array, "*stack"]:
     else:
         values = None
     if values is None:
-        core = _core(moments.query, moments.key, xp)
-        values = _singular_values(core, bits(moments.query, xp), xp)[..., 0]
+        values = _singular_values(form, _roots(form, _wide(form, xp), xp), xp)[..., 0]
     return _restored(values, form, xp)
 
 
@@ -223,33 +226,35 @@ def _by_iteration(form: BilinearForm, xp: Any) -> Float[Array, "*stack"] | None:
     return xp.reshape(found, form.stack)
 
 
-def _core(query: Array, key: Array, xp: Any) -> Float[Array, "... k_query k_key"]:
-    return _product(_root(query, xp), _root(key, xp), xp)
+def _wide(form: BilinearForm, xp: Any) -> list[Array]:
+    """A and B in float64."""
+    factors = form.moments.query, form.moments.key
+    return [xp.astype(factor, xp.float64, copy=False) for factor in factors]
 
 
-def _singular_values(core: Array, width: int, xp: Any) -> Float[Array, "... k"]:
-    """Largest first, of a core of factors of this type.
+def _singular_values(form: BilinearForm, roots: Sequence[Array], xp: Any) -> Float[Array, "... k"]:
+    """σ / 2**exponent, the largest first, from the core S_A S_Bᵀ.
 
     Through Gram matrices, float32 factors give no value below 1e-8 of the largest: the core's
     square, which is faster, loses nothing more.
     """
-    if width == 64:
+    core = xp.matmul(roots[0], xp.matrix_transpose(roots[1]))
+    if bits(form.moments.query, xp) == 64:
         return xp.linalg.svdvals(core)
     squares = xp.linalg.eigvalsh(xp.matmul(core, xp.matrix_transpose(core)))
     return xp.flip(xp.sqrt(xp.clip(squares, 0.0)), axis=-1)
 
 
-def _product(left: Array, right: Array, xp: Any) -> Array:
-    return xp.matmul(left, xp.matrix_transpose(right))
+def _roots(form: BilinearForm, factors: Sequence[Array], xp: Any) -> list[Array]:
+    """S_A and S_B (..., K, R), with SᵀS = AᵀA, of factors that were widened to float64."""
+    was_single = bits(form.moments.query, xp) == 32
 
+    def root_of(factor: Array) -> Array:
+        if factor.shape[-2] <= factor.shape[-1]:
+            return factor
+        return _root_of(gram(factor, xp), xp) if was_single else xp.linalg.qr(factor).R
 
-def _root(factor: Float[Array, "... d r"], xp: Any) -> Float[Array, "... k r"]:
-    """S with SᵀS = AᵀA, in float64."""
-    is_single = bits(factor, xp) == 32
-    factor = xp.astype(factor, xp.float64, copy=False)
-    if factor.shape[-2] <= factor.shape[-1]:
-        return factor
-    return _root_of(gram(factor, xp), xp) if is_single else xp.linalg.qr(factor).R
+    return [root_of(factor) for factor in factors]
 
 
 def _root_of(square: Float[Array, "... r r"], xp: Any) -> Float[Array, "... r r"]:
@@ -265,19 +270,20 @@ def _root_of(square: Float[Array, "... r r"], xp: Any) -> Float[Array, "... r r"
     return xp.sqrt(xp.clip(values, 0.0))[..., None] * xp.matrix_transpose(vectors)
 
 
-def _positivity(form: BilinearForm, xp: Any) -> Float[Array, "*stack"]:
+def _positivity(
+    factors: Sequence[Array], roots: Sequence[Array], xp: Any
+) -> Float[Array, "*stack"]:
     """Σ Re λ / Σ |λ|, NaN where the eigenvalues are nothing but rounding."""
-    query, key = (
-        xp.astype(f, xp.float64, copy=False) for f in (form.moments.query, form.moments.key)
-    )
-    if form.rank < form.shape[0]:
+    query, key = factors
+    width, rank = query.shape[-2:]
+    if rank < width:
         crossed = xp.matmul(xp.matrix_transpose(key), query)
     else:
         crossed = xp.matmul(query, xp.matrix_transpose(key))
     sizes = xp.sum(xp.abs(xp.linalg.eigvals(crossed)), axis=-1)
-    reach = xp.sqrt(xp.sum(query**2, axis=(-2, -1)) * xp.sum(key**2, axis=(-2, -1)))
+    reach = xp.sqrt(square_sum(roots[0], xp) * square_sum(roots[1], xp))
     # The eigenvalues of a nilpotent matrix come out as roots of the rounding.
-    is_rounding = sizes <= form.rank * math.sqrt(float(xp.finfo(xp.float64).eps)) * reach
+    is_rounding = sizes <= rank * math.sqrt(float(xp.finfo(xp.float64).eps)) * reach
     traces = xp.sum(xp.linalg.diagonal(crossed), axis=-1)
     nan = xp.full_like(traces, math.nan)
     return xp.where(is_rounding, nan, traces / xp.where(is_rounding, xp.ones_like(sizes), sizes))
