@@ -44,8 +44,8 @@ LLAMA_3_8B = Shape(
 def write_checkpoint(folder: Path, shape: Shape, seed: int = 0) -> Path:
     """A folder with config.json and one safetensors file.
 
-    Queries and keys are random, layer by layer; the rest is a hole in the file, which takes no room
-    on disk and is never read.
+    Queries and keys are random, and the same in every layer; the rest is a hole in the file, which
+    takes no room on disk and is never read.
     """
     random = np.random.default_rng(seed)
     sizes = [
@@ -67,9 +67,15 @@ def write_checkpoint(folder: Path, shape: Shape, seed: int = 0) -> Path:
     folder.mkdir(parents=True)
     with (folder / "model.safetensors").open("wb") as file:
         file.writelines([len(text).to_bytes(8, "little"), text])
-        for _, rows in sizes:
-            values = random.standard_normal((rows, shape.width), np.float32) * np.float32(0.02)
-            file.write(_encode(values, shape.dtype))
+        layer = [
+            _encode(
+                random.standard_normal((rows, shape.width), np.float32) * np.float32(0.02),
+                shape.dtype,
+            )
+            for _, rows in sizes[:2]
+        ]
+        for _ in range(shape.layers):
+            file.writelines(layer)
         file.truncate(file.tell() + shape.rest)
     config = {
         "model_type": shape.model_type,

@@ -1,26 +1,34 @@
 """How costs grow: ``python -m benchmarks.growth --out FIGURE.png``.
 
-Scans of generated checkpoints, from bert-tiny's shape to 70 billion parameters with holes for all
-that is not read: seconds, bytes read, and peak memory, each in a fresh process, in turn over
-rounds. Then the time of a survey against its number of checkpoints and of processes. Slopes are
-those of least squares through the logarithms.
+Four questions, a table each, and one figure: scans of generated checkpoints, from bert-tiny's shape
+to 70 billion parameters with holes for all that is not read; surveys by number of checkpoints and
+of processes; reports by number of rows; and a look of the monitor as a share of a training step, by
+size of the model. Times are of the processor, over all threads, so that other work on the machine
+counts less; those of surveys are by the clock. Slopes are those of least squares through the
+logarithms.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import subprocess
+import sys
 import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 import wqk
 from benchmarks.generate import BERT_BASE, LLAMA_3_8B, Shape, query_key_bytes, write_checkpoint
-from benchmarks.rounds import alternate, estimate
-from benchmarks.scans import peak_memory
-from wqk._style import BLUE, GREEN, ORANGE, PAGE, new_figure, save_figure, style
+from benchmarks.report import made_up
+from wqk._style import BLUE, GREEN, ORANGE, PAGE, PURPLE, SKY, new_figure, save_figure, style
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 # Name, layers, width, heads, key heads, head width, bytes that a scan does not read.
 SIZES = (
@@ -39,65 +47,127 @@ SHAPES = tuple(
     )
     for like, name, layers, width, heads, key_heads, head_width, rest in SIZES
 )  # fmt: skip
+ONCE = 1e9  # bytes of queries and keys above which a scan is timed once
+
+CHECKPOINTS, PROCESSES = (2, 4, 8, 16), (1, 2)
+ROWS = (100, 400, 1600, 6400, 16254)
+CADENCE = 200  # training steps between two looks
+
+# Scans a folder so many times after one that is not counted, and prints what it took.
+SCAN = """
+import json, resource, sys, time, wqk
+folder, rounds = sys.argv[1], int(sys.argv[2])
+def read():
+    return int(open("/proc/self/io").read().split()[1])
+times = []
+if rounds > 1:
+    wqk.scan(folder)
+for _ in range(rounds):
+    before, start = read(), time.process_time()
+    wqk.scan(folder)
+    times.append(time.process_time() - start)
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+print(json.dumps({"seconds": sorted(times)[rounds // 2], "read": read() - before, "memory": peak}))
+"""
 
 
-def slope(x: np.ndarray, y: np.ndarray) -> float:
-    """The exponent b of y = a xᵇ."""
-    return float(np.polyfit(np.log(x), np.log(y), 1)[0])
+class Curve(NamedTuple):
+    """One cost against one size, and how the two are written."""
+
+    x: Sequence[float]
+    y: Sequence[float]
+    label: str
+    color: str
 
 
-def measure_scans(place: Path, shapes: list[Shape], rounds: int) -> dict[str, np.ndarray]:
-    """Bytes stored, seconds, bytes read and peak megabytes, one value for each shape."""
-    folders = {shape.name: write_checkpoint(place / shape.name, shape) for shape in shapes}
-    runs = {
-        name: (lambda folder=folder: wqk.scan(folder) and None) for name, folder in folders.items()
-    }
-    seconds = alternate(runs, rounds)
-    return {
-        "stored": np.array([query_key_bytes(s) + s.rest for s in shapes], float),
-        "seconds": np.array([estimate(seconds[s.name]).median for s in shapes]),
-        "read": np.array([query_key_bytes(s) for s in shapes], float),
-        "memory": np.array([peak_memory(folders[s.name]) for s in shapes]),
-    }
+def slope(curve: Curve, last: int = 4) -> float:
+    """The exponent b of y = a xᵇ through the last points."""
+    return float(np.polyfit(np.log(curve.x[-last:]), np.log(curve.y[-last:]), 1)[0])
 
 
-def measure_surveys(place: Path, counts: list[int], jobs: list[int]) -> dict[int, list[float]]:
-    """Seconds of a survey of so many checkpoints of BERT-base's shape, by number of processes."""
-    refs = []
-    for number in range(max(counts)):
-        folder = place / f"model-{number}"
-        refs.append(str(write_checkpoint(folder, BERT_BASE, seed=number)))
+def measure_scan(place: Path, shape: Shape, rounds: int) -> dict[str, float]:
+    """Bytes stored, processor seconds, bytes read and peak bytes of a scan in a fresh process."""
+    folder = write_checkpoint(place / shape.name, shape)
+    rounds = rounds if query_key_bytes(shape) < ONCE else 1
+    command = [sys.executable, "-c", SCAN, str(folder), str(rounds)]
+    done = subprocess.run(command, capture_output=True, check=True, text=True)
+    stored = (folder / "model.safetensors").stat().st_size
+    (folder / "model.safetensors").unlink()  # the largest take gigabytes
+    return {"stored": stored, **json.loads(done.stdout)}
+
+
+def measure_surveys(place: Path) -> dict[int, list[float]]:
+    """Seconds by the clock of surveys of BERT-base's shape, by number of processes."""
+    refs = [
+        str(write_checkpoint(place / f"model-{n}", BERT_BASE, seed=n))
+        for n in range(max(CHECKPOINTS))
+    ]
     seconds: dict[int, list[float]] = {}
-    for processes in jobs:
+    for processes in PROCESSES:
         seconds[processes] = []
-        for count in counts:
-            out = place / f"survey-{processes}-{count}"
+        for count in CHECKPOINTS:
             start = time.perf_counter()
-            wqk.survey(refs[:count], out=out, jobs=processes)
+            wqk.survey(refs[:count], out=place / f"survey-{processes}-{count}", jobs=processes)
             seconds[processes].append(time.perf_counter() - start)
     return seconds
 
 
-def draw(scans: dict[str, np.ndarray], names: list[str], path: Path) -> None:
-    """Seconds, bytes and memory against the size of the checkpoint, on logarithmic axes."""
-    with style():
-        figure = new_figure(PAGE, 2.6)
-        axes = figure.subplots(1, 3)
-        panels = (
-            ("seconds", "seconds, file to table", BLUE, 1.0),
-            ("read", "gigabytes read", ORANGE, 1e-9),
-            ("memory", "peak memory, megabytes", GREEN, 1.0),
+def measure_reports(place: Path) -> tuple[list[float], list[float]]:
+    """Processor seconds to write a report of so many rows, and its bytes."""
+    table = made_up()
+    seconds, sizes = [], []
+    for rows in ROWS:
+        path, some = place / f"{rows}.html", replace(table, frame=table.frame.head(rows))
+        start = time.process_time()
+        wqk.write_report(some, path)
+        seconds.append(time.process_time() - start)
+        sizes.append(path.stat().st_size)
+    return seconds, sizes
+
+
+def measure_looks(rounds: int) -> dict[str, tuple[int, float, float]]:
+    """Parameters, processor seconds of a step and of a look, by width of a BERT."""
+    from transformers import BertConfig, BertForMaskedLM
+
+    from benchmarks.monitoring import measure
+
+    looks = {}
+    for name, layers, width in (
+        ("tiny", 2, 128),
+        ("mini", 4, 256),
+        ("small", 4, 512),
+        ("base", 12, 768),
+    ):
+        config = BertConfig(
+            hidden_size=width, num_hidden_layers=layers, num_attention_heads=width // 64,
+            intermediate_size=4 * width,
+        )  # fmt: skip
+        count = sum(p.numel() for p in BertForMaskedLM(config).parameters())
+        step, look = (float(np.median(times)) for times in measure(config, 8, 128, rounds))
+        looks[f"BERT-{name}"] = (count, step, look)
+    return looks
+
+
+def panel(axes: Any, curves: Sequence[Curve], x: str, y: str, points: Sequence[str] = ()) -> None:
+    """Curves on logarithmic axes, each labeled with its slope, the first with names of points."""
+    for curve in curves:
+        label = f"{curve.label}{', ' if curve.label else ''}slope {slope(curve):.2f}"
+        axes.loglog(curve.x, curve.y, "o-", color=curve.color, label=label)
+    for name, at_x, at_y in zip(points, curves[0].x, curves[0].y, strict=False):
+        axes.annotate(
+            name, (at_x, at_y), (4, -3), textcoords="offset points", fontsize=5.5, va="top"
         )
-        for axis, (key, label, color, unit) in zip(axes, panels, strict=True):
-            axis.loglog(scans["stored"] / 1e9, scans[key] * unit, "o-", color=color)
-            exponent = slope(scans["stored"][-4:], scans[key][-4:])
-            axis.set_title(
-                f"slope {exponent:.2f} above {names[-4]}", fontweight="normal", fontsize=7
-            )
-            axis.set(xlabel="checkpoint, gigabytes", ylabel=label)
-        for x, y, name in zip(scans["stored"] / 1e9, scans["seconds"], names, strict=True):
-            axes[0].annotate(name, (x, y), (3, -8), textcoords="offset points", fontsize=5)
-        save_figure(figure, path)
+    axes.set(xlabel=x, ylabel=y)
+    axes.legend(loc="upper left")
+    axes.margins(0.12, 0.2)
+    axes.grid(alpha=0.25, linewidth=0.4)
+
+
+def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+    """Print a Markdown table."""
+    print("\n| " + " | ".join(head) + " |\n|:--|" + "--:|" * (len(head) - 1))
+    for line in lines:
+        print("| " + " | ".join(line) + " |", flush=True)
 
 
 def main() -> None:
@@ -105,27 +175,71 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("growth.png"))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--largest", default=SHAPES[-1].name, help="last shape to measure")
+    parser.add_argument("--largest", default=SHAPES[-1].name, help="last shape to scan")
     options = parser.parse_args()
     names = [shape.name for shape in SHAPES]
-    shapes = list(SHAPES[: names.index(options.largest) + 1])
-    with tempfile.TemporaryDirectory() as place:
-        scans = measure_scans(Path(place), shapes, options.rounds)
-        print("| | stored | read | time | peak memory |\n|:--|--:|--:|--:|--:|")
-        for i, shape in enumerate(shapes):
-            print(
-                f"| {shape.name} | {scans['stored'][i] / 1e9:.2f} GB | "
-                f"{scans['read'][i] / 1e6:.0f} MB | {scans['seconds'][i]:.2f} s | "
-                f"{scans['memory'][i]:.0f} MB |"
-            )
-        draw(scans, names[: len(shapes)], options.out)
-        counts, jobs = [2, 4, 8, 16], [1, 2]
-        surveys = measure_surveys(Path(place), counts, jobs)
-    print("\n| survey of BERT-base shapes |" + "".join(f" {count} |" for count in counts))
-    print("|:--|" + "--:|" * len(counts))
-    for processes, seconds in surveys.items():
-        cells = "".join(f" {value:.1f} s |" for value in seconds)
-        print(f"| {processes} process{'es' * (processes > 1)} |{cells}")
+    shapes = SHAPES[: names.index(options.largest) + 1]
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        scans = [measure_scan(place, shape, options.rounds) for shape in shapes]
+        table(
+            ("scan", "stored", "read", "processor", "peak memory"),
+            [
+                (s.name, f"{v['stored'] / 1e9:.2f} GB", f"{v['read'] / 1e6:.0f} MB",
+                 f"{v['seconds']:.2f} s", f"{v['memory'] / 1e6:.0f} MB")
+                for s, v in zip(shapes, scans, strict=True)
+            ],
+        )  # fmt: skip
+        surveys = measure_surveys(place)
+        table(
+            ("survey, by the clock", *map(str, CHECKPOINTS)),
+            [
+                (f"{n} process{'es' * (n > 1)}", *(f"{t:.1f} s" for t in times))
+                for n, times in surveys.items()
+            ],
+        )
+        report_seconds, report_sizes = measure_reports(place)
+        table(
+            ("report", *(f"{n:,} rows" for n in ROWS)),
+            [
+                ("processor", *(f"{t:.2f} s" for t in report_seconds)),
+                ("size", *(f"{n / 1e6:.1f} MB" for n in report_sizes)),
+            ],
+        )
+    looks = measure_looks(options.rounds)
+    table(
+        ("look of the monitor", "parameters", "step", "look", f"share, every {CADENCE} steps"),
+        [
+            (name, f"{count / 1e6:.0f} M", f"{1e3 * step:.0f} ms", f"{1e3 * look:.0f} ms",
+             f"{look / (CADENCE * step):.2%}")
+            for name, (count, step, look) in looks.items()
+        ],
+    )  # fmt: skip
+
+    def scanned(key: str, unit: float, color: str) -> list[Curve]:
+        stored = [v["stored"] / 1e9 for v in scans]
+        return [Curve(stored, [v[key] * unit for v in scans], "", color)]
+
+    counts, steps, times = zip(*looks.values(), strict=True)
+    with style():
+        figure = new_figure(PAGE, 4.4)
+        ((a, b, c), (d, e, f)) = figure.subplots(2, 3)
+        stored = "checkpoint, gigabytes"
+        panel(a, scanned("seconds", 1, BLUE), stored, "scan, processor seconds", names)
+        panel(b, scanned("read", 1e-9, ORANGE), stored, "read, gigabytes")
+        panel(c, scanned("memory", 1e-6, GREEN), stored, "peak memory, megabytes")
+        curves = [
+            Curve(CHECKPOINTS, seconds, f"{n} process{'es' * (n > 1)}", color)
+            for (n, seconds), color in zip(surveys.items(), (BLUE, SKY), strict=True)
+        ]
+        panel(d, curves, "checkpoints of BERT-base's shape", "survey, seconds by the clock")
+        panel(e, [Curve(ROWS, report_seconds, "", PURPLE)], "rows", "report, processor seconds")
+        shares = [100 * look / (CADENCE * step) for step, look in zip(steps, times, strict=True)]
+        panel(
+            f, [Curve([n / 1e6 for n in counts], shares, "", ORANGE)],
+            "millions of parameters", f"a look every {CADENCE} steps, %", list(looks),
+        )  # fmt: skip
+        save_figure(figure, options.out)
 
 
 if __name__ == "__main__":

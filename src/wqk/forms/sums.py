@@ -24,7 +24,7 @@ BLOCK = 2**19
 
 
 def square_sum(array: Array, xp: Any) -> Array:
-    """Sum of squares over the last two axes."""
+    """Sum of squares over the last two axes, along the memory of transposed weights."""
     return xp.sum(xp.linalg.vecdot(array, array, axis=-2), axis=-1)
 
 
@@ -50,7 +50,7 @@ def gram_dots(
         a, gram = (xp.broadcast_to(x, (*stack, *x.shape[-2:])) for x in (a, gram))
         return xp.stack([gram_dots(a[i, ...], gram[i, ...], xp) for i in range(stack[0])])
     dots = []
-    for part in block_slices(width, max(256, BLOCK // 4 // rank)):
+    for part in block_slices(width, max(1024, BLOCK // 4 // rank)):
         rows = a[..., part, :]
         products = xp.matmul(gram, xp.matrix_transpose(rows))
         dots.append(row_dots(rows, xp.matrix_transpose(products), xp))
