@@ -31,7 +31,7 @@ def print_start_up(rounds: int) -> None:
     seconds = alternate(
         {"help": lambda: run("-m", "wqk", "--help"), "nothing": lambda: run("-c", "")}, rounds
     )
-    took, least = (1e3 * estimate(seconds[name]).median for name in ("help", "nothing"))
+    took, least = (1e3 * estimate(seconds[name].clock).median for name in ("help", "nothing"))
     print(f"`wqk --help`: {took:.0f} ms, of which {least:.0f} ms are Python's own start.")
 
 

@@ -1,9 +1,9 @@
 """One way to the scores, in a process of its own: ``python -m benchmarks.contender NAME FOLDER``.
 
 Each line on standard input asks for one run, from the file to the table; the answer is a line of
-JSON with its seconds, the process's peak resident memory, the bytes that it asked the file for,
-and a checksum (the sum of the norms of all heads' forms, which every way can compute). Imports are
-done before the first run and are not counted.
+JSON with its seconds by the clock and of the processor, the process's peak resident memory, and a
+checksum (the sum of the norms of all heads' forms, which every way can compute). Imports are done
+before the first run and are not counted.
 
 Axes: H query heads, G key heads, R head width, D width.
 """
@@ -97,7 +97,7 @@ def _transformer_lens(folder: Path) -> Callable[[], float]:
 
 
 def _weightwatcher(folder: Path) -> Callable[[], float]:
-    """Norms and spectra of the stored tensors, which are W_q and W_k, not their product."""
+    """Spectra of the stored W_q and W_k, not of their product, and fits to them."""
     import torch
     import weightwatcher
 
@@ -108,7 +108,7 @@ def _weightwatcher(folder: Path) -> Callable[[], float]:
                 layer = torch.nn.Linear(weight.shape[-1], weight.shape[0] * weight.shape[1])
                 layer.weight.data = weight.reshape(-1, weight.shape[-1])
                 layers.append(layer)
-        weightwatcher.WeightWatcher(model=torch.nn.Sequential(*layers)).describe()
+        weightwatcher.WeightWatcher(model=torch.nn.Sequential(*layers)).analyze()
         return float("nan")
 
     return run
@@ -133,10 +133,11 @@ def main() -> None:
         return
     print(json.dumps({"ready": True}), flush=True)
     for _ in sys.stdin:
-        start = time.perf_counter()
+        start, busy = time.perf_counter(), time.process_time()
         checksum = run()
         answer = {
             "seconds": time.perf_counter() - start,
+            "processor": time.process_time() - busy,
             "megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
             "checksum": checksum,
         }

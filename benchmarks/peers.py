@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,9 @@ import numpy as np
 from benchmarks.contender import WAYS
 from benchmarks.generate import BERT_BASE, LLAMA_3_8B, write_checkpoint
 from benchmarks.rounds import estimate
+
+# Seconds after which a peer is given up.
+LONGEST = 240
 
 # How closely float32 sums of norms have to agree to count as the same numbers.
 SAME = 1e-4
@@ -40,10 +44,15 @@ class Peer:
     def answer(self) -> dict[str, Any]:
         """The next line that is an answer; libraries print lines of their own."""
         assert self.process.stdout
-        for line in self.process.stdout:
-            if line.startswith("{"):
-                return dict(json.loads(line))
-        return {"absent": "it ended before it answered"}
+        patience = Timer(LONGEST, self.process.kill)
+        patience.start()
+        try:
+            for line in self.process.stdout:
+                if line.startswith("{"):
+                    return dict(json.loads(line))
+        finally:
+            patience.cancel()
+        return {"absent": f"no answer within {LONGEST} s, or it ended without one"}
 
     def run(self) -> dict[str, Any]:
         """One run from file to table."""
@@ -74,33 +83,38 @@ def measure(folder: Path, python: str, rounds: int) -> dict[str, list[dict[str, 
 def print_table(title: str, results: dict[str, list[dict[str, Any]] | str]) -> None:
     """A line for each peer: what it computes, its time, and ours within the same rounds."""
     print(f"\n## {title}\n")
-    print("| | computes | same numbers | time | peer / wqk | peak memory |")
-    print("|:--|:--|:--|--:|--:|--:|")
+    print("| | computes | same numbers | time | peer / wqk | of the processor | peak memory |")
+    print("|:--|:--|:--|--:|--:|--:|--:|")
     ours = results["wqk"]
     assert not isinstance(ours, str)
-    own = np.array([answer["seconds"] for answer in ours])
     for name, answers in results.items():
         what = (WAYS[name].__doc__ or "").rstrip(".")
         if isinstance(answers, str):
-            print(f"| {name} | {what} | not measured: {answers} | | | |")
+            print(f"| {name} | {what} | not measured: {answers} | | | | |")
             continue
-        seconds = np.array([answer["seconds"] for answer in answers])
+        ratios = [
+            estimate(np.array([one[clock] / own[clock] for one, own in zip(answers, ours)]))  # noqa: B905
+            for clock in ("seconds", "processor")
+        ]
+        seconds = [answer["seconds"] for answer in answers]
         sums = [some[-1]["checksum"] for some in (answers, ours)]
         agree = "–" if math.isnan(sums[0]) else f"{abs(sums[0] / sums[1] - 1) < SAME}"
         print(
             f"| {name} | {what} | {agree} | {1e3 * np.median(seconds):.0f} ms | "
-            f"{estimate(seconds / own)} | {answers[-1]['megabytes']:.0f} MB |"
+            f"{ratios[0]} | {ratios[1]} | {answers[-1]['megabytes']:.0f} MB |"
         )
 
 
 def main() -> None:
-    """Print both tables."""
+    """Print a table for each shape."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--python", default=sys.executable, help="interpreter with the peers")
     parser.add_argument("--rounds", type=int, default=9)
+    shapes = {shape.name: shape for shape in (BERT_BASE, LLAMA_3_8B)}
+    parser.add_argument("--shapes", nargs="+", choices=shapes, default=list(shapes))
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
-        for shape in (BERT_BASE, LLAMA_3_8B):
+        for shape in (shapes[name] for name in options.shapes):
             folder = write_checkpoint(Path(place) / shape.name, shape)
             title = f"{shape.name}, {shape.layers} layers, d {shape.width}"
             print_table(title, measure(folder, options.python, options.rounds))

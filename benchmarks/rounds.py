@@ -2,6 +2,10 @@
 
 Every round times each contender once; a ratio is taken within a round, and what is printed is the
 median over rounds with an interval for it. Absolute seconds are medians and are only for scale.
+
+Seconds are taken by the clock and of the processor, over all threads. On a machine that does other
+work at the same time, only ratios of the latter mean something: what runs on two threads waits for
+the slower one, and a process gets the smaller a share the more others there are.
 """
 
 from __future__ import annotations
@@ -35,23 +39,27 @@ class Estimate(NamedTuple):
         return "missed" if self.low > aim else "undecided: run more rounds"
 
 
-def alternate(
-    contenders: Mapping[str, Callable[[], float | None]], rounds: int
-) -> dict[str, np.ndarray]:
+class Seconds(NamedTuple):
+    """One contender's seconds in every round."""
+
+    clock: np.ndarray
+    processor: np.ndarray
+
+
+def alternate(contenders: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, Seconds]:
     """Seconds of each contender in every round, after one round that is not counted.
 
-    The order turns round from one round to the next, so that none always follows the same one. A
-    contender that measures its own time returns it.
+    The order turns round from one round to the next, so that none always follows the same one.
     """
     names = list(contenders)
-    seconds = {name: np.empty(rounds) for name in names}
+    seconds = {name: Seconds(np.empty(rounds), np.empty(rounds)) for name in names}
     for turn in range(-1, rounds):
         for name in names if turn % 2 else reversed(names):
-            start = time.perf_counter()
-            measured = contenders[name]()
-            took = time.perf_counter() - start
+            start, busy = time.perf_counter(), time.process_time()
+            contenders[name]()
             if turn >= 0:
-                seconds[name][turn] = took if not isinstance(measured, float) else measured
+                seconds[name].clock[turn] = time.perf_counter() - start
+                seconds[name].processor[turn] = time.process_time() - busy
     return seconds
 
 

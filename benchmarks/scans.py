@@ -6,10 +6,12 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from benchmarks.dense import head_batch, head_loop, layer_product
 from benchmarks.generate import query_key_bytes
-from benchmarks.machine import operations, product_seconds, read_seconds
-from benchmarks.rounds import alternate, estimate
+from benchmarks.machine import PRODUCT, operations, product, reading
+from benchmarks.rounds import Seconds, alternate, estimate
 from wqk import open_checkpoint, same, scan
 from wqk.attention import attention_plans, load_attention
 from wqk.checkpoints.live import StateDict
@@ -32,10 +34,11 @@ def print_limits(folder: Path, shape: Shape, rounds: int) -> None:
     count = query_key_bytes(shape)
     seconds = alternate(
         {
-            "read": read_seconds(folder / "model.safetensors", count),
-            "layers": lambda: scan(folder, heads=False) and None,
-            "product": product_seconds(),
-            "heads": lambda: scan(folder) and None,
+            "read": reading(folder / "model.safetensors", count),
+            "layers": lambda: scan(folder, heads=False),
+            "product": product(),
+            "product on one thread": product(1),
+            "heads": lambda: scan(folder),
         },
         rounds,
     )
@@ -44,22 +47,27 @@ def print_limits(folder: Path, shape: Shape, rounds: int) -> None:
         f"\n## {shape.name}: {shape.layers} layers, d {shape.width}, {shape.heads} heads over "
         f"{shape.key_heads} key heads of width {shape.head_width}, {shape.dtype}, "
         f"{count / 1e6:.0f} of {size / 1e6:.0f} MB\n\n"
-        "| from disk to table | time | limit | time / limit | aim | |\n|:--|--:|--:|--:|--:|:--|"
+        "| from disk to table | time | limit | time / limit | processor | limit | "
+        "processor / limit | aim | |\n|:--|--:|--:|--:|--:|--:|--:|--:|:--|"
     )
+    read, whole, single = (seconds[n] for n in ("read", "product", "product on one thread"))
     for name, heads in (("layers", False), ("heads", True)):
-        limit = shape.layers * operations(shape, heads) * seconds["product"] + seconds["read"]
-        ratio, aim = estimate(seconds[name] / limit), AIMS[shape.name]
-        label = "layers and all heads" if heads else "layers"
-        print(
-            f"| {label} | {1e3 * estimate(seconds[name]).median:.0f} ms | "
-            f"{1e3 * estimate(limit).median:.0f} ms | {ratio} | {aim} | {ratio.against(aim)} |"
+        products = shape.layers * operations(shape, heads) / PRODUCT
+        limits = Seconds(
+            products * whole.clock + read.clock, products * single.processor + read.processor
         )
-    rate, bandwidth = (
-        1 / estimate(seconds["product"]).median,
-        count / estimate(seconds["read"]).median,
-    )
+        cells = []
+        for times, limit in zip(seconds[name], limits, strict=True):
+            ratio = estimate(times / limit)
+            cells += [f"{1e3 * np.median(values):.0f} ms" for values in (times, limit)]
+            cells.append(str(ratio))
+        label, aim = "layers and all heads" if heads else "layers", AIMS[shape.name]
+        print(f"| {label} | {' | '.join(cells)} | {aim} | {ratio.against(aim)} |")
+    rate, bandwidth = PRODUCT / np.median(whole.clock), count / np.median(read.clock)
+    least = PRODUCT / np.median(single.processor)
     print(
-        f"\nFloat32 products at {rate / 1e9:.0f} GFLOP/s, reading at {bandwidth / 1e9:.1f} GB/s "
+        f"\nFloat32 products at {rate / 1e9:.0f} GFLOP/s by the clock on all cores, at "
+        f"{least / 1e9:.0f} for each second of one core; reading at {bandwidth / 1e9:.1f} GB/s "
         f"(medians of {rounds} rounds). Peak memory of the scan: {peak_memory(folder):.0f} MB, of "
         f"which {peak_memory():.0f} MB are Python and its libraries."
     )
@@ -74,9 +82,9 @@ def print_dense(folder: Path, shape: Shape, rounds: int) -> None:
     block = StateDict(stored, dict(checkpoint.config, num_hidden_layers=1), shape.name)
     attention = load_attention(checkpoint, plan)
     query, key = attention.query.weight, attention.key.weight
-    contenders: dict[str, Callable[[], None]] = {
-        "layer": lambda: scan(block, heads=False) and None,
-        "heads": lambda: scan(block) and None,
+    contenders: dict[str, Callable[[], object]] = {
+        "layer": lambda: scan(block, heads=False),
+        "heads": lambda: scan(block),
         "the layer, one d × d product": lambda: layer_product(query, key),
         "all heads, a loop of d × d products": lambda: head_loop(query, key),
     }
@@ -84,12 +92,16 @@ def print_dense(folder: Path, shape: Shape, rounds: int) -> None:
         contenders["all heads, batched d × d products"] = lambda: head_batch(query, key)
     seconds = alternate(contenders, rounds)
     layer, heads = seconds.pop("layer"), seconds.pop("heads")
-    print("\n| one block in memory | dense | wqk | dense / wqk |\n|:--|--:|--:|--:|")
+    print(
+        "\n| one block in memory | dense | wqk | dense / wqk | of the processor |\n"
+        "|:--|--:|--:|--:|--:|"
+    )
     for name, dense in seconds.items():
         ours = layer if name.startswith("the layer") else heads
         print(
-            f"| {name} | {1e3 * estimate(dense).median:.1f} ms | "
-            f"{1e3 * estimate(ours).median:.1f} ms | {estimate(dense / ours)} |"
+            f"| {name} | {1e3 * np.median(dense.clock):.1f} ms | "
+            f"{1e3 * np.median(ours.clock):.1f} ms | {estimate(dense.clock / ours.clock)} | "
+            f"{estimate(dense.processor / ours.processor)} |"
         )
     print("\n`wqk` of all heads scores the layer, its null and its head terms in the same time.")
 
@@ -103,19 +115,19 @@ def print_measures(folder: Path, shape: Shape, rounds: int) -> None:
     heads = load_attention(checkpoint, attention_plans(checkpoint)[0]).heads
     seconds = alternate(
         {
-            "scan": lambda: scan(folder) and None,
-            "scan with σ₁": lambda: scan(folder, measures=["spectral_norm"]) and None,
-            "scan with spectra": lambda: scan(folder, measures=["spectrum"]) and None,
-            "`same`": lambda: same(folder, folder) and None,
-            "spectra of one block's heads": lambda: spectrum(heads) and None,
+            "scan": lambda: scan(folder),
+            "scan with σ₁": lambda: scan(folder, measures=["spectral_norm"]),
+            "scan with spectra": lambda: scan(folder, measures=["spectrum"]),
+            "`same`": lambda: same(folder, folder),
+            "spectra of one block's heads": lambda: spectrum(heads),
         },
         rounds,
     )
-    print("\n| all layers and heads | time | time / scan |\n|:--|--:|--:|")
+    print("\n| all layers and heads | time | time / scan | of the processor |\n|:--|--:|--:|--:|")
     for name, taken in seconds.items():
-        ratio = estimate(taken / seconds["scan"])
-        print(f"| {name} | {1e3 * estimate(taken).median:.0f} ms | {ratio} |")
-    extra = estimate(seconds["scan with σ₁"] / seconds["scan"])
+        ratio, extra = (estimate(t / s) for t, s in zip(taken, seconds["scan"], strict=True))
+        print(f"| {name} | {1e3 * np.median(taken.clock):.0f} ms | {ratio} | {extra} |")
+    extra = estimate(seconds["scan with σ₁"].processor / seconds["scan"].processor)
     print(f"\nσ₁ on top of a scan, aim 1.1: {extra.against(1.1)}.")
 
 

@@ -56,17 +56,13 @@ def looks_random(weights: Sequence[Float[Array, "heads width d"]], symmetry: flo
 
 def _is_even(weight: Float[Array, "outputs inputs"]) -> bool:
     """Whether neither the rows' nor the columns' norms spread more than chance makes them."""
-    largest = max(weight.max(initial=0), -weight.min(initial=0))
-    if largest == 0:
-        return False
-    outputs, inputs = weight.shape
-    sums = [np.empty(outputs), np.zeros(inputs)]
-    for start in range(0, outputs, ROWS):
-        rows = slice(start, start + ROWS)
-        entries = weight[rows] / largest  # squares neither over- nor underflow
-        sums[0][rows] = np.vecdot(entries, entries)
-        sums[1] += np.einsum("oi,oi->i", entries, entries)
-    for norms, count in zip(sums, (inputs, outputs), strict=True):
+    rows, columns = _square_sums(weight)
+    if not 1e-20 < rows.max(initial=0) < 1e20:  # squares may have over- or underflowed
+        largest = np.abs(weight).max(initial=0)
+        if largest == 0:
+            return False
+        rows, columns = _square_sums(weight / largest)
+    for norms, count in zip((rows, columns), weight.shape[::-1], strict=True):
         if len(norms) < 2 or not norms.any():
             return False
         spread = norms.var() / norms.mean() ** 2
@@ -75,3 +71,14 @@ def _is_even(weight: Float[Array, "outputs inputs"]) -> bool:
         if spread > allowed * 2 / count:
             return False
     return True
+
+
+def _square_sums(weight: Float[Array, "outputs inputs"]) -> tuple[np.ndarray, np.ndarray]:
+    """Sums of squares of the rows and of the columns."""
+    rows, columns = (np.zeros(count) for count in weight.shape)
+    with np.errstate(over="ignore"):
+        for start in range(0, len(weight), ROWS):
+            part = weight[start : start + ROWS]
+            rows[start : start + ROWS] = np.vecdot(part, part)
+            columns += np.einsum("oi,oi->i", part, part)
+    return rows, columns
