@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import io
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.table import Table
 
 # Control characters of ASCII and of Latin-1, marks that turn the direction of text, and halves of
 # surrogate pairs, but for the line feed.
@@ -65,6 +66,26 @@ def count(number: int | None) -> str:
         if number >= size:
             return f"{number / size:.3g} {letter}"
     return str(number)
+
+
+def sheet(*headings: str, left: Collection[str] = ()) -> Table:
+    """An empty table without lines; the columns ``left`` are text, all others numbers.
+
+    Examples
+    --------
+    >>> table = sheet("task", "score", left=["task"])
+    >>> table.add_row("mnli", "0.84")
+    >>> print(plain(table))
+    task  score
+     mnli   0.84
+    """
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 1), header_style="dim")
+    for heading in headings:
+        side: Literal["left", "right"] = "left" if heading in left else "right"
+        table.add_column(heading, justify=side, overflow="fold")
+    return table
 
 
 # What a terminal without Unicode gets for the characters that our own sentences are made of.

@@ -5,8 +5,9 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
 from rich.text import Text
+
+from wqk._console import sheet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,9 +41,8 @@ def explanation_lines(explanation: Explanation) -> Iterator[Any]:
         explanation.uses, key=lambda use: (use.stack, use.kind, use.layers)
     ):
         yield Text(f"{stack} {kind}-attention, layers {layers}")
-        table = Table(box=None, padding=(0, 1), header_style="dim")
-        for heading in ("role", "tensor", "layout", "heads", "stored", "bytes"):
-            table.add_column(heading, overflow="fold")
+        headings = ("role", "tensor", "layout", "heads", "stored", "bytes")
+        table = sheet(*headings, left=headings)
         for use in uses:
             stored = f"{use.dtype} {'×'.join(map(str, use.shape))}"
             table.add_row(use.role, use.tensor, use.layout, use.heads, stored, size(use.bytes))
@@ -60,9 +60,8 @@ def explanation_lines(explanation: Explanation) -> Iterator[Any]:
 def verification_lines(result: Verification) -> Iterator[Any]:
     """One line for each block and application, and the verdict."""
     yield Text.assemble((result.checkpoint, "bold"), f"\nfamily {result.family}\n")
-    table = Table(box=None, padding=(0, 1), header_style="dim")
-    for heading in ("attention", "layer", "largest difference", "largest score", "ceiling", ""):
-        table.add_column(heading, justify="left" if heading in ("attention", "") else "right")
+    headings = ("attention", "layer", "largest difference", "largest score", "ceiling", "")
+    table = sheet(*headings, left=["attention", ""])
     for block in result.blocks:
         layer = str(block.layer) + (f", use {block.application}" if block.application else "")
         shown = block.difference if block.verdict == "right" else block.form_difference

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
 from rich.text import Text
 
-from wqk._console import count, number
+from wqk._console import count, number, sheet
 from wqk.atlas import flags
 from wqk.atlas.comparison import TOLERANCES
 from wqk.atlas.medians import spread
@@ -41,7 +40,7 @@ def print_rows(frame: pl.DataFrame, as_json: bool) -> None:
         return
     console = display.output()
     letters = marks(rows)
-    table = Table(box=None, padding=(0, 1), header_style="dim")
+    table = sheet()
     columns = _columns(console.width, letters, own=any(r["source"] == "own" for r in rows))
     for heading, justify, _ in columns:
         table.add_column(
@@ -125,9 +124,8 @@ def _print_row(row: Mapping[str, Any], comparison: Comparison | None) -> None:
             " · ".join(text for text in about if text),
         )
     )
-    table = Table(box=None, padding=(0, 1), header_style="dim")
-    for heading in ("", "symmetry", "directionality (excess)"):
-        table.add_column(heading)
+    headings = ("", "symmetry", "directionality (excess)")
+    table = sheet(*headings, left=headings)
     table.add_row(row["source"], spread(row, "symmetry"), spread(row, "directionality"))
     if comparison:
         scan = comparison.scan

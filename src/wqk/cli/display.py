@@ -8,11 +8,10 @@ import signal
 import sys
 from collections.abc import Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 from rich.text import Text
 
 from wqk._console import UNPRINTABLE, cleaning, printable
@@ -22,7 +21,7 @@ from wqk.scanning.rendering import definitions, one_checkpoint, overview, scores
 from wqk.scanning.tables import records
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from wqk.atlas import Placement
     from wqk.checkpoints import Checkpoint
@@ -102,15 +101,6 @@ def scan_bar(name: str) -> Iterator[Callable[[ScanProgress], None] | None]:
             update(total=done.blocks, completed=done.blocks_done, text=text)
 
         yield update and show
-
-
-def sheet(*headings: str, left: Collection[str] = ()) -> Table:
-    """An empty table without lines; the columns ``left`` are text, all others numbers."""
-    table = Table(box=None, padding=(0, 1), header_style="dim")
-    for heading in headings:
-        side: Literal["left", "right"] = "left" if heading in left else "right"
-        table.add_column(heading, justify=side, overflow="fold")
-    return table
 
 
 def print_json(table: ScoreTable) -> None:

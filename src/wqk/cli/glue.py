@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from wqk._console import sheet
 from wqk.cli.options import COUNT, PATH, POSITIVE, REF, json_output
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def _print(
     names = [Path(model).name for model in models]
     compared = ["difference", "p"] if len(models) == 2 else []
     headings = ("task", "metric", "majority", "bag of words", *names, *compared)
-    table = display.sheet(*headings, left=["task", "metric"])
+    table = sheet(*headings, left=["task", "metric"])
     for task, floor, results in outcomes:
         for metric in task.metrics:
             cells = [f"{floor[name][metric]:.1%}" for name in ("majority", "bag of words")]

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from wqk.cli.display import output, sheet
+from wqk._console import sheet
+from wqk.cli.display import output
 
 if TYPE_CHECKING:
     from wqk.scanning.same import BlockComparison, CheckpointComparison

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from wqk._console import sheet
 from wqk.cli.options import PATH, json_output
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def print_comparisons(
 
     level = [] if below is None else [f"below {below:g}"]
     names = ("start", "seeds", "difference", "p", "detectable", "speed-up", "lasting", *level)
-    table = display.sheet(*names, left=["start"])
+    table = sheet(*names, left=["start"])
     for comparison in comparisons:
         difference, first, lasting = (comparison.over_seeds(name) for name in FIELDS)
         table.add_row(

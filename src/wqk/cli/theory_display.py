@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
+from wqk._console import sheet
 from wqk.cli import display
 from wqk.theory.report import line
 
@@ -91,8 +92,7 @@ def _print_verdicts(reports: Sequence[Report]) -> None:
     console = display.output()
     for number, report in enumerate(reports, start=1):
         console.print(Text(f"{number}  {report.title}"))
-    table = Table(box=None, padding=(0, 1), header_style="dim")
-    table.add_column("statement", overflow="fold")
+    table = sheet("statement", left=["statement"])
     for number in range(1, len(reports) + 1):
         table.add_column(str(number), justify="right", no_wrap=True)
     verdicts = [{_key(f): f.verdict for f in report.findings} for report in reports]

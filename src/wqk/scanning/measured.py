@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
-from rich.table import Table
 from rich.text import Text
 
+from wqk._console import sheet
 from wqk.errors import TableError
 from wqk.scanning.schema import MEASURES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from rich.table import Table
 
     from wqk.scanning.tables import ScoreTable
 
@@ -69,9 +71,7 @@ def measured(
 
 def _sheet(frame: pl.DataFrame, index: list[str], columns: list[str]) -> Table:
     """One line for each row: where it is, and these columns."""
-    lines = Table(box=None, padding=(0, 1), header_style="dim")
-    for name in (*index, *columns):
-        lines.add_column(SHORT.get(name, name.replace("_", " ")), justify="right")
+    lines = sheet(*(SHORT.get(name, name.replace("_", " ")) for name in (*index, *columns)))
     for row in frame.iter_rows(named=True):
         cells = ["all" if row[name] is None else str(row[name]) for name in index]
         cells += [_cell(row[name], row.get(BESIDE.get(name, ""))) for name in columns]

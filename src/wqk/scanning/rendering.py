@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from wqk._console import number, one_line
+from wqk._console import number, one_line, sheet
 from wqk.scanning.bars import NEGATIVE, POSITIVE, Bar
 from wqk.scanning.conditions import conditions
 from wqk.scanning.schema import SUMMARIZED, UPDATE_TERMS
@@ -125,7 +125,7 @@ def _layer_lines(layers: pl.DataFrame, width: int) -> tuple[list[str], Table]:
         left_over = (width - taken) * len(rows) // len(bars)
         for cell in bars:
             cell.cells = min(Bar.MOST, cell.cells + left_over // 2)
-    result = grid()
+    result = sheet()
     for heading in headings:
         result.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     for cells in rows:
@@ -157,11 +157,6 @@ def _columns(layers: pl.DataFrame, extras: Sequence[str]) -> list[Column]:
     return columns
 
 
-def grid() -> Table:
-    """An empty table in the common style."""
-    return Table(box=None, padding=(0, 1), header_style="dim")
-
-
 def _across(frame: pl.DataFrame, score: str, column: str, width: int) -> Iterator[Any]:
     """Layers down, heads or distances across, in hundredths; in blocks that fit the width."""
     if frame[score].is_null().all():
@@ -190,7 +185,7 @@ def _hundredths(value: float | None) -> Text:
 
 def _head_summary(heads: pl.DataFrame) -> Table:
     """Quartiles over heads, if they are too many to list."""
-    result = grid()
+    result = sheet()
     result.add_column(f"{heads.height:,} heads", style="dim")
     for heading in ("lowest", "q25", "median", "q75", "highest"):
         result.add_column(heading, justify="right", no_wrap=True)
@@ -269,7 +264,7 @@ def overview(table: ScoreTable) -> Iterator[Any]:
     rows = table.summary()
     over = "layers" if (rows["over"] == "layers").any() else "heads"
     rows = rows.filter(pl.col("over") == over)
-    lines = grid()
+    lines = sheet()
     lines.add_column("checkpoint", overflow="fold")
     if rows["step"].is_not_null().any():
         lines.add_column("step", justify="right", no_wrap=True)
@@ -293,7 +288,7 @@ def side_by_side(table: ScoreTable) -> Iterator[Any]:
     names = table.frame["checkpoint"].unique(maintain_order=True).to_list()
     layers = table.layers.frame
     for score in ("symmetry", "directionality_excess"):
-        side = grid()
+        side = sheet()
         side.add_column("layer", justify="right")
         for name in names:
             side.add_column(name, justify="right", no_wrap=True)
