@@ -116,3 +116,49 @@ def test_attention_that_is_more_than_its_form_is_partial(
     plans = attention_plans(open_checkpoint(tmp_path))
     assert {plan.status for plan in plans} == {"partial"}
     assert all(reason in plan.reason for plan in plans)
+
+
+def test_heads_that_were_pruned_are_not_counted(tmp_path: Path) -> None:
+    """What is left of a layer's heads is what it was, one after the other."""
+    save(NAMED["bert"], tmp_path)
+    before = read_attention(tmp_path, 0)
+    kept = [h for h in range(before.head_count) if h != 1]
+    width = before.query.weight.shape[1]
+    rows = np.concatenate([np.arange(h * width, (h + 1) * width) for h in kept])
+
+    def prune(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return tensors | {
+            name: value[rows] if ".self." in name else value[:, rows]
+            for name, value in tensors.items()
+            if ".layer.0.attention.self." in name or ".layer.0.attention.output.dense.w" in name
+        }
+
+    edit_tensors(tmp_path, prune)
+    edit_config(tmp_path, {"pruned_heads": {"0": [1]}})
+    plans = attention_plans(open_checkpoint(tmp_path))
+    assert [(plan.query.heads, plan.query.head_width) for plan in plans[:2]] == [
+        (len(kept), width),
+        (before.head_count, width),
+    ]
+    assert plans[0].scale == before.plan.scale
+    after = read_attention(tmp_path, 0)
+    for number, head in enumerate(kept):
+        np.testing.assert_array_equal(after.head(number).dense(), before.head(head).dense())
+    for nonsense in ({"0": 1}, [1], {"0": [0, 1, 2, 3]}):
+        edit_config(tmp_path, {"pruned_heads": nonsense})
+        with pytest.raises(CheckpointError, match="pruned_heads"):
+            attention_plans(open_checkpoint(tmp_path))
+
+
+def test_some_of_a_model_s_rows_are_no_narrower_heads(tmp_path: Path) -> None:
+    """One tensor-parallel part has half of the heads, not heads of half the width."""
+    save(replace(NAMED["llama"], config=GROUPED | {"head_dim": 4}), tmp_path)
+    edit_tensors(
+        tmp_path,
+        lambda tensors: (
+            tensors
+            | {n: v[: len(v) // 2] for n, v in tensors.items() if "q_proj" in n or "k_proj" in n}
+        ),
+    )
+    with pytest.raises(CheckpointError, match=r"rows for queries, and .* heads of width 4"):
+        attention_plans(open_checkpoint(tmp_path))

@@ -101,6 +101,33 @@ class Config:
             )
         return value
 
+    @property
+    def head_widths(self) -> set[int]:
+        """The widths of heads that it names: ``head_dim``, ``global_head_dim``, ..."""
+        return {
+            value
+            for key, value in self._config.items()
+            if key.endswith("head_dim") and type(value) is int
+        }
+
+    def pruned_heads(self, layer: int) -> int:
+        """How many heads were pruned from a layer of self-attention.
+
+        Examples
+        --------
+        >>> config = Config({"pruned_heads": {"0": [1, 3]}}, "", "toy")
+        >>> config.pruned_heads(0), config.pruned_heads(1)
+        (2, 0)
+        """
+        by_layer = self.get("pruned_heads") or {}
+        pruned = by_layer.get(str(layer), []) if isinstance(by_layer, dict) else None
+        if not isinstance(pruned, list):
+            raise CheckpointError(
+                f"{self.name}: config.json: pruned_heads must hold a list of heads for each layer, "
+                f"got {shown(by_layer)}"
+            )
+        return len(pruned)
+
     def optional_number(self, keys: Sequence[str]) -> float | None:
         """A finite number, None where no key has it."""
         value = self.get(*keys)

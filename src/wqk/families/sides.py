@@ -146,6 +146,13 @@ def projections_of(
     layer = match.group
     heads = config.whole(rule.counts.heads, layer)
     key_heads = config.optional_whole(rule.counts.key_heads, layer)
+    if rule.kind == "self" and (pruned := config.pruned_heads(layer)):
+        if pruned >= heads or key_heads not in (None, heads):
+            raise CheckpointError(
+                f"{config.name}: config.json: pruned_heads has {pruned} heads of layer {layer}, "
+                f"which has {heads} query heads and {key_heads or heads} key heads"
+            )
+        heads, key_heads = heads - pruned, None
     if rule.counts.single_key_head_if and config.holds(rule.counts.single_key_head_if):
         key_heads = 1
     query, key = weight_name(match.query), weight_name(match.key)
@@ -159,6 +166,13 @@ def projections_of(
         rows, key_rows = tensors[query].shape[0], tensors[key].shape[0]
         if rule.layout == "gated":
             rows //= 2
+        widths = config.head_widths
+        if widths and rows % heads == 0 and rows // heads not in widths:
+            raise CheckpointError(
+                f"{config.name}: {query} has {rows} rows for queries, and config.json says {heads} "
+                f"heads of width {' or '.join(map(str, sorted(widths)))}; is it one of several "
+                "parts of the model?"
+            )
         if key_heads is None:  # a key head is as wide as a query head
             key_heads = max(1, key_rows * heads // rows) if rows else heads
         value = named(tensors, rule.value.names, match)
