@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
 from tests.families.architectures import Architecture
 from tests.families.architectures.architecture import BERT
-from tests.families.proving import save
+from tests.families.proving import edit_config, save
 
 from wqk.attention.verification import verify
 from wqk.attention.verification.comparison import VerifiedBlock
@@ -36,6 +36,7 @@ key = "layers.{layer}.self_attn.KEY"
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("llama")
     save(LLAMA, folder)
+    edit_config(folder, {"head_dim": None})  # which would tell heads of another width
     return folder
 
 

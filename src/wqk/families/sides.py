@@ -169,9 +169,9 @@ def projections_of(
         widths = config.head_widths
         if widths and rows % heads == 0 and rows // heads not in widths:
             raise CheckpointError(
-                f"{config.name}: {query} has {rows} rows for queries, and config.json says {heads} "
-                f"heads of width {' or '.join(map(str, sorted(widths)))}; is it one of several "
-                "parts of the model?"
+                f"{config.name}: {query}: {rows} rows do not fit {heads} query heads of width "
+                f"{' or '.join(map(str, sorted(widths)))} (config.json); is the file one of "
+                "several parts, or the family another model's?"
             )
         if key_heads is None:  # a key head is as wide as a query head
             key_heads = max(1, key_rows * heads // rows) if rows else heads
