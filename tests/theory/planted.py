@@ -40,21 +40,18 @@ if TYPE_CHECKING:
 Random = np.random.Generator
 Case = Callable[[int], Any]  # what is planted, from a seed
 
-STATEMENTS = {f"{s.number}: {s.says}": s for s in study.STATEMENTS}
-ON_RUNS = {f"{s.number}: {s.says}": (s, take) for s, take in optimizer.RUN_STATEMENTS}
+STATEMENTS = {f"{s.number}: {s.says}": s for s in (*study.STATEMENTS, *optimizer.RUN_STATEMENTS)}
 
 
 def find(number: str, part: str = "") -> str:
-    (key,) = (k for k in [*STATEMENTS, *ON_RUNS] if k.startswith(f"{number}: ") and part in k)
+    (key,) = (k for k in STATEMENTS if k.startswith(f"{number}: ") and part in k)
     return key
 
 
 def measured(key: str, planted: Any) -> tuple[Statement, Sample]:
     """A statement's quantity in evidence, or in the saved steps of a run; or planted as it is."""
-    statement, take = ON_RUNS[key] if key in ON_RUNS else (STATEMENTS[key], None)
-    if isinstance(planted, Sample):
-        return statement, planted
-    return statement, (take or statement.measure)(planted)
+    statement = STATEMENTS[key]
+    return statement, planted if isinstance(planted, Sample) else statement.measure(planted)
 
 
 def verdict(key: str, planted: Any) -> Finding:

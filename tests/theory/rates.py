@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from tests.theory.planted import BY_CHANCE, CASES, ON_RUNS, STATEMENTS, by_chance
+from tests.theory.planted import BY_CHANCE, CASES, STATEMENTS, by_chance
 
 from wqk.theory.verdict import Sample, decide
 
@@ -65,7 +65,7 @@ class Rates(NamedTuple):
 
 def rates_of(key: str, samples: Sequence[Sample]) -> Rates:
     """How often samples of a statement by chance decide it wrongly."""
-    statement = ON_RUNS[key][0] if key in ON_RUNS else STATEMENTS[key]
+    statement = STATEMENTS[key]
     mean = np.mean([np.nanmean(sample.values) for sample in samples])
     beyond, matters = statement.null, statement.matters
 

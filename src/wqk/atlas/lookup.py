@@ -36,7 +36,7 @@ def lookup(name: str, rows: pl.DataFrame | None = None) -> pl.DataFrame:
     Returns
     -------
     polars.DataFrame
-        As `published`; rows that say the same of one checkpoint are given once.
+        As `published`; of equal rows of one checkpoint, the first.
 
     Raises
     ------

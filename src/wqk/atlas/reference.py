@@ -13,10 +13,10 @@ import polars as pl
 from wqk.atlas.published import DATA, flags, last_part, published, with_flags
 from wqk.scanning.surveys.model_sets import model_set, model_sets
 
-# Files whose rows are in files of their own again, with other numbers of parameters.
+# Files with rows that recur in files of their own, with other numbers of parameters.
 REPEATED = {"DINO": ("dinov2", "dit-"), "BERT": ("beit",)}
 
-# No layer of an untrained model of these sizes exceeds this.
+# No layer of an untrained model of these sizes has a larger symmetry.
 UNTRAINED = 0.002
 
 

@@ -31,11 +31,11 @@ class Entry:
     Attributes
     ----------
     numbers
-        What it shows, as a frame in long form, out of the sources.
+        What it shows, as a frame in long form, from the sources.
     draw
         The figure of these numbers.
     stand_in
-        What of the package's two models replaces missing sources.
+        Which part of the demo models' scan replaces missing sources.
     with_matrices
         Whether ``draw`` also takes examples of the sources' matrices.
     """

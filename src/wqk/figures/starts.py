@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from wqk.runs.run import Run
 
-# Styles that distinguish initializations, also in gray; penalties and combinations take what is
-# left.
+# Styles that distinguish initializations, also in grayscale; penalties and combinations get the
+# remaining ones.
 LOOKS: dict[str, dict[str, Any]] = {
     "random": {"color": "black", "linestyle": "-"},
     "symmetric": {"color": BLUE, "linestyle": "--"},

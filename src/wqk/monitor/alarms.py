@@ -1,4 +1,4 @@
-"""Alarms: a size of the attention that grows too fast, or leaves a reference run.
+"""Alarms: a size of the attention that grows too fast, or strays from a reference run.
 
 No size is too large in itself: what is compared is a run with its own past, or with another run.
 """
@@ -74,7 +74,7 @@ class Alarm:
 
 
 class Bounds:
-    """What a run's sizes are compared with, look by look; each layer's column gives one alarm.
+    """What a run's sizes are compared with; each layer's column gives one alarm for each reason.
 
     Parameters
     ----------

@@ -104,7 +104,7 @@ class ScoreCallback(TrainerCallback):  # type: ignore[misc]
     def on_init_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Refuse a model that cannot be monitored as early as possible."""
+        """Refuse, as early as possible, a model that cannot be monitored."""
         self._require_model(kwargs["model"])
 
     def on_train_begin(

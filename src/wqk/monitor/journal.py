@@ -72,7 +72,7 @@ class Journal:
         Returns
         -------
         int
-            Number of removed rows of an earlier run, if none is left.
+            How many rows of an earlier run were removed, if none is left; 0 otherwise.
         """
         before = len(read_lines(self.path))
         drop_after(self.path, keep)

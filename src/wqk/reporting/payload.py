@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 PIXELS = 4_000_000
 BINS = 512
 
-# Outlying rows and columns that are marked in each layer: the largest.
+# How many outlying rows and columns are marked in each layer, the largest first.
 MARKED = 32
 
 
@@ -74,7 +74,7 @@ def in_script(text: str) -> str:
 
 
 def digits(value: float) -> float | None:
-    """Six digits of a number; nothing for NaN and infinity.
+    """Six digits of a number; None for NaN and infinity.
 
     Examples
     --------

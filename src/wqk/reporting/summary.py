@@ -98,7 +98,7 @@ def _median(summary: pl.DataFrame, score: str) -> str:
 
 
 def notes(groups: Sequence[Group], tables: Sequence[ScoreTable]) -> str:
-    """Caveats of the numbers; none if all statuses are ``ok``."""
+    """The caveats of the numbers as a list; empty if all statuses are ``ok``."""
     lines = [escape(line) for line in dict.fromkeys(_notes(groups, tables))]
     items = "".join(f"<li>{line}</li>" for line in lines)
     return f'<ul class="notes">{items}</ul>' if items else ""

@@ -127,7 +127,7 @@ def bands_view(attentions: Iterable[Attention], name: str, by_head: bool) -> Vie
     CheckpointError
         Positions are not rotary, along one axis.
     FormError
-        Layers have other numbers of planes.
+        The layers have different numbers of planes.
     """
     shares: list[np.ndarray] = []
     low: list[np.ndarray] = []
@@ -142,7 +142,7 @@ def bands_view(attentions: Iterable[Attention], name: str, by_head: bool) -> Vie
             alive = np.isfinite(norm).all(axis=1)
             norm, cosine = (_medians(curves[alive]) for curves in (norm, cosine))
         if shares and shares[0].shape[1] != energies.shape[1]:
-            raise FormError(f"{name}: layers have other numbers of rotary planes; choose a layer")
+            raise FormError(f"{name}: layers differ in their rotary planes; choose a layer")
         bands = bands._replace(energies=energies)
         shares.append(bands.shares)
         low.append(bands.low_share)

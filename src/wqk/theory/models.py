@@ -15,7 +15,7 @@ from wqk.errors import CheckpointError, MissingPackage, RunError, UnknownFamily,
 from wqk.runs.run import SETTINGS, open_run
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from wqk.theory.subject import Objective
 
@@ -64,14 +64,14 @@ def known_types() -> frozenset[str]:
     """
     try:
         import torch  # noqa: F401
-        from transformers.models.auto import modeling_auto as auto
+
+        types = _types()
     except ImportError as error:
         raise MissingPackage(
             f"the theory is tested on a running model, and {error.name} is not installed: "
             "pip install 'wqk[train]'"
         ) from None
-    masked, causal = auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    return frozenset(masked) | frozenset(causal)
+    return frozenset().union(*types.values())
 
 
 def states_of(
@@ -164,26 +164,31 @@ def _config(ref: str, vocabulary_size: int | None, revision: str | None) -> Any:
 
 def _objective(config: Any) -> Objective:
     """What an architecture predicts: by its name, or by what its model type can be built as."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED
-
     for name in config.architectures or ():
         for ending, objective in ENDINGS.items():
             if name.endswith(ending):
                 return objective
-    sees_both_sides = not getattr(config, "is_decoder", False) and config.model_type in MASKED
-    return "masked" if sees_both_sides else "causal"
+    is_decoder = getattr(config, "is_decoder", False)
+    return "causal" if is_decoder or config.model_type not in _types()["masked"] else "masked"
 
 
 def _maker(config: Any, objective: Objective) -> str:
     """The name of the class that builds the model; the configuration gets the right mask."""
-    from transformers.models.auto import modeling_auto as auto
-
-    masked, causal = auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    kind, types = ("causal", causal) if objective == "causal" else ("masked", masked)
-    if config.model_type not in types:
+    types, kind = _types(), "causal" if objective == "causal" else "masked"
+    if config.model_type not in types[kind]:
         raise UnknownFamily(
             f"transformers has no {kind} language model of type {config.model_type!r}"
         )
-    if config.model_type in masked:
+    if config.model_type in types["masked"]:
         config.is_decoder = kind == "causal"
-    return "AutoModelForCausalLM" if kind == "causal" else "AutoModelForMaskedLM"
+    return f"AutoModelFor{kind.capitalize()}LM"
+
+
+def _types() -> Mapping[str, Collection[str]]:
+    """The model types that `transformers` has masked and causal language models of."""
+    from transformers.models.auto import modeling_auto as auto
+
+    return {
+        "masked": auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+        "causal": auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    }

@@ -161,37 +161,33 @@ STATEMENTS = (
     ),
 )
 
-# Of a run; each takes its saved steps.
+# Of a run, measured on its saved steps.
 ALONG = replace(
     STEP,
     number="Theorem 2.3, along training",
     says="columns dominate in what changes between saved steps",
     assumes="with the optimizer's own scaling of the gradients",
     quantity=f"{RATIO} of the change",
+    measure=columns_of_changes,
     needs="run",
 )
 RUN_STATEMENTS = (
-    (ALONG, columns_of_changes),
-    (
-        replace(
-            ALONG,
-            number="Corollary S1.13, along training",
-            says="columns and rows vary alike in what changes between saved steps",
-            direction="near",
-            matters=ALIKE,
-            objectives=("masked", "each"),
-        ),
-        columns_of_changes,
+    ALONG,
+    replace(
+        ALONG,
+        number="Corollary S1.13, along training",
+        says="columns and rows vary alike in what changes between saved steps",
+        direction="near",
+        matters=ALIKE,
+        objectives=("masked", "each"),
     ),
-    (
-        replace(
-            ALONG,
-            number="Remark S1.6 with Adam, along training",
-            says="what changes between saved steps follows the signs of the gradients",
-            assumes="the signs at the earlier step, on the batches at hand",
-            quantity="cosine of the change and the step by signs",
-            objectives=("masked", "each", "causal"),
-        ),
-        along_the_signs,
+    replace(
+        ALONG,
+        number="Remark S1.6 with Adam, along training",
+        says="what changes between saved steps follows the signs of the gradients",
+        assumes="the signs at the earlier step, on the batches at hand",
+        quantity="cosine of the change and the step by signs",
+        measure=along_the_signs,
+        objectives=("masked", "each", "causal"),
     ),
 )

@@ -96,17 +96,19 @@ def same_order(use: LayerGradient, *, layer: bool = False) -> float:
 
 
 def _bilinear(use: LayerGradient) -> dict[str, float]:
-    errors = {"form": form_error(use), "attention": attention_error(use)}
-    return {"largest": float(np.nanmax([*errors.values()])), **errors}
+    return _with_largest(form=form_error(use), attention=attention_error(use))
 
 
 def _convex(evidence: Evidence) -> Sample:
     def measure(use: LayerGradient, _: int) -> dict[str, float]:
         values = evidence.values[evidence.label(use.attention.plan)]
-        errors = {"convexity": convexity_error(use), "mixing": mixing_error(use, values)}
-        return {"largest": float(np.nanmax([*errors.values()])), **errors}
+        return _with_largest(convexity=convexity_error(use), mixing=mixing_error(use, values))
 
     return evidence.sample(measure)
+
+
+def _with_largest(**errors: float) -> dict[str, float]:
+    return {"largest": float(np.nanmax([*errors.values()])), **errors}
 
 
 STATEMENTS = (

@@ -84,9 +84,11 @@ def follow(moments: Sequence[Moment], objective: Objective) -> list[Finding]:
     """The statements on a run, from its saved steps; not yet settled."""
     few = f"takes three saved steps, got {len(moments)}" if len(moments) < 3 else ""
     findings = []
-    for statement, sample in optimizer.RUN_STATEMENTS:
+    for statement in optimizer.RUN_STATEMENTS:
         why = few if objective in statement.objectives else NOT_FOR[objective]
-        findings.append(not_tested(statement, why) if why else decide(statement, sample(moments)))
+        findings.append(
+            not_tested(statement, why) if why else decide(statement, statement.measure(moments))
+        )
     return findings
 
 

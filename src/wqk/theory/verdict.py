@@ -32,7 +32,6 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from wqk.theory.evidence import Evidence
     from wqk.theory.subject import Objective
 
 Verdict = Literal["holds", "fails", "undecided", "not tested", "identity"]
@@ -201,7 +200,8 @@ class Statement:
     says, assumes
         The statement, and what it rests on.
     quantity, measure
-        What is measured, and the function that measures it.
+        What is measured, and the function that measures it in `Evidence`, or, if it needs a run, in
+        the run's saved steps.
     direction, null
         The prediction: ``above``, ``below`` or ``near`` the null value; or ``identity``, which no
         numbers could contradict, so that only rounding is seen.
@@ -219,7 +219,7 @@ class Statement:
     quantity: str
     direction: Direction
     matters: float
-    measure: Callable[[Evidence], Sample]
+    measure: Callable[[Any], Sample]
     null: float = 0.0
     needs: Needs = "loss"
     objectives: tuple[Objective, ...] = ("masked", "each", "causal")
