@@ -75,6 +75,43 @@ def test_two_towers_that_nothing_tells_apart_are_refused() -> None:
         attention_plans(Named(config, tensors))
 
 
+def test_attention_beside_the_parts_is_read_with_them() -> None:
+    config = {"model_type": "moonshine_streaming", "encoder_config": TEXT, "num_attention_heads": 3}
+    tensors = pair("encoder.layers", 2, (48, 48), (16, 48))
+    for kind in ("self_attn", "encoder_attn"):
+        own = pair("decoder.layers", 2, (48, 48), (48, 48)).items()
+        tensors |= {name.replace("self_attn", kind): shape for name, shape in own}
+    plans = attention_plans(Named(config, tensors))
+    told = {(p.stack, p.kind, p.query.heads, p.key.heads) for p in plans}
+    assert told == {
+        ("decoder", "self", 3, 3),
+        ("decoder", "cross", 3, 3),
+        ("encoder", "self", 6, 2),
+    }
+    assert {p.family for p in plans} == {"moonshine-streaming + llama"}
+
+
+WINDOWED = {
+    "model_type": "ultrabert", "num_attention_heads": 4, "num_hidden_layers": 2,
+    "sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"],
+}  # fmt: skip
+
+
+def test_a_window_that_is_told_for_either_side() -> None:
+    tensors = pair("layers", 2, (32, 32), (32, 32))
+    plans = attention_plans(Named(WINDOWED, tensors))
+    assert [plan.window for plan in plans] == ["12", None]
+
+
+def test_keys_and_values_in_one_tensor() -> None:
+    config = {"model_type": "granite_speech_encoder", "num_heads": 4, "num_layers": 1}
+    tensors = {"layers.0.attn.to_q.weight": (32, 16), "layers.0.attn.to_kv.weight": (64, 16)}
+    (plan,) = attention_plans(Named(config, tensors))
+    assert plan.value is not None
+    parts = [side.projection.outputs for side in (plan.key, plan.value)]
+    assert parts == [((0, 32),), ((32, 64),)]
+
+
 def test_a_part_that_leaves_out_its_heads_has_those_of_its_type() -> None:
     config = {"model_type": "llava", "text_config": {"model_type": "llama"}}
     tensors = pair("language_model.model.layers", 32, (64, 32), (64, 32))

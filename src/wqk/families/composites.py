@@ -65,8 +65,15 @@ class Part:
         )
 
 
-def compose_family(checkpoint: Checkpoint) -> Family | None:
+def compose_family(checkpoint: Checkpoint, beside: Family | None = None) -> Family | None:
     """The family of a composite model; None if its configuration names no part's type.
+
+    Parameters
+    ----------
+    checkpoint
+        Its configuration names the parts.
+    beside
+        Attention that the model has beside that of its parts.
 
     Raises
     ------
@@ -76,8 +83,8 @@ def compose_family(checkpoint: Checkpoint) -> Family | None:
         The attention of a part is not one form per head.
     """
     tensors = checkpoint.tensors()
-    rules: list[AttentionRule] = []
-    names: list[str] = []
+    rules = list(beside.attention) if beside else []
+    names = [beside.name] if beside else []
     taken: set[str] = set()
     parts = list(_parts(checkpoint.config, checkpoint.config.get("model_type")))
     # The surest first: a part that is spoken of in names is not mistaken for one that is not.

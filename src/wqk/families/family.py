@@ -100,6 +100,7 @@ class ScoreRule:
     causal_if: str = ""  # configuration flag of models that are either
     window: tuple[str, ...] = ()  # size of local attention
     window_axes: int = 1  # 2 where windows are squares of an image
+    window_each_side: bool = False  # the size is what tokens see on either side of them
 
 
 @dataclass(frozen=True)
@@ -176,6 +177,7 @@ class Family:
     model_types: tuple[str, ...]
     attention: tuple[AttentionRule, ...] = ()
     refusal: str = ""  # why the attention of these models is not one form per head
+    with_parts: bool = False  # whether parts of known types are read as well, beside this attention
     runs_as: str = ""  # model type whose code runs these weights, where transformers has no other
     runs_with_head: bool = False  # whether only the model with its head has all of the attention
 

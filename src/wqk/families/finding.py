@@ -44,7 +44,7 @@ def _find_family(
         raise UnknownFamily(f"{checkpoint.name}: {family.name}: {family.refusal}")
     tensors = checkpoint.tensors()
     if family and any(prefixes(tensors, rule) for rule in family.attention):
-        return family
+        return (compose_family(checkpoint, family) or family) if family.with_parts else family
     composite = None if family else compose_family(checkpoint)
     if composite:
         return composite

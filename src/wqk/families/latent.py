@@ -32,7 +32,7 @@ def latent(
     match: Match,
     heads: int,
 ) -> dict[str, Projection | Composed]:
-    """Where ``q``, ``k`` and ``v`` lie, and the positions' ``q_position`` and ``k_position``.
+    """Where ``q``, ``k`` and ``v`` lie, and any positions' ``q_position`` and ``k_position``.
 
     Raises
     ------
@@ -40,7 +40,8 @@ def latent(
         The widths do not fit the tensors, or a factor has a bias.
     """
     content = config.whole((rule.counts.content_width,))
-    position = config.whole((rule.counts.position_width,))
+    none = config.get(rule.counts.position_width) == 0
+    position = 0 if none else config.whole((rule.counts.position_width,))
     epsilon = config.optional_number(rule.norm.epsilon) or 0.0
     query, key = weight_name(match.query), weight_name(match.key)
     up, width = tensors[key].shape[0] // heads, tensors[key].shape[1]
@@ -83,10 +84,14 @@ def latent(
             f"{config.name}: {key_down} must have {width} outputs for the latent and {position} "
             f"for positions, got {tensors[key_down].shape[0]}"
         )
-    return {
+    roles: dict[str, Projection | Composed] = {
         "q": of_query(0, content),
         "k": of_key(0, content),
         "v": of_key(content, up),
+    }
+    if not position:
+        return roles
+    return roles | {
         "q_position": of_query(content, content + position),
         "k_position": Projection(
             key_down, ((width, width + position),), False, heads=1, head_width=position

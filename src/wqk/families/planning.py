@@ -122,6 +122,8 @@ def _plan_layer(
     query, key, value, output = sides_of(tensors, config, rule, match, projections)
     score = rule.score
     window = config.window(score.window, layer, score.window_axes)
+    if window and window.isdigit() and score.window_each_side:
+        window = str(2 * int(window))
     turned = projections.get("q_position", query.projection).head_width
     rotary = (
         rotary_of(rule.rotary, config, turned, layer, window is not None) if rule.rotary else None

@@ -163,7 +163,9 @@ def projections_of(
     if rule.layout == "latent":
         return latent(tensors, config, rule, match, heads)
     if rule.layout in ("separate", "gated"):
-        rows, key_rows = tensors[query].shape[0], tensors[key].shape[0]
+        value = named(tensors, rule.value.names, match)
+        together = value == key  # one tensor holds the keys, then the values
+        rows, key_rows = tensors[query].shape[0], tensors[key].shape[0] // (2 if together else 1)
         if rule.layout == "gated":
             rows //= 2
         widths = config.head_widths
@@ -175,10 +177,12 @@ def projections_of(
             )
         if key_heads is None:  # a key head is as wide as a query head
             key_heads = max(1, key_rows * heads // rows) if rows else heads
-        value = named(tensors, rule.value.names, match)
         own = separate(query, tensors[query].shape, heads)
         if rule.layout == "gated":
             own = within_heads(query, tensors[query].shape, heads, 0, own.head_width // 2)
+        if together:
+            both = {"k": key_heads, "v": key_heads}
+            return {"q": own, **sectioned(key, tensors[key].shape, both, "kv")}
         return {
             "q": own,
             "k": separate(key, tensors[key].shape, key_heads),

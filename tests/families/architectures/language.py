@@ -239,6 +239,17 @@ LANGUAGE = [
     Architecture("eurobert", "EuroBertForMaskedLM", GROUPED),
     Architecture("nomic-bert", "NomicBertModel", BERT),
     Architecture("ernie", "ErnieForMaskedLM", BERT),
+    Architecture(
+        "mobilebert",
+        "MobileBertModel",
+        BERT
+        | {
+            "embedding_size": 16,
+            "intra_bottleneck_size": 16,
+            "normalization_type": "layer_norm",
+        },
+        fed_by_norms=False,
+    ),
     Architecture("layoutlm", "LayoutLMForMaskedLM", BERT),
     Architecture(
         "roc-bert",

@@ -71,8 +71,10 @@ def _size(kind: type) -> int:
     return sum(len(code.co_code) for code in codes if code)
 
 
-def build(model_type: str, variant: int) -> tuple[Any, str]:
+def build(model_type: str, variant: int, flat: bool = True) -> tuple[Any, str]:
     """A random model of a variant of the small configuration, and how it was made.
+
+    Where ``flat``, tables of positions hold the sines and cosines of angles that are zero.
 
     Raises
     ------
@@ -101,6 +103,10 @@ def build(model_type: str, variant: int) -> tuple[Any, str]:
             continue
         model.config = config
         _randomize(model)
+        for table in position_tables(model) if flat else ():
+            with torch.no_grad():
+                table[:, : table.shape[1] // 2] = 0
+                table[:, table.shape[1] // 2 :] = 1
         return model.eval(), f"{kind.__name__} {variant}"
     raise RuntimeError(" | ".join(reasons)[:500])
 
@@ -112,11 +118,13 @@ def _made(kind: Any, config: Any) -> Any:
         try:
             return kind(config)
         except AttributeError as error:
-            lacking = re.search(r"Config' object has no attribute '(\w+)'", str(error))
-            value = next((v for word, v in LACKING.items() if lacking and word in lacking[1]), None)
+            lacking = re.search(r"'(\w+Config)' object has no attribute '(\w+)'", str(error))
+            value = next((v for word, v in LACKING.items() if lacking and word in lacking[2]), None)
             if lacking is None or value is None:
                 raise
-            setattr(config, lacking[1], value)
+            for part in (config, *vars(config).values()):
+                if type(part).__name__ == lacking[1]:
+                    setattr(part, lacking[2], value)
     raise RuntimeError("its configuration lacks too much")
 
 
@@ -133,12 +141,21 @@ def _line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".replace("\n", " ")[:160]
 
 
+def position_tables(model: Any) -> list[torch.nn.Parameter]:
+    """The parameters that hold sines, then cosines."""
+    tables = [m for m in model.modules() if "Sinusoidal" in type(m).__name__]
+    return [m.weight for m in tables if isinstance(getattr(m, "weight", None), torch.nn.Parameter)]
+
+
 def _randomize(model: Any) -> None:
     """Attention far from uniform, and gains and biases that are all different."""
     generator = torch.Generator().manual_seed(0)
+    tables = set(map(id, position_tables(model)))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if not parameter.is_floating_point() or "inv_freq" in name:
+            if not (parameter.is_floating_point() and parameter.numel()) or "inv_freq" in name:
+                continue
+            if id(parameter) in tables:
                 continue
             noise = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
             if parameter.ndim > 1:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.families.deriving.evidence import claims, rules_of
 from tests.families.deriving.judging import judge, named_alike
-from tests.families.deriving.mending import mended, strong, unread
+from tests.families.deriving.mending import completed, mended, strong, unread
 from tests.families.deriving.probing import record_all
 from tests.families.deriving.proof import faults
 from tests.families.deriving.records import Record, read_record
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from wqk.checkpoints import Checkpoint
 
-SECONDS = 12  # of one processor, for each type
+SECONDS = 30  # of one processor, for each type
 # Families that are asked first, where several fit.
 PREFERRED = ("llama", "bert", "bart", "vit", "clip-vision", "clip-text", "siglip-vision", "t5",
              "gpt2", "deepseek", "wav2vec2", "whisper", "swin")  # fmt: skip
@@ -64,7 +64,7 @@ def fitting_family(
     for name in sorted(known, key=lambda n: PREFERRED.index(n) if n in PREFERRED else 99):
         family = known[name]
         names = [n for rule in family.attention for n in (*rule.query.names, *rule.fused)]
-        if family.refusal or not any("{" in n for n in names):
+        if family.refusal or family.with_parts or not any("{" in n for n in names):
             continue
         spoken = re.split(r"[_-]", record.model_type)
         if any(r.stack in MODALITIES and r.stack not in spoken for r in family.attention):
@@ -96,7 +96,7 @@ def derive(
     for rules in itertools.chain(others, rules_of(record, checkpoint)):
         rules, found = mended(record, checkpoint, rules)
         if not found:
-            return rules, []
+            return completed(record, checkpoint, rules), []
         if not best or _rank(found) < _rank(best):
             best = found
     return [], best or ["no rule could be made from what was recorded"]
@@ -116,6 +116,7 @@ class Outcome:
     family: str = ""
     rules: list[dict[str, Any]] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
+    with_parts: bool = False  # whether the rules are of attention beside that of parts
     partial: str = ""  # why the forms do not hold the whole score
     read: str = ""  # what wqk does with a type that is left: refuses it, or guesses
 
@@ -138,6 +139,8 @@ def outcome_of(record: Record, folder: Path, known: dict[str, Family]) -> Outcom
         if result.proven:
             own = None if result.outcome == "composite" else known.get(result.family)
             family = own or find_family(checkpoint)
+            if own and own.with_parts:
+                family = compose_family(checkpoint, own) or own
             return replace(result, partial=_partial(checkpoint, family))
     except WqkError as error:
         result.faults.append(str(error).replace(str(folder), "").lstrip(": "))
@@ -157,19 +160,43 @@ def _derived(
         found = strong(faults(record, checkpoint, composite))
         if not found:
             return replace(result, outcome="composite", family=composite.name)
-        return replace(result, faults=found)
-    parts = [v for v in checkpoint.config.values() if isinstance(v, dict) and v.get("model_type")]
-    if parts:
-        return replace(result, faults=["its parts are of no known family"])
+        beside = _beside_parts(record, checkpoint, composite) if unread(found) else None
+        if beside is None:
+            return replace(result, faults=found)
+        known[beside.family] = _family(beside)
+        return beside
     name, nearly = fitting_family(record, checkpoint, known)
     if name:
         return replace(result, outcome="known", family=name)
     rules, left = derive(record, checkpoint, [known[name] for _, name in nearly[:3]])
     if rules:
-        name = record.model_type.replace("_", "-")
-        known[name] = parse_family(family_text(name, [record.model_type], rules), name)
-        return replace(result, outcome="new", family=name, rules=rules)
+        name = record.model_type.replace("_", "-").lower()
+        new = replace(result, outcome="new", family=name, rules=rules)
+        known[name] = _family(new)
+        return new
     return replace(result, faults=wrong if own and not own.refusal else left)
+
+
+def _family(row: Outcome) -> Family:
+    """The family that a type's rules make."""
+    text = family_text(row.family, [row.type], row.rules, row.with_parts)
+    return parse_family(text, row.family)
+
+
+def _beside_parts(record: Record, checkpoint: Checkpoint, composite: Family) -> Outcome | None:
+    """A family of the attention that is in no part of a composite model, if one can be made."""
+    attentions = [load_attention(checkpoint, p) for p in plan(checkpoint, composite)]
+    judged = judge(record.sites, attentions)
+    if judged.unmatched_plans:
+        return None
+    sites = [record.sites[number] for number in judged.unmatched_sites]
+    modules = {site.module for site in sites}
+    turned = [site for site in record.turned if site.module in modules]
+    rules, _ = derive(replace(record, sites=sites, turned=turned, unreached=[]), checkpoint)
+    name = record.model_type.replace("_", "-").lower()
+    row = Outcome(record.model_type, "new", name, rules, with_parts=True)
+    whole = compose_family(checkpoint, _family(row)) if rules else None
+    return row if whole and not strong(faults(record, checkpoint, whole)) else None
 
 
 def _partial(checkpoint: Checkpoint, family: Family) -> str:
@@ -226,9 +253,7 @@ def main(record: bool = False) -> None:
         rows = {row.type: row for row in (Outcome(**json.loads(line)) for line in lines)}
     for row in rows.values():
         if row.rules and row.family not in known:
-            known[row.family] = parse_family(
-                family_text(row.family, [row.type], row.rules), row.family
-            )
+            known[row.family] = _family(row)
     for model_type in types:
         folder = given.records / model_type
         again = given.types or (given.again and model_type in rows and not rows[model_type].proven)

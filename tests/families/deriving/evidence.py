@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from wqk.checkpoints import Checkpoint
     from wqk.families import Family
 
-HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "attention_heads", "nhead",
-         "decoder_attention_heads", "encoder_attention_heads", "num_encoder_attention_heads",
-         "n_layer_heads")  # fmt: skip
+HEADS = ("num_attention_heads_per_layer", "num_attention_heads", "n_head", "num_heads", "n_heads",
+         "attention_heads", "nhead", "resampler_n_heads", "decoder_attention_heads",
+         "encoder_attention_heads", "num_encoder_attention_heads", "n_layer_heads")  # fmt: skip
 KEY_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num",
              "kv_n_heads", "n_kv_heads")  # fmt: skip
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "depth", "encoder_layers",
@@ -61,7 +61,15 @@ def rules_of(record: Record, checkpoint: Checkpoint) -> Iterator[list[dict[str, 
         named = re.search(r"cross|encoder_attn|encdec|enc_dec", query.parameter.lower())
         place = (_template(query.parameter), _template(key.parameter), bool(named) or not same)
         groups.setdefault(place, []).append(site)
-    options = [list(_candidates(record, checkpoint, *place, s)) for place, s in groups.items()]
+    options = [
+        list(
+            itertools.chain.from_iterable(
+                _candidates(record, checkpoint, part, *place, own)
+                for part in _parts(checkpoint.config, place[0])
+            )
+        )
+        for place, own in groups.items()
+    ]
     learned = [all(map(is_learned, own)) for own in groups.values()]
     # What has learned queries may be left out.
     options = [some for some, no in zip(options, learned, strict=True) if some or not no]
@@ -108,9 +116,25 @@ def _template(name: str) -> str:
     return re.sub(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)", "#", name.removesuffix(".weight"))
 
 
+def _parts(config: Mapping[str, Any], name: str) -> list[str]:
+    """Nested configurations that may have a tensor's numbers: those named alike, the whole's."""
+    words = set(re.split(r"[._]", name))
+    nested = [key for key, value in config.items() if isinstance(value, dict)]
+    shared = {key: len(words & set(key.removesuffix("_config").split("_"))) for key in nested}
+    most = max(shared.values(), default=0)
+    return [*(key for key in nested if most and shared[key] == most), ""]
+
+
 def _candidates(
-    record: Record, checkpoint: Checkpoint, query: str, key: str, cross: bool, sites: Sequence[Site]
+    record: Record,
+    checkpoint: Checkpoint,
+    part: str,
+    query: str,
+    key: str,
+    cross: bool,
+    sites: Sequence[Site],
 ) -> Iterator[dict[str, Any]]:
+    """Candidates with numbers from a part's configuration (a key), or the whole's (empty)."""
     tensors = checkpoint.tensors()
     product = content_of(sites[0])[0]
     source, key_source = nearest(product.query_sources), nearest(product.key_sources)
@@ -126,7 +150,8 @@ def _candidates(
     rule: dict[str, Any] = {"stack": _stack(record, source.parameter, sites)}
     if cross:
         rule["kind"] = "cross"
-    config = checkpoint.config
+    rule |= {"config": part} if part else {}
+    config = checkpoint.config.get(part, checkpoint.config)
     rule |= _causal(sites, config, cross)
     rule["layers"] = _layers(spelled, config, rule["stack"])
     numbers = {re.search(r"\d+", s.parameter) for s in map(nearest, names) if s}
@@ -149,12 +174,16 @@ def _candidates(
     else:
         key_spelled = spelled.replace(*_difference(query, key))
         bodies.append(
-            {"query": spelled, "key": key_spelled} | _value(tensors, saved[0] or "", spelled)
+            {"query": spelled, "key": key_spelled}
+            | value_and_output(tensors, saved[0] or "", spelled)
         )
+        if key_spelled.endswith("kv"):
+            bodies.append(bodies[0] | {"value": key_spelled})
         counts = _keys(config, HEADS, shape[0] // width, rule["stack"])
-        groups = key_shape[0] // width
-        key_counts = [None] if groups == shape[0] // width else []
-        key_counts += _keys(config, KEY_HEADS, groups, rule["stack"])
+        groups = key_shape[0] // width // (2 if key_spelled.endswith("kv") else 1)
+        key_counts = _keys(config, KEY_HEADS, groups, rule["stack"])
+        # Without a number, a key head is as wide as a query head.
+        key_counts = [None, *key_counts] if groups == shape[0] // width else [*key_counts, None]
     for body, heads, groups_key, norm in itertools.product(bodies, counts, key_counts, norms):
         known = rule | body | norm | {"heads": heads}
         if groups_key:
@@ -248,7 +277,7 @@ def _norms(
 ) -> Iterator[dict[str, Any]]:
     """Norms between projection and score: none, or pairs of vectors beside the projections."""
     yield {}
-    parent = query.rpartition(".")[0].rpartition(".")[0]
+    parent = query.removesuffix(".linear.weight").removesuffix(".weight").rpartition(".")[0]
     near = [
         name.removesuffix(".weight")
         for name, info in tensors.items()
@@ -310,7 +339,7 @@ def terms(product: Product, sites: Sequence[Site]) -> dict[str, Any]:
     return {}
 
 
-def _value(tensors: Mapping[str, Any], query: str, spelled: str) -> dict[str, Any]:
+def value_and_output(tensors: Mapping[str, Any], query: str, spelled: str) -> dict[str, Any]:
     """The value's and the output's spellings, by what lies beside the queries."""
     parent, _, word = query.removesuffix(".weight").rpartition(".")
     found: dict[str, Any] = {}

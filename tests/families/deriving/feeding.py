@@ -20,7 +20,8 @@ GRID = ((1, 4, 4), (1, 4, 6))  # frames, rows and columns of patches of two pict
 
 # Which arguments are given together, one try after the other; required ones always.
 TRIES: tuple[tuple[str, ...], ...] = (
-    ("MAIN", "decoder_input_ids", "decoder_input_values", "bbox", "grid_thw"),
+    ("MAIN", "decoder_input_ids", "decoder_input_values", "bbox", "grid_thw", "future_values",
+     "future_time_features", "visual_feats", "visual_pos"),
     ("MAIN", "input_ids", "pixel_values", "input_features", "input_values", "decoder_input_ids",
      "bbox", "image_grid_thw"),
     ("MAIN",),
@@ -30,6 +31,7 @@ TRIES: tuple[tuple[str, ...], ...] = (
     ("inputs_embeds", "encoder_hidden_states"),
     ("inputs_embeds", "decoder_inputs_embeds"),
     ("query_embeds", "encoder_hidden_states"),
+    ("flattened_patches",),
     ("hidden_states",),
 )  # fmt: skip
 # The same for a module that is no model.
@@ -49,7 +51,8 @@ VIDEO = ("videomae", "vivit", "timesformer", "vjepa2", "xclip_vision_model", "xc
 # Sound before time: (B, bins, N).
 BINS_FIRST = ("whisper", "qwen2_audio_encoder", "qwen2_audio", "voxtral", "voxtral_encoder",
               "glmasr", "glmasr_encoder", "audioflamingo3", "audioflamingo3_encoder",
-              "musicflamingo", "musicflamingo_encoder", "vibevoice_asr", "qwen3_asr")  # fmt: skip
+              "musicflamingo", "musicflamingo_encoder", "vibevoice_asr", "qwen3_asr",
+              "qwen3_asr_encoder")  # fmt: skip
 
 
 MASKS = ("input_features_mask", "feature_attention_mask", "padding_mask", "feature_lens",
@@ -66,7 +69,9 @@ def adapted(given: dict[str, Any], error: str) -> dict[str, Any] | None:
         _, got, wanted = map(int, match.groups())
         for name, value in floats.items():
             width = value.shape[-1]
-            if got % width == 0 and width * wanted % got == 0:
+            if value.ndim == 4 and value[0].numel() % wanted == 0:  # patches of a picture
+                changed[name] = value.reshape(len(value), -1, wanted)
+            elif got % width == 0 and width * wanted % got == 0:
                 changed[name] = torch.randn(*value.shape[:-1], width * wanted // got)
     elif match := re.search(
         r"size \[([\d, ]+)\], expected input\[([\d, ]+)\] to have (\d+) ch", error
@@ -82,6 +87,13 @@ def adapted(given: dict[str, Any], error: str) -> dict[str, Any] | None:
                 changed[name] = torch.randn(2, channels, 64, 64)
             elif value.ndim == 3:
                 changed[name] = torch.randn(2, channels, value.shape[-1])
+    elif match := re.search(
+        r"tensor a \((\d+)\) must match the size of tensor b \((\d+)\) at .* dimension 2", error
+    ):
+        got, wanted = map(int, match.groups())
+        for name, value in floats.items():
+            if value.ndim == 3 and value.shape[-1] == got:
+                changed[name] = torch.randn(*value.shape[:-1], wanted)
     elif match := re.search(r"to conv2d, but got input of size: \[(\d+), (\d+)\]", error):
         rows, width = map(int, match.groups())
         side = math.isqrt(width // 3)
@@ -94,13 +106,21 @@ def adapted(given: dict[str, Any], error: str) -> dict[str, Any] | None:
                 changed[name] = value.reshape(1, len(value), 3, side, side)
             elif value.ndim == got and wanted == got + 1:
                 changed[name] = value[:, None]
+    elif "too many values to unpack (expected 4)" in error:  # the frames of a video
+        changed = {n: v.flatten(0, 1) for n, v in floats.items() if v.ndim == 5}
+    elif "must be a 5D tensor" in error:  # pairs of pictures
+        changed = {n: v[:, None].repeat(1, 2, 1, 1, 1) for n, v in floats.items() if v.ndim == 4}
+    elif match := re.search(r"index (\d+) is out of range", error):
+        changed = {n: v[:, : int(match[1])] for n, v in given.items() if n == "input_ids"}
     elif match := re.search(r"mel input features to be of length (\d+)", error):
         changed = {n: torch.randn(*v.shape[:-1], int(match[1])) for n, v in floats.items()}
     elif match := re.search(r"multiple of .*?\((\d+)\), but got (\d+)", error):
         number, got = map(int, match.groups())
         for name, value in given.items():
             if got in getattr(value, "shape", ()):
-                shape = [-(-n // number) * number if n == got else n for n in value.shape]
+                axis = max(i for i, n in enumerate(value.shape) if n == got)
+                shape = list(value.shape)
+                shape[axis] = -(-got // number) * number
                 new = torch.randn(shape) if name in floats else torch.ones(shape, dtype=value.dtype)
                 changed[name] = new
     return given | changed if changed else None
@@ -109,6 +129,7 @@ def adapted(given: dict[str, Any], error: str) -> dict[str, Any] | None:
 def model_feeds(model: Any) -> Iterator[dict[str, Any]]:
     """What may be given to a model, one try after the other."""
     main = getattr(model, "main_input_name", "input_ids")
+    main = main[0] if isinstance(main, list) else main
     yield from _tries(model, _makers(model, _width(model.config), BINS_FIRST), TRIES, main)
     turned = _makers(model, _width(model.config), ())
     yield from _tries(model, turned | {"input_values": turned["input_features"]}, TRIES[:1], main)
@@ -179,6 +200,13 @@ def _makers(
         low = min(3, max(0, top - 2))
         return torch.randint(low, max(low + 1, top), (2, length), generator=random)
 
+    def heard(length: int) -> torch.Tensor:
+        """Tokens of a decoder, which may be of several channels at a time."""
+        own = config if config.model_type == "dia_decoder" else None
+        own = config.decoder_config if config.model_type == "dia" else own
+        shape = (1, 1, own.num_channels) if own else None
+        return tokens(length)[..., None].repeat(shape) if shape else tokens(length)
+
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=random)
 
@@ -208,6 +236,10 @@ def _makers(
             return normal(2, frames, channels, *sides)
         return normal(2, channels, *sides)
 
+    def video() -> torch.Tensor:
+        frames = picture()
+        return frames if frames.ndim == 5 else frames[:, None].repeat(1, 2, 1, 1, 1)
+
     def features() -> torch.Tensor:
         bins = _first(config, *BINS, default=80)
         longest = _first(config, "max_source_positions", "max_position_embeddings", default=48)
@@ -228,6 +260,7 @@ def _makers(
     def series() -> torch.Tensor:
         several = _first(config, "num_input_channels", default=0)
         length = _first(config, "context_length", default=32)
+        length += max(getattr(config, "lags_sequence", None) or [0])
         return normal(2, length, *([several] if several else []))
 
     def rotation() -> tuple[torch.Tensor, torch.Tensor]:
@@ -249,10 +282,10 @@ def _makers(
     if flat:
         hidden = lambda: normal(rows, embedded if "grid_thw" in accepted else width)  # noqa: E731
     makers: dict[str, Callable[[], Any]] = {
-        "input_ids": lambda: tokens(TOKENS),
-        "decoder_input_ids": lambda: tokens(TOKENS + 2),
+        "input_ids": lambda: (heard if config.model_type == "dia_decoder" else tokens)(TOKENS),
+        "decoder_input_ids": lambda: heard(TOKENS + 2),
         "pixel_values": picture,
-        "pixel_values_videos": lambda: picture()[:, None].repeat(1, 2, 1, 1, 1),
+        "pixel_values_videos": video,
         "input_features": features,
         "input_values": lambda: normal(2, 3840),
         "input_features_mask": lambda: torch.ones(
@@ -304,11 +337,21 @@ def _makers(
         "decoder_input_values": lambda: normal(2, TOKENS, _first(config, *BINS, default=80)),
         "bbox": lambda: torch.randint(0, 50, (2, TOKENS, 4), generator=random).sort(-1).values,
         "past_values": series,
+        "past_time_features": lambda: normal(*series().shape[:2], config.num_time_features),
+        "future_time_features": lambda: normal(
+            2, config.prediction_length, config.num_time_features
+        ),
+        "future_values": lambda: normal(2, config.prediction_length),
+        "past_observed_mask": lambda: torch.ones(series().shape),
+        "visual_feats": lambda: normal(2, 5, config.visual_feat_dim),
+        "visual_pos": lambda: normal(2, 5, 4),
+        "hq_token_only": lambda: False,
+        "task_inputs": lambda: tokens(77),
         "grid_thw": lambda: torch.tensor(GRID),
         "image_grid_thw": lambda: torch.tensor(GRID),
         "cu_seqlens": lambda: torch.tensor([0, TOKENS], dtype=torch.int32),
         "position_embeddings": rotation,
-        "attention_mask": lambda: None,
+        "attention_mask": lambda: torch.ones(2, TOKENS).long() if module is None else None,
         "inputs_embeds": vectors(),
         "decoder_inputs_embeds": vectors(TOKENS + 2),
         "encoder_hidden_states": lambda: normal(
@@ -324,7 +367,8 @@ def _makers(
 
 
 CROSS_WIDTHS = ("encoder_hidden_size", "cross_attention_hidden_size")
-VECTORS = ("hidden_state", "x", "query", "key", "value", "key_value_states", "context", "queries",
+VECTORS = ("hidden_state", "vision_pos_encoding", "prompt_features",
+           "x", "query", "key", "value", "key_value_states", "context", "queries",
            "query_embeds", "latents", "input_embeds", "input_tensor", "input", "hidden", "keys",
            "values", "q", "k", "v", "encoder_outputs", "inputs", "src", "tgt", "vision_features",
            "image_embeds", "text_features", "image_features", "encoded_hidden_states")  # fmt: skip

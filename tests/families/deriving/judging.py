@@ -10,6 +10,7 @@ Axes: n windows and heads, I queries, J keys, R head width, T tokens, D width, H
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -195,7 +196,10 @@ class Read:
             yield vectors
 
     def length(self, query: bool, product: Product) -> float | None:
-        """How much longer the recorded queries or keys are than those that wqk computes."""
+        """How much longer the recorded queries or keys are than those that wqk computes.
+
+        NaN where that differs from token to token; None where it cannot be told.
+        """
         rows = product.queries if query else product.keys
         sources = product.query_sources if query else product.key_sources
         if rows.shape[-1] != self.width:
@@ -214,8 +218,9 @@ class Read:
                     break
                 found.append(size / float(sizes[best]))
             else:
-                if found and max(found) / min(found) < 1.01:
-                    return float(np.median(found))
+                if found:
+                    alike = max(found) / min(found) < 1.01
+                    return float(np.median(found)) if alike else math.nan
         return None
 
 

@@ -10,7 +10,13 @@ import itertools
 import re
 from typing import TYPE_CHECKING, Any
 
-from tests.families.deriving.evidence import input_norm, nearest, numbered, terms
+from tests.families.deriving.evidence import (
+    input_norm,
+    nearest,
+    numbered,
+    terms,
+    value_and_output,
+)
 from tests.families.deriving.judging import content_of
 from tests.families.deriving.proof import SAME, WEAK, faults
 from tests.families.deriving.writing import family_text
@@ -32,7 +38,8 @@ SCALES: tuple[tuple[str, ...], ...] = (
     ("query_pre_attn_scalar ** -0.5",), ("scale",), ("hidden_size ** -0.5",),
     ("head_dim ** -0.5",), ("d_model ** -0.5",), ("embed_dim ** -0.5",),
     ("head_width ** -0.5", "rotary_stretch ** 2"), ("attention_head_size ** -0.5",),
-    ("attention_scale",), ("softmax_scale",), ("logit_scale",), ("dim_head ** -0.5",),
+    ("head_width ** -0.5", "2 ** 0.5"), ("attention_scale",), ("softmax_scale",),
+    ("logit_scale",), ("dim_head ** -0.5",),
 )  # fmt: skip
 ROTARY: tuple[dict[str, Any] | None, ...] = (
     {"order": "half"},
@@ -74,13 +81,33 @@ def mended(record: Record, checkpoint: Checkpoint, rules: Rules) -> tuple[Rules,
         before = found
         for changed in _changes(record, checkpoint, rules, found):
             told = faults_of(record, checkpoint, changed)
-            if len(told) < len(found) and not unread(told):
+            if _left(told) < _left(found) and not unread(told):
                 rules, found = changed, told
             if not found:
                 return rules, found
         if found == before:
             break
     return rules, found
+
+
+def completed(record: Record, checkpoint: Checkpoint, rules: Rules) -> Rules:
+    """Proven rules with the outputs beside what they name, and the norms that feed it."""
+    fuller = []
+    for rule in rules:
+        own = _sites_of(record, rule, rules)
+        source = nearest(content_of(own[-1])[0].query_sources) if own else None
+        added = {} if rule.get("input_norm") else _norm_of(own, checkpoint)
+        if source and isinstance(rule.get("query"), str) and "output" not in rule:
+            name = f"{source.parameter.removesuffix('.weight')}.weight"
+            tensors = checkpoint.tensors()
+            added |= value_and_output(tensors, name, rule["query"]) if name in tensors else {}
+        fuller.append(added | rule)
+    return rules if fuller == rules or faults_of(record, checkpoint, fuller) else fuller
+
+
+def _left(found: list[str]) -> tuple[int, int]:
+    """How much is at fault; positions are looked at once everything else is right."""
+    return sum(not fault.startswith("positions are") for fault in found), len(found)
 
 
 def unread(found: list[str]) -> bool:
@@ -123,6 +150,7 @@ def _changes(
         for key in WINDOWS:
             if key in checkpoint.config:
                 yield all_with(window=key)
+                yield all_with(window=key, window_each_side=True)
         yield all_with(window=[])
     if "scale is" in said:
         wanted = [float(number) for number in re.findall(r"scale is ([\d.e+-]+)", said)]

@@ -9,6 +9,7 @@ wqk reads of the saved files is compared with the records each time.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import resource
@@ -41,20 +42,22 @@ BYTES = 8 << 30
 def record_type(model_type: str, folder: Path) -> None:
     """Build and run a model type; into the folder go the saved model and the record."""
 
-    from tests.families.deriving.building import build
+    from tests.families.deriving.building import build, position_tables
     from tests.families.deriving.running import Run
     from tests.families.deriving.tracing import Trace
 
     reasons, best = [], None
     for variant in range(4):
         try:
-            with Trace():
+            with Trace() as trace:
                 model, built = build(model_type, variant)
+            computed_once = trace.flattened or position_tables(model)
+            turned = build(model_type, variant, flat=False)[0] if computed_once else None
         except Exception as error:
             reasons.append(_line(error))
             continue
         try:
-            run = Run(model)
+            run = Run(model, turned)
         except Exception as error:  # of a variant; the next may do
             reasons.append(f"{built}: {_line(error)}")
             continue
@@ -81,7 +84,29 @@ def _write(model_type: str, built: str, run: Any, folder: Path) -> None:
         run.model.config.save_pretrained(folder)
         tensors = {name: value.contiguous() for name, value in run.model.state_dict().items()}
         save_file(tensors, folder / "model.safetensors")
+    record.names = _renamed(run.model, folder)
     write_record(record, folder)
+
+
+def _renamed(model: Any, folder: Path) -> dict[str, str]:
+    """The parameters that the saved file calls otherwise, and how; they are known by their values.
+
+    What saving joins or splits is not among them.
+    """
+    from safetensors.torch import load_file
+
+    saved = {
+        name: value for f in folder.glob("*.safetensors") for name, value in load_file(f).items()
+    }
+    by_value = {_digest(value): name for name, value in saved.items()}
+    live = {name: value for name, value in model.state_dict().items() if name not in saved}
+    known = {name: by_value.get(_digest(value)) for name, value in live.items()}
+    return {name: found for name, found in known.items() if found and found != name}
+
+
+def _digest(tensor: Any) -> bytes:
+    data = tensor.detach().contiguous().numpy().tobytes()
+    return hashlib.sha256(f"{tuple(tensor.shape)}".encode() + data).digest()
 
 
 def record_all(types: Iterable[str], folder: Path) -> None:

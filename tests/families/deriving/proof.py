@@ -5,6 +5,7 @@ Axes: n windows and heads, I queries, J keys, R head width, T tokens, H heads, G
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING
 
@@ -136,7 +137,9 @@ def _site_faults(checkpoint: Checkpoint, attention: Attention, site: Site) -> It
         and p.query.temperature is None
     ):
         scale = _scale(attention, product)
-        if scale is not None and abs(scale / p.scale - 1) > SAME:
+        if scale is not None and math.isnan(scale):
+            yield "tokens have scales of their own, which is not said"
+        elif scale is not None and abs(scale / p.scale - 1) > SAME:
             yield f"scale is {scale:.6g}, said {p.scale:.6g}"
 
 

@@ -65,6 +65,7 @@ class Record:
     unreached: list[str] = field(default_factory=list)  # projections that no run reached
     sites: list[Site] = field(default_factory=list)
     turned: list[Site] = field(default_factory=list)  # the same with rotary positions left in
+    names: dict[str, str] = field(default_factory=dict)  # what parameters are called in the file
 
 
 def write_record(record: Record, folder: Path) -> None:
@@ -91,6 +92,7 @@ def write_record(record: Record, folder: Path) -> None:
         "failure": record.failure,
         "notes": record.notes,
         "unreached": record.unreached,
+        "names": record.names,
         "sites": [
             {
                 "module": site.module,
@@ -120,14 +122,21 @@ def write_record(record: Record, folder: Path) -> None:
 
 
 def read_record(folder: Path) -> Record:
-    """What `write_record` wrote."""
+    """What `write_record` wrote, with parameters called as in the saved file."""
     table = json.loads((folder / "record.json").read_text(encoding="utf-8"))
+    names = table.get("names", {})
     with np.load(folder / "record.npz") as file:
         arrays = {name: file[name] for name in file.files}
 
     def sources(some: list[Any]) -> list[Source]:
         return [
-            Source(arrays[a], name, depth, tuple(through), tuple(norm))
+            Source(
+                arrays[a],
+                names.get(name, name),
+                depth,
+                tuple(through),
+                tuple(names.get(word, word) for word in norm),
+            )
             for a, name, depth, through, norm in some
         ]
 
@@ -143,7 +152,7 @@ def read_record(folder: Path) -> Record:
                     p["varies"],
                     p["factor"],
                     tuple(p["through"]),
-                    tuple(p["terms"]),
+                    tuple(names.get(term, term) for term in p["terms"]),
                 )
                 for p in site["products"]
             ],

@@ -24,10 +24,18 @@ PROJECTIONS = re.compile(
 
 
 class Run:
-    """Runs a model, then what the run did not reach: models within it, then modules of these."""
+    """Runs a model, then what the run did not reach: models within it, then modules of these.
 
-    def __init__(self, model: Any) -> None:
-        self.model = model
+    Parameters
+    ----------
+    model
+        Built with all angles of rotary positions zero.
+    turned
+        The same with its positions, where they are not computed each time; None: ``model`` itself.
+    """
+
+    def __init__(self, model: Any, turned: Any = None) -> None:
+        self.model, self.turned_model = model, turned or model
         self.names = {id(module): name for name, module in model.named_modules()}
         self.sites: list[Site] = []
         self.turned: list[Site] = []
@@ -119,7 +127,11 @@ class Run:
         self.sites += best[0]
         with contextlib.suppress(Exception):
             if best[0] and (part is self.model or isinstance(part, transformers.PreTrainedModel)):
-                self.turned += _traced(self.model, part, best[2], self.names, flat=False)[0]
+                alike = self.turned_model is self.model
+                modules = () if alike else self.turned_model.named_modules()
+                names = {id(m): name for name, m in modules} or self.names
+                other = self.turned_model.get_submodule(self.names[id(part)])
+                self.turned += _traced(self.turned_model, other, best[2], names, flat=False)[0]
         self.entered |= best[1]
         return []
 

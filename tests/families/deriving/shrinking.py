@@ -22,7 +22,7 @@ NUMBERS: tuple[tuple[str, int | str], ...] = (
     (r"sliding_window", 6),
     (r"mamba_n_heads|mamba_num_heads", 12),
     (r"mamba_d_head|mamba_head_dim", 16),
-    (r"(decoder_)?num_key_value_heads|num_kv_heads|n_head_kv|multi_query_group_num"
+    (r"(decoder_|cross_)?num_key_value_heads|num_kv_heads|n_head_kv|multi_query_group_num"
      r"|swa_num_key_value_heads|n_kv_heads|kv_n_heads", "key heads"),
     (r"encoder_(num_)?attention_heads|encoder_heads", "tower heads"),
     (r"(num_|n_)?(attention_)?heads?|num_attention_heads|decoder_(num_)?attention_heads"
@@ -40,7 +40,7 @@ NUMBERS: tuple[tuple[str, int | str], ...] = (
      r"|feed_forward_size|linear_units|intermediate_dim|ffn_size|dim_feedforward)", 40),
     (r"num_(local_|routed_)?experts|n_routed_experts|moe_num_experts", 4),
     (r"num_experts_per_tok(en)?|moe_topk|moe_k|num_selected_experts|top_k|moe_top_k", 2),
-    (r"n_group|topk_group|n_groups", 1),
+    (r"n_group|topk_group|n_groups", 1), (r"num_queries", 8),
     (r"max_position_embeddings|n_positions|max_seq_len|seq_length", 256),
     (r"(num_hidden_|num_|n_|encoder_|decoder_|text_|e_|c_|dec_|enc_)?(layers?|depth)"
      r"|num_(encoder|decoder|resampler|perceiver)_(hidden_)?layers|(encoder|decoder)_num_layers|n_blocks"
@@ -79,29 +79,26 @@ def _put(table: dict[str, Any], path: list[str], value: Any) -> None:
 
 
 def _shrunk(table: dict[str, Any], path: str, variant: int) -> dict[str, Any]:
-    small = {
-        key: value
-        for key, value in table.items()
-        if key not in ("transformers_version", "architectures", "torch_dtype", "dtype", "id2label",
-                       "label2id", "_name_or_path", "stage_names", "out_features", "out_indices",
-                       "_out_features", "_out_indices")
-    }  # fmt: skip
+    dropped = UNTOLD if any(key in table for key in STAGES) else UNTOLD | OUTPUTS
+    small = {key: value for key, value in table.items() if key not in dropped}
     layers = _depth(table, variant)
     for key, value in table.items():
         if key not in small:
             continue
         if key == "per_layer_config":
             small.pop(key)
-        elif isinstance(value, dict):
+        elif isinstance(value, dict) and all(isinstance(name, str) for name in value):
             small[key] = (
                 _rotary(value, table) if "rope" in key else _shrunk(value, f"{path}.{key}", variant)
             )
+        elif key == "decoder_in_channels" and isinstance(value, list):
+            small[key] = [min(n, WIDTH) for n in value]
+        elif key in STAGES and isinstance(value, list):
+            small[key] = [min(n, 1 if i % 2 else 2) for i, n in enumerate(value)]
         elif isinstance(value, list) and (
             key in KINDS or (len(value) > 2 and len(value) == _told_layers(table))
         ):
             small[key] = value[:layers]
-        elif key in ("depths", "blocks_per_stage") and isinstance(value, list):
-            small[key] = [min(n, 1 if i % 2 else 2) for i, n in enumerate(value)]
         elif type(value) is int:
             small[key] = _number(key, value, path, layers, variant)
     if "qk_rope_head_dim" in small:
@@ -138,7 +135,16 @@ def _number(key: str, value: int, path: str, layers: int, variant: int) -> int:
 DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "depth")
 
 
+STAGES = ("depths", "blocks_per_stage")
+UNTOLD = {"transformers_version", "architectures", "torch_dtype", "dtype", "id2label", "label2id",
+          "_name_or_path"}  # fmt: skip
+# Of backbones, by number of a stage, which may be that of a layer.
+OUTPUTS = {"stage_names", "out_features", "out_indices", "_out_features", "_out_indices"}
+
+
 def _told_layers(table: dict[str, Any]) -> int:
+    if any(key in table for key in STAGES):  # lists are of stages
+        return -1
     for key in DEPTHS:
         if type(table.get(key)) is int:
             return int(table[key])

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 
 PRODUCTS = {"bmm", "mm", "addmm", "baddbmm", "convolution", "_convolution", "addmv", "mv"}
 MOST_STEPS = 160  # on the way back from queries or keys
+# Of an angle, which is taken for zero.
+ANGLES = {
+    "cos": torch.ones_like, "cos_": torch.ones_like, "sin": torch.zeros_like,
+    "sin_": torch.zeros_like, "polar": lambda output: torch.polar(output.abs(), 0 * output.abs()),
+}  # fmt: skip
 SOFTMAX = {"_softmax", "_safe_softmax"}
 # Through these one goes back from a softmax to the product that it was taken of.
 SCORE_OPERATIONS = {
@@ -62,7 +67,7 @@ class Trace(TorchDispatchMode):
 
     def __init__(self, flat: bool = True) -> None:
         super().__init__()
-        self.flat = flat
+        self.flat, self.flattened = flat, False
         self.nodes: list[Node] = []
         self._of: dict[int, Node] = {}
         self._writes: dict[int, list[Node]] = {}
@@ -84,12 +89,9 @@ class Trace(TorchDispatchMode):
         kwargs = kwargs or {}
         name = func._schema.name.partition("::")[2]
         output = func(*args, **kwargs)
-        if self.flat and name in ("cos", "cos_"):
-            output = torch.ones_like(output)
-        elif self.flat and name in ("sin", "sin_"):
-            output = torch.zeros_like(output)
-        elif self.flat and name == "polar":
-            output = torch.polar(args[0], torch.zeros_like(args[1]))
+        if self.flat and name in ANGLES:
+            self.flattened = True
+            output = ANGLES[name](output)
         if self.recording:
             self._record(func, name, args, kwargs, output)
         return output

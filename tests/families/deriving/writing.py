@@ -23,9 +23,12 @@ BY_TABLE = "proven by a table of tests/families/architectures"
 DATA = Path(wqk.families.__file__).parent / "data"
 
 
-def family_text(name: str, types: Sequence[str], rules: Sequence[Mapping[str, Any]]) -> str:
+def family_text(
+    name: str, types: Sequence[str], rules: Sequence[Mapping[str, Any]], with_parts: bool = False
+) -> str:
     """A family file."""
     lines = [f"name = {json.dumps(name)}", *_types(types)]
+    lines += ["with_parts = true"] if with_parts else []
     for rule in rules:
         lines += ["", "[[attention]]"]
         rotary = rule.get("rotary")
@@ -118,7 +121,7 @@ def write_families(rows: Sequence[Outcome]) -> None:
     for row in rows:
         path = DATA / f"{row.family}.toml"
         if row.outcome == "new" and types[row.family] and not path.exists():
-            text = family_text(row.family, sorted(types[row.family]), row.rules)
+            text = family_text(row.family, sorted(types[row.family]), row.rules, row.with_parts)
             path.write_text(text, encoding="utf-8")
     for path in DATA.glob("*.toml"):
         text = path.read_text(encoding="utf-8")
