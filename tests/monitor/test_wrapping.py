@@ -12,7 +12,7 @@ from tests.monitor.test_monitor import same
 
 import wqk
 from wqk.errors import CheckpointError, RunError
-from wqk.monitor.cadence import cadence
+from wqk.monitor.cadence import Cadence
 from wqk.monitor.tracking import Tracker
 
 
@@ -143,8 +143,8 @@ def test_a_snapshot_holds_the_queries_and_keys_alone_and_keeps_them() -> None:
 
 
 def test_powers_of_two_and_multiples() -> None:
-    both = cadence(1000, "log")
+    both = Cadence(1000, "log")
     assert [step for step in range(2001) if both.is_due(step)] == [
         0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000, 1024, 2000,
     ]  # fmt: skip
-    assert [step for step in range(20) if cadence(None, [3, 5]).is_due(step)] == [3, 5]
+    assert [step for step in range(20) if Cadence(None, [3, 5]).is_due(step)] == [3, 5]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from wqk._typing import FilePath
 from wqk.errors import RunError
 from wqk.monitor.alarms import Bounds
-from wqk.monitor.cadence import cadence
+from wqk.monitor.cadence import Cadence
 from wqk.monitor.journal import Journal
 from wqk.monitor.scoring import medians, score_look, score_update
 from wqk.monitor.tracking import Tracker, is_first_process
@@ -145,7 +145,7 @@ class Monitor:
         check_measures(measures, "qk")
         if on_alarm is None and (growth, reference) != (None, None):
             raise RunError("growth and reference say when to call on_alarm; give it as well")
-        self._cadence = cadence(every, steps)
+        self._cadence = Cadence(every, steps)
         self._gamma, self._heads = gamma, heads
         self._measures, self._per_layer, self._on_alarm = measures, per_layer, on_alarm
         self._bounds = partial(Bounds, growth, reference, deviation)

@@ -79,7 +79,6 @@ def form_view(attention: Attention, name: str, head: int | None = None, gamma: f
             f"{score.replace('_excess', ' (excess)')} {value + 0.0:.2f}"
             for score, value in scores.items()
         )
-
     values = {
         "layer": attention.layer,
         "head": head,
@@ -113,7 +112,6 @@ def distance_view(
     first, last = (scored[end][0]["symmetry"] for end in (0, -1))
     title = f"{name}, by distance"
     subtitle = f"symmetry {first:.2f} at distance {distances[0]}, {last:.2f} at {distances[-1]}"
-
     return View(title, subtitle, values, lambda: figures.distance_curves(values, title))
 
 
@@ -129,10 +127,7 @@ def bands_view(attentions: Iterable[Attention], name: str, by_head: bool) -> Vie
     FormError
         The layers have different numbers of planes.
     """
-    shares: list[np.ndarray] = []
-    low: list[np.ndarray] = []
-    norms: list[np.ndarray] = []
-    cosines: list[np.ndarray] = []
+    parts: list[tuple[np.ndarray, ...]] = []
     numbers: list[int] = []
     for attention in attentions:
         bands, along = rotary_bands(attention), decay(attention, DISTANCES)
@@ -141,30 +136,27 @@ def bands_view(attentions: Iterable[Attention], name: str, by_head: bool) -> Vie
             energies = energies.sum(axis=0, keepdims=True)
             alive = np.isfinite(norm).all(axis=1)
             norm, cosine = (_medians(curves[alive]) for curves in (norm, cosine))
-        if shares and shares[0].shape[1] != energies.shape[1]:
+        if parts and parts[0][0].shape[1] != energies.shape[1]:
             raise FormError(f"{name}: layers differ in their rotary planes; choose a layer")
         bands = bands._replace(energies=energies)
-        shares.append(bands.shares)
-        low.append(bands.low_share)
-        norms.append(norm)
-        cosines.append(cosine)
+        parts.append((bands.shares, bands.low_share, norm, cosine))
         numbers += range(len(energies)) if by_head else [attention.layer]
+    shares, low, norms, cosines = map(np.concatenate, zip(*parts, strict=True))
     values = {
         "rows": "head" if by_head else "layer",
         "numbers": numbers,
         "frequencies": bands.frequencies.tolist(),
-        "shares": np.concatenate(shares).tolist(),
-        "low_share": np.concatenate(low).tolist(),
+        "shares": shares.tolist(),
+        "low_share": low.tolist(),
         "distance": DISTANCES,
-        "norm": np.concatenate(norms).tolist(),
-        "cosine": np.concatenate(cosines).tolist(),
+        "norm": norms.tolist(),
+        "cosine": cosines.tolist(),
     }
     title = f"{name}, rotary planes"
-    slow = [share for share in np.concatenate(low) if share == share]
     subtitle = "every form is zero"
-    if slow:
-        subtitle = f"share of the slower half {min(slow):.2f} to {max(slow):.2f} (by chance 0.50)"
-
+    if np.isfinite(low).any():
+        least, most = np.nanmin(low), np.nanmax(low)
+        subtitle = f"share of the slower half {least:.2f} to {most:.2f} (by chance 0.50)"
     return View(title, subtitle, values, lambda: figures.rotary_planes(values, title))
 
 
@@ -192,6 +184,5 @@ def coupling_view(attention: Attention, name: str) -> View:
         subtitle = (
             f"strongest pair {a} and {b}: {matrix[a, b]:.2f}; {positive:.0%} of pairs positive"
         )
-
     values = {"layer": attention.layer, "coupling": matrix.tolist()}
     return View(title, subtitle, values, lambda: figures.coupling(matrix, title))
