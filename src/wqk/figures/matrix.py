@@ -104,8 +104,8 @@ def _unevenness(block: BlockDetails) -> float:
 def picture(block: BlockDetails) -> MatrixImage:
     """A form out of the details of a scan, as figures draw it."""
     outlying = [
-        np.isin(np.arange(len(norms)), places)
-        for norms, places in (
+        np.isin(np.arange(len(norms)), numbers)
+        for norms, numbers in (
             (block.row_norms, block.outlying_rows),
             (block.column_norms, block.outlying_columns),
         )
@@ -147,13 +147,13 @@ def _draw_with_norms(
 
 def _draw_norms(axis: Axes, norms: np.ndarray, outlying: np.ndarray, sideways: bool) -> None:
     """Norms as gray bars along a margin, outliers in black."""
-    places = np.arange(len(norms))
+    numbers = np.arange(len(norms))
     for chosen, color in ((~outlying, "#b8bcc2"), (outlying, OUTLIER)):
         lines = (np.zeros(chosen.sum()), norms[chosen])
         if sideways:
-            axis.hlines(places[chosen], *lines, color=color, linewidth=0.7)
+            axis.hlines(numbers[chosen], *lines, color=color, linewidth=0.7)
         else:
-            axis.vlines(places[chosen], *lines, color=color, linewidth=0.7)
+            axis.vlines(numbers[chosen], *lines, color=color, linewidth=0.7)
     axis.tick_params(labelbottom=sideways, labelleft=not sideways, labelsize=6)
     axis.set_xlabel("row norm" if sideways else "", fontsize=7)
     axis.set_ylabel("" if sideways else "column norm", fontsize=7)

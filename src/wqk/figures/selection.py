@@ -23,26 +23,26 @@ def latest(table: ScoreTable) -> ScoreTable:
     return table.filter(steps.is_null() | (steps == steps.max().over("checkpoint", "revision")))
 
 
-def titles(places: Sequence[Mapping[str, Any]]) -> list[str]:
+def titles(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Short names: the last part of the checkpoint's, and what differs among those of that name.
 
     Examples
     --------
-    >>> places = [{"checkpoint": "openai/whisper-tiny", "stack": s} for s in ("encoder", "decoder")]
-    >>> titles([*places, {"checkpoint": "openai-community/gpt2", "stack": "decoder"}])
+    >>> rows = [{"checkpoint": "openai/whisper-tiny", "stack": s} for s in ("encoder", "decoder")]
+    >>> titles([*rows, {"checkpoint": "openai-community/gpt2", "stack": "decoder"}])
     ['whisper-tiny, encoder', 'whisper-tiny, decoder', 'gpt2']
     """
     namesakes: dict[str, list[Mapping[str, Any]]] = {}
-    for place in places:
-        namesakes.setdefault(last_part(place["checkpoint"]), []).append(place)
+    for row in rows:
+        namesakes.setdefault(last_part(row["checkpoint"]), []).append(row)
     varying = {
-        name: [key for key in DISTINGUISHING if len({place.get(key) for place in group}) > 1]
+        name: [key for key in DISTINGUISHING if len({row.get(key) for row in group}) > 1]
         for name, group in namesakes.items()
     }
-    names = [last_part(place["checkpoint"]) for place in places]
+    names = [last_part(row["checkpoint"]) for row in rows]
     return [
-        ", ".join([name, *(str(place[key]) for key in varying[name] if place[key] is not None)])
-        for name, place in zip(names, places, strict=True)
+        ", ".join([name, *(str(row[key]) for key in varying[name] if row[key] is not None)])
+        for name, row in zip(names, rows, strict=True)
     ]
 
 

@@ -78,14 +78,14 @@ def terms_by_layer(rows: pl.DataFrame) -> Figure:
 
 def _draw_terms(axis: Axes, rows: pl.DataFrame) -> None:
     width = 0.38
-    places = rows["layer"].to_numpy()
+    layers = rows["layer"].to_numpy()
     within, between, chance = (rows[term] for term in TERMS)
     names = iter(LEGEND)
-    axis.bar(places - width / 2, within, width, color=BLUE, label=next(names))
-    axis.bar(places + width / 2, between, width, color=SKY, label=next(names))
-    axis.plot(places - width / 2, chance, label=next(names), **CHANCE)
+    axis.bar(layers - width / 2, within, width, color=BLUE, label=next(names))
+    axis.bar(layers + width / 2, between, width, color=SKY, label=next(names))
+    axis.plot(layers - width / 2, chance, label=next(names), **CHANCE)
     axis.hlines(
-        rows["symmetry"], places - width, places + width, color=GRAY, linewidth=1, label=next(names)
+        rows["symmetry"], layers - width, layers + width, color=GRAY, linewidth=1, label=next(names)
     )
     axis.axhline(0, color=GRAY, linewidth=0.5, zorder=0)
     axis.set_xlabel("layer")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from wqk.monitor.tracking import Snapshot
 
 # What identifies a row of one step.
-PLACE = ["stack", "kind", "layer", "head"]
+ROW = ["stack", "kind", "layer", "head"]
 
 
 def score_look(
@@ -64,9 +64,9 @@ def score_update(
 
     table = scan_plans(after, plans, gamma=gamma, heads=heads, measures=measures, read=read)
     if terms:
-        columns = {**{name: SCHEMA[name] for name in PLACE}, **UPDATE_TERMS}
+        columns = {**{name: SCHEMA[name] for name in ROW}, **UPDATE_TERMS}
         more = pl.DataFrame(terms, schema=columns, strict=False)
-        frame = table.frame.join(more, on=PLACE, how="left", nulls_equal=True)
+        frame = table.frame.join(more, on=ROW, how="left", nulls_equal=True)
         table = ScoreTable(frame, table.metadata)
     unknown = pl.lit(None, pl.Float64).alias("symmetry_within_random")
     broken = [plan for plan in plans if not (before.is_finite(plan) and after.is_finite(plan))]
@@ -87,7 +87,7 @@ def _term_rows(
         columns = {name: np.ravel(v) for name, v in update_measures(before, after).items()}
         for index, head in enumerate(numbers):
             values = {name: float(column[index]) for name, column in columns.items()}
-            yield dict(zip(PLACE, (plan.stack, plan.kind, plan.layer, head), strict=True)) | values
+            yield dict(zip(ROW, (plan.stack, plan.kind, plan.layer, head), strict=True)) | values
 
 
 def medians(table: ScoreTable, prefix: str = "", layers: bool = False) -> dict[str, float]:
@@ -117,14 +117,14 @@ def _blanked(table: ScoreTable, broken: Sequence[AttentionPlan]) -> ScoreTable:
     """The table with no scores for these blocks, and the status ``non-finite``."""
     if not broken:
         return table
-    places = pl.DataFrame(
+    blocks = pl.DataFrame(
         [(p.stack, p.kind, p.layer) for p in broken],
         schema=["stack", "kind", "layer"],
         orient="row",
     ).with_columns(is_broken=True)
     is_broken = pl.col("is_broken").fill_null(False)
     scores = [name for name, kind in table.frame.schema.items() if kind == pl.Float64]
-    frame = table.frame.join(places, on=["stack", "kind", "layer"], how="left").with_columns(
+    frame = table.frame.join(blocks, on=["stack", "kind", "layer"], how="left").with_columns(
         *(pl.when(~is_broken).then(score).alias(score) for score in scores),
         status=pl.when(is_broken).then(pl.lit("non-finite")).otherwise("status"),
     )

@@ -93,8 +93,8 @@ def _column(values: pl.Series) -> dict[str, Any]:
         return {"all": values[0] if len(values) else None}
     if values.dtype == pl.String:
         words = values.unique(maintain_order=True).to_list()
-        place = {word: index for index, word in enumerate(words)}
-        return {"words": words, "codes": [place[word] for word in values]}
+        code = {word: index for index, word in enumerate(words)}
+        return {"words": words, "codes": [code[word] for word in values]}
     return {"values": values.to_list()}
 
 
