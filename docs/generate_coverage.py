@@ -152,7 +152,7 @@ def _layout(rule: AttentionRule) -> str:
 
 def _beside(rule: AttentionRule) -> Iterator[str]:
     """What a score holds beside the form and the biases."""
-    if rule.rotary:
+    if rule.rotary and rule.rotary.axes == 1:
         yield f"rotary ({rule.rotary.order})"
     if rule.score.position:
         yield rule.score.position

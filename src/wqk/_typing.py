@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING or "jaxtyping" in sys.modules:
-    from jaxtyping import Bool, Float
+    from jaxtyping import Bool, Float, Int
 
     Array: TypeAlias = Any
 else:
@@ -23,8 +23,8 @@ else:
             return Any
 
     Array = Any
-    Bool = Float = _AnyShape
+    Bool = Float = Int = _AnyShape
 
 FilePath: TypeAlias = str | os.PathLike[str]
 
-__all__ = ["Array", "Bool", "FilePath", "Float"]
+__all__ = ["Array", "Bool", "FilePath", "Float", "Int"]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from wqk._typing import Float
+from wqk._typing import Float, Int
 from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -30,6 +30,9 @@ class Bands(NamedTuple):
     frequencies
         |radians per token| of each plane, (P,), as the family defines them: scaled, for the
         rotated dimensions only.
+    axes
+        0 for each plane, (P,); where positions are those of a picture's patches, 0 for planes that
+        turn with the row, 1 for those that turn with the column.
     energies
         E_k of each query head, (H, P).
     unturned
@@ -37,6 +40,7 @@ class Bands(NamedTuple):
     """
 
     frequencies: Float[np.ndarray, " planes"]
+    axes: Int[np.ndarray, " planes"]
     energies: Float[np.ndarray, "heads planes"]
     unturned: Float[np.ndarray, " heads"]
 
@@ -83,7 +87,7 @@ def rotary_bands(attention: Attention) -> Bands:
     >>> bands.energies.round(6).tolist(), bands.low_share.round(6).tolist()
     ([[2.0, 2.0], [2.0, 2.0]], [0.5, 0.5])
     """
-    rotary = attention.plan.rotary
+    rotary = attention.plan.rotary or attention.plan.axial
     if rotary is None:
         raise CheckpointError(
             f"layer {attention.layer} of the {attention.plan.stack} has no bands: its positions "
@@ -98,16 +102,22 @@ def rotary_bands(attention: Attention) -> Bands:
         planes.append(np.sqrt(squares[:, first] + squares[:, second]))
         rest.append(np.sqrt(squares[:, ~turned].sum(axis=1)))
     sharing = attention.head_count // attention.key_head_count
+    count = len(rotary.frequencies)
     return Bands(
         np.abs(np.asarray(rotary.frequencies, np.float64)),
+        np.arange(count) * rotary.axes // count,
         planes[0] * planes[1].repeat(sharing, axis=0),
         rest[0] * rest[1].repeat(sharing),
     )
 
 
 def decay(attention: Attention, distances: Sequence[int]) -> Decay:
-    """How much each head's form at these distances differs from that at distance 0."""
-    rotary = attention.plan.rotary.turning if attention.plan.rotary else None
+    """How much each head's form at these distances differs from that at distance 0.
+
+    Patches of a picture are so many rows and as many columns apart.
+    """
+    rotary = attention.plan.rotary or attention.plan.axial
+    rotary = rotary.turning if rotary else None
     query = attention.query.weight.astype(np.float64)
     key = attention.key.weight.astype(np.float64)
     key = key.repeat(len(query) // len(key), axis=0)

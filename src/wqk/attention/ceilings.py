@@ -114,10 +114,10 @@ def ceilings(
         bound = bound + apart[0] * apart[1]
         query, key = np.hypot(query, apart[0]), np.hypot(key, apart[1])
     bound = plan.scale * bound
-    wanted = (*distances,) if plan.rotary else (*distances, 0)
+    wanted = (*distances,) if plan.may_turn else (*distances, 0)
     bounds = _by_distance(checkpoint, attention, bound, wanted)
-    # Without rotary positions, a form is the same at every distance.
-    return Ceilings(query, key, bound if plan.rotary else bounds[0], bounds)
+    # A form that positions do not turn is the same at every distance.
+    return Ceilings(query, key, bound if plan.may_turn else bounds[0], bounds)
 
 
 def _fed(plan: AttentionPlan, sides: Sequence[Side]) -> list[Side]:

@@ -125,7 +125,7 @@ def at_distance(form: BilinearForm, plan: AttentionPlan, distance: int) -> Bilin
     Raises
     ------
     CheckpointError
-        The block's positions are not rotary, so its form does not depend on distance.
+        The block's positions are not rotary along one axis.
     """
     if distance == 0:
         return form
@@ -133,6 +133,8 @@ def at_distance(form: BilinearForm, plan: AttentionPlan, distance: int) -> Bilin
         why = "has no rotary positions; its form is the same at every distance"
         if plan.positional:
             why = "has positions in dimensions of their own, which its form does not hold"
+        elif plan.position.startswith("rotary"):
+            why = f"has positions that are {plan.position}, for which one number is no distance"
         elif plan.rule.guess:
             why = "was guessed from the names of tensors; its positions are not known"
         raise CheckpointError(

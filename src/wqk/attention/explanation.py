@@ -211,7 +211,9 @@ def _notes(plan: AttentionPlan) -> Iterator[str]:
             f"{where}: biases are not part of the form; the query's adds a term in the key alone, "
             f"{key_bias}."
         )
-    if plan.position:
+    if plan.position.startswith("rotary"):
+        yield f"{where}: positions are {plan.position}; the form is the score of equal positions."
+    elif plan.position:
         yield f"{where}: {plan.position} positions are added to scores and not part of the form."
     if plan.sinks:
         yield f"{where}: a sink, a score of its own in every head, takes part of the attention."

@@ -116,6 +116,7 @@ class RotaryRule:
     width: tuple[str, ...] = ()  # or the number of rotated dimensions itself
     base: tuple[str, ...] = ("rope_theta",)
     local_base: tuple[str, ...] = ()  # base in windowed layers, where it differs
+    axes: int = 1  # 2: the first planes turn with a patch's row, as many others with its column
     reversed: bool = False  # turns the other way round
     only_if: str = ""  # switches of models that are rotary or not
     layers: str = ""  # list that says of each layer whether it is rotary

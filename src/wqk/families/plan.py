@@ -42,7 +42,8 @@ class AttentionPlan:
     window: str | None
     applications: int
     position: str
-    rotary: Rotary | None
+    rotary: Rotary | None  # along one axis, with which forms at a distance are computed
+    axial: Rotary | None  # along two
     positional: Positional | None
 
     @property
@@ -64,6 +65,11 @@ class AttentionPlan:
     def status(self) -> str:
         """``partial`` where one form per head does not hold the whole score, or ``guessed``."""
         return "partial" if self.reason else "guessed" if self.rule.guess else "ok"
+
+    @property
+    def may_turn(self) -> bool:
+        """Whether positions turn queries and keys, or might: nothing is known of a guess's."""
+        return bool(self.rotary or self.rule.guess) or self.position.startswith("rotary")
 
     @property
     def reason(self) -> str:

@@ -161,7 +161,8 @@ def _plan_layer(
         window=window,
         applications=_applications(config, rule, match.group, groups),
         position=score.position if config.holds(score.position_if) else "",
-        rotary=None if positional else rotary,
+        rotary=rotary if rotary and rotary.axes == 1 and not positional else None,
+        axial=rotary if rotary and rotary.axes > 1 else None,
         positional=positional,
     )
 

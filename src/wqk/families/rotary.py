@@ -36,11 +36,16 @@ class Rotary:
     amplitude
         The attention factor of YaRN and LongRoPE: it multiplies the rotated dimensions of queries
         and of keys, at every distance, 0 included.
+    axes
+        2 where positions are those of a picture's patches: the first half of the planes turns with
+        the row, the second with the column. One number for a position is both then, on the
+        picture's diagonal.
     """
 
     frequencies: Float[Array, " pairs"]
     order: str
     amplitude: float = 1.0
+    axes: int = 1
 
     def rotate(self, vectors: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Turn (..., N, R) queries or keys to their positions (N,)."""
@@ -111,18 +116,24 @@ def rotary_of(
             f"{config.name}: config.json: rotary positions rotate at most each head's "
             f"{head_width} dimensions, got {shown(fraction if width is None else width)}"
         )
+    if rule.axes > 1 and width % (2 * rule.axes):
+        raise CheckpointError(
+            f"{config.name}: config.json: rotary positions on {rule.axes} axes rotate a multiple "
+            f"of {2 * rule.axes} dimensions, got {width}"
+        )
     local = windowed and rule.local_base
     base = number(rule.local_base if local else rule.base, rule.default_base)
     if base <= 0:
         raise CheckpointError(
             f"{config.name}: config.json: the base of rotary positions must be positive, got {base}"
         )
-    frequencies = base ** -(np.arange(0, width, 2, dtype=np.float64) / width)
+    each = width // rule.axes
+    frequencies = np.tile(base ** -(np.arange(0, each, 2, dtype=np.float64) / each), rule.axes)
     kind = as_text(scaling.get("rope_type", scaling.get("type", "default")))
     if rule.reversed:
         frequencies = -frequencies
-    if kind in ("default", "mrope") or local:
-        return Rotary(frequencies, rule.order)
+    if kind in ("default", "mrope", "axial") or local:
+        return Rotary(frequencies, rule.order, axes=rule.axes)
     if kind not in _SCALINGS:
         raise CheckpointError(
             f"{config.name}: unknown rotary scaling {shown(kind)}; known are {', '.join(_SCALINGS)}"
@@ -136,7 +147,7 @@ def rotary_of(
         raise CheckpointError(
             f"{config.name}: config.json: rotary scaling {kind!r} lacks or misstates {error!s:.60}"
         ) from None
-    return Rotary(scaled, rule.order, amplitude)
+    return Rotary(scaled, rule.order, amplitude, rule.axes)
 
 
 def _parameters(config: Config, layer: int, windowed: bool) -> dict[str, Any]:

@@ -27,6 +27,7 @@ def rotary_planes(values: Mapping[str, Any], title: str) -> Figure:
         What is shown.
     """
     rows, numbers = values["rows"], values["numbers"]
+    unit, planes_of = ("patches", ", rows then columns") if any(values["axes"]) else ("tokens", "")
     shares = np.asarray(values["shares"])
     with style():
         figure = new_figure(PAGE, 2.6)
@@ -40,7 +41,7 @@ def rotary_planes(values: Mapping[str, Any], title: str) -> Figure:
         planes.set_xticks(at, [f"{t:.0f}" if t < 1e4 else f"{t / 1000:.0f}k" for t in turns])
         shown = np.unique(np.linspace(0, len(numbers) - 1, 8).round().astype(int))
         planes.set_yticks(shown, [str(numbers[i]) for i in shown])
-        planes.set(xlabel="tokens per turn of the plane", ylabel=rows, title=title)
+        planes.set(xlabel=f"{unit} per turn of the plane{planes_of}", ylabel=rows, title=title)
         for axis, name, label in (
             (norm, "norm", r"$\|M(N)\| / \|M(0)\|$"),
             (cosine, "cosine", "cosine of $M(N)$ and $M(0)$"),
@@ -54,7 +55,7 @@ def rotary_planes(values: Mapping[str, Any], title: str) -> Figure:
                     label=f"{rows} {number}" if ends else None,
                 )  # fmt: skip
             axis.set_xscale("symlog", linthresh=1)
-            axis.set(xlabel="distance $N$ (tokens)", ylabel=label)
+            axis.set(xlabel=f"distance $N$ ({unit})", ylabel=label)
         norm.set_ylim(bottom=0)
         cosine.axhline(0, color="black", linewidth=0.4, zorder=0)
         norm.legend()

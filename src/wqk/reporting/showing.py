@@ -81,7 +81,7 @@ def show(
         if not bands:
             raise FormError("a view shows one layer; give its number (only bands show all layers)")
         plans = [p for p in plans if p.kind == kind and stack in (None, p.stack)]
-        chosen = [p for p in plans if p.rotary is not None] or plans
+        chosen = [p for p in plans if p.rotary or p.axial] or plans
         if len({p.stack for p in chosen}) != 1:
             stacks = " or ".join(sorted({p.stack for p in chosen})) or "none"
             raise CheckpointError(

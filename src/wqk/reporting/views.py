@@ -123,7 +123,7 @@ def bands_view(attentions: Iterable[Attention], name: str, by_head: bool) -> Vie
     Raises
     ------
     CheckpointError
-        Positions are not rotary, along one axis.
+        Positions are not rotary.
     FormError
         The layers have different numbers of planes.
     """
@@ -146,6 +146,7 @@ def bands_view(attentions: Iterable[Attention], name: str, by_head: bool) -> Vie
         "rows": "head" if by_head else "layer",
         "numbers": numbers,
         "frequencies": bands.frequencies.tolist(),
+        "axes": bands.axes.tolist(),
         "shares": shares.tolist(),
         "low_share": low.tolist(),
         "distance": DISTANCES,

@@ -63,7 +63,8 @@ def measured(
         if sort_by is not None and sort_by not in (*there, *index):
             there.append(sort_by)
         yield _sheet(frame.head(top or frame.height), index, there)
-    notes = ["In parentheses: the same of factors with independent entries."] if measures else []
+    chance = any(name in frame.columns for name in BESIDE.values())
+    notes = ["In parentheses: the same of factors with independent entries."] if chance else []
     reasons = table.metadata.get("no_ceiling") or {}
     notes += [f"No ceiling ({stack}): {reason}." for stack, reason in reasons.items()]
     yield from (Text(note, style="dim") for note in notes)

@@ -90,7 +90,7 @@ def block_measures(
             found["key_norm"] = _with_layer(bounds.key_norm)
             found["score_ceiling"] = _with_layer(bounds.at_distance[distance])
             found["score_ceiling_any_distance"] = _with_layer(bounds.any_distance)
-        if "bands" in measures and plan.rotary is not None:
+        if "bands" in measures and (plan.rotary or plan.axial):
             bands = rotary_bands(load_attention(checkpoint, plan))
             layer = bands._replace(energies=bands.energies.sum(axis=0, keepdims=True))
             found["rotary_low_share"] = np.concatenate([layer.low_share, bands.low_share])

@@ -1,0 +1,111 @@
+"""Planes of rotary positions on two axes, against the models' own angles."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from wqk import read_attention, scan
+from wqk.attention.bands import decay, rotary_bands
+from wqk.checkpoints.live import StateDict
+from wqk.errors import CheckpointError
+
+# Modules of transformers, and the classes' names before VisionConfig and VisionRotaryEmbedding.
+MODELS = {
+    "qwen2_vl": "Qwen2VL",
+    "qwen2_5_vl": "Qwen2_5_VL",
+    "qwen3_vl": "Qwen3VL",
+    "glm4v": "Glm4v",
+    "ernie4_5_vl_moe": "Ernie4_5_VLMoe",
+    "cohere_compass": "CohereCompass",
+    "exaone4_5": "Exaone4_5_",
+    "glm_ocr": "GlmOcr",
+}
+WIDTH = 16
+
+
+def tower(config: dict[str, Any]) -> StateDict:
+    random = np.random.default_rng(0)
+    names = [f"blocks.{layer}.attn.qkv.weight" for layer in range(2)]
+    weights = {n: random.standard_normal((3 * WIDTH, WIDTH)).astype("f4") for n in names}
+    return StateDict(weights, config, "tower")
+
+
+def configuration(model: str) -> Any:
+    module = import_module(f"transformers.models.{model}.configuration_{model}")
+    sizes = {"depth": 2, "num_heads": 2, "hidden_size": WIDTH, "embed_dim": WIDTH}
+    sizes |= {"num_key_value_heads": 2} if model == "exaone4_5" else {}
+    return getattr(module, f"{MODELS[model]}VisionConfig")(**sizes)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_planes_turn_with_rows_and_columns(model: str) -> None:
+    config = configuration(model)
+    module = import_module(f"transformers.models.{model}.modeling_{model}")
+    angles = getattr(module, f"{MODELS[model]}VisionRotaryEmbedding")(config)
+    patches = torch.tensor([[0, 0], [3, 0], [0, 5], [7, 7]])
+    queries = torch.randn(4, 1, WIDTH // 2)
+    turned, _ = module.apply_rotary_pos_emb_vision(queries, queries, *angles(queries, patches))
+    attention = read_attention(tower(config.to_dict()), 1)
+    bands, axial = rotary_bands(attention), attention.plan.axial
+    assert attention.plan.rotary is None
+    assert axial is not None
+    ours = queries[:, 0].numpy()
+    for axis in range(2):
+        along = replace(axial, frequencies=axial.frequencies * (bands.axes == axis))
+        ours = along.rotate(ours, patches[:, axis].numpy())
+    np.testing.assert_allclose(ours, turned[:, 0].numpy(), atol=1e-5)
+
+
+def test_energies_bound_what_each_plane_adds() -> None:
+    attention = read_attention(tower(configuration("qwen2_vl").to_dict()), 0)
+    bands = rotary_bands(attention)
+    assert bands.axes.tolist() == [0, 0, 1, 1]
+    assert bands.frequencies.tolist() == [1, 0.01, 1, 0.01]
+    query, key = attention.query.weight[0], attention.key.weight[0]
+    for plane in range(4):
+        norms = [np.linalg.norm(w[[plane, plane + 4]]) for w in (query, key)]
+        assert bands.energies[0, plane] == pytest.approx(np.prod(norms))
+    # One patch down and one to the right.
+    axial = attention.plan.axial
+    assert axial is not None
+    far = axial.rotate(query.T, np.full(WIDTH, 1)) @ key
+    near = query.T @ key
+    along = decay(attention, [1])
+    assert along.norm[0, 0] == pytest.approx(np.linalg.norm(far) / np.linalg.norm(near))
+
+
+def test_bands_in_a_table_and_no_distance() -> None:
+    checkpoint = tower(configuration("qwen2_vl").to_dict())
+    table = scan(checkpoint, measures=["bands"])
+    assert table.frame["rotary_low_share"].null_count() == 0
+    with pytest.raises(CheckpointError, match="rotary, on two axes"):
+        scan(checkpoint, distances=[1])
+
+
+def test_a_width_that_cannot_be_dealt_to_two_axes_is_refused() -> None:
+    config = {**configuration("qwen2_vl").to_dict(), "num_heads": 8}
+    with pytest.raises(CheckpointError, match="a multiple of 4 dimensions, got 2"):
+        read_attention(tower(config), 0)
+
+
+def test_the_ceiling_at_any_distance_is_that_of_forms_turned_at_will() -> None:
+    """DINOv3's positions are named only; a bound of the form at rest would be too low."""
+    random = np.random.default_rng(0)
+    prefix = "layer.0.attention"
+    weights = {
+        f"{prefix}.{side}_proj.weight": random.standard_normal((WIDTH, WIDTH)).astype("f4")
+        for side in "qkv"
+    }
+    weights |= {f"layer.0.norm1.{kind}": np.ones(WIDTH, "f4") for kind in ("weight", "bias")}
+    config = {"model_type": "dinov3_vit", "num_hidden_layers": 1, "num_attention_heads": 2}
+    rows = scan(StateDict(weights, config, "tower"), heads=True, measures=["ceiling"]).frame
+    for row in rows.filter(rows["head"].is_not_null()).iter_rows(named=True):
+        bound = row["query_norm"] * row["key_norm"] * (WIDTH // 2) ** -0.5
+        assert row["score_ceiling"] < 0.99 * bound
+        assert row["score_ceiling_any_distance"] == pytest.approx(bound)
