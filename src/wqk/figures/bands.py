@@ -27,7 +27,7 @@ def rotary_planes(values: Mapping[str, Any], title: str) -> Figure:
         What is shown.
     """
     rows, numbers = values["rows"], values["numbers"]
-    unit, planes_of = ("patches", ", rows then columns") if any(values["axes"]) else ("tokens", "")
+    unit, order = ("patches", ": rows, columns") if any(values["axes"]) else ("tokens", "")
     shares = np.asarray(values["shares"])
     with style():
         figure = new_figure(PAGE, 2.6)
@@ -41,7 +41,7 @@ def rotary_planes(values: Mapping[str, Any], title: str) -> Figure:
         planes.set_xticks(at, [f"{t:.0f}" if t < 1e4 else f"{t / 1000:.0f}k" for t in turns])
         shown = np.unique(np.linspace(0, len(numbers) - 1, 8).round().astype(int))
         planes.set_yticks(shown, [str(numbers[i]) for i in shown])
-        planes.set(xlabel=f"{unit} per turn of the plane{planes_of}", ylabel=rows, title=title)
+        planes.set(xlabel=f"{unit} per turn of the plane{order}", ylabel=rows, title=title)
         for axis, name, label in (
             (norm, "norm", r"$\|M(N)\| / \|M(0)\|$"),
             (cosine, "cosine", "cosine of $M(N)$ and $M(0)$"),

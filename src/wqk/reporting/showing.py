@@ -80,10 +80,10 @@ def show(
     if layer is None:
         if not bands:
             raise FormError("a view shows one layer; give its number (only bands show all layers)")
-        plans = [p for p in plans if p.kind == kind and stack in (None, p.stack)]
-        chosen = [p for p in plans if p.rotary or p.axial] or plans
+        asked = [p for p in plans if p.kind == kind and stack in (None, p.stack)]
+        chosen = [p for p in asked if p.rotary or p.axial] or asked
         if len({p.stack for p in chosen}) != 1:
-            stacks = " or ".join(sorted({p.stack for p in chosen})) or "none"
+            stacks = " or ".join(sorted({p.stack for p in chosen or plans}))
             raise CheckpointError(
                 f"{checkpoint.name}: bands are of one stack; choose from {stacks}"
             )
