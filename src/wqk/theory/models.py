@@ -15,7 +15,7 @@ from wqk.errors import CheckpointError, MissingPackage, RunError, UnknownFamily,
 from wqk.runs.run import SETTINGS, open_run
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Sequence
 
     from wqk.theory.subject import Objective
 
@@ -54,8 +54,8 @@ class Loaded(NamedTuple):
     missing: tuple[str, ...]
 
 
-def known_types() -> frozenset[str]:
-    """The model types that the installed `transformers` can build as language models.
+def known_types() -> dict[str, set[str]]:
+    """The model types of the installed `transformers`' language models: masked, causal or both.
 
     Raises
     ------
@@ -64,14 +64,18 @@ def known_types() -> frozenset[str]:
     """
     try:
         import torch  # noqa: F401
-
-        types = _types()
+        from transformers.models.auto import modeling_auto as auto
     except ImportError as error:
         raise MissingPackage(
             f"the theory is tested on a running model, and {error.name} is not installed: "
             "pip install 'wqk[train]'"
         ) from None
-    return frozenset().union(*types.values())
+    kinds = {
+        "masked": auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+        "causal": auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    }
+    known = {name for names in kinds.values() for name in names}
+    return {name: {kind for kind, names in kinds.items() if name in names} for name in known}
 
 
 def states_of(
@@ -168,27 +172,18 @@ def _objective(config: Any) -> Objective:
         for ending, objective in ENDINGS.items():
             if name.endswith(ending):
                 return objective
-    is_decoder = getattr(config, "is_decoder", False)
-    return "causal" if is_decoder or config.model_type not in _types()["masked"] else "masked"
+    can_be_masked = "masked" in known_types().get(config.model_type, ())
+    return "masked" if can_be_masked and not getattr(config, "is_decoder", False) else "causal"
 
 
 def _maker(config: Any, objective: Objective) -> str:
     """The name of the class that builds the model; the configuration gets the right mask."""
-    types, kind = _types(), "causal" if objective == "causal" else "masked"
-    if config.model_type not in types[kind]:
+    kinds = known_types().get(config.model_type, set())
+    kind = "causal" if objective == "causal" else "masked"
+    if kind not in kinds:
         raise UnknownFamily(
             f"transformers has no {kind} language model of type {config.model_type!r}"
         )
-    if config.model_type in types["masked"]:
+    if "masked" in kinds:
         config.is_decoder = kind == "causal"
     return f"AutoModelFor{kind.capitalize()}LM"
-
-
-def _types() -> Mapping[str, Collection[str]]:
-    """The model types that `transformers` has masked and causal language models of."""
-    from transformers.models.auto import modeling_auto as auto
-
-    return {
-        "masked": auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-        "causal": auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    }
