@@ -19,7 +19,9 @@ def left_out(plan: AttentionPlan, coordinates: Coordinates) -> Iterator[str]:
         yield "rotary positions, which turn it at every distance but 0"
     if plan.rotary is not None and plan.rotary.amplitude != 1:
         yield "the attention factor of the rotary positions, the same at every distance"
-    if plan.position or plan.positional:
+    if plan.position.startswith("rotary"):
+        yield f"positions ({plan.position})"
+    elif plan.position or plan.positional:
         yield f"{plan.position or 'its own'} positions"
     if not coordinates.bias and (plan.query.bias or plan.key.bias):
         yield "biases"

@@ -213,7 +213,7 @@ def _scoring(checkpoint: Checkpoint, plan: AttentionPlan) -> Scoring:
         factor.astype(np.float64).swapaxes(-1, -2).reshape(-1, *factor.shape[:-3:-1])
         for factor in (form.query, form.key)
     )
-    rotary = plan.rotary
+    rotary = plan.rotary or plan.axial
     if rotary is not None:
         query, rotary = rotary.stretch(query.swapaxes(-1, -2)).swapaxes(-1, -2), rotary.turning
     types = {checkpoint.info(part.name).dtype for part in plan.parts}

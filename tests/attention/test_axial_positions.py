@@ -1,4 +1,4 @@
-"""Planes of rotary positions on two axes, against the models' own angles."""
+"""Rotary positions on two axes: their planes, against the models' own angles, and their uses."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from wqk import read_attention, scan
+from wqk import read_attention, same, scan
 from wqk.attention.bands import decay, rotary_bands
+from wqk.checkpoints import Part
 from wqk.checkpoints.live import StateDict
 from wqk.errors import CheckpointError
 
@@ -86,6 +87,19 @@ def test_bands_in_a_table_and_no_distance() -> None:
     assert table.frame["rotary_low_share"].null_count() == 0
     with pytest.raises(CheckpointError, match="rotary, on two axes"):
         scan(checkpoint, distances=[1])
+
+
+def test_another_rotary_order_is_another_attention() -> None:
+    config = configuration("qwen2_vl").to_dict()
+    one = tower(config)
+    order = np.arange(WIDTH // 2).reshape(2, -1).T.ravel()  # halves interleaved
+    rows = (np.arange(6)[:, None] * (WIDTH // 2) + order).ravel()
+    names = list(one.tensors())
+    weights = one.read([Part(name) for name in names])
+    other = StateDict({n: w[rows] for n, w in zip(names, weights, strict=True)}, config, "other")
+    assert same(one, one).same
+    (mismatch,) = same(one, other).blocks[0].mismatches
+    assert "weights lie interleaved, are read half" in str(mismatch)
 
 
 def test_a_width_that_cannot_be_dealt_to_two_axes_is_refused() -> None:
