@@ -63,6 +63,29 @@ def test_planes_turn_with_rows_and_columns(model: str) -> None:
     np.testing.assert_allclose(ours, turned[:, 0].numpy(), atol=1e-5)
 
 
+def test_rows_and_columns_with_frequencies_of_their_own() -> None:
+    from transformers.models.pixtral import modeling_pixtral as module
+    from transformers.models.pixtral.configuration_pixtral import PixtralVisionConfig
+
+    config = PixtralVisionConfig(
+        hidden_size=2 * WIDTH, num_attention_heads=2, num_hidden_layers=1, intermediate_size=8
+    )
+    model = module.PixtralVisionModel(config)
+    attention = read_attention(model, 0)
+    bands, axial = rotary_bands(attention), attention.plan.axial
+    assert axial is not None
+    assert bands.frequencies == pytest.approx(1e4 ** -(np.array([0, 2, 4, 6, 1, 3, 5, 7]) / 8))
+    patches = torch.tensor([[0, 0], [3, 0], [0, 5], [7, 7]])
+    queries = torch.randn(1, 1, 4, WIDTH)
+    angles = model.patch_positional_embedding(queries, patches)
+    turned, _ = module.apply_rotary_pos_emb(queries, queries, *angles, unsqueeze_dim=0)
+    ours = queries[0, 0].numpy()
+    for axis in range(2):
+        along = replace(axial, frequencies=axial.frequencies * (bands.axes == axis))
+        ours = along.rotate(ours, patches[:, axis].numpy())
+    np.testing.assert_allclose(ours, turned[0, 0].numpy(), atol=1e-5)
+
+
 def test_energies_bound_what_each_plane_adds() -> None:
     attention = read_attention(tower(configuration("qwen2_vl").to_dict()), 0)
     bands = rotary_bands(attention)

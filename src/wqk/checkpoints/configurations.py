@@ -43,7 +43,7 @@ LARGEST = 2**31
 
 
 class Opened(NamedTuple):
-    """What completes a configuration: itself, and what lies beside it.
+    """A configuration, and what else of the checkpoint completes it.
 
     Attributes
     ----------

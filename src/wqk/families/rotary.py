@@ -127,8 +127,12 @@ def rotary_of(
         raise CheckpointError(
             f"{config.name}: config.json: the base of rotary positions must be positive, got {base}"
         )
-    each = width // rule.axes
-    frequencies = np.tile(base ** -(np.arange(0, each, 2, dtype=np.float64) / each), rule.axes)
+    each = width if rule.dealt else width // rule.axes
+    frequencies = base ** -(np.arange(0, each, 2, dtype=np.float64) / each)
+    if rule.dealt:
+        frequencies = np.concatenate([frequencies[k :: rule.axes] for k in range(rule.axes)])
+    else:
+        frequencies = np.tile(frequencies, rule.axes)
     kind = as_text(scaling.get("rope_type", scaling.get("type", "default")))
     if rule.reversed:
         frequencies = -frequencies
