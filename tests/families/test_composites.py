@@ -68,6 +68,16 @@ def test_a_part_without_a_type_is_what_transformers_takes_it_for() -> None:
     assert "decoder" in stacks
 
 
+def test_towers_that_are_called_like_their_configurations() -> None:
+    other = TEXT | {"num_attention_heads": 3, "num_key_value_heads": 1}
+    config = {"model_type": "of-tomorrow", "left_config": TEXT, "right_config": other}
+    tensors = pair("right_net.layers", 2, (48, 48), (16, 48))
+    tensors |= pair("left.layers", 2, (48, 48), (16, 48))
+    plans = attention_plans(Named(config, tensors))
+    heads = {p.query.tensor.partition(".")[0]: p.query.heads for p in plans}
+    assert heads == {"left": 6, "right_net": 3}
+
+
 def test_two_towers_that_nothing_tells_apart_are_refused() -> None:
     config = {"model_type": "of-tomorrow", "text_config": TEXT}
     tensors = pair("a.layers", 2, (48, 48), (16, 48)) | pair("b.layers", 2, (48, 48), (16, 48))

@@ -25,14 +25,10 @@ def page() -> Any:
 def test_every_type_of_a_family_is_right_where_it_was_run(page: Any) -> None:
     _, rows = page.outcomes()
     found = {row["type"]: row["outcome"] for row in rows}
-    # Built by hand in test_hybrids, because the derived models had no layer with softmax attention.
-    by_hand = {"bamba", "kimi_linear", "lfm2_moe"}
     described = [family for family in families().values() if family.attention]
     types = [kind for family in described for kind in family.model_types]
     unproven = [
-        t
-        for t in types
-        if t not in by_hand and found.get(t, "proven").startswith(("refused", "guessed", "silent"))
+        t for t in types if found.get(t, "proven").startswith(("refused", "guessed", "silent"))
     ]
     assert unproven == []
 

@@ -33,6 +33,20 @@ def test_windows_are_told_for_the_layers_that_have_them(tmp_path: Path) -> None:
     assert all(plan.status == "partial" for plan in plans)
 
 
+def test_heads_of_some_layers_may_have_a_width_of_their_own(tmp_path: Path) -> None:
+    save(Architecture("llama", "LlamaModel", GROUPED), tmp_path)
+    wide = {"layers.1.self_attn.q_proj.weight": 144, "layers.1.self_attn.k_proj.weight": 48}
+    edit_tensors(
+        tmp_path,
+        lambda tensors: tensors | {n: tensors[n].repeat(2, 1)[:rows] for n, rows in wide.items()},
+    )
+    with pytest.raises(CheckpointError, match="144 rows do not fit 6 query heads of width 12"):
+        attention_plans(open_checkpoint(tmp_path))
+    edit_config(tmp_path, {"per_layer_config": {"1": {"head_dim": 24}}})
+    plans = attention_plans(open_checkpoint(tmp_path))
+    assert [plan.query.head_width for plan in plans] == [12, 24]
+
+
 def test_layers_are_counted_through_the_stages(tmp_path: Path) -> None:
     save(NAMED["swinv2"], tmp_path)
     plans = attention_plans(open_checkpoint(tmp_path))

@@ -148,7 +148,7 @@ def _prefix(
         if prefix not in taken
     }
     found = {prefix for prefix in found if not _of_another(prefix, part)}
-    for fits in (_is_spoken_of, _has_width, _has_depth):
+    for fits in (_is_called, _is_spoken_of, _has_width, _has_depth):
         if len(found) > 1:
             fitting = {prefix for prefix in found if fits(prefix, part, tensors)}
             found = fitting or found
@@ -177,6 +177,12 @@ def _of_another(prefix: str, part: Part) -> bool:
         )
         and not _is_spoken_of(prefix, part, {})
     )
+
+
+def _is_called(prefix: str, part: Part, tensors: Mapping[str, TensorInfo]) -> bool:
+    """Whether the prefix has the name of the part's configuration, as in ``geometry_encoder``."""
+    name = part.path.rpartition(".")[2].removesuffix("_config")
+    return any(word == name or word.startswith(f"{name}_") for word in prefix.split("."))
 
 
 def _is_spoken_of(prefix: str, part: Part, tensors: Mapping[str, TensorInfo]) -> bool:

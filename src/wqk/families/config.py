@@ -103,11 +103,19 @@ class Config:
 
     @property
     def head_widths(self) -> set[int]:
-        """The widths of heads that it names: ``head_dim``, ``global_head_dim``, ..."""
+        """The widths of heads that it names: ``head_dim``, ``global_head_dim``, ..., of any layer.
+
+        Those of recurrences (``linear_key_head_dim``) are none of attention's.
+        """
+        layers = self.get("per_layer_config")
+        others = layers.values() if isinstance(layers, dict) else ()
         return {
             value
-            for key, value in self._config.items()
-            if key.endswith("head_dim") and type(value) is int
+            for part in (self._config, *(part for part in others if isinstance(part, dict)))
+            for key, value in part.items()
+            if key.endswith("head_dim")
+            and type(value) is int
+            and not key.startswith(("linear_", "mamba_"))
         }
 
     def pruned_heads(self, layer: int) -> int:

@@ -69,7 +69,8 @@ def run(
     checkpoint, plans
         What ``ref`` holds on disk.
     flat
-        Whether to take rotary positions out: every sine is 0, every cosine 1.
+        Whether to take rotary positions out: every sine is 0, every cosine 1. As the model is
+        loaded, too, which is why each run loads it: some compute their tables of positions then.
 
     Raises
     ------
