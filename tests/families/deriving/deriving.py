@@ -152,7 +152,8 @@ def _derived(
 ) -> Outcome:
     own = family_of_type(record.model_type)
     if own and not own.refusal:
-        wrong = strong(faults(record, checkpoint, own))
+        whole = compose_family(checkpoint, own) if own.with_parts else None
+        wrong = strong(faults(record, checkpoint, whole or own))
         if not wrong:
             return replace(result, outcome="listed", family=own.name)
     composite = None if own else compose_family(checkpoint)

@@ -101,7 +101,7 @@ def completed(record: Record, checkpoint: Checkpoint, rules: Rules) -> Rules:
             name = f"{source.parameter.removesuffix('.weight')}.weight"
             tensors = checkpoint.tensors()
             added |= value_and_output(tensors, name, rule["query"]) if name in tensors else {}
-        fuller.append(added | rule)
+        fuller.append(rule | {key: value for key, value in added.items() if key not in rule})
     return rules if fuller == rules or faults_of(record, checkpoint, fuller) else fuller
 
 
@@ -150,11 +150,16 @@ def _changes(
         for key in WINDOWS:
             if key in checkpoint.config:
                 yield all_with(window=key)
-                yield all_with(window=key, window_each_side=True)
+                yield [
+                    rule if rule.get("kind") == "cross" or rule.get("causal")
+                    else rule | {"window": key, "window_each_side": True}
+                    for rule in rules
+                ]  # fmt: skip
         yield all_with(window=[])
     if "scale is" in said:
         wanted = [float(number) for number in re.findall(r"scale is ([\d.e+-]+)", said)]
         scales = [scale for scale in SCALES if _may_be(scale, checkpoint.config, wanted)]
+        yield from ([rule | {"scale": list(scale)} for rule in rules] for scale in scales)
         for number in range(len(rules)):
             for scale in scales:
                 yield [r | {"scale": list(scale)} if i == number else r
