@@ -105,8 +105,8 @@ WRONG: list[tuple[str, str, dict[str, str]]] = [
         "no norms",
         "qwen3",
         {
-            'query_norm = "layers.{layer}.self_attn.q_norm"': "",
-            'key_norm = "layers.{layer}.self_attn.k_norm"': "",
+            'self_attn.q_norm", "layers.{layer}.self_attn.norm_q"]': 'self_attn.none"]',
+            'self_attn.k_norm", "layers.{layer}.self_attn.norm_k"]': 'self_attn.none"]',
         },
     ),
     ("gain stored from 1", "qwen3", added("norm_offset = 1.0")),
@@ -127,6 +127,8 @@ WRONG: list[tuple[str, str, dict[str, str]]] = [
     ("not causal", "llama", {"causal = true": ""}),
     ("causal", "bert", added("causal = true")),
     ("a text that looks ahead", "clip", {"causal = true": ""}),
+    ("a norm in layers without positions", "llama4-text", {"norm_rotary_only = true": ""}),
+    ("no norms without gains", "llama4-text", {"norm_gain = false": ""}),
     ("no window", "mistral", {'window = "sliding_window"': ""}),
 ]
 

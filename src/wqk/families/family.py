@@ -46,6 +46,7 @@ class NormRule:
     over: str = ""  # "head" where every head is normalized alone with gains of its own
     offset: float = 0.0  # 1 where the gain is stored as its difference from 1
     epsilon: tuple[str, ...] = ("rms_norm_eps", "layer_norm_eps", "norm_eps")
+    rotary_only: bool = False  # layers without rotary positions have none
 
 
 @dataclass(frozen=True)

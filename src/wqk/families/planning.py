@@ -128,6 +128,8 @@ def _plan_layer(
     rotary = (
         rotary_of(rule.rotary, config, turned, layer, window is not None) if rule.rotary else None
     )
+    if rule.norm.rotary_only and rotary is None:
+        query, key = replace(query, norm=None), replace(key, norm=None)
     positional = None
     if "q_position" in projections:
         positional = Positional(

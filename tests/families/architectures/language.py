@@ -240,6 +240,11 @@ LANGUAGE = [
     Architecture("nomic-bert", "NomicBertModel", BERT),
     Architecture("ernie", "ErnieForMaskedLM", BERT),
     Architecture(
+        "llama4-text",
+        "Llama4TextModel",
+        GROUPED | {"num_hidden_layers": 2, "no_rope_layers": [1, 0], "num_local_experts": 2},
+    ),
+    Architecture(
         "mobilebert",
         "MobileBertModel",
         BERT
