@@ -24,7 +24,7 @@ from benchmarks.generate import BERT_BASE, LLAMA_3_8B, write_checkpoint
 from benchmarks.rounds import estimate
 
 # Seconds after which a peer is given up.
-LONGEST = 240
+LONGEST = 600
 
 # How closely float32 sums of norms have to agree to count as the same numbers.
 SAME = 1e-4

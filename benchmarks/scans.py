@@ -16,6 +16,7 @@ from wqk import open_checkpoint, same, scan
 from wqk.attention import attention_plans, load_attention
 from wqk.checkpoints.live import StateDict
 from wqk.forms.spectra import spectrum
+from wqk.scanning.cores import one_blas_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,7 +75,7 @@ def print_limits(folder: Path, shape: Shape, rounds: int) -> None:
 
 
 def print_dense(folder: Path, shape: Shape, rounds: int) -> None:
-    """One block in memory: our scores beside dense products that do less."""
+    """One block in memory, on one core: our scores beside dense products that do less."""
     checkpoint = open_checkpoint(folder)
     plan = attention_plans(checkpoint)[0]
     parts = [side.projection.part for side in (plan.query, plan.key)]
@@ -90,10 +91,11 @@ def print_dense(folder: Path, shape: Shape, rounds: int) -> None:
     }
     if shape.width < SMALL:
         contenders["all heads, batched d × d products"] = lambda: head_batch(query, key)
-    seconds = alternate(contenders, rounds)
+    with one_blas_thread():  # a single block is scored on one core
+        seconds = alternate(contenders, rounds)
     layer, heads = seconds.pop("layer"), seconds.pop("heads")
     print(
-        "\n| one block in memory | dense | wqk | dense / wqk | of the processor |\n"
+        "\n| one block in memory, on one core | dense | wqk | dense / wqk | of the processor |\n"
         "|:--|--:|--:|--:|--:|"
     )
     for name, dense in seconds.items():
