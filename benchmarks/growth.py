@@ -51,6 +51,7 @@ ONCE = 1e9  # bytes of queries and keys above which a scan is timed once
 
 CHECKPOINTS, PROCESSES = (2, 4, 8, 16), (1, 2)
 ROWS = (100, 400, 1600, 6400, 16254)
+TICKS = [m * 10.0**n for n in range(-4, 4) for m in (1, 2, 5)]
 CADENCE = 200  # training steps between two looks
 
 # Scans a folder so many times after one that is not counted, and prints what it took.
@@ -116,6 +117,7 @@ def measure_reports(place: Path) -> tuple[list[float], list[float]]:
     """Processor seconds to write a report of so many rows, and its bytes."""
     table = made_up()
     seconds, sizes = [], []
+    wqk.write_report(replace(table, frame=table.frame.head(1)), place / "first.html")
     for rows in ROWS:
         path, some = place / f"{rows}.html", replace(table, frame=table.frame.head(rows))
         start = time.process_time()
@@ -149,18 +151,34 @@ def measure_looks(rounds: int) -> dict[str, tuple[int, float, float]]:
 
 
 def panel(axes: Any, curves: Sequence[Curve], x: str, y: str, points: Sequence[str] = ()) -> None:
-    """Curves on logarithmic axes, each labeled with its slope, the first with names of points."""
+    """Curves on logarithmic axes, with names of the first one's points."""
     for curve in curves:
-        label = f"{curve.label}{', ' if curve.label else ''}slope {slope(curve):.2f}"
-        axes.loglog(curve.x, curve.y, "o-", color=curve.color, label=label)
-    for name, at_x, at_y in zip(points, curves[0].x, curves[0].y, strict=False):
+        axes.loglog(curve.x, curve.y, "o-", color=curve.color, label=curve.label)
+    for number, name in enumerate(points):
+        is_right = number > len(points) // 2
         axes.annotate(
-            name, (at_x, at_y), (4, -3), textcoords="offset points", fontsize=5.5, va="top"
+            name,
+            (curves[0].x[number], curves[0].y[number]),
+            (-5, 0) if is_right else (5, 0),
+            textcoords="offset points",
+            fontsize=5.5,
+            ha="right" if is_right else "left",
+            va="bottom" if is_right else "top",
         )
     axes.set(xlabel=x, ylabel=y)
-    axes.legend(loc="upper left")
-    axes.margins(0.12, 0.2)
+    axes.margins(0.12, 0.25)
+    if any(curve.label for curve in curves):
+        axes.legend(loc="upper left")
     axes.grid(alpha=0.25, linewidth=0.4)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter("")
+
+
+def with_slope(curve: Curve) -> Curve:
+    """The curve, labeled with its slope."""
+    label = f"{curve.label}, slope" if curve.label else "slope"
+    return curve._replace(label=f"{label} {slope(curve):.2f}")
 
 
 def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
@@ -218,7 +236,7 @@ def main() -> None:
 
     def scanned(key: str, unit: float, color: str) -> list[Curve]:
         stored = [v["stored"] / 1e9 for v in scans]
-        return [Curve(stored, [v[key] * unit for v in scans], "", color)]
+        return [with_slope(Curve(stored, [v[key] * unit for v in scans], "", color))]
 
     counts, steps, times = zip(*looks.values(), strict=True)
     with style():
@@ -229,16 +247,22 @@ def main() -> None:
         panel(b, scanned("read", 1e-9, ORANGE), stored, "read, gigabytes")
         panel(c, scanned("memory", 1e-6, GREEN), stored, "peak memory, megabytes")
         curves = [
-            Curve(CHECKPOINTS, seconds, f"{n} process{'es' * (n > 1)}", color)
+            with_slope(Curve(CHECKPOINTS, seconds, f"{n} process{'es' * (n > 1)}", color))
             for (n, seconds), color in zip(surveys.items(), (BLUE, SKY), strict=True)
         ]
         panel(d, curves, "checkpoints of BERT-base's shape", "survey, seconds by the clock")
-        panel(e, [Curve(ROWS, report_seconds, "", PURPLE)], "rows", "report, processor seconds")
+        d.set_xticks(CHECKPOINTS)
+        report = [Curve(ROWS, report_seconds, "", PURPLE)]
+        panel(e, report, "rows", "report, processor seconds")
         shares = [100 * look / (CADENCE * step) for step, look in zip(steps, times, strict=True)]
         panel(
             f, [Curve([n / 1e6 for n in counts], shares, "", ORANGE)],
             "millions of parameters", f"a look every {CADENCE} steps, %", list(looks),
         )  # fmt: skip
+        for axes in (b, c, d, e, f):
+            low, high = axes.get_ylim()
+            if high / low < 100:
+                axes.set_yticks([n for n in TICKS if low <= n <= high])
         save_figure(figure, options.out)
 
 

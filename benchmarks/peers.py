@@ -62,9 +62,13 @@ class Peer:
         return self.answer()
 
 
-def measure(folder: Path, python: str, rounds: int) -> dict[str, list[dict[str, Any]] | str]:
+def measure(
+    folder: Path, python: str, rounds: int, names: list[str]
+) -> dict[str, list[dict[str, Any]] | str]:
     """The answers of every peer in every round, or why it could not run."""
-    peers = {name: Peer(sys.executable if name == "wqk" else python, name, folder) for name in WAYS}
+    peers = {
+        name: Peer(sys.executable if name == "wqk" else python, name, folder) for name in names
+    }
     absent = {name: p.greeting["absent"] for name, p in peers.items() if "absent" in p.greeting}
     answers: dict[str, list[dict[str, Any]]] = {name: [] for name in peers if name not in absent}
     for turn in range(-1, rounds):
@@ -77,7 +81,7 @@ def measure(folder: Path, python: str, rounds: int) -> dict[str, list[dict[str, 
                 answers[name].append(answer)
     for peer in peers.values():
         peer.process.kill()
-    return {name: answers.get(name) or absent[name] for name in WAYS}
+    return {name: answers.get(name) or absent[name] for name in names}
 
 
 def print_table(title: str, results: dict[str, list[dict[str, Any]] | str]) -> None:
@@ -112,12 +116,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     shapes = {shape.name: shape for shape in (BERT_BASE, LLAMA_3_8B)}
     parser.add_argument("--shapes", nargs="+", choices=shapes, default=list(shapes))
+    parser.add_argument("--skip", nargs="+", choices=WAYS, default=[], help="peers to leave out")
     options = parser.parse_args()
+    names = [name for name in WAYS if name not in options.skip]
     with tempfile.TemporaryDirectory() as place:
         for shape in (shapes[name] for name in options.shapes):
             folder = write_checkpoint(Path(place) / shape.name, shape)
             title = f"{shape.name}, {shape.layers} layers, d {shape.width}"
-            print_table(title, measure(folder, options.python, options.rounds))
+            print_table(title, measure(folder, options.python, options.rounds, names))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 CONFIDENCE = 0.95
 
+# Seconds before each contender, in which the waiting threads of the one before it go to sleep.
+PAUSE = 0.05
+
 
 class Estimate(NamedTuple):
     """A median over rounds, between the ends of a distribution-free interval for it."""
@@ -55,6 +58,7 @@ def alternate(contenders: Mapping[str, Callable[[], object]], rounds: int) -> di
     seconds = {name: Seconds(np.empty(rounds), np.empty(rounds)) for name in names}
     for turn in range(-1, rounds):
         for name in names if turn % 2 else reversed(names):
+            time.sleep(PAUSE)
             start, busy = time.perf_counter(), time.process_time()
             contenders[name]()
             if turn >= 0:
