@@ -51,7 +51,7 @@ ONCE = 1e9  # bytes of queries and keys above which a scan is timed once
 
 CHECKPOINTS, PROCESSES = (2, 4, 8, 16), (1, 2)
 ROWS = (100, 400, 1600, 6400, 16254)
-TICKS = [m * 10.0**n for n in range(-4, 4) for m in (1, 2, 5)]
+TICKS = [m * 10.0**n for n in range(-4, 4) for m in (1, 1.5, 2, 3, 5, 7)]
 CADENCE = 200  # training steps between two looks
 
 # Scans a folder so many times after one that is not counted, and prints what it took.
@@ -154,16 +154,16 @@ def panel(axes: Any, curves: Sequence[Curve], x: str, y: str, points: Sequence[s
     """Curves on logarithmic axes, with names of the first one's points."""
     for curve in curves:
         axes.loglog(curve.x, curve.y, "o-", color=curve.color, label=curve.label)
-    for number, name in enumerate(points):
-        is_right = number > len(points) // 2
+    for number, name in enumerate(points[: len(curves[0].x)]):
+        is_last = number == len(curves[0].x) - 1
         axes.annotate(
             name,
             (curves[0].x[number], curves[0].y[number]),
-            (-5, 0) if is_right else (5, 0),
+            (-5, 0) if is_last else (5, -2),
             textcoords="offset points",
             fontsize=5.5,
-            ha="right" if is_right else "left",
-            va="bottom" if is_right else "top",
+            ha="right" if is_last else "left",
+            va=("top", "center", "bottom")[max(0, number + 3 - len(curves[0].x))],
         )
     axes.set(xlabel=x, ylabel=y)
     axes.margins(0.12, 0.25)
@@ -247,7 +247,7 @@ def main() -> None:
         panel(b, scanned("read", 1e-9, ORANGE), stored, "read, gigabytes")
         panel(c, scanned("memory", 1e-6, GREEN), stored, "peak memory, megabytes")
         curves = [
-            with_slope(Curve(CHECKPOINTS, seconds, f"{n} process{'es' * (n > 1)}", color))
+            Curve(CHECKPOINTS, seconds, f"{n} process{'es' * (n > 1)}", color)
             for (n, seconds), color in zip(surveys.items(), (BLUE, SKY), strict=True)
         ]
         panel(d, curves, "checkpoints of BERT-base's shape", "survey, seconds by the clock")
