@@ -123,7 +123,7 @@ def measure_reports(place: Path) -> tuple[list[float], list[float]]:
         start = time.process_time()
         wqk.write_report(some, path)
         seconds.append(time.process_time() - start)
-        sizes.append(path.stat().st_size)
+        sizes.append(float(path.stat().st_size))
     return seconds, sizes
 
 
