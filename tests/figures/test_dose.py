@@ -76,7 +76,8 @@ def test_lines_join_the_means_over_seeds(runs: list[Run]) -> None:
     figure.draw_without_rendering()
     losses, values, below, _ = figure.axes
     lines = {line.get_label(): line.get_xydata().tolist() for line in losses.lines}
-    assert lines["random"] == [[1.0, pytest.approx(2.85)], [4.0, 2.7]]
+    # Both seeds of the random start are there at 1 alone, so that no mean is at 4.
+    assert lines["random"] == [[1.0, pytest.approx(2.85)]]
     assert lines["symmetric"] == [[1.4, 3.1], [4.0, 2.5]]
     assert values.get_legend_handles_labels()[1] == ["random"]
     open_triangles = [line for line in below.lines if line.get_marker() == "^"]

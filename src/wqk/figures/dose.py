@@ -122,7 +122,7 @@ def loss_by_scale(rows: pl.DataFrame) -> Figure:
         axes[0, 0].legend()
         note(
             figure,
-            "Points: seeds; lines: their means; open triangles: not below the level by then.",
+            "Thin: one seed; thick: means over all seeds; triangle: not below the level by then.",
         )
     return figure
 
@@ -132,14 +132,21 @@ def _draw(axis: Axes, rows: pl.DataFrame, quantity: str, looks: Mapping[str, Any
         some = rows.filter(start=start)
         if some.is_empty():
             continue
+        seeds = some["seed"].n_unique()
         never = some.filter(pl.col(quantity).is_null())
         some = some.drop_nulls(quantity)
         # Seeds of one factor differ in its last digits.
         factor = pl.col("factor").log(10).round(2)
-        means = some.group_by(factor.alias("group")).agg(pl.col("factor", quantity).mean())
-        means = means.sort("factor")
+        means = some.group_by(factor.alias("group")).agg(
+            pl.col("factor", quantity).mean(), pl.col("seed").n_unique().alias("seeds")
+        )
+        means = means.filter(seeds=seeds).sort("factor")
         color = look["color"]
-        axis.plot(some["factor"], some[quantity], "o", color=color, markersize=2.5, alpha=0.6)
+        for seed in some.sort("factor").partition_by("seed"):
+            axis.plot(
+                seed["factor"], seed[quantity],
+                marker="o", color=color, markersize=2.5, linewidth=0.5, alpha=0.5,
+            )  # fmt: skip
         axis.plot(never["factor"], never["step"], "^", color=color, fillstyle="none")
         axis.plot(means["factor"], means[quantity], label=start, **look)
     factors = np.unique(rows["factor"].round(1).to_numpy())
