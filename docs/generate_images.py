@@ -1,7 +1,7 @@
 """Make the pictures of the documentation: python docs/generate_images.py [PAIR] [STARTS].
 
 PAIR is a folder with the runs ``encoder`` and ``decoder`` of examples/train_demo_pair.sh, STARTS
-one with those of examples/table1-cpu.toml; without them, their pictures stay as they are. The
+one with those of examples/table1-starts.toml; without them, their pictures stay as they are. The
 report is photographed by Chromium, driven by playwright.
 """
 
@@ -20,6 +20,15 @@ from wqk.figures import Sources, draw, read_sources, save_figure
 
 IMAGES = Path(__file__).parent / "images"
 CHROMIUM = "/usr/bin/chromium"
+
+
+STARTS = ("random", "published", "published-independent", "published-values", "symmetric")
+SCALES = ("", "-norm-*", "-values-*")
+
+
+def runs_of(folder: Path, *cells: str) -> Sources:
+    """The runs of some cells, of all their seeds."""
+    return read_sources(*(run for cell in cells for run in sorted(folder.glob(f"{cell}-[0-9]"))))
 
 
 def photograph(page: Path, picture: Path, width: int = 1200, height: int = 1150) -> None:
@@ -49,9 +58,12 @@ def main(pair: str = "", starts: str = "") -> None:
         both = replace(runs, published=True)
         save_figure(draw("s3", both), IMAGES / "figs3.png")
     if starts:
-        runs = read_sources(*sorted(Path(starts).glob("*-[0-9]")))
+        runs = runs_of(Path(starts), *STARTS)
         save_figure(draw("s5", runs), IMAGES / "figs5.png")
         save_figure(draw("losses", runs), IMAGES / "losses.png")
+        scaled = [f"{start}{scale}" for start in ("random", "symmetric") for scale in SCALES]
+        doses = replace(runs_of(Path(starts), *scaled), level=3.0)
+        save_figure(draw("dose", doses), IMAGES / "dose.png")
 
 
 if __name__ == "__main__":
