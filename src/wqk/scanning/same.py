@@ -15,6 +15,7 @@ from wqk.attention.sameness import Scoring, distances, mismatches
 from wqk.checkpoints import open_checkpoint
 from wqk.checkpoints.options import HubFolder, check_options
 from wqk.errors import CheckpointError
+from wqk.scanning.cores import one_blas_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -174,7 +175,9 @@ def same(
         )
     blocks = []
     for pair in zip(*plans, strict=True):
-        blocks.append(_compare(checkpoints, pair))
+        # Products of single heads are too small for several threads, which wait for each other.
+        with one_blas_thread():
+            blocks.append(_compare(checkpoints, pair))
         if on_progress:
             on_progress(len(blocks), len(plans[0]))
     return CheckpointComparison(checkpoints[0].name, checkpoints[1].name, tuple(blocks))
