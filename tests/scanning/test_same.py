@@ -312,7 +312,10 @@ def test_one_line_for_each_block_that_differs() -> None:
 
 def test_models_that_cannot_be_compared() -> None:
     with pytest.raises(CheckpointError, match="only equal ones can be compared"):
-        same(opened(llama()), opened(llama(), num_attention_heads=3, num_key_value_heads=1))
+        same(
+            opened(llama()),
+            opened(llama(), num_attention_heads=3, num_key_value_heads=1, head_dim=2 * R),
+        )
     shallow = {n: v for n, v in llama().items() if ".1." not in n}
     with pytest.raises(CheckpointError, match="has 2 attention blocks and tiny 1"):
         same(opened(llama()), opened(shallow, num_hidden_layers=1))
