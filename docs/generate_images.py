@@ -26,9 +26,10 @@ STARTS = ("random", "published", "published-independent", "published-values", "s
 SCALES = ("", "-norm-*", "-values-*")
 
 
-def runs_of(folder: Path, *cells: str) -> Sources:
-    """The runs of some cells, of all their seeds."""
-    return read_sources(*(run for cell in cells for run in sorted(folder.glob(f"{cell}-[0-9]"))))
+def runs_of(folder: Path, *cells: str, seeds: str = "[0-9]") -> Sources:
+    """The runs of some cells."""
+    found = (run for cell in cells for run in sorted(folder.glob(f"{cell}-{seeds}")))
+    return read_sources(*found)
 
 
 def photograph(page: Path, picture: Path, width: int = 1200, height: int = 1150) -> None:
@@ -62,7 +63,7 @@ def main(pair: str = "", starts: str = "") -> None:
         save_figure(draw("s5", runs), IMAGES / "figs5.png")
         save_figure(draw("losses", runs), IMAGES / "losses.png")
         scaled = [f"{start}{scale}" for start in ("random", "symmetric") for scale in SCALES]
-        doses = replace(runs_of(Path(starts), *scaled), level=3.0)
+        doses = replace(runs_of(Path(starts), *scaled, seeds="[1-3]"), level=3.0)
         save_figure(draw("dose", doses), IMAGES / "dose.png")
 
 
