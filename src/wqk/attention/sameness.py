@@ -251,7 +251,7 @@ def _factors(a: Heads, b: Heads, rounding: float) -> np.ndarray:
 
     A pruned head, which any factor fits, has that of most others.
     """
-    across, own = _inner(a, b, 0), _inner(b, b, 0)
+    across, own = _Inner(a, b).at(0), _Inner(b, b).at(0)
     pruned = own == 0
     factors = across / np.where(pruned, 1.0, own)
     factors[pruned] = 1.0 if pruned.all() else np.median(factors[~pruned])
@@ -261,8 +261,9 @@ def _factors(a: Heads, b: Heads, rounding: float) -> np.ndarray:
 def _distances(
     a: Heads, b: Heads, at: Sequence[int], rounding_a: float, rounding_b: float
 ) -> Distances:
-    squares = np.stack([_inner(a, a, n) for n in at])
-    across = squares + np.stack([_inner(b, b, n) - 2 * _inner(a, b, n) for n in at])
+    own, other, both = _Inner(a, a), _Inner(b, b), _Inner(a, b)
+    squares = np.stack([own.at(n) for n in at])
+    across = squares + np.stack([other.at(n) - 2 * both.at(n) for n in at])
     norms = np.sqrt(np.where(squares > 0, squares, 1.0))
     # Independent roundings of entries move M by the norms of the columns' products.
     sizes = [np.square(factor).sum(axis=-1) for factor in (a.query, a.key)]
@@ -275,14 +276,21 @@ def _distances(
     )
 
 
-def _inner(a: Heads, b: Heads, distance: int) -> Float[np.ndarray, " heads"]:
-    """⟨M_a(N), M_b(N)⟩ of each head."""
-    queries = a.query @ b.query.swapaxes(-1, -2)
-    if distance:
-        queries = _turned(queries, b.rotary, distance).swapaxes(-1, -2)
-        queries = _turned(queries, a.rotary, distance).swapaxes(-1, -2)
-    keys = a.key @ b.key.swapaxes(-1, -2)
-    return np.asarray((queries * keys).sum(axis=(-2, -1)))
+class _Inner:
+    """⟨M_a(N), M_b(N)⟩ of each head, at any N from the same Gram matrices."""
+
+    def __init__(self, a: Heads, b: Heads) -> None:
+        self._queries = a.query @ b.query.swapaxes(-1, -2)
+        self._keys = a.key @ b.key.swapaxes(-1, -2)
+        self._rotary = a.rotary, b.rotary
+
+    def at(self, distance: int) -> Float[np.ndarray, " heads"]:
+        """The products at one distance, (H,)."""
+        queries = self._queries
+        if distance:
+            queries = _turned(queries, self._rotary[1], distance).swapaxes(-1, -2)
+            queries = _turned(queries, self._rotary[0], distance).swapaxes(-1, -2)
+        return np.asarray((queries * self._keys).sum(axis=(-2, -1)))
 
 
 def _turned(vectors: np.ndarray, rotary: Rotary | None, distance: int) -> np.ndarray:
