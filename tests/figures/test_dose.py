@@ -96,7 +96,7 @@ def test_what_dose_cannot_draw(runs: list[Run], tmp_path: Path) -> None:
         numbers("dose", Sources(tuple(runs[:1])))
     with pytest.raises(RunError, match="dose needs a start at two scales"):
         numbers("dose", Sources((runs[0], runs[4])))
-    with pytest.raises(RunError, match=r"level=3 is drawn in dose; got losses"):
+    with pytest.raises(RunError, match=r"level=3 is for dose; got losses: leave it out"):
         numbers("losses", Sources(tuple(runs), level=3.0))
     bare = create_run(
         tmp_path / "bare",

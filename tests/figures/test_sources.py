@@ -35,8 +35,9 @@ def test_each_kind_of_path_is_known(tmp_path: Path) -> None:
 def test_what_holds_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TableError, match="contains no training run and no survey; expected"):
         read_sources(tmp_path)
-    with pytest.raises(TableError, match="cannot be read"):
-        read_sources(tmp_path / "absent.parquet")
+    for absent in ("absent.parquet", "runs"):
+        with pytest.raises(TableError, match=f"{absent}: no such file or folder"):
+            read_sources(tmp_path / absent)
     (tmp_path / "run.json").write_text("[]")
     with pytest.raises(RunError, match="expected one JSON object"):
         read_sources(tmp_path)

@@ -123,7 +123,7 @@ def numbers(name: str, sources: Sources) -> pl.DataFrame:
             f"got {name}"
         )
     if sources.level is not None and name != WITH_LEVEL:
-        raise RunError(f"level={sources.level:g} is drawn in {WITH_LEVEL}; got {name}")
+        raise RunError(f"level={sources.level:g} is for {WITH_LEVEL}; got {name}: leave it out")
     return entry.numbers(sources)
 
 

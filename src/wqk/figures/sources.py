@@ -76,6 +76,8 @@ def read_sources(*paths: str | PathLike[str]) -> Sources:
             tables.append(_survey(path))
         elif path.suffix == ".npz":
             blocks += read_details(path).blocks
+        elif not path.exists():
+            raise TableError(f"{path}: no such file or folder", path=path)
         else:
             tables.append(read_table(path))
     return Sources(tuple(runs), join(tables) if tables else None, tuple(blocks))
