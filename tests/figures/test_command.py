@@ -68,7 +68,7 @@ def test_tables_go_to_the_terminal_or_a_file(tmp_path: Path) -> None:
         (["fig2", "--out", "fig2.doc"], "a figure is written as .png, .pdf, .svg, .csv"),
         (["table1", "--out", "table1.png"], "table1 is written as .md or .tex"),
         (["fig2", "--out", "absent/fig2.csv"], "cannot be written"),
-        (["fig2", "--from", "absent.parquet"], "absent.parquet: cannot be read"),
+        (["fig2", "--from", "absent.parquet"], "absent.parquet: no such file or folder"),
         (["coupling", "."], "contains no training run and no survey"),
     ],
 )
