@@ -155,15 +155,15 @@ def panel(axes: Any, curves: Sequence[Curve], x: str, y: str, points: Sequence[s
     for curve in curves:
         axes.loglog(curve.x, curve.y, "o-", color=curve.color, label=curve.label)
     for number, name in enumerate(points[: len(curves[0].x)]):
-        is_last = number == len(curves[0].x) - 1
+        left = number in (3, 5) or number == len(curves[0].x) - 1
         axes.annotate(
             name,
             (curves[0].x[number], curves[0].y[number]),
-            (-5, 0) if is_last else (5, -2),
+            (-4, 2) if left else (4, -2),
             textcoords="offset points",
             fontsize=5.5,
-            ha="right" if is_last else "left",
-            va=("top", "center", "bottom")[max(0, number + 3 - len(curves[0].x))],
+            ha="right" if left else "left",
+            va="bottom" if left else "top",
         )
     axes.set(xlabel=x, ylabel=y)
     axes.margins(0.12, 0.25)
