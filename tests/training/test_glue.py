@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from wqk.cli.main import command
 from wqk.errors import CheckpointError, CorpusError, RunError
 from wqk.runs.run import create_run
-from wqk.training.glue import FineTuning, fine_tune
+from wqk.training.glue import FineTuning, by_start, fine_tune
 from wqk.training.glue_tasks import SentenceTask, Split, baselines, judge, read_task
 
 WORDS = ["good", "bad", *(f"w{n}" for n in range(12))]
@@ -54,6 +55,14 @@ def rows(count: int, label: Any, seed: int = 0) -> Split:
 def task(name: str = "mood", label: Any = int) -> SentenceTask:
     classes = 2 if label is int else None
     return SentenceTask(name, rows(160, label), rows(60, label, 1), classes)
+
+
+def write_mood(path: Path) -> None:
+    known = task()
+    lines = zip(known.train.texts, known.train.labels, strict=True)
+    path.write_text(
+        "\n".join(json.dumps({"sentence": text, "label": label}) for (text,), label in lines)
+    )
 
 
 HOW = FineTuning(epochs=6, learning_rate=2e-3, batch=16)
@@ -138,11 +147,7 @@ def test_models_that_cannot_be_fine_tuned(tmp_path: Path) -> None:
 
 
 def test_the_command_compares_two(encoder: Path, tmp_path: Path) -> None:
-    known = task()
-    lines = zip(known.train.texts, known.train.labels, strict=True)
-    (tmp_path / "mood.jsonl").write_text(
-        "\n".join(json.dumps({"sentence": text, "label": label}) for (text,), label in lines)
-    )
+    write_mood(tmp_path / "mood.jsonl")
     arguments = ["glue", str(encoder), str(encoder), "--tasks", str(tmp_path / "mood.jsonl")]
     arguments += ["--seeds", "2", "--epochs", "1"]
     shown = CliRunner().invoke(command, arguments, env={"COLUMNS": "120"})
@@ -151,3 +156,49 @@ def test_the_command_compares_two(encoder: Path, tmp_path: Path) -> None:
     assert "+0.0%" in shown.output  # the same model twice
     told = json.loads(CliRunner().invoke(command, [*arguments, "--json"]).stdout)
     assert len(told["tasks"][0]["results"]) == 2
+
+
+def pretrained(encoder: Path, folder: Path, init: str, seed: int, step: int = 4) -> str:
+    """A run whose checkpoint is the encoder."""
+    run = create_run(folder / f"{init}-{seed}", {"recipe": {"init": init, "seed": seed}})
+    shutil.copytree(encoder, run.folder / f"checkpoint-{step}")
+    return str(run.folder)
+
+
+def test_runs_are_compared_over_seeds_of_pre_training(encoder: Path, tmp_path: Path) -> None:
+    runs = [
+        pretrained(encoder, tmp_path, init, seed)
+        for init in ("symmetric", "random")
+        for seed in (2, 1)
+    ]
+    assert by_start(runs) == {
+        "random": {1: runs[3], 2: runs[2]},
+        "symmetric": {1: runs[1], 2: runs[0]},
+    }
+    write_mood(tmp_path / "mood.jsonl")
+    arguments = ["glue", *runs, "--tasks", str(tmp_path / "mood.jsonl"), "--seeds", "2"]
+    shown = CliRunner().invoke(command, [*arguments, "--epochs", "1", "--json"])
+    assert shown.exit_code == 0, shown.output
+    (task,) = json.loads(shown.stdout)["tasks"]
+    assert [(result["model"], result["seeds"]) for result in task["results"]] == [
+        ("random", [1, 2]),
+        ("symmetric", [1, 2]),
+    ]
+    each = {run["model"]: np.mean(run["metrics"]["accuracy"]) for run in task["runs"]}
+    assert task["results"][1]["metrics"]["accuracy"] == [each[runs[1]], each[runs[0]]]
+
+
+def test_runs_that_cannot_be_paired(encoder: Path, tmp_path: Path) -> None:
+    one, other, third = (
+        pretrained(encoder, tmp_path, init, seed)
+        for init, seed in (("random", 1), ("symmetric", 1), ("symmetric", 2))
+    )
+    with pytest.raises(
+        RunError, match=r"same seeds of pre-training.*random \[1\]; symm.* \[1, 2\]"
+    ):
+        by_start([one, other, third])
+    late = pretrained(encoder, tmp_path, "random", 2, step=8)
+    with pytest.raises(RunError, match=r"at one step; .* 4, 8"):
+        by_start([one, other, third, late])
+    with pytest.raises(RunError, match="different initializations"):
+        by_start([other, third])

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("models", nargs=-1, required=True, metavar="MODEL [MODEL]", type=REF)
+@click.argument("models", nargs=-1, required=True, metavar="MODEL...", type=REF)
 @click.option("--data", type=PATH, metavar="DIR", default=Path("glue"), help="Folder of the tasks.")
 @click.option(
     "--tasks",
@@ -45,20 +45,22 @@ def glue(
 
     MODEL is a training run (its last checkpoint), a checkpoint with its tokenizer, or a Hub id.
     With --epochs 0 it is evaluated without fine-tuning. Metrics are those of each task: Matthews
-    correlation, F1 and accuracy, Pearson and Spearman correlation.
+    correlation, F1 and accuracy, Pearson and Spearman correlation. Two models are compared over
+    seeds of fine-tuning; more than two have to be training runs from two initializations, which
+    are compared over seeds of pre-training.
 
     \b
     Examples:
       wqk glue runs/random --data glue --tasks sst2,rte
       wqk glue runs/random runs/symmetric --data glue --seeds 5
+      wqk glue runs/random-* runs/symmetric-* --data glue --seeds 3
       wqk glue runs/random --tasks reviews.jsonl
     """
     from wqk.cli import display
-    from wqk.training.glue import FineTuning, fine_tune
+    from wqk.training.glue import FineTuning, by_start, fine_tune, over_runs
     from wqk.training.glue_tasks import baselines, read_task
 
-    if len(models) > 2:
-        raise click.UsageError("expected one MODEL, or two to compare")
+    groups = by_start(models) if len(models) > 2 else None
     if threads:
         import torch
 
@@ -70,27 +72,37 @@ def glue(
     ]
     outcomes = []
     for task in chosen:
-        results = []
+        each = {}
         for model in models:
             display.say(f"{task.name}: {model}")
-            results.append(fine_tune(model, task, range(1, seeds + 1), how))
-        outcomes.append((task, baselines(task), results))
+            each[model] = fine_tune(model, task, range(1, seeds + 1), how)
+        results = [each[model] for model in models]
+        if groups is not None:
+            results = [
+                over_runs(start, {seed: each[model] for seed, model in runs.items()})
+                for start, runs in groups.items()
+            ]
+        outcomes.append((task, baselines(task), results, each))
     if as_json:
         display.print_object(
             {
                 "fine_tuning": asdict(how),
                 "tasks": [
-                    {"task": task.name, "baselines": floor, "results": [*map(asdict, results)]}
-                    for task, floor, results in outcomes
+                    {
+                        "task": task.name,
+                        "baselines": floor,
+                        "results": [*map(asdict, results)],
+                        **({"runs": [*map(asdict, each.values())]} if groups else {}),
+                    }
+                    for task, floor, results, each in outcomes
                 ],
             }
         )
         return
-    _print(models, outcomes)
+    _print([(task, floor, results) for task, floor, results, _ in outcomes])
 
 
 def _print(
-    models: tuple[str, ...],
     outcomes: list[tuple[SentenceTask, dict[str, dict[str, float]], list[TaskResult]]],
 ) -> None:
     """One line for each task and metric, in percent."""
@@ -98,8 +110,8 @@ def _print(
     from wqk.cli.speedup import interval
     from wqk.training.glue import differences
 
-    names = [Path(model).name for model in models]
-    compared = ["difference", "p"] if len(models) == 2 else []
+    names = [Path(result.model).name for result in outcomes[0][2]]
+    compared = ["difference", "p", "detectable"] if len(names) == 2 else []
     headings = ("task", "metric", "majority", "bag of words", *names, *compared)
     table = sheet(*headings, left=["task", "metric"])
     for task, floor, results in outcomes:
@@ -109,6 +121,7 @@ def _print(
             if len(results) == 2:
                 difference = differences(results[0], results[1], metric)
                 p = "–" if difference.p is None else f"{difference.p:.2g}"
-                cells += [interval(difference, "+.1%"), p]
+                least = difference.detectable
+                cells += [interval(difference, "+.1%"), p, "–" if least is None else f"{least:.1%}"]
             table.add_row(task.name, metric, *cells)
     display.output().print(table)

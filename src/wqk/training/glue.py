@@ -5,15 +5,17 @@ Axis letters: B batch, N tokens, C classes (or one number).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
 from wqk.errors import CheckpointError, RunError, required_by
+from wqk.runs.groups import starts
 from wqk.runs.paired import Paired, paired
 from wqk.runs.run import SETTINGS, open_run
 from wqk.training.glue_tasks import SentenceTask, judge
@@ -111,6 +113,66 @@ def differences(one: TaskResult, other: TaskResult, metric: str) -> Paired:
     before = dict(zip(one.seeds, one.metrics[metric], strict=True))
     after = dict(zip(other.seeds, other.metrics[metric], strict=True))
     return paired([after[seed] - before[seed] for seed in before if seed in after])
+
+
+def over_runs(start: str, results: Mapping[int, TaskResult]) -> TaskResult:
+    """Runs of one start as one result: a value for each seed of pre-training.
+
+    A run's value is the mean over its fine-tunings, whose own spread says nothing about another
+    pre-training.
+
+    Parameters
+    ----------
+    start
+        What the runs have in common, for the result's ``model``.
+    results
+        Of one task, by seed of pre-training.
+
+    Examples
+    --------
+    >>> runs = {seed: TaskResult("run", "cola", (1, 2), {"matthews": (seed / 10, seed / 5)})
+    ...         for seed in (1, 2)}
+    >>> result = over_runs("random", runs)
+    >>> result.seeds, [round(value, 2) for value in result.metrics["matthews"]]
+    ((1, 2), [0.15, 0.3])
+    """
+    metrics = {
+        name: tuple(fmean(result.metrics[name]) for result in results.values())
+        for name in next(iter(results.values())).metrics
+    }
+    return TaskResult(start, next(iter(results.values())).task, tuple(results), metrics)
+
+
+def by_start(models: Sequence[str | PathLike[str]]) -> dict[str, dict[int, str]]:
+    """Training runs by their initialization, the random one first, and by seed of pre-training.
+
+    Raises
+    ------
+    RunError
+        They are not runs of two initializations of one recipe, with the same seeds and at the same
+        step.
+    """
+    runs = {str(model): open_run(model) for model in models}
+    cells = starts(list(runs.values()), "glue with more than two models", penalties=True)
+    named = {run.folder: model for model, run in runs.items()}
+    groups = {
+        start: sorted((int(run.recipe.get("seed", 0)), named[run.folder]) for run in cell.runs)
+        for start, cell in cells.items()
+    }
+    seeds = [[seed for seed, _ in group] for group in groups.values()]
+    if len(groups) > 2 or seeds[0] != seeds[1] or len(set(seeds[0])) < len(seeds[0]):
+        found = "; ".join(f"{start} {own}" for start, own in zip(groups, seeds, strict=True))
+        raise RunError(
+            "glue with more than two models compares two initializations, each with the same "
+            f"seeds of pre-training, each once; got {found}"
+        )
+    steps = {step for run in runs.values() for step, _ in run.checkpoints[-1:]}
+    if len(steps) > 1:
+        raise RunError(
+            "glue compares runs at one step; their last checkpoints are those of the steps "
+            f"{', '.join(map(str, sorted(steps)))}: resume the shorter ones with wqk train --resume"
+        )
+    return {start: dict(group) for start, group in groups.items()}
 
 
 def checkpoint_of(model: str | PathLike[str]) -> str:
