@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
-    pass
+    from collections.abc import Iterator
 
 # Where arrays have shapes worth checking; must stand before anything imports wqk.
 SHAPED = (

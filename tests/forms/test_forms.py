@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,9 +9,6 @@ from hypothesis import strategies as st
 
 from wqk import BilinearForm
 from wqk.errors import FormError
-
-if TYPE_CHECKING:
-    pass
 
 # Shapes (query, key) of stacks that broadcast: alone, alike, shared keys, shared queries.
 SHAPES = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -15,9 +15,6 @@ from wqk import BilinearForm, coupling, directionality, symmetry, symmetry_null
 from wqk.errors import FormError, NonFiniteWeights
 from wqk.forms import kernels, sums
 from wqk.forms.scores import head_terms, outliers
-
-if TYPE_CHECKING:
-    pass
 
 TOLERANCE = {np.float32: 1e-5, np.float64: 1e-10}
 
