@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,28 @@ def test_files_that_are_no_experiments(content: str, message: str, tmp_path: Pat
 def test_the_examples_are_experiments(file: Path, tmp_path: Path) -> None:
     trials = read_experiments(file, tmp_path, tmp_path)
     assert all(flops(trial.recipe, trial.goal) > 0 for trial in trials)
+
+
+@pytest.mark.parametrize(
+    "given", ['"own.json"', "{ model_type = 'gpt2', n_embd = 16, n_layer = 1, n_head = 2 }"]
+)
+def test_a_configuration_of_one_s_own(given: str, tmp_path: Path) -> None:
+    config = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2}
+    (tmp_path / "own.json").write_text(json.dumps(config))
+    recipe = SMALL.replace("layers = 1\nwidth = 16\nheads = 2\n", "mode = 'decoder'\n")
+    recipe = recipe.replace("steps = 6", f"steps = 1\nconfig = {given}")
+    file = written(tmp_path, recipe + "[[cell]]\nname = 'a'")
+    (tmp_path / "text.txt").write_text("a rose is a rose\nis a rose is a rose\n" * 20)
+    options = CorpusOptions(text="characters", document="line", held_out=1)
+    build_corpus([tmp_path / "text.txt"], tmp_path / "text", options)
+    arguments = ["experiments", str(file), "--corpora", str(tmp_path), "-o", str(tmp_path / "runs")]
+    planned = CliRunner().invoke(command, [*arguments, "--dry-run"])
+    assert "cost unknown" in planned.stdout
+    done = CliRunner().invoke(command, arguments)
+    assert done.exit_code == 0, (tmp_path / "runs/a-1.txt").read_text()
+    run = open_run(tmp_path / "runs/a-1")
+    assert run.recipe["config"] == config
+    assert run.settings["model"]["config"]["n_embd"] == 16
 
 
 def test_operations_of_a_step() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -108,11 +109,13 @@ def _print_table(trials: Sequence[Trial], speed: float) -> None:
     if unfinished:
         operations = flops_left(trials)
         hours = operations / (speed * 1e12) / 3600
-        console.print(
-            f"To do: {unfinished} of {len(trials)} runs, {operations:.2g} operations, about "
-            f"{hours:.2g} hours of one device at {speed:g} TFLOP/s.",
-            style="dim",
+        cost = (
+            "at a cost unknown with a configuration of their own"
+            if math.isnan(operations)
+            else f"{operations:.2g} operations, about {hours:.2g} hours of one device at "
+            f"{speed:g} TFLOP/s"
         )
+        console.print(f"To do: {unfinished} of {len(trials)} runs, {cost}.", style="dim")
 
 
 def _print_comparisons(trials: Sequence[Trial], below: float | None) -> None:

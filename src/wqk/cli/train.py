@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from wqk.cli.options import COUNT, FOLDER
-from wqk.training.recipe import MODEL_FIELDS, PRESETS, SIZES, Recipe, make_recipe
+from wqk.training.recipe import PRESETS, SIZES, Recipe, make_recipe, read_configuration
 
 # Fields of the recipe that have options of another form than `--name VALUE`.
 SPECIAL = ("preset", "config", "penalty", "penalty_weight")
@@ -118,7 +118,7 @@ def train(
     if penalty:
         overrides |= _penalty(penalty)
     if config:
-        overrides["config"] = _configuration(config)
+        overrides["config"] = read_configuration(config)
     if resume:
         before = Recipe.from_json(open_run(out).recipe)
         named: dict[str, Any] = {"preset": preset} if preset else {}
@@ -156,18 +156,3 @@ def _penalty(text: str) -> dict[str, Any]:
             f"expected a kind and a weight such as symmetric=0.1, got {text!r}",
             param_hint="--penalty",
         ) from None
-
-
-def _configuration(path: Path) -> dict[str, Any]:
-    import json
-
-    try:
-        config = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        config = None
-    if not isinstance(config, dict):
-        raise click.BadParameter(
-            f"{path} contains no JSON object; its values replace {', '.join(MODEL_FIELDS)}",
-            param_hint="--config",
-        )
-    return config

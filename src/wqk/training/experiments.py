@@ -18,11 +18,15 @@
     seeds = [1, 2]
     stop = 2000                   # pause here; the schedule stays that of all steps
 
+A ``config`` is a file beside this one, or a table.
+
 Runs are ordered by seed, so that comparisons between cells are complete early.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import subprocess
 import sys
@@ -35,11 +39,11 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from wqk._files import read_lines
+from wqk._files import read_lines, write_whole
 from wqk.errors import RunError
 from wqk.runs.groups import comparable
 from wqk.runs.run import METRICS, SETTINGS, Run, checkpoints_in, open_run
-from wqk.training.recipe import Recipe, differences, make_recipe
+from wqk.training.recipe import Recipe, differences, make_recipe, read_configuration
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,11 @@ class Trial:
             return False
         return any(step >= self.goal for step, _ in checkpoints_in(self.folder))
 
+    @property
+    def configuration(self) -> Path:
+        """The file from which the command reads a recipe's own configuration."""
+        return self.folder.with_suffix(".json")
+
     def command(self, threads: int) -> list[str]:
         """The command that trains or resumes it."""
         train = [sys.executable, "-m", "wqk", "train", "--out", str(self.folder)]
@@ -95,6 +104,8 @@ class Trial:
         penalty, weight = values.pop("penalty"), values.pop("penalty_weight")
         if penalty != "none":
             train += ["--penalty", f"{penalty}={weight}"]
+        if values.pop("config"):
+            train += ["--config", str(self.configuration)]
         for name, value in values.items():
             if value is not None:
                 train += [f"--{name.replace('_', '-')}", str(value)]
@@ -151,7 +162,10 @@ def read_experiments(
                 "run's folder"
             )
         try:
-            trials += enumerate(_trials({**shared, **cell}, Path(corpora), Path(out)))
+            values = {**shared, **cell}
+            if isinstance(values.get("config"), str):
+                values["config"] = read_configuration(path.parent / values["config"])
+            trials += enumerate(_trials(values, Path(corpora), Path(out)))
         except RunError as error:
             raise RunError(f"{path}: cell {name!r}: {error}") from None
     return [trial for _, trial in sorted(trials, key=lambda pair: pair[0])]
@@ -219,6 +233,9 @@ def run_experiments(
         device = devices.get()
         try:
             tell(trial, "training")
+            trial.folder.parent.mkdir(parents=True, exist_ok=True)
+            if trial.recipe.config:
+                write_whole(trial.configuration, json.dumps(trial.recipe.config).encode())
             done = _run(trial.command(threads), trial.folder.with_suffix(".txt"), device)
             tell(trial, "done" if done else "failed")
             return done
@@ -237,7 +254,6 @@ def _run(command: Sequence[str], printed: Path, device: str | None) -> bool:
     environment = dict(os.environ)
     if device is not None:
         environment["CUDA_VISIBLE_DEVICES"] = device
-    printed.parent.mkdir(parents=True, exist_ok=True)
     with printed.open("a") as file:
         done = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
     return done.returncode == 0
@@ -282,8 +298,11 @@ def flops_left(trials: Iterable[Trial]) -> float:
 def flops(recipe: Recipe, steps: int) -> float:
     """Floating-point operations of this many steps, at 6 per weight and token.
 
-    Embeddings are left out; the products of queries with keys and of scores with values count.
+    Embeddings are left out; the products of queries with keys and of scores with values count. Not
+    a number where the recipe has a configuration of its own.
     """
+    if recipe.config:
+        return math.nan
     width, layers = recipe.width or 0, recipe.layers or 0
     weights = layers * (4 * width**2 + 2 * width * (recipe.intermediate or 0))
     tokens = steps * recipe.accumulation * recipe.batch * recipe.block

@@ -57,6 +57,7 @@ def build_model(
         "vocab_size": -(-vocabulary_size // multiple) * multiple,
         "pad_token_id": special.get("padding"),
         "bos_token_id": None,
+        "cls_token_id": None,
         "eos_token_id": None,
         "sep_token_id": special.get("separator"),
     }
