@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from wqk.cli.options import COUNT, FOLDER
-from wqk.training.recipe import PRESETS, SIZES, Recipe, make_recipe, read_configuration
+from wqk.training.recipe import PRESETS, SIZES, Recipe, make_recipe
 
 # Fields of the recipe that have options of another form than `--name VALUE`.
 SPECIAL = ("preset", "config", "penalty", "penalty_weight")
@@ -110,6 +110,7 @@ def train(
     """
     from wqk.cli import train_display
     from wqk.runs.run import SETTINGS, open_run
+    from wqk.training.models import read_configuration
     from wqk.training.training import train as train_model
 
     if corpus is None and not resume:

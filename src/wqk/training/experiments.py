@@ -43,7 +43,8 @@ from wqk._files import read_lines, write_whole
 from wqk.errors import RunError
 from wqk.runs.groups import comparable
 from wqk.runs.run import METRICS, SETTINGS, Run, checkpoints_in, open_run
-from wqk.training.recipe import Recipe, differences, make_recipe, read_configuration
+from wqk.training.models import read_configuration
+from wqk.training.recipe import Recipe, differences, make_recipe
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from wqk.errors import RunError, required_by
+from wqk.training.recipe import MODEL_FIELDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from transformers import PreTrainedModel
 
@@ -75,6 +78,26 @@ def build_model(
         return model
     finally:
         torch.random.set_rng_state(generator_state)
+
+
+def read_configuration(path: Path) -> dict[str, Any]:
+    """A transformers configuration from a JSON file.
+
+    Raises
+    ------
+    RunError
+        The file has no JSON object.
+    """
+    try:
+        config = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        config = None
+    if not isinstance(config, dict):
+        raise RunError(
+            f"{path} contains no JSON object; a configuration's values replace "
+            f"{', '.join(MODEL_FIELDS)}"
+        )
+    return config
 
 
 def _configuration(recipe: Recipe) -> dict[str, Any]:

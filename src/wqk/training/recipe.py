@@ -9,11 +9,9 @@ True
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
 from wqk.errors import RunError
@@ -270,26 +268,6 @@ PRESETS: dict[str, dict[str, Any | Callable[[Chosen], Any]]] = {
 
 # Fields that the user's configuration determines instead of the recipe.
 MODEL_FIELDS = ("layers", "width", "heads", "intermediate", "norm", "dropout", "initial_std")
-
-
-def read_configuration(path: Path) -> dict[str, Any]:
-    """A transformers configuration from a JSON file.
-
-    Raises
-    ------
-    RunError
-        The file has no JSON object.
-    """
-    try:
-        config = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        config = None
-    if not isinstance(config, dict):
-        raise RunError(
-            f"{path} contains no JSON object; a configuration's values replace "
-            f"{', '.join(MODEL_FIELDS)}"
-        )
-    return config
 
 
 def make_recipe(preset: str = "fast", *, size: str | None = None, **overrides: Any) -> Recipe:
