@@ -202,21 +202,23 @@ class TheoryError(WqkError):
 
 @contextmanager
 def concerning(checkpoint: str) -> Iterator[None]:
-    """Tell errors raised inside which checkpoint they are about, unless they know.
+    """Tell errors raised inside which checkpoint they are about, and their messages, too.
 
     Examples
     --------
     >>> try:
     ...     with concerning("bert"):
-    ...         raise CheckpointError("bert: no weights here")
+    ...         raise CheckpointError("no weights here")
     ... except CheckpointError as error:
-    ...     print(error.checkpoint)
-    bert
+    ...     print(error, "|", error.checkpoint)
+    bert: no weights here | bert
     """
     try:
         yield
     except (CheckpointError, HubError, UnknownFamily) as error:
         error.checkpoint = error.checkpoint or checkpoint
+        if checkpoint not in str(error):
+            error.args = (f"{checkpoint}: {error}",)
         raise
 
 

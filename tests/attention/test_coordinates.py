@@ -12,6 +12,7 @@ from wqk.attention import attention_plans
 from wqk.attention.coordinates import Coordinates, read_block
 from wqk.attention.left_out import left_out
 from wqk.checkpoints import open_checkpoint
+from wqk.errors import CheckpointError
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -251,6 +252,17 @@ def test_each_distance_has_its_own_rows(run: Run) -> None:
     assert not np.allclose(far["symmetry"], near["symmetry"])
     # A rotation changes no norm of a head's factor, so a head's trace changes, its rank does not.
     assert set(far["rank"]) == set(near["rank"])
+
+
+@pytest.mark.usefixtures("unchecked_arguments")
+@pytest.mark.parametrize("distances", [(), (1.5,)])
+def test_distances_are_whole_numbers(distances: tuple[float, ...]) -> None:
+    with pytest.raises(CheckpointError, match="distances must be whole numbers"):
+        wqk.scan(wqk.demo_model("decoder"), distances=distances)
+
+
+def test_a_distance_named_twice_is_scored_once() -> None:
+    assert Coordinates(distances=(0, 2, 0)).distances == (0, 2)
 
 
 def test_coordinates_are_told_in_the_table(run: Run) -> None:

@@ -483,7 +483,7 @@ def test_subfolders(hub):
     nested = {f"inner/{name}": content for name, content in bert_folder().items()}
     hub.repositories["owner/nested"] = {"main": nested}
     assert_holds(open_checkpoint("owner/nested", subfolder="inner"), bert_weights())
-    with pytest.raises(CheckpointError, match="in inner: name one as subfolder"):
+    with pytest.raises(CheckpointError, match="in its folders inner; choose one"):
         open_checkpoint("owner/nested")
     page = f"{constants.ENDPOINT}/owner/nested/tree/main/inner"
     checkpoint = open_checkpoint(page)

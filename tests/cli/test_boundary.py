@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -113,6 +114,15 @@ def test_one_bad_checkpoint_does_not_hide_the_good_ones():
     assert run("scan", "/no/such/model", "/none/either").exit_code == 2
 
 
+def test_an_error_names_its_checkpoint_among_several(tmp_path):
+    (tmp_path / "model.safetensors").symlink_to(Path(ENCODER, "model.safetensors").resolve())
+    config = json.loads(Path(ENCODER, "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_attention_heads": 5}))
+    for arguments in (("scan", ENCODER, str(tmp_path)), ("diff", ENCODER, str(tmp_path))):
+        assert f"wqk: {tmp_path}: " in run(*arguments).stderr
+    assert f"wqk: {ENCODER}: no layer 9" in run("scan", ENCODER, ENCODER, "--layers", "9").stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -121,6 +131,11 @@ def test_one_bad_checkpoint_does_not_hide_the_good_ones():
         (("scan", ENCODER, "--heads-per-layer", "2"), "knows the number of heads"),
         (("diff", ENCODER, ENCODER, "--heads-per-layer", "2"), "knows the number of heads"),
         (("diff", ENCODER, ENCODER, "--revision", "a"), "expected --revision twice"),
+        (("scan", ENCODER, "--gamma", "nan"), "expected a finite number, got 'nan'"),
+        (("watch", "run", "--every", "inf"), "expected a finite number, got 'inf'"),
+        (("figure", "dose", "--below", "nan"), "expected a finite number, got 'nan'"),
+        (("report", "no-such", "-o", "r.html"), "no-such: no such file or folder"),
+        (("theory", "bert", "--corpus", "no-such"), "no-such: no such file or folder"),
         (("scan", "x" * 5000), "cannot be opened"),
         (("scan", ENCODER, "--out", "/no/such/folder/t.csv"), "cannot be written"),
         (("scan", ENCODER, "--details", "/no/such/folder/t.npz"), "cannot be written"),

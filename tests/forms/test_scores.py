@@ -663,6 +663,12 @@ def test_head_terms_need_heads_by_group(query, key):
         head_terms(BilinearForm(np.ones(query), np.ones(key)))
 
 
+@pytest.mark.parametrize("gamma", [math.nan, math.inf, -1.0])
+def test_a_threshold_is_a_number_from_0_up(gamma):
+    with pytest.raises(FormError, match="gamma must be a finite number from 0 up"):
+        directionality(np.eye(3), gamma)
+
+
 @pytest.mark.usefixtures("unchecked_arguments")
 def test_an_unknown_weight_is_refused():
     with pytest.raises(FormError, match="'norm' or 'excess'"):

@@ -16,7 +16,7 @@ from wqk._typing import Array, FilePath, Float
 from wqk.attention.factor import Factor, load_factor
 from wqk.checkpoints import open_checkpoint
 from wqk.checkpoints.options import check_options
-from wqk.errors import CheckpointError, UnknownFamily
+from wqk.errors import CheckpointError, UnknownFamily, concerning
 from wqk.families import find_family, load_family, plan
 from wqk.families.candidates import POSITIONAL, beside, candidates
 from wqk.forms import BilinearForm
@@ -261,7 +261,8 @@ def attention_plans(
         The tensors are not all there or do not fit the configuration.
     """
     chosen = load_family(family) if family else find_family(checkpoint, heads_per_layer, key_heads)
-    plans = plan(checkpoint, chosen)
+    with concerning(checkpoint.name):
+        plans = plan(checkpoint, chosen)
     numbers = {"heads per layer": heads_per_layer, "key heads": key_heads}
     name, number = next(((k, n) for k, n in numbers.items() if n is not None), ("", None))
     if number is not None and not any(p.rule.guess for p in plans):

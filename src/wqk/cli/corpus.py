@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wqk.cli.options import COUNT, PATH, REF, json_output
+from wqk.cli.options import COUNT, PATH, REF, Number, json_output
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -63,7 +63,7 @@ class _SizeOrFile(click.ParamType):  # type: ignore[type-arg]
 )
 @click.option(
     "--held-out",
-    type=float,
+    type=Number(min=0),
     metavar="SHARE|N",
     help="Held-out documents: a fraction or a number.  [default: 1 %]",
 )

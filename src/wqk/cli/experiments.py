@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from wqk._console import sheet
-from wqk.cli.options import COUNT, PATH, POSITIVE
+from wqk.cli.options import COUNT, PATH, POSITIVE, Number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--below",
-    type=float,
+    type=Number(min=0),
     metavar="LOSS",
     help="Also compare when the training loss (mean of 100 steps) first falls below LOSS.",
 )

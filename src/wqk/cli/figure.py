@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wqk.cli.options import FILE, PATH
+from wqk.cli.options import FILE, PATH, Number
 
 if TYPE_CHECKING:
     from wqk.figures import Sources
@@ -44,7 +44,7 @@ TABLES = ("table1", "tableS2", "tableS3")
 @click.option(
     "--below",
     "level",
-    type=float,
+    type=Number(min=0),
     metavar="NATS",
     help="Training loss for which dose shows when runs fall below it.",
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +29,22 @@ PATH = click.Path(path_type=Path)
 FILE = click.Path(path_type=Path, dir_okay=False)
 FOLDER = click.Path(path_type=Path, file_okay=False)
 COUNT = click.IntRange(min=1)
-POSITIVE = click.FloatRange(min=0, min_open=True)
+
+
+class Number(click.FloatRange):
+    """A finite number within bounds, which NaN is by click's own check."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Parse what was typed."""
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"expected a finite number, got {value!r}", param, ctx)
+        return number
+
+
+POSITIVE = Number(min=0, min_open=True)
 
 
 class Ranges(click.ParamType):  # type: ignore[type-arg]
@@ -83,7 +99,7 @@ table_file = click.option(
 
 gamma = click.option(
     "--gamma",
-    type=click.FloatRange(min=0),
+    type=Number(min=0),
     default=2.0,
     help="Outliers exceed the mean norm by this many standard deviations.",
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from wqk._console import sheet
-from wqk.cli.options import PATH, json_output
+from wqk.cli.options import PATH, Number, json_output
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--smoothing",
-    type=click.FloatRange(min=0, max=1),
+    type=Number(min=0, max=1),
     default=0.05,
     help="Window of the trailing mean over the loss, as a fraction of all steps.",
 )
 @click.option(
     "--below",
-    type=float,
+    type=Number(min=0),
     metavar="LOSS",
     help="Also compare when the training loss (mean of 100 steps) first falls below LOSS.",
 )

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import click
 
-from wqk.cli.options import COUNT, FILE, PATH, REF, Ranges, json_output, revision
+from wqk.cli.options import COUNT, FILE, PATH, REF, Number, Ranges, json_output, revision
 
 
 class Steps(Ranges):
@@ -48,7 +48,7 @@ class Steps(Ranges):
 )
 @click.option(
     "--mask-share",
-    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    type=Number(0, 1, min_open=True, max_open=True),
     default=0.15,
     help="Fraction of masked tokens.",
 )

@@ -154,6 +154,8 @@ def _outlier_sum(norms: Array, gamma: float, weight: Weight) -> Array:
 
 def _excess(norms: Array, gamma: float) -> Array:
     """Each norm less the threshold mean + gamma · std; all zero where there is no spread."""
+    if not 0 <= gamma < math.inf:
+        raise FormError(f"gamma must be a finite number from 0 up, got {gamma}")
     xp = array_namespace(norms)
     if norms.shape[-1] < 2:
         return xp.zeros_like(norms)

@@ -18,7 +18,7 @@ from wqk.attention.coordinates import PLAIN, Block, Coordinates, lacks_norm, rea
 from wqk.attention.left_out import left_out
 from wqk.checkpoints import open_checkpoint, steps_of
 from wqk.checkpoints.options import check_options
-from wqk.errors import CheckpointError
+from wqk.errors import CheckpointError, concerning
 from wqk.scanning.cores import all_blas_threads, is_confined, one_blas_thread, usable_cores
 from wqk.scanning.details import BlockDetails, Details, LayerKey, block_details
 from wqk.scanning.device import mover
@@ -144,17 +144,19 @@ def scan(
                 return block
             return block._replace(forms=((n, move(form)) for n, form in block.forms))
 
-        return scan_plans(
-            checkpoint,
-            chosen_layers(attention_plans(checkpoint, family, heads_per_layer, key_heads), layers),
-            coordinates,
-            gamma=gamma,
-            heads=heads,
-            details=details,
-            measures=measures,
-            on_progress=on_progress,
-            read=read,
-        )
+        plans = attention_plans(checkpoint, family, heads_per_layer, key_heads)
+        with concerning(checkpoint.name):
+            return scan_plans(
+                checkpoint,
+                chosen_layers(plans, layers),
+                coordinates,
+                gamma=gamma,
+                heads=heads,
+                details=details,
+                measures=measures,
+                on_progress=on_progress,
+                read=read,
+            )
 
     return join([scan_one(one) for one in _single_refs(ref)])
 

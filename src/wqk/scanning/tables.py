@@ -264,6 +264,8 @@ def read_table(path: str | PathLike[str]) -> ScoreTable:
 
     path = Path(path)
     reader = READERS.get(path.suffix)
+    if not path.exists():
+        raise TableError(f"{path}: no such file or folder", path=path)
     if reader is None:
         raise TableError(
             f"{path}: expected a table in {', '.join(READERS)}; got {path.suffix!r}", path=path

@@ -105,7 +105,10 @@ def open_text(corpus: Path, ref: str, revision: str | None = None, limit: int = 
             vocabulary_of(store.tokenizer),
         )
     if not corpus.is_file():
-        raise CorpusError(f"{corpus}: expected a token store (wqk corpus makes one) or a text file")
+        missing = "" if corpus.exists() else "no such file or folder; "
+        raise CorpusError(
+            f"{corpus}: {missing}expected a token store (wqk corpus makes one) or a text file"
+        )
     if corpus.suffix == ".npy":
         return _numbers(corpus)
     if not is_readable(corpus):
