@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -48,6 +49,23 @@ def test_scan_prints_a_table_that_fits_the_terminal() -> None:
         assert "median symmetry" in result.output
         assert "Definition 3.2" in result.output
         assert ("█" in result.output) == (width >= 80)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "width"),
+    [
+        (("scan", ENCODER, "--heads"), 30),
+        (("diff", ENCODER, ENCODER, "--heads"), 40),
+        (("demo",), 40),
+    ],
+)
+def test_no_number_is_cut_where_the_terminal_is_narrow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], width: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown = run(*arguments, width=width).stdout
+    assert "…" not in shown
+    assert re.search(r"^ *layer", shown, re.MULTILINE)
 
 
 def test_scan_shows_every_head() -> None:

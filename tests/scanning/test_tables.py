@@ -433,6 +433,14 @@ def test_a_prompt_and_a_notebook_show_what_the_command_shows(monkeypatch):
     assert "\x1b" not in repr(ScoreTable.from_rows([row(checkpoint="\x1b[2J")]))
 
 
+def test_wide_labels_leave_room_for_fewer_of_them(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    distances = range(100_000, 100_020)
+    text = repr(ScoreTable.from_rows([row(head=None, distance=n) for n in distances]))
+    assert all(f" {n}" in text for n in distances)
+    assert max(map(len, text.splitlines())) <= 80
+
+
 def test_a_hundred_thousand_heads_are_summarized():
     rows = [row(layer=layer, head=h) for layer in range(100) for h in [None, *range(1000)]]
     text = repr(ScoreTable.from_rows(rows))

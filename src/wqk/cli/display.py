@@ -34,7 +34,10 @@ if hasattr(signal, "siginterrupt"):
 
 
 class _Output(Console):
-    """A console that leaves broken pipes to the command."""
+    """A console that leaves broken pipes to the command, and wide tables to the terminal."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        super().print(*objects, **{"crop": False, **options})
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 from rich.cells import cell_len
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -16,6 +17,8 @@ from wqk.scanning.schema import SUMMARIZED, UPDATE_TERMS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from rich.console import Console, ConsoleOptions, RenderResult
 
     from wqk.scanning.differences import DifferenceTable
     from wqk.scanning.tables import ScoreTable
@@ -29,6 +32,9 @@ EXTRAS = (("null", "bars", "terms"), ("null", "bars"), ("null",), ())
 MOST_HEADS = 5000
 MOST_LINES = 200
 
+# More than any line of numbers takes.
+MOST_CELLS = 10_000
+
 # What the columns' headings mean, for those that are shown.
 LEGEND = {
     "null": "null: symmetry left when the signs of rows are random",
@@ -41,6 +47,18 @@ LEGEND = {
     "random-looking": "random-looking: as if the weights had never been trained",
     "non-finite": "non-finite: NaN or infinite weights",
 }
+
+
+class NumberTable(Table):
+    """A table without lines, wider than the terminal rather than with a number cut short."""
+
+    def __init__(self, padding: tuple[int, ...] = (0, 1)) -> None:
+        super().__init__(box=None, padding=padding, header_style="dim")
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        needed = Measurement.get(console, options.update(width=MOST_CELLS), self).minimum
+        width = max(needed, options.max_width)
+        return super().__rich_console__(console, options.update(width=width))
 
 
 def score_table(table: ScoreTable, width: int) -> Iterator[Any]:
@@ -125,7 +143,7 @@ def _layer_lines(layers: pl.DataFrame, width: int) -> tuple[list[str], Table]:
         left_over = (width - taken) * len(rows) // len(bars)
         for cell in bars:
             cell.cells = min(Bar.MOST, cell.cells + left_over // 2)
-    result = sheet()
+    result = NumberTable()
     for heading in headings:
         result.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     for cells in rows:
@@ -162,9 +180,9 @@ def _across(frame: pl.DataFrame, score: str, column: str, width: int) -> Iterato
     if frame[score].is_null().all():
         return
     labels = frame[column].unique(maintain_order=True).to_list()
-    room = max(1, (width - 6) // 5)
+    room = max(1, (width - 6) // (1 + max(4, *(len(str(label)) for label in labels))))
     for start in range(0, len(labels), room):
-        block = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
+        block = NumberTable(padding=(0, 1, 0, 0))
         block.add_column("layer", justify="right", style="dim")
         shown = labels[start : start + room]
         for label in shown:
@@ -288,7 +306,7 @@ def side_by_side(table: ScoreTable) -> Iterator[Any]:
     names = table.frame["checkpoint"].unique(maintain_order=True).to_list()
     layers = table.layers.frame
     for score in ("symmetry", "directionality_excess"):
-        side = sheet()
+        side = NumberTable()
         side.add_column("layer", justify="right")
         for name in names:
             side.add_column(name, justify="right", no_wrap=True)
@@ -338,7 +356,7 @@ def difference_table(table: DifferenceTable) -> Iterator[Any]:
 
 
 def _differences(rows: pl.DataFrame, headings: Mapping[str, str]) -> Table:
-    lines = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
+    lines = NumberTable(padding=(0, 1, 0, 0))
     for heading in ("layer", *headings.values()):
         lines.add_column(heading, justify="right", no_wrap=True)
     for row in rows.iter_rows(named=True):

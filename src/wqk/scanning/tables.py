@@ -264,11 +264,11 @@ def read_table(path: str | PathLike[str]) -> ScoreTable:
 
     path = Path(path)
     reader = READERS.get(path.suffix)
-    if not path.exists():
-        raise TableError(f"{path}: no such file or folder", path=path)
     if reader is None:
+        missing = "" if path.exists() else "no such file or folder; "
         raise TableError(
-            f"{path}: expected a table in {', '.join(READERS)}; got {path.suffix!r}", path=path
+            f"{path}: {missing}expected a table in {', '.join(READERS)}; got {path.suffix!r}",
+            path=path,
         )
     try:
         return ScoreTable(*reader(path.read_bytes()))
