@@ -17,6 +17,7 @@ from wqk.attention import tokens
 from wqk.attention.embeddings import embedding_table, token_names
 from wqk.attention.tokens import extreme_pairs, match_tokens
 from wqk.checkpoints.live import StateDict
+from wqk.cli.tokens_display import print_tokens
 from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -194,8 +195,8 @@ def test_names_come_from_the_tokenizer(tmp_path: Path) -> None:
     unigram.save(str(tmp_path / "tokenizer.json"))
     assert token_names(tmp_path) == {0: "a", 1: "b"}
     (tmp_path / "tokenizer.json").unlink()
-    (tmp_path / "vocab.txt").write_text("[PAD]\nthe\n", encoding="utf-8")
-    assert token_names(tmp_path) == {0: "[PAD]", 1: "the"}
+    (tmp_path / "vocab.txt").write_text("[PAD]\n\u2028\nthe\n", encoding="utf-8")
+    assert token_names(tmp_path) == {0: "[PAD]", 1: "\u2028", 2: "the"}
     (tmp_path / "vocab.txt").unlink()
     assert token_names(tmp_path) == {}
 
@@ -205,6 +206,25 @@ def test_a_broken_tokenizer_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(CheckpointError, match=r"tokenizer\.json: contains no tokenizer"):
         token_names(tmp_path)
+
+
+def test_what_the_scores_lack_is_said() -> None:
+    lacks_norm = "the norm that feeds the block is left out"
+    assert lacks_norm in match_tokens(model(), 0, 0).caveat
+    assert lacks_norm not in match_tokens(model(), 0, 0, fold_norm=True).caveat
+    gains = {f"model.layers.0.self_attn.{side}_norm.weight": np.ones(R) for side in "qk"}
+    normed = StateDict(model(**gains)._arrays, CONFIG | {"model_type": "qwen3"}, "tiny")
+    assert "normalized token by token" in match_tokens(normed, 0, 0).caveat
+    guessed = StateDict(model()._arrays, CONFIG | {"model_type": "unheard-of"}, "tiny")
+    assert "scale and positions are not known" in match_tokens(guessed, 0, 0).caveat
+
+
+def test_small_negative_scores_are_no_negative_zeros(capsys: pytest.CaptureFixture[str]) -> None:
+    small = 1e-4 * np.random.default_rng(0).standard_normal((8, D))
+    matches = match_tokens(model(**{"model.embed_tokens.weight": small}), 0, 0)
+    assert min(pair.score for pair in matches.smallest) < 0
+    print_tokens(matches)
+    assert "-0.00" not in capsys.readouterr().out
 
 
 def test_the_table_has_to_be_found() -> None:

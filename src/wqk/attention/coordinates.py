@@ -101,7 +101,7 @@ def read_block(checkpoint: Checkpoint, plan: AttentionPlan, coordinates: Coordin
             raise CheckpointError(
                 f"layer {plan.layer} of the {plan.stack} was guessed from tensor names; "
                 "the key's bias counts only with rotary positions, and whether it has these is not "
-                "known; leave out the biases"
+                "known; leave out the biases, or describe the model in a family file"
             )
         keeps_right_bias = plan.rotary is not None and coordinates.circuit == "qk"
         left = left._replace(weight=augmented(left.weight, left.bias))

@@ -136,4 +136,5 @@ def _from_tokenizer(path: Path) -> dict[int, str]:
 
 
 def _from_lines(path: Path) -> dict[int, str]:
-    return dict(enumerate(path.read_text(encoding="utf-8").splitlines()))
+    # Not splitlines: a token may itself be a separator of lines, such as U+2028.
+    return dict(enumerate(path.read_text(encoding="utf-8").removesuffix("\n").split("\n")))

@@ -63,6 +63,8 @@ class TokenMatches:
         Pairs of tokens, the most extreme first.
     most_alike, least_alike
         Tokens with themselves.
+    caveat
+        What the scores are and are not.
     """
 
     checkpoint: str
@@ -76,18 +78,7 @@ class TokenMatches:
     smallest: tuple[TokenPair, ...]
     most_alike: tuple[TokenPair, ...]
     least_alike: tuple[TokenPair, ...]
-
-    @property
-    def caveat(self) -> str:
-        """What the scores are and are not."""
-        exact = (
-            "In layer 0 this is the model's own score where nothing but a norm stands between "
-            "embedding and attention and positions are not added."
-            if self.layer == 0
-            else "This layer reads what the layers before it have written, not embeddings: take "
-            "the pairs as a hint at what its form matches."
-        )
-        return f"Scores of token embeddings alone, with scale and biases. {exact}"
+    caveat: str
 
 
 def match_tokens(
@@ -159,8 +150,35 @@ def match_tokens(
     wanted = (largest, smallest, np.stack([own[::-1][:top]] * 2), np.stack([own[:top]] * 2))
     pairs = [_pairs(query, key, places, names) for places in wanted]
     return TokenMatches(
-        checkpoint.name, plan.stack, plan.layer, head, distance, table, fold_norm, *pairs
+        checkpoint.name,
+        plan.stack,
+        plan.layer,
+        head,
+        distance,
+        table,
+        fold_norm,
+        *pairs,
+        _caveat(plan, fold_norm),
     )
+
+
+def _caveat(plan: AttentionPlan, fold_norm: bool) -> str:
+    exact = (
+        "This layer reads what the layers before it have written, not embeddings: take the pairs "
+        "as a hint at what its form matches."
+        if plan.layer
+        else "In layer 0 this is the model's own score where nothing but a norm stands between "
+        "embedding and attention and positions are not added."
+    )
+    missing = [plan.reason] if plan.reason else []
+    if plan.rule.guess:
+        missing.append("the model's own scale and positions are not known, as its family is guessed")
+    if plan.softcap:
+        missing.append("the soft cap is left out")
+    if plan.query.input_norm and not fold_norm:
+        missing.append("the norm that feeds the block is left out")
+    but = f" But {'; '.join(missing)}." if missing else ""
+    return f"Scores of token embeddings alone, with scale and biases. {exact}{but}"
 
 
 def _pairs(

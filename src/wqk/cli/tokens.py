@@ -49,4 +49,4 @@ def tokens(ref: str, layer: int, head: int, as_json: bool, **options: Any) -> No
         return
     kinds = ("largest", "smallest", "most_alike", "least_alike")
     lists = {kind: [pair._asdict() for pair in getattr(matches, kind)] for kind in kinds}
-    print_object({**asdict(matches), **lists, "caveat": matches.caveat})
+    print_object(asdict(matches) | lists)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from wqk._console import sheet
+from wqk._console import number, sheet
 from wqk.cli.display import output
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def _side_by_side(
     for scores in table.columns[1::2]:
         scores.no_wrap = True
     for pairs in zip_longest(left, right):
-        cells = [(label(pair), f"{pair.score:.2f}") if pair else ("", "") for pair in pairs]
+        cells = [(label(pair), number(pair.score, 2)) if pair else ("", "") for pair in pairs]
         table.add_row(*(cell for pair in cells for cell in pair))
     return table
 
