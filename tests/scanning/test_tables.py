@@ -441,6 +441,11 @@ def test_wide_labels_leave_room_for_fewer_of_them(monkeypatch):
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_one_layer_is_not_called_layers():
+    text = repr(ScoreTable.from_rows([row(head=None, heads=1, key_heads=1)]))
+    assert "1 layer · 1 head · " in text
+
+
 def test_a_hundred_thousand_heads_are_summarized():
     rows = [row(layer=layer, head=h) for layer in range(100) for h in [None, *range(1000)]]
     text = repr(ScoreTable.from_rows(rows))

@@ -103,21 +103,25 @@ def scores(table: ScoreTable, width: int) -> Iterator[Any]:
 def _title(
     row: Mapping[str, Any], layers: int, metadata: Mapping[str, Any], frame: pl.DataFrame
 ) -> Text:
-    heads = f"{row['heads']} heads"
+    heads = _counted(row["heads"], "head")
     if row["key_heads"] != row["heads"]:
-        heads += f" over {row['key_heads']} key heads"
+        heads += f" over {_counted(row['key_heads'], 'key head')}"
     size = str(row["d_query"])
     if row["d_key"] != row["d_query"]:
         size += f" × {row['d_key']}"
     facts = [
         str(row["family"]),
         f"{row['stack']} {row['kind']}-attention",
-        f"{layers} layers",
+        _counted(layers, "layer"),
         heads,
         f"d {size}",
         *conditions(frame, metadata, every=False),
     ]
     return Text.assemble("\n", (title(row), "bold"), f"\n{' · '.join(facts)}")
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def title(row: Mapping[str, Any]) -> str:
