@@ -125,6 +125,14 @@ def test_numbers_that_are_not_weights_are_refused(value, name):
         open_checkpoint({"w": value}).read([Part("w")])
 
 
+def test_parameters_without_values_are_refused():
+    model = torch.nn.Linear(3, 3, device="meta")
+    with pytest.raises(
+        CheckpointError, match="weight is on the meta device, so its values are not"
+    ):
+        open_checkpoint(model).read([Part("weight")])
+
+
 def test_missing_tensors_and_rows_are_refused():
     checkpoint = open_checkpoint(Model())
     with pytest.raises(CheckpointError, match="Model: no tensor named 'key'"):

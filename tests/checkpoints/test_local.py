@@ -255,6 +255,16 @@ def test_float8_and_its_scales_in_two_files(folder):
     np.testing.assert_allclose(result, expected.numpy(), rtol=1e-6)
 
 
+def test_float8_in_blocks_of_the_configured_size(folder):
+    shape = 300, 90
+    weight, scales = float8_weight(*shape), block_scales(shape, 64)
+    write_float8(folder, weight, scales)
+    write_json(folder / "config.json", {"quantization_config": {"weight_block_size": [64, 64]}})
+    (result,) = read(open_checkpoint(folder), "w")
+    expected = weight.float() * spread(scales, 64, shape)
+    np.testing.assert_allclose(result, expected.numpy(), rtol=1e-6)
+
+
 BAD_SCALES = {
     "none": (None, "stored as float8 without its scales"),
     "three for 300 rows": (torch.ones(3), r"scales of shape \(3,\)"),
@@ -273,6 +283,14 @@ def test_float8_that_means_nothing_is_refused(folder, scale, message):
 
 
 # What is refused, and by which name
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_a_pointer_to_a_large_file_is_named(folder, name):
+    (folder / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    with pytest.raises(CheckpointError, match=rf"{name}: a Git LFS pointer, not the weights"):
+        open_checkpoint(folder)
+
 
 METHODS = ["gptq", "awq", "bitsandbytes", "AQLM", "hqq", "quanto"]
 

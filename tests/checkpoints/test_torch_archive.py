@@ -90,6 +90,12 @@ def test_an_archive_without_a_state_dict(tmp_path, content):
         open_checkpoint(tmp_path)
 
 
+def test_a_text_is_no_archive(tmp_path):
+    (tmp_path / "model.bin").write_text("vocabulary\n")
+    with pytest.raises(CheckpointError, match=r"model\.bin: not a readable torch archive$"):
+        open_checkpoint(tmp_path)
+
+
 def test_one_tensor_in_two_archives(tmp_path):
     for name in ("one.pt", "two.pt"):
         torch.save(weights(0, "a"), tmp_path / name)

@@ -14,6 +14,7 @@ from tests.families.proving import edit_config, edit_tensors, save
 from wqk.attention import attention_plans, read_attention
 from wqk.attention.verification import verify
 from wqk.checkpoints import open_checkpoint
+from wqk.checkpoints.live import StateDict
 from wqk.errors import CheckpointError
 from wqk.families import families
 
@@ -176,3 +177,12 @@ def test_some_of_a_model_s_rows_are_no_narrower_heads(tmp_path: Path) -> None:
     )
     with pytest.raises(CheckpointError, match="12 rows do not fit 6 query heads of width 4"):
         attention_plans(open_checkpoint(tmp_path))
+
+
+def test_names_like_the_expected_ones_are_told() -> None:
+    name = "layers.0.self_attn.q_proj.base_layer.weight"
+    checkpoint = StateDict({name: np.ones((4, 4))}, {"model_type": "llama"}, "adapted")
+    with pytest.raises(
+        CheckpointError, match=f"such as 'layers.0.self_attn.q_proj.weight', got '{name}'"
+    ):
+        attention_plans(checkpoint)

@@ -172,7 +172,9 @@ def _caveat(plan: AttentionPlan, fold_norm: bool) -> str:
     )
     missing = [plan.reason] if plan.reason else []
     if plan.rule.guess:
-        missing.append("the model's own scale and positions are not known, as its family is guessed")
+        missing.append(
+            "the model's own scale and positions are not known, as its family is guessed"
+        )
     if plan.softcap:
         missing.append("the soft cap is left out")
     if plan.query.input_norm and not fold_norm:

@@ -207,8 +207,8 @@ def no_weights(folder: str, names: Iterable[str], below: Iterable[str] = ()) -> 
     deeper = sorted({str(path.parent) for path in weights} - {"."})
     if deeper:
         return CheckpointError(
-            f"{folder}: no weights here, but in its folders {', '.join(deeper[:5])}; choose one, by "
-            "its path or with subfolder="
+            f"{folder}: no weights here, but in its folders {', '.join(deeper[:5])}; choose one, "
+            "by its path or with subfolder="
         )
     expected = "expected model.safetensors, model.safetensors.index.json or pytorch_model.bin"
     some = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")

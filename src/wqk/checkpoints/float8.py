@@ -1,14 +1,14 @@
 """8-bit floating-point weights: their scales found and applied, or the tensor refused.
 
 Two conventions are in use. ``weight_scale_inv`` (DeepSeek) holds one factor for each block of the
-matrix, 128 × 128 by custom; ``weight_scale`` holds one for the tensor, each row, or each block.
-Both are multiplied onto the stored values.
+matrix, of the configuration's ``weight_block_size`` or 128 × 128 by custom; ``weight_scale`` holds
+one for the tensor, each row, or each block. Both are multiplied onto the stored values.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -35,6 +35,7 @@ def apply_scales(
     shape: Sequence[int],
     rows: Sequence[tuple[int, int]],
     name: str,
+    block: tuple[int, int] | None = None,
 ) -> None:
     """Multiply the rows of a float8 matrix by their scales, in place.
 
@@ -50,6 +51,8 @@ def apply_scales(
         Which rows of it ``values`` are.
     name
         The scales' tensor, for the error.
+    block
+        Height and width of a block, where the configuration says them.
 
     Examples
     --------
@@ -66,7 +69,8 @@ def apply_scales(
     if grid.ndim != 2 or len(shape) != 2:
         raise CheckpointError(f"{name}: scales of shape {scales.shape} for a tensor of {shape}")
     height, width = (
-        _block_side(n, blocks, name) for n, blocks in zip(shape, grid.shape, strict=True)
+        _block_side(n, blocks, side, name)
+        for n, blocks, side in zip(shape, grid.shape, block or (128, 128), strict=True)
     )
     wanted = np.concatenate([np.arange(start, stop) for start, stop in rows]) // height
     columns = np.arange(shape[1]) // width
@@ -74,10 +78,25 @@ def apply_scales(
         values[wanted == block] *= grid[block][columns].astype(values.dtype)
 
 
-def _block_side(length: int, blocks: int, name: str) -> int:
-    """Length of a block's side: the customary 128, of which the last may be shorter, or exact."""
-    if math.ceil(length / 128) == blocks:
-        return 128
+def block_of(config: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Height and width of the blocks that share a scale, where the configuration says them.
+
+    Examples
+    --------
+    >>> block_of({"quantization_config": {"weight_block_size": [64, 32]}})
+    (64, 32)
+    """
+    quantization = config.get("quantization_config")
+    match quantization.get("weight_block_size") if isinstance(quantization, dict) else None:
+        case [int(height), int(width)] if height > 0 and width > 0:
+            return height, width
+    return None
+
+
+def _block_side(length: int, blocks: int, side: int, name: str) -> int:
+    """Length of a block's side: the expected one, where the last may be shorter, or exact."""
+    if math.ceil(length / side) == blocks:
+        return side
     side, rest = divmod(length, blocks) if blocks else (0, length)
     if rest:
         raise CheckpointError(f"{name}: {blocks} blocks of scales do not divide {length} evenly")

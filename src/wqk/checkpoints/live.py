@@ -44,6 +44,7 @@ class StateDict(Checkpoint):
     def _rows(self, part: Part) -> list[Any]:
         """The wanted rows of an array, range by range, as they lie in it."""
         info, array = self.info(part.name), self._arrays[part.name]
+        _require_values(array, part.name)
         if info.dtype not in ("F64", "F32", "F16", "BF16"):
             raise CheckpointError(f"{part.name}: holds {info.dtype}, not floating-point weights")
         if part.rows is None:
@@ -68,12 +69,7 @@ class Parameters(StateDict):
             raise CheckpointError(f"expected an nn.Module, got {type(model).__name__}")
         named = dict(model.named_parameters(remove_duplicate=False))
         for name, parameter in named.items():
-            if parameter.is_meta or hasattr(parameter, "full_tensor"):
-                where = "on the meta device" if parameter.is_meta else "sharded over processes"
-                raise CheckpointError(
-                    f"{type(model).__name__}: {name} is {where}, so its values are not available; "
-                    "pass the model with its weights, before it is sharded"
-                )
+            _require_values(parameter, f"{type(model).__name__}: {name}")
         super().__init__(named, _configuration(model), type(model).__name__)
 
     @property
@@ -108,6 +104,16 @@ def _configuration(model: Any) -> Mapping[str, Any]:
         return {"num_heads": heads} if isinstance(heads, int) else {}
     plain = config if isinstance(config, dict) else getattr(config, "__dict__", {})
     return {str(key): value for key, value in plain.items() if not str(key).startswith("_")}
+
+
+def _require_values(array: Any, name: str) -> None:
+    is_meta = getattr(array, "is_meta", False)
+    if is_meta or hasattr(array, "full_tensor"):
+        where = "on the meta device" if is_meta else "sharded over processes"
+        raise CheckpointError(
+            f"{name} is {where}, so its values are not available; pass the model with its weights, "
+            "before it is sharded"
+        )
 
 
 def _info(value: Any) -> TensorInfo:

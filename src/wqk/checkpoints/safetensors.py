@@ -92,6 +92,12 @@ class SafetensorsFile:
         return out.reshape(part.shape(info.shape))
 
 
+def refuse_pointer(start: bytes | bytearray, name: str) -> None:
+    """Refuse the text that stands for a large file in a clone without Git LFS."""
+    if start.startswith(b"version "):
+        raise CheckpointError(f"{name}: a Git LFS pointer, not the weights; run git lfs pull")
+
+
 def _widened_type(dtype: str, name: str) -> type:
     try:
         return widened_type(dtype)
@@ -108,6 +114,7 @@ def _read_header(source: ByteSource) -> tuple[dict[str, Any], int]:
         )
     prefix = bytearray(8)
     source.read_into(0, memoryview(prefix))
+    refuse_pointer(prefix, source.name)
     length = int.from_bytes(prefix, "little")
     if length > min(LARGEST_HEADER, source.size - 8):
         raise CheckpointError(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo
 from wqk.checkpoints.choosing import ARCHIVES
-from wqk.checkpoints.float8 import apply_scales, scale_name
+from wqk.checkpoints.float8 import apply_scales, block_of, scale_name
 from wqk.checkpoints.llama2c import LlamaFile, is_llama2c
 from wqk.checkpoints.number_types import is_float8
 from wqk.checkpoints.safetensors import SafetensorsFile
@@ -98,5 +98,6 @@ class StoredCheckpoint(Checkpoint):
         if is_float8(info.dtype):
             scale = scale_name(part.name, self._tensors)
             scales = self._file_of[scale].read(Part(scale))
-            apply_scales(array, scales, info.shape, part.row_ranges(info.shape), scale)
+            rows, block = part.row_ranges(info.shape), block_of(self.config)
+            apply_scales(array, scales, info.shape, rows, scale, block)
         return array

@@ -19,6 +19,7 @@ import numpy as np
 from wqk.checkpoints.checkpoint import Part, TensorInfo
 from wqk.checkpoints.number_types import ITEM_BITS, widen, widened_type
 from wqk.checkpoints.pickles import Refused
+from wqk.checkpoints.safetensors import refuse_pointer
 from wqk.checkpoints.torch_pickle import Storage, StoredTensor, load, plain, state_dict
 from wqk.errors import CheckpointError, first_line
 
@@ -63,7 +64,9 @@ class TorchFile:
         for position in (0, max(0, source.size - 2**16)):
             source.read_into(position, memoryview(bytearray(min(2**16, source.size - position))))
         try:
-            content = self._read_zip() if _begins(source, b"PK") else self._read_legacy()
+            start = _start(source)
+            refuse_pointer(start, source.name)
+            content = self._read_zip() if start.startswith(b"PK") else self._read_legacy()
         except CheckpointError:
             raise
         except Refused as error:
@@ -72,7 +75,7 @@ class TorchFile:
                 "could execute code, so it was not loaded; if you trust it, convert it to "
                 "safetensors"
             ) from None
-        except MemoryError:
+        except (MemoryError, KeyError):  # a key is a byte that is no instruction of a pickle
             raise CheckpointError(f"{source.name}: not a readable torch archive") from None
         except Exception as error:  # a damaged archive fails wherever its parser stumbles
             raise CheckpointError(
@@ -270,12 +273,12 @@ def _is_row_major(tensor: StoredTensor) -> bool:
     return True
 
 
-def _begins(source: ByteSource, with_bytes: bytes) -> bool:
-    if source.size < len(with_bytes):
-        raise CheckpointError(f"{source.name}: not a readable torch archive (it is empty)")
-    start = bytearray(len(with_bytes))
+def _start(source: ByteSource) -> bytearray:
+    start = bytearray(min(8, source.size))
     source.read_into(0, memoryview(start))
-    return start == with_bytes
+    if not start:
+        raise CheckpointError(f"{source.name}: not a readable torch archive (it is empty)")
+    return start
 
 
 def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, limit: int) -> bytes:

@@ -190,7 +190,9 @@ def _explain_absence(checkpoint: Checkpoint, family: Family) -> None:
         )
     rule = family.attention[0]
     expected = (rule.fused or rule.query.names)[0].replace("{layer}", "0")
+    own = f".{expected.rpartition('.')[2]}."
+    like = next((f", got {name!r}" for name in names if own in name), "")
     raise CheckpointError(
         f"{checkpoint.name}: none of its {len(names)} tensors are the queries and keys of family "
-        f"{family.name}; expected names such as {weight_name(expected)!r}"
+        f"{family.name}; expected names such as {weight_name(expected)!r}{like}"
     )
