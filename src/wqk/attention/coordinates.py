@@ -43,12 +43,10 @@ class Coordinates:
     distances: tuple[int, ...] = (0,)
 
     def __post_init__(self) -> None:
-        if not self.distances or any(int(n) != n for n in self.distances):
+        if not self.distances or any(n % 1 for n in self.distances):
             raise CheckpointError(
                 f"distances must be whole numbers, one at least, got {self.distances}"
             )
-        # Each distance has its own rows, once.
-        object.__setattr__(self, "distances", tuple(dict.fromkeys(map(int, self.distances))))
         if self.circuit not in ("qk", "ov"):
             raise CheckpointError(f"a circuit is 'qk' or 'ov', got {self.circuit!r}")
         if self.circuit == "ov" and set(self.distances) != {0}:

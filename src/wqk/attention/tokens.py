@@ -148,7 +148,10 @@ def match_tokens(
     largest, smallest = extreme_pairs(query, key, top)
     own = np.argsort(np.einsum("vr,vr->v", query, key))
     wanted = (largest, smallest, np.stack([own[::-1][:top]] * 2), np.stack([own[:top]] * 2))
-    pairs = [_pairs(query, key, places, names) for places in wanted]
+    lists = ("largest", "smallest", "most_alike", "least_alike")
+    pairs = {
+        kind: _pairs(query, key, places, names) for kind, places in zip(lists, wanted, strict=True)
+    }
     return TokenMatches(
         checkpoint.name,
         plan.stack,
@@ -157,8 +160,8 @@ def match_tokens(
         distance,
         table,
         fold_norm,
-        *pairs,
-        _caveat(plan, fold_norm),
+        caveat=_caveat(plan, fold_norm),
+        **pairs,
     )
 
 

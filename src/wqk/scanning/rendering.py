@@ -52,7 +52,7 @@ LEGEND = {
 class NumberTable(Table):
     """A table without lines, wider than the terminal rather than with a number cut short."""
 
-    def __init__(self, padding: tuple[int, ...] = (0, 1)) -> None:
+    def __init__(self, padding: tuple[int, int] | tuple[int, int, int, int] = (0, 1)) -> None:
         super().__init__(box=None, padding=padding, header_style="dim")
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

@@ -133,7 +133,7 @@ def scan(
     check_options("scan", hub)
     check_measures(measures, circuit)
     move = mover(device) if device else None
-    coordinates = Coordinates(circuit, fold_norm, bias, tuple(distances))
+    coordinates = Coordinates(circuit, fold_norm, bias, tuple(dict.fromkeys(distances)))
 
     def scan_one(one: Any) -> ScoreTable:
         checkpoint = open_checkpoint(one, **hub)
