@@ -154,22 +154,22 @@ def _beside(rule: AttentionRule) -> Iterator[str]:
     """What a score holds beside the form and the biases."""
     if rule.rotary and rule.rotary.axes == 1:
         yield f"rotary ({rule.rotary.order})"
-    if rule.score.position:
-        yield rule.score.position
-    if rule.score.softcap:
+    if rule.position:
+        yield rule.position
+    if rule.softcap:
         yield "softcap"
-    if rule.score.sinks:
+    if rule.sinks:
         yield "sinks"
 
 
 def _window(rule: AttentionRule) -> str:
-    if not rule.score.window:
+    if not rule.window:
         return ""
-    return "square" if rule.score.window_axes == 2 else "yes"
+    return "square" if rule.window_axes == 2 else "yes"
 
 
 def _status(rule: AttentionRule) -> str:
-    if rule.partial or not rule.norm.gain:
+    if rule.partial or not rule.norm_gain:
         return "partial"
     return "partial where normalized or cut off" if _reason(rule) else "ok"
 
@@ -177,17 +177,17 @@ def _status(rule: AttentionRule) -> str:
 def _reason(rule: AttentionRule) -> str:
     """Why the rule's forms are partial, in all models or in those that have the tensors for it."""
     reasons = [rule.partial] if rule.partial else []
-    if rule.query.norm or rule.key.norm:
+    if rule.query_norm or rule.key_norm:
         reasons.append(
             "where queries and keys are normalized token by token, the gains are folded into the "
             "form, the tokens' own scales are not"
         )
-    elif not rule.norm.gain:
+    elif not rule.norm_gain:
         reasons.append(
             "queries and keys are normalized token by token before they meet; the tokens' own "
             "scales are not in the form"
         )
-    if rule.score.clip:
+    if rule.clip:
         reasons.append("where queries and keys are cut off, the form is the score of smaller ones")
     return "; ".join(reasons)
 

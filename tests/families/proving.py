@@ -124,11 +124,8 @@ def prove_values_and_outputs(model: Any, folder: Path) -> None:
         plans = attention_plans(checkpoint)
         rules = [plan.rule for plan in plans]
         for rule in rules:
-            weights = [
-                [f"{name}.weight" for name in names]
-                for names in (rule.value.names, rule.output.names)
-            ]
-            for spellings in filter(None, [*weights, rule.value.bias]):
+            weights = [[f"{name}.weight" for name in names] for names in (rule.value, rule.output)]
+            for spellings in filter(None, [*weights, rule.value_bias]):
                 escaped = (re.sub(r"\\\{\w+\\\}", r"\\d+", re.escape(s)) for s in spellings)
                 pattern = re.compile(rf"(.+\.)?({'|'.join(escaped)})")
                 found = [t for t in checkpoint.tensors() if pattern.fullmatch(t)]
@@ -171,12 +168,12 @@ def prove_norms(architecture: Architecture, folder: Path) -> None:
     require_records(model, plans, records)
     for plan, applications in zip(plans, records, strict=True):
         named = plan.rule.input_norm
-        later = plan.layer > 0 or not named.first
-        here = named.names and "{previous}" not in named.names[0]
+        later = plan.layer > 0 or not plan.rule.first_input_norm
+        here = named and "{previous}" not in named[0]
         assert plan.query.input_norm or not (later and here), f"layer {plan.layer} has no norm"
         for side, norm in _norms(plan).items():
             given = [getattr(application, side) for application in applications]
-            feeds = _feeds_windows if plan.rule.score.window_axes == 2 else _feeds
+            feeds = _feeds_windows if plan.rule.window_axes == 2 else _feeds
             assert all(feeds(outputs[norm.gain[0].name], tokens) for tokens in given), (
                 f"{norm.gain[0].name} does not feed the {side} of layer {plan.layer}"
             )

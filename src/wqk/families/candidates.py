@@ -1,8 +1,7 @@
 """Tensors named like attention: queries next to keys, or one weight that contains both.
 
 Two weights whose names differ only in ``q`` and ``k``, or one whose name says that it holds both.
-All tensors next to them are sorted into those a form can include, those irrelevant to it, and
-unexplained ones.
+The tensors next to them are sorted: part of a form, irrelevant to it, or unexplained.
 """
 
 from __future__ import annotations
@@ -61,26 +60,14 @@ RECURRENCES = {
 
 @dataclass(frozen=True)
 class Candidate:
-    """Tensors of one spelling that look like the queries and keys of every layer.
+    """Tensors of one spelling that look like the queries and keys of every layer."""
 
-    Attributes
-    ----------
-    query, key
-        Names without ``.weight``, layers' numbers taken out; the same one where fused.
-    shape, key_shape
-        Of the first layer's.
-    layout
-        ``separate``, ``sectioned`` or ``grouped``.
-    tensors
-        Full names of the queries' weights.
-    """
-
-    query: str
-    key: str
-    shape: tuple[int, ...]
+    query: str  # without ``.weight`` and the layer's number
+    key: str  # the same where they are fused
+    shape: tuple[int, ...]  # of the first layer's
     key_shape: tuple[int, ...]
-    layout: str
-    tensors: tuple[str, ...]
+    layout: str  # separate, sectioned or grouped
+    tensors: tuple[str, ...]  # full names of the queries' weights
 
     @property
     def path(self) -> str:
@@ -94,7 +81,7 @@ class Candidate:
 
     @property
     def words(self) -> set[str]:
-        """Its distinction from other queries in the same module: ``add`` of ``add_q_proj``."""
+        """What distinguishes it from other queries in its module: ``add`` of ``add_q_proj``."""
         return set() if self.query == self.key else _words(self.module) - {"q"}
 
     @property
@@ -106,25 +93,13 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Beside:
-    """The tensors next to a candidate's queries and keys.
+    """The tensors next to a candidate's queries and keys."""
 
-    Attributes
-    ----------
-    query_norm, key_norm
-        Names of norms between projection and score, without their ``.weight``; empty if none.
-    has_bias
-        Whether these norms have biases, as LayerNorm does.
-    unexplained
-        Tensors with an unknown effect on the score.
-    recurrent
-        Tensors that show that this is not softmax attention.
-    """
-
-    query_norm: str
+    query_norm: str  # name of the norm before the score, without ``.weight``; empty if none
     key_norm: str
-    has_bias: bool
-    unexplained: tuple[str, ...]
-    recurrent: tuple[str, ...]
+    has_bias: bool  # whether these norms have biases, as LayerNorm does
+    unexplained: tuple[str, ...]  # tensors with an unknown effect on the score
+    recurrent: tuple[str, ...]  # tensors that show that this is not softmax attention
 
 
 def candidates(tensors: Mapping[str, TensorInfo]) -> list[Candidate]:
@@ -156,7 +131,7 @@ def beside(
 ) -> Beside:
     """Sort the tensors in the candidate's module and its submodules."""
     path = candidate.path
-    # A whole layer's module holds much that is none of attention's business.
+    # A whole layer's module also holds what has nothing to do with attention.
     is_layer = path.endswith("}")
     projections = {
         name.rpartition(".")[2] for c in others if c.path == path for name in (c.query, c.key)
@@ -192,9 +167,9 @@ def beside(
 def _within(
     candidate: Candidate, tensors: Mapping[str, TensorInfo]
 ) -> Iterator[tuple[str, TensorInfo]]:
-    """The tensors in the candidate's own modules, their names from there on, each once.
+    """The tensors in the candidate's own modules, by the rest of their names, each once.
 
-    Modules of the same name in other layers may be another kind: a recurrence between attentions.
+    A module of the same name in another layer may be something else, such as a recurrence.
     """
     modules = {name.removesuffix(".weight").rpartition(".")[0] for name in candidate.tensors}
     seen: set[str] = set()
@@ -208,7 +183,7 @@ def _within(
 
 
 def recurrent_layers(tensors: Mapping[str, TensorInfo]) -> dict[str, list[int]]:
-    """The layers that hold a recurrence or a convolution over tokens, by what it is.
+    """The layers with a recurrence or a convolution over tokens, by its description.
 
     Examples
     --------
@@ -227,14 +202,14 @@ def recurrent_layers(tensors: Mapping[str, TensorInfo]) -> dict[str, list[int]]:
 
 
 def _is_harmless(name: str, words: set[str]) -> bool:
-    """Whether something leaves scores alone: an output, ``proj`` or ``dense``, or what it says."""
+    """Whether a tensor does not affect scores, by its words; ``proj`` and ``dense`` are outputs."""
     spoken = words or ({"o"} if "." in name else _words(name))
     plain = NORM_WORDS.isdisjoint(spoken) or len(spoken) > 1
     return (spoken <= HARMLESS and plain) or bool(QUANTIZED.search(name))
 
 
 def _words(module: str) -> set[str]:
-    """The words of a module's name other than those for a projection.
+    """The words of a module's name, except for those that mean a projection.
 
     Examples
     --------
@@ -246,7 +221,7 @@ def _words(module: str) -> set[str]:
 
 
 def without_numbers(stem: str) -> str:
-    """Names without the first number, the layer's; further numbers are kept distinct."""
+    """A name with placeholders for its numbers, the first of which is the layer's."""
     parts, count = [], 0
     for part in stem.split("."):
         if part.isdigit():

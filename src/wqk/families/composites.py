@@ -1,8 +1,7 @@
 """Composite models: a language model with a vision tower, an encoder with its own decoder.
 
-A part is a model. Its nested configuration gives its model type, and so its family, and its
-numbers; its tensors share a prefix. The family's rules apply unchanged, with that prefix and
-configuration.
+A part is a model. Its nested configuration gives its model type, hence its family, and its numbers;
+its tensors share a prefix. The family's rules apply unchanged, with that prefix and configuration.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ if TYPE_CHECKING:
 
     from wqk.checkpoints import Checkpoint, TensorInfo
 
-# What parts are called in keys of a configuration and in names of tensors. Each is the name of its
-# stack, where it has only one.
+# What parts are called in configurations and names of tensors, by the name of their stack.
 WORDS = {
     "vision": ("vision", "visual", "image", "vit", "vpm", "img", "pixel"),
     "audio": ("audio", "speech", "sound", "acoustic", "apm"),
@@ -41,7 +39,7 @@ WORDS = {
     "depth": ("depth",),
 }
 MODALITIES = ("vision", "audio", "text")
-# Stacks that a part's own name stands for, where it has no other of the same kind.
+# Stacks that are called like their part.
 PLAIN = {"encoder", "unknown", *MODALITIES}
 WIDTHS = ("hidden_size", "d_model", "n_embd", "embed_dim", "encoder_hidden_size")
 DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "encoder_layers", "depth")
@@ -68,12 +66,7 @@ class Part:
 def compose_family(checkpoint: Checkpoint, beside: Family | None = None) -> Family | None:
     """The family of a composite model; None if its configuration names no part's type.
 
-    Parameters
-    ----------
-    checkpoint
-        Its configuration names the parts.
-    beside
-        Attention that the model has beside that of its parts.
+    ``beside`` is attention that the model has in addition to that of its parts.
 
     Raises
     ------
@@ -87,7 +80,7 @@ def compose_family(checkpoint: Checkpoint, beside: Family | None = None) -> Fami
     names = [beside.name] if beside else []
     taken: set[str] = set()
     parts = list(_parts(checkpoint.config, checkpoint.config.get("model_type")))
-    # The surest first: a part that is spoken of in names is not mistaken for one that is not.
+    # First the parts that names identify, so that no other part takes their tensors.
     for part in sorted(parts, key=lambda part: part.words[:1] in ((), ("text",), ("decoder",))):
         if part.family.refusal:
             raise UnknownFamily(f"{checkpoint.name}: {part.path}: {part.family.refusal}")
@@ -113,12 +106,12 @@ def compose_family(checkpoint: Checkpoint, beside: Family | None = None) -> Fami
     return Family(
         name=" + ".join(dict.fromkeys(names)),
         model_types=(),
-        attention=tuple(_distinct(rules, tensors)),
+        attention=tuple(_distinct(rules)),
     )
 
 
 def _parts(config: Mapping[str, Any], model_type: object, path: str = "") -> Iterator[Part]:
-    """The parts of known families, those of parts included."""
+    """The parts of known families, including parts of parts."""
     types = part_types(model_type)
     # Older files hold the text's keys next to the parts.
     for key in dict.fromkeys([*config, *types]):
@@ -217,10 +210,8 @@ def _stack(part: Part, rule: AttentionRule, stacks: set[str]) -> str:
     return f"{kind}-{rule.stack}"
 
 
-def _distinct(
-    rules: Sequence[AttentionRule], tensors: Mapping[str, TensorInfo]
-) -> Iterator[AttentionRule]:
-    """The rules, with distinct names for stacks that would share one."""
+def _distinct(rules: Sequence[AttentionRule]) -> Iterator[AttentionRule]:
+    """The rules, with distinct names for stacks that would share a name."""
     places = [(rule.stack, rule.kind) for rule in rules]
     for rule, place in zip(rules, places, strict=True):
         if places.count(place) > 1 and rule.config:

@@ -16,14 +16,14 @@ LARGEST_COUNT = 100_000
 
 
 class Config:
-    """A configuration, looked at through one attention of its model.
+    """A configuration as one attention of its model sees it.
 
     Parameters
     ----------
     config
         The configuration as `transformers` writes it.
     nested
-        Key of the part that belongs to this attention (``text_config``), with dots for parts of
+        Key of the part that belongs to this attention (``text_config``), with dots for nested
         parts; empty for all of it.
     name
         The checkpoint's name, for errors.
@@ -46,7 +46,7 @@ class Config:
         self._config = {**(defaults or {}), **{k: v for k, v in chosen.items() if v is not None}}
 
     def get(self, *keys: str) -> Any:
-        """The first of these keys that is there and not null; a dot leads into a nested part."""
+        """The value of the first key that is not null; a dot leads into a nested part."""
         found = (self._lookup(key) for key in keys)
         return next((value for value in found if value is not None), None)
 
@@ -81,32 +81,32 @@ class Config:
         return is_on != term.startswith("not ")
 
     def whole(self, keys: Sequence[str], layer: int = 0) -> int:
-        """A required count; see `optional_whole`."""
+        """A required count, as `optional_whole`."""
         value = self.optional_whole(keys, layer)
         if value is None:
             raise CheckpointError(f"{self.name}: config.json lacks {' or '.join(keys)}")
         return value
 
     def optional_whole(self, keys: Sequence[str], layer: int = 0) -> int | None:
-        """A count, None where no key has it; lists hold one for each layer."""
+        """A count, None if no key has it; a list holds one for each layer."""
         value = self.get(*keys)
         if isinstance(value, list):
             value = value[layer] if layer < len(value) else None
         if value is None:
             return None
         if type(value) is not int or not 0 < value <= LARGEST_COUNT:
-            raise CheckpointError(
-                f"{self.name}: config.json: {' or '.join(keys)} must be a positive whole number, "
-                f"got {shown(value)}"
-            )
+            raise self.wrong(keys, "a positive whole number", value)
         return value
+
+    def wrong(self, keys: Sequence[str], expected: str, value: Any) -> CheckpointError:
+        """The error for a value that is not what these keys should hold."""
+        return CheckpointError(
+            f"{self.name}: config.json: {' or '.join(keys)} must be {expected}, got {shown(value)}"
+        )
 
     @property
     def head_widths(self) -> set[int]:
-        """The widths of heads that it names: ``head_dim``, ``global_head_dim``, ..., of any layer.
-
-        Those of recurrences (``linear_key_head_dim``) are none of attention's.
-        """
+        """All head widths of attention in any layer: ``head_dim``, ``global_head_dim``, ..."""
         layers = self.get("per_layer_config")
         others = layers.values() if isinstance(layers, dict) else ()
         return {
@@ -130,23 +130,17 @@ class Config:
         by_layer = self.get("pruned_heads") or {}
         pruned = by_layer.get(str(layer), []) if isinstance(by_layer, dict) else None
         if not isinstance(pruned, list):
-            raise CheckpointError(
-                f"{self.name}: config.json: pruned_heads must hold a list of heads for each layer, "
-                f"got {shown(by_layer)}"
-            )
+            raise self.wrong(["pruned_heads"], "a list of heads for each layer", by_layer)
         return len(pruned)
 
     def optional_number(self, keys: Sequence[str]) -> float | None:
-        """A finite number, None where no key has it."""
+        """A finite number, None if no key has it."""
         value = self.get(*keys)
         if value is None:
             return None
         number = as_number(value)
         if number is None:
-            raise CheckpointError(
-                f"{self.name}: config.json: {' or '.join(keys)} must be a number, got "
-                f"{shown(value)}"
-            )
+            raise self.wrong(keys, "a number", value)
         return number
 
     def product(self, factors: Sequence[str | float], names: Mapping[str, float]) -> float:
@@ -170,9 +164,7 @@ class Config:
             base, power, condition = match.groups()
             if not self.holds(condition or ""):
                 continue
-            value = known.get(base)
-            if value is None:
-                value = _read_number(base)
+            value = known[base] if base in known else _read_number(base)
             if value is None:
                 value = self.optional_number((base,))
             if value is None or value <= 0:
@@ -191,9 +183,7 @@ class Config:
         if isinstance(kinds, str):
             kinds = kinds.split("|")
         if not isinstance(kinds, list):
-            raise CheckpointError(
-                f"{self.name}: config.json: pos_att_type must be a list, got {shown(kinds)}"
-            )
+            raise self.wrong(["pos_att_type"], "a list", kinds)
         return 1 + len([k for k in kinds if k in ("c2p", "p2c")])
 
     def layer_type(self, layer: int) -> str | None:

@@ -1,7 +1,7 @@
 """What a family says: which tensors of a model are its queries and keys, and how they are laid out.
 
-A family is a TOML file. The tables here are its schema; an unknown or missing key is an error, so
-that a misspelled one cannot pass for a default.
+A family is a TOML file. The dataclasses here are its schema; an unknown or missing key is an error,
+so that a misspelled one cannot pass for a default.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from wqk._typing import FilePath
 from wqk.errors import UnknownFamily
 from wqk.families.layouts import LAYOUTS
 from wqk.families.norms import NORMS
-from wqk.families.schema import parse, prefixed
+from wqk.families.schema import parse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,90 +26,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class SideRule:
-    """The tensors of queries, keys, values or outputs: ``query``, ``query_bias``, ..."""
-
-    names: tuple[str, ...] = ()  # the projection's weight
-    bias: tuple[str, ...] = ()  # full names, where it is not the weight's own ".bias"
-    norm: tuple[str, ...] = ()  # between projection and score
-    input_norm: tuple[str, ...] = ()  # feeds the keys of cross-attention; {last}
-    inner: tuple[str, ...] = ()  # "latent": from the input to the latent
-    inner_norm: tuple[str, ...] = ()  # norm of the latent
-
-
-@dataclass(frozen=True)
-class NormRule:
-    """What norms between projection and score are: ``norm``, ``norm_gain``, ..."""
-
-    kind: str = field(default="rms", metadata={"key": "norm"})  # see wqk.families.norms
-    gain: bool = True  # false where they have none, and so no tensors
-    over: str = ""  # "head" where every head is normalized alone with gains of its own
-    offset: float = 0.0  # 1 where the gain is stored as its difference from 1
-    epsilon: tuple[str, ...] = ("rms_norm_eps", "layer_norm_eps", "norm_eps")
-    rotary_only: bool = False  # layers without rotary positions have none
-
-
-@dataclass(frozen=True)
-class InputNormRule:
-    """The norm whose output is projected: ``input_norm``, ``input_norm_kind``, ..."""
-
-    names: tuple[str, ...] = ()  # feeds the queries, and the keys of self-attention
-    first: tuple[str, ...] = field(
-        default=(), metadata={"key": "first_input_norm"}
-    )  # the same in layer 0, where it differs
-    kind: str = "rms"
-    offset: float = 0.0
-    epsilon: tuple[str, ...] = (
-        "rms_norm_eps",
-        "layer_norm_eps",
-        "layer_norm_epsilon",
-        "layernorm_epsilon",
-        "norm_epsilon",
-        "norm_eps",
-    )
-
-
-@dataclass(frozen=True)
-class CountsRule:
-    """Keys of the configuration that count layers and heads."""
-
-    layers: tuple[str, ...] = ("num_hidden_layers",)
-    every_layer: bool = True  # false where some layers have no such attention
-    heads: tuple[str, ...] = ("num_attention_heads",)
-    key_heads: tuple[str, ...] = ("num_key_value_heads",)
-    single_key_head_if: str = ""  # switches of multi-query models; see Config.holds
-    applied_in_total: str = ""  # applications of shared layers, all together
-    applied_twice_if: str = ""
-    content_width: str = ""  # "latent": width of a head without positions, and with them alone
-    position_width: str = ""
-
-
-@dataclass(frozen=True)
-class ScoreRule:
-    """What becomes of the products of queries and keys."""
-
-    scale: tuple[str | float, ...] = ("head_width ** -0.5",)  # factors of the score
-    softcap: str = ""
-    clip: str = ""  # largest absolute value of queries and keys
-    sinks: tuple[str, ...] = ()  # scores of a virtual key, one per head
-    temperature: tuple[str, ...] = ()  # logarithm of a learned factor of each head's score
-    temperature_limit: float = 100.0  # largest factor
-    position: str = ""  # what is added to the scores besides the form: alibi, relative, ...
-    position_if: str = ""
-    whole_score: bool = True  # false where more is added that none of these keys says
-    causal: bool = False
-    causal_if: str = ""  # configuration flag of models that are either
-    window: tuple[str, ...] = ()  # size of local attention
-    window_axes: int = 1  # 2 where windows are squares of an image
-    window_each_side: bool = False  # the size is what tokens see on either side of them
-
-
-@dataclass(frozen=True)
 class RotaryRule:
     """How positions rotate queries and keys.
 
-    Keys of the configuration are tried in order; ``rope_parameters`` and ``rope_scaling`` are
-    looked through without being named.
+    Keys of the configuration are tried in order, first in ``rope_parameters`` or ``rope_scaling``.
     """
 
     order: str  # "half": dimension k turns with k + P; "interleaved": 2k with 2k + 1
@@ -129,42 +49,90 @@ class RotaryRule:
 
 @dataclass(frozen=True)
 class AttentionRule:
-    """One attention of a model: where its tensors are in every layer.
+    """One attention of a model: where its tensors are in every layer, and what its score is.
 
-    Names leave out ``.weight`` and any prefix, and hold ``{layer}``; where a model has been spelled
-    in several ways, all spellings are listed. ``{previous}`` is the layer before, whose last norm
-    feeds this one in post-norm models, ``{last}`` the last that there is, ``{head}`` each head,
-    where they have tensors of their own. Other strings are keys of the configuration. In the file,
-    the keys of the parts below stand side by side in one table.
+    Names leave out ``.weight`` and any prefix, and contain ``{layer}``; where a model has been
+    spelled in several ways, all spellings are listed. ``{previous}`` is the layer before, whose
+    last norm feeds this one in post-norm models, ``{last}`` the highest number that exists,
+    ``{head}`` each head, where heads have tensors of their own. Other strings are keys of the
+    configuration.
     """
 
     stack: str  # encoder, decoder, vision, audio, text, ...
     kind: str = "self"  # or "cross"
+    only_if: str = ""  # switches of models that have this attention; see Config.holds
+
+    # Tensors. A bias has a name only where it is not the weight's own ".bias".
     layout: str = "separate"  # see wqk.families.layouts
+    query: tuple[str, ...] = ()
+    key: tuple[str, ...] = ()
+    value: tuple[str, ...] = ()
+    output: tuple[str, ...] = ()  # W_o, for the value-output circuit
+    query_bias: tuple[str, ...] = ()
+    value_bias: tuple[str, ...] = ()
     fused: tuple[str, ...] = ()  # the tensor that holds several sides
     order: str = "qkv"  # order of the sides in it
     blocks: int = 1  # "sectioned": how often that order repeats
-    query: SideRule = field(
-        default_factory=SideRule,
-        metadata=prefixed("query", "names", "bias", "norm", "inner", "inner_norm"),
-    )
-    key: SideRule = field(
-        default_factory=SideRule,
-        metadata=prefixed("key", "names", "norm", "input_norm", "inner", "inner_norm"),
-    )
-    value: SideRule = field(default_factory=SideRule, metadata=prefixed("value", "names", "bias"))
-    # W_o, for the value-output circuit
-    output: SideRule = field(default_factory=SideRule, metadata=prefixed("output", "names"))
-    norm: NormRule = field(default_factory=NormRule, metadata=prefixed("norm"))
-    input_norm: InputNormRule = field(
-        default_factory=InputNormRule, metadata=prefixed("input_norm")
-    )
-    counts: CountsRule = field(default_factory=CountsRule, metadata=prefixed(""))
-    score: ScoreRule = field(default_factory=ScoreRule, metadata=prefixed(""))
-    rotary: RotaryRule | None = None
-    only_if: str = ""  # switches of models that have this attention; see Config.holds
+    query_inner: tuple[str, ...] = ()  # "latent": from the input to the latent
+    key_inner: tuple[str, ...] = ()
+    query_inner_norm: tuple[str, ...] = ()  # norm of the latent
+    key_inner_norm: tuple[str, ...] = ()
     prefix: str | None = None  # what stands before all names; None for anything
     exact: bool = False  # None only for what stands before all attention: a file of the user's own
+
+    # Norms between projection and score.
+    query_norm: tuple[str, ...] = ()
+    key_norm: tuple[str, ...] = ()
+    norm: str = "rms"  # see wqk.families.norms
+    norm_gain: bool = True  # false where they have none, and so no tensors
+    norm_over: str = ""  # "head" where every head is normalized alone with gains of its own
+    norm_offset: float = 0.0  # 1 where the gain is stored as its difference from 1
+    norm_epsilon: tuple[str, ...] = ("rms_norm_eps", "layer_norm_eps", "norm_eps")
+    norm_rotary_only: bool = False  # layers without rotary positions have none
+
+    # The norm whose output is projected.
+    input_norm: tuple[str, ...] = ()  # feeds the queries, and the keys of self-attention
+    first_input_norm: tuple[str, ...] = ()  # the same in layer 0, where it differs
+    key_input_norm: tuple[str, ...] = ()  # feeds the keys of cross-attention
+    input_norm_kind: str = "rms"
+    input_norm_offset: float = 0.0
+    input_norm_epsilon: tuple[str, ...] = (
+        "rms_norm_eps",
+        "layer_norm_eps",
+        "layer_norm_epsilon",
+        "layernorm_epsilon",
+        "norm_epsilon",
+        "norm_eps",
+    )
+
+    # Numbers.
+    layers: tuple[str, ...] = ("num_hidden_layers",)
+    every_layer: bool = True  # false where some layers have no such attention
+    heads: tuple[str, ...] = ("num_attention_heads",)
+    key_heads: tuple[str, ...] = ("num_key_value_heads",)
+    single_key_head_if: str = ""  # switches of multi-query models
+    applied_in_total: str = ""  # applications of shared layers, all together
+    applied_twice_if: str = ""
+    content_width: str = ""  # "latent": width of a head without positions, and with them alone
+    position_width: str = ""
+
+    # What becomes of the products of queries and keys.
+    scale: tuple[str | float, ...] = ("head_width ** -0.5",)  # factors of the score
+    softcap: str = ""
+    clip: str = ""  # largest absolute value of queries and keys
+    sinks: tuple[str, ...] = ()  # scores of a virtual key, one per head
+    temperature: tuple[str, ...] = ()  # logarithm of a learned factor of each head's score
+    temperature_limit: float = 100.0  # largest factor
+    rotary: RotaryRule | None = None
+    position: str = ""  # what is added to the scores besides the form: alibi, relative, ...
+    position_if: str = ""
+    whole_score: bool = True  # false where more is added that none of these keys says
+    causal: bool = False
+    causal_if: str = ""  # configuration flag of models that are either
+    window: tuple[str, ...] = ()  # size of local attention
+    window_axes: int = 1  # 2 where windows are squares of an image
+    window_each_side: bool = False  # the size is what tokens see on either side of them
+
     config: str = ""  # the nested configuration that the keys above are in
     defaults: dict[str, Any] = field(default_factory=dict, hash=False)  # of absent keys
     guess: str = ""  # how the rule was guessed from tensor names, where it was
@@ -203,7 +171,7 @@ def parse_family(text: str, source: str) -> Family:
     ... query = "layers.{layer}.q"
     ... key = "layers.{layer}.k"
     ... ''', "toy.toml")
-    >>> family.attention[0].query.names
+    >>> family.attention[0].query
     ('layers.{layer}.q',)
     """
     family = parse(Family, _inherited(_toml(text, source), source), source)
@@ -222,9 +190,9 @@ def _toml(text: str, source: str) -> dict[str, Any]:
 
 
 def _inherited(table: dict[str, Any], source: str) -> dict[str, Any]:
-    """The table with what it takes over from the shipped family that it is ``like``.
+    """The table with what it inherits from the shipped family that it is ``like``.
 
-    Its own ``[change]`` replaces keys of every attention of that family.
+    Its ``[change]`` replaces keys of every attention of that family.
 
     Examples
     --------
@@ -257,14 +225,14 @@ def _merged(rule: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 def _check(rule: AttentionRule, source: str) -> None:
     for what, kind, kinds in (
         ("layout", rule.layout, LAYOUTS),
-        ("norm", rule.norm.kind, NORMS),
-        ("input_norm_kind", rule.input_norm.kind, NORMS),
+        ("norm", rule.norm, NORMS),
+        ("input_norm_kind", rule.input_norm_kind, NORMS),
     ):
         if kind not in kinds:
             raise UnknownFamily(f"{source}: unknown {what} {kind!r}; known are {', '.join(kinds)}")
-    if len(rule.query.names) != len(rule.key.names):
+    if len(rule.query) != len(rule.key):
         raise UnknownFamily(f"{source}: 'query' and 'key' need as many spellings as each other")
-    if not rule.fused and not rule.query.names:
+    if not rule.fused and not rule.query:
         raise UnknownFamily(f"{source}: an attention needs 'query' and 'key', or 'fused'")
 
 
@@ -289,9 +257,7 @@ def _tables(name: str) -> Mapping[str, Mapping[str, Any]]:
 
 
 def part_types(model_type: object) -> Mapping[str, str]:
-    """The model types of a composite's parts, by the keys of their configurations.
-
-    Files need not say them: they are what `transformers` takes each part for.
+    """The model types that `transformers` gives a composite's parts, by configuration key.
 
     Examples
     --------
@@ -302,7 +268,7 @@ def part_types(model_type: object) -> Mapping[str, str]:
 
 
 def default_counts(model_type: str) -> Mapping[str, Any]:
-    """Layers and heads of a part whose configuration leaves out what `transformers` would fill in.
+    """Numbers of layers and heads that `transformers` fills in for a part of this type.
 
     Examples
     --------
@@ -324,5 +290,5 @@ def load_family(path: FilePath) -> Family:
 
 
 def family_of_type(model_type: object) -> Family | None:
-    """The family that lists this ``model_type``, where one does."""
+    """The family that lists this ``model_type``, if one does."""
     return _by_model_type().get(model_type) if isinstance(model_type, str) else None

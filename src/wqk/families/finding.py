@@ -1,4 +1,4 @@
-"""The family of a checkpoint: by its model type, or by a guess from its tensors' names."""
+"""The family of a checkpoint: by its model type, or guessed from its tensors' names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def find_family(
     Parameters
     ----------
     checkpoint
-        Its configuration and the names and shapes of its tensors are looked at.
+        Only its configuration and the names and shapes of its tensors are used.
     heads_per_layer, key_heads
         Numbers of query and key heads, for a guess; a known family takes them from the
         configuration.
@@ -30,28 +30,22 @@ def find_family(
     Raises
     ------
     UnknownFamily
-        No family fits, and the names suggest none; or the model's attention has no such form.
+        No family fits and none can be guessed, or the model's attention has no such form.
     """
     with concerning(checkpoint.name):
-        return _find_family(checkpoint, heads_per_layer, key_heads)
-
-
-def _find_family(
-    checkpoint: Checkpoint, heads_per_layer: int | None, key_heads: int | None
-) -> Family:
-    family = family_of_type(checkpoint.config.get("model_type"))
-    if family and family.refusal:
-        raise UnknownFamily(f"{checkpoint.name}: {family.name}: {family.refusal}")
-    tensors = checkpoint.tensors()
-    if family and any(prefixes(tensors, rule) for rule in family.attention):
-        return (compose_family(checkpoint, family) or family) if family.with_parts else family
-    composite = None if family else compose_family(checkpoint)
-    if composite:
-        return composite
-    try:
-        return infer_family(checkpoint, heads_per_layer, key_heads)
-    except UnknownFamily:
-        # The known family says best what its tensors should have been called.
-        if family:
-            return family
-        raise
+        family = family_of_type(checkpoint.config.get("model_type"))
+        if family and family.refusal:
+            raise UnknownFamily(f"{checkpoint.name}: {family.name}: {family.refusal}")
+        tensors = checkpoint.tensors()
+        if family and any(prefixes(tensors, rule) for rule in family.attention):
+            return (compose_family(checkpoint, family) or family) if family.with_parts else family
+        composite = None if family else compose_family(checkpoint)
+        if composite:
+            return composite
+        try:
+            return infer_family(checkpoint, heads_per_layer, key_heads)
+        except UnknownFamily:
+            # The known family says best what its tensors should have been called.
+            if family:
+                return family
+            raise

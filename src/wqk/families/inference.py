@@ -1,8 +1,8 @@
-"""A family made up from tensor names, for models that no family knows.
+"""A family guessed from tensor names, for models that no family knows.
 
 Queries and keys are siblings: two weights whose names differ only in ``q`` and ``k``, or one weight
-whose name says that it holds both. The shapes and whatever counts the configuration gives decide
-the rest. All of it is a guess, and the rules say how good a one.
+whose name says that it holds both. Shapes and the configuration's counts decide the rest. The rules
+say how sure the guess is.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wqk.errors import UnknownFamily
-from wqk.families.candidates import Candidate, beside, candidates
-from wqk.families.family import AttentionRule, CountsRule, Family, NormRule, ScoreRule, SideRule
+from wqk.families.candidates import Beside, Candidate, beside, candidates
+from wqk.families.family import AttentionRule, Family
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from wqk.checkpoints import Checkpoint, TensorInfo
+    from wqk.checkpoints import Checkpoint
 
-# Keys under which configurations count heads; what stands before them is a part of the model.
+# Keys under which configurations count heads; what precedes them is a part of the model.
 HEADS = re.compile(
     r"(?:(?P<part>\w+?)_)??(?:num_attention_heads|attention_heads|num_attn_heads|num_heads|n_heads?"
     r"|nheads?|heads?)"
@@ -31,7 +31,7 @@ KEY_HEADS = (
 )  # fmt: skip
 HEAD_WIDTHS = ("head_dim", "d_kv", "kv_channels", "d_head")
 WIDTHS = ("hidden_size", "d_model", "n_embd", "n_state", "embed_dim")
-# Nested configurations that are those of the whole model.
+# Names of nested configurations that belong to the whole model.
 WHOLE = {"model", "transformer", "attention", "attn", "args", "params", "model_args", "hparams"}
 
 # Models whose fused weight has another layout than its name suggests.
@@ -64,7 +64,7 @@ class HeadCount:
 
     @property
     def words(self) -> list[str]:
-        """What a tensor's name has to speak of for this to be its number."""
+        """What a tensor's name has to mention for this to be its number of heads."""
         nested = [name.removesuffix("_config") for name in self.path.split(".") if name]
         named = [name for name in nested if name not in WHOLE]
         # Whisper's own files: n_audio_head, n_text_head.
@@ -75,19 +75,14 @@ class HeadCount:
 def infer_family(
     checkpoint: Checkpoint, heads_per_layer: int | None = None, key_heads: int | None = None
 ) -> Family:
-    """A family for a checkpoint of unknown type or with foreign names.
+    """A family, ``inferred``, for a checkpoint of unknown type or with foreign names.
 
     Parameters
     ----------
     checkpoint
-        Only names, shapes and the configuration are looked at.
+        Only names, shapes and the configuration are used.
     heads_per_layer, key_heads
         Numbers of query and key heads, where the configuration does not have them.
-
-    Returns
-    -------
-    Family
-        Named ``inferred``; its rules say how they came about and how sure they are.
 
     Raises
     ------
@@ -119,19 +114,16 @@ def infer_family(
     for candidate in softmax:
         stack, kind = _role(candidate, softmax, checkpoint.config)
         layout, doubt = _layout(candidate, checkpoint.config)
-        sides, norm, partial = _sides(candidate, around[candidate], tensors, checkpoint.config)
+        partial = _unexplained(candidate, around[candidate], checkpoint.config)
         if heads_per_layer is None:
             count = _own_count(candidate, counts, softmax, stack, checkpoint.name)
             numbers = _numbers(candidate, layout, count, checkpoint.name)
         else:
-            defaults = {"heads_per_layer": heads_per_layer}
+            given = {"heads_per_layer": heads_per_layer, "key_heads": key_heads}
             numbers = {
-                "counts": CountsRule(
-                    every_layer=False,
-                    heads=("heads_per_layer",),
-                    key_heads=("key_heads", *KEY_HEADS),
-                ),
-                "defaults": defaults if key_heads is None else {**defaults, "key_heads": key_heads},
+                "heads": ("heads_per_layer",),
+                "key_heads": ("key_heads", *KEY_HEADS),
+                "defaults": {key: n for key, n in given.items() if n is not None},
             }
         confidence = "low" if partial else "medium" if doubt else "high"
         reason = f": {doubt}" if doubt else ""
@@ -140,53 +132,42 @@ def infer_family(
                 stack=stack,
                 kind=kind,
                 layout=layout,
-                norm=norm,
-                score=ScoreRule(),
+                every_layer=False,
+                norm="layer" if around[candidate].has_bias else "rms",
                 partial=partial,
                 guess=f"guessed from the tensors' names ({candidate.query}), confidence "
                 f"{confidence}{reason}",
-                **sides,
+                **_names(candidate, around[candidate]),
                 **numbers,
             )
         )
     return Family(name="inferred", model_types=(), attention=tuple(rules))
 
 
-def _sides(
-    candidate: Candidate,
-    around: Any,
-    tensors: Mapping[str, TensorInfo],
-    config: Mapping[str, Any],
-) -> tuple[dict[str, Any], NormRule, str]:
-    """The rule's names, the kind of its norms, and unexplained tensors."""
-    query_norm, key_norm = (
-        (name,) if name else () for name in (around.query_norm, around.key_norm)
-    )
-    sides: dict[str, Any] = {
-        "query": SideRule(norm=query_norm),
-        "key": SideRule(norm=key_norm),
-    }
+def _names(candidate: Candidate, around: Beside) -> dict[str, Any]:
+    """The rule's names of tensors."""
+    norms = {"query_norm": around.query_norm, "key_norm": around.key_norm}
     if candidate.query == candidate.key:
-        sides["fused"] = (candidate.query,)
+        weights = {"fused": candidate.query}
     else:
-        sides = {
-            "query": SideRule((candidate.query,), norm=query_norm),
-            "key": SideRule((candidate.key,), norm=key_norm),
-            "value": SideRule((candidate.value,)),
-        }
-    partial = ""
+        weights = {"query": candidate.query, "key": candidate.key, "value": candidate.value}
+    return {role: (name,) for role, name in (weights | norms).items() if name}
+
+
+def _unexplained(candidate: Candidate, around: Beside, config: Mapping[str, Any]) -> str:
+    """What of the score is not understood; empty if all is."""
     if around.unexplained:
         named = ", ".join(f"{candidate.path}.{name}" for name in around.unexplained[:3])
-        partial = f"what {named} does to the score is not known"
-    elif not (query_norm or key_norm):
+        return f"what {named} does to the score is not known"
+    if not (around.query_norm or around.key_norm):
         switch = next((key for key in config if re.search("q_?k_?(layer_?)?norm", key)), None)
         if switch and config[switch]:
-            partial = f"the configuration's {switch} speaks of norms that have no tensors"
-    return sides, NormRule(kind="layer" if around.has_bias else "rms"), partial
+            return f"the configuration's {switch} speaks of norms that have no tensors"
+    return ""
 
 
 def _layout(candidate: Candidate, config: Mapping[str, Any]) -> tuple[str, str]:
-    """The layout of the roles in the weight, and what is doubtful about it."""
+    """The layout of queries, keys and values in the weight, and what is doubtful about it."""
     if candidate.layout == "separate":
         return "separate", ""
     rows, columns = candidate.shape
@@ -236,13 +217,7 @@ def _own_count(
     stack: str,
     name: str,
 ) -> HeadCount:
-    """The number of heads that is the candidate's own part's.
-
-    Raises
-    ------
-    UnknownFamily
-        The configuration has none, or that of another part only.
-    """
+    """The candidate's number of heads; an error if only other parts of the model have one."""
     spoken = [
         word for part in candidate.query.lower().split(".") for word in (part, *part.split("_"))
     ]
@@ -273,14 +248,14 @@ def _own_count(
 
 
 def _is_other(candidate: Candidate, count: HeadCount) -> bool:
-    """Whether a configuration is of another width than the candidate's inputs."""
+    """Whether a configuration's width is not that of the candidate's inputs."""
     width = next((count.config[key] for key in WIDTHS if key in count.config), None)
     counted = count.config[count.key]
     return isinstance(width, int) and isinstance(counted, int) and width not in candidate.shape
 
 
 def _numbers(candidate: Candidate, layout: str, count: HeadCount, name: str) -> dict[str, Any]:
-    """The rule's keys for the numbers of heads, of the part that they are counted of."""
+    """The rule's keys for the numbers of heads, and the part of the model that counts them."""
     own = [f"{count.part}_{key}" for key in KEY_HEADS] if count.part else list(KEY_HEADS)
     defaults: dict[str, Any] = {}
     heads = count.config[count.key]
@@ -290,20 +265,14 @@ def _numbers(candidate: Candidate, layout: str, count: HeadCount, name: str) -> 
             rest = candidate.shape[0] - heads * width
             if rest > 0 and rest % (2 * width) == 0 and heads % (rest // (2 * width)) == 0:
                 defaults = {"key_heads": rest // (2 * width)}
-    keys = CountsRule(every_layer=False, heads=(count.key,), key_heads=(*own, "key_heads"))
-    return {"counts": keys, "config": count.path, "defaults": defaults}
+    keys = {"heads": (count.key,), "key_heads": (*own, "key_heads")}
+    return {**keys, "config": count.path, "defaults": defaults}
 
 
 def _head_width(
     candidate: Candidate, layout: str, heads: int, count: HeadCount, name: str
 ) -> int | None:
-    """The width of a head: the configuration's, which has to be that of the queries.
-
-    Raises
-    ------
-    UnknownFamily
-        The queries hold something else as well, such as a gate.
-    """
+    """The configured width of a head; an error if the queries hold more, such as a gate."""
     key = next((k for k in HEAD_WIDTHS if isinstance(count.config.get(k), int)), None)
     if key is None or count.part:
         return candidate.shape[1] // heads if candidate.shape[1] % heads == 0 else None

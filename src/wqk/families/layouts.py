@@ -1,8 +1,8 @@
 """The layout of one or several projections in a stored tensor.
 
-Every layout says the same thing: which outputs (rows of an ``nn.Linear`` weight, columns of a
-Conv1D one) belong to the queries, to the keys and to the values, in the order of the heads. That is
-enough to take a projection out of a tensor and to put it back.
+A layout says which outputs (rows of an ``nn.Linear`` weight, columns of a Conv1D one) belong to the
+queries, the keys and the values, in the order of the heads. That is enough to take a projection out
+of a tensor and to put it back.
 
 ==============  =====================================================================
 layout          the tensor's outputs
@@ -41,29 +41,17 @@ Ranges = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Projection:
-    """The weight of one role: which outputs of which tensor, for how many heads.
-
-    Attributes
-    ----------
-    tensor
-        Name of the stored weight.
-    outputs
-        Half-open ranges of its outputs, in the order of the heads; None for all of them.
-    transposed
-        Whether the tensor is stored (in, out).
-    heads, head_width
-        How the outputs divide.
-    """
+    """The weight of one role: which outputs of which tensor, for how many heads."""
 
     tensor: str
-    outputs: Ranges | None
-    transposed: bool
+    outputs: Ranges | None  # half-open ranges, in the order of the heads; None for all
+    transposed: bool  # whether the tensor is stored (in, out)
     heads: int
     head_width: int
 
     @property
     def part(self) -> Part:
-        """What has to be read for it: whole tensors where outputs are columns."""
+        """What has to be read for it: the whole tensor if outputs are columns."""
         return Part(self.tensor, None if self.transposed else self.outputs)
 
     @property
@@ -85,8 +73,8 @@ class Projection:
     def put(self, tensor: Array, weight: Array) -> None:
         """Write the projection (heads, R, D) into the whole stored tensor, in place.
 
-        The inverse of `take`; outputs of other roles stay as they are. NumPy arrays or PyTorch
-        tensors, both of one kind.
+        The inverse of `take`; outputs of other roles do not change. Both are NumPy arrays, or both
+        PyTorch tensors.
 
         Examples
         --------
@@ -102,7 +90,7 @@ class Projection:
         put_outputs(tensor.T if self.transposed else tensor, self.outputs, outputs)
 
     def bias_part(self, name: str) -> Part:
-        """What has to be read of a bias tensor that lies as the weight's outputs do."""
+        """What has to be read of a bias that is laid out like the weight's outputs."""
         return Part(name, self.outputs)
 
 
@@ -110,22 +98,13 @@ class Projection:
 class Composed:
     """A projection that goes through a latent: x ↦ outer · diag(gain) · inner · x.
 
-    The latent is normalized in between; its gain is part of the product, a token's own scale is
-    not.
-
-    Attributes
-    ----------
-    outer
-        From the latent to the heads, (heads, R, C).
-    inner
-        From the input to the latent, (1, C, D).
-    norm
-        The latent's norm; its gain is (C,).
+    The latent is normalized in between; the norm's gain is part of the product, a token's own scale
+    is not.
     """
 
-    outer: Projection
-    inner: Projection
-    norm: Norm
+    outer: Projection  # from the latent to the heads, (heads, R, C)
+    inner: Projection  # from the input to the latent, (1, C, D)
+    norm: Norm  # the latent's; its gain is (C,)
 
     @property
     def tensor(self) -> str:
@@ -154,7 +133,7 @@ class Composed:
 
 
 def put_outputs(tensor: Array, outputs: Ranges | None, values: Array) -> None:
-    """Write rows, in the order of the ranges, into those of a stored tensor; None for all."""
+    """Write rows into these ranges of a stored tensor, in their order; None for all rows."""
     start = 0
     for first, last in outputs or ((0, len(values)),):
         stop = start + last - first
@@ -168,7 +147,7 @@ def _columns(stored: Array, outputs: Ranges) -> Array:
 
 
 def _contiguous(array: Array) -> Array:
-    """With rows in memory one after the other, as the kernels read them fastest."""
+    """The array with its rows contiguous in memory, which is fastest for the kernels."""
     if hasattr(array, "contiguous"):  # PyTorch
         return array.contiguous()
     import numpy as np
@@ -184,7 +163,7 @@ def separate(tensor: str, shape: tuple[int, ...], heads: int) -> Projection:
 def within_heads(
     tensor: str, shape: tuple[int, ...], heads: int, start: int, stop: int
 ) -> Projection:
-    """Some of every head's outputs, of a tensor (H·R, D) in which a head holds several things.
+    """Some outputs of each head, of a tensor (H·R, D) in which a head holds several things.
 
     Examples
     --------

@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from wqk.families.layouts import Projection
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Match:
-    """The tensors of one rule in one layer, without the ``.weight`` of their names."""
+    """One layer's tensors that match a rule."""
 
+    tensors: Mapping[str, TensorInfo]  # the checkpoint's
     index: tuple[int, ...]
-    query: str
+    query: str  # full name of the weight
     key: str
     prefix: str
 
@@ -32,6 +33,49 @@ class Match:
     def group(self) -> int:
         """The first index; 0 for attention that there is only once."""
         return self.index[0] if self.index else 0
+
+    def weight(self, spellings: tuple[str, ...]) -> str | None:
+        """Full name of the first of these spellings' weights that exists."""
+        names = (weight_name(self._filled(spelling)) for spelling in spellings)
+        return next((name for name in names if name in self.tensors), None)
+
+    def part(self, spellings: tuple[str, ...]) -> Part | None:
+        """The first of these full names' tensors that exists."""
+        names = map(self._filled, spellings)
+        return next((Part(name) for name in names if name in self.tensors), None)
+
+    def bias(self, projection: Projection | Composed, names: tuple[str, ...]) -> Part | None:
+        """The projection's bias: under a name of its own, or laid out like the outputs."""
+        own = self.part(names)
+        if own is not None or isinstance(projection, Composed):
+            return own
+        name = projection.tensor.removesuffix("weight") + "bias"
+        return projection.bias_part(name) if not names and name in self.tensors else None
+
+    def norm(self, spellings: tuple[str, ...], what: str, heads: int = 1) -> tuple[Part, ...]:
+        """The gain (``weight``) or bias of a norm; one for each head if its name has ``{head}``."""
+        # The oldest files call a norm's gain and bias gamma and beta.
+        endings = {"weight": ("weight", "gamma"), "bias": ("bias", "beta")}[what]
+        for spelling in spellings:
+            numbers = range(heads if "{head}" in spelling else 1)
+            # The name of a bare parameter already ends in weight.
+            stem = weight_name(spelling).removesuffix("weight")
+            stems = [stem.replace("{head}", str(n)) for n in numbers]
+            for ending in endings:
+                parts = [self.part((f"{stem}{ending}",)) for stem in stems]
+                if all(parts):
+                    return tuple(part for part in parts if part is not None)
+        return ()
+
+    def _filled(self, spelling: str) -> str:
+        """The full name; ``{last}`` is the highest number that a tensor has."""
+        before, mark, after = spelling.partition("{last}")
+        if mark:
+            start, end = re.escape(self.prefix + before), re.escape(after)
+            found = (re.fullmatch(rf"{start}([0-9]{{1,9}}){end}", name) for name in self.tensors)
+            last = max((int(match[1]) for match in found if match), default=0)
+            spelling = f"{before}{last}{after}"
+        return self.prefix + _fill(spelling, self.index)
 
 
 def find_layers(
@@ -41,8 +85,8 @@ def find_layers(
 
     The last ``keyless`` layers need no keys of their own.
     """
-    spellings = rule.fused or rule.query.names
-    keys = rule.fused or rule.key.names
+    spellings = rule.fused or rule.query
+    keys = rule.fused or rule.key
     for query, key in zip(spellings, keys, strict=True):
         matches = _matches(tensors, query, rule.prefix)
         if not matches:
@@ -60,20 +104,21 @@ def find_layers(
         own = (match for match in matches if match["prefix"] == prefix)
         indices = sorted(tuple(int(n) for n in match.groups()[1:]) for match in own)
         for number, index in enumerate(indices):
-            names = [prefix + _fill(spelling, index) for spelling in (query, key)]
+            stems = [prefix + _fill(spelling, index) for spelling in (query, key)]
+            names = [weight_name(stem) for stem in stems]
             needed = names if number < len(indices) - keyless else names[:1]
-            missing = [tensor for tensor in map(weight_name, needed) if tensor not in tensors]
-            if missing and _is_recurrent(names[0].rpartition(".")[0], tensors):
+            missing = [tensor for tensor in needed if tensor not in tensors]
+            if missing and _is_recurrent(stems[0].rpartition(".")[0], tensors):
                 continue
             if missing:
                 raise CheckpointError(f"{name}: incomplete, tensor {missing[0]!r} is missing")
-            found.append(Match(index, names[0], names[1], prefix))
+            found.append(Match(tensors, index, names[0], names[1], prefix))
         return found
     return []
 
 
 def _is_recurrent(module: str, tensors: Mapping[str, TensorInfo]) -> bool:
-    """Whether a module holds a recurrence, which has queries as well (Kimi Linear)."""
+    """Whether a module is a recurrence, which may have queries too (Kimi Linear)."""
     inside = (name.removeprefix(f"{module}.") for name in tensors if name.startswith(f"{module}."))
     return any(map(RECURRENT.fullmatch, inside))
 
@@ -81,7 +126,7 @@ def _is_recurrent(module: str, tensors: Mapping[str, TensorInfo]) -> bool:
 def _require_shared(
     prefix: str, spelling: str, tensors: Mapping[str, TensorInfo], name: str
 ) -> None:
-    """See that a prefix that a family file leaves out stands before all attention there is."""
+    """Check that a prefix that a family file leaves out precedes all attention of the model."""
     other = next((c.query for c in candidates(tensors) if not c.query.startswith(prefix)), None)
     if prefix and other:
         raise CheckpointError(
@@ -91,9 +136,9 @@ def _require_shared(
 
 
 def prefixes(tensors: Mapping[str, TensorInfo], rule: AttentionRule) -> dict[str, list[str]]:
-    """Full names of the queries' weights that match any spelling, by what stands before it."""
+    """Full names of the queries' weights that match any spelling, by their prefix."""
     found: dict[str, list[str]] = {}
-    for spelling in rule.fused or rule.query.names:
+    for spelling in rule.fused or rule.query:
         for match in _matches(tensors, spelling, rule.prefix):
             found.setdefault(match["prefix"], []).append(match[0])
     return found
@@ -117,67 +162,5 @@ def _fill(spelling: str, index: tuple[int, ...]) -> str:
 
 
 def weight_name(stem: str) -> str:
-    """Full name of the weight; parameters that are no module's own end in ``weight`` already."""
+    """Full name of the weight; names of bare parameters already end in ``weight``."""
     return stem if stem.endswith("weight") else f"{stem}.weight"
-
-
-def named(
-    tensors: Mapping[str, TensorInfo], spellings: tuple[str, ...], match: Match
-) -> str | None:
-    """Full name of the first weight of these spellings that is there."""
-    names = (weight_name(match.prefix + _fill(spelling, match.index)) for spelling in spellings)
-    return next((name for name in names if name in tensors), None)
-
-
-def bias_of(
-    tensors: Mapping[str, TensorInfo],
-    projection: Projection | Composed,
-    match: Match,
-    names: tuple[str, ...],
-) -> Part | None:
-    """The bias that lies as the projection's outputs do, or under a name of its own."""
-    own = part_of(tensors, names, match)
-    if own is not None or isinstance(projection, Composed):
-        return own
-    name = projection.tensor.removesuffix("weight") + "bias"
-    return projection.bias_part(name) if not names and name in tensors else None
-
-
-def part_of(
-    tensors: Mapping[str, TensorInfo], spellings: tuple[str, ...], match: Match
-) -> Part | None:
-    """The first tensor of these full names that is there."""
-    names = (match.prefix + _fill(_last(tensors, s, match), match.index) for s in spellings)
-    return next((Part(name) for name in names if name in tensors), None)
-
-
-def _last(tensors: Mapping[str, TensorInfo], spelling: str, match: Match) -> str:
-    """The spelling with ``{last}`` filled in: the greatest number under which there is a tensor."""
-    before, mark, after = spelling.partition("{last}")
-    if not mark:
-        return spelling
-    pattern = re.compile(rf"{re.escape(match.prefix + before)}([0-9]{{1,9}}){re.escape(after)}")
-    numbers = [int(match[1]) for match in map(pattern.fullmatch, tensors) if match]
-    return f"{before}{max(numbers, default=0)}{after}"
-
-
-def norm_of(
-    tensors: Mapping[str, TensorInfo],
-    spellings: tuple[str, ...],
-    match: Match,
-    what: str,
-    heads: int,
-) -> tuple[Part, ...]:
-    """The gain (``weight``) or bias of a norm; one for each head where its name has ``{head}``."""
-    # Files from the first years call a norm's gain and bias gamma and beta.
-    endings = {"weight": ("weight", "gamma"), "bias": ("bias", "beta")}[what]
-    for spelling in spellings:
-        numbers = range(heads if "{head}" in spelling else 1)
-        # A parameter that is no module's own ends in weight already, as in `weight_name`.
-        stem = spelling.removesuffix("weight") if spelling.endswith("weight") else f"{spelling}."
-        stems = [stem.replace("{head}", str(n)) for n in numbers]
-        for ending in endings:
-            parts = [part_of(tensors, (f"{stem}{ending}",), match) for stem in stems]
-            if all(parts):
-                return tuple(part for part in parts if part is not None)
-    return ()

@@ -27,13 +27,13 @@ class Norm:
     kind
         ``rms`` or ``layer``.
     gain, bias
-        One tensor for all heads, or one for each; none where the norm has none.
+        One tensor for all heads, or one for each; none if the norm has none.
     offset
-        1 where the gain is stored as its difference from 1.
+        1 if the gain is stored as its difference from 1.
     epsilon
         Added to the mean square.
     alone
-        Whether every head is normalized alone though the gains are those of all heads.
+        Whether each head is normalized alone although the gains cover all heads.
     """
 
     kind: str
@@ -53,7 +53,7 @@ class Norm:
         bias: Float[Array, "heads width"] | None,
         gain: Float[Array, " gains"],
     ) -> tuple[Float[Array, "heads width d"], Float[Array, "heads width"] | None]:
-        """Fold what is linear, the gain and the mean, into what is normalized."""
+        """Fold the linear parts, gain and centering, into the weight and bias before the norm."""
         heads, width = weight.shape[:2]
         if len(gain) not in (width, heads * width):
             raise CheckpointError(

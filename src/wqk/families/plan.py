@@ -16,7 +16,7 @@ TOKEN_BY_TOKEN = "queries and keys are normalized token by token before they mee
 
 @dataclass(frozen=True)
 class Positional:
-    """Queries and keys that hold positions alone; their product is added to that of the form."""
+    """Queries and keys that hold only positions; their product is added to that of the form."""
 
     query: Side
     key: Side
@@ -48,8 +48,8 @@ class AttentionPlan:
 
     @property
     def stack(self) -> str:
-        """The stack's name; an encoder that is set to look only back is a decoder."""
-        return "decoder" if self.causal and self.rule.score.causal_if else self.rule.stack
+        """The stack's name; an encoder that is configured as causal is a decoder."""
+        return "decoder" if self.causal and self.rule.causal_if else self.rule.stack
 
     @property
     def kind(self) -> str:
@@ -63,17 +63,17 @@ class AttentionPlan:
 
     @property
     def status(self) -> str:
-        """``partial`` where one form per head does not hold the whole score, or ``guessed``."""
+        """``partial`` if one form per head is not the whole score, ``guessed``, or ``ok``."""
         return "partial" if self.reason else "guessed" if self.rule.guess else "ok"
 
     @property
     def may_turn(self) -> bool:
-        """Whether positions turn queries and keys, or might: nothing is known of a guess's."""
+        """Whether positions turn queries and keys, or might, as those of a guess are unknown."""
         return bool(self.rotary or self.rule.guess) or self.position.startswith("rotary")
 
     @property
     def reason(self) -> str:
-        """Why the status is ``partial``; empty where it is not."""
+        """Why the status is ``partial``; empty if it is not."""
         reasons = [self.rule.partial] if self.rule.partial else []
         norms = [side.norm for side in (self.query, self.key) if side.norm]
         if any(norm.gain for norm in norms):

@@ -13,16 +13,13 @@ import numpy as np
 from wqk.errors import CheckpointError
 from wqk.families.candidates import without_numbers
 from wqk.families.config import Config
-from wqk.families.layers import complete_layers
-from wqk.families.naming import find_layers, part_of, weight_name
+from wqk.families.naming import find_layers, weight_name
 from wqk.families.plan import AttentionPlan, Positional
 from wqk.families.rotary import Rotary, rotary_of, rotary_stretch
 from wqk.families.sides import Side, projections_of, sides_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from wqk.checkpoints import Checkpoint, TensorInfo
+    from wqk.checkpoints import Checkpoint
     from wqk.families.family import AttentionRule, Family
     from wqk.families.naming import Match
 
@@ -40,7 +37,7 @@ def plan(checkpoint: Checkpoint, family: Family) -> list[AttentionPlan]:
     Raises
     ------
     CheckpointError
-        Queries and keys are not all there, or do not fit the configuration.
+        Queries and keys are incomplete, or do not fit the configuration.
     """
     by_rule = [_plan_rule(checkpoint, family.name, rule) for rule in family.attention]
     if not any(by_rule):
@@ -49,7 +46,7 @@ def plan(checkpoint: Checkpoint, family: Family) -> list[AttentionPlan]:
 
 
 def _distinct(by_rule: list[list[AttentionPlan]]) -> list[AttentionPlan]:
-    """All plans, with stacks of different names where rules meet in stack, kind and layer."""
+    """All plans, with distinct names for stacks of rules that share stack, kind and layer."""
     places = [{(p.stack, p.kind, p.layer) for p in plans} for plans in by_rule]
     distinct: list[AttentionPlan] = []
     for plans, own in zip(by_rule, places, strict=True):
@@ -81,14 +78,14 @@ def _plan_rule(checkpoint: Checkpoint, family: str, rule: AttentionRule) -> list
         return []
     if config.get("quantization_config.quant_method") == "bitnet":
         rule = replace(rule, partial="; ".join(filter(None, (rule.partial, TERNARY))))
-    layers = complete_layers(found, config, rule)
+    layers = _complete_layers(found, config, rule)
     groups = 1 + max(match.group for _, match in layers)
     plans: list[AttentionPlan] = []
     sources: dict[str | None, tuple[AttentionPlan, Match]] = {}
     for number, (layer, match) in enumerate(layers):
         kind = config.layer_type(layer)
         if number < len(layers) - keyless:
-            plans.append(_plan_layer(tensors, config, family, rule, layer, groups, match))
+            plans.append(_plan_layer(config, family, rule, layer, groups, match))
             sources[kind] = plans[-1], match
             continue
         # Attends with the keys and values of the last layer of its type that has some (Gemma 3n).
@@ -99,7 +96,7 @@ def _plan_rule(checkpoint: Checkpoint, family: str, rule: AttentionRule) -> list
             )
         source, keyed = sources[kind]
         match = replace(match, key=keyed.key)
-        planned = _plan_layer(tensors, config, family, rule, layer, groups, match)
+        planned = _plan_layer(config, family, rule, layer, groups, match)
         note = f"some layers attend with the keys of layer {source.layer}"
         plans.append(
             replace(
@@ -109,8 +106,48 @@ def _plan_rule(checkpoint: Checkpoint, family: str, rule: AttentionRule) -> list
     return plans
 
 
+def _complete_layers(
+    found: list[Match], config: Config, rule: AttentionRule
+) -> list[tuple[int, Match]]:
+    """The layers with their numbers; an error if one is missing.
+
+    Layers beyond the configured number, such as heads for multi-token prediction, are left out, as
+    loading the model leaves them out.
+    """
+    single = len(found[0].index) == 1
+    numbered = [(f.index[0] if single else i, f) for i, f in enumerate(found)]
+    depths = config.get(*rule.layers)
+    if isinstance(depths, list):
+        _require_stages(found, config, rule, len(depths))
+        return numbered
+    count = config.optional_whole(rule.layers)
+    if not rule.every_layer or not single:
+        return numbered
+    numbered = numbered if count is None else [pair for pair in numbered if pair[0] < count]
+    count = count or len(numbered)
+    missing = sorted(set(range(count)) - {number for number, _ in numbered})
+    if missing:
+        raise CheckpointError(
+            f"{config.name}: incomplete, the {rule.stack} has {count} layers and layer "
+            f"{missing[0]} has no query weights"
+        )
+    return numbered
+
+
+def _require_stages(found: list[Match], config: Config, rule: AttentionRule, stages: int) -> None:
+    """Check that no layer of any stage is missing; the configuration lists the stages' depths."""
+    there = {match.index for match in found}
+    for stage in range(stages):
+        count = config.whole(rule.layers, stage)
+        for block in range(count):
+            if (stage, block) not in there:
+                raise CheckpointError(
+                    f"{config.name}: incomplete, stage {stage} of the {rule.stack} has {count} "
+                    f"layers and layer {block} has no query weights"
+                )
+
+
 def _plan_layer(
-    tensors: Mapping[str, TensorInfo],
     config: Config,
     family: str,
     rule: AttentionRule,
@@ -118,17 +155,16 @@ def _plan_layer(
     groups: int,
     match: Match,
 ) -> AttentionPlan:
-    projections = projections_of(tensors, config, rule, match)
-    query, key, value, output = sides_of(tensors, config, rule, match, projections)
-    score = rule.score
-    window = config.window(score.window, layer, score.window_axes)
-    if window and window.isdigit() and score.window_each_side:
+    projections = projections_of(config, rule, match)
+    query, key, value, output = sides_of(config, rule, match, projections)
+    window = config.window(rule.window, layer, rule.window_axes)
+    if window and window.isdigit() and rule.window_each_side:
         window = str(2 * int(window))
     turned = projections.get("q_position", query.projection).head_width
     rotary = (
         rotary_of(rule.rotary, config, turned, layer, window is not None) if rule.rotary else None
     )
-    if rule.norm.rotary_only and rotary is None:
+    if rule.norm_rotary_only and rotary is None:
         query, key = replace(query, norm=None), replace(key, norm=None)
     positional = None
     if "q_position" in projections:
@@ -149,20 +185,20 @@ def _plan_layer(
         value=value,
         output=output,
         scale=config.product(
-            score.scale,
+            rule.scale,
             {
                 "head_width": query.head_width + (positional.query.head_width if positional else 0),
                 "layer": layer,
                 "rotary_stretch": rotary_stretch(config),
             },
         ),
-        softcap=config.optional_number((score.softcap,)) if score.softcap else None,
-        clip=config.optional_number((score.clip,)) if score.clip else None,
-        sinks=part_of(tensors, score.sinks, match),
-        causal=score.causal or bool(score.causal_if and config.holds(score.causal_if)),
+        softcap=config.optional_number((rule.softcap,)) if rule.softcap else None,
+        clip=config.optional_number((rule.clip,)) if rule.clip else None,
+        sinks=match.part(rule.sinks),
+        causal=rule.causal or bool(rule.causal_if and config.holds(rule.causal_if)),
         window=window,
         applications=_applications(config, rule, match.group, groups),
-        position=score.position if config.holds(score.position_if) else "",
+        position=rule.position if config.holds(rule.position_if) else "",
         rotary=rotary if rotary and rotary.axes == 1 and not positional else None,
         axial=rotary if rotary and rotary.axes > 1 else None,
         positional=positional,
@@ -172,12 +208,12 @@ def _plan_layer(
 def _applications(config: Config, rule: AttentionRule, group: int, groups: int) -> int:
     """How often a layer's weights are applied in one pass.
 
-    Shared layers come in groups (the first index), and the passes are dealt to these in order.
+    Shared layers come in groups (the first index), among which the passes are divided in order.
     """
-    if rule.counts.applied_in_total:
-        total = config.whole((rule.counts.applied_in_total,))
+    if rule.applied_in_total:
+        total = config.whole((rule.applied_in_total,))
         return [number * groups // total for number in range(total)].count(group)
-    return 2 if rule.counts.applied_twice_if and config.holds(rule.counts.applied_twice_if) else 1
+    return 2 if rule.applied_twice_if and config.holds(rule.applied_twice_if) else 1
 
 
 def _explain_absence(checkpoint: Checkpoint, family: Family) -> None:
@@ -189,7 +225,7 @@ def _explain_absence(checkpoint: Checkpoint, family: Family) -> None:
             "use the original checkpoint, or dequantize it first"
         )
     rule = family.attention[0]
-    expected = (rule.fused or rule.query.names)[0].replace("{layer}", "0")
+    expected = (rule.fused or rule.query)[0].replace("{layer}", "0")
     own = f".{expected.rpartition('.')[2]}."
     like = next((f", got {name!r}" for name in names if own in name), "")
     raise CheckpointError(

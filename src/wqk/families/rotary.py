@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from wqk.errors import CheckpointError, shown
 from wqk.families.config import as_number, as_text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from wqk.families.config import Config
     from wqk.families.family import RotaryRule
 
@@ -34,12 +36,11 @@ class Rotary:
     order
         ``half``: dimension k turns with k + P; ``interleaved``: dimension 2k with 2k + 1.
     amplitude
-        The attention factor of YaRN and LongRoPE: it multiplies the rotated dimensions of queries
-        and of keys, at every distance, 0 included.
+        The attention factor of YaRN and LongRoPE, which multiplies the rotated dimensions of
+        queries and of keys at every distance, including 0.
     axes
-        2 where positions are those of a picture's patches: the first half of the planes turns with
-        the row, the second with the column. One number for a position is both then, on the
-        picture's diagonal.
+        2 for patches of a picture: the first half of the planes turns with the row, the second
+        with the column. A single number as a position is then both, on the picture's diagonal.
     """
 
     frequencies: Float[Array, " pairs"]
@@ -82,12 +83,9 @@ class Rotary:
 def rotary_of(
     rule: RotaryRule, config: Config, head_width: int, layer: int, windowed: bool
 ) -> Rotary | None:
-    """The rotation of one layer, from the configuration; None where the layer has none.
+    """The rotation of one layer, from the configuration; None if the layer has none.
 
-    Raises
-    ------
-    CheckpointError
-        The configuration asks for a scaling of frequencies that is not known here.
+    Raises `CheckpointError` if the configuration is wrong or scales frequencies in an unknown way.
     """
     kinds = config.get(rule.layers) if rule.layers else None
     if isinstance(kinds, list) and layer < len(kinds) and not kinds[layer]:
@@ -101,10 +99,7 @@ def rotary_of(
         own = next((scaling[k] for k in keys if scaling.get(k) is not None), None)
         value = config.optional_number(keys) if own is None else as_number(own)
         if own is not None and value is None:
-            raise CheckpointError(
-                f"{config.name}: config.json: {' or '.join(keys)} must be a number, got "
-                f"{shown(own)}"
-            )
+            raise config.wrong(keys, "a number", own)
         return default if value is None else value
 
     width = config.optional_whole(rule.width) if rule.width else None
@@ -144,7 +139,8 @@ def rotary_of(
         )
     try:
         with np.errstate(divide="raise", over="raise", invalid="raise"):
-            scaled, amplitude = _SCALINGS[kind](frequencies, base, width, scaling, config)
+            unscaled = _Unscaled(frequencies, base, width, scaling, config)
+            scaled, amplitude = _SCALINGS[kind](unscaled)
         if not np.isfinite([amplitude, *scaled]).all():
             raise ValueError("a finite number")
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
@@ -155,7 +151,7 @@ def rotary_of(
 
 
 def _parameters(config: Config, layer: int, windowed: bool) -> dict[str, Any]:
-    """The rotary parameters of a layer: one dictionary for all, or one for each kind of layer."""
+    """The rotary parameters of a layer: the same for all, or those of its kind of layer."""
     found = config.get("rope_parameters", "rope_scaling")
     parameters = found if isinstance(found, dict) else {}
     kind = config.layer_type(layer) or ("sliding_attention" if windowed else "full_attention")
@@ -163,24 +159,19 @@ def _parameters(config: Config, layer: int, windowed: bool) -> dict[str, Any]:
     return nested if isinstance(nested, dict) else parameters
 
 
-def _linear(
-    frequencies: np.ndarray, base: float, width: int, scaling: dict[str, Any], config: Config
-) -> tuple[np.ndarray, float]:
-    """Positions are divided by a factor."""
-    return frequencies / float(scaling["factor"]), 1.0
+class _Unscaled(NamedTuple):
+    """What a scaling of frequencies depends on."""
+
+    frequencies: np.ndarray
+    base: float
+    width: int
+    scaling: dict[str, Any]  # the configuration's parameters
+    config: Config
 
 
-def _dynamic(
-    frequencies: np.ndarray, base: float, width: int, scaling: dict[str, Any], config: Config
-) -> tuple[np.ndarray, float]:
-    """The base grows with texts beyond the trained length; within it, nothing changes."""
-    return frequencies, 1.0
-
-
-def _llama3(
-    frequencies: np.ndarray, base: float, width: int, scaling: dict[str, Any], config: Config
-) -> tuple[np.ndarray, float]:
+def _llama3(given: _Unscaled) -> tuple[np.ndarray, float]:
     """Long wavelengths are stretched, short ones kept, those between blended (Llama 3.1)."""
+    frequencies, scaling = given.frequencies, given.scaling
     low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
     trained = float(scaling["original_max_position_embeddings"])
     turns = trained * frequencies / (2 * math.pi)
@@ -188,24 +179,24 @@ def _llama3(
     return frequencies * (kept + (1 - kept) / float(scaling["factor"])), 1.0
 
 
-def _yarn(
-    frequencies: np.ndarray, base: float, width: int, scaling: dict[str, Any], config: Config
-) -> tuple[np.ndarray, float]:
+def _yarn(given: _Unscaled) -> tuple[np.ndarray, float]:
     """Interpolation by parts (Peng et al., 2023)."""
+    frequencies, scaling = given.frequencies, given.scaling
     factor = float(scaling["factor"])
     trained = float(
         scaling.get("original_max_position_embeddings")
-        or config.whole(("max_position_embeddings",))
+        or given.config.whole(("max_position_embeddings",))
     )
 
     def pair_turning(times: float) -> float:
-        return width * math.log(trained / (times * 2 * math.pi)) / (2 * math.log(base))
+        turns = trained / (times * 2 * math.pi)
+        return given.width * math.log(turns) / (2 * math.log(given.base))
 
     low = pair_turning(float(scaling.get("beta_fast") or 32))
     high = pair_turning(float(scaling.get("beta_slow") or 1))
     if scaling.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, width - 1)
+    low, high = max(low, 0), min(high, given.width - 1)
     ramp = np.clip((np.arange(len(frequencies)) - low) / max(high - low, 1e-3), 0.0, 1.0)
     amplitude = scaling.get("attention_factor")
     if amplitude is None:
@@ -231,10 +222,9 @@ def _yarn_amplitude(factor: float, weight: float) -> float:
     return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
-def _longrope(
-    frequencies: np.ndarray, base: float, width: int, scaling: dict[str, Any], config: Config
-) -> tuple[np.ndarray, float]:
+def _longrope(given: _Unscaled) -> tuple[np.ndarray, float]:
     """A factor for each pair; those for texts within the trained length."""
+    scaling, config = given.scaling, given.config
     trained = scaling.get("original_max_position_embeddings") or config.get(
         "original_max_position_embeddings"
     )
@@ -245,12 +235,13 @@ def _longrope(
         amplitude = (
             math.sqrt(1 + math.log(factor) / math.log(trained or longest)) if factor > 1 else 1.0
         )
-    return frequencies / np.asarray(scaling["short_factor"], np.float64), float(amplitude)
+    return given.frequencies / np.asarray(scaling["short_factor"], np.float64), float(amplitude)
 
 
-_SCALINGS = {
-    "linear": _linear,
-    "dynamic": _dynamic,
+_SCALINGS: dict[str, Callable[[_Unscaled], tuple[np.ndarray, float]]] = {
+    "linear": lambda given: (given.frequencies / float(given.scaling["factor"]), 1.0),
+    # The base grows with texts beyond the trained length; within it, nothing changes.
+    "dynamic": lambda given: (given.frequencies, 1.0),
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from wqk.errors import UnknownFamily
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 Table = TypeVar("Table")
 
@@ -23,20 +20,6 @@ SCALARS: dict[Any, tuple[str, tuple[type, ...]]] = {
     str | float: ("a string or a number", (str, int, float)),
     dict[str, Any]: ("a table", (dict,)),
 }
-
-
-def prefixed(prefix: str, *only: str) -> dict[str, Any]:
-    """Metadata of a field that is a dataclass of its own, whose keys stand in the same table.
-
-    Parameters
-    ----------
-    prefix
-        What its keys begin with. The field ``names`` has the bare prefix as its key, and a field
-        with ``key`` in its metadata that one.
-    *only
-        The fields that the table may set; all of them where none is named.
-    """
-    return {"prefix": prefix, "only": only}
 
 
 def parse(kind: type[Table], table: dict[str, Any], source: str) -> Table:
@@ -61,46 +44,17 @@ def parse(kind: type[Table], table: dict[str, Any], source: str) -> Table:
         ...
     wqk.errors.UnknownFamily: toy.toml: unknown key 'qeury'; did you mean 'query'?
     """
-    known = keys_of(kind)
+    known: dict[str, Any] = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
     for key in table:
         if key not in known:
             close = get_close_matches(key, known, 1)
             advice = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
             raise UnknownFamily(f"{source}: unknown key {key!r}; {advice}")
-    built: Table = _build(kind, table, "", source)
-    return built
-
-
-def keys_of(kind: type) -> list[str]:
-    """Every key that a table of this kind may have."""
-    return list(_keys(kind, "", ()))
-
-
-def _keys(kind: Any, prefix: str, only: tuple[str, ...]) -> Iterator[str]:
-    for f in fields(kind):
-        if "prefix" in f.metadata:
-            yield from _keys(f.default_factory, f.metadata["prefix"], f.metadata["only"])
-        elif not only or f.name in only:
-            yield key_of(f, prefix)
-
-
-def key_of(f: Field[Any], prefix: str) -> str:
-    """The key of a field in its table."""
-    joined = prefix if f.name == "names" else f"{prefix}_{f.name}".lstrip("_")
-    return str(f.metadata.get("key", joined))
-
-
-def _build(kind: Any, table: dict[str, Any], prefix: str, source: str) -> Any:
-    hints, values = get_type_hints(kind), {}
-    for f in fields(kind):
-        key = key_of(f, prefix)
-        if "prefix" in f.metadata:
-            values[f.name] = _build(f.default_factory, table, f.metadata["prefix"], source)
-        elif key in table:
-            values[f.name] = _value(hints[f.name], table[key], key, source)
-        elif f.default is MISSING and f.default_factory is MISSING:
+    for key, f in known.items():
+        if key not in table and f.default is MISSING and f.default_factory is MISSING:
             raise UnknownFamily(f"{source}: the key {key!r} is missing")
-    return kind(**values)
+    hints = get_type_hints(kind)
+    return kind(**{key: _value(hints[key], value, key, source) for key, value in table.items()})
 
 
 def _value(hint: Any, value: Any, key: str, source: str) -> Any:

@@ -1,22 +1,21 @@
-"""One side of an attention: its projection, and what precedes and follows it, found by name."""
+"""One side of an attention: its projection, and what precedes and follows it, by name."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from wqk.errors import CheckpointError
 from wqk.families.latent import latent
 from wqk.families.layouts import Composed, Projection, sectioned, separate, within_heads
-from wqk.families.naming import bias_of, named, norm_of, part_of, weight_name
 from wqk.families.norms import Norm
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from wqk.checkpoints import Part, TensorInfo
+    from wqk.checkpoints import Part
     from wqk.families.config import Config
-    from wqk.families.family import AttentionRule, SideRule
+    from wqk.families.family import AttentionRule
     from wqk.families.naming import Match
 
 
@@ -40,7 +39,7 @@ class Side:
     norm
         Between projection and score.
     input_norm
-        What the projection is fed by, where that is a norm.
+        The norm that feeds the projection, if one does.
     temperature
         A factor of each head.
     """
@@ -88,64 +87,59 @@ class Side:
 
 
 def sides_of(
-    tensors: Mapping[str, TensorInfo],
     config: Config,
     rule: AttentionRule,
     match: Match,
     projections: Mapping[str, Projection | Composed],
 ) -> tuple[Side, Side, Side | None, Side | None]:
     """Queries, keys, and values and outputs where they are named."""
-    epsilon = config.optional_number(rule.norm.epsilon) or 0.0
-    is_first = match.group == 0 and rule.input_norm.first
-    feeds_query = rule.input_norm.first if is_first else rule.input_norm.names
-    feeds_key = rule.key.input_norm if rule.kind == "cross" else feeds_query
+    is_first = match.group == 0 and rule.first_input_norm
+    feeds_query = rule.first_input_norm if is_first else rule.input_norm
+    feeds_key = rule.key_input_norm if rule.kind == "cross" else feeds_query
+    epsilon = config.optional_number(rule.norm_epsilon) or 0.0
 
     def norm(names: tuple[str, ...], heads: int) -> Norm | None:
-        gain, bias = (norm_of(tensors, names, match, what, heads) for what in ("weight", "bias"))
-        if rule.norm.gain and not gain:
+        gain, bias = (match.norm(names, what, heads) for what in ("weight", "bias"))
+        if rule.norm_gain and not gain:
             return None
-        own = rule.norm
-        return Norm(own.kind, gain, bias, own.offset, epsilon, own.over == "head")
+        return Norm(rule.norm, gain, bias, rule.norm_offset, epsilon, rule.norm_over == "head")
 
     def input_norm(names: tuple[str, ...]) -> Norm | None:
-        gain, bias = (norm_of(tensors, names, match, what, 1) for what in ("weight", "bias"))
-        own = rule.input_norm
-        small = config.optional_number(own.epsilon) or 0.0
-        return Norm(own.kind, gain, bias, own.offset, small) if gain else None
-
-    def side(
-        role: str, names: SideRule, fed_by: tuple[str, ...], bias: Part | None, normed: bool
-    ) -> Side:
-        projection = projections[role]
-        return Side(
-            projection,
-            bias,
-            norm(names.norm, projection.heads) if normed else None,
-            input_norm(fed_by),
-        )
+        gain, bias = (match.norm(names, what) for what in ("weight", "bias"))
+        small = config.optional_number(rule.input_norm_epsilon) or 0.0
+        kind, offset = rule.input_norm_kind, rule.input_norm_offset
+        return Norm(kind, gain, bias, offset, small) if gain else None
 
     def bias(role: str, names: tuple[str, ...]) -> Part | None:
-        return bias_of(tensors, projections[role], match, names)
+        return match.bias(projections[role], names)
 
-    query = side("q", rule.query, feeds_query, bias("q", rule.query.bias), True)
-    logarithm = part_of(tensors, rule.score.temperature, match)
-    if logarithm is not None:
-        query = replace(query, temperature=Temperature(logarithm, rule.score.temperature_limit))
-    # Where the query's bias has a name of its own, keys have none.
-    key = side("k", rule.key, feeds_key, None if rule.query.bias else bias("k", ()), True)
-    value = None
-    if "v" in projections:
-        value = side("v", rule.value, feeds_key, bias("v", rule.value.bias), False)
-    return query, key, value, _output(tensors, rule, match, query.heads)
+    q, k, v = projections["q"], projections["k"], projections.get("v")
+    logarithm = match.part(rule.temperature)
+    query = Side(
+        q,
+        bias("q", rule.query_bias),
+        norm(rule.query_norm, q.heads),
+        input_norm(feeds_query),
+        Temperature(logarithm, rule.temperature_limit) if logarithm is not None else None,
+    )
+    key = Side(
+        k,
+        # Where the query's bias has a name of its own, keys have none.
+        None if rule.query_bias else bias("k", ()),
+        norm(rule.key_norm, k.heads),
+        input_norm(feeds_key),
+    )
+    value = Side(v, bias("v", rule.value_bias), None, input_norm(feeds_key)) if v else None
+    return query, key, value, _output(rule, match, query.heads)
 
 
 def projections_of(
-    tensors: Mapping[str, TensorInfo], config: Config, rule: AttentionRule, match: Match
+    config: Config, rule: AttentionRule, match: Match
 ) -> dict[str, Projection | Composed]:
     """Where the weights of ``q`` and ``k`` lie, and of ``v`` where they are named."""
     layer = match.group
-    heads = config.whole(rule.counts.heads, layer)
-    key_heads = config.optional_whole(rule.counts.key_heads, layer)
+    heads = config.whole(rule.heads, layer)
+    key_heads = config.optional_whole(rule.key_heads, layer)
     if rule.kind == "self" and (pruned := config.pruned_heads(layer)):
         if pruned >= heads or key_heads not in (None, heads):
             raise CheckpointError(
@@ -153,17 +147,17 @@ def projections_of(
                 f"which has {heads} query heads and {key_heads or heads} key heads"
             )
         heads, key_heads = heads - pruned, None
-    if rule.counts.single_key_head_if and config.holds(rule.counts.single_key_head_if):
+    if rule.single_key_head_if and config.holds(rule.single_key_head_if):
         key_heads = 1
-    query, key = weight_name(match.query), weight_name(match.key)
+    query, key, tensors = match.query, match.key, match.tensors
     for tensor in (query, key):
         shape = tensors[tensor].shape
         if len(shape) != 2 or 0 in shape:
             raise CheckpointError(f"{config.name}: {tensor} must be a matrix, got shape {shape}")
     if rule.layout == "latent":
-        return latent(tensors, config, rule, match, heads)
+        return latent(config, rule, match, heads)
     if rule.layout in ("separate", "gated"):
-        value = named(tensors, rule.value.names, match)
+        value = match.weight(rule.value)
         together = value == key  # one tensor holds the keys, then the values
         rows, key_rows = tensors[query].shape[0], tensors[key].shape[0] // (2 if together else 1)
         if rule.layout == "gated":
@@ -200,15 +194,13 @@ def projections_of(
     )
 
 
-def _output(
-    tensors: Mapping[str, TensorInfo], rule: AttentionRule, match: Match, heads: int
-) -> Side | None:
-    """Where W_o lies; its inputs are the heads' outputs side by side, so its columns are theirs."""
-    name = named(tensors, rule.output.names, match)
+def _output(rule: AttentionRule, match: Match, heads: int) -> Side | None:
+    """Where W_o lies; its inputs, hence its columns, are the heads' outputs side by side."""
+    name = match.weight(rule.output)
     if not name:
         return None
     stored_in_out = rule.layout == "conv1d"
-    inputs = tensors[name].shape[0 if stored_in_out else 1]
+    inputs = match.tensors[name].shape[0 if stored_in_out else 1]
     if inputs % heads:
         raise CheckpointError(f"{name}: {inputs} inputs do not divide into {heads} heads")
     return Side(Projection(name, None, not stored_in_out, heads, inputs // heads))

@@ -63,7 +63,7 @@ def fitting_family(
     nearest: list[tuple[list[str], str]] = []
     for name in sorted(known, key=lambda n: PREFERRED.index(n) if n in PREFERRED else 99):
         family = known[name]
-        names = [n for rule in family.attention for n in (*rule.query.names, *rule.fused)]
+        names = [n for rule in family.attention for n in (*rule.query, *rule.fused)]
         if family.refusal or family.with_parts or not any("{" in n for n in names):
             continue
         spoken = re.split(r"[_-]", record.model_type)

@@ -51,13 +51,11 @@ def _numbers(config: Any, family: Any) -> dict[str, Any]:
     Key heads that follow the heads are no number of their own.
     """
     keys = {
-        key
-        for rule in family.attention
-        for key in (*rule.counts.layers, *rule.counts.heads, *rule.counts.key_heads)
+        key for rule in family.attention for key in (*rule.layers, *rule.heads, *rule.key_heads)
     }
     try:
         table = config().to_dict()
-        heads = next(k for rule in family.attention for k in rule.counts.heads if k in table)
+        heads = next(k for rule in family.attention for k in rule.heads if k in table)
         other = config(**{heads: 2 * table[heads]}).to_dict()
     except Exception:  # some configurations cannot be made of nothing
         return {}

@@ -116,7 +116,7 @@ def _site_faults(checkpoint: Checkpoint, attention: Attention, site: Site) -> It
             reach = min(reach, size - 1 if p.causal else size // 2)
         # Several pictures in a row, each of which sees itself alone.
         packed = not (p.window or site.causal) and tokens % (site.reach + 1) == 0
-        sized = p.rule.score.window_axes == 1 and p.window != "local"
+        sized = p.rule.window_axes == 1 and p.window != "local"
         if sized and site.reach != reach and not packed:
             yield f"attention reaches {site.reach}, said {reach}"
     others = beside(site)
