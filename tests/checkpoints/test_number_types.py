@@ -25,7 +25,7 @@ CODES = {
 
 
 def widen(dtype: str, stored: bytes, count: int) -> np.ndarray:
-    out = np.empty(count, number_types.widened_type(dtype))
+    out = np.empty(count, number_types.widened_type(dtype, "w"))
 
     def read(offset: int, buffer: memoryview) -> None:
         buffer[:] = stored[offset : offset + len(buffer)]
@@ -62,4 +62,4 @@ def test_pieces_of_any_length_join_up(monkeypatch, dtype, count):
 @pytest.mark.parametrize("dtype", sorted(set(number_types.ITEM_BITS) - set(CODES)))
 def test_other_types_are_not_weights(dtype):
     with pytest.raises(CheckpointError, match=f"stored as {dtype}, which is not a floating-point"):
-        number_types.widened_type(dtype)
+        number_types.widened_type(dtype, "w")

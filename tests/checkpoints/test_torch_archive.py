@@ -187,6 +187,19 @@ def test_compressed_members_are_read(tmp_path):
     np.testing.assert_array_equal(rows, tensors["b"].numpy()[[4, 5, 1]])
 
 
+def test_values_that_the_archive_lacks_are_named(tmp_path):
+    torch.save({"w": torch.ones(4, 4)}, tmp_path / "whole.pt")
+    whole = zipfile.ZipFile(tmp_path / "whole.pt")
+    with whole, zipfile.ZipFile(tmp_path / "model.pt", "w") as lacking:
+        for name in whole.namelist():
+            if not name.endswith("data/0"):
+                lacking.writestr(name, whole.read(name))
+    checkpoint = open_checkpoint(tmp_path / "model.pt")
+    for rows in (None, ((0, 1),)):
+        with pytest.raises(CheckpointError, match="the data of 'w' is missing"):
+            checkpoint.read([Part("w", rows)])
+
+
 def test_damage_to_a_compressed_member_is_named(tmp_path):
     path = tmp_path / "pytorch_model.bin"
     compressed(weights(0, "a"), path)

@@ -170,13 +170,13 @@ def test_key_heads_can_be_given_wherever_heads_can():
 def test_tensors_larger_than_memory_are_refused(monkeypatch, tmp_path):
     from safetensors.numpy import save_file
 
-    from wqk.checkpoints.safetensors import SafetensorsFile
+    from wqk.checkpoints.files import RowFile
 
     def read(*_):
         raise MemoryError("Unable to allocate 1.00 TiB")
 
     save_file(llama(1.0), tmp_path / "model.safetensors")
-    monkeypatch.setattr(SafetensorsFile, "read", read)
+    monkeypatch.setattr(RowFile, "read", read)
     with pytest.raises(wqk.WqkError, match=r"_proj.weight', of shape .* does not fit in memory"):
         wqk.scan(tmp_path, heads_per_layer=4)
 

@@ -5,17 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wqk.checkpoints.adapters import AdaptedCheckpoint
 from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo
 from wqk.checkpoints.hub import is_hub_id, open_base, open_hub
 from wqk.checkpoints.live import open_live
-from wqk.checkpoints.local import has_weights, open_adapter, open_local
+from wqk.checkpoints.local import exists, has_weights, open_adapter, open_local
 from wqk.checkpoints.references import presentable
 from wqk.checkpoints.steps import step_in
 from wqk.checkpoints.web import hub_page, is_url, open_url
 from wqk.errors import CheckpointError, concerning
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from wqk.checkpoints.options import HubAccess
 
 # What trainers call the folder of a step: Trainer, torchtitan, DeepSpeed, Megatron-LM.
 STEP_FOLDERS = ("checkpoint-*", "step[-_]*", "global_step*", "iter_*")
@@ -38,12 +43,12 @@ def open_checkpoint(
     ----------
     ref
         A folder or file; the folder of a training run, for its last step; a hub id such as
-        ``google-bert/bert-base-uncased``, the ``https://``
-        address of a safetensors file or of a folder that holds one, an `nn.Module`, a state dict
-        of arrays, or a `Checkpoint`, which is returned unchanged. A LoRA adapter, in a folder or on
-        the hub, is opened on its base model.
+        ``google-bert/bert-base-uncased``; the ``https://`` address of a safetensors file or of a
+        folder that contains one; an `nn.Module`; a state dict of arrays; or a `Checkpoint`, which
+        is returned unchanged. A LoRA adapter, in a folder or on the hub, is opened on its base
+        model.
     revision
-        Of a repository of the hub; nothing else has any.
+        Of a repository of the hub; nothing else has revisions.
     token, cache_dir, local_files_only
         As everywhere on the hub; a checkpoint on disk does not need them.
     subfolder
@@ -54,7 +59,7 @@ def open_checkpoint(
     CheckpointError
         There is no such checkpoint, or its weights cannot be scored.
     HubError
-        The hub, or another server, does not give it.
+        The hub, or another server, does not provide it.
 
     Examples
     --------
@@ -68,16 +73,18 @@ def open_checkpoint(
         return ref
     is_named = isinstance(ref, str | os.PathLike)
     with concerning(presentable(str(ref)) if is_named else type(ref).__name__):
-        return _open(ref, revision, subfolder, token, cache_dir, local_files_only)
+        return _open(
+            ref,
+            revision,
+            subfolder,
+            token=token,
+            cache_dir=cache_dir,
+            local_files_only=local_files_only,
+        )
 
 
 def _open(
-    ref: Any,
-    revision: str | None,
-    subfolder: str | None,
-    token: str | bool | None,
-    cache_dir: str | os.PathLike[str] | None,
-    local_files_only: bool,
+    ref: Any, revision: str | None, subfolder: str | None, **access: Unpack[HubAccess]
 ) -> Checkpoint:
     if hasattr(ref, "state_dict") or isinstance(ref, Mapping):
         _refuse_revision(revision, type(ref).__name__)
@@ -92,38 +99,20 @@ def _open(
         page = hub_page(name)
         if page is None:
             _refuse_revision(revision, name)
-            return open_url(
-                name,
-                subfolder=subfolder,
-                token=token,
-                cache_dir=cache_dir,
-                local_files_only=local_files_only,
-            )
+            return open_url(name, subfolder=subfolder, **access)
         name, revision = page.repository, revision or page.revision
         subfolder = subfolder or page.subfolder
-    elif _exists(path) or not is_hub_id(name):
+    elif exists(path) or not is_hub_id(name):
         _refuse_revision(revision, name)
         folder = path / subfolder if subfolder else Path(steps_of(name)[-1])
-        adapter = open_adapter(folder) if _exists(folder) else None
+        adapter = open_adapter(folder) if exists(folder) else None
         if adapter is None:
             return open_local(folder)
         # Not by way of this function: an adapter on an adapter might name itself.
-        base = (
-            open_local(Path(adapter.base))
-            if _exists(Path(adapter.base))
-            else open_base(
-                adapter, token=token, cache_dir=cache_dir, local_files_only=local_files_only
-            )
-        )
+        here = Path(adapter.base)
+        base = open_local(here) if exists(here) else open_base(adapter, **access)
         return AdaptedCheckpoint(base, adapter)
-    return open_hub(
-        name,
-        revision=revision,
-        subfolder=subfolder,
-        token=token,
-        cache_dir=cache_dir,
-        local_files_only=local_files_only,
-    )
+    return open_hub(name, revision=revision, subfolder=subfolder, **access)
 
 
 def steps_of(ref: str) -> list[str]:
@@ -132,7 +121,7 @@ def steps_of(ref: str) -> list[str]:
     A folder with its own weights is a checkpoint, whatever else it contains.
     """
     folder = Path(ref)
-    if not _exists(folder):
+    if not exists(folder):
         return [ref]
     steps = {
         step: path
@@ -150,11 +139,3 @@ def _refuse_revision(revision: str | None, name: str) -> None:
         raise CheckpointError(
             f"{name}: only Hub repositories have revisions, got {revision!r}; leave it out"
         )
-
-
-def _exists(path: Path) -> bool:
-    """Whether a path exists; one that the system rejects does not."""
-    try:
-        return path.exists()
-    except (OSError, ValueError):
-        return False

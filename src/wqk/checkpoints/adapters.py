@@ -1,7 +1,7 @@
 """LoRA adapters on their base model: W + s B A, computed row by row on reading, never stored.
 
-A adds r directions to what a projection reads, B says where they lead, s scales them (r: the
-adapter's rank). Queries and keys get theirs apart, so that the form is exactly
+A maps the input to r dimensions (r: the adapter's rank), B maps them to the output, s scales them.
+Queries and keys have factors of their own, so that the form is exactly
 (W_q + s B_q A_q)ᵀ (W_k + s B_k A_k): Hu et al., "LoRA: Low-Rank Adaptation of Large Language
 Models", equation 3.
 """
@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo
-from wqk.checkpoints.folders import read_object
+from wqk.checkpoints.stored import StoredCheckpoint, weight_file
 from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from wqk.checkpoints.folders import Folder
 
@@ -31,7 +31,7 @@ WHOLE = re.compile(
     r"(?:base_model\.model\.)?(?P<name>.+?)(\.modules_to_save(\.\w+)?)?(?P<end>\.\w+)"
 )
 
-# Variants whose forward pass is not W + s B A, and starts that change the base model's weights.
+# Variants whose forward pass is not W + s B A, and initializations that keep the base's weights.
 UNSUPPORTED = ("use_dora", "use_qalora", "lora_bias", "layer_replication", "target_parameters")
 PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")
 
@@ -44,7 +44,7 @@ class Adapter(NamedTuple):
 
     @property
     def base(self) -> str:
-        """The model that it was trained on: a path or a hub id."""
+        """The model that it was trained on, a path or a hub id."""
         base = self.config.get("base_model_name_or_path")
         if not isinstance(base, str) or not base or "://" in base:
             raise CheckpointError(
@@ -69,26 +69,17 @@ class Update(NamedTuple):
     transposed: bool
 
 
-def read_adapter(folder: Folder, open_file: Callable[[str], Checkpoint]) -> Adapter | None:
-    """The adapter in a folder, here or remote; None where it holds none.
+def read_adapter(folder: Folder) -> Adapter | None:
+    """The adapter in a folder, here or remote; None if there is none.
 
-    Parameters
-    ----------
-    folder
-        Which.
-    open_file
-        The checkpoint in one of its files.
-
-    Raises
-    ------
-    CheckpointError
-        It is not a LoRA adapter, or a variant that does more than add a product.
+    Raises `CheckpointError` for an adapter that is not LoRA, or does more than add a product.
     """
     names = folder.names or ()
-    file = next((name for name in FILES if name in names), None)
-    if file is None or CONFIG not in names:
+    file = next((name for name in FILES if name in names and CONFIG in names), None)
+    source = folder.source(file) if file else None
+    if source is None:
         return None
-    config = read_object(folder.source(CONFIG))
+    config = folder.object(CONFIG)
     kind = config.get("peft_type")
     used = [name for name in UNSUPPORTED if config.get(name)]
     if kind != "LORA" or used or config.get("init_lora_weights") not in PLAIN_STARTS:
@@ -97,23 +88,23 @@ def read_adapter(folder: Folder, open_file: Callable[[str], Checkpoint]) -> Adap
             f"{folder.name}: an adapter ({what}) other than W + s B A; merge it into its base "
             "model first (peft: model.merge_and_unload().save_pretrained(...))"
         )
-    return Adapter(config, open_file(file))
+    tensors = StoredCheckpoint(folder.name, [weight_file(source)], {}, workers=folder.workers)
+    return Adapter(config, tensors)
 
 
 class AdaptedCheckpoint(Checkpoint):
     """A base model with an adapter, named after the adapter."""
 
     def __init__(self, base: Checkpoint, adapter: Adapter) -> None:
-        self.name, self.step = adapter.tensors.name, adapter.tensors.step
-        self.revision = adapter.tensors.revision
-        self.config, self._base, self._adapter = base.config, base, adapter.tensors
+        self.name, self.config = adapter.tensors.name, base.config
+        self._base, self._adapter = base, adapter.tensors
         self._updates, self._replaced = _updates(base, adapter)
         layers = f"{len(self._updates)} of its tensors" if self._updates else "none of its tensors"
         self.notes = (*base.notes, f"{base.name} with a LoRA adapter on {layers}")
 
     @property
     def bytes_fetched(self) -> int | None:
-        """Bytes of the base model and of the adapter that came over the network."""
+        """Bytes of the base model and the adapter that came over the network."""
         fetched = (self._base.bytes_fetched, self._adapter.bytes_fetched)
         return None if fetched == (None, None) else sum(filter(None, fetched))
 

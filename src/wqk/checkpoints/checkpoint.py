@@ -63,7 +63,7 @@ class Checkpoint(ABC):
     config
         The model's configuration as `transformers` writes it; empty without one.
     notes
-        Notes for users of its scores, such as skipped files.
+        What users of its scores should know, such as skipped files.
     """
 
     name: str

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wqk.checkpoints.formats import FORMATS, format_of
-from wqk.errors import CheckpointError, first_line
+from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
+    from wqk.checkpoints.folders import Folder
     from wqk.checkpoints.formats import Format
 
 ARCHIVES = (".bin", ".pt", ".pth", ".ckpt")
@@ -30,12 +30,9 @@ PREFERRED = (
 # Other files with the endings of weights: adapters, and the Trainer's own state.
 NOT_WEIGHTS = ("adapter_", "training_args.", "optimizer.", "scheduler.", "scaler.", "rng_state")
 
-# YAML is parsed slowly; a configuration takes 5 kB.
-LARGEST_YAML = 2**18
-
 SAFETENSORS = "use the model's safetensors version"
 
-# Formats that are not read, by a file's name: what they are, and what to do.
+# Formats that are not read, by a file's name: what it is, and what to do.
 FOREIGN: tuple[tuple[str, str, str], ...] = (
     (
         r"adapter_config\.json",
@@ -72,70 +69,37 @@ FOREIGN: tuple[tuple[str, str, str], ...] = (
 
 
 class Weights(NamedTuple):
-    """A folder's weights.
+    """A folder's weights."""
 
-    Attributes
-    ----------
-    files
-        Names within the folder; none where it holds no weights.
-    listed_in
-        The index that names them, if one does.
-    notes
-        Which files of the same kind were passed over.
-    format
-        What wrote them, where it was another library than `transformers`.
+    files: tuple[str, ...]  # names within the folder; none if it holds no weights
+    listed_in: str | None = None  # the index that names them, if one does
+    notes: tuple[str, ...] = ()  # which files of the same kind were passed over
+    format: Format | None = None  # None for that of `transformers`
+
+
+def choose_weights(folder: Folder) -> Weights:
+    """A folder's weights: those that `transformers` would load, or of another format.
+
+    Raises `CheckpointError` if an index is damaged, or names files outside the folder.
     """
-
-    files: tuple[str, ...]
-    listed_in: str | None = None
-    notes: tuple[str, ...] = ()
-    format: Format | None = None
-
-
-def choose_weights(
-    folder: str,
-    names: Sequence[str] | None,
-    read_index: Callable[[str], Mapping[str, Any] | None],
-    exists: Callable[[str], bool],
-    below: Callable[[], Iterable[str]] = tuple,
-) -> Weights:
-    """The weights among a folder's files: as `transformers` would load them, or of another format.
-
-    Parameters
-    ----------
-    folder
-        What errors call it.
-    names
-        All files directly in it; None where they cannot be listed.
-    read_index
-        The JSON object in a file.
-    exists
-        Whether there is a file of this name; asked only where they cannot be listed.
-    below
-        Paths of files deeper in it; asked only where `transformers` would load nothing.
-
-    Raises
-    ------
-    CheckpointError
-        An index is damaged, or names files outside the folder.
-    """
-    there = exists if names is None else set(names).__contains__
-    first = next((name for name in PREFERRED if there(name)), None)
+    names = folder.names or ()
+    exists = set(names).__contains__ if folder.names is not None else folder.holds
+    first = next((name for name in PREFERRED if exists(name)), None)
     if first is None:
-        paths = [*(names or ()), *below()]
+        paths = [*names, *folder.below()]
         for one in FORMATS:
             if own := one.files(paths):
                 return Weights(own if one.split_axis else own[:1], format=one)
-        found = sorted(n for n in names or () if not n.startswith(NOT_WEIGHTS))
+        found = sorted(n for n in names if not n.startswith(NOT_WEIGHTS))
         safetensors = tuple(name for name in found if name.endswith(".safetensors"))
         archives = tuple(n for n in found if n.endswith(ARCHIVES) and foreign(n) is None)
         return Weights(safetensors or archives)
     if first.endswith(".json"):
-        files = shard_names(read_index(first) or {}, f"{folder}/{first}")
+        files = shard_names(folder.object(first), f"{folder.name}/{first}")
         chosen = Weights(tuple(files), first)
     else:
         chosen = Weights((first,), format=format_of(first))
-    return chosen._replace(notes=_passed_over(chosen, names or ()))
+    return chosen._replace(notes=_passed_over(chosen, names))
 
 
 def _passed_over(chosen: Weights, names: Iterable[str]) -> tuple[str, ...]:
@@ -173,7 +137,7 @@ def _is_text(name: str) -> bool:
 
 
 def foreign(name: str) -> str | None:
-    """What a file of a format that is not read is, and what to do; None for any other file.
+    """For a file in a format that is not read: what it is, and what to do; None for others.
 
     Examples
     --------
@@ -186,65 +150,24 @@ def foreign(name: str) -> str | None:
     return None
 
 
-def no_weights(folder: str, names: Iterable[str], below: Iterable[str] = ()) -> CheckpointError:
-    """The error for a folder without weights, which lists what it contains instead.
-
-    Parameters
-    ----------
-    folder
-        What the error calls it.
-    names
-        The files and folders directly in it.
-    below
-        Paths deeper in it.
-    """
-    names = sorted(names)
+def no_weights(folder: Folder) -> CheckpointError:
+    """The error for a folder without weights, which lists what it contains instead."""
+    names = sorted(folder.names or ())
     for name in names:
-        what = foreign(name)
-        if what:
-            return CheckpointError(f"{folder}: no weights that wqk reads; {name} is {what}")
-    weights = (PurePath(path) for path in below if path.endswith(ENDINGS))
+        if what := foreign(name):
+            return CheckpointError(f"{folder.name}: no weights that wqk reads; {name} is {what}")
+    weights = (PurePath(path) for path in folder.below() if path.endswith(ENDINGS))
     deeper = sorted({str(path.parent) for path in weights} - {"."})
     if deeper:
         return CheckpointError(
-            f"{folder}: no weights here, but in its folders {', '.join(deeper[:5])}; choose one, "
-            "by its path or with subfolder="
+            f"{folder.name}: no weights here, but in its folders {', '.join(deeper[:5])}; choose "
+            "one, by its path or with subfolder="
         )
     expected = "expected model.safetensors, model.safetensors.index.json or pytorch_model.bin"
     some = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
     return CheckpointError(
-        f"{folder}: no weights here; {expected}{f', found {some}' if some else ''}"
+        f"{folder.name}: no weights here; {expected}{f', found {some}' if some else ''}"
     )
-
-
-def parse_object(text: bytes | bytearray, name: str) -> dict[str, Any]:
-    """An object from the bytes of a JSON file, or of a YAML file by its ending."""
-    if name.endswith((".yaml", ".yml")):
-        return _parse_yaml(text, name)
-    try:
-        value = json.loads(text.decode("utf-8"))
-        if re.search(rb"\\u[dD][89a-fA-F]", text):  # halves of pairs cannot be stored or printed
-            whole = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
-            value = json.loads(whole)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{name}: not valid JSON ({error})") from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{name}: expected a JSON object")
-    return value
-
-
-def _parse_yaml(text: bytes | bytearray, name: str) -> dict[str, Any]:
-    import yaml
-
-    try:
-        if len(text) > LARGEST_YAML:
-            raise ValueError(f"larger than {LARGEST_YAML} bytes")
-        value = yaml.safe_load(text.decode("utf-8"))
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
-        raise CheckpointError(f"{name}: not valid YAML ({first_line(error)})") from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{name}: expected keys with values")
-    return {key: item for key, item in value.items() if isinstance(key, str)}
 
 
 def refuse_quantized(config: Mapping[str, Any], name: str) -> None:

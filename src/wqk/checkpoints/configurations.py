@@ -1,6 +1,6 @@
-"""Configurations that other libraries write, with what families need and they leave to their code.
+"""Configurations of other libraries, completed with what families need and they leave to code.
 
-Keys keep their library's names, which families know. Added are the model type, and what the library
+Keys keep their library's names, which families know. Added are the model type and what the library
 computes from other keys or from the name of the architecture.
 """
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class Embedded(NamedTuple):
-    """A configuration inside a file of weights: its key, those that it has to have, its type."""
+    """A configuration inside a file of weights."""
 
     key: str
-    needs: frozenset[str] = frozenset()
+    needs: frozenset[str] = frozenset()  # keys that it has to have
     model_type: str = ""
 
 
@@ -38,44 +38,23 @@ EMBEDDED = (
     Embedded("config"),
 )
 
-# Larger numbers are no sizes of a model.
+# No size of a model is larger.
 LARGEST = 2**31
 
 
 class Opened(NamedTuple):
-    """A configuration, and what else of the checkpoint completes it.
+    """A configuration, and what else of the checkpoint completes it."""
 
-    Attributes
-    ----------
-    config
-        As its library writes it.
-    about
-        Plain values that are stored with the weights.
-    tensors
-        The model's, by name.
-    """
-
-    config: Mapping[str, Any]
-    about: Mapping[str, Any]
+    config: Mapping[str, Any]  # as its library writes it; empty without one
+    about: Mapping[str, Any]  # plain values that are stored with the weights
     tensors: Mapping[str, TensorInfo]
 
 
 def configured(name: str, layout: Format | None, opened: Opened) -> Mapping[str, Any]:
     """The configuration with a model type that families know, and the numbers that they need.
 
-    Parameters
-    ----------
-    name
-        What errors call the checkpoint.
-    layout
-        The format, where the files' names tell it.
-    opened
-        The configuration from its file, empty without one, and what lies beside it.
-
-    Raises
-    ------
-    CheckpointError
-        The configuration asks for what is not read, or does not fit the tensors.
+    Raises `CheckpointError`, about the checkpoint of this name, if the configuration asks for what
+    is not read or does not fit the tensors.
     """
     section = opened.config.get(layout.section) if layout and layout.section else None
     config = dict(section if isinstance(section, dict) else opened.config)
@@ -126,7 +105,7 @@ def _rows(tensor: TensorInfo) -> int:
 
 
 def _llama3_scaling(factor: Any, high: Any = 4) -> dict[str, Any]:
-    """LLaMA 3.1's scaling of rotary positions, which is a switch in these configurations."""
+    """LLaMA 3.1's scaling of rotary positions, a mere switch in these configurations."""
     return {
         "rope_type": "llama3",
         "factor": factor,
@@ -233,7 +212,7 @@ def _megatron(opened: Opened) -> dict[str, Any]:
 
 
 def _open_clip(opened: Opened) -> dict[str, Any]:
-    """OpenCLIP's ``model_cfg``; heads of its vision tower are 64 wide where nothing is said."""
+    """OpenCLIP's ``model_cfg``; heads of its vision tower are 64 wide by default."""
     vision = opened.config.get("vision_cfg")
     if not isinstance(vision, dict) or vision.get("timm_model_name"):
         return {}

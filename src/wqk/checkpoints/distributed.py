@@ -1,8 +1,8 @@
 """Folders of `torch.distributed.checkpoint`: tensors in chunks, which any process may have written.
 
-A file ``.metadata``, a pickle, says of every tensor its shape and chunks, and of every chunk which
-bytes of which file it is: an archive of one tensor each. The pickle is read as data, and may name
-the records of this format and nothing else.
+A pickle, ``.metadata``, gives each tensor's shape and chunks, and each chunk's bytes in one of the
+other files, an archive of one tensor. The pickle is read as data, and may name the records of this
+format and nothing else.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ from functools import cache
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
-from wqk.checkpoints.checkpoint import Part, TensorInfo
-from wqk.checkpoints.number_types import ITEM_BITS, widened_type
+from wqk.checkpoints.checkpoint import TensorInfo
+from wqk.checkpoints.files import MOST_AXES, MOST_VALUES, Piece, PiecedFile
+from wqk.checkpoints.number_types import ITEM_BITS
 from wqk.checkpoints.pickles import DataUnpickler, Record, RecordType, Refused
-from wqk.checkpoints.safetensors import MOST_AXES, MOST_VALUES
 from wqk.checkpoints.torch_archive import TorchFile
 from wqk.checkpoints.torch_pickle import DTYPES
 from wqk.errors import CheckpointError, first_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
-    from wqk.checkpoints.safetensors import ByteSource
+    import numpy as np
+
+    from wqk.checkpoints.checkpoint import Part
+    from wqk.checkpoints.files import ByteSource
 
 # The description of a million chunks.
 LARGEST_METADATA = 2**28
@@ -82,7 +83,9 @@ class Slice:
         self._source.read_into(self._offset + offset, buffer)
 
 
-class DistributedFile:
+def open_distributed(
+    source: ByteSource, open_file: Callable[[str], ByteSource | None]
+) -> PiecedFile:
     """All tensors of a folder of `torch.distributed.checkpoint`.
 
     Parameters
@@ -90,92 +93,56 @@ class DistributedFile:
     source
         The bytes of its ``.metadata``.
     open_file
-        The bytes of a file beside it; None where there is no such file.
+        The bytes of a file beside it; None if there is no such file.
 
     Raises
     ------
     CheckpointError
-        The description is damaged, names anything but this format's records, or chunks that do not
-        make up the tensors.
+        The description is damaged, names anything but this format's records, or has chunks that do
+        not make up the tensors.
     """
+    sizes, storage = _description(source)
+    chunks: dict[str, tuple[Chunk, ...]] = {}
+    tensors: dict[str, TensorInfo] = {}
+    try:
+        for name, record in sizes.items():
+            if record.kind == "TensorStorageMetadata" and not name.startswith(OPTIMIZER):
+                tensors[name], chunks[name] = _tensor(name, record.state, storage)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{source.name}: describes a tensor in an unknown way ({first_line(error)})"
+        ) from None
 
-    def __init__(self, source: ByteSource, open_file: Callable[[str], ByteSource | None]) -> None:
-        self.source = source
-        self._open = cache(open_file)
-        sizes, storage = _description(source)
-        self.tensors: Mapping[str, TensorInfo] = {}
-        self._chunks: dict[str, tuple[Chunk, ...]] = {}
-        try:
-            for name, record in sizes.items():
-                if record.kind == "TensorStorageMetadata" and not name.startswith(OPTIMIZER):
-                    self.tensors[name], self._chunks[name] = _tensor(name, record.state, storage)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(
-                f"{source.name}: describes a tensor in an unknown way ({first_line(error)})"
-            ) from None
-        for name, chunks in self._chunks.items():
-            for chunk in chunks:
-                Slice(self._file(chunk.file), chunk.offset, chunk.length, name)
+    @cache
+    def opened(file: str) -> ByteSource:
+        found = open_file(file)
+        if found is None:
+            raise CheckpointError(f"{source.name}: names {file}, which is missing")
+        return found
 
-    def position(self, name: str) -> int:
-        """Where the tensor's first chunk begins, for reading in file order."""
-        return self._chunks[name][0].offset if self._chunks[name] else 0
+    def piece(name: str, chunk: Chunk) -> Piece:
+        stored = Slice(opened(chunk.file), chunk.offset, chunk.length, name)
 
-    def byte_ranges(self, part: Part) -> list[tuple[int, int]]:
-        """None, as they are in other files."""
-        return []
+        def read(part: Part) -> np.ndarray:
+            archive = TorchFile(stored, bare=True)
+            found, dtype = archive.tensors.get(""), tensors[name].dtype
+            if found is None or (found.shape, found.dtype) != (chunk.shape, dtype):
+                raise CheckpointError(
+                    f"{source.name}: a chunk of {name!r} in {chunk.file} is not the {dtype} of "
+                    f"shape {chunk.shape} that is described"
+                )
+            return archive.read(part)
 
-    def read(self, part: Part) -> np.ndarray:
-        """The part's rows, joined, widened to float32 (float64 stays)."""
-        info = self.tensors[part.name]
-        try:
-            wide = widened_type(info.dtype)
-        except CheckpointError as error:
-            raise CheckpointError(f"{part.name}: {error}") from None
-        # Chunks that overlap could leave a gap, which must not pass for weights.
-        out: np.ndarray = np.full(part.shape(info.shape), np.nan, wide)
-        ranges = part.row_ranges(info.shape)
-        for chunk in self._chunks[part.name]:
-            if not info.shape:
-                return self._piece(part.name, chunk, info.dtype).read(Part(""))
-            runs = list(_overlaps(ranges, chunk.begin[0], chunk.shape[0]))
-            if not runs or 0 in chunk.shape:
-                continue
-            own = tuple((low, low + count) for _, low, count in runs)
-            rows = self._piece(part.name, chunk, info.dtype).read(Part("", own))
-            across = [
-                slice(a, a + n) for a, n in zip(chunk.begin[1:], chunk.shape[1:], strict=True)
-            ]
-            taken = 0
-            for to, _, count in runs:
-                out[(slice(to, to + count), *across)] = rows[taken : taken + count]
-                taken += count
-        return out
+        return Piece(chunk.begin, chunk.shape, read)
 
-    def _piece(self, name: str, chunk: Chunk, dtype: str) -> TorchFile:
-        """One chunk as an archive, after a look that it is what was described."""
-        piece = TorchFile(
-            Slice(self._file(chunk.file), chunk.offset, chunk.length, name), bare=True
-        )
-        found = piece.tensors.get("")
-        if found is None or (found.shape, found.dtype) != (chunk.shape, dtype):
-            raise CheckpointError(
-                f"{self.source.name}: a chunk of {name!r} in {chunk.file} is not the {dtype} of "
-                f"shape {chunk.shape} that is described"
-            )
-        return piece
-
-    def _file(self, name: str) -> ByteSource:
-        source = self._open(name)
-        if source is None:
-            raise CheckpointError(f"{self.source.name}: names {name}, which is missing")
-        return source
+    pieces = {name: [piece(name, one) for one in many] for name, many in chunks.items()}
+    return PiecedFile(source, tensors, pieces)
 
 
 def _description(
     source: ByteSource,
 ) -> tuple[dict[str, Record], dict[tuple[str, tuple[int, ...]], Record]]:
-    """What is described by name, and where each chunk is stored by name and place."""
+    """Descriptions by tensor, and the places of chunks by tensor and offset."""
     if source.size > LARGEST_METADATA:
         raise CheckpointError(f"{source.name}: too large for a description of tensors")
     content = bytearray(source.size)
@@ -239,19 +206,7 @@ def _chunk(
 
 def _numbers(value: Any) -> tuple[int, ...]:
     if not isinstance(value, tuple) or len(value) > MOST_AXES:
-        raise ValueError("a shape that is none")
+        raise ValueError("a shape is not a tuple, or has too many axes")
     if not all(type(n) is int and 0 <= n < 2**63 for n in value):
         raise ValueError("a shape with entries other than whole numbers")
     return value
-
-
-def _overlaps(
-    ranges: tuple[tuple[int, int], ...], begin: int, count: int
-) -> Iterator[tuple[int, int, int]]:
-    """Runs of rows in both: where they go, where they are in the chunk, and how many."""
-    to = 0
-    for start, stop in ranges:
-        low, high = max(start, begin), min(stop, begin + count)
-        if low < high:
-            yield to + low - start, low - begin, high - low
-        to += stop - start

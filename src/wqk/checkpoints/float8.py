@@ -1,8 +1,8 @@
 """8-bit floating-point weights: their scales found and applied, or the tensor refused.
 
-Two conventions are in use. ``weight_scale_inv`` (DeepSeek) holds one factor for each block of the
-matrix, of the configuration's ``weight_block_size`` or 128 × 128 by custom; ``weight_scale`` holds
-one for the tensor, each row, or each block. Both are multiplied onto the stored values.
+Two conventions are in use: ``weight_scale_inv`` (DeepSeek) has one factor for each block of the
+matrix, of the configuration's ``weight_block_size`` or else 128 × 128; ``weight_scale`` has one for
+the tensor, each row, or each block. The stored values are multiplied by both.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def apply_scales(
 
 
 def block_of(config: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Height and width of the blocks that share a scale, where the configuration says them.
+    """Height and width of the blocks that share a scale, if the configuration says them.
 
     Examples
     --------
@@ -94,7 +94,7 @@ def block_of(config: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def _block_side(length: int, blocks: int, side: int, name: str) -> int:
-    """Length of a block's side: the expected one, where the last may be shorter, or exact."""
+    """Length of a block's side: the expected one, with a shorter last block, or an exact division."""
     if math.ceil(length / side) == blocks:
         return side
     side, rest = divmod(length, blocks) if blocks else (0, length)

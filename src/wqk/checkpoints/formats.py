@@ -1,8 +1,8 @@
 """Which files of a folder hold a model, by the library that wrote them.
 
-A format is a row of data: the names of its weights, of its configuration, and along which axis it
-splits tensors over files. The names of its tensors are a family's, under the format's model type;
-what has to be computed from its configuration is in `wqk.checkpoints.configurations`.
+A format is a row of data: the names of its weights and its configuration, and the axis along which
+it splits tensors over files. The names of its tensors belong to a family, under the format's model
+type; what has to be computed from its configuration is in `wqk.checkpoints.configurations`.
 """
 
 from __future__ import annotations
@@ -17,37 +17,24 @@ if TYPE_CHECKING:
 class Format(NamedTuple):
     """What one library writes.
 
-    Attributes
-    ----------
-    name
-        For messages.
-    weights
-        Pattern of the names of its weights, within the folder.
-    config
-        Names under which its configuration may lie in the folder; the first that is there counts.
-    section
-        Key of the configuration that holds the model's own, where it is nested.
-    model_type
-        What families call its models; empty where the configuration says it.
-    split_axis
-        Along which axis a tensor, of this name and shape in a model of this width, is split over
-        tensor-parallel files; None where every file has all of it.
+    ``split_axis`` gives the axis along which a tensor of some name and shape, in a model of some
+    width, is split over tensor-parallel files; None if every file has all of it.
     """
 
-    name: str
-    weights: str
-    config: tuple[str, ...] = ("config.json",)
-    section: str = ""
-    model_type: str = ""
+    name: str  # for messages
+    weights: str  # pattern of the names of its weights, within the folder
+    config: tuple[str, ...] = ("config.json",)  # the first that exists is its configuration
+    section: str = ""  # key of the configuration that holds the model's own, where it is nested
+    model_type: str = ""  # what families call its models; empty where the configuration says it
     split_axis: Callable[..., int | None] | None = None
 
     def files(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Its weights among these names, in the order of their numbers."""
+        """Its weights among these names, sorted."""
         return tuple(sorted(name for name in names if re.fullmatch(self.weights, name)))
 
 
 def _llama_axis(name: str, shape: tuple[int, ...], width: object) -> int | None:
-    """Rows of what is projected to, columns of what is projected from; embeddings either way."""
+    """Output projections by columns, all others by rows; embeddings either way."""
     if len(shape) != 2:
         return None
     if name.startswith("tok_embeddings."):
@@ -56,7 +43,7 @@ def _llama_axis(name: str, shape: tuple[int, ...], width: object) -> int | None:
 
 
 def _megatron_axis(name: str, shape: tuple[int, ...], width: object) -> int | None:
-    """As Megatron's column-parallel and row-parallel layers; biases go with their rows."""
+    """As in Megatron's column-parallel and row-parallel layers; biases go with their rows."""
     if re.search(r"(linear_proj|linear_fc2|attention\.dense|dense_4h_to_h)\.", name):
         return 1 if len(shape) == 2 else None
     if re.search(r"norm|router|position_embeddings", name):
@@ -95,7 +82,7 @@ FORMATS = (
 
 
 def format_of(name: str) -> Format | None:
-    """The format whose weights have this name; None for those of `transformers` and any other.
+    """The format whose weights have this name; None for `transformers` and unknown ones.
 
     Examples
     --------

@@ -2,8 +2,7 @@
 
 Requests go through the hub client's own session, which knows the user's proxies, certificates and
 offline mode. Transient failures (broken connections, 429, 5xx) are retried from the byte reached;
-inconsistent responses (lengths or ranges other than requested, another tag) are
-refused.
+inconsistent responses (lengths or ranges other than requested, another tag) are refused.
 """
 
 from __future__ import annotations
@@ -24,12 +23,11 @@ if TYPE_CHECKING:
 REDIRECTS = (301, 302, 303, 307, 308)
 MOST_REDIRECTS = 5
 
-# What an expired signature looks like, which is worth a new one.
+# Answers to an expired signature, which is worth a new one.
 EXPIRED = (400, 401, 403, 404, 410)
 
 # An attempt that brought this much is no failure, however it ended.
 PROGRESS = 2**18
-
 
 RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)")
 
@@ -49,7 +47,7 @@ class Traffic:
 
 
 class Absent(HubError):
-    """The server reports that the file does not exist, or not for this user."""
+    """There is no such file, or not for this user."""
 
 
 class RemoteFile:
@@ -87,13 +85,7 @@ class RemoteFile:
         self._tags: dict[str, str] = {}
 
     def describe(self) -> bytes:
-        """Learn the size and tag if unknown; return the first bytes, up to 8.
-
-        Raises
-        ------
-        Absent
-            There is no such file.
-        """
+        """Learn the size and tag; return the first bytes, up to 8. `Absent` without a file."""
         buffer = bytearray(8)
         count = self._read(0, memoryview(buffer), short=True)
         return bytes(buffer[:count])
@@ -155,7 +147,7 @@ class RemoteFile:
         return received
 
     def _respond(self, asked: str) -> Any:
-        """The answer to a request for a range, resolving the address where that is not known."""
+        """The answer to a request for a range, after resolving the address if necessary."""
         location = self._location
         if location is None:
             with self._lock:  # parallel requests resolve once, not each for itself
@@ -210,7 +202,7 @@ class RemoteFile:
         client = get_session()
         try:
             request = client.build_request("GET", url, headers=headers, timeout=timeout)
-        except Exception:  # whatever the client's parser of addresses stumbles over
+        except Exception:  # the client's parser of addresses may fail in any way
             raise CheckpointError(f"{self.name}: {presentable(url)} is no address") from None
         self._traffic.add(requests=1)
         response = retries.within_deadline(
@@ -221,11 +213,11 @@ class RemoteFile:
         return response
 
     def _accept(self, response: Any, url: str) -> Any:
-        """The answer, where it is one with content."""
+        """The answer, if it has content."""
         status = response.status_code
         if status in (200, 206):
             if presentable(self.url) not in self._tags or url == self.url:
-                # Otherwise the Hub has given a hash of the content; what storage calls it may
+                # Otherwise the hub has given a hash of the content; the tags of its storage may
                 # differ from one place to the next.
                 headers = response.headers
                 self._keep_tag(url, headers.get("etag"), headers.get("last-modified"))
@@ -243,9 +235,9 @@ class RemoteFile:
         raise _refusal(self.name, status, response.headers)
 
     def _keep_tag(self, url: str, tag: str | None, modified: str | None = None) -> None:
-        """Remember what an address calls the file's content; another name is another content.
+        """Remember an address's tag of the content; another tag means other content.
 
-        Where it has no tag the time of its last change has to do; that is too coarse for a cache.
+        Without a tag, the time of the last change serves; it is too coarse for a cache.
         """
         version = tag or modified or ""
         if self._tags.setdefault(presentable(url), version) != version:
@@ -254,7 +246,7 @@ class RemoteFile:
             self.tag = tag.strip('"')
 
     def _check(self, response: Any, offset: int, wanted: int) -> int:
-        """How many bytes the answer has, after all its claims were compared with the request."""
+        """The answer's number of bytes, once all its claims agree with the request."""
         headers = response.headers
         if headers.get("content-encoding", "identity") != "identity":
             raise CheckpointError(
@@ -298,7 +290,7 @@ class RemoteFile:
 
 
 def _discard(response: Any) -> None:
-    """Read what is left of a short answer, whose connection then serves again; drop a long one."""
+    """Read the rest of a short answer, to reuse its connection; drop a long one."""
     length = _whole_number(response.headers.get("content-length"))
     try:
         if length is not None and length < 2**16:
@@ -315,13 +307,11 @@ def _origin(url: str) -> tuple[str, str]:
 
 def _refusal(name: str, status: int, headers: Mapping[str, str]) -> Exception:
     """The error for an answer that another attempt would not change."""
-    match headers.get("x-error-code"):
-        case "GatedRepo":
-            return HubError(f"{name}: is gated; accept its terms on the hub, then hf auth login")
-        case "RepoNotFound":
-            return HubError(f"{name}: is in no repository that this login can see")
-        case _:
-            pass
+    code = headers.get("x-error-code")
+    if code == "GatedRepo":
+        return HubError(f"{name}: is gated; accept its terms on the hub, then hf auth login")
+    if code == "RepoNotFound":
+        return HubError(f"{name}: is in no repository that this login can see")
     if status in (404, 410):
         return Absent(f"{name}: no such file")
     if status in (401, 403):

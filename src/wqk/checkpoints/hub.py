@@ -6,6 +6,7 @@ is noted, so that without a network the same files are found again.
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,29 +15,24 @@ from wqk._version import __version__
 from wqk.checkpoints import http, retries
 from wqk.checkpoints.adapters import AdaptedCheckpoint, read_adapter
 from wqk.checkpoints.choosing import ENDINGS
-from wqk.checkpoints.folders import Folder
+from wqk.checkpoints.folders import Folder, read_folder
 from wqk.checkpoints.local import LocalFile, open_adapter, open_local
 from wqk.checkpoints.range_cache import open_cache
 from wqk.checkpoints.ranged import RangedFile, Workers
-from wqk.checkpoints.remote import RemoteCheckpoint, open_remote
 from wqk.checkpoints.steps import step_in
-from wqk.checkpoints.stored import weight_file
 from wqk.errors import CheckpointError, HubError, first_line
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable
+    from typing import Unpack
 
     from wqk.checkpoints.adapters import Adapter
     from wqk.checkpoints.checkpoint import Checkpoint
+    from wqk.checkpoints.files import ByteSource
+    from wqk.checkpoints.options import HubAccess
     from wqk.checkpoints.range_cache import RangeCache
-    from wqk.checkpoints.safetensors import ByteSource
 
 TIMEOUT = 10
-
-
-class _NoRevision(HubError):
-    """The repository has no such revision."""
 
 
 class _Unreachable(HubError):
@@ -50,14 +46,28 @@ class Listing(NamedTuple):
     files: dict[str, tuple[int | None, str | None]]
 
 
-class Login(NamedTuple):
-    """What identifies a repository's reader and place, and whether adapters get their base."""
+class Wanted(NamedTuple):
+    """What is to be opened, and how."""
 
     repository: str
-    token: str | bool | None
-    cache_dir: Path | None
-    local_files_only: bool = False
-    adapters: bool = True
+    revision: str | None
+    folder: str  # empty for the repository's own
+    access: HubAccess
+    adapters: bool  # whether an adapter is opened on its base model
+    cache: RangeCache  # of ranges and listings
+
+    @property
+    def cache_dir(self) -> str | None:
+        """Where the hub's client keeps its downloads, if not in its usual place."""
+        chosen = self.access.get("cache_dir")
+        return os.fspath(chosen) if chosen else None
+
+    @property
+    def note(self) -> str:
+        """The name under which its listing is noted."""
+        from huggingface_hub import constants
+
+        return f"{constants.ENDPOINT} {self.repository} {self.revision or 'main'}"
 
 
 def open_hub(
@@ -65,10 +75,8 @@ def open_hub(
     *,
     revision: str | None = None,
     subfolder: str | None = None,
-    token: str | bool | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
-    local_files_only: bool = False,
     adapters: bool = True,
+    **access: Unpack[HubAccess],
 ) -> Checkpoint:
     """The repository's weights, of which only headers are fetched before something is read.
 
@@ -83,46 +91,29 @@ def open_hub(
     """
     from huggingface_hub import constants
 
-    login = Login(
-        repository, token, Path(cache_dir) if cache_dir else None, local_files_only, adapters
-    )
-    cache, folder = open_cache(cache_dir), (subfolder or "").strip("/")
-    if local_files_only or constants.HF_HUB_OFFLINE:
-        return _open_offline(login, revision, folder, cache, "fetching is switched off")
-    try:
-        listing = _list(login, revision, cache)
-    except _Unreachable:
-        return _open_offline(login, revision, folder, cache, "the hub cannot be reached")
-    return _open(login, listing, revision, folder, cache, offline=False)
+    folder, cache = (subfolder or "").strip("/"), open_cache(access.get("cache_dir"))
+    wanted = Wanted(repository, revision, folder, access, adapters, cache)
+    if access.get("local_files_only") or constants.HF_HUB_OFFLINE:
+        checkpoint = _open_offline(wanted, "fetching is switched off")
+    else:
+        try:
+            checkpoint = _open(wanted, _list(wanted), offline=False)
+        except _Unreachable:
+            checkpoint = _open_offline(wanted, "the hub cannot be reached")
+    checkpoint.name, checkpoint.revision = repository, revision
+    step = step_in(revision)
+    checkpoint.step = checkpoint.step if step is None else step
+    return checkpoint
 
 
-def open_base(
-    adapter: Adapter,
-    *,
-    token: str | bool | None,
-    cache_dir: str | os.PathLike[str] | None,
-    local_files_only: bool,
-) -> Checkpoint:
-    """The base model of an adapter, from the hub.
-
-    Raises
-    ------
-    CheckpointError
-        The adapter names a path.
-    """
+def open_base(adapter: Adapter, **access: Unpack[HubAccess]) -> Checkpoint:
+    """The base model of an adapter, from the hub; an error if the adapter names a path."""
     if not is_hub_id(adapter.base):
         raise CheckpointError(
             f"{adapter.tensors.name}: its base model, {adapter.base!r}, is neither here nor a Hub "
             "id; write one to base_model_name_or_path of a local copy's adapter_config.json"
         )
-    return open_hub(
-        adapter.base,
-        revision=adapter.revision,
-        token=token,
-        cache_dir=cache_dir,
-        local_files_only=local_files_only,
-        adapters=False,
-    )
+    return open_hub(adapter.base, revision=adapter.revision, adapters=False, **access)
 
 
 def is_hub_id(ref: str) -> bool:
@@ -137,46 +128,30 @@ def is_hub_id(ref: str) -> bool:
     return not ref.startswith((".", "/", "~")) and Path(ref).suffix not in (*ENDINGS, ".gguf")
 
 
-def _on_base(login: Login, adapter: Adapter) -> Checkpoint:
-    base = open_base(
-        adapter,
-        token=login.token,
-        cache_dir=login.cache_dir,
-        local_files_only=login.local_files_only,
-    )
-    return AdaptedCheckpoint(base, adapter)
-
-
-def _open(
-    login: Login,
-    listing: Listing,
-    revision: str | None,
-    folder: str,
-    cache: RangeCache,
-    offline: bool,
-) -> Checkpoint:
+def _open(wanted: Wanted, listing: Listing, *, offline: bool) -> Checkpoint:
     """The checkpoint in one folder of a listed revision."""
     from huggingface_hub import constants, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
-    headers = build_hf_headers(token=login.token, library_name="wqk", library_version=__version__)
+    repository, inside = wanted.repository, f"{wanted.folder}/" if wanted.folder else ""
+    headers = build_hf_headers(
+        token=wanted.access.get("token"), library_name="wqk", library_version=__version__
+    )
     workers = Workers()
 
     def source(file: str) -> ByteSource | None:
-        path = f"{folder}/{file}" if folder else file
+        path = inside + file
         if path not in listing.files:
             return None
         size, identity = listing.files[path]
         here = try_to_load_from_cache(
-            login.repository, path, cache_dir=login.cache_dir, revision=listing.commit
+            repository, path, cache_dir=wanted.cache_dir, revision=listing.commit
         )
         if isinstance(here, str) and size in (None, Path(here).stat().st_size):
             return LocalFile(Path(here))
         remote = http.RemoteFile(
-            hf_hub_url(
-                login.repository, path, revision=listing.commit, endpoint=constants.ENDPOINT
-            ),
-            name=f"{login.repository}/{path}",
+            hf_hub_url(repository, path, revision=listing.commit, endpoint=constants.ENDPOINT),
+            name=f"{repository}/{path}",
             headers=headers,
             traffic=workers.traffic,
             size=size,
@@ -186,47 +161,34 @@ def _open(
             identity = f"{remote.url} {remote.tag} {remote.size}"
         # The hash is what this endpoint claims: another one's ranges are never taken for it.
         known = f"{constants.ENDPOINT} {identity}" if identity else None
-        ranged = RangedFile(remote, known, cache, workers, offline)
-        ranged.keep(start)
-        return ranged
+        return RangedFile(remote, known, wanted.cache, workers, offline, start)
 
-    names = [Path(path).name for path in listing.files if _folder_of(path) == folder]
-    inside = f"{folder}/" if folder else ""
-    below = [
-        path.removeprefix(inside)
-        for path in listing.files
-        if path.startswith(inside) and _folder_of(path) != folder
-    ]
-    where = Folder(login.repository, source, names, lambda: below)
-    step = step_in(revision)
-
-    def open_file(name: str) -> Checkpoint:
-        found = source(name)
-        assert found is not None  # it is listed
-        return RemoteCheckpoint(where.name, [weight_file(found)], {}, workers, revision, step)
-
-    adapter = read_adapter(where, open_file) if login.adapters else None
-    return _on_base(login, adapter) if adapter else open_remote(where, workers, revision, step)
+    paths = [path.removeprefix(inside) for path in listing.files if path.startswith(inside)]
+    names = [path for path in paths if "/" not in path]
+    below = [path for path in paths if "/" in path]
+    folder = Folder(repository, source, names, lambda: below, workers)
+    adapter = read_adapter(folder) if wanted.adapters else None
+    return _on_base(adapter, wanted) if adapter else read_folder(folder)
 
 
-def _folder_of(path: str) -> str:
-    return path.rpartition("/")[0]
+def _on_base(adapter: Adapter, wanted: Wanted) -> Checkpoint:
+    return AdaptedCheckpoint(open_base(adapter, **wanted.access), adapter)
 
 
-def _list(login: Login, revision: str | None, cache: RangeCache) -> Listing:
+def _list(wanted: Wanted) -> Listing:
     """Ask the hub for a revision's files, and note the answer."""
     from huggingface_hub import HfApi
 
-    api = HfApi(token=login.token, library_name="wqk", library_version=__version__)
+    api = HfApi(token=wanted.access.get("token"), library_name="wqk", library_version=__version__)
 
     def ask() -> Listing:
         about = api.model_info(
-            login.repository, revision=revision, files_metadata=True, timeout=TIMEOUT
+            wanted.repository, revision=wanted.revision, files_metadata=True, timeout=TIMEOUT
         )
-        return _listing(about, revision or "main")
+        return _listing(about, wanted.revision or "main")
 
-    listing = _asking(login.repository, revision, ask)
-    cache.write_note(_note_name(login.repository, revision), listing._asdict())
+    listing = _asking(wanted.repository, wanted.revision, ask)
+    wanted.cache.write_note(wanted.note, listing._asdict())
     return listing
 
 
@@ -251,26 +213,26 @@ def _content_hash(sibling: Any) -> str | None:
 
 
 def _asking(repository: str, revision: str | None, ask: Callable[[], Listing]) -> Listing:
-    """Ask the hub, again where that may help; its errors in one line each."""
+    """Ask the hub, again if that may help; its errors in one line each."""
     from huggingface_hub import errors
 
-    failures = 0
+    refusals: dict[type[Exception], str] = {
+        errors.GatedRepoError: "is gated; accept its terms on the hub and log in (hf auth login)",
+        errors.RepositoryNotFoundError: "is neither a path here nor a repository that this login "
+        "can see",
+        errors.RevisionNotFoundError: f"has no revision {revision!r}",
+        errors.LocalTokenNotFoundError: "not logged in (hf auth login)",
+    }
     passing: tuple[type[Exception], ...] = (retries.Interrupted, *retries.transport_errors())
+    failures = 0
     while True:
         wait = None
         try:
             listing: Listing = retries.within_deadline(ask, discard=lambda _: None)
             return listing
-        except errors.GatedRepoError:
-            reason = "is gated; accept its terms on the hub and log in (hf auth login)"
+        except tuple(refusals) as error:
+            reason = next(text for kind, text in refusals.items() if isinstance(error, kind))
             raise HubError(f"{repository}: {reason}") from None
-        except errors.RepositoryNotFoundError:
-            reason = "is neither a path here nor a repository that this login can see"
-            raise HubError(f"{repository}: {reason}") from None
-        except errors.RevisionNotFoundError:
-            raise _NoRevision(f"{repository}: has no revision {revision!r}") from None
-        except errors.LocalTokenNotFoundError:
-            raise HubError(f"{repository}: not logged in (hf auth login)") from None
         except errors.OfflineModeIsEnabled:
             raise _Unreachable(f"{repository}: offline mode is on (HF_HUB_OFFLINE)") from None
         except errors.HfHubHTTPError as error:
@@ -288,46 +250,34 @@ def _asking(repository: str, revision: str | None, ask: Callable[[], Listing]) -
         retries.PATIENCE.wait(failures, wait, repository)
 
 
-def _in_cache(login: Login, path: Path, revision: str | None) -> Checkpoint:
-    adapter = open_adapter(path) if login.adapters else None
-    checkpoint = _on_base(login, adapter) if adapter else open_local(path)
-    checkpoint.name, checkpoint.revision = login.repository, revision
-    checkpoint.step = step_in(revision)
-    return checkpoint
-
-
-def _open_offline(
-    login: Login, revision: str | None, folder: str, cache: RangeCache, why: str
-) -> Checkpoint:
+def _open_offline(wanted: Wanted, why: str) -> Checkpoint:
     """What was downloaded whole, or else what earlier scans have left of a listed revision."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
+    repository, revision = wanted.repository, wanted.revision
     incomplete: CheckpointError | None = None
     try:
-        path = snapshot_download(
-            login.repository,
+        snapshot = snapshot_download(
+            repository,
             revision=revision,
-            cache_dir=login.cache_dir,
+            cache_dir=wanted.cache_dir,
             local_files_only=True,
         )
-        return _in_cache(login, Path(path, folder), revision)
+        path = Path(snapshot, wanted.folder)
+        adapter = open_adapter(path) if wanted.adapters else None
+        checkpoint = _on_base(adapter, wanted) if adapter else open_local(path)
+        checkpoint.step = None  # folders of the cache are not named after steps
+        return checkpoint
     except LocalEntryNotFoundError:
         pass
     except CheckpointError as error:
         incomplete = error
-    note = cache.note(_note_name(login.repository, revision))
+    note = wanted.cache.note(wanted.note)
     if isinstance(note, dict) and note.keys() == set(Listing._fields):
         files = {path: (about[0], about[1]) for path, about in note["files"].items()}
-        listing = Listing(note["commit"], files)
-        return _open(login, listing, revision, folder, cache, offline=True)
+        return _open(wanted, Listing(note["commit"], files), offline=True)
     if incomplete:
         raise incomplete
     where = f" at revision {revision!r}" if revision else ""
-    raise HubError(f"{login.repository}: is not a local path, not in the cache{where}, and {why}")
-
-
-def _note_name(repository: str, revision: str | None) -> str:
-    from huggingface_hub import constants
-
-    return f"{constants.ENDPOINT} {repository} {revision or 'main'}"
+    raise HubError(f"{repository}: is not a local path, not in the cache{where}, and {why}")

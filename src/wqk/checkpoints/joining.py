@@ -4,92 +4,55 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from wqk.checkpoints.checkpoint import Part, TensorInfo
+from wqk.checkpoints.checkpoint import TensorInfo
+from wqk.checkpoints.files import Piece, PiecedFile
 from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-    from wqk.checkpoints.stored import WeightFile
+    import numpy as np
+
+    from wqk.checkpoints.checkpoint import Part
+    from wqk.checkpoints.files import WeightFile
 
 
-class JoinedFile:
-    """Files that each hold some rows or columns of a model's tensors, in order.
+def join_files(
+    files: Sequence[WeightFile], axis: Callable[[str, tuple[int, ...]], int | None]
+) -> PiecedFile:
+    """Files that each hold some rows or columns of a model's tensors, in order, as one file.
 
-    Parameters
-    ----------
-    files
-        The files.
-    axis
-        Along which axis a tensor of this name and shape is split; None where every file has it all.
+    ``axis`` gives the axis along which a tensor of some name and shape is split; None if every file
+    has all of it.
 
     Raises
     ------
     CheckpointError
         Pieces of a tensor differ in type, or along an axis that is not split.
     """
-
-    def __init__(
-        self,
-        files: Sequence[WeightFile],
-        axis: Callable[[str, tuple[int, ...]], int | None],
-    ) -> None:
-        self.source = files[0].source
-        self._files = files
-        self._axes: dict[str, int | None] = {}
-        self.tensors: Mapping[str, TensorInfo] = {
-            name: self._joined(name, axis)
-            for name in dict.fromkeys(name for file in files for name in file.tensors)
-        }
-
-    def _joined(self, name: str, axis: Callable[[str, tuple[int, ...]], int | None]) -> TensorInfo:
-        pieces = [file.tensors[name] for file in self._holding(name)]
-        first = pieces[0]
-        along = self._axes[name] = axis(name, first.shape) if len(pieces) > 1 else None
+    tensors: dict[str, TensorInfo] = {}
+    pieces: dict[str, list[Piece]] = {}
+    for name in dict.fromkeys(name for file in files for name in file.tensors):
+        holding = [file for file in files if name in file.tensors]
+        first = holding[0].tensors[name]
+        along = axis(name, first.shape) if len(holding) > 1 else None
         if along is None:
-            return first
-        rests = {(one.dtype, *one.shape[:along], *one.shape[along + 1 :]) for one in pieces}
-        if len(rests) > 1:
+            holding, along = holding[:1], 0
+        infos = [file.tensors[name] for file in holding]
+        if len({(i.dtype, *i.shape[:along], *i.shape[along + 1 :]) for i in infos}) > 1:
             raise CheckpointError(
-                f"{self.source.name}: the pieces of {name!r} in {len(pieces)} files do not fit "
+                f"{files[0].source.name}: the pieces of {name!r} in {len(infos)} files do not fit "
                 "together"
             )
-        shape = list(first.shape)
-        shape[along] = sum(one.shape[along] for one in pieces)
-        return TensorInfo(first.dtype, tuple(shape), sum(one.nbytes for one in pieces))
+        shape, begin, pieces[name] = list(first.shape), [0] * len(first.shape), []
+        for file, info in zip(holding, infos, strict=True):
+            pieces[name].append(Piece(tuple(begin), info.shape, _reader(file, name)))
+            if shape:
+                begin[along] += info.shape[along]
+                shape[along] = begin[along]
+        tensors[name] = TensorInfo(first.dtype, tuple(shape), sum(info.nbytes for info in infos))
+    return PiecedFile(files[0].source, tensors, pieces)
 
-    def _holding(self, name: str) -> list[WeightFile]:
-        return [file for file in self._files if name in file.tensors]
 
-    def position(self, name: str) -> int:
-        """Where the first piece begins, for reading in file order."""
-        return self._holding(name)[0].position(name)
-
-    def byte_ranges(self, part: Part) -> list[tuple[int, int]]:
-        """None, as they are not all in one file."""
-        return []
-
-    def read(self, part: Part) -> np.ndarray:
-        """The part's rows, joined, widened to float32 (float64 stays)."""
-        files, along = self._holding(part.name), self._axes[part.name]
-        if along is None:
-            return files[0].read(part)
-        if along:
-            return np.concatenate([file.read(part) for file in files], axis=along)
-        wanted = part.row_ranges(self.tensors[part.name].shape)
-        pieces = [piece for rows in wanted for piece in self._rows(part.name, files, *rows)]
-        return np.concatenate(pieces)
-
-    def _rows(
-        self, name: str, files: Sequence[WeightFile], start: int, stop: int
-    ) -> Iterator[np.ndarray]:
-        """A run of rows, file by file."""
-        first = 0
-        for file in files:
-            last = first + file.tensors[name].shape[0]
-            low, high = max(start, first), min(stop, last)
-            if low < high:
-                yield file.read(Part(name, ((low - first, high - first),)))
-            first = last
+def _reader(file: WeightFile, name: str) -> Callable[[Part], np.ndarray]:
+    return lambda part: file.read(part._replace(name=name))

@@ -21,11 +21,11 @@ _TYPE_NAMES = {
 
 
 class StateDict(Checkpoint):
-    """Named tensors in memory; read without changing them, whatever device they are on."""
+    """Named tensors in memory, on any device; they are not changed."""
 
     def __init__(self, tensors: Mapping[str, Any], config: Mapping[str, Any], name: str) -> None:
         self.name, self.config = name, config
-        # A state dict may hold more than arrays: a module's extra state, an epoch's number.
+        # A state dict may hold more than arrays, such as a module's extra state.
         self._arrays = {key: value for key, value in tensors.items() if hasattr(value, "dtype")}
         self._tensors = {key: _info(value) for key, value in self._arrays.items()}
 
@@ -34,7 +34,7 @@ class StateDict(Checkpoint):
         return self._tensors
 
     def read(self, parts: Sequence[Part]) -> list[np.ndarray]:
-        """The wanted rows of each part, joined, on the host: a copy, as training goes on."""
+        """The wanted rows of each part, joined: copies on the host, as training goes on."""
         return [self._read(part) for part in parts]
 
     def _read(self, part: Part) -> Any:
@@ -42,7 +42,7 @@ class StateDict(Checkpoint):
         return np.array(rows[0]) if part.rows is None else np.concatenate(rows)
 
     def _rows(self, part: Part) -> list[Any]:
-        """The wanted rows of an array, range by range, as they lie in it."""
+        """The wanted rows of an array, range by range, as stored."""
         info, array = self.info(part.name), self._arrays[part.name]
         _require_values(array, part.name)
         if info.dtype not in ("F64", "F32", "F16", "BF16"):
@@ -53,15 +53,11 @@ class StateDict(Checkpoint):
 
 
 class Parameters(StateDict):
-    """A module's parameters as they stand: what is read are tensors of the model, not copies.
+    """A module's parameters themselves: what is read are tensors of the model, not copies.
 
-    Gradients flow through what is read, widened to float32 where it is narrower; what is written to
-    one of `arrays` is in the model at once.
-
-    Raises
-    ------
-    CheckpointError
-        Not a module, or its parameters are not all there: on the meta device, or sharded.
+    Gradients flow through what is read, which is widened to at least float32; what is written to
+    one of `arrays` changes the model. Raises `CheckpointError` if it is not a module, or its
+    parameters are on the meta device or sharded.
     """
 
     def __init__(self, model: Any) -> None:
@@ -91,7 +87,7 @@ def open_live(model: Any) -> StateDict:
 
 
 def _configuration(model: Any) -> Mapping[str, Any]:
-    """The configuration of a module, or of the only model of `transformers` that it holds."""
+    """The configuration of a module, or of the only `transformers` model in it."""
     config: Any = getattr(model, "config", None)
     if config is None and hasattr(model, "children"):
         held = [child for child in model.children() if hasattr(child, "config")]

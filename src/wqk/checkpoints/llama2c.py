@@ -10,26 +10,24 @@ import math
 import struct
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from wqk.checkpoints.checkpoint import Part, TensorInfo
+from wqk.checkpoints.checkpoint import TensorInfo
+from wqk.checkpoints.files import RowFile
 from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from typing import Any
 
-    from wqk.checkpoints.safetensors import ByteSource
+    from wqk.checkpoints.files import ByteSource
 
 MAGIC = b"24ka"  # 0x616b3432, little-endian
 SIZES = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "max_seq_len")
 
-# No model of this format is larger; larger numbers are no sizes.
+# No model of this format is larger.
 LARGEST, MOST_LAYERS = 2**20, 10_000
 
 
 def is_llama2c(source: ByteSource) -> bool:
-    """Whether a file is one of llama2.c's: by its first bytes, or by sizes that give its length."""
+    """Whether a file is llama2.c's: by its first bytes, or by sizes that give its length."""
     start = _start(source)
     if start[:4] == MAGIC:
         return True
@@ -37,69 +35,35 @@ def is_llama2c(source: ByteSource) -> bool:
     return sizes is not None and _length(_legacy(sizes)) == source.size - 28
 
 
-class LlamaFile:
-    """One file of llama2.c: its tensors' places, under their names in its own Python code.
+def open_llama2c(source: ByteSource) -> RowFile:
+    """A file of llama2.c: its tensors, as its Python code calls them, and ``model_args``.
 
-    Attributes
-    ----------
-    about
-        Its header, as ``model_args``.
-
-    Raises
-    ------
-    CheckpointError
-        It is quantized, or not as long as its header says.
+    Raises `CheckpointError` if it is quantized, or not as long as its header says.
     """
-
-    def __init__(self, source: ByteSource) -> None:
-        self.source = source
-        start = _start(source)
-        is_legacy, version = start[:4] != MAGIC, int.from_bytes(start[4:8], "little")
-        if not is_legacy and version != 1:
-            raise CheckpointError(
-                f"{source.name}: version {version} of llama2.c's files is not read"
-                + ("; it is quantized, use the original checkpoint" if version == 2 else "")
-            )
-        sizes = _sizes(start if is_legacy else start[8:])
-        if sizes is None:
-            raise CheckpointError(f"{source.name}: its header holds no sizes of a model")
-        shared = sizes["vocab_size"] > 0 if is_legacy else start[36] != 0
-        shapes = list(_legacy(sizes) if is_legacy else _first(sizes, shared))
-        offset = 28 if is_legacy else 256
-        self.about: Mapping[str, Any] = {
-            "model_args": sizes | {"vocab_size": abs(sizes["vocab_size"]), "norm_eps": 1e-5}
-        }
-        self._starts: dict[str, int] = {}
-        tensors: dict[str, TensorInfo] = {}
-        for name, shape in shapes:
-            nbytes = 4 * math.prod(shape)
-            self._starts[name], tensors[name] = offset, TensorInfo("F32", shape, nbytes)
-            offset += nbytes
-        if offset != source.size:
-            raise CheckpointError(
-                f"{source.name}: has {source.size} bytes instead of {offset}: truncated, or not "
-                "a file of llama2.c"
-            )
-        self.tensors: Mapping[str, TensorInfo] = tensors
-
-    def position(self, name: str) -> int:
-        """Where the tensor's data begins, for reading in file order."""
-        return self._starts[name]
-
-    def byte_ranges(self, part: Part) -> list[tuple[int, int]]:
-        """Where the part's rows lie in the file: half-open ranges of bytes, in the part's order."""
-        shape, start = self.tensors[part.name].shape, self._starts[part.name]
-        row = 4 * math.prod(shape[1:])
-        return [(start + a * row, start + b * row) for a, b in part.row_ranges(shape)]
-
-    def read(self, part: Part) -> np.ndarray:
-        """The part's rows, joined, in float32."""
-        out = np.empty(part.shape(self.tensors[part.name].shape), np.float32)
-        view, filled = out.reshape(-1).view(np.uint8).data, 0
-        for begin, end in self.byte_ranges(part):
-            self.source.read_into(begin, view[filled : filled + end - begin])
-            filled += end - begin
-        return out
+    start = _start(source)
+    is_legacy, version = start[:4] != MAGIC, int.from_bytes(start[4:8], "little")
+    if not is_legacy and version != 1:
+        raise CheckpointError(
+            f"{source.name}: version {version} of llama2.c's files is not read"
+            + ("; it is quantized, use the original checkpoint" if version == 2 else "")
+        )
+    sizes = _sizes(start if is_legacy else start[8:])
+    if sizes is None:
+        raise CheckpointError(f"{source.name}: its header does not hold the sizes of a model")
+    shapes = _legacy(sizes) if is_legacy else _first(sizes, shared=start[36] != 0)
+    position = 28 if is_legacy else 256
+    starts: dict[str, int] = {}
+    tensors: dict[str, TensorInfo] = {}
+    for name, shape in shapes:
+        starts[name], tensors[name] = position, TensorInfo("F32", shape, 4 * math.prod(shape))
+        position += tensors[name].nbytes
+    if position != source.size:
+        raise CheckpointError(
+            f"{source.name}: has {source.size} bytes instead of {position}: truncated, or not "
+            "a file of llama2.c"
+        )
+    arguments = sizes | {"vocab_size": abs(sizes["vocab_size"]), "norm_eps": 1e-5}
+    return RowFile(source, tensors, starts, {"model_args": arguments})
 
 
 def _start(source: ByteSource) -> bytes:
@@ -109,7 +73,7 @@ def _start(source: ByteSource) -> bytes:
 
 
 def _sizes(header: bytes) -> dict[str, int] | None:
-    """The seven sizes; None where they are those of no model."""
+    """The seven sizes; None if they are not those of a model."""
     if len(header) < 28:
         return None
     sizes = dict(zip(SIZES, struct.unpack_from("<7i", header), strict=True))
@@ -142,7 +106,7 @@ FORWARD = ("feed_forward.w1", "feed_forward.w2", "feed_forward.w3")
 
 
 def _legacy(sizes: Mapping[str, int]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The tensors of the first kind of files; a negative vocabulary has an output of its own."""
+    """The tensors of the first kind; a negative vocabulary means a separate output matrix."""
     dim, vocabulary = sizes["dim"], abs(sizes["vocab_size"])
     turned = (sizes["max_seq_len"], dim // sizes["n_heads"] // 2)
     yield "tok_embeddings.weight", (vocabulary, dim)

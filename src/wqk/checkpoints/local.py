@@ -6,12 +6,11 @@ import os
 from typing import TYPE_CHECKING
 
 from wqk.checkpoints.adapters import read_adapter
-from wqk.checkpoints.choosing import ARCHIVES, ENDINGS, foreign
-from wqk.checkpoints.folders import Contents, Folder, read_file, read_folder
+from wqk.checkpoints.choosing import ARCHIVES, ENDINGS, choose_weights, foreign
+from wqk.checkpoints.folders import Folder, read_file, read_folder
 from wqk.checkpoints.formats import format_of
 from wqk.checkpoints.references import presentable
 from wqk.checkpoints.steps import step_in
-from wqk.checkpoints.stored import StoredCheckpoint, weight_file
 from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -24,9 +23,9 @@ if TYPE_CHECKING:
 class LocalFile:
     """A file's bytes by position.
 
-    Positional reads rather than a memory map: a file that shrinks while it is read ends in an
-    error, not in a signal that kills the process. One that is written to ends in an error, too; one
-    that is replaced by another stays what it was, here.
+    Positional reads rather than a memory map: a file that shrinks while it is read gives an error,
+    not a signal that kills the process. So does one that is written to; one that is replaced is
+    read on as it was.
     """
 
     def __init__(self, path: Path) -> None:
@@ -63,10 +62,7 @@ class LocalFile:
 def open_local(path: Path) -> Checkpoint:
     """The checkpoint in a folder or a file.
 
-    Raises
-    ------
-    CheckpointError
-        There are no weights, or they are of a kind that cannot be scored; the message says which.
+    Raises `CheckpointError` without weights, or if they are of a kind that cannot be scored.
     """
     try:
         return _open(path)
@@ -78,7 +74,17 @@ def open_local(path: Path) -> Checkpoint:
 
 def _open(path: Path) -> Checkpoint:
     if path.is_dir():
-        return _checkpoint(path, path, read_folder(local_folder(path)))
+        folder, checkpoint = path, read_folder(local_folder(path))
+    else:
+        _require_weights(path)
+        folder, checkpoint = path.parent, read_file(local_folder(path.parent), path.name)
+    checkpoint.name = presentable(str(path))
+    step = step_in(folder.resolve().name)  # also where it is called "."
+    checkpoint.step = checkpoint.step if step is None else step
+    return checkpoint
+
+
+def _require_weights(path: Path) -> None:
     if not path.exists():
         raise CheckpointError(f"{path}: no such file or folder")
     if what := foreign(path.name):
@@ -88,31 +94,11 @@ def _open(path: Path) -> Checkpoint:
             f"{path}: not a checkpoint file; expected .safetensors, or a torch archive "
             f"({', '.join(ARCHIVES)})"
         )
-    return _checkpoint(path, path.parent, read_file(local_folder(path.parent), path.name))
-
-
-def _checkpoint(path: Path, folder: Path, contents: Contents) -> Checkpoint:
-    """What was read, named as the user names it; the step is that of the folder's own name."""
-    step = step_in(folder.resolve().name)  # also where it is called "."
-    return StoredCheckpoint(
-        presentable(str(path)),
-        contents.files,
-        contents.config,
-        step=contents.step if step is None else step,
-        notes=contents.notes,
-    )
 
 
 def open_adapter(folder: Path) -> Adapter | None:
     """The adapter in a folder; None where it holds none."""
-    if not folder.is_dir():
-        return None
-    where = local_folder(folder)
-
-    def open_file(name: str) -> Checkpoint:
-        return StoredCheckpoint(where.name, [weight_file(LocalFile(folder / name))], {})
-
-    return read_adapter(where, open_file)
+    return read_adapter(local_folder(folder)) if folder.is_dir() else None
 
 
 def local_folder(folder: Path) -> Folder:
@@ -128,8 +114,16 @@ def local_folder(folder: Path) -> Folder:
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether a folder holds weights of its own, of a kind that can be opened."""
-    return folder.is_dir() and bool(local_folder(folder).weights().files)
+    """Whether a folder holds weights that can be opened."""
+    return folder.is_dir() and bool(choose_weights(local_folder(folder)).files)
+
+
+def exists(path: Path) -> bool:
+    """Whether a path exists; one that the system rejects does not."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
 
 
 def require_regular(path: Path) -> None:

@@ -1,7 +1,7 @@
 """The number types of stored tensors, and how each becomes float32.
 
-Wide types pass through; half precision and 8-bit floats are widened piece by piece, so that the
-stored bytes and the widened values never stand in memory together for a whole tensor.
+Half precision and 8-bit floats are widened piece by piece, so that the stored bytes of a whole
+tensor are never in memory next to its values.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from wqk.errors import CheckpointError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Bytes of one stored value, by safetensors' name. Types that are not floating are never scored, but
-# their tensors stand in the same headers.
+# Bits of one stored value, by safetensors' name. Only floating types are scored, but headers list
+# tensors of all.
 ITEM_BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64,
     "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8,
@@ -30,7 +30,7 @@ PIECE = 2**16
 
 @cache
 def _values_of_codes(dtype: str) -> np.ndarray:
-    """The float32 value of every code of a small type: looking up beats converting by half."""
+    """The float32 value of every code of a small type: looking up halves the time of converting."""
     if dtype == "F16":
         return np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float32)
     codes = np.arange(2**8, dtype=np.uint16)
@@ -77,20 +77,15 @@ def is_float8(dtype: str) -> bool:
     return dtype in ("F8_E4M3", "F8_E5M2")
 
 
-def widened_type(dtype: str) -> type:
-    """float64 for stored float64, float32 for every other floating type."""
+def widened_type(dtype: str, tensor: str) -> type:
+    """float64 for a tensor stored as float64, float32 for every other floating type."""
     try:
         return _READERS[dtype][1]
     except KeyError:
         raise CheckpointError(
-            f"weights are stored as {dtype}, which is not a floating-point type that wqk reads "
-            f"({', '.join(_READERS)}); a quantized model has to be dequantized first"
+            f"{tensor}: weights are stored as {dtype}, which is not a floating-point type that wqk "
+            f"reads ({', '.join(_READERS)}); a quantized model has to be dequantized first"
         ) from None
-
-
-def stored_type(dtype: str) -> np.dtype[np.generic]:
-    """The NumPy type with which the stored bytes are viewed."""
-    return np.dtype(_READERS[dtype][0])
 
 
 def widen(dtype: str, read: Callable[[int, memoryview], None], out: np.ndarray) -> None:
@@ -105,7 +100,8 @@ def widen(dtype: str, read: Callable[[int, memoryview], None], out: np.ndarray) 
     out
         One-dimensional, contiguous, of `widened_type`.
     """
-    stored, wide, convert = stored_type(dtype), _READERS[dtype][1], _READERS[dtype][2]
+    code, wide, convert = _READERS[dtype]
+    stored = np.dtype(code)
     if stored == np.dtype(wide):
         read(0, _bytes_of(out))
         return

@@ -10,55 +10,27 @@ if TYPE_CHECKING:
 
 
 class HubAccess(TypedDict, total=False):
-    """How to reach the hub: keywords with the hub's usual names.
+    """How to reach the hub: keywords with the hub's usual names."""
 
-    Attributes
-    ----------
-    token
-        Access token; True for the one that ``hf auth login`` has stored.
-    cache_dir
-        Where downloads are kept, other than where the hub's client keeps them.
-    local_files_only
-        Whether to do without the network.
-    """
-
-    token: str | bool | None
-    cache_dir: str | os.PathLike[str] | None
-    local_files_only: bool
+    token: str | bool | None  # True for the one that ``hf auth login`` has stored
+    cache_dir: str | os.PathLike[str] | None  # where downloads are kept, if not in the usual place
+    local_files_only: bool  # whether to do without the network
 
 
 class HubFolder(HubAccess, total=False):
-    """`HubAccess`, and where in the repository.
+    """`HubAccess`, and where in the repository."""
 
-    Attributes
-    ----------
-    subfolder
-        The folder of the repository, or of a local folder, that contains the model.
-    """
-
-    subfolder: str | None
+    subfolder: str | None  # the folder, of a repository or a local folder, that contains the model
 
 
 class HubOptions(HubFolder, total=False):
-    """`HubFolder`, and which revision of the repository.
+    """`HubFolder`, and which revision of the repository."""
 
-    Attributes
-    ----------
-    revision
-        A branch, a tag or a commit.
-    """
-
-    revision: str | None
+    revision: str | None  # a branch, a tag or a commit
 
 
 def check_options(function: str, options: Mapping[str, Any], names: type = HubOptions) -> None:
-    """Refuse a keyword that is none of the hub's, in the name of the function that was called.
-
-    Raises
-    ------
-    TypeError
-        As Python raises it for a function that spells out its keywords.
-    """
+    """Refuse an unknown keyword with a `TypeError`, as if the function spelled out its keywords."""
     for name in options:
         if name not in names.__annotations__:
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")

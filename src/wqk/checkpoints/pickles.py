@@ -1,8 +1,8 @@
 """Pickles read as data: plain values and records of known kinds; nothing in them is executed.
 
 A pickle is a program that builds an object, and may call any function it names. Here a name stands
-for a reader of ours or for an inert record, and every other name is refused, so that the worst that
-a pickle can do is to hold nonsense.
+for a reader of ours or for an inert record, and every other name is refused, so that the worst a
+pickle can contain is nonsense.
 """
 
 from __future__ import annotations
@@ -20,21 +20,11 @@ class Refused(pickle.UnpicklingError):
 
 
 class Record:
-    """An object that is kept as what it was made of.
-
-    Attributes
-    ----------
-    kind
-        Full name of its class.
-    arguments
-        What it was constructed with.
-    state
-        Its attributes, in most cases a dictionary.
-    """
+    """An object as its class's full name, and what it was constructed with."""
 
     def __init__(self, kind: str, arguments: tuple[Any, ...]) -> None:
         self.kind, self.arguments = kind, arguments
-        self.state: Any = None
+        self.state: Any = None  # its attributes, in most cases a dictionary
 
     def extend(self, items: Any) -> None:
         """Ignore items of a subclass of list."""
@@ -73,19 +63,19 @@ PLAIN: Mapping[tuple[str, str], Any] = {
 class DataUnpickler(pickle._Unpickler):
     """Reads one pickle.
 
-    It is built on the unpickler written in Python, as the one in C allocates whatever a pickle
-    claims to need.
+    It is built on the unpickler written in Python: the one in C allocates whatever a pickle claims
+    to need.
 
     Parameters
     ----------
     file
-        Where the pickle begins.
+        Positioned at the pickle's beginning.
     known
-        What takes the place of a class or function, by module and name.
+        What replaces a class or function, by module and name.
     inert
         Beginnings of full names that are kept as records.
     persistent
-        What reads the description of an object that is stored outside of the pickle.
+        Reads the description of an object that is stored outside of the pickle.
     """
 
     # Parts of the unpickler that its types leave out.
@@ -104,13 +94,13 @@ class DataUnpickler(pickle._Unpickler):
         self._known, self._inert, self._persistent = known, inert, persistent
 
     def persistent_load(self, pid: Any) -> Any:
-        """What stands for an object that is stored outside of the pickle."""
+        """What replaces an object that is stored outside of the pickle."""
         if self._persistent is None:
             raise Refused("an object outside of the file")
         return self._persistent(pid)
 
     def find_class(self, module: str, name: str) -> Any:
-        """What stands for a class or function; never the class or function itself."""
+        """What replaces a class or function; never the class or function itself."""
         reader = self._known.get((module, name)) or PLAIN.get((module, name))
         if reader is not None:
             return reader

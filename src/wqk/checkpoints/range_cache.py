@@ -1,13 +1,13 @@
 """A disk cache of ranges of remote files.
 
-A range is stored under its file's identity: its origin, and the content hash that the origin
-reports. The same weights in two repositories of a hub are kept once, changed weights are
-never mistaken for the old ones, and what one server claims is never believed of another.
+A range is stored under its file's identity: its origin and the content hash that the origin
+reports. The same weights in two repositories of a hub are kept once, changed weights are never
+mistaken for the old ones, and what one server claims is never believed of another.
 
 Each range is a file of its own: its bytes, then a checksum over identity, place and bytes. It is
 written under a temporary name and renamed, so that any number of processes can read and write at
-once, and a killed one leaves nothing under a final name. What a crash of the whole machine tears,
-the checksum finds: it is read as absent, which is why nothing waits for the disk here.
+once, and a killed one leaves nothing under a final name. Nothing waits for the disk: the checksum
+finds what a crash of the machine has torn, which is then read as absent.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class RangeCache:
     folder
         The cache's folder, created on the first write. A read-only folder is only read.
     limit
-        Bytes it may take. The ranges used least recently make room, but none of this process:
-        a checkpoint larger than the limit is cached up to it.
+        Most bytes. The least recently used ranges make room, except for those of this process: a
+        checkpoint larger than the limit is cached up to it.
     """
 
     def __init__(self, folder: Path, limit: int = LIMIT) -> None:
@@ -67,7 +67,7 @@ class RangeCache:
         return sorted((int(match[1]), int(match[2])) for match in found if match)
 
     def load(self, identity: str, start: int, stop: int) -> bytes | memoryview | None:
-        """A range's bytes; None where it is not here, or not what was written.
+        """A range's bytes; None if it is not here, or not what was written.
 
         Each thread keeps its last range in memory, as ranges are read piece by piece.
         """
@@ -93,7 +93,7 @@ class RangeCache:
         return content
 
     def save(self, identity: str, start: int, content: bytes | bytearray) -> bool:
-        """Keep a range, where there is room; whether it is kept."""
+        """Keep a range if there is room; whether it is kept."""
         if not self._make_room(len(content) + CHECKSUM):
             return False
         path = self._file_folder(identity) / f"{start}-{start + len(content)}"
@@ -107,7 +107,7 @@ class RangeCache:
             return None
 
     def write_note(self, name: str, value: Any) -> None:
-        """Note a small JSON value, where the cache can be written to."""
+        """Note a small JSON value, if the cache can be written to."""
         if self.limit > 0:
             _write(self._note_path(name), json.dumps(value).encode(), b"")
 
@@ -118,7 +118,7 @@ class RangeCache:
         return self.folder / "notes" / f"{hashlib.sha256(name.encode()).hexdigest()[:40]}.json"
 
     def _make_room(self, size: int) -> bool:
-        """Take ``size`` of the limit; other processes' writing is seen when it seems full."""
+        """Take ``size`` of the limit; what other processes wrote is seen once it seems full."""
         with self._lock:
             if size >= self._refused:  # what was refused once would be again
                 return False

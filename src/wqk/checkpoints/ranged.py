@@ -1,8 +1,8 @@
 """A remote file as a source of bytes, of which only requested ranges are fetched.
 
-Ranges that lie near each other become one request, large ones several; a few threads fetch them,
-into the cache on disk where that has room, into memory until they are read where not. A range is
-asked for once, however many readers want it.
+Ranges near each other become one request, large ones several. A few threads fetch them into the
+cache on disk or, if that is full, into memory until they are read. A range is requested once,
+however many readers want it.
 """
 
 from __future__ import annotations
@@ -24,16 +24,15 @@ if TYPE_CHECKING:
     from wqk.checkpoints.http import RemoteFile
     from wqk.checkpoints.range_cache import RangeCache
 
-# Connections at once, as browsers and the hub's own client have.
+# Connections at once, as many as browsers and the hub's own client open.
 CONNECTIONS = 8
 
-# Bytes of one request at most. With 8 of them in flight a fetch takes 128 MB of memory; much
-# smaller ones would spend their time on round trips.
+# Most bytes of one request. With 8 of them in flight a fetch takes 128 MB of memory; much smaller
+# ones would spend their time on round trips.
 LARGEST_REQUEST = 2**24
 
-# Unwanted bytes between two ranges that are fetched with them to save a request: few, as a round
-# trip is worth a few 10 kB, and a small share, so that what is fetched stays within 2 % of what is
-# wanted.
+# Unwanted bytes between two ranges that are fetched to save a request: a round trip is worth a few
+# 10 kB, and the share keeps what is fetched within 2 % of what is wanted.
 LARGEST_GAP = 2**16
 GAP_SHARE = 1 / 64
 
@@ -42,12 +41,7 @@ class Workers:
     """Threads that do small jobs in order.
 
     Unlike those of an executor they die with the process: an interrupted command need not wait for
-    the downloads that it has no use for any more.
-
-    Attributes
-    ----------
-    traffic
-        What they and the others who share it fetched.
+    downloads that it no longer needs. ``traffic`` counts what they fetched.
     """
 
     def __init__(self, count: int = CONNECTIONS) -> None:
@@ -104,15 +98,11 @@ def _dismiss(jobs: SimpleQueue[Any], count: int) -> None:
 
 
 class Span(NamedTuple):
-    """A range of a file that is held or requested.
-
-    ``coming`` is None for what the cache holds; its result is the bytes, or None once the cache
-    holds them.
-    """
+    """A range of a file that is held or requested."""
 
     start: int
     stop: int
-    coming: Future[bytearray | None] | None
+    coming: Future[bytearray | None] | None  # of the bytes; None, or its result is, if cached
 
 
 class RangedFile:
@@ -123,11 +113,13 @@ class RangedFile:
     remote
         The file; its size is known.
     identity
-        A hash of its content, or None where nothing vouches for it: then it is not cached.
+        A hash of its content. Without one the file is not cached, as nothing vouches for it.
     cache, workers
         Shared by a checkpoint's files.
     offline
-        Nothing may be fetched.
+        Whether nothing may be fetched.
+    start
+        The file's first bytes, if known already.
     """
 
     def __init__(
@@ -137,18 +129,24 @@ class RangedFile:
         cache: RangeCache,
         workers: Workers,
         offline: bool = False,
+        start: bytes = b"",
     ) -> None:
         self.name, self.size = remote.name, remote.size
         self._remote, self._identity, self._cache = remote, identity, cache
         self._workers, self._offline = workers, offline
         self._saves = identity is not None
         self._lock = threading.Lock()
-        # Starts and stops both ascend, so that the last span that starts before a byte holds it,
-        # if any does.
+        # Starts and stops both ascend, so that the last span that starts before a byte holds it, if
+        # any does.
         self._spans: list[Span] = []
-        for start, stop in cache.ranges(identity) if identity else ():
-            if stop > (self._spans[-1].stop if self._spans else 0):
-                self._spans.append(Span(start, stop, None))
+        for begin, end in cache.ranges(identity) if identity else ():
+            if end > (self._spans[-1].stop if self._spans else 0):
+                self._spans.append(Span(begin, end, None))
+        if self._missing(0, len(start)):
+            kept = identity is not None and cache.save(identity, 0, start)
+            known: Future[bytearray | None] = Future()
+            known.set_result(None if kept else bytearray(start))
+            self._spans.insert(0, Span(0, len(start), known))
 
     def want(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Start fetching what of these half-open ranges is neither held nor requested."""
@@ -163,14 +161,6 @@ class RangedFile:
                     self._place(start) + 1, Span(start, stop, self._workers.submit(job))
                 )
 
-    def keep(self, content: bytes) -> None:
-        """Take over the file's first bytes, which are known already."""
-        if self._missing(0, len(content)):
-            kept = self._identity is not None and self._cache.save(self._identity, 0, content)
-            done: Future[bytearray | None] = Future()
-            done.set_result(None if kept else bytearray(content))
-            self._spans.insert(0, Span(0, len(content), done))
-
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill the buffer from this offset, waiting for requests in progress."""
         while buffer:
@@ -181,7 +171,7 @@ class RangedFile:
             content = self._content(span)
             if content is None:  # another process made room, or the disk lost it
                 self._drop(span)
-                self._saves = self._saves and span.coming is None  # or it might be lost for ever
+                self._saves = self._saves and span.coming is None  # else it may be lost forever
                 continue
             count = min(len(buffer), span.stop - offset)
             begin = offset - span.start

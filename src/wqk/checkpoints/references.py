@@ -7,15 +7,15 @@ from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit, urlunsplit
 
 from wqk.errors import CheckpointError, shortened
 
-# What in an address's query says which file is meant; everything else may be a secret.
+# Parts of a query that say which file is meant; everything else may be a secret.
 HARMLESS = ("download", "ref", "revision", "version", "versionId", "filename", "path", "subfolder")
 
 
 def presentable(reference: str) -> str:
     r"""A reference for messages, tables and file names, without secrets.
 
-    Of an address the user, the password and the query go, but for what is known to be harmless in
-    it. Bytes that are no text become escapes.
+    An address loses its user, password and query, except for parts of the query known to be
+    harmless. Bytes that are not text become escapes.
 
     Examples
     --------
@@ -36,16 +36,10 @@ def presentable(reference: str) -> str:
 
 
 def split_address(url: str) -> SplitResult:
-    """The parts of an address.
-
-    Raises
-    ------
-    CheckpointError
-        It is none.
-    """
+    """The parts of an address; `CheckpointError` if it is not one."""
     try:
         parts = urlsplit(url)
-        parts.port  # noqa: B018 - raises where it is no number
+        parts.port  # noqa: B018 - raises if it is not a number
     except ValueError as error:
         raise CheckpointError(f"{shortened(presentable(url))}: not a valid URL ({error})") from None
     return parts

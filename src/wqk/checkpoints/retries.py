@@ -22,43 +22,27 @@ PASSING = (408, 425, 429, 500, 502, 503, 504)
 
 
 class Patience(NamedTuple):
-    """How long to wait for a server, and how often to try again.
+    """How long to wait for a server, and how often to try again; times are in seconds."""
 
-    Attributes
-    ----------
-    attempts, attempts_to_connect
-        Failures in a row before giving up; fewer where the server has never answered.
-    first, longest
-        Seconds to wait after the first failure, doubling from there, and at most.
-    longest_asked
-        A server that asks for more seconds than this is not waited for.
-    timeout
-        Seconds without a byte that end an attempt; None for the hub's HF_HUB_DOWNLOAD_TIMEOUT.
-    slowest
-        Bytes a second below which an attempt is given up.
-    sleep
-        What waits.
-    """
-
-    attempts: int = 6
-    attempts_to_connect: int = 3
-    first: float = 0.5
+    attempts: int = 6  # failures in a row before giving up
+    attempts_to_connect: int = 3  # the same if the server has never answered
+    first: float = 0.5  # wait after the first failure, doubling from there
     longest: float = 30.0
-    longest_asked: float = 300.0
-    timeout: float | None = None
-    slowest: float = 2.0**13
+    longest_asked: float = 300.0  # a server that asks for more is not waited for
+    timeout: float | None = None  # without a byte; None for the hub's HF_HUB_DOWNLOAD_TIMEOUT
+    slowest: float = 2.0**13  # bytes a second below which an attempt is given up
     sleep: Callable[[float], None] = time.sleep
 
     @property
     def longest_answer(self) -> float:
-        """Seconds until the headers of an answer must be there, whatever comes before them."""
+        """Seconds until the headers of an answer must be there, despite interim answers."""
         from huggingface_hub import constants
 
         return 3 * (self.timeout or constants.HF_HUB_DOWNLOAD_TIMEOUT)
 
     @property
     def longest_fruitless(self) -> float:
-        """Seconds of attempts that bring nothing before giving up, however few they are."""
+        """Seconds of attempts without progress before giving up, however few they are."""
         return 2 * self.longest_answer
 
     def deadline(self, size: int) -> float:
@@ -69,7 +53,7 @@ class Patience(NamedTuple):
         """Wait after this many failures, at least as long as the server asked for."""
         if asked is not None and asked > self.longest_asked:
             raise HubError(f"{name}: the server asks to wait {asked:.0f} s; try again later")
-        # Scattered, so that parallel requests do not come back all at once.
+        # Random, so that parallel requests do not come back all at once.
         backoff = min(self.longest, self.first * 2 ** (failures - 1)) * random.uniform(0.5, 1)
         self.sleep(backoff if asked is None else asked)
 
@@ -87,15 +71,10 @@ class Interrupted(Exception):
 
 
 def within_deadline(send: Callable[[], Any], discard: Callable[[Any], None]) -> Any:
-    """Send a request, and wait for the answer's headers no longer than `Patience` says.
+    """Send a request; `Interrupted` if the answer's headers take longer than `Patience` allows.
 
-    The client's own time-out begins anew with every byte: headers that drip in, or interim answers
-    without an end, never run into it. An answer that is late is discarded.
-
-    Raises
-    ------
-    Interrupted
-        There is no answer in time.
+    The client's own timeout starts anew with every byte, so headers that drip in, or endless
+    interim answers, never reach it. A late answer is discarded.
     """
     answer: Future[Any] = Future()
 
@@ -132,7 +111,7 @@ def transport_errors() -> tuple[type[Exception], ...]:
 
 @contextmanager
 def interruptions(name: str) -> Iterator[None]:
-    """Errors of the connection as `Interrupted`, and the client's refusal to go online."""
+    """Turn connection errors into `Interrupted`, and the client's offline mode into `HubError`."""
     from huggingface_hub.errors import OfflineModeIsEnabled
 
     try:
@@ -146,7 +125,7 @@ def interruptions(name: str) -> Iterator[None]:
 
 
 def reason(error: Exception) -> str:
-    """A description of what happened to the connection."""
+    """What happened to the connection."""
     name = type(error).__name__
     if "Timeout" in name:
         return "the server does not answer"
@@ -154,7 +133,7 @@ def reason(error: Exception) -> str:
 
 
 def asked_wait(headers: Mapping[str, str]) -> float | None:
-    """Seconds that the server asks to wait: Retry-After in either form, or its rate limit's end."""
+    """Seconds that the server asks to wait, by Retry-After in either form or by its rate limit."""
     asked = headers.get("retry-after", "").strip()
     if asked.isdecimal():
         return float(asked)

@@ -1,108 +1,49 @@
-"""Safetensors files: the header, checked, and rows of tensors by position.
+"""Safetensors files: the header, checked.
 
 The format: 8 bytes little-endian header length, that many bytes of JSON (name → dtype, shape,
-data_offsets), then the data. Only a source of bytes is asked for, so that a local file and a remote
-one are read by the same code.
+data_offsets), then the data.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
-import numpy as np
-
-from wqk.checkpoints.checkpoint import Part, TensorInfo
-from wqk.checkpoints.number_types import ITEM_BITS, widen, widened_type
+from wqk.checkpoints.checkpoint import TensorInfo
+from wqk.checkpoints.files import MOST_AXES, MOST_VALUES, RowFile, refuse_pointer
+from wqk.checkpoints.number_types import ITEM_BITS
 from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from wqk.checkpoints.files import ByteSource
+
 # The reference implementation's own limit.
 LARGEST_HEADER = 100_000_000
 
-# NumPy's own limits: axes of an array, and values that it may seem to have next to an empty axis.
-MOST_AXES = 64
-MOST_VALUES = 2**59
 
-
-class ByteSource(Protocol):
-    """Bytes by position: a local file, or one behind HTTP."""
-
-    name: str
-    size: int
-
-    def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill the buffer from this offset, or raise `CheckpointError`."""
-
-
-class SafetensorsFile:
-    """One safetensors file: its tensors' places, and their rows on request.
+def open_safetensors(source: ByteSource) -> RowFile:
+    """A safetensors file, of which only the header is read.
 
     Raises
     ------
     CheckpointError
-        The header does not describe the file: too short or long, not JSON, a name twice, a type or
-        shape that is none, offsets that overlap, exceed the file or disagree with the shape.
+        The header does not describe the file: it is too short or long, or not JSON; a name occurs
+        twice; a type or shape is invalid; offsets overlap, exceed the file or contradict the shape.
     """
-
-    def __init__(self, source: ByteSource) -> None:
-        self.source = source
-        header, self._data_start = _read_header(source)
-        self.metadata: Mapping[str, Any] = header.pop("__metadata__", {})
-        if not isinstance(self.metadata, dict):
-            raise CheckpointError(f"{source.name}: the header's metadata must be a JSON object")
-        self._places = _check_entries(header, source.size - self._data_start, source.name)
-        self.tensors: Mapping[str, TensorInfo] = {
-            name: TensorInfo(header[name]["dtype"], tuple(header[name]["shape"]), stop - start)
-            for name, (start, stop) in self._places.items()
-        }
-
-    def position(self, name: str) -> int:
-        """Where the tensor's data begins, for reading in file order."""
-        return self._places[name][0]
-
-    def byte_ranges(self, part: Part) -> list[tuple[int, int]]:
-        """Where the part's rows lie in the file: half-open ranges of bytes, in the part's order."""
-        info = self.tensors[part.name]
-        row_bits = math.prod(info.shape[1:]) * ITEM_BITS[info.dtype]
-        start = self._data_start + self._places[part.name][0]
-        return [
-            (start + first * row_bits // 8, start + last * row_bits // 8)
-            for first, last in part.row_ranges(info.shape)
-        ]
-
-    def read(self, part: Part) -> np.ndarray:
-        """The part's rows, joined, widened to float32 (float64 stays)."""
-        info = self.tensors[part.name]
-        out: np.ndarray = np.empty(
-            math.prod(part.shape(info.shape)), _widened_type(info.dtype, part.name)
-        )
-        filled = 0
-        for begin, end in self.byte_ranges(part):
-            count = (end - begin) * 8 // ITEM_BITS[info.dtype]
-
-            def read(offset: int, buffer: memoryview, begin: int = begin) -> None:
-                self.source.read_into(begin + offset, buffer)
-
-            widen(info.dtype, read, out[filled : filled + count])
-            filled += count
-        return out.reshape(part.shape(info.shape))
-
-
-def refuse_pointer(start: bytes | bytearray, name: str) -> None:
-    """Refuse the text that stands for a large file in a clone without Git LFS."""
-    if start.startswith(b"version "):
-        raise CheckpointError(f"{name}: a Git LFS pointer, not the weights; run git lfs pull")
-
-
-def _widened_type(dtype: str, name: str) -> type:
-    try:
-        return widened_type(dtype)
-    except CheckpointError as error:
-        raise CheckpointError(f"{name}: {error}") from None
+    header, data_start = _read_header(source)
+    if not isinstance(header.pop("__metadata__", {}), dict):
+        raise CheckpointError(f"{source.name}: the header's metadata must be a JSON object")
+    places = _check_entries(header, source.size - data_start, source.name)
+    tensors = {
+        name: TensorInfo(header[name]["dtype"], tuple(header[name]["shape"]), stop - start)
+        for name, (start, stop) in places.items()
+    }
+    return RowFile(
+        source, tensors, {name: data_start + start for name, (start, _) in places.items()}
+    )
 
 
 def _read_header(source: ByteSource) -> tuple[dict[str, Any], int]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo
 from wqk.checkpoints.choosing import ARCHIVES
 from wqk.checkpoints.float8 import apply_scales, block_of, scale_name
-from wqk.checkpoints.llama2c import LlamaFile, is_llama2c
+from wqk.checkpoints.llama2c import is_llama2c, open_llama2c
 from wqk.checkpoints.number_types import is_float8
-from wqk.checkpoints.safetensors import SafetensorsFile
+from wqk.checkpoints.ranged import RangedFile
+from wqk.checkpoints.safetensors import open_safetensors
 from wqk.checkpoints.torch_archive import TorchFile
 from wqk.errors import CheckpointError, concerning
 
@@ -19,47 +20,42 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from wqk.checkpoints.safetensors import ByteSource
-
-
-class WeightFile(Protocol):
-    """A file of named tensors over a source of bytes."""
-
-    source: ByteSource
-    tensors: Mapping[str, TensorInfo]
-
-    def position(self, name: str) -> int:
-        """Where the tensor's data begins, for reading in file order."""
-
-    def byte_ranges(self, part: Part) -> list[tuple[int, int]]:
-        """Where a part's rows lie in the file: half-open ranges of bytes."""
-
-    def read(self, part: Part) -> np.ndarray:
-        """The part's rows, joined, widened to float32 (float64 stays)."""
+    from wqk.checkpoints.files import ByteSource, WeightFile
+    from wqk.checkpoints.ranged import Workers
 
 
 def weight_file(source: ByteSource) -> WeightFile:
     """A file of weights, by its ending; of those called ``.bin`` some are llama2.c's."""
     ending = PurePath(source.name).suffix
     if ending == ".bin" and is_llama2c(source):
-        return LlamaFile(source)
-    return TorchFile(source) if ending in ARCHIVES else SafetensorsFile(source)
+        return open_llama2c(source)
+    return TorchFile(source) if ending in ARCHIVES else open_safetensors(source)
 
 
 class StoredCheckpoint(Checkpoint):
-    """One or more files of weights and a configuration."""
+    """One or more files of weights and a configuration.
+
+    Parameters
+    ----------
+    name, config, step, notes
+        As the attributes of `Checkpoint`.
+    files
+        No two hold a tensor of the same name.
+    workers
+        What fetches the bytes of remote files; None where all are local.
+    """
 
     def __init__(
         self,
         name: str,
         files: Sequence[WeightFile],
         config: Mapping[str, Any],
-        revision: str | None = None,
         step: int | None = None,
         notes: Sequence[str] = (),
+        workers: Workers | None = None,
     ) -> None:
-        self.name, self.config, self.revision, self.step = name, config, revision, step
-        self.notes = tuple(notes)
+        self.name, self.config, self.step, self.notes = name, config, step, tuple(notes)
+        self._workers = workers
         self._file_of: dict[str, WeightFile] = {}
         for file in files:
             for tensor in file.tensors:
@@ -68,24 +64,47 @@ class StoredCheckpoint(Checkpoint):
                 self._file_of[tensor] = file
         self._tensors = {tensor: file.tensors[tensor] for tensor, file in self._file_of.items()}
 
+    @property
+    def bytes_fetched(self) -> int | None:
+        """Bytes that came over the network since it was opened, headers and configuration too."""
+        return None if self._workers is None else self._workers.traffic.bytes
+
     def tensors(self) -> Mapping[str, TensorInfo]:
         """Every tensor's type, shape and size by name."""
         return self._tensors
 
+    def prefetch(self, parts: Sequence[Part]) -> None:
+        """Start fetching what `read` will need."""
+        for source, ranges in self._ranges(parts):
+            source.want(ranges)
+
     def read(self, parts: Sequence[Part]) -> list[np.ndarray]:
-        """The wanted rows of each part, read in the order in which they lie in the files."""
+        """The wanted rows of each part, read in the order in which they lie in the files.
+
+        All that is remote is on its way before the first of it is waited for.
+        """
         for part in parts:
             self.info(part.name)
-        order = sorted(
-            range(len(parts)),
-            key=lambda i: (
-                id(self._file_of[parts[i].name]),
-                self._file_of[parts[i].name].position(parts[i].name),
-            ),
-        )
+        self.prefetch(parts)
         with concerning(self.name):
+            order = sorted(range(len(parts)), key=lambda i: self._place(parts[i]))
             arrays = {i: self._read(parts[i]) for i in order}
+        for source, ranges in self._ranges(parts):
+            source.forget(ranges)
         return [arrays[i] for i in range(len(parts))]
+
+    def abandon(self) -> None:
+        """Stop waiting for what is on its way: reads in other threads end with an error."""
+        if self._workers is not None:
+            self._workers.abandon()
+        for file in self._file_of.values():
+            if isinstance(file.source, RangedFile):
+                file.source.clean()
+
+    def _place(self, part: Part) -> tuple[int, list[tuple[int, int]]]:
+        """Sorts parts by file and by place in it."""
+        file = self._file_of[part.name]
+        return id(file), file.byte_ranges(part)
 
     def _read(self, part: Part) -> np.ndarray:
         info = self._tensors[part.name]
@@ -101,3 +120,16 @@ class StoredCheckpoint(Checkpoint):
             rows, block = part.row_ranges(info.shape), block_of(self.config)
             apply_scales(array, scales, info.shape, rows, scale, block)
         return array
+
+    def _ranges(self, parts: Sequence[Part]) -> list[tuple[RangedFile, list[tuple[int, int]]]]:
+        """Where parts, and the scales of float8 ones, lie in the remote files."""
+        wanted: dict[RangedFile, list[tuple[int, int]]] = {}
+        for part in parts if self._workers is not None else ():
+            needed = [part]
+            if is_float8(self.info(part.name).dtype):
+                needed.append(Part(scale_name(part.name, self._tensors)))
+            for piece in needed:
+                file = self._file_of[piece.name]
+                if isinstance(file.source, RangedFile):
+                    wanted.setdefault(file.source, []).extend(file.byte_ranges(piece))
+        return list(wanted.items())

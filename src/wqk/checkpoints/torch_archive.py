@@ -1,8 +1,8 @@
-"""Torch archives (``pytorch_model.bin`` and the like), read without PyTorch and without executing.
+"""Torch archives (``pytorch_model.bin`` and the like), read without PyTorch; nothing is executed.
 
 An archive is a pickle of tensors' shapes, strides and storages, and the storages' bytes: members of
-a ZIP file since PyTorch 1.6, one after the other behind the pickle before. The pickle is read as
-data (`wqk.checkpoints.pickles`), the rows of tensors by position, as those of safetensors files.
+a ZIP file since PyTorch 1.6; earlier, one after the other behind the pickle. The pickle is read as
+data (`wqk.checkpoints.pickles`), rows of tensors by position, as in safetensors files.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wqk.checkpoints.checkpoint import Part, TensorInfo
+from wqk.checkpoints.files import refuse_pointer
 from wqk.checkpoints.number_types import ITEM_BITS, widen, widened_type
 from wqk.checkpoints.pickles import Refused
-from wqk.checkpoints.safetensors import refuse_pointer
 from wqk.checkpoints.torch_pickle import Storage, StoredTensor, load, plain, state_dict
 from wqk.errors import CheckpointError, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from wqk.checkpoints.safetensors import ByteSource
+    from wqk.checkpoints.files import ByteSource
 
 # The description of a hundred thousand tensors takes about 20 MB.
 LARGEST_PICKLE = 2**25
@@ -60,7 +60,7 @@ class TorchFile:
         self.source = source
         self._stream = _Stream(source)
         self._lock = threading.Lock()
-        # A remote archive answers all small reads of its directory from these two.
+        # For a remote archive: all small reads of its directory lie within these two.
         for position in (0, max(0, source.size - 2**16)):
             source.read_into(position, memoryview(bytearray(min(2**16, source.size - position))))
         try:
@@ -77,7 +77,7 @@ class TorchFile:
             ) from None
         except (MemoryError, KeyError):  # a key is a byte that is no instruction of a pickle
             raise CheckpointError(f"{source.name}: not a readable torch archive") from None
-        except Exception as error:  # a damaged archive fails wherever its parser stumbles
+        except Exception as error:  # a damaged archive may fail in any way
             raise CheckpointError(
                 f"{source.name}: not a readable torch archive ({first_line(error)})"
             ) from None
@@ -128,26 +128,17 @@ class TorchFile:
         self._members, self._starts = {}, {}
         for key in keys:
             self._starts[key] = position + 8  # behind the number of values
-            position += 8 + storages[key].size * ITEM_BITS[storages[key].dtype] // 8
+            position += 8 + _size(storages[key])
         if position != self.source.size:
             raise CheckpointError(
                 f"{self.source.name}: has {self.source.size} bytes instead of {position}: truncated"
             )
         return content
 
-    def position(self, name: str) -> int:
-        """Where the tensor's storage begins, for reading in file order."""
-        storage = self._stored[name].storage
-        if storage is None:
-            return 0
-        info = self._members.get(f"data/{storage.key}")
-        return info.header_offset if info else self._starts.get(storage.key, 0)
-
     def byte_ranges(self, part: Part) -> list[tuple[int, int]]:
-        """Where the part's rows lie in the file: half-open ranges of bytes.
+        """Where the part's rows lie in the file: half-open ranges of bytes; none if compressed.
 
-        Empty where they are compressed. Rows of a tensor that is stored in another order come with
-        everything between them.
+        Rows of a tensor that is not stored row by row come with everything between them.
         """
         tensor = self._checked(part.name)
         assert tensor.storage is not None
@@ -156,20 +147,17 @@ class TorchFile:
         item = ITEM_BITS[tensor.dtype] // 8
         if part.rows is None and tensor.storage.key not in self._starts:
             # The member's own header says where the data begins, at most this many bytes later.
-            begin = self.position(part.name)
-            header = 30 + len(self._members[f"data/{tensor.storage.key}"].filename) + 2**7
-            stop = begin + header + tensor.storage.size * item
-            return [(begin, min(stop, self.source.size))]
+            info = self._member_of(tensor.storage, part.name)
+            header = 30 + len(info.filename) + 2**7
+            stop = info.header_offset + header + tensor.storage.size * item
+            return [(info.header_offset, min(stop, self.source.size))]
         start = self._start(tensor.storage, part.name)
         return [(start + a * item, start + b * item) for a, b in _runs(tensor, part)]
 
     def read(self, part: Part) -> np.ndarray:
         """The part's rows, joined, widened to float32 (float64 stays)."""
         tensor = self._checked(part.name)
-        try:
-            wide = widened_type(tensor.dtype)
-        except CheckpointError as error:
-            raise CheckpointError(f"{part.name}: {error}") from None
+        wide = widened_type(tensor.dtype, part.name)
         item = ITEM_BITS[tensor.dtype] // 8
         runs = _runs(tensor, part)
         values: np.ndarray = np.empty(sum(stop - start for start, stop in runs), wide)
@@ -187,7 +175,7 @@ class TorchFile:
         return np.concatenate([whole[start:stop] for start, stop in part.row_ranges(tensor.shape)])
 
     def _checked(self, name: str) -> StoredTensor:
-        """A tensor whose values are there."""
+        """A tensor, after a check that its values exist."""
         tensor = self._stored[name]
         if tensor.storage is None:
             raise CheckpointError(f"{self.source.name}: {name!r} is {tensor.problem}")
@@ -203,7 +191,7 @@ class TorchFile:
     def _reader(
         self, tensor: StoredTensor, name: str, begin: int
     ) -> Callable[[int, memoryview], None]:
-        """What fills a buffer from a tensor's storage, from this byte of it on."""
+        """A function that fills a buffer from a tensor's storage, beginning at this byte."""
         assert tensor.storage is not None
         if not self._is_compressed(tensor.storage):
             start = self._start(tensor.storage, name)
@@ -222,7 +210,7 @@ class TorchFile:
                         filled += count
             except CheckpointError:
                 raise
-            except Exception as error:  # a damaged member fails wherever its parser stumbles
+            except Exception as error:  # a damaged member may fail in any way
                 reason = first_line(error)
                 raise CheckpointError(
                     f"{self.source.name}: {name!r} is damaged ({reason})"
@@ -234,14 +222,18 @@ class TorchFile:
         info = self._members.get(f"data/{storage.key}")
         return info is not None and info.compress_type != zipfile.ZIP_STORED
 
+    def _member_of(self, storage: Storage, name: str) -> zipfile.ZipInfo:
+        """The member that holds a storage of the tensor of this name."""
+        info = self._members.get(f"data/{storage.key}")
+        if info is None or info.file_size < _size(storage) or info.flag_bits & 1:
+            raise CheckpointError(f"{self.source.name}: the data of {name!r} is missing")
+        return info
+
     def _start(self, storage: Storage, name: str) -> int:
-        """Where the bytes of a storage begin in the file, after they were found to be there."""
+        """Where the bytes of a storage begin in the file, after a check that they exist."""
         if storage.key in self._starts:
             return self._starts[storage.key]
-        info = self._members.get(f"data/{storage.key}")
-        size = storage.size * ITEM_BITS[storage.dtype] // 8
-        if info is None or info.file_size < size or info.flag_bits & 1:
-            raise CheckpointError(f"{self.source.name}: the data of {name!r} is missing")
+        info, size = self._member_of(storage, name), _size(storage)
         header = bytearray(30)
         self.source.read_into(info.header_offset, memoryview(header))
         signature, name_length, extra_length = struct.unpack("<4s22xHH", header)
@@ -252,8 +244,13 @@ class TorchFile:
         return int(start)
 
 
+def _size(storage: Storage) -> int:
+    """Bytes of a storage."""
+    return storage.size * ITEM_BITS[storage.dtype] // 8
+
+
 def _runs(tensor: StoredTensor, part: Part) -> list[tuple[int, int]]:
-    """The values of a storage that a part needs: half-open runs."""
+    """The values of a storage that a part needs, as half-open runs."""
     if _is_row_major(tensor):
         row = math.prod(tensor.shape[1:])
         ranges = part.row_ranges(tensor.shape)
@@ -291,7 +288,7 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, limit: int) -> byte
 
 
 class _Stream(io.BufferedReader):
-    """A source of bytes as a file, which reads no more at once than there is."""
+    """A source of bytes as a file that never allocates more than there is to read."""
 
     def __init__(self, source: ByteSource) -> None:
         super().__init__(_Raw(source), 2**16)

@@ -1,4 +1,4 @@
-"""What the pickle in a torch archive says: tensors' types, shapes, strides and storages."""
+"""The pickle in a torch archive: tensors' types, shapes, strides and storages."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import math
 import pickle
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from wqk.checkpoints.files import MOST_AXES, MOST_VALUES
 from wqk.checkpoints.number_types import ITEM_BITS
 from wqk.checkpoints.pickles import DataUnpickler, Record
-from wqk.checkpoints.safetensors import MOST_AXES, MOST_VALUES
 from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ DTYPES = {
     "float8_e8m0fnu": "F8_E8M0",
 }  # fmt: skip
 
-# Records that training scripts store with the weights: read as data, and ignored. Pickled
-# modules are not among them: what they compute depends on code that is not in the file.
+# Records that training scripts store with the weights: read as data, and ignored. Pickled modules
+# are not among them: what they compute depends on code that is not in the file.
 INERT = (
     "torch.device", "torch.layout", "torch.strided", "torch.torch_version.", "torch._utils.",
     "torch.serialization.", "torch.storage.", "torch.nn.parameter.", "torch.optim.",
@@ -57,18 +57,18 @@ class Storage(NamedTuple):
 
 
 class StoredTensor(NamedTuple):
-    """A tensor as an archive describes it; ``problem`` says why its values cannot be read."""
+    """A tensor as an archive describes it."""
 
     dtype: str
     shape: tuple[int, ...]
     stride: tuple[int, ...] = ()
     offset: int = 0
     storage: Storage | None = None
-    problem: str = ""
+    problem: str = ""  # why its values cannot be read
 
 
 def state_dict(content: Any, name: str) -> dict[str, StoredTensor]:
-    """The named tensors, or those in one of the dictionaries in which scripts keep them."""
+    """The named tensors, or those in a nested dictionary in which scripts keep them."""
     for _ in range(4):
         if not isinstance(content, dict):
             break
@@ -91,7 +91,7 @@ def state_dict(content: Any, name: str) -> dict[str, StoredTensor]:
 
 
 def _has_tensors(content: Any, depth: int = 3) -> bool:
-    """Whether there are tensors in a dictionary, or in one of those in which scripts keep them."""
+    """Whether there are tensors in a dictionary, or in one nested in it."""
     return isinstance(content, dict) and (
         any(isinstance(value, StoredTensor) for value in content.values())
         or (depth > 0 and any(_has_tensors(content.get(key), depth - 1) for key in NESTED_UNDER))
@@ -99,7 +99,7 @@ def _has_tensors(content: Any, depth: int = 3) -> bool:
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """Plain values alone: of a dictionary its entries by text, of an object its attributes.
+    """Plain values only: of a dictionary the entries under text, of an object its attributes.
 
     Examples
     --------
@@ -158,7 +158,7 @@ def _typed_tensor(
 
 
 def _without_values(problem: str, shape: int, dtype: int | None) -> Callable[..., StoredTensor]:
-    """A reader of tensors whose values are elsewhere: shape and type are at these arguments."""
+    """A reader of tensors without values, whose shape and type are these arguments."""
 
     def read(*arguments: Any) -> StoredTensor:
         value = arguments[shape] if shape < len(arguments) else ()

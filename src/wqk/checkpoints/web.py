@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, unquote, urlunsplit
 
 from wqk._version import __version__
 from wqk.checkpoints import http
-from wqk.checkpoints.choosing import ENDINGS, PREFERRED, foreign
-from wqk.checkpoints.folders import Folder
+from wqk.checkpoints.choosing import ENDINGS, PREFERRED, Weights, foreign
+from wqk.checkpoints.folders import Folder, read_folder
 from wqk.checkpoints.range_cache import open_cache
 from wqk.checkpoints.ranged import RangedFile, Workers
 from wqk.checkpoints.references import presentable, split_address
-from wqk.checkpoints.remote import open_remote
 from wqk.errors import CheckpointError, HubError
 
 if TYPE_CHECKING:
-    import os
+    from typing import Unpack
 
-    from wqk.checkpoints.remote import RemoteCheckpoint
+    from wqk.checkpoints.options import HubAccess
+    from wqk.checkpoints.range_cache import RangeCache
+    from wqk.checkpoints.stored import StoredCheckpoint
 
 
-# What a checkpoint may do without: a server that refuses these may yet give the weights.
+# Files that a checkpoint may lack: a server that refuses these may still provide the weights.
 OPTIONAL = ("config.json", "open_clip_config.json", *PREFERRED)
 
 
@@ -66,79 +67,76 @@ def hub_page(url: str) -> Page | None:
 
 
 def open_url(
-    url: str,
-    *,
-    subfolder: str | None = None,
-    token: str | bool | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
-    local_files_only: bool = False,
-) -> RemoteCheckpoint:
-    """The checkpoint under an address, of which only headers are fetched before something is read.
+    url: str, *, subfolder: str | None = None, **access: Unpack[HubAccess]
+) -> StoredCheckpoint:
+    """The checkpoint under an address; only headers are fetched before something is read.
 
     A login is sent to the hub's own addresses alone.
 
     Raises
     ------
     HubError
-        The server does not give it.
+        The server does not provide it.
     CheckpointError
-        What it gives is no checkpoint, or the server cannot serve parts of files.
+        It is not a checkpoint, or the server cannot serve parts of files.
     """
     from huggingface_hub import constants
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
-    offline = local_files_only or constants.HF_HUB_OFFLINE
+    offline = access.get("local_files_only") or constants.HF_HUB_OFFLINE
     on_hub = url.startswith(constants.ENDPOINT + "/") and not offline
     headers = build_hf_headers(
-        token=token if on_hub else False, library_name="wqk", library_version=__version__
+        token=access.get("token") if on_hub else False,
+        library_name="wqk",
+        library_version=__version__,
     )
-    ranges, workers = open_cache(cache_dir), Workers()
+    cache, workers = open_cache(access.get("cache_dir")), Workers()
     path = Path(unquote(split_address(url).path))
-    what = foreign(path.name)
-    if what:
-        raise CheckpointError(f"{presentable(url)}: {what}")
+    name = presentable(url)
+    if what := foreign(path.name):
+        raise CheckpointError(f"{name}: {what}")
     is_file = path.suffix in ENDINGS
     base = _parent(url) if is_file else _child(url, subfolder) if subfolder else url
 
-    @cache
+    @functools.cache
     def source(file: str) -> RangedFile | None:
         address = _child(base, file)
         remote = http.RemoteFile(
             address, name=presentable(address), headers=headers, traffic=workers.traffic
         )
-        if offline:
-            note = ranges.note(address)
-            if not note:
-                if file in OPTIONAL:
-                    return None
-                raise HubError(f"{remote.name}: is not in the cache, and fetching is disabled")
-            remote.size, tag = note
-            start = b""
-        else:
-            try:
+        start = b""
+        try:
+            if offline:
+                remote.size, remote.tag = _noted(cache, address, remote.name)
+            else:
                 start = remote.describe()
-            except http.Absent:
-                if file in OPTIONAL:
-                    return None
-                raise
-            tag = remote.tag
-            if tag:
-                ranges.write_note(address, [remote.size, tag])
-        identity = f"{address} {tag} {remote.size}" if tag else None
-        ranged = RangedFile(remote, identity, ranges, workers, offline)
-        ranged.keep(start)
-        return ranged
+        except http.Absent:
+            if file in OPTIONAL:
+                return None
+            raise
+        if remote.tag and not offline:
+            cache.write_note(address, [remote.size, remote.tag])
+        identity = f"{address} {remote.tag} {remote.size}" if remote.tag else None
+        return RangedFile(remote, identity, cache, workers, offline, start)
 
-    name = presentable(url)
-    if offline and not is_file and not any(ranges.note(_child(base, n)) for n in PREFERRED):
+    if offline and not is_file and not any(cache.note(_child(base, n)) for n in PREFERRED):
         raise HubError(f"{name}: is not in the cache, and fetching is disabled")
-    if not is_file:
-        return open_remote(Folder(name, source), workers)
-    return open_remote(Folder(name, source), workers, file=path.name)
+    return read_folder(
+        Folder(name, source, workers=workers), Weights((path.name,)) if is_file else None
+    )
+
+
+def _noted(cache: RangeCache, address: str, name: str) -> tuple[int, str | None]:
+    """Size and tag of a file that was opened before."""
+    noted = cache.note(address)
+    if not noted:
+        raise http.Absent(f"{name}: is not in the cache, and fetching is disabled")
+    size, tag = noted
+    return size, tag
 
 
 def _child(url: str, name: str) -> str:
-    """The address of a file in a folder's; what follows the path stays, as it may be a key."""
+    """The address of a file in a folder; what follows the path stays, as it may be a key."""
     parts = split_address(url)
     return urlunsplit(parts._replace(path=parts.path.rstrip("/") + "/" + quote(name)))
 

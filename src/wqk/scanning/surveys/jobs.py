@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from wqk.checkpoints import steps_of
-from wqk.checkpoints.local import has_weights
+from wqk.checkpoints.local import exists, has_weights
 from wqk.checkpoints.references import presentable
 from wqk.checkpoints.retries import within_deadline
 from wqk.checkpoints.steps import step_in
@@ -21,23 +21,13 @@ from wqk.scanning.surveys.model_sets import is_model_set, model_set, read_list
 
 @dataclass(frozen=True)
 class Job:
-    """One checkpoint of a survey.
-
-    Attributes
-    ----------
-    name, revision, step
-        As in the table.
-    location
-        What a worker opens, in whatever folder it runs: an absolute path, a hub id, a URL.
-    problem
-        Why the ref cannot be resolved, if so.
-    """
+    """One checkpoint of a survey; ``name``, ``revision`` and ``step`` as in the table."""
 
     name: str
     revision: str | None
     step: int | None
-    location: str
-    problem: WqkError | None = None
+    location: str  # what a worker opens in any folder: an absolute path, a hub id, a URL
+    problem: WqkError | None = None  # why the ref cannot be resolved, if so
 
     @property
     def title(self) -> str:
@@ -58,26 +48,10 @@ def expand(
     revisions: Sequence[str] = (),
     list_revisions: Callable[[str], list[str]] | None = None,
 ) -> list[Job]:
-    """Every checkpoint that refs and revisions name, in order, each once.
+    """Every checkpoint that refs and revisions name, in order, each once; arguments as `survey`'s.
 
-    Parameters
-    ----------
-    refs
-        Folders, files, hub ids, URLs, named sets, and ``@file`` for a list of these.
-    revisions
-        Names or patterns (``step*``) of hub revisions, or of a run's step folders.
-    list_revisions
-        All revisions of a repository; asked only for patterns.
-
-    Returns
-    -------
-    list of Job
-        A ref that cannot be resolved is a job with a problem.
-
-    Raises
-    ------
-    CheckpointError
-        There is no such list or named set.
+    ``list_revisions`` lists a repository's revisions; it is called only for patterns. A ref that
+    cannot be resolved is a job with a problem, but a list or set that does not exist is an error.
 
     Examples
     --------
@@ -96,13 +70,7 @@ def expand(
 
 
 def hub_revisions(repository: str, token: str | bool | None = None) -> list[str]:
-    """Names of a repository's branches and tags.
-
-    Raises
-    ------
-    HubError
-        The Hub does not answer.
-    """
+    """Names of a repository's branches and tags; `HubError` if the hub does not answer."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError
 
@@ -150,7 +118,7 @@ def _words(refs: Iterable[str]) -> Iterator[str]:
 def _jobs_of(
     ref: str, revisions: Sequence[str], list_revisions: Callable[[str], list[str]]
 ) -> Iterator[Job]:
-    if _exists(ref):
+    if exists(Path(ref)):
         for path in _matching_steps(ref, revisions) if revisions else steps_of(ref):
             absolute = Path(path).absolute()
             yield Job(presentable(path), None, step_in(absolute.name), str(absolute))
@@ -187,11 +155,3 @@ def _chosen(pattern: str, names: Sequence[str], ref: str) -> list[str]:
         there = f"it has {len(names)}: {some}{', …' if len(names) > 3 else ''}" if names else "none"
         raise CheckpointError(f"{ref}: no revision or step matches {pattern!r}; {there}")
     return sorted(chosen, key=natural_order)
-
-
-def _exists(ref: str) -> bool:
-    """Whether the path exists; a name that the system rejects does not."""
-    try:
-        return Path(ref).exists()
-    except (OSError, ValueError):
-        return False

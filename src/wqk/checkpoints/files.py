@@ -1,0 +1,167 @@
+"""Files of named tensors over sources of bytes, which may be local or remote."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+
+from wqk.checkpoints.checkpoint import Part
+from wqk.checkpoints.number_types import ITEM_BITS, widen, widened_type
+from wqk.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from wqk.checkpoints.checkpoint import TensorInfo
+
+# NumPy's own limits: axes of an array, and values that it may seem to have next to an empty axis.
+MOST_AXES = 64
+MOST_VALUES = 2**59
+
+
+def refuse_pointer(start: bytes | bytearray, name: str) -> None:
+    """Refuse the text that stands for a large file in a clone without Git LFS."""
+    if start.startswith(b"version "):
+        raise CheckpointError(f"{name}: a Git LFS pointer, not the weights; run git lfs pull")
+
+
+class ByteSource(Protocol):
+    """Bytes by position: a local file, or one behind HTTP."""
+
+    name: str
+    size: int
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill the buffer from this offset, or raise `CheckpointError`."""
+
+
+class WeightFile(Protocol):
+    """A file of named tensors over a source of bytes."""
+
+    source: ByteSource
+    tensors: Mapping[str, TensorInfo]
+
+    def byte_ranges(self, part: Part) -> list[tuple[int, int]]:
+        """Where a part's rows lie in ``source``: half-open ranges; none if not as they are."""
+
+    def read(self, part: Part) -> np.ndarray:
+        """The part's rows, joined, widened to float32 (float64 stays)."""
+
+
+class RowFile:
+    """A file in which each tensor lies row after row from one position on.
+
+    Parameters
+    ----------
+    source
+        Its bytes.
+    tensors, starts
+        What it holds, and where each tensor begins, by name.
+    about
+        The plain values that are stored with the weights, such as a configuration.
+    """
+
+    def __init__(
+        self,
+        source: ByteSource,
+        tensors: Mapping[str, TensorInfo],
+        starts: Mapping[str, int],
+        about: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.source, self.tensors, self.about = source, tensors, about or {}
+        self._starts = starts
+
+    def byte_ranges(self, part: Part) -> list[tuple[int, int]]:
+        """Where the part's rows lie in the file: half-open ranges of bytes, in the part's order."""
+        info, start = self.tensors[part.name], self._starts[part.name]
+        row_bits = math.prod(info.shape[1:]) * ITEM_BITS[info.dtype]
+        return [
+            (start + first * row_bits // 8, start + last * row_bits // 8)
+            for first, last in part.row_ranges(info.shape)
+        ]
+
+    def read(self, part: Part) -> np.ndarray:
+        """The part's rows, joined, widened to float32 (float64 stays)."""
+        info = self.tensors[part.name]
+        shape = part.shape(info.shape)
+        out: np.ndarray = np.empty(math.prod(shape), widened_type(info.dtype, part.name))
+        filled = 0
+        for begin, end in self.byte_ranges(part):
+            count = (end - begin) * 8 // ITEM_BITS[info.dtype]
+
+            def read(offset: int, buffer: memoryview, begin: int = begin) -> None:
+                self.source.read_into(begin + offset, buffer)
+
+            widen(info.dtype, read, out[filled : filled + count])
+            filled += count
+        return out.reshape(shape)
+
+
+class Piece(NamedTuple):
+    """A box of a tensor."""
+
+    begin: tuple[int, ...]
+    shape: tuple[int, ...]
+    read: Callable[[Part], np.ndarray]  # reads rows of the box; the part's name is empty
+
+
+class PiecedFile:
+    """A file whose tensors are put together from pieces, which may be in other files.
+
+    Parameters
+    ----------
+    source
+        Its bytes.
+    tensors, pieces
+        What it holds, and what each tensor is made of, by name.
+    """
+
+    def __init__(
+        self,
+        source: ByteSource,
+        tensors: Mapping[str, TensorInfo],
+        pieces: Mapping[str, Sequence[Piece]],
+    ) -> None:
+        self.source, self.tensors, self._pieces = source, tensors, pieces
+
+    def byte_ranges(self, part: Part) -> list[tuple[int, int]]:
+        """None here: they may be in other files."""
+        return []
+
+    def read(self, part: Part) -> np.ndarray:
+        """The part's rows, joined, widened to float32 (float64 stays)."""
+        info = self.tensors[part.name]
+        # Pieces that overlap could leave a gap, which must not pass for weights.
+        out: np.ndarray = np.full(
+            part.shape(info.shape), np.nan, widened_type(info.dtype, part.name)
+        )
+        ranges = part.row_ranges(info.shape)
+        for piece in self._pieces[part.name]:
+            if not info.shape:
+                return piece.read(Part(""))
+            runs = list(_overlaps(ranges, piece.begin[0], piece.shape[0]))
+            if not runs or 0 in piece.shape:
+                continue
+            rows = piece.read(Part("", tuple((low, low + count) for _, low, count in runs)))
+            across = [
+                slice(a, a + n) for a, n in zip(piece.begin[1:], piece.shape[1:], strict=True)
+            ]
+            taken = 0
+            for to, _, count in runs:
+                out[(slice(to, to + count), *across)] = rows[taken : taken + count]
+                taken += count
+        return out
+
+
+def _overlaps(
+    ranges: tuple[tuple[int, int], ...], begin: int, count: int
+) -> Iterator[tuple[int, int, int]]:
+    """Runs of rows in both: where they go, where they are in the piece, and how many."""
+    to = 0
+    for start, stop in ranges:
+        low, high = max(start, begin), min(stop, begin + count)
+        if low < high:
+            yield to + low - start, low - begin, high - low
+        to += stop - start
