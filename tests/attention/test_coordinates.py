@@ -9,8 +9,7 @@ import pytest
 
 import wqk
 from wqk.attention import attention_plans
-from wqk.attention.coordinates import Coordinates, read_block
-from wqk.attention.left_out import left_out
+from wqk.attention.coordinates import Coordinates, left_out, read_block
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import CheckpointError
 
@@ -146,7 +145,7 @@ class Run:
     def normalized(self) -> np.ndarray:
         """What the norm makes of its input before its gain and bias, by definition."""
         x = self.seen["norm in"]
-        if self.plan.rule.input_norm.kind == "layer":
+        if self.plan.rule.input_norm_kind == "layer":
             x = x - x.mean(-1, keepdims=True)
         # The tiny stabilizer under the root is in the config under several names; all are small.
         return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)

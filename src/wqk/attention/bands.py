@@ -1,8 +1,8 @@
 """How a head's weight is spread over rotary frequencies, and how its form changes with distance.
 
 Rotary positions rotate a head's dimensions plane by plane: fast planes distinguish nearby
-positions, slow ones hardly rotate and match content at any distance. E_k = ‖A_k‖ ‖B_k‖, the norms
-of the two columns of each factor in plane k, bounds its contribution to the score.
+positions, slow ones hardly rotate and match content at any distance. A plane's contribution to the
+score is bounded by E_k = ‖A_k‖ ‖B_k‖, the norms of its two columns in each factor.
 
 Axes: H query heads, G key heads, P rotary planes, N distances, R head width, D width.
 """
@@ -23,26 +23,12 @@ if TYPE_CHECKING:
 
 
 class Bands(NamedTuple):
-    """One block's rotary planes.
+    """One block's rotary planes."""
 
-    Attributes
-    ----------
-    frequencies
-        |radians per token| of each plane, (P,), as the family defines them: scaled, for the
-        rotated dimensions only.
-    axes
-        0 for each plane, (P,); where positions are those of a picture's patches, 0 for planes that
-        turn with the row, 1 for those that turn with the column.
-    energies
-        E_k of each query head, (H, P).
-    unturned
-        ‖A‖ ‖B‖ of the dimensions that positions do not rotate, (H,); 0 if all are rotated.
-    """
-
-    frequencies: Float[np.ndarray, " planes"]
-    axes: Int[np.ndarray, " planes"]
-    energies: Float[np.ndarray, "heads planes"]
-    unturned: Float[np.ndarray, " heads"]
+    frequencies: Float[np.ndarray, " planes"]  # |radians per token|, after any scaling
+    axes: Int[np.ndarray, " planes"]  # 0; for a picture's patches, 1 where the column turns planes
+    energies: Float[np.ndarray, "heads planes"]  # E_k of each query head
+    unturned: Float[np.ndarray, " heads"]  # ‖A‖ ‖B‖ of the dimensions that do not rotate
 
     @property
     def shares(self) -> Float[np.ndarray, "heads planes"]:
@@ -57,16 +43,10 @@ class Bands(NamedTuple):
 
 
 class Decay(NamedTuple):
-    """A head's form as a function of distance.
+    """Each head's form as a function of distance; NaN where M(0) is zero."""
 
-    Attributes
-    ----------
-    norm, cosine
-        ‖M(N)‖ over ‖M(0)‖, and the cosine of M(N) and M(0), each (H, N); NaN where M(0) is zero.
-    """
-
-    norm: Float[np.ndarray, "heads distances"]
-    cosine: Float[np.ndarray, "heads distances"]
+    norm: Float[np.ndarray, "heads distances"]  # ‖M(N)‖ / ‖M(0)‖
+    cosine: Float[np.ndarray, "heads distances"]  # of M(N) and M(0)
 
 
 def rotary_bands(attention: Attention) -> Bands:
@@ -114,7 +94,7 @@ def rotary_bands(attention: Attention) -> Bands:
 def decay(attention: Attention, distances: Sequence[int]) -> Decay:
     """How much each head's form at these distances differs from that at distance 0.
 
-    Patches of a picture are so many rows and as many columns apart.
+    Patches of a picture are taken to be N rows and N columns apart.
     """
     rotary = attention.plan.rotary or attention.plan.axial
     rotary = rotary.turning if rotary else None

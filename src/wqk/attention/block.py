@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 class Attention:
     """The queries and keys of one block, as read from a checkpoint.
 
-    The linear parts of norms between projection and score are folded into the forms: gains and
-    centering. A token's own scale is not; `queries` and `keys` include it.
+    The linear parts of norms between projection and score, gains and centering, are folded into the
+    forms. A token's own scale is not; `queries` and `keys` include it.
 
     Attributes
     ----------
@@ -45,8 +45,8 @@ class Attention:
         Weights (H, R, D) and (G, R, D), and what comes with them. Query head h meets key head
         h // (H/G).
     positional
-        The same of the dimensions that hold positions alone, where latent attention has some and
-        they were read.
+        The same for the dimensions that hold only positions, if latent attention has some and they
+        were read.
     """
 
     plan: AttentionPlan
@@ -78,13 +78,7 @@ class Attention:
         return BilinearForm(query.swapaxes(-1, -2), self.key.weight[:, None].swapaxes(-1, -2))
 
     def head(self, index: int) -> BilinearForm:
-        """One head's form, D × D of rank R.
-
-        Raises
-        ------
-        IndexError
-            There is no such head.
-        """
+        """One head's form, D × D of rank R; `IndexError` if there is no such head."""
         if not -self.head_count <= index < self.head_count:
             raise IndexError(f"head {index} of {self.head_count}")
         key_head = index % self.head_count // (self.head_count // self.key_head_count)
@@ -108,8 +102,8 @@ class Attention:
     ) -> Float[np.ndarray, "*batch heads tokens width"]:
         """The queries of some inputs, as they enter the score.
 
-        With biases, norms, temperatures and limits, rotated by rotary positions; latent
-        attention's position dimensions come last.
+        They include biases, norms, temperatures, limits and rotary positions; latent attention's
+        position dimensions come last.
 
         Parameters
         ----------
@@ -136,11 +130,17 @@ class Attention:
         return self._shared(self._vectors(1, y, positions))
 
     def products(
-        self, x: Float[np.ndarray, "*batch queries d"], y: Float[np.ndarray, "*batch keys d"]
+        self,
+        x: Float[np.ndarray, "*batch queries d"],
+        y: Float[np.ndarray, "*batch keys d"],
+        positions: tuple[np.ndarray, np.ndarray] | None = None,
     ) -> Float[np.ndarray, "*batch heads queries keys"]:
-        """The products q·k of queries and keys at distance 0, before they are scaled."""
-        queries = self._vectors(0, x, np.zeros(x.shape[-2]))
-        keys = self._vectors(1, y, np.zeros(y.shape[-2]))
+        """The products q·k of queries and keys before they are scaled.
+
+        By default at distance 0; else at these positions of the queries and of the keys.
+        """
+        at = positions or (np.zeros(x.shape[-2]), np.zeros(y.shape[-2]))
+        queries, keys = self._vectors(0, x, at[0]), self._vectors(1, y, at[1])
         return np.asarray(queries @ self._shared(keys).swapaxes(-1, -2))
 
     def logits(
@@ -159,8 +159,8 @@ class Attention:
         x, y
             Inputs of the projections.
         distance
-            Score every pair as if the key lay this many tokens before the query; by default each
-            token has its place as its position.
+            Score every pair as if the key were this many tokens before the query; by default each
+            token's position is its place.
 
         Examples
         --------
@@ -170,12 +170,16 @@ class Attention:
         >>> attention.logits(x, x).shape
         (4, 5, 5)
         """
-        at = (None, None)
+        self._require_known("a query")
+        queries, keys = x.shape[-2], y.shape[-2]
+        at = (np.arange(queries), np.arange(keys))
         if distance is not None:
-            at = np.full(x.shape[-2], distance), np.zeros(y.shape[-2])  # type: ignore[assignment]
-        products = self.queries(x, at[0]) @ self.keys(y, at[1]).swapaxes(-1, -2)
-        scores = self.plan.scale * products
-        cap = self.plan.softcap
+            at = (np.full(queries, distance), np.zeros(keys, int))
+        return self.scores(self.products(x, y, at))
+
+    def scores(self, products: np.ndarray) -> np.ndarray:
+        """Products q·k as scores: scaled, and soft-capped if the model does."""
+        scores, cap = self.plan.scale * products, self.plan.softcap
         return np.asarray(cap * np.tanh(scores / cap) if cap else scores)
 
     def _require_known(self, what: str) -> None:
@@ -229,9 +233,7 @@ class Attention:
         }
         if plan.rule.guess:
             facts |= dict.fromkeys(("score scale", "positions"), "not known: the family is guessed")
-        facts |= {
-            "status": plan.reason or plan.status,
-        }
+        facts["status"] = plan.reason or plan.status
         return html_table("Attention", ("", ""), facts.items())
 
 
@@ -243,22 +245,14 @@ def attention_plans(
 ) -> list[AttentionPlan]:
     """Every attention block of a checkpoint, in order, without reading weights.
 
-    Parameters
-    ----------
-    checkpoint
-        Opened with `wqk.open_checkpoint`.
-    family
-        A family file to use instead of the model type's own.
-    heads_per_layer, key_heads
-        Numbers of query and key heads of a model whose family has to be guessed from the names of
-        its tensors, where its configuration does not have them.
+    The other arguments are as for `read_attention`.
 
     Raises
     ------
     UnknownFamily
         No family knows the model, and none can be guessed; or the given file is not a family.
     CheckpointError
-        The tensors are not all there or do not fit the configuration.
+        Tensors are missing, or do not fit the configuration.
     """
     chosen = load_family(family) if family else find_family(checkpoint, heads_per_layer, key_heads)
     with concerning(checkpoint.name):
@@ -274,9 +268,9 @@ def attention_plans(
 
 
 def unread_attention(checkpoint: Checkpoint, plans: Sequence[AttentionPlan]) -> list[str]:
-    """Names of tensors that look like queries and keys but are read by none of the plans.
+    """Names of tensors that look like queries and keys, but that no plan reads.
 
-    Cross-attention that a family does not describe, a tower of another kind, a pooling head.
+    Such as cross-attention that a family does not describe, another tower, or a pooling head.
     """
     read = {part.name for plan in plans for part in plan.parts}
     tensors = checkpoint.tensors()
@@ -293,10 +287,10 @@ def load_attention(
     Parameters
     ----------
     checkpoint, plan
-        One of the checkpoint's own plans, from `attention_plans`.
+        The plan is one of the checkpoint's own, from `attention_plans`.
     positions
-        Whether to read the dimensions that hold positions alone too, where latent attention has
-        some: no form has them, but `Attention.logits` does.
+        Whether to also read the dimensions of latent attention that hold only positions: they are
+        not in the form, but `Attention.logits` needs them.
 
     Raises
     ------

@@ -2,12 +2,11 @@
 
 A norm feeds the projections: its output before the gain, x̂, has length at most √D. With gains
 and biases folded in, q = Ã x̂ + a has length at most √D σ₁(Ã) + ‖a‖, which rotary positions do not
-change, and no score is larger than scale · ‖q‖ ‖k‖ at any distance. At one distance
-N it is at most scale · D σ₁(Ã R(−N) B̃ᵀ), with biases as one more row and column.
+change, and no score is larger than scale · ‖q‖ ‖k‖ at any distance. At distance N it is at most
+scale · D σ₁(Ã R(−N) B̃ᵀ), with biases as one more row and column.
 
-Where queries or keys are themselves normalized, with gains g, they are no longer than √R max|g|,
-whatever feeds them; and where they come from a normalized latent of width C, no longer than
-√C σ₁ of what follows it.
+Queries or keys that are themselves normalized, with gains g, have length at most √R max|g|,
+whatever feeds them; those from a normalized latent of width C, at most √C σ₁ of what follows it.
 
 Axes: H query heads, G key heads, R head width, D model width, C latent width.
 """
@@ -42,24 +41,15 @@ NO_NORM = (
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Bounds of one block's queries, keys and scores, of every query head, (H,).
+    """Bounds of one block's queries, keys and scores, for each query head.
 
     Scores are taken before a soft cap and without additive position terms.
-
-    Attributes
-    ----------
-    query_norm, key_norm
-        Maximum lengths of a query and a key.
-    any_distance
-        scale · ‖q‖ ‖k‖, or less without rotary positions.
-    at_distance
-        The largest score by distance.
     """
 
-    query_norm: Float[np.ndarray, " heads"]
+    query_norm: Float[np.ndarray, " heads"]  # length of a query
     key_norm: Float[np.ndarray, " heads"]
-    any_distance: Float[np.ndarray, " heads"]
-    at_distance: dict[int, Float[np.ndarray, " heads"]]
+    any_distance: Float[np.ndarray, " heads"]  # scale · ‖q‖ ‖k‖, or less without rotary positions
+    at_distance: dict[int, Float[np.ndarray, " heads"]]  # the largest score by distance
 
 
 def lacks_ceiling(plan: AttentionPlan) -> str:
@@ -129,7 +119,7 @@ def _fed(plan: AttentionPlan, sides: Sequence[Side]) -> list[Side]:
 def _length(
     checkpoint: Checkpoint, plan: AttentionPlan, factor: Factor, side: Side
 ) -> Float[np.ndarray, " heads"]:
-    """The largest length of a query or a key, of each head of its own."""
+    """The largest length of a query or a key, for each of its heads."""
     heads, width, d = factor.stored_weight.shape
     if side.norm is not None:
         length = _normalized_length(factor, side.norm)
@@ -146,7 +136,7 @@ def _length(
         length = np.full(heads, math.inf)
     if plan.clip is not None:
         length = np.minimum(length, plan.clip * math.sqrt(width))
-    # Of partial rotary positions, only the turned dimensions are scaled.
+    # If only part of the head turns, only that part is scaled.
     stretch = 1.0 if plan.rotary is None else max(1.0, plan.rotary.amplitude)
     return np.asarray(length * stretch, np.float64)
 

@@ -1,12 +1,13 @@
 """The other forms of a block: with its norms and biases, at a distance, or of values and outputs.
 
-The plain form is W_q W_kᵀ. Each coordinate changes one thing about it. They can be combined,
-except distances with values and outputs, on which positions do not act:
+The plain form is W_q W_kᵀ. Each coordinate changes one thing about it. They can be combined, except
+for distances with values and outputs, on which positions do not act:
 
 - ``fold_norm``: the gain of the norm that feeds each side is folded in, with LayerNorm's centering;
   the form then acts on normalized residual vectors.
 - ``bias``: the augmented form of [x, 1], with the biases as one more row and column. The key's
-  enters only with rotary positions; without, it is the same for all keys, and the softmax drops it.
+  enters only with rotary positions; otherwise it is the same for all keys and cancels in the
+  softmax.
 - ``distances``: A R(−N) Bᵀ for relative distances N = i − j, in rotary models.
 - ``circuit``: ``ov`` for W_v W_o instead of W_q W_kᵀ.
 
@@ -68,22 +69,16 @@ class Half(NamedTuple):
 
 
 class Block(NamedTuple):
-    """A block's two factors as stored, and its forms at each distance, made one by one.
+    """A block's two factors as stored, and its forms at each distance, made one by one."""
 
-    ``weights`` is empty if the forms are not a model's own.
-    """
-
-    weights: tuple[np.ndarray, ...]
+    weights: tuple[np.ndarray, ...]  # none if the forms are not a model's own
     forms: Iterator[tuple[int, BilinearForm]]
 
 
 def read_block(checkpoint: Checkpoint, plan: AttentionPlan, coordinates: Coordinates) -> Block:
     """Read the tensors that the coordinates need, and build the block's forms.
 
-    Returns
-    -------
-    Block
-        ``forms`` gives, for each distance, the heads as a stack (G, H/G).
+    For each distance, ``forms`` gives the heads as a stack (G, H/G).
 
     Raises
     ------
@@ -124,12 +119,7 @@ def at_distance(form: BilinearForm, plan: AttentionPlan, distance: int) -> Bilin
     """A R(−N) Bᵀ: the form between a query and a key N tokens before it.
 
     As at N = 0, the attention factor of YaRN and LongRoPE is left out: it is the same at every
-    distance.
-
-    Raises
-    ------
-    CheckpointError
-        The block's positions are not rotary along one axis.
+    distance. Raises `CheckpointError` if the block's positions are not rotary along one axis.
     """
     if distance == 0:
         return form
@@ -173,8 +163,8 @@ def _circuit(checkpoint: Checkpoint, plan: AttentionPlan, circuit: str) -> tuple
 def lacks_norm(plan: AttentionPlan, coordinates: Coordinates) -> bool:
     """Whether norms should be folded into a block but no norm is known to feed it.
 
-    Either the residual stream is projected without a norm, or something is between the
-    norm and the projections. Nothing is folded then.
+    Either the residual stream is projected without a norm, or something lies between the norm and
+    the projections. Then nothing is folded.
     """
     fed = [plan.value or plan.key] if coordinates.circuit == "ov" else [plan.query, plan.key]
     return coordinates.fold_norm and any(side.input_norm is None for side in fed)
@@ -183,7 +173,7 @@ def lacks_norm(plan: AttentionPlan, coordinates: Coordinates) -> bool:
 def folded(checkpoint: Checkpoint, side: Half) -> Half:
     """The factor acting on normalized vectors before gain and bias."""
     norm = side.norm
-    if norm is None:  # what W_o puts out goes back to the residual stream, past no norm
+    if norm is None:  # no norm follows W_o on the way to the residual stream
         return side
     gain, *shift = checkpoint.read([*norm.gain, *norm.bias])
     weight = side.weight * (gain + gain.dtype.type(norm.offset))
@@ -200,3 +190,25 @@ def augmented(weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
     """(heads, R, D + 1): with the bias, or 0, as the weight of a constant 1."""
     column = np.zeros(weight.shape[:2], weight.dtype) if bias is None else bias
     return np.concatenate([weight, column[..., None]], axis=-1)
+
+
+def left_out(plan: AttentionPlan, coordinates: Coordinates) -> Iterator[str]:
+    """The terms of the score that the form in these coordinates does not have."""
+    if coordinates.circuit != "qk":
+        return
+    if plan.rotary is not None and coordinates.distances == (0,):
+        yield "rotary positions, which turn it at every distance but 0"
+    if plan.rotary is not None and plan.rotary.amplitude != 1:
+        yield "the attention factor of the rotary positions, the same at every distance"
+    if plan.position.startswith("rotary"):
+        yield f"positions ({plan.position})"
+    elif plan.position or plan.positional:
+        yield f"{plan.position or 'its own'} positions"
+    if not coordinates.bias and (plan.query.bias or plan.key.bias):
+        yield "biases"
+    if not coordinates.fold_norm and (plan.query.input_norm or plan.key.input_norm):
+        yield "the gains of the norms that feed it"
+    if plan.rule.guess:
+        yield "scale, positions and masks, which are not known"
+    if plan.sinks:
+        yield "sinks"

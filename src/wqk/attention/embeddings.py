@@ -61,7 +61,7 @@ def embedding_table(checkpoint: Checkpoint, width: int, name: str | None = None)
         for tensor, info in tensors.items()
         if len(info.shape) == 2 and info.shape[1] == width and NAMES.fullmatch(tensor)
     ]
-    # Where encoder and decoder share a table it is stored under several names.
+    # A table that encoder and decoder share is stored under several names.
     found = [t for t in found if t.endswith("shared.weight")] or found
     if len(found) != 1:
         several = f"several might be it: {', '.join(found[:4])}" if found else "none was recognized"
@@ -82,12 +82,7 @@ def embedding_rows(checkpoint: Checkpoint, table: str) -> Iterator[np.ndarray]:
 def token_names(ref: Any, **hub: Unpack[HubOptions]) -> dict[int, str]:
     """The tokens' names by number, from ``tokenizer.json`` or ``vocab.txt``; empty without one.
 
-    Parameters
-    ----------
-    ref
-        A folder or a Hub id; nothing else has a tokenizer.
-    **hub
-        ``revision``, ``subfolder``, ``token``, ``cache_dir``, ``local_files_only``.
+    ``ref`` is a folder or a Hub id; nothing else has a tokenizer.
     """
     if not isinstance(ref, str | os.PathLike):
         return {}
@@ -123,7 +118,7 @@ def _beside(ref: str | os.PathLike[str], name: str, hub: Mapping[str, Any]) -> P
 
 
 def _from_tokenizer(path: Path) -> dict[int, str]:
-    """The vocabulary of a ``tokenizer.json``, whose models list it in two ways."""
+    """The vocabulary of a ``tokenizer.json``, in either form."""
     content = json.loads(path.read_text(encoding="utf-8"))
     vocabulary = content["model"]["vocab"]
     pairs = (

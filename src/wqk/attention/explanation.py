@@ -1,4 +1,4 @@
-"""What a scan of a checkpoint would read and leave out, determined without reading weights."""
+"""What a scan of a checkpoint would read and leave out, found without reading weights."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def explain(
 
 
 def _uses(checkpoint: Checkpoint, plans: Sequence[AttentionPlan]) -> Iterator[TensorUse]:
-    """The tensors' uses; those that differ only in the layer are merged."""
+    """The tensors' uses, merged if they differ only in the layer."""
     gathered: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
     for plan in plans:
         roles = [("query", plan.query, *role) for role in plan.query.roles]

@@ -1,4 +1,4 @@
-"""One factor of a block's form, as read: it maps residual vectors to queries, keys or values.
+"""One factor of a block's form: it maps residual vectors to queries, keys or values.
 
 Axes: H heads, R head width, D model width, C latent width, N tokens.
 """
@@ -21,35 +21,20 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from wqk.checkpoints import Part
-    from wqk.families import Norm, Side
+    from wqk.families import Side
 
 
 @dataclass(frozen=True, eq=False)
 class Factor:
-    """The weights of one side of a block.
+    """The weights of one side of a block."""
 
-    Attributes
-    ----------
-    side
-        Where they came from.
-    stored_weight, stored_bias
-        (H, R, D) as an ``nn.Linear`` stores it, q = W x, and (H, R) or None.
-    gain, shift
-        Of the norm between projection and score, or None: what it multiplies by, one value for
-        each of R or of H·R, and what it adds, (H, R).
-    temperature
-        A factor of each head, (H, 1), or None.
-    latent
-        (C, D), where the projection goes through a latent that is normalized; or None.
-    """
-
-    side: Side
-    stored_weight: Float[Array, "heads width d"]
+    side: Side  # where they come from
+    stored_weight: Float[Array, "heads width d"]  # as an ``nn.Linear`` stores it, q = W x
     stored_bias: Float[Array, "heads width"] | None = None
-    gain: Float[Array, " gains"] | None = None
-    shift: Float[Array, "heads width"] | None = None
-    temperature: Float[Array, "heads 1"] | None = None
-    latent: Float[Array, "latent d"] | None = None
+    gain: Float[Array, " gains"] | None = None  # of the norm before the score: R or H·R values
+    shift: Float[Array, "heads width"] | None = None  # what that norm adds
+    temperature: Float[Array, "heads 1"] | None = None  # a factor of each head
+    latent: Float[Array, "latent d"] | None = None  # maps to the normalized latent, if there is one
 
     @cached_property
     def _folded(self) -> tuple[Array, Array | None]:
@@ -63,51 +48,42 @@ class Factor:
 
     @property
     def weight(self) -> Float[Array, "heads width d"]:
-        """The weight with everything folded in that is linear in the norm and the temperature."""
+        """The weight, with the linear parts of the norm and the temperature folded in."""
         return self._folded[0]
 
     @property
     def bias(self) -> Float[Array, "heads width"] | None:
-        """The bias with the same folded in; what the norm adds, ``shift``, is not part of it."""
+        """The bias, with the same folded in, but without the norm's ``shift``."""
         return self._folded[1]
 
     def vectors(self, x: Float[np.ndarray, "*batch tokens d"]) -> np.ndarray:
-        """Queries, keys or values (…, H, N, R) of residual vectors (…, N, D), before positions."""
-        result = x[..., None, :, :] @ self.stored_weight.swapaxes(-1, -2)
-        if self.stored_bias is not None:
-            result = result + self.stored_bias[:, None]
-        projection = self.side.projection
+        """Queries, keys or values (…, H, N, R) of residual vectors (…, N, D), before positions.
+
+        They come from the folded weight, that of the form, times the scales of single tokens.
+        """
+        projection, norm = self.side.projection, self.side.norm
+        result, scales = _projected(x, self.weight, self.bias), np.ones(())
         if isinstance(projection, Composed) and self.latent is not None:
             scales = _inverse_size(x @ self.latent.T, (-1,), projection.norm.epsilon)
-            result = result * scales[..., None, :, :]
-        if self.side.norm is not None:
-            result = self._normalized(result, self.side.norm)
-        if self.temperature is not None:
-            result = result * self.temperature[:, None]
+            scales = scales[..., None, :, :]
+            result = result * scales
+        if norm is not None:
+            plain = _projected(x, self.stored_weight, self.stored_bias) * scales
+            gains = 0 if self.gain is None else len(self.gain)
+            axes = (-1,) if norm.axes(gains, plain.shape[-1]) == (1,) else (-3, -1)
+            if norm.kind == "layer":
+                plain = plain - plain.mean(axis=axes, keepdims=True)
+            result = result * _inverse_size(plain, axes, norm.epsilon)
+        if self.shift is not None:
+            shift = self.shift if self.temperature is None else self.shift * self.temperature
+            result = result + shift[:, None]
         return np.asarray(result)
-
-    def _normalized(self, vectors: np.ndarray, norm: Norm) -> np.ndarray:
-        width = vectors.shape[-1]
-        axes = (
-            (-1,)
-            if norm.axes(0 if self.gain is None else len(self.gain), width) == (1,)
-            else (-3, -1)
-        )
-        if norm.kind == "layer":
-            vectors = vectors - vectors.mean(axis=axes, keepdims=True)
-        vectors = vectors * _inverse_size(vectors, axes, norm.epsilon)
-        if self.gain is not None:
-            vectors = vectors * (self.gain + norm.offset).reshape(-1, 1, width)
-        return vectors if self.shift is None else vectors + self.shift[:, None]
 
 
 def load_factor(stored: Mapping[Part, Array], side: Side, name: str) -> Factor:
-    """The factor of what has been read for a side.
+    """The factor from what has been read for a side.
 
-    Raises
-    ------
-    NonFiniteWeights
-        A weight or bias has NaN or infinite entries; says which tensor and how many.
+    Raises `NonFiniteWeights` if a weight or bias has NaN or infinite entries.
     """
     projection, norm = side.projection, side.norm
     weight = projection.weight(stored)
@@ -136,6 +112,11 @@ def load_factor(stored: Mapping[Part, Array], side: Side, name: str) -> Factor:
         if part is not None and array is not None:
             _require_finite(array, f"{name}: {part.name}")
     return factor
+
+
+def _projected(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+    vectors = x[..., None, :, :] @ weight.swapaxes(-1, -2)
+    return np.asarray(vectors if bias is None else vectors + bias[:, None])
 
 
 def _inverse_size(vectors: np.ndarray, axes: tuple[int, ...], epsilon: float) -> np.ndarray:

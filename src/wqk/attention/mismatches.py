@@ -27,26 +27,19 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class OtherRotary(Mismatch):
-    """The same form at distance 0, turned otherwise by positions.
+    """The same form at distance 0, but rotated differently by positions.
 
-    Attributes
-    ----------
-    order, other_order
-        ``half`` or ``interleaved``: of the rotation that would make the blocks equal, and of the
-        second block's; None where there is no rotation.
-    speed, other_speed
-        Radians per position of the slowest rotated pair, in the same two rotations.
-    one_side
-        ``query`` or ``key`` where only its dimensions lie in the other order.
+    ``order`` and ``speed`` belong to the rotation that would make the blocks equal,
+    ``other_order`` and ``other_speed`` to that of the second block.
     """
 
     verdict: ClassVar[str] = "other rotary positions"
 
-    order: str | None = None
+    order: str | None = None  # half or interleaved; None without a rotation
     other_order: str | None = None
-    speed: float | None = None
+    speed: float | None = None  # radians per position of the slowest rotated pair
     other_speed: float | None = None
-    one_side: str = ""
+    one_side: str = ""  # query or key, if only its dimensions are in the other order
 
     @classmethod
     def between(cls, wanted: Rotary | None, has: Rotary | None) -> OtherRotary:
@@ -77,17 +70,11 @@ class OtherRotary(Mismatch):
 
 @dataclass(frozen=True)
 class OtherHeadOrder(Mismatch):
-    """The same heads in another order.
-
-    Attributes
-    ----------
-    heads
-        For each head of the first block, the second block's that is equal to it.
-    """
+    """The same heads in another order."""
 
     verdict: ClassVar[str] = "same heads in another order"
 
-    heads: tuple[int, ...]
+    heads: tuple[int, ...]  # for each head of the first block, the equal one of the second
 
     def __str__(self) -> str:
         return f"{self.verdict}: {_listed(self.heads)}"
@@ -95,21 +82,13 @@ class OtherHeadOrder(Mismatch):
 
 @dataclass(frozen=True)
 class OtherPairing(Mismatch):
-    """The same query and key heads, paired differently.
-
-    Attributes
-    ----------
-    query_heads, key_heads
-        For each head of the first block, the second block's query and key head that make it.
-    groups
-        Number of key heads of the second block.
-    """
+    """The same query and key heads, paired differently."""
 
     verdict: ClassVar[str] = "other pairing of query and key heads"
 
-    query_heads: tuple[int, ...]
+    query_heads: tuple[int, ...]  # of the second block, for each head of the first
     key_heads: tuple[int, ...]
-    groups: int
+    groups: int  # number of key heads of the second block
 
     def __str__(self) -> str:
         pairs = dict(zip(self.query_heads, self.key_heads, strict=True))
@@ -135,20 +114,12 @@ class Transposed(Mismatch):
 
 @dataclass(frozen=True)
 class Scaled(Mismatch):
-    """Each head's scores are those of the first block times a factor.
-
-    Attributes
-    ----------
-    factors
-        One for each head.
-    width
-        Of a head: its root is the factor that is most often forgotten, or applied twice.
-    """
+    """Each head's scores are those of the first block times a factor."""
 
     verdict: ClassVar[str] = "scaled"
 
-    factors: tuple[float, ...]
-    width: int
+    factors: tuple[float, ...]  # one for each head
+    width: int  # of a head: its root is the factor that is most often forgotten, or applied twice
 
     def __str__(self) -> str:
         low, high = min(self.factors), max(self.factors)
@@ -169,13 +140,7 @@ class OtherBias(Mismatch):
 
 @dataclass(frozen=True)
 class OtherSetting(Mismatch):
-    """A setting outside the form differs.
-
-    Attributes
-    ----------
-    name, value, other_value
-        What, in the first block and in the second.
-    """
+    """A setting outside the form differs."""
 
     verdict: ClassVar[str] = "other setting"
 

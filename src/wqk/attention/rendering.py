@@ -1,4 +1,4 @@
-"""Explanations and verifications as a terminal, a prompt and a notebook show them."""
+"""Explanations and verifications for terminals, prompts and notebooks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def size(count: float) -> str:
 
 
 def explanation_lines(explanation: Explanation) -> Iterator[Any]:
-    """The tensors of a scan, and what the form does not hold."""
+    """The tensors that a scan reads, and what the form leaves out."""
     yield Text.assemble(
         (explanation.checkpoint, "bold"),
         f"\nmodel type {explanation.model_type or 'unknown'} → family {explanation.family}\n",
@@ -74,7 +74,7 @@ def verification_lines(result: Verification) -> Iterator[Any]:
     yield Text("\n" + CONCLUSIONS[result.verdict].format(difference=result.difference))
 
 
-# A block's verdict beside it, and what the least of them says of the checkpoint.
+# A block's verdict, and what the worst verdict says of the checkpoint.
 SHORT = {
     "right": Text(""),
     "form right": Text("form right"),
@@ -98,7 +98,7 @@ CONCLUSIONS = {
 
 
 def _scores(block: VerifiedBlock) -> tuple[str, str]:
-    """The largest score of this input and of any, and how many times the first the second is."""
+    """The largest score of this input and of any input, and their ratio."""
     if block.largest_score is None:
         return "–", "–"
     if block.ceiling is None or not block.largest_score:  # a form of zero

@@ -5,8 +5,8 @@ at a few relative distances N. They are invariant to changes that leave attentio
 rotations within a head, a factor moved from queries to keys, norms or the scale folded into
 weights. Distances come from R × R Gram matrices, ⟨M_a, M_b⟩ = Σ (A_aᵀA_b) ∘ (B_aᵀB_b).
 
-Where a block differs, its heads are looked for among the other's: every query head with every key
-head, unchanged and transposed, up to a factor. What matches is confirmed by the exact distance.
+If a block differs, its heads are searched for among the other's: every query head with every key
+head, unchanged and transposed, up to a factor. A match is confirmed by the exact distance.
 
 Axes: H query heads, G key heads, D model width and 1 for the biases, R head width, P probes.
 """
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from wqk.families.rotary import Rotary
 
-# Probe vectors on either side; P² numbers tell heads apart.
+# Probe vectors on either side; their P² scores distinguish heads.
 PROBES = 8
 
 # By how many times the expected rounding two equal forms may differ.
@@ -48,7 +48,7 @@ RESOLUTION = 1e-7
 # Far below any tolerance.
 TINY = 1e-30
 
-# How near 1 the cosine of two heads' probes has to be for them to be worth an exact comparison.
+# Smallest cosine of two heads' probes that is worth an exact comparison.
 ALIKE = 0.99
 
 
@@ -56,21 +56,14 @@ ALIKE = 0.99
 class Scoring:
     """What a block's scores are made of, in float64.
 
-    Attributes
-    ----------
-    query, key
-        (H, R, D) with the score's scale in it, and (G, R, D); the last of D multiplies the 1 that
-        stands for the biases. Query head h meets key head h // (H/G).
-    rotary
-        The rotation of queries and keys, if any.
-    rounding
-        Half the distance between neighboring numbers of the type of storage, relative to them.
+    The last of the D dimensions multiplies the 1 that stands for the biases. Query head h meets key
+    head h // (H/G).
     """
 
-    query: Float[np.ndarray, "heads width d"]
+    query: Float[np.ndarray, "heads width d"]  # including the score's scale
     key: Float[np.ndarray, "key_heads width d"]
     rotary: Rotary | None
-    rounding: float
+    rounding: float  # half the relative distance of neighboring numbers of the stored type
 
     @property
     def pairing(self) -> np.ndarray:
@@ -91,18 +84,10 @@ class Heads(NamedTuple):
 
 
 class Distances(NamedTuple):
-    """How far apart two blocks are.
+    """How far apart two blocks are."""
 
-    Attributes
-    ----------
-    relative
-        ‖M_a(N) − M_b(N)‖ / ‖M_a(N)‖, (distances, H).
-    tolerance
-        What rounding explains of it, (H,).
-    """
-
-    relative: Float[np.ndarray, "distances heads"]
-    tolerance: Float[np.ndarray, " heads"]
+    relative: Float[np.ndarray, "distances heads"]  # ‖M_a(N) − M_b(N)‖ / ‖M_a(N)‖
+    tolerance: Float[np.ndarray, " heads"]  # what rounding explains of it
 
     @property
     def agree(self) -> bool:
@@ -111,7 +96,7 @@ class Distances(NamedTuple):
 
     @property
     def worst(self) -> int:
-        """The head that lies farthest beyond its tolerance, which is 0 for a pruned one."""
+        """The head that exceeds its tolerance (0 for a pruned one) by the largest factor."""
         return int((self.relative.max(axis=0) / (self.tolerance + TINY)).argmax())
 
 
@@ -155,7 +140,7 @@ def _views(b: Scoring) -> Iterator[tuple[tuple[Mismatch, ...], Scoring]]:
 
 
 def _reordered(rotary: Rotary, width: int, order: str) -> np.ndarray:
-    """Rows of a head that lie in the other order in this one, with those beyond the rotation."""
+    """The rows that bring a head's rotated dimensions into this order from the other one."""
     pairs = len(rotary.frequencies)
     if order == "half":
         turned = np.arange(2 * pairs).reshape(pairs, 2).T
@@ -216,10 +201,10 @@ def _match(a: Scoring, b: Scoring) -> Match | None:
     heads = np.arange(len(a.query))
     for is_flipped, theirs in ((False, straight), (True, flipped)):
         cosines = np.abs(np.einsum("hij,qkij->hqk", ours, theirs))
-        # Pruned heads, which score nothing, are alike.
+        # Pruned heads, whose scores are zero, are alike.
         silent, theirs_silent = ((some == 0).all(axis=(-2, -1)) for some in (ours, theirs))
         cosines[silent[:, None, None] & theirs_silent] = 1
-        # Where heads are equal, each is its own best match, and keeps its own key.
+        # Among equal heads, each is its own best match and keeps its own key.
         cosines[heads, heads] += 1e-9
         cosines[:, heads, b.pairing] += 2e-9
         best = cosines.reshape(len(heads), -1).argmax(axis=1)
@@ -230,14 +215,14 @@ def _match(a: Scoring, b: Scoring) -> Match | None:
 
 
 def _probed(query: np.ndarray, key: np.ndarray) -> np.ndarray:
-    """Scores of probes, (..., P, P), of factors that met them (..., R, P); of norm 1, or 0."""
+    """Scores of probes, (..., P, P), from projected probes (..., R, P); of norm 1 or 0."""
     scores = query.swapaxes(-1, -2) @ key
     norms = np.linalg.norm(scores, axis=(-2, -1), keepdims=True)
     return np.asarray(scores / np.where(norms > 0, norms, 1.0))
 
 
 def _rotations(a: Rotary | None, b: Rotary | None) -> Iterator[Rotary | None]:
-    """The rotation that b has, and those that it might have had; a's frequencies come with a."""
+    """The rotation of b, and those that it might have had."""
     yield b
     for order, frequencies in product(("half", "interleaved"), (b, a)):
         if frequencies is not None and (order, frequencies) != (getattr(b, "order", None), b):
@@ -247,9 +232,9 @@ def _rotations(a: Rotary | None, b: Rotary | None) -> Iterator[Rotary | None]:
 
 
 def _factors(a: Heads, b: Heads, rounding: float) -> np.ndarray:
-    """The factor of each head that brings b nearest to a at distance 0; 1 where it is rounding.
+    """Each head's factor that brings b closest to a at distance 0; 1 if rounding explains it.
 
-    A pruned head, which any factor fits, has that of most others.
+    A pruned head, which any factor fits, gets the median of the others.
     """
     across, own = _Inner(a, b).at(0), _Inner(b, b).at(0)
     pruned = own == 0

@@ -1,11 +1,11 @@
 """Which tokens a head matches: the largest and smallest scores of pairs of token embeddings.
 
-The scores are those of the model's embeddings alone. They are what the first layer computes where
-the embeddings go into it as they are, or through the norm that is folded in, and where positions do
-not count; deeper layers read what the layers before them have written.
+The scores are those of the model's embeddings alone. The first layer computes the same if nothing
+but the norm that is folded in comes before it and positions do not count; deeper layers read what
+the layers before them have written.
 
-Every pair counts, V² of them, but few have to be computed: |q_i · k_j| ≤ ‖q_i‖ ‖k_j‖, so that
-vectors are met in the order of their lengths, until no pair left can be among the wanted ones.
+Of all V² pairs, few have to be computed: since |q_i · k_j| ≤ ‖q_i‖ ‖k_j‖, vectors are compared in
+the order of their lengths, until no remaining pair can be among the wanted ones.
 
 Axes: V tokens, D model width, R head width.
 """
@@ -49,36 +49,20 @@ class TokenPair(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenMatches:
-    """The scores that a head's form gives to pairs of token embeddings.
-
-    Attributes
-    ----------
-    checkpoint, stack, layer, head, distance
-        Which head, and how many tokens lie between query and key.
-    embeddings
-        The tensor.
-    normalized
-        Whether the norm that feeds the block is folded in.
-    largest, smallest
-        Pairs of tokens, the most extreme first.
-    most_alike, least_alike
-        Tokens with themselves.
-    caveat
-        What the scores are and are not.
-    """
+    """The scores that a head's form gives to pairs of token embeddings."""
 
     checkpoint: str
     stack: str
     layer: int
     head: int
-    distance: int
-    embeddings: str
-    normalized: bool
-    largest: tuple[TokenPair, ...]
+    distance: int  # tokens from key to query
+    embeddings: str  # name of the tensor
+    normalized: bool  # whether the norm that feeds the block is folded in
+    largest: tuple[TokenPair, ...]  # the most extreme first
     smallest: tuple[TokenPair, ...]
-    most_alike: tuple[TokenPair, ...]
+    most_alike: tuple[TokenPair, ...]  # tokens with themselves
     least_alike: tuple[TokenPair, ...]
-    caveat: str
+    caveat: str  # what the scores are and are not
 
 
 def match_tokens(
@@ -199,7 +183,7 @@ def _pairs(
 def extreme_pairs(
     query: Float[np.ndarray, "tokens width"], key: Float[np.ndarray, "tokens width"], top: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers of the query and key of the ``top`` largest and smallest q_i · k_j, (2, top) each.
+    """Indices (query, key) of the ``top`` largest and smallest q_i · k_j, (2, top) each.
 
     Examples
     --------

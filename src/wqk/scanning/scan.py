@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from wqk._typing import FilePath
 from wqk._version import __version__
 from wqk.attention import attention_plans, unread_attention
-from wqk.attention.coordinates import PLAIN, Block, Coordinates, lacks_norm, read_block
-from wqk.attention.left_out import left_out
+from wqk.attention.coordinates import PLAIN, Block, Coordinates, lacks_norm, left_out, read_block
 from wqk.checkpoints import open_checkpoint, steps_of
 from wqk.checkpoints.options import check_options
 from wqk.errors import CheckpointError, concerning

@@ -1,10 +1,10 @@
 """A model's own attention compared with attention recomputed from the weights as read.
 
-The inputs of a block's query and key projections are recorded while the model runs. From these,
-and from weights read from the checkpoint by a family's rules, attention is recomputed. A wrong
-tensor, head width, grouping, rotary order or scale gives other numbers than the model's.
+The inputs of a block's query and key projections are recorded while the model runs. Attention is
+recomputed from these and from the weights that a family's rules select. A wrong tensor, head width,
+grouping, rotary order or scale gives other numbers than the model's.
 
-Where a family says nothing of positions, mask and scale, or the model does not report its
+If the family does not describe positions, mask and scale, or the model does not report its
 attention, the products of queries and keys are compared instead.
 
 Axes: B texts, H query heads, N tokens (I queries, J keys).
@@ -58,20 +58,20 @@ class VerifiedBlock:
     stack, kind, layer, application
         Which; ``application`` counts the uses of shared weights from 0.
     difference
-        Largest absolute difference of an attention probability; infinite where the weights as read
-        do not even fit what the model computes, None where the model reports none.
+        Largest absolute difference of an attention probability; infinite if the weights do not even
+        fit what the model computes, None if the model reports no attention.
     form_difference
         Largest difference of a product of queries and keys without positions, relative to the
-        largest product; None where it was not needed, or no such product was seen.
+        largest product; None if it was not needed, or no such product was seen.
     contrast
         Largest distance of the model's own attention from uniform.
     tolerance
         Largest difference that passes.
     largest_score, ceiling
-        Largest absolute score of this input, before a cap and what is added for positions, and the
-        largest that any input can produce; None where nothing bounds it, or the scale is not known.
+        Largest absolute score of this input, before a cap and additive positions, and the largest
+        that any input can produce; None if it has no bound, or the scale is not known.
     described
-        Whether the family says all that the score holds beside the form.
+        Whether the family describes everything in the score besides the form.
     """
 
     stack: str
@@ -91,8 +91,7 @@ class VerifiedBlock:
         """``right``, ``form right``, or what keeps the block from being either.
 
         ``form right``: positions, mask and scale are not known, or the model does not report its
-        attention. ``only form right``: they are not what the family says. ``wrong``, ``not
-        compared`` and ``too uniform to tell`` say themselves what they are.
+        attention. ``only form right``: they are not what the family says.
         """
         if self.difference is not None and self.difference <= self.tolerance:
             return RIGHT if self.tolerance < self.contrast / TELLING else TOO_UNIFORM
@@ -103,7 +102,7 @@ class VerifiedBlock:
 
     @property
     def ok(self) -> bool:
-        """Whether the form is right, and nothing that the family says is wrong."""
+        """Whether the form is right and nothing contradicts the family."""
         return self.verdict in (RIGHT, FORM_RIGHT)
 
 
@@ -133,7 +132,7 @@ class Verification(Shown):
 
     @property
     def verdict(self) -> str:
-        """The least of the blocks' verdicts."""
+        """The worst of the blocks' verdicts."""
         verdicts = {block.verdict for block in self.blocks}
         order = (WRONG, ONLY_FORM_RIGHT, NOT_COMPARED, TOO_UNIFORM, FORM_RIGHT, RIGHT)
         return next(verdict for verdict in order if verdict in verdicts)
@@ -224,9 +223,9 @@ def _blocks(
     seen: Mapping[int, np.ndarray],
     tolerance: float,
 ) -> Iterator[VerifiedBlock]:
-    """Each application of a block, compared by the attention that it reports; one if none ran."""
-    attention_of = recomputation(checkpoint, plan, seen)
+    """Each application of a block, compared by its reported attention; one block if none ran."""
     attention = load_attention(checkpoint, plan, positions=True)
+    attention_of = recomputation(checkpoint, attention, seen)
     bounds = None if plan.rule.guess else ceilings(checkpoint, plan)
     ceiling = None if bounds is None else float(bounds.any_distance.max())
     for number, application in enumerate((*record,) or (None,)):
@@ -239,7 +238,8 @@ def _blocks(
             if not plan.rule.guess:
                 largest = math.inf
                 if math.isfinite(difference):
-                    products = attention.queries(x) @ attention.keys(y).swapaxes(-1, -2)
+                    at = np.arange(x.shape[1]), np.arange(y.shape[1])
+                    products = attention.products(x, y, at)
                     largest = plan.scale * float(np.abs(products).max())
         yield VerifiedBlock(
             plan.stack, plan.kind, plan.layer, number, difference, None, contrast, tolerance,
@@ -248,7 +248,7 @@ def _blocks(
 
 
 class _InDoublePrecision(Checkpoint):
-    """A checkpoint whose values come as float64, so that folding a norm rounds nothing off."""
+    """A checkpoint read as float64, so that folding a norm does not round."""
 
     def __init__(self, stored: Checkpoint) -> None:
         self._stored = stored

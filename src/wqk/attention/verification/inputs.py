@@ -6,7 +6,7 @@ Axes: B examples, N tokens, C channels, S side of a picture, T tiles of a pictur
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -31,8 +31,25 @@ PATCHES = (4, 8)
 BINS = ("num_mel_bins", "feature_projection_input_dim", "input_feat_per_channel", "feature_size")
 
 
+class Wanted(NamedTuple):
+    """What a model is to read: these tokens, or random ones of this number."""
+
+    tokens: Sequence[int] | None
+    length: int
+    random: np.random.Generator
+
+    @property
+    def examples(self) -> int:
+        """Number of texts, pictures or sounds."""
+        return EXAMPLES if self.tokens is None else 1
+
+    def normal(self, *shape: int) -> np.ndarray:
+        """Random numbers of this shape for each example."""
+        return self.random.standard_normal((self.examples, *shape))
+
+
 def inputs_of(model: Any, tokens: Sequence[int] | None, length: int, seed: int) -> dict[str, Any]:
-    """What the model is given: its main input, and a text to go on with for one with a decoder.
+    """What the model is given: its main input, and a text to continue if it has a decoder.
 
     Raises
     ------
@@ -61,21 +78,17 @@ def inputs_of(model: Any, tokens: Sequence[int] | None, length: int, seed: int) 
         )
     if positions is not None and positions > ROOM:
         length = min(length, positions - ROOM)
-    random = np.random.default_rng(seed)
-    inputs = make(model.config, tokens, length, random)
+    wanted = Wanted(tokens, length, np.random.default_rng(seed))
+    inputs = make(model.config, wanted)
     name = "decoder_input_ids"
-    if (
-        getattr(model.config, "is_encoder_decoder", False)
-        and name in accepted
-        and name not in inputs
-    ):
+    has_decoder = getattr(model.config, "is_encoder_decoder", False)
+    if has_decoder and name in accepted and name not in inputs:
         # Two tokens more, so that rows and columns of cross-attention cannot be mistaken.
         written = None if tokens is None else [*tokens, *tokens[:2]]
-        decoder = token_input(model.config, written, length + 2, random)
+        decoder = token_input(model.config, wanted._replace(tokens=written, length=length + 2))
         inputs |= {f"decoder_{name}": value for name, value in decoder.items()}
     if "decoder_input_values" in accepted:
-        spoken = (_examples(tokens), length + 2, model.config.num_mel_bins)
-        inputs["decoder_input_values"] = random.standard_normal(spoken)
+        inputs["decoder_input_values"] = wanted.normal(length + 2, model.config.num_mel_bins)
     given = {name: torch.from_numpy(v) for name, v in inputs.items() if name in accepted}
     return given | ({"use_cache": False} if "use_cache" in accepted else {})
 
@@ -95,41 +108,34 @@ def most_positions(model: Any) -> int | None:
     return positions if isinstance(positions, int) else None
 
 
-def token_input(
-    config: Any, tokens: Sequence[int] | None, length: int, random: np.random.Generator
-) -> Inputs:
+def token_input(config: Any, wanted: Wanted) -> Inputs:
     """The given text; or two random ones, the second of which is shorter and padded."""
-    if tokens is not None:
-        numbers = np.asarray([tokens], np.int64)
+    if wanted.tokens is not None:
+        numbers = np.asarray([wanted.tokens], np.int64)
         return {"input_ids": numbers, "attention_mask": np.ones_like(numbers)}
     padding = getattr(config, "pad_token_id", None) or 0
     # Canine has no vocabulary: it reads the code points themselves.
     vocabulary = getattr(config.get_text_config(), "vocab_size", SIDE)
-    numbers = random.integers(0, vocabulary - 1, (EXAMPLES, length))
+    numbers = wanted.random.integers(0, vocabulary - 1, (EXAMPLES, wanted.length))
     numbers += numbers >= padding
     mask = np.ones_like(numbers)
-    mask[1, length - length // 4 :] = 0
+    mask[1, wanted.length - wanted.length // 4 :] = 0
     return {"input_ids": np.where(mask, numbers, padding), "attention_mask": mask}
 
 
-def image_input(
-    config: Any, tokens: Sequence[int] | None, length: int, random: np.random.Generator
-) -> Inputs:
+def image_input(config: Any, wanted: Wanted) -> Inputs:
     """Random pictures (B, C, S, S), one per text."""
     part = getattr(config, "vision_config", config)
     size = getattr(part, "image_size", None) or SIDE
     sides = tuple(size) if isinstance(size, list | tuple) else (size, size)
-    shape = (_examples(tokens), getattr(part, "num_channels", 3), *sides)
-    return {"pixel_values": random.standard_normal(shape)}
+    return {"pixel_values": wanted.normal(getattr(part, "num_channels", 3), *sides)}
 
 
-def patches_input(
-    config: Any, tokens: Sequence[int] | None, length: int, random: np.random.Generator
-) -> Inputs:
+def patches_input(config: Any, wanted: Wanted) -> Inputs:
     """The patches (T, values) of a picture of any size, and how many rows and columns they form."""
     channels: Any = getattr(config, "in_channels", None) or getattr(config, "num_channels", 3)
     values = channels * getattr(config, "temporal_patch_size", 1) * config.patch_size**2
-    pixels = random.standard_normal((PATCHES[0] * PATCHES[1], values))
+    pixels = wanted.random.standard_normal((PATCHES[0] * PATCHES[1], values))
     return {
         "hidden_states": pixels,
         "pixel_values": pixels,
@@ -137,20 +143,16 @@ def patches_input(
     }
 
 
-def text_and_image_input(
-    config: Any, tokens: Sequence[int] | None, length: int, random: np.random.Generator
-) -> Inputs:
+def text_and_image_input(config: Any, wanted: Wanted) -> Inputs:
     """A text and a picture for each."""
-    return token_input(config, tokens, length, random) | image_input(config, tokens, length, random)
+    return token_input(config, wanted) | image_input(config, wanted)
 
 
-def tiled_image_input(
-    config: Any, tokens: Sequence[int] | None, length: int, random: np.random.Generator
-) -> Inputs:
+def tiled_image_input(config: Any, wanted: Wanted) -> Inputs:
     """A text and a picture (B, 1, T, C, S, S) for each, of which the last has one tile only."""
-    text = token_input(config, tokens, length, random)
+    text = token_input(config, wanted)
     vision = config.vision_config
-    tiles, examples = vision.max_num_tiles, _examples(tokens)
+    tiles, examples = vision.max_num_tiles, wanted.examples
     shapes = [width * height for width, height in vision.supported_aspect_ratios]
     side = vision.image_size
     used = np.ones((examples, 1, tiles), np.int64)
@@ -158,87 +160,66 @@ def tiled_image_input(
     # The number of a picture's shape, from 1; 0 stands for no picture.
     kinds = np.full((examples, 1), 1 + shapes.index(max(shapes)), np.int64)
     kinds[-1] = 1 + shapes.index(1)
-    pixels = random.standard_normal((examples, 1, tiles, vision.num_channels, side, side))
-    seen = np.repeat(used[:, None], text["input_ids"].shape[1], axis=1)
     return text | {
-        "pixel_values": pixels,
+        "pixel_values": wanted.normal(1, tiles, vision.num_channels, side, side),
         "aspect_ratio_ids": kinds,
         "aspect_ratio_mask": used,
-        "cross_attention_mask": seen,
+        "cross_attention_mask": np.repeat(used[:, None], text["input_ids"].shape[1], axis=1),
     }
 
 
-def prompted_image_input(
-    config: Any, tokens: Sequence[int] | None, length: int, random: np.random.Generator
-) -> Inputs:
+def prompted_image_input(config: Any, wanted: Wanted) -> Inputs:
     """A picture and a prompt with its mask, which are stacked to one of the model's size."""
     height, width = config.image_size
-    shape = (_examples(tokens), config.num_channels, height // 2, width)
     names = ("pixel_values", "prompt_pixel_values", "prompt_masks")
-    return {name: random.standard_normal(shape) for name in names}
+    return {name: wanted.normal(config.num_channels, height // 2, width) for name in names}
 
 
-def pointed_image_input(
-    config: Any, tokens: Sequence[int] | None, length: int, random: np.random.Generator
-) -> Inputs:
+def pointed_image_input(config: Any, wanted: Wanted) -> Inputs:
     """A picture and two sets of three points in it, all of which are on the object."""
-    picture = image_input(config, tokens, length, random)
-    examples, side = _examples(tokens), picture["pixel_values"].shape[-1]
+    picture = image_input(config, wanted)
+    side = picture["pixel_values"].shape[-1]
     return picture | {
-        "input_points": random.uniform(0, side, (examples, 2, 3, 2)),
-        "input_labels": np.ones((examples, 2, 3), np.int64),
+        "input_points": wanted.random.uniform(0, side, (wanted.examples, 2, 3, 2)),
+        "input_labels": np.ones((wanted.examples, 2, 3), np.int64),
     }
 
 
-def sound_input(
-    config: Any, tokens: Sequence[int] | None, length: int, random: np.random.Generator
-) -> Inputs:
+def sound_input(config: Any, wanted: Wanted) -> Inputs:
     """Random sounds, just long enough for ``length`` frames after the model's convolutions."""
-    samples = length
+    samples = wanted.length
     for width, stride in zip(config.conv_kernel[::-1], config.conv_stride[::-1], strict=True):
         samples = (samples - 1) * stride + width
-    return {"input_values": random.standard_normal((_examples(tokens), samples))}
+    return {"input_values": wanted.normal(samples)}
 
 
-def spectrum_input(
-    config: Any, tokens: Sequence[int] | None, length: int, random: np.random.Generator
-) -> Inputs:
+def spectrum_input(config: Any, wanted: Wanted) -> Inputs:
     """Random spectra: all that Whisper hears at once, or four frames for each of ``length``."""
     part = getattr(config, "audio_config", config)
     bins = next((getattr(part, key) for key in BINS if getattr(part, key, None)), 80)
     longest: Any = getattr(part, "max_source_positions", None)
     takes_all = longest is not None and hasattr(part, "num_mel_bins")
-    shape = (bins, 2 * longest) if takes_all else (4 * length, bins)
-    return {"input_features": random.standard_normal((_examples(tokens), *shape))}
+    shape = (bins, 2 * longest) if takes_all else (4 * wanted.length, bins)
+    return {"input_features": wanted.normal(*shape)}
 
 
-def spectrogram_input(
-    config: Any, tokens: Sequence[int] | None, length: int, random: np.random.Generator
-) -> Inputs:
+def spectrogram_input(config: Any, wanted: Wanted) -> Inputs:
     """Random spectrograms of the one size that the model sees as a picture."""
-    shape = (_examples(tokens), config.max_length, config.num_mel_bins)
-    return {"input_values": random.standard_normal(shape)}
+    return {"input_values": wanted.normal(config.max_length, config.num_mel_bins)}
 
 
-def codebook_input(
-    config: Any, tokens: Sequence[int] | None, length: int, random: np.random.Generator
-) -> Inputs:
+def codebook_input(config: Any, wanted: Wanted) -> Inputs:
     """Sound, the codes of each example's codebooks in a row, that follows a text or vectors."""
-    decoder, examples = getattr(config, "decoder", config), _examples(tokens)
-    shape = (examples * decoder.num_codebooks, length + 2)
-    codes = random.integers(0, decoder.vocab_size, shape)
+    decoder, length = getattr(config, "decoder", config), wanted.length
+    shape = (wanted.examples * decoder.num_codebooks, length + 2)
+    codes = wanted.random.integers(0, decoder.vocab_size, shape)
     if decoder is config:
-        heard = random.standard_normal((examples, length - 2, config.hidden_size))
+        heard = wanted.normal(length - 2, config.hidden_size)
         return {"input_ids": codes, "encoder_hidden_states": heard}
-    text = token_input(config.text_encoder, tokens, length, random)
-    return text | {
+    return token_input(config.text_encoder, wanted) | {
         "decoder_input_ids": codes,
-        "decoder_attention_mask": np.ones((examples, length + 2), np.int64),
+        "decoder_attention_mask": np.ones((wanted.examples, length + 2), np.int64),
     }
-
-
-def _examples(tokens: Sequence[int] | None) -> int:
-    return EXAMPLES if tokens is None else 1
 
 
 # How a model's main input is made, by the name that `transformers` gives it.

@@ -1,9 +1,9 @@
-"""The products q·k that a running model computes, beside those of the forms as read.
+"""The products q·k that a running model computes, compared with those of the forms.
 
-A family that was guessed says nothing of positions, mask and scale, and some models do not report
-their attention. What can be compared all the same is the product of queries and keys before
-anything is added to it, with rotary positions taken out: it is x_i W_q W_kᵀ y_jᵀ up to one factor,
-and up to what biases add to whole rows and columns, which centering both takes off.
+A guessed family does not describe positions, mask and scale, and some models do not report their
+attention. What can still be compared is the product of queries and keys before anything is added,
+without rotary positions: it is x_i W_q W_kᵀ y_jᵀ up to one factor, and up to what biases add to
+whole rows and columns, which centering both removes.
 
 Axes: B texts, H query heads, N tokens (I queries, J keys), D width.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # Operations of PyTorch that multiply batches of matrices; the last two arguments are the factors.
 BATCHED = ("aten::bmm", "aten::baddbmm")
 
-# Of a product of float64, relative to the largest; and how much more than that tells anything.
+# Of a product in float64, relative to the largest; differences must be larger by the other factor.
 ROUNDING, TELLING = 1e-13, 1e3
 
 
@@ -46,12 +46,12 @@ class Products:
         self._depth = max(0, self._depth - 1)
 
     def within(self) -> tuple[np.ndarray, ...]:
-        """What the outermost module that is running has computed so far."""
+        """What the outermost running module has computed so far."""
         return tuple(product.numpy() for product in self._kept)
 
     @contextmanager
     def open(self, flat: bool) -> Iterator[None]:
-        """Record what is computed; where ``flat``, every angle of rotary positions is zero."""
+        """Record what is computed; if ``flat``, with all angles of rotary positions set to zero."""
         import torch
         from torch.nn.attention import SDPBackend, sdpa_kernel
         from torch.utils._python_dispatch import TorchDispatchMode
@@ -81,9 +81,7 @@ class Products:
 def form_difference(attention: Attention, application: Application | None) -> float | None:
     """The largest difference of a product from the form's, relative to the largest product.
 
-    Returns
-    -------
-    That of the computed product that is closest; None where none is of all heads, queries and keys.
+    Of the computed products the closest counts; None if none is of all heads, queries and keys.
     """
     if application is None:
         return None
@@ -102,7 +100,7 @@ def form_difference(attention: Attention, application: Application | None) -> fl
 def _expected(
     attention: Attention, x: np.ndarray, y: np.ndarray, keys: int
 ) -> Iterator[np.ndarray]:
-    """The forms' products (B, H, I, J) of inputs with so many keys; tokens may come first."""
+    """The forms' products (B, H, I, J) of inputs with this many keys; tokens may come first."""
     heads = attention.heads
     if (x.shape[-1], y.shape[-1]) != heads.shape or (y.size // y.shape[-1]) % keys:
         return
@@ -117,7 +115,7 @@ def _expected(
 
 
 def _of_size(products: tuple[np.ndarray, ...], expected: np.ndarray) -> Iterator[np.ndarray]:
-    """Products of the expected size, in its shape; those of several texts may be apart."""
+    """Products of the expected size, in its shape; several texts may have one product each."""
     texts, keys = len(expected), expected.shape[-1]
     alike = [product for product in products if product.shape[-1] == keys]
     for product in alike:
@@ -130,7 +128,7 @@ def _of_size(products: tuple[np.ndarray, ...], expected: np.ndarray) -> Iterator
 
 
 def _difference(expected: np.ndarray, product: np.ndarray) -> float:
-    """Beyond rounding, relative to the largest that is left by centering; NaN if that is noise."""
+    """Difference beyond rounding, relative to the largest centered product; NaN if it is noise."""
     rounding = ROUNDING * np.abs(product).max()
     expected, product = _centered(expected), _centered(product)
     size, square = np.abs(product).max(), float((expected**2).sum())

@@ -35,23 +35,20 @@ class Application(NamedTuple):
     products: tuple[np.ndarray, ...] = ()  # of batches of matrices, computed by the module
 
 
-def _result(result: Any, args: Sequence[Any]) -> Any:
-    return result
-
-
-def _added(result: Any, args: Sequence[Any]) -> Any:
-    return result - args[0]
-
-
-# Methods of attention modules that compute a learned term of the score besides the form, and how
-# it follows from their result and arguments. One layer's may serve the layers after it.
+# Methods of attention modules that compute a learned term of the score besides the form, and the
+# term as a function of their result and arguments. Later layers may reuse it.
 LEARNED_TERMS: Mapping[str, Callable[[Any, Sequence[Any]], Any]] = {
-    "compute_bias": _result,
-    "compute_position_bias": _result,
-    "disentangled_att_bias": _result,
-    "disentangled_attention_bias": _result,
-    "get_decomposed_rel_pos": _result,
-    "add_decomposed_rel_pos": _added,
+    **dict.fromkeys(
+        (
+            "compute_bias",
+            "compute_position_bias",
+            "disentangled_att_bias",
+            "disentangled_attention_bias",
+            "get_decomposed_rel_pos",
+        ),
+        lambda result, args: result,
+    ),
+    "add_decomposed_rel_pos": lambda result, args: result - args[0],
 }
 
 # Modules within an attention module whose output is such a term.
@@ -66,7 +63,7 @@ def _continuous_bias(module: Any) -> Any:
     return 16 * bias.permute(2, 0, 1).sigmoid()
 
 
-# Terms that an attention module computes in its own code, by an attribute that tells it.
+# Terms that attention modules compute in their own code, by an attribute of such modules.
 COMPUTED_TERMS: Mapping[str, Callable[[Any], Any]] = {
     "continuous_position_bias_mlp": _continuous_bias,
 }
@@ -80,12 +77,8 @@ def listen(
 ) -> list[list[Application]]:
     """Empty records of the plans' blocks, which fill when the model is run in `heads_apart`.
 
-    With ``products``, which have to be open then, blocks that report no attention are recorded too.
-
-    Raises
-    ------
-    UnknownFamily
-        The model lacks a block that the checkpoint has.
+    With ``products``, which must then be open, blocks that report no attention are recorded too.
+    Raises `UnknownFamily` if the model lacks a block that the checkpoint has.
     """
     latest: list[np.ndarray] = []
     for module in model.modules():
@@ -109,13 +102,7 @@ def listen(
 def require_records(
     model: Any, plans: Sequence[AttentionPlan], records: Sequence[Sequence[Application]]
 ) -> None:
-    """Check that every block was recorded.
-
-    Raises
-    ------
-    UnknownFamily
-        A block's attention was not run, or not returned.
-    """
+    """Raise `UnknownFamily` if a block's attention was not run, or not returned."""
     silent = [plan for plan, record in zip(plans, records, strict=True) if not record]
     if silent:
         raise UnknownFamily(
@@ -125,14 +112,14 @@ def require_records(
 
 
 def place_of(plan: AttentionPlan) -> tuple[str, str, int]:
-    """What a block of the checkpoint and the same block of the live model have in common."""
+    """What identifies a block both in the checkpoint and in the live model."""
     return plan.rule.stack, plan.kind, plan.layer
 
 
 def _remembering(
     method: Callable[..., Any], term: Callable[..., Any], latest: list[np.ndarray]
 ) -> Callable[..., Any]:
-    """The same method, which leaves the term that it computed in a list."""
+    """The same method, which also puts the term that it computes into a list."""
 
     def remembered(*args: Any, **kwargs: Any) -> Any:
         result = method(*args, **kwargs)
@@ -140,13 +127,6 @@ def _remembering(
         return result
 
     return remembered
-
-
-def _keeping_output(latest: list[np.ndarray]) -> Callable[[Any, Any, Any], None]:
-    def keep(module: Any, args: Any, output: Any) -> None:
-        latest[:] = [output.numpy()]
-
-    return keep
 
 
 class Heard(NamedTuple):
@@ -165,27 +145,17 @@ def attach(
     heard: Callable[[Heard], None],
     products: Products | None = None,
 ) -> list[Any]:
-    """Listen to what a block's projections are given, and to what their parent gives.
+    """Listen to the inputs of a block's projections, and to the outputs of their parent module.
 
-    Parameters
-    ----------
-    model, plan
-        A model, and one of its own plans.
-    heard
-        Called whenever the block's attention has been run and reported.
-    products
-        Records the products that the parent computes; ``heard`` is then called whether or not the
-        attention is reported.
-
-    Returns
-    -------
-    Handles, each of which takes a hook away with ``remove()``.
+    ``heard`` is called whenever the block's attention has been run and reported; with ``products``,
+    which record what the parent computes, even if it is not reported. Returns handles, each of
+    which removes a hook with ``remove()``.
     """
     given: dict[str, Any] = {}
 
     def keeping(side: str) -> Callable[[Any, Any], None]:
         def keep(module: Any, args: Any) -> None:
-            # The first input of a pass: relative positions may go through the same projection.
+            # Only the first input: relative positions may go through the same projection later.
             if args:
                 given.setdefault(side, args[0])
 
@@ -259,10 +229,14 @@ def _attach(
         )
 
     attach(model, plan, heard, products)
+
+    def keep(module: Any, args: Any, output: Any) -> None:
+        latest[:] = [output.numpy()]
+
     parent = model.get_submodule(_parent_of(plan))
     for name in TERM_MODULES:
         if hasattr(parent, name):
-            getattr(parent, name).register_forward_hook(_keeping_output(latest))
+            getattr(parent, name).register_forward_hook(keep)
     # PyTorch's own attention takes the weight itself, and leaves its module aside.
     weight = model.get_parameter(plan.query.tensor)
     weight.attended = record, products
@@ -270,14 +244,14 @@ def _attach(
 
 @contextmanager
 def heads_apart() -> Iterator[None]:
-    """PyTorch's own attention, which gives the mean over heads, is recorded head by head."""
+    """Record PyTorch's own attention, which returns the mean over heads, head by head."""
     from torch.nn import functional
 
     whole = functional.multi_head_attention_forward
     running: list[bool] = []
 
     def recorded(query: Any, key: Any, *args: Any, **kwargs: Any) -> Any:
-        if running:  # the function hands itself over to what overrides PyTorch's functions
+        if running:  # the function passes itself to whatever overrides PyTorch's functions
             return whole(query, key, *args, **kwargs)
         running.append(True)
         try:
@@ -314,7 +288,7 @@ def _term_of(
     queries: np.ndarray | None,
     latest: Sequence[np.ndarray],
 ) -> np.ndarray | None:
-    """The learned term of an application that has just been made."""
+    """The learned term of the latest application."""
     for name, compute in COMPUTED_TERMS.items():
         if hasattr(module, name):
             return np.asarray(compute(module).numpy())
@@ -333,20 +307,14 @@ def module_of(tensor: str) -> str:
     return tensor.rpartition(".")[0]
 
 
-def shared_path(query: str, key: str) -> str:
-    """The module that holds both projections, or the one that holds the fused one."""
-    if query == key:
-        return query.rpartition(".")[0]
-    names = zip(query.split("."), key.split("."), strict=False)
-    return ".".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], names))
-
-
 def _parent_of(plan: AttentionPlan) -> str:
-    """The module that runs a block's attention: the query's, where the key is another layer's."""
-    query, key = (module_of(side.tensor) for side in (plan.query, plan.key))
-    shared = shared_path(query, key)
-    apart = (name.removeprefix(f"{shared}.").split(".")[0] for name in (query, key))
-    return query.rpartition(".")[0] if all(map(str.isdigit, apart)) else shared
+    """The module that runs a block's attention: the query's, if the key is another layer's."""
+    query, key = (module_of(side.tensor).split(".") for side in (plan.query, plan.key))
+    names = takewhile(lambda pair: pair[0] == pair[1], zip(query, key, strict=False))
+    shared = [name for name, _ in names]
+    apart = ("".join(name[len(shared) :][:1]) for name in (query, key))
+    is_own = query == key or all(map(str.isdigit, apart))
+    return ".".join(query[:-1] if is_own else shared)
 
 
 def _is_attention(value: Any, plan: AttentionPlan) -> bool:
@@ -369,9 +337,9 @@ def _is_mask(value: Any) -> bool:
 
 
 def _expanded(mask: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """A mask in four axes: of all examples and heads, or of a picture's windows, in turn.
+    """A mask with four axes, from one for all examples and heads or for a picture's windows.
 
-    Truth values stand for what is hidden.
+    True means hidden.
     """
     if mask.dtype == bool:
         mask = np.where(mask, np.finfo(np.float64).min, 0.0)

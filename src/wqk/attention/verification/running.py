@@ -23,7 +23,7 @@ from wqk.attention.verification.recording import (
     require_records,
 )
 from wqk.checkpoints import open_checkpoint
-from wqk.errors import CheckpointError, UnknownFamily, WqkError
+from wqk.errors import CheckpointError, UnknownFamily, WqkError, first_line
 from wqk.families import find_family, load_family
 
 if TYPE_CHECKING:
@@ -60,24 +60,10 @@ def run(
     flat: bool = False,
     **hub: Any,
 ) -> Run:
-    """Run a model once.
+    """Run a model once; arguments and errors as for `wqk.attention.verification.verify`.
 
-    Parameters
-    ----------
-    ref, family, text, tokens, length, seed, **hub
-        As for `wqk.attention.verification.verify`.
-    checkpoint, plans
-        What ``ref`` holds on disk.
-    flat
-        Whether to take rotary positions out: every sine is 0, every cosine 1. As the model is
-        loaded, too, which is why each run loads it: some compute their tables of positions then.
-
-    Raises
-    ------
-    UnknownFamily
-        `transformers` has no code for the model, or its modules are not those of the family.
-    CheckpointError
-        The model cannot be loaded or run, or PyTorch or `transformers` is not installed.
+    With ``flat``, rotary positions are removed: every sine is 0, every cosine 1. Some models
+    compute their tables of positions when they are loaded, so each run loads the model.
     """
     _require_packages(ref)
     known = load_family(family) if family else find_family(checkpoint)
@@ -97,13 +83,10 @@ def run(
         except WqkError:
             raise
         except Exception as error:  # the model's own code may fail in any way
-            raise CheckpointError(f"{checkpoint.name}: cannot be run ({_line(error)})") from error
+            reason = first_line(error)
+            raise CheckpointError(f"{checkpoint.name}: cannot be run ({reason})") from error
     masks = [inputs[name].numpy() for inputs in given for name in PADDING_MASKS if name in inputs]
     return Run(records, {mask.shape[1]: mask.astype(bool) for mask in masks}, failures)
-
-
-def _line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _run_all(
@@ -113,23 +96,9 @@ def _run_all(
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Run the model, and then each model in it none of whose blocks ran.
 
-    Parameters
-    ----------
-    model
-        Its attention is listened to.
-    blocks
-        The name of each block's query in the model, and its record.
-    arguments
-        Tokens, length and seed for `inputs_of`.
-
-    Returns
-    -------
-    What they were given; and why some could not be run.
-
-    Raises
-    ------
-    Exception
-        No block ran; whatever the model's own code raised.
+    ``blocks`` are the names of the blocks' queries and their records, ``arguments`` are tokens,
+    length and seed for `inputs_of`. Returns what the models were given, and why some could not be
+    run; if no block ran, whatever the model's own code raised is raised.
     """
     import torch
 
@@ -149,14 +118,14 @@ def _run_all(
             given.append(inputs)
         except Exception as error:  # the model's own code may fail in any way
             failures.append(error)
-            told.append(f"{prefix.rstrip('.') or type(model).__name__}: {_line(error)}")
+            told.append(f"{prefix.rstrip('.') or type(model).__name__}: {first_line(error)}")
     if failures and not any(record for _, record in blocks):
         raise failures[0]
     return given, told
 
 
 def _models(model: Any) -> Iterator[tuple[str, Any]]:
-    """The model, and then the `transformers` models in it with the prefix of their parameters."""
+    """The model, then the `transformers` models in it, with the prefixes of their parameters."""
     from transformers import PreTrainedModel
 
     yield "", model
@@ -183,7 +152,7 @@ def _require_packages(ref: Any) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No progress bars and no advice: tensors that no attention needs may well be missing."""
+    """No progress bars and no warnings, as tensors that attention does not need may be missing."""
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -231,7 +200,7 @@ def double_precision() -> Iterator[None]:
 
 
 def _load_model(ref: Any, checkpoint: Checkpoint, family: Family, hub: Mapping[str, Any]) -> Any:
-    """The model, in float64, with attention that can be observed; without its head if possible."""
+    """The model in float64, with observable attention; without its head if possible."""
     import torch
     import transformers
     from transformers import CONFIG_MAPPING, AutoModel
