@@ -14,25 +14,17 @@ if TYPE_CHECKING:
 # Legible on white and on black.
 POSITIVE, NEGATIVE = "dodger_blue2", "dark_orange3"
 
-# Where a terminal has no block characters: middle, whole cell, and the half cell of either side.
+# Middle, whole cell, and the half cell of either side; then for terminals without Unicode.
 BLOCKS = ("│", "█", "▌", "▐")
 ASCII = ("|", "#", "#", "#")
 
 
 @dataclass
 class Bar:
-    """A bar to the right for positive, to the left for negative scores; ±1 fills its half.
+    """A bar to the right for positive, to the left for negative scores; ±1 fills its half."""
 
-    Attributes
-    ----------
-    value
-        The score; nothing is drawn without one.
-    cells
-        Width of each half.
-    """
-
-    value: float | None
-    cells: int = 6
+    value: float | None  # the score; nothing is drawn without one
+    cells: int = 6  # width of each half
 
     MOST: ClassVar[int] = 20
 

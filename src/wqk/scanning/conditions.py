@@ -1,4 +1,4 @@
-"""A description of the forms that a table scores."""
+"""A description of the forms in a table."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ LEVELS = 127
 
 @dataclass(frozen=True)
 class LayerKey:
-    """Which layer's form it is; the same names and values as in a score table's rows."""
+    """Which layer's form it is, with the names and values of a score table's rows."""
 
     checkpoint: str
     revision: str | None
@@ -76,12 +76,12 @@ class BlockDetails:
     outlying_rows, outlying_columns
         Numbers of those that exceed mean + gamma · std.
     image
-        Entries, (height, width), of at most 256 × 256 pixels; in each the entry of largest
-        magnitude, in steps of ``image_unit / 127`` and cut off beyond ±``image_unit``.
+        At most 256 × 256 pixels (height, width), each the entry of largest magnitude, in steps of
+        ``image_unit / 127`` and cut off beyond ±``image_unit``.
     image_unit
         Magnitude at which the image is cut off: the 99.5 % quantile of the pixels.
     coupling
-        (H, H), see `wqk.coupling`; None where the form is not square.
+        (H, H), see `wqk.coupling`; None if the form is not square.
     """
 
     key: LayerKey
@@ -117,8 +117,8 @@ class Details:
     def write(self, path: str | PathLike[str]) -> None:
         """Write an ``.npz`` file, whole or not at all.
 
-        It takes about 60 kB for a layer of width 768 and 12 heads, 150 kB for one of width 16,384
-        and 128 heads.
+        A layer of width 768 with 12 heads takes about 60 kB, one of width 16,384 with 128 heads
+        about 150 kB.
 
         Raises
         ------
@@ -146,7 +146,7 @@ class Details:
 
 
 def read_details(path: str | PathLike[str]) -> Details:
-    """Read what `Details.write` wrote; nothing in the file is ever executed.
+    """Read what `Details.write` wrote; nothing in the file is executed.
 
     Raises
     ------
@@ -246,19 +246,20 @@ def _unpacked(entry: Mapping[str, Any], file: Mapping[str, np.ndarray], at: str)
 
 
 def _check_key(key: LayerKey) -> None:
-    """Names must be strings and numbers whole, as a row of a score table has them."""
+    """Check that names are strings and numbers whole, as in a row of a score table."""
     texts = [key.checkpoint, key.stack, key.kind, key.circuit]
     numbers = [key.layer, key.distance]
-    texts += [key.revision] if key.revision is not None else []
-    numbers += [key.step] if key.step is not None else []
-    if not all(isinstance(text, str) for text in texts) or not all(
-        type(number) is int for number in numbers
+    if (
+        {type(text) for text in texts} != {str}
+        or {type(number) for number in numbers} != {int}
+        or not isinstance(key.revision, str | None)
+        or type(key.step) not in (int, type(None))
     ):
         raise ValueError("a block lacks its checkpoint or its layer")
 
 
 def _array(file: Mapping[str, np.ndarray], name: str, dtype: type, axes: int) -> np.ndarray:
-    """One array of the file, after a check of its type and axes; not empty."""
+    """One nonempty array of the file, its type and axes checked."""
     array = file[name]
     if array.dtype != dtype or array.ndim != axes or array.size == 0:
         raise ValueError(
@@ -278,7 +279,7 @@ def _numbers(file: Mapping[str, np.ndarray], name: str, length: int) -> np.ndarr
     return array
 
 
-# What a file that holds no details ends in.
+# Errors from a file that holds no details.
 _UNREADABLE = (
     AttributeError,
     EOFError,

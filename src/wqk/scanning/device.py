@@ -11,10 +11,7 @@ from wqk.forms import BilinearForm
 def mover(device: str) -> Callable[[BilinearForm], BilinearForm]:
     """A function that moves a form to a device, such as ``"cuda"``.
 
-    Raises
-    ------
-    MissingPackage
-        PyTorch is not installed, or cannot use the device.
+    Raises `MissingPackage` if PyTorch is not installed, or cannot use the device.
     """
     try:
         import torch

@@ -64,9 +64,9 @@ _PRINTED = {
 class DifferenceTable(Table):
     """How the forms of two checkpoints differ, one row for each layer and for each head.
 
-    ``norm`` is the form's before, ``moved`` the norm of the difference over it, ``cosine`` between
-    the two; symmetry and directionality are the difference's own. They are null where nothing has
-    moved. On request, the terms of first and second order in the factors follow.
+    ``norm`` is that of the form before, ``moved`` the norm of the difference over it, ``cosine``
+    that between the two forms; symmetry and directionality are the difference's own, and null if
+    nothing has moved. The terms of first and second order in the factors follow on request.
     """
 
     schema = DIFFERENCE_SCHEMA
@@ -97,7 +97,7 @@ def diff(
     Parameters
     ----------
     before, after
-        As for `wqk.open_checkpoint`; of a training run's folder the last step.
+        As for `wqk.open_checkpoint`; a training run's folder stands for its last step.
     revisions
         Revisions of the two, if they are Hub repositories.
     gamma, heads, family, heads_per_layer, key_heads

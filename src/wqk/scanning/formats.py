@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     Content = tuple[pl.DataFrame, Mapping[str, Any]]
 
-# What a CSV file says of all its rows, in columns after the table's own.
+# Metadata that a CSV file repeats in every row, in columns after the table's own.
 CONDITIONS: dict[str, pl.DataType] = {
     "gamma": pl.Float64(),
     "folded_norms": pl.Boolean(),
@@ -39,7 +39,7 @@ MAGIC = b"PAR1"
 MARK = b"wqk blake2b:"
 DIGEST = 32
 
-# What a file that holds no table ends in.
+# Errors from a file that holds no table.
 UNREADABLE = (
     TableError,
     ValueError,
@@ -211,22 +211,11 @@ def to_latex(table: Table) -> bytes:
 
 
 class _Sheet:
-    """A table as text: its rows' cells, the nonempty columns, and what all rows share.
-
-    Attributes
-    ----------
-    about
-        Names of the checkpoints if there is one, and the conditions.
-    context
-        Columns that tell attentions apart.
-    headings
-        Of the numbers, in Markdown and in LaTeX.
-    cells
-        One list for each row of the table.
-    """
+    """A table as text: what all rows share, the nonempty columns, and a list of cells per row."""
 
     def __init__(self, table: Table) -> None:
         frame = table.frame
+        # Columns that distinguish attentions come first; headings are in Markdown and in LaTeX.
         self.context = [c for c in GROUP if c in frame.columns and frame[c].n_unique() > 1]
         shown = [
             column

@@ -1,4 +1,4 @@
-"""Rows of a score table with measures, in the table's order or sorted, as a terminal shows them."""
+"""Rows of a score table with measures, in the table's order or sorted, for the terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from wqk.scanning.tables import ScoreTable
 
-# The value in parentheses: the same by chance.
+# The value in parentheses: what chance would give.
 BESIDE = {
     "spectral_norm": "spectral_norm_null",
     "stable_rank": "stable_rank_null",
@@ -35,13 +35,7 @@ SHORT = {
 def measured(
     table: ScoreTable, measures: Sequence[str], sort_by: str | None, top: int | None
 ) -> Iterator[Any]:
-    """A sheet of scores and one for each measure, of the first ``top`` rows by a column.
-
-    Raises
-    ------
-    TableError
-        There is no such column.
-    """
+    """A sheet of scores and one for each measure, of the first ``top`` rows by a column."""
     frame = table.frame
     if sort_by is not None:
         if sort_by not in frame.columns:
@@ -51,10 +45,7 @@ def measured(
     sheets = [[n for n in MEASURES[measure] if n not in BESIDE.values()] for measure in measures]
     sheets = [["symmetry", "directionality", "directionality_excess", "norm"], *sheets]
     index = [c for c in ("checkpoint", "stack", "kind", "distance") if frame[c].n_unique() > 1]
-    if frame["head"].is_not_null().any():
-        index += ["layer", "head"]
-    else:
-        index += ["layer"]
+    index += ["layer", "head"] if frame["head"].is_not_null().any() else ["layer"]
     yield Text(table.frame["checkpoint"][0], style="bold")
     for columns in sheets:
         there = [c for c in columns if c in frame.columns and frame[c].is_not_null().any()]

@@ -33,13 +33,7 @@ if TYPE_CHECKING:
 
 
 def check_measures(measures: Collection[str], circuit: str) -> None:
-    """Refuse unknown measures, and those undefined for this circuit.
-
-    Raises
-    ------
-    CheckpointError
-        The message lists the measures.
-    """
+    """Raise `CheckpointError` for unknown measures, and those undefined for this circuit."""
     unknown = [name for name in measures if name not in MEASURES]
     if unknown:
         raise CheckpointError(
@@ -53,7 +47,7 @@ def check_measures(measures: Collection[str], circuit: str) -> None:
 
 
 def form_measures(form: BilinearForm, measures: Collection[str]) -> dict[str, Any]:
-    """The measures that depend only on a form, or a stack of forms: arrays by column."""
+    """The measures that depend only on a form, or a stack of forms, as arrays by column."""
     if not {"spectrum", "spectral_norm"} & set(measures):
         return {}
     shape = (*form.shape, form.rank)
@@ -78,7 +72,7 @@ def block_measures(
     coordinates: Coordinates,
     measures: Collection[str],
 ) -> dict[int, list[dict[str, Any]]]:
-    """What takes more of a block than its form: by distance, the layer's columns, then its heads'.
+    """The measures that need more of a block than its form: by distance, the layer's, then heads'.
 
     A layer's lengths and ceilings are the largest of its heads'.
     """
@@ -110,7 +104,7 @@ def with_measures(
 
 
 def measure_metadata(plans: Sequence[AttentionPlan], measures: Collection[str]) -> dict[str, Any]:
-    """Which measures a table contains, and why some of its rows lack one."""
+    """Which measures a table contains, and why some rows lack one."""
     if not measures:
         return {}
     reasons = {plan.stack: lacks_ceiling(plan) for plan in plans if lacks_ceiling(plan)}

@@ -29,15 +29,7 @@ MOST_MAPS = 8
 
 
 def plot_table(table: ScoreTable, view: View = "layers") -> Figure:
-    """Draw a table's layers as curves, or its heads as maps; see `ScoreTable.plot`.
-
-    Raises
-    ------
-    TableError
-        The view is neither, or the table has no such rows.
-    MissingPackage
-        matplotlib is not installed.
-    """
+    """Draw a table's layers as curves, or its heads as maps; see `ScoreTable.plot`."""
     if view not in ("layers", "heads"):
         raise TableError(f"view is 'layers' or 'heads', got {view!r}")
     rows = table.layers if view == "layers" else table.heads
@@ -58,7 +50,7 @@ def _layers(table: ScoreTable) -> Figure:
 
 
 def layer_curves(axis: Axes, table: ScoreTable, score: str, label: str) -> None:
-    """One score over the layers, a curve for each model, zero and the null drawn in."""
+    """One score over the layers, a curve for each model, with zero and the null."""
     for index, (name, rows) in enumerate(_models(table.layers.frame)):
         color, line = LOOKS[index % len(LOOKS)]
         axis.plot(rows["layer"], rows[score], line, color=color, label=name, clip_on=False)
@@ -98,7 +90,7 @@ def _heads(table: ScoreTable) -> Figure:
 
 
 def _models(frame: pl.DataFrame) -> Iterator[tuple[str, pl.DataFrame]]:
-    """Every model's attention by a distinct name, at its smallest distance only."""
+    """Each model's attention under a distinct name, at its smallest distance only."""
     parts = ("checkpoint", "revision", "step", "stack", "kind", "circuit")
     models = frame.partition_by(parts, maintain_order=True)
     names = [title(rows.row(0, named=True)).rpartition("/")[2] for rows in models]

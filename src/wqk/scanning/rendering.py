@@ -1,4 +1,4 @@
-"""Score tables as a terminal, a prompt and a notebook show them."""
+"""Score tables for terminals, prompts and notebooks."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
     Column = tuple[str, Callable[[Mapping[str, Any]], str | Text | Bar]]
 
-# What gives way where a terminal is too narrow: the heads' terms first, then the bars, the null.
+# What is dropped if a terminal is too narrow: first the heads' terms, then the bars, then the null.
 EXTRAS = (("null", "bars", "terms"), ("null", "bars"), ("null",), ())
 
-# More heads than this are summarized; more lines than this of an overview are counted.
+# Most heads that are listed instead of summarized, and most lines of an overview.
 MOST_HEADS = 5000
 MOST_LINES = 200
 
 # More than any line of numbers takes.
 MOST_CELLS = 10_000
 
-# What the columns' headings mean, for those that are shown.
+# What headings and statuses mean, for those that are shown.
 LEGEND = {
     "null": "null: symmetry left when the signs of rows are random",
     "in heads": "in heads: the part of symmetry within single heads; (dealt): the same if the rank "
@@ -62,7 +62,7 @@ class NumberTable(Table):
 
 
 def score_table(table: ScoreTable, width: int) -> Iterator[Any]:
-    """The layers of one checkpoint and their heads; of several, their medians."""
+    """The layers of one checkpoint and their heads; for several, their medians."""
     checkpoints = table.frame.select("checkpoint", "revision", "step").unique()
     if checkpoints.height > 1:
         yield from overview(table)
@@ -79,7 +79,7 @@ def one_checkpoint(table: ScoreTable, width: int) -> Iterator[Any]:
 
 
 def scores(table: ScoreTable, width: int) -> Iterator[Any]:
-    """Each kind of attention of a checkpoint in a table of its own, its heads, and its medians."""
+    """A table for each kind of attention of a checkpoint, its heads, and the medians."""
     for frame in table.frame.partition_by("stack", "kind", maintain_order=True):
         layers = frame.filter(pl.col("head").is_null())
         shown = layers if layers.height else frame
@@ -206,7 +206,7 @@ def _hundredths(value: float | None) -> Text:
 
 
 def _head_summary(heads: pl.DataFrame) -> Table:
-    """Quartiles over heads, if they are too many to list."""
+    """Quartiles over heads that are too many to list."""
     result = sheet()
     result.add_column(f"{heads.height:,} heads", style="dim")
     for heading in ("lowest", "q25", "median", "q75", "highest"):
@@ -240,7 +240,7 @@ def median(row: Mapping[str, Any], score: str) -> str:
 
 
 def definitions(table: ScoreTable, width: int) -> Iterator[str]:
-    """What the medians, the headings and the statuses of `scores` mean, each once."""
+    """What the medians, headings and statuses of `scores` mean."""
     gamma = table.metadata.get("gamma", 2.0)
     statuses = table.frame["status"].drop_nulls().unique().sort().to_list()
     yield "median ± [a, b]: a and b from the median over layers down and up to the quartiles"
@@ -266,7 +266,7 @@ def notes(table: ScoreTable) -> Iterator[str]:
 
 
 def left_out(table: ScoreTable) -> Iterator[str]:
-    """Terms of the models' scores besides the form, each once, with its number of models."""
+    """Terms of the models' scores besides the form, each with its number of models."""
     terms: dict[str, dict[str, None]] = {}
     by_checkpoint: Mapping[str, Sequence[str]] = table.metadata.get("left_out") or {}
     for checkpoint, named in by_checkpoint.items():
@@ -306,7 +306,7 @@ def overview(table: ScoreTable) -> Iterator[Any]:
 
 
 def side_by_side(table: ScoreTable) -> Iterator[Any]:
-    """Layers down, checkpoints across: symmetry, then directionality as published."""
+    """Symmetry, then directionality as published: layers down, checkpoints across."""
     names = table.frame["checkpoint"].unique(maintain_order=True).to_list()
     layers = table.layers.frame
     for score in ("symmetry", "directionality_excess"):

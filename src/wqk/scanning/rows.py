@@ -28,7 +28,7 @@ def score_heads(
     heads: bool = True,
     measures: Collection[str] = (),
 ) -> list[dict[str, Any]]:
-    """Scores of a layer, the sum of the stack, and with ``heads`` of every head after it.
+    """Scores of a layer and, with ``heads``, of each head after it.
 
     Parameters
     ----------
@@ -37,12 +37,8 @@ def score_heads(
     layer
         Their sum, if already computed.
     gamma, heads, measures
-        As for `scan`; of the measures, those that follow from the forms.
-
-    Returns
-    -------
-    list of dict
-        The columns of a score table that follow from the forms alone.
+        As for `scan`; of the measures, those that follow from the forms alone, as do all columns
+        that are returned.
     """
     layer = stack.sum() if layer is None else layer
     scores = {name: float(value) for name, value in _scores(layer, gamma, measures).items()}
@@ -113,7 +109,7 @@ def with_status(
 
 
 def checkpoint_columns(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What all rows of a checkpoint share."""
+    """The columns that all rows of a checkpoint share."""
     model_type = checkpoint.config.get("model_type")
     return {
         "checkpoint": checkpoint.name,
@@ -137,12 +133,12 @@ def _status(
 
 
 def _flat(values: Any) -> np.ndarray:
-    """Scores of a stack as one row, on the host."""
+    """Scores of a stack, flat, on the host."""
     return np.ravel(values.cpu() if hasattr(values, "cpu") else values)
 
 
 def _scores(form: BilinearForm, gamma: float, measures: Collection[str]) -> dict[str, Any]:
-    """Every score of a form or a stack; symmetry only where both sides are one space."""
+    """Every score of a form or a stack; symmetry only if both sides are the same space."""
     square = {"symmetry": symmetry(form), "symmetry_null": symmetry_null(form)}
     return {
         "norm": form.norm,

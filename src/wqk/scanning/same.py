@@ -44,29 +44,15 @@ UNFOLDED = Coordinates(bias=True)
 
 @dataclass(frozen=True)
 class BlockComparison:
-    """One block of two checkpoints.
-
-    Attributes
-    ----------
-    stack, kind, layer
-        Which, in the first checkpoint.
-    distance
-        The largest ‖M_a(N) − M_b(N)‖ / ‖M_a(N)‖ over heads, by relative position N.
-    head
-        The head in which it is largest.
-    tolerance
-        The part of that head's distance that rounding explains.
-    mismatches
-        How the second block differs from the first; empty if they are equal.
-    """
+    """One block of two checkpoints, under its name in the first."""
 
     stack: str
     kind: str
     layer: int
-    distance: dict[int, float]
-    head: int
-    tolerance: float
-    mismatches: tuple[Mismatch, ...]
+    distance: dict[int, float]  # largest ‖M_a(N) − M_b(N)‖ / ‖M_a(N)‖ over heads, by position N
+    head: int  # the head in which it is largest
+    tolerance: float  # what rounding explains of that head's distance
+    mismatches: tuple[Mismatch, ...]  # how the second block differs; none if they are equal
 
     @property
     def same(self) -> bool:
@@ -81,19 +67,11 @@ class BlockComparison:
 
 @dataclass(frozen=True)
 class CheckpointComparison:
-    """Two checkpoints, block by block.
-
-    Attributes
-    ----------
-    checkpoint, other
-        Their names.
-    blocks
-        In the first checkpoint's order.
-    """
+    """Two checkpoints, block by block."""
 
     checkpoint: str
     other: str
-    blocks: tuple[BlockComparison, ...]
+    blocks: tuple[BlockComparison, ...]  # in the first checkpoint's order
 
     @property
     def same(self) -> bool:
@@ -150,7 +128,7 @@ def same(
     Raises
     ------
     CheckpointError
-        The two have other numbers of blocks, heads or dimensions, so that nothing can be compared.
+        The two differ in their numbers of blocks, heads or dimensions.
 
     Examples
     --------
@@ -175,7 +153,7 @@ def same(
         )
     blocks = []
     for pair in zip(*plans, strict=True):
-        # Products of single heads are too small for several threads, which wait for each other.
+        # Products of single heads are too small for several threads.
         with one_blas_thread():
             blocks.append(_compare(checkpoints, pair))
         if on_progress:

@@ -41,8 +41,7 @@ SCHEMA: dict[str, pl.DataType] = {
     "status": pl.String(),
 }
 
-# Columns that a scan adds on request, after the others, by the measure that they come with; see
-# `wqk.scanning.measures`.
+# Columns that a scan adds on request, after the others, by measure; see `wqk.scanning.measures`.
 MEASURES: dict[str, tuple[str, ...]] = {
     "spectral_norm": ("spectral_norm", "spectral_norm_null"),
     "spectrum": (
@@ -72,7 +71,7 @@ OPTIONAL: dict[str, pl.DataType] = {
 # No two rows of a table agree in all of these.
 KEY = ("checkpoint", "revision", "step", "stack", "kind", "layer", "head", "circuit", "distance")
 
-# What the layers of one attention, and one line of a summary, have in common.
+# What identifies one attention, which is one line of a summary.
 GROUP = tuple(column for column in KEY if column not in ("layer", "head"))
 
 # What identifies one layer's form, in a table and among the details.

@@ -141,8 +141,8 @@ class ScoreTable(Table):
         How the scores were made: gamma, folded norms, biases, software and schema version, and why
         rows are ``partial``. Kept by Parquet and JSON Lines files.
     details
-        What pictures need and a row cannot hold, if the scan was asked for it. Kept by a file of
-        its own: ``table.details.write("forms.npz")``.
+        The data for pictures, if the scan was asked for it. Kept by a file of its own:
+        ``table.details.write("forms.npz")``.
 
     Examples
     --------
@@ -174,7 +174,7 @@ class ScoreTable(Table):
         return cls(frame, {"schema_version": SCHEMA_VERSION, **(metadata or {})}, details)
 
     def summary(self) -> pl.DataFrame:
-        """Median and quartiles of each score, over layers and over heads apart.
+        """Median and quartiles of each score, over layers and over heads.
 
         One row for each checkpoint, stack, kind of attention, circuit and distance, and ``over``
         (``layers`` or ``heads``), with ``count``, and for each score ``{score}_median``, ``_q25``
@@ -283,8 +283,7 @@ def read_table(path: str | PathLike[str]) -> ScoreTable:
 def join(tables: Sequence[ScoreTable]) -> ScoreTable:
     """All rows of several tables in one, and their details.
 
-    Where metadata disagrees, the first table's is kept; entries about single checkpoints are
-    merged.
+    If metadata disagrees, the first table's is kept; entries about single checkpoints are merged.
 
     Raises
     ------

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from wqk.scanning.surveys.jobs import Job
 
-# More processes than this are asked for, not taken: each may hold a block of a large model.
+# Most processes by default: each may hold a block of a large model.
 MOST_JOBS = 8
 
 # Seconds to wait for a Dask scheduler's answer.
@@ -51,11 +51,8 @@ def run_on(
 ) -> Generator[tuple[Job, Outcome], None, None]:
     """Outcomes from any executor, as they complete.
 
-    Raises
-    ------
-    RunError
-        The executor has failed, so the remaining jobs cannot run; or it forks its processes, which
-        would then wait forever for the locks of threads that they do not have.
+    Raises `RunError` if the executor fails, or forks its processes, which would wait forever for
+    locks of threads that they do not have.
     """
     context = getattr(executor, "_mp_context", None)
     if context is not None and context.get_start_method() == "fork":
@@ -85,15 +82,10 @@ def run_on(
 def run_in_processes(
     work: Callable[[Job], Outcome], jobs: Iterable[Job], processes: int
 ) -> Generator[tuple[Job, Outcome], None, None]:
-    """Outcomes from worker processes, as they complete.
+    """Outcomes from worker processes, as they complete; `RunError` if none can be started.
 
-    A process that dies breaks the whole pool, without saying which job it ran. The jobs in progress
-    then run again one by one; a job during which a process dies has failed.
-
-    Raises
-    ------
-    RunError
-        No worker process can be started.
+    A process that dies breaks the whole pool, without telling which job it ran. The jobs in
+    progress then run again one by one; a job during which a process dies has failed.
     """
     waiting = deque(jobs)
     suspects: deque[Job] = deque()
@@ -165,12 +157,7 @@ def _start_worker() -> None:
 
 @contextmanager
 def dask_executor(address: str) -> Iterator[Executor]:
-    """The workers of a Dask scheduler as an executor.
-
-    Parameters
-    ----------
-    address
-        The scheduler's, such as ``tcp://host:8786``.
+    """The workers of the Dask scheduler at an address, such as ``tcp://host:8786``, as an executor.
 
     Raises
     ------

@@ -37,22 +37,16 @@ FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
 
 
 class SurveyFolder:
-    """What a survey has done so far, according to its manifest; made by `open_folder`.
-
-    Attributes
-    ----------
-    done, failed
-        The last line about a job, by its key.
-    revisions
-        The revisions of each repository that were listed, so that a resumed survey uses the same.
-    """
+    """What a survey has done so far, according to its manifest; made by `open_folder`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.manifest = folder / "manifest.jsonl"
         self.scores = folder / "scores.parquet"
+        # The last line about a job, by its key.
         self.done: dict[str, dict[str, Any]] = {}
         self.failed: dict[str, dict[str, Any]] = {}
+        # Those of each repository, as first listed: a resumed survey uses the same.
         self.revisions: dict[str, list[str]] = {}
 
     def apply(self, line: dict[str, Any]) -> None:
@@ -72,18 +66,8 @@ class SurveyFolder:
         append_lines(self.manifest, line)
         self.apply(line)
 
-    def note_revisions(self, repository: str, revisions: list[str]) -> None:
-        """Keep a repository's list of revisions."""
-        self.note({"event": "revisions", "checkpoint": repository, "revisions": revisions})
-
     def note_outcome(self, job: Job, outcome: Outcome) -> None:
-        """Keep a job's table, then a line about the job.
-
-        Raises
-        ------
-        OutputError
-            The disk is full, or the folder can no longer be written.
-        """
+        """Keep a job's table, then a line about the job."""
         about = {"key": job.key, "checkpoint": job.name, "revision": job.revision}
         seconds = round(outcome.seconds, 3)
         if outcome.table is None:
@@ -110,13 +94,7 @@ class SurveyFolder:
         return self.folder / "parts" / f"{key}.parquet"
 
     def load_part(self, key: str) -> ScoreTable:
-        """A job's table.
-
-        Raises
-        ------
-        TableError
-            It is damaged.
-        """
+        """A job's table; `TableError` if it is damaged."""
         try:
             return read_table(self.part(key))
         except TableError as error:
@@ -147,7 +125,7 @@ def open_folder(folder: Path, options: Options) -> Iterator[SurveyFolder]:
             )
         try:
             (folder / "parts").mkdir(exist_ok=True)
-            # What a killed survey left of files that it was writing.
+            # Unfinished files of a survey that was killed.
             for temporary in folder.glob("**/.*.parquet.*"):
                 temporary.unlink()
         except OSError as error:

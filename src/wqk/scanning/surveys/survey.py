@@ -32,24 +32,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SurveyProgress:
-    """Progress of a survey.
+    """Progress of a survey: ``jobs``, ``done`` and ``failed`` include earlier runs."""
 
-    Attributes
-    ----------
-    jobs, done, failed
-        Checkpoints in total, scored, and failed, including those of earlier runs.
-    now
-        Checkpoints that this run has scored or seen fail.
-    bytes_read, seconds
-        Read by this run, and its time.
-    """
-
-    jobs: int
+    jobs: int  # all checkpoints
     done: int
     failed: int
-    now: int
-    bytes_read: int
-    seconds: float
+    now: int  # checkpoints that this run has scored or seen fail
+    bytes_read: int  # by this run
+    seconds: float  # of this run
 
     @property
     def remaining(self) -> float | None:
@@ -150,9 +140,10 @@ def survey(
 def _revisions(
     folder: SurveyFolder, retry: bool, token: str | bool | None, repository: str
 ) -> list[str]:
-    """A repository's revisions, listed once for the whole survey and again on ``retry``."""
+    """A repository's revisions, listed once for the whole survey, and again with ``retry``."""
     if retry or repository not in folder.revisions:
-        folder.note_revisions(repository, hub_revisions(repository, token))
+        listed = hub_revisions(repository, token)
+        folder.note({"event": "revisions", "checkpoint": repository, "revisions": listed})
     return folder.revisions[repository]
 
 
@@ -200,7 +191,7 @@ def _collect(
 
 
 def _finish(folder: SurveyFolder, chosen: Sequence[Job], options: Options) -> ScoreTable:
-    """The whole table, from the parts alone, independent of when they were written."""
+    """The whole table, from the parts alone, in whatever order they were written."""
     done = [job for job in chosen if job.key in folder.done]
     failed = [
         {"checkpoint": job.name, "revision": job.revision, "reason": line["reason"]}

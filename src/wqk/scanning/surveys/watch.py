@@ -41,9 +41,8 @@ def watch(
     Trainer's ``checkpoint-*``, torchtitan's ``step-*``, Megatron-LM's ``iter_*``.
 
     A checkpoint is complete when all its tensors exist and its files have not changed between two
-    looks. The scores are a survey's, in ``out``: every checkpoint is appended to its
-    manifest, interrupting at any time loses nothing, the next call resumes, and checkpoints that
-    the trainer has deleted since keep their rows.
+    looks. The scores are a survey's, in ``out``: an interruption loses nothing, the next call
+    resumes, and checkpoints that the trainer has deleted since keep their rows.
 
     Parameters
     ----------
@@ -60,7 +59,7 @@ def watch(
     on_scores
         Called with the rows of every checkpoint that was scored.
     on_wait
-        Called once for each checkpoint that is not whole yet, with its folder and the reason.
+        Called once for each incomplete checkpoint, with its folder and the reason.
 
     Yields
     ------

@@ -41,36 +41,20 @@ class Options:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a job: a table, or an error's class and reason.
-
-    Attributes
-    ----------
-    weights
-        Hash of all query and key values that were read, in order.
-    files
-        Names, sizes and times of a local checkpoint's files, hashed.
-    trace
-        Traceback of an unexpected error.
-    """
+    """The outcome of a job: a table, or an error's class and reason."""
 
     table: ScoreTable | None = field(default=None, repr=False)
-    weights: str | None = None
-    files: str | None = None
+    weights: str | None = None  # hash of all query and key values that were read, in order
+    files: str | None = None  # hash of names, sizes and times of a local checkpoint's files
     bytes_read: int = 0
     seconds: float = 0.0
     error: str | None = None
     reason: str | None = None
-    trace: str | None = None
+    trace: str | None = None  # traceback of an unexpected error
 
 
 class Hashed(Checkpoint):
-    """A checkpoint that hashes everything read from it.
-
-    Attributes
-    ----------
-    digests
-        Hash of the values of each part that was read.
-    """
+    """A checkpoint that keeps a hash of each part that is read from it."""
 
     def __init__(self, inner: Checkpoint) -> None:
         self.name, self.revision, self.step = inner.name, inner.revision, inner.step
@@ -97,11 +81,11 @@ class Hashed(Checkpoint):
 
 
 def run_job(options: Options, job: Job, **hub: Unpack[HubAccess]) -> Outcome:
-    """Score one checkpoint; errors are outcomes as well."""
+    """Score one checkpoint; errors are outcomes, too."""
     start = time.perf_counter()
     try:
-        # One BLAS thread: scans side by side that each want all cores are slower than one, and the
-        # last digits of a product depend on the number of its threads.
+        # One BLAS thread: parallel scans that each use all cores are slower than a single one, and
+        # the last digits of a product depend on the number of threads.
         with one_blas_thread():
             table, weights, files, bytes_read = _score(options, job, hub)
     except WqkError as error:
@@ -121,13 +105,7 @@ def failure(error: BaseException, seconds: float = 0.0, trace: str | None = None
 
 
 def files_of(location: str) -> str | None:
-    """Hash of names, sizes and times of the files of a checkpoint on disk; None elsewhere.
-
-    Raises
-    ------
-    CheckpointError
-        The folder cannot be listed.
-    """
+    """Hash of names, sizes and times of the files of a checkpoint on disk; None elsewhere."""
     path = Path(location)
     try:
         if not path.exists():

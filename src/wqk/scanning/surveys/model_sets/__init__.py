@@ -9,7 +9,7 @@ from wqk.errors import CheckpointError, UnknownName
 DATA = Path(__file__).parent / "data"
 PREFIX = "paper:"
 
-# Characters of a list of refs; what goes on beyond them is none.
+# Most characters that are read of a list of refs.
 LARGEST_LIST = 2**24
 
 
@@ -25,7 +25,7 @@ def model_sets() -> list[str]:
 
 
 def is_model_set(name: str) -> bool:
-    """Whether a word has the form of a set's name."""
+    """Whether a word looks like the name of a set."""
     return name.startswith(PREFIX)
 
 
@@ -34,7 +34,7 @@ def model_set(name: str) -> list[str]:
 
     Raises
     ------
-    CheckpointError
+    UnknownName
         There is no such set.
 
     Examples
@@ -54,10 +54,7 @@ def model_set(name: str) -> list[str]:
 def read_list(path: Path) -> list[str]:
     """The lines of a text file that are neither empty nor comments (#).
 
-    Raises
-    ------
-    CheckpointError
-        The file cannot be read, or lists nothing.
+    Raises `CheckpointError` if it cannot be read, or has no such lines.
     """
     try:
         if path.exists() and not path.is_file():
