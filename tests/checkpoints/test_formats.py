@@ -248,7 +248,9 @@ def test_llama2c_files_that_lie_are_refused(tmp_path: Path) -> None:
         content[:4] + struct.pack("<i", 2) + content[8:]: "version 2 .* quantized",
         content[:4] + struct.pack("<i", 7) + content[8:]: "version 7",
         content[:8] + struct.pack("<i", 0) + content[12:]: "not hold the sizes of a model",
-        content[:8] + struct.pack("<7i", *[2**30] * 7) + content[36:]: "not hold the sizes of a model",
+        content[:8]
+        + struct.pack("<7i", *[2**30] * 7)
+        + content[36:]: "not hold the sizes of a model",
         content[:8] + struct.pack("<7i", 2, 1, 2**20, 1, 1, 1, 1): "not hold the sizes of a model",
         content[:20]: "not hold the sizes of a model",
         llama2c(original(), 0, False)[:-1]: "not a readable torch archive",

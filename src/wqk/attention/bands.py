@@ -28,7 +28,6 @@ class Bands(NamedTuple):
     frequencies: Float[np.ndarray, " planes"]  # |radians per token|, after any scaling
     axes: Int[np.ndarray, " planes"]  # 0; for a picture's patches, 1 where the column turns planes
     energies: Float[np.ndarray, "heads planes"]  # E_k of each query head
-    unturned: Float[np.ndarray, " heads"]  # ‖A‖ ‖B‖ of the dimensions that do not rotate
 
     @property
     def shares(self) -> Float[np.ndarray, "heads planes"]:
@@ -74,20 +73,16 @@ def rotary_bands(attention: Attention) -> Bands:
             f"are {attention.plan.position or 'not rotary'}"
         )
     first, second = rotary.planes
-    turned = np.zeros(attention.query.weight.shape[1], bool)
-    turned[first] = turned[second] = True
-    planes, rest = [], []
+    planes = []
     for factor in (attention.query, attention.key):
         squares = np.square(factor.weight.astype(np.float64)).sum(axis=-1)
         planes.append(np.sqrt(squares[:, first] + squares[:, second]))
-        rest.append(np.sqrt(squares[:, ~turned].sum(axis=1)))
     sharing = attention.head_count // attention.key_head_count
     count = len(rotary.frequencies)
     return Bands(
         np.abs(np.asarray(rotary.frequencies, np.float64)),
         np.arange(count) * rotary.axes // count,
         planes[0] * planes[1].repeat(sharing, axis=0),
-        rest[0] * rest[1].repeat(sharing),
     )
 
 

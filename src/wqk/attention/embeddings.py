@@ -31,21 +31,9 @@ ROWS = 8192
 
 
 def embedding_table(checkpoint: Checkpoint, width: int, name: str | None = None) -> str:
-    """The tensor (V, D) that holds one embedding per token.
+    """The tensor (V, ``width``) with one embedding per token, by name or searched for.
 
-    Parameters
-    ----------
-    checkpoint
-        Opened with `wqk.open_checkpoint`.
-    width
-        D, the width of the queries' and keys' input.
-    name
-        The tensor's name; by default it is searched for.
-
-    Raises
-    ------
-    CheckpointError
-        There is no such tensor, it has another width, or there are several candidates.
+    Raises `CheckpointError` if there is none, if it has another width, or if several may be it.
     """
     tensors = checkpoint.tensors()
     if name is not None:

@@ -31,7 +31,7 @@ WHOLE = re.compile(
     r"(?:base_model\.model\.)?(?P<name>.+?)(\.modules_to_save(\.\w+)?)?(?P<end>\.\w+)"
 )
 
-# Variants whose forward pass is not W + s B A, and initializations that keep the base's weights.
+# Variants whose forward pass is not W + s B A; initializations that do not change the base model.
 UNSUPPORTED = ("use_dora", "use_qalora", "lora_bias", "layer_replication", "target_parameters")
 PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")
 

@@ -1,4 +1,4 @@
-"""Configurations of other libraries, completed with what families need and they leave to code.
+"""Configurations of other libraries, completed with what families need and only code says.
 
 Keys keep their library's names, which families know. Added are the model type and what the library
 computes from other keys or from the name of the architecture.

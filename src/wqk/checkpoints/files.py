@@ -44,23 +44,16 @@ class WeightFile(Protocol):
     tensors: Mapping[str, TensorInfo]
 
     def byte_ranges(self, part: Part) -> list[tuple[int, int]]:
-        """Where a part's rows lie in ``source``: half-open ranges; none if not as they are."""
+        """Where a part's rows lie in ``source``; none if they are compressed or elsewhere."""
 
     def read(self, part: Part) -> np.ndarray:
         """The part's rows, joined, widened to float32 (float64 stays)."""
 
 
 class RowFile:
-    """A file in which each tensor lies row after row from one position on.
+    """A file in which each tensor lies row after row from its start on.
 
-    Parameters
-    ----------
-    source
-        Its bytes.
-    tensors, starts
-        What it holds, and where each tensor begins, by name.
-    about
-        The plain values that are stored with the weights, such as a configuration.
+    ``about`` has the plain values that are stored with the weights, such as a configuration.
     """
 
     def __init__(
@@ -108,15 +101,7 @@ class Piece(NamedTuple):
 
 
 class PiecedFile:
-    """A file whose tensors are put together from pieces, which may be in other files.
-
-    Parameters
-    ----------
-    source
-        Its bytes.
-    tensors, pieces
-        What it holds, and what each tensor is made of, by name.
-    """
+    """A file whose tensors are put together from pieces, which may be in other files."""
 
     def __init__(
         self,

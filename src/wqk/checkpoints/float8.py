@@ -94,7 +94,7 @@ def block_of(config: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def _block_side(length: int, blocks: int, side: int, name: str) -> int:
-    """Length of a block's side: the expected one, with a shorter last block, or an exact division."""
+    """Length of a block's side: the expected one, perhaps with a shorter last block, or exact."""
     if math.ceil(length / side) == blocks:
         return side
     side, rest = divmod(length, blocks) if blocks else (0, length)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from wqk.checkpoints.files import ByteSource, WeightFile
     from wqk.checkpoints.ranged import Workers
 
-# No configuration and no index is larger than this. YAML is parsed slowly; it takes 5 kB.
+# Largest configuration or index; YAML, which usually takes 5 kB, is slow to parse.
 LARGEST_CONFIGURATION, LARGEST_YAML = 64 * 2**20, 2**18
 
 

@@ -81,13 +81,8 @@ def open_hub(
     """The repository's weights, of which only headers are fetched before something is read.
 
     An adapter is opened on its base model, unless ``adapters`` is false: it might name itself.
-
-    Raises
-    ------
-    HubError
-        No such repository or revision, no permission, no network, or nothing in the cache.
-    CheckpointError
-        The repository holds no weights that can be scored.
+    Raises `HubError` for no such repository or revision, no permission, or no network and nothing
+    in the cache, and `CheckpointError` for no weights that can be scored.
     """
     from huggingface_hub import constants
 
@@ -194,22 +189,16 @@ def _list(wanted: Wanted) -> Listing:
 
 def _listing(about: Any, revision: str) -> Listing:
     """What the hub says of a revision, as far as it makes sense."""
-    files = {
-        sibling.rfilename: (
-            sibling.size if type(sibling.size) is int and sibling.size >= 0 else None,
-            _content_hash(sibling),
-        )
-        for sibling in about.siblings or ()
-        if isinstance(sibling.rfilename, str)
-    }
+    files = {}
+    for sibling in about.siblings or ():
+        claimed = sibling.lfs.sha256 if sibling.lfs else sibling.blob_id
+        if isinstance(sibling.rfilename, str):
+            files[sibling.rfilename] = (
+                sibling.size if type(sibling.size) is int and sibling.size >= 0 else None,
+                claimed if isinstance(claimed, str) else None,
+            )
     is_commit = isinstance(about.sha, str) and re.fullmatch(r"[0-9a-f]{40}", about.sha)
     return Listing(about.sha if is_commit else revision, files)
-
-
-def _content_hash(sibling: Any) -> str | None:
-    """The hash of a file's content, as the hub claims it."""
-    claimed = sibling.lfs.sha256 if sibling.lfs else sibling.blob_id
-    return claimed if isinstance(claimed, str) else None
 
 
 def _asking(repository: str, revision: str | None, ask: Callable[[], Listing]) -> Listing:

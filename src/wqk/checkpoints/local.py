@@ -24,8 +24,8 @@ class LocalFile:
     """A file's bytes by position.
 
     Positional reads rather than a memory map: a file that shrinks while it is read gives an error,
-    not a signal that kills the process. So does one that is written to; one that is replaced is
-    read on as it was.
+    not a signal that kills the process. So does one that is written to; one that is replaced keeps
+    its old content here.
     """
 
     def __init__(self, path: Path) -> None:

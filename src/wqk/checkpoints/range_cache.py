@@ -93,7 +93,7 @@ class RangeCache:
         return content
 
     def save(self, identity: str, start: int, content: bytes | bytearray) -> bool:
-        """Keep a range if there is room; whether it is kept."""
+        """Keep a range if there is room; return whether it was kept."""
         if not self._make_room(len(content) + CHECKSUM):
             return False
         path = self._file_folder(identity) / f"{start}-{start + len(content)}"

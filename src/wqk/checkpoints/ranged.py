@@ -102,7 +102,7 @@ class Span(NamedTuple):
 
     start: int
     stop: int
-    coming: Future[bytearray | None] | None  # of the bytes; None, or its result is, if cached
+    coming: Future[bytearray | None] | None  # the bytes; None if they are cached, as is its result
 
 
 class RangedFile:

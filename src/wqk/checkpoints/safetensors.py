@@ -1,4 +1,4 @@
-"""Safetensors files: the header, checked.
+"""Safetensors files: the header, read and checked.
 
 The format: 8 bytes little-endian header length, that many bytes of JSON (name → dtype, shape,
 data_offsets), then the data.

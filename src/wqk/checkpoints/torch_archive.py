@@ -38,22 +38,10 @@ MAGIC = 0x1950A86A20F9469CFC6C
 class TorchFile:
     """One torch archive: its tensors' places, and their rows on request.
 
-    Parameters
-    ----------
-    source
-        Its bytes.
-    bare
-        Whether it holds one tensor instead of a dictionary; its name is empty.
-
-    Attributes
-    ----------
-    about
-        The plain values that are stored with the weights, such as a configuration.
-
-    Raises
-    ------
-    CheckpointError
-        The file is no torch archive, is truncated, or holds anything but weights and plain values.
+    ``about`` has the plain values that are stored with the weights, such as a configuration. A
+    ``bare`` archive holds one tensor instead of a dictionary, whose name is then empty. Raises
+    `CheckpointError` for a file that is not a torch archive, is truncated, or holds anything but
+    weights and plain values.
     """
 
     def __init__(self, source: ByteSource, bare: bool = False) -> None:

@@ -71,14 +71,8 @@ def open_url(
 ) -> StoredCheckpoint:
     """The checkpoint under an address; only headers are fetched before something is read.
 
-    A login is sent to the hub's own addresses alone.
-
-    Raises
-    ------
-    HubError
-        The server does not provide it.
-    CheckpointError
-        It is not a checkpoint, or the server cannot serve parts of files.
+    A login is sent to the hub's own addresses alone. Raises `HubError` if the server does not
+    provide it, `CheckpointError` if it is not one, or the server cannot serve parts of files.
     """
     from huggingface_hub import constants
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]

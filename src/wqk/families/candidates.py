@@ -109,12 +109,7 @@ def candidates(tensors: Mapping[str, TensorInfo]) -> list[Candidate]:
         stem = name.removesuffix(".weight")
         if len(info.shape) == 2 and (stem != name or name.endswith("_weight")):
             spellings.setdefault(without_numbers(stem), []).append(name)
-    return list(_candidates(spellings, tensors))
-
-
-def _candidates(
-    spellings: Mapping[str, list[str]], tensors: Mapping[str, TensorInfo]
-) -> Iterator[Candidate]:
+    found = []
     for spelling, names in spellings.items():
         path, _, module = spelling.rpartition(".")
         layout = next((kind for name, kind in FUSED.items() if re.fullmatch(name, module)), "")
@@ -123,7 +118,8 @@ def _candidates(
             layout, key = "separate", _sibling(path, match, KEY_OF)
         if layout and key in spellings:
             shape, other = (tensors[spellings[which][0]].shape for which in (spelling, key))
-            yield Candidate(spelling, key, shape, other, layout, tuple(names))
+            found.append(Candidate(spelling, key, shape, other, layout, tuple(names)))
+    return found
 
 
 def beside(

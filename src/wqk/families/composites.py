@@ -66,14 +66,9 @@ class Part:
 def compose_family(checkpoint: Checkpoint, beside: Family | None = None) -> Family | None:
     """The family of a composite model; None if its configuration names no part's type.
 
-    ``beside`` is attention that the model has in addition to that of its parts.
-
-    Raises
-    ------
-    CheckpointError
-        A part's tensors occur more than once, with nothing to distinguish them.
-    UnknownFamily
-        The attention of a part is not one form per head.
+    ``beside`` is attention that the model has in addition to that of its parts. Raises
+    `CheckpointError` if a part's tensors occur more than once, with nothing to distinguish them,
+    and `UnknownFamily` if the attention of a part is not one form per head.
     """
     tensors = checkpoint.tensors()
     rules = list(beside.attention) if beside else []

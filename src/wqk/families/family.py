@@ -78,7 +78,7 @@ class AttentionRule:
     query_inner_norm: tuple[str, ...] = ()  # norm of the latent
     key_inner_norm: tuple[str, ...] = ()
     prefix: str | None = None  # what stands before all names; None for anything
-    exact: bool = False  # None only for what stands before all attention: a file of the user's own
+    exact: bool = False  # whether None means one prefix of all attention, as in users' own files
 
     # Norms between projection and score.
     query_norm: tuple[str, ...] = ()

@@ -77,13 +77,6 @@ def infer_family(
 ) -> Family:
     """A family, ``inferred``, for a checkpoint of unknown type or with foreign names.
 
-    Parameters
-    ----------
-    checkpoint
-        Only names, shapes and the configuration are used.
-    heads_per_layer, key_heads
-        Numbers of query and key heads, where the configuration does not have them.
-
     Raises
     ------
     UnknownFamily

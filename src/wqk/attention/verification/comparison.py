@@ -51,40 +51,26 @@ NOT_COMPARED = "not compared"
 
 @dataclass(frozen=True)
 class VerifiedBlock:
-    """One application of one block's attention, compared.
-
-    Attributes
-    ----------
-    stack, kind, layer, application
-        Which; ``application`` counts the uses of shared weights from 0.
-    difference
-        Largest absolute difference of an attention probability; infinite if the weights do not even
-        fit what the model computes, None if the model reports no attention.
-    form_difference
-        Largest difference of a product of queries and keys without positions, relative to the
-        largest product; None if it was not needed, or no such product was seen.
-    contrast
-        Largest distance of the model's own attention from uniform.
-    tolerance
-        Largest difference that passes.
-    largest_score, ceiling
-        Largest absolute score of this input, before a cap and additive positions, and the largest
-        that any input can produce; None if it has no bound, or the scale is not known.
-    described
-        Whether the family describes everything in the score besides the form.
-    """
+    """One application of one block's attention, compared."""
 
     stack: str
     kind: str
     layer: int
-    application: int
+    application: int  # counts the uses of shared weights from 0
+
+    # Largest absolute difference of an attention probability; infinite if the weights do not even
+    # fit what the model computes, None if the model reports no attention.
     difference: float | None
+    # Largest difference of a product of queries and keys without positions, relative to the largest
+    # product; None if it was not needed, or no such product was seen.
     form_difference: float | None
-    contrast: float
-    tolerance: float
+    contrast: float  # largest distance of the model's own attention from uniform
+    tolerance: float  # largest difference that passes
+    # Largest absolute score of this input, before a cap and additive positions, and the largest
+    # that any input can produce; None without a bound, or if the scale is not known.
     largest_score: float | None
     ceiling: float | None
-    described: bool
+    described: bool  # whether the family describes everything in the score besides the form
 
     @property
     def verdict(self) -> str:

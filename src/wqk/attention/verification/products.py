@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # Operations of PyTorch that multiply batches of matrices; the last two arguments are the factors.
 BATCHED = ("aten::bmm", "aten::baddbmm")
 
-# Of a product in float64, relative to the largest; differences must be larger by the other factor.
+# Rounding of float64 products, relative to the largest, and how far a contrast must exceed it.
 ROUNDING, TELLING = 1e-13, 1e3
 
 

@@ -105,15 +105,8 @@ class SurveyFolder:
 def open_folder(folder: Path, options: Options) -> Iterator[SurveyFolder]:
     """Create or resume a survey's folder, and lock it.
 
-    Raises
-    ------
-    RunError
-        Another survey is running in the folder, it was surveyed with other options, or its
-        manifest is damaged.
-    OutputError
-        The folder cannot be created or written.
-    TableError
-        The folder contains a table that no survey wrote.
+    Raises `RunError` if another survey is running in it, if it was surveyed with other options, or
+    if its manifest is damaged, and `TableError` if it contains a table that no survey wrote.
     """
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"{folder}: is a file; a survey needs a folder")
