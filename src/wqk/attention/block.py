@@ -195,7 +195,10 @@ class Attention:
 
     def _vectors(self, side: int, x: np.ndarray, positions: np.ndarray | None) -> np.ndarray:
         plan = self.plan
-        vectors = (self.query, self.key)[side].vectors(x)
+        # The weights of the forms, so that attention that equals a model's proves the forms.
+        weights = (self.heads.query, self.heads.key)[side].swapaxes(-1, -2)
+        factor = (self.query, self.key)[side]
+        vectors = factor.vectors(x, weights.reshape(-1, *weights.shape[-2:]))
         if plan.clip is not None:
             vectors = vectors.clip(-plan.clip, plan.clip)
         positions = np.arange(x.shape[-2]) if positions is None else positions

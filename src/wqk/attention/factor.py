@@ -56,13 +56,18 @@ class Factor:
         """The bias, with the same folded in, but without the norm's ``shift``."""
         return self._folded[1]
 
-    def vectors(self, x: Float[np.ndarray, "*batch tokens d"]) -> np.ndarray:
+    def vectors(
+        self,
+        x: Float[np.ndarray, "*batch tokens d"],
+        weight: Float[Array, "heads width d"] | None = None,
+    ) -> np.ndarray:
         """Queries, keys or values (…, H, N, R) of residual vectors (…, N, D), before positions.
 
-        They come from the folded weight, that of the form, times the scales of single tokens.
+        They are products with the folded weight, by default `weight`, times the tokens' own scales.
         """
         projection, norm = self.side.projection, self.side.norm
-        result, scales = _projected(x, self.weight, self.bias), np.ones(())
+        result = _projected(x, self.weight if weight is None else weight, self.bias)
+        scales = np.ones(())
         if isinstance(projection, Composed) and self.latent is not None:
             scales = _inverse_size(x @ self.latent.T, (-1,), projection.norm.epsilon)
             scales = scales[..., None, :, :]

@@ -49,11 +49,7 @@ def holds_whole_score(
 def recomputation(
     checkpoint: Checkpoint, attention: Attention, seen: Mapping[int, np.ndarray]
 ) -> Callable[..., np.ndarray | None]:
-    """The attention (B, H, I, J) of a block as a function of what went into it.
-
-    The block's queries and keys come from the factors of its forms, so that equal attention proves
-    the forms.
-    """
+    """The attention (B, H, I, J) of a block as a function of what went into it."""
     plan = attention.plan
     sinks = checkpoint.read([plan.sinks])[0] if plan.sinks else None
 
