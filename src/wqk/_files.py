@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import secrets
 import socket
+from collections.abc import Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from wqk.errors import OutputError, RunError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 
@@ -100,6 +102,21 @@ def json_line(record: Mapping[str, Any]) -> bytes:
         return text.encode() + b"\n"
     except UnicodeEncodeError:
         return json.dumps(dict(record)).encode() + b"\n"
+
+
+def finite(value: Any) -> Any:
+    """A value for JSON, which lacks NaN and infinity: None stands for them.
+
+    Examples
+    --------
+    >>> finite({"p": float("nan"), "values": (1.0, float("inf"))})
+    {'p': None, 'values': [1.0, None]}
+    """
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def append_lines(path: Path, *records: Mapping[str, Any]) -> None:

@@ -300,7 +300,7 @@ def test_without_pytorch_it_is_said_what_to_install(
 
 
 def test_a_vocabulary_is_that_of_the_text_for_a_bare_type() -> None:
-    from wqk.theory.models import State, load_model
+    from wqk.theory.opening import State, load_model
 
     assert State("distilbert").is_fresh
     with torch.device("meta"):  # the type's own sizes are large

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import signal
 import sys
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from wqk._console import UNPRINTABLE, cleaning, printable
+from wqk._files import finite
 from wqk.atlas import place
 from wqk.attention.rendering import size
 from wqk.scanning.rendering import definitions, one_checkpoint, overview, scores, side_by_side
@@ -119,17 +119,8 @@ def print_json(table: ScoreTable) -> None:
 
 def print_object(value: Mapping[str, Any]) -> None:
     """One JSON object on standard output, with null for NaN and infinity, which JSON lacks."""
-    text = json.dumps(_finite(value), ensure_ascii=False, indent=2, allow_nan=False)
+    text = json.dumps(finite(value), ensure_ascii=False, indent=2, allow_nan=False)
     sys.stdout.write(UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
-
-
-def _finite(value: Any) -> Any:
-    """A value with None for every number that is not finite."""
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def print_table(table: ScoreTable) -> None:

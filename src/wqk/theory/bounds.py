@@ -1,9 +1,9 @@
 """Bounds of the scores, and what random matrices give (Lemma S1.16, Propositions S1.17 and S1.18).
 
-For entries, or entries of the factors, that are independent, centered, symmetric about 0 and of one
-law: E[s] = 1/n exactly, at any rank; its standard deviation is √2/n as long as the law's fourth
-moment is finite. E[d] = 0 where both factors have the same law, because the transpose is as likely
-as the matrix itself; its standard deviation falls as slowly as 1/√n.
+If the entries of a matrix or of its factors are independent, symmetric about 0 and of one law, then
+E[s] = 1/n exactly, at any rank; s has the standard deviation √2/n if the law's fourth moment is
+finite. E[d] = 0 if both factors have one law, because the transpose is as likely as the matrix; the
+standard deviation of d falls only as 1/√n.
 
 Axes: T trials, D width (the paper's n), R rank.
 """
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
     Law = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 
-# Trials whose matrices are in memory at once have about so many entries.
+# About how many entries of random matrices are in memory at once.
 ENTRIES = 1 << 22
 
-# The widths between which the directionality should fall, and how many matrices of each are drawn,
-# in how many groups.
+# The widths between which the directionality should fall; how many matrices of each width are
+# drawn, and in how many groups.
 NARROW, WIDE, TRIALS, GROUPS = 32, 128, 400, 20
 
 # Laws of the entries, from the mildest to those that break an assumption. Student's has a finite
@@ -47,7 +47,7 @@ LAWS: dict[str, Law] = {
 
 
 class Scores(NamedTuple):
-    """Scores of random matrices, (T,) each: s, d as printed, d by the rule of the tables."""
+    """Scores of random matrices, (T,) each: s, d as printed, and d by the rule of the tables."""
 
     symmetry: np.ndarray
     directionality: np.ndarray
@@ -59,9 +59,9 @@ def simulate_scores(
 ) -> Scores:
     """Symmetry and directionality of random matrices, dense or of low rank.
 
-    With a ``rank``, R, the entries of factors are drawn; None gives a dense matrix, (D, D). ``law``
-    is a name out of `LAWS`. Sparse factors now and then give a zero matrix, which has no scores and
-    is left out.
+    With a ``rank``, R, the entries of the factors are drawn; None gives dense matrices, (D, D).
+    ``law`` is one of `LAWS`. A zero matrix, which sparse factors may give, has no scores and is
+    left out.
 
     Examples
     --------
@@ -83,7 +83,7 @@ def simulate_scores(
 
 
 def shares_of_parts(form: BilinearForm) -> tuple[float, float]:
-    """‖M_s‖²/‖M‖² and ‖M_n‖²/‖M‖², from the two parts themselves; they add up to 1 (Lemma S1.16).
+    """‖M_s‖²/‖M‖² and ‖M_n‖²/‖M‖², computed from both parts; they add up to 1 (Lemma S1.16).
 
     Examples
     --------
@@ -113,7 +113,7 @@ _wide, _narrow = partial(_draws, width=WIDE), partial(_draws, width=NARROW)
 
 
 def _falling(evidence: Evidence) -> Sample:
-    """Ln E|d| of wide matrices less that of narrow ones, group by group."""
+    """Ln E|d| of wide matrices minus that of narrow ones, group by group."""
     narrow, wide = (
         np.abs(evidence.once(draws).directionality).reshape(GROUPS, -1).mean(axis=1)
         for draws in (_narrow, _wide)

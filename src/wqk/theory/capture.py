@@ -1,7 +1,7 @@
 """What a running model's attention is given and gives, in a pass that gradients flow through.
 
-Attention is run as plain matrix products (``eager``) and reports its probabilities. What it reports
-is the tensor that meets the values, so that ∂loss/∂α can be asked of it.
+Attention runs as plain matrix products (``eager``) and reports its probabilities: the very tensor
+that is multiplied with the values, so that ∂loss/∂α can be computed.
 
 Axes: B examples, H query heads, N tokens (I queries), R head width.
 """
@@ -30,10 +30,9 @@ class Record(NamedTuple):
 
 @contextmanager
 def attention_recorded(model: Any, plans: Sequence[AttentionPlan]) -> Iterator[list[Record]]:
-    """Record each of a `transformers` model's blocks, given as plans, in every pass.
+    """Record the blocks of a `transformers` model, given as plans, in every pass.
 
-    Within the context the model is in evaluation mode and gradients are on; afterwards it is as it
-    was before.
+    Within the context the model is in evaluation mode with gradients on; then it is as before.
     """
     import torch
 
@@ -60,12 +59,9 @@ def attention_recorded(model: Any, plans: Sequence[AttentionPlan]) -> Iterator[l
 
 
 def require_records(model: Any, plans: Sequence[AttentionPlan], records: Sequence[Record]) -> None:
-    """Check that every block was recorded.
+    """Check that every block has reported the attention that meets its values.
 
-    Raises
-    ------
-    TheoryError
-        A block was not run, or does not report the attention that meets its values.
+    `TheoryError` names the first layer that was not run or did not.
     """
     for plan, record in zip(plans, records, strict=True):
         if not record.uses or not all(use.attention.requires_grad for use in record.uses):
@@ -78,7 +74,7 @@ def require_records(model: Any, plans: Sequence[AttentionPlan], records: Sequenc
 
 @contextmanager
 def _plain_implementations(model: Any) -> Iterator[None]:
-    """Attention that reports its probabilities and experts for every number type, in all parts."""
+    """Let all parts run attention that reports its probabilities, and experts of any precision."""
     names = ("_attn_implementation", "_experts_implementation")
     configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
     before = [(c, name, getattr(c, name, None)) for c in configs.values() for name in names]

@@ -1,8 +1,8 @@
 """What makes an update directional: the text's order, the mean of the inputs, or their coordinates.
 
-A layer's update Σ_ij β_ij x_i x_jᵀ is computed again with one thing changed, and so are the tails
-of its rows and columns. Row sums of β are 0, because a softmax ignores what all its scores share:
-the mean of the inputs drops out of the context side of every update, and stays on the other one.
+A layer's update Σ_ij β_ij x_i x_jᵀ and the tails of its rows and columns are computed again with
+one thing changed. Every row of β sums to 0, so that the mean of the inputs drops out of the context
+side of an update, and stays on the other side.
 
 Axes: B batch, N tokens (i predicted, j context), D width.
 """
@@ -14,27 +14,27 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wqk.theory.tails import MORE, RATIO, in_updates, tails_of
+from wqk.theory.tails import MORE, RATIO, in_updates, lost, tails_of
 from wqk.theory.verdict import Estimate, Sample, Statement
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from wqk.forms import BilinearForm
     from wqk.theory.evidence import Evidence, Update
     from wqk.theory.subject import Subject
     from wqk.theory.verdict import Finding
 
-# Directions with less than this part of the largest variance are taken for rounding.
+# Directions with less than this share of the largest variance are rounding.
 FLAT = 1e-6
 
 
 def in_isolation(updates: Sequence[Update], seed: int = 0) -> dict[str, list[BilinearForm]]:
     """One layer's updates on several batches, with one thing changed.
 
-    ``centered``: inputs less their mean over all batches. ``isotropic``: centered, and with equal
-    variance in all directions. ``rotated``: in another orthonormal basis, drawn by ``seed``.
-    ``random signs``: every β_ij with a sign of its own, drawn likewise.
+    ``centered``: inputs less their mean over all batches. ``isotropic``: centered, with equal
+    variance in all directions. ``rotated``: in a random orthonormal basis. ``random signs``: each
+    β_ij with a random sign.
 
     Examples
     --------
@@ -64,7 +64,7 @@ def in_isolation(updates: Sequence[Update], seed: int = 0) -> dict[str, list[Bil
 
 
 def rearranged(subject: Subject) -> dict[str, Subject]:
-    """The subject on the same blocks shuffled, and on the blocks read backwards.
+    """The subject on its blocks shuffled, and on its blocks reversed.
 
     Examples
     --------
@@ -80,31 +80,19 @@ def rearranged(subject: Subject) -> dict[str, Subject]:
     }
 
 
-def lost(whole: Sample, changed: Mapping[str, Sample]) -> Sample:
-    """How much smaller the first of several changes makes a ratio, which is in the details."""
-    details = {"as it is": whole.values} | {name: one.values for name, one in changed.items()}
-    first = next(iter(changed.values()))
-    return Sample(whole.values - first.values, whole.unit, whole.layers, details)
-
-
 def _order(evidence: Evidence) -> Sample:
-    subjects = rearranged(evidence.subject)
-    return lost(
-        evidence.once(in_updates),
-        {name: in_updates(evidence.on(subject)) for name, subject in subjects.items()},
-    )
+    samples = {"as it is": evidence.once(in_updates)}
+    for name, subject in rearranged(evidence.subject).items():
+        samples[name] = in_updates(evidence.on(subject))
+    return lost(samples)
 
 
 def _coordinates(evidence: Evidence) -> Sample:
-    by_layer = {
-        layer: in_isolation(updates, evidence.subject.seed)
-        for layer, updates in evidence.updates.items()
-    }
-    names = ["isotropic", "centered", "rotated", "random signs"]
-    return lost(
-        evidence.once(in_updates),
-        {name: tails_of({k: forms[name] for k, forms in by_layer.items()}) for name in names},
-    )
+    changed = {k: in_isolation(u, evidence.subject.seed) for k, u in evidence.updates.items()}
+    samples = {"as it is": evidence.once(in_updates)}
+    for name in ("isotropic", "centered", "rotated", "random signs"):
+        samples[name] = tails_of({layer: forms[name] for layer, forms in changed.items()})
+    return lost(samples)
 
 
 def _inverse_root(covariance: np.ndarray) -> np.ndarray:
@@ -139,7 +127,7 @@ STATEMENTS = (
 
 
 def curves(findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """The tails of the updates by layer, as they are and with one thing changed, to be drawn."""
+    """The tails of the updates by layer, as they are and with one thing changed, for a figure."""
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for finding in findings:
         sample = finding.sample

@@ -1,9 +1,8 @@
 """How many tokens each token predicts, and how many predict it (paper, Proposition S1.10).
 
-A token at position k of N (from 1) is context to the N − k tokens after it and is predicted from
-the k − 1 before it, where a model reads from left to right. Where masked tokens are filled in, each
-unmasked token is context to every masked one. Summed over all tokens both counts are equal: what
-some tokens have more of the one, others have less.
+In a model that reads from left to right, token k of N (from 1) is context to the N − k tokens after
+it and is predicted from the k − 1 before it. In a model that fills in masked tokens, each unmasked
+token is context to every masked one. Over all tokens both counts add up to the same number.
 
 Axes: N tokens, P pieces of text that are read as a whole, C chunks of pieces, V vocabulary.
 """
@@ -17,8 +16,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from wqk.errors import CorpusError
-from wqk.theory.subject import IGNORED
 from wqk.theory.verdict import Sample, Statement
+from wqk.training.objectives import IGNORED
 
 if TYPE_CHECKING:
     from wqk.theory.evidence import Evidence
@@ -33,17 +32,17 @@ MOST = 0.05
 
 
 class Pieces(NamedTuple):
-    """Where each piece of text starts and stops in the stream of tokens, both (P,)."""
+    """Where each piece of text starts and stops in the stream of tokens, (P,) each."""
 
     starts: np.ndarray
     stops: np.ndarray
 
 
 def cut(documents: np.ndarray, how: Cut, block: int) -> Pieces:
-    """Cut a stream of documents into the pieces that a model reads.
+    """Cut a text into the pieces that a model reads: blocks of a ``stream``, or ``documents``.
 
-    ``documents`` says where each starts, and where the last one ends, (documents + 1,). They are
-    cut into a ``stream`` of blocks of one length, wherever they begin; or into ``documents``.
+    ``documents`` says where each starts, and where the last one ends, (documents + 1,). Blocks of a
+    stream have one length, and begin anywhere in a document.
 
     Raises
     ------
@@ -74,10 +73,8 @@ class PairCounts:
 
     Attributes
     ----------
-    context
-        μ_c: how many tokens each entry was context to, (C, V).
-    prediction
-        μ_p: how many tokens each entry was predicted from, (C, V).
+    context, prediction
+        μ_c and μ_p: how many tokens each entry was context to, and was predicted from, (C, V).
     occurrences
         How often each entry was read, (C, V).
     """
@@ -99,7 +96,7 @@ def count_pairs(
     """Count, for each entry, what it predicts and what predicts it, from left to right (S72, S73).
 
     No pair of ``tokens``, (N,), spans two pieces. The ``chunks``, C, are runs of pieces with about
-    as many tokens each: the units of an interval.
+    equally many tokens: the units of an interval.
 
     Examples
     --------
@@ -127,10 +124,9 @@ def count_pairs(
 def shares_above_one(counts: PairCounts, at_least: int = AT_LEAST) -> dict[str, np.ndarray]:
     """How much of each chunk is context more often than prediction, (C,) each.
 
-    ``entries``: share of the vocabulary entries with a ratio above 1, ties counting half; ``mass``:
-    the same, each entry counted as often as it occurs. Theorem S1.12 assumes that they are most.
-
-    Each chunk is evaluated by itself, without the entries that occur less than ``at_least`` times.
+    ``entries``: the share of vocabulary entries with a ratio above 1, which Theorem S1.12 assumes
+    to be most; ties count half. ``mass``: the same, weighted by occurrences. Entries that occur
+    less than ``at_least`` times in a chunk are left out there.
 
     Raises
     ------
@@ -173,7 +169,7 @@ def own_masks(evidence: Evidence) -> PairCounts:
 
 
 def _in_total(evidence: Evidence) -> Sample:
-    """In all entries together both sides are as large; the shares are shown beside that."""
+    """μ_c/μ_p − 1 of all entries together, beside the shares of `shares_above_one`."""
     counts = own_masks(evidence)
     total = counts.context.sum(axis=1) / counts.prediction.sum(axis=1) - 1
     shares = {name: share[:, None] for name, share in shares_above_one(counts, 1).items()}
@@ -181,7 +177,7 @@ def _in_total(evidence: Evidence) -> Sample:
 
 
 def _above_one(evidence: Evidence, how: Cut) -> Sample:
-    """The share of entries with a ratio above 1 in each chunk of the text, cut one way."""
+    """`shares_above_one` of the chunks of the text, cut one way."""
     text, block = evidence.text, evidence.subject.blocks.shape[-1]
     counts = count_pairs(text.tokens, cut(text.documents, how, block), text.vocabulary_size)
     shares = shares_above_one(counts)

@@ -1,4 +1,4 @@
-"""What the statements are measured on: a subject's weights and gradients, each read once.
+"""What the statements are measured on: a subject's weights and gradients, each computed once.
 
 Axes: B batch, N tokens (i predicted, j context), D width.
 """
@@ -21,8 +21,8 @@ from wqk.theory.gradients import (
     load_blocks,
     load_values,
 )
-from wqk.theory.subject import IGNORED
 from wqk.theory.verdict import Sample
+from wqk.training.objectives import IGNORED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -39,17 +39,14 @@ Kept = TypeVar("Kept")
 
 
 class Update(NamedTuple):
-    """One layer's update on one batch: its inputs x, (B, N, D), and β summed over heads, (B, N, N).
+    """The update of one self-attention layer on one batch."""
 
-    In self-attention, ``inputs`` are what both the query and the key projections are applied to.
-    """
-
-    inputs: np.ndarray
-    beta: np.ndarray
+    inputs: np.ndarray  # x, of the query and the key projections, (B, N, D)
+    beta: np.ndarray  # β, summed over heads, (B, N, N)
 
     @classmethod
     def of(cls, layer: LayerGradient) -> Update:
-        """That of a self-attention layer."""
+        """The update that a layer's gradient stands for."""
         return cls(layer.query_input, np.asarray(layer.beta.sum(axis=1)))
 
     @property
@@ -69,7 +66,7 @@ class Evidence:
     subject, text
         The model with its blocks, and the whole text that the blocks are from.
     layers
-        Numbers of the layers to look at; all where None.
+        Numbers of the layers to measure; None for all.
 
     Raises
     ------
@@ -91,7 +88,7 @@ class Evidence:
 
     @cached_property
     def plans(self) -> list[AttentionPlan]:
-        """The chosen attention blocks."""
+        """The attention blocks of the chosen layers."""
         return chosen_plans(open_checkpoint(self.subject.model), self.layers)
 
     @cached_property
@@ -112,7 +109,7 @@ class Evidence:
 
     @cached_property
     def gradients(self) -> list[list[LayerGradient]]:
-        """Of the model's own loss, self-attention only: a list of layers for each batch."""
+        """Gradients of the model's own loss, a list for each batch; self-attention only."""
         bilinear_plans(self.subject.name, self.plans)
         model, blocks = self.subject.model, self.blocks
         all_layers = (gradients(model, batch, blocks=blocks) for batch in self.batches)
@@ -120,7 +117,7 @@ class Evidence:
 
     @property
     def by_layer(self) -> dict[str, list[LayerGradient]]:
-        """The same by layer: one gradient for each batch and application."""
+        """`gradients` by layer: one for each batch and application of the layer."""
         layers: dict[str, list[LayerGradient]] = {}
         for batch in self.gradients:
             for layer in batch:
@@ -152,7 +149,7 @@ class Evidence:
         return np.asarray(labels != IGNORED)
 
     def label(self, plan: AttentionPlan) -> str:
-        """A layer's name: its number, after its stack's name if there are several stacks."""
+        """A layer's name: its number, preceded by its stack where the model has several."""
         several = len({p.stack for p in self.plans}) > 1
         return f"{plan.stack} {plan.layer}" if several else str(plan.layer)
 
@@ -163,10 +160,9 @@ class Evidence:
         return other
 
     def sample(self, measure: Callable[[LayerGradient, int], Mapping[str, float]]) -> Sample:
-        """A quantity of each batch and layer; the first number is the quantity itself.
+        """Measure every layer on every batch; ``measure`` also takes the number of the batch.
 
-        ``measure`` takes a layer's gradient and the number of its batch. The applications of a
-        layer that is applied several times are averaged.
+        As for `sample_of`. Where a layer is applied several times, its numbers are means.
         """
         measured: dict[str, list[Mapping[str, float]]] = {}
         for index, layers in enumerate(self.gradients):
@@ -182,14 +178,14 @@ class Evidence:
 def of_layers(
     measure: Callable[[LayerGradient], Mapping[str, float]],
 ) -> Callable[[Evidence], Sample]:
-    """The measure of a statement from a quantity of each layer's gradient on each batch."""
+    """A statement's measure, from that of one layer's gradient on one batch."""
     return lambda evidence: evidence.sample(lambda layer, _: measure(layer))
 
 
 def sample_of(
     measured: Mapping[str, Sequence[Mapping[str, float]]], unit: str = "batches"
 ) -> Sample:
-    """A sample from each layer's numbers, unit by unit; the first number is the quantity itself.
+    """A sample from each layer's numbers, unit by unit: first the quantity, then its details.
 
     Examples
     --------
@@ -213,7 +209,7 @@ NOT_FOR = {
 
 
 def obstacle(statement: Statement, evidence: Evidence) -> str:
-    """Why a statement cannot be tested on some evidence; empty where it can."""
+    """Why a statement cannot be tested on some evidence; empty if it can."""
     subject, needs = evidence.subject, statement.needs
     if subject.objective not in statement.objectives:
         return NOT_FOR[subject.objective]

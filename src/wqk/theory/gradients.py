@@ -9,16 +9,6 @@ c_ij is what the score is multiplied by before the softmax: its scale, and the s
 if there is one. The rows x are the queries' inputs, y the keys'; in self-attention they are the
 same. Gradient descent moves W_qk against this gradient; the paper's ΔW_qk is its negative.
 
-=====================================  ===================================================
-paper                                  here
-=====================================  ===================================================
-β_ij, S36, softmax included            `LayerGradient.beta`
-δ_iᵀ x_j, S31 and S35, without it      `LayerGradient.error`
-Σ_i x_iᵀ (Σ_j β_ij x_j), S37           `LayerGradient.by_prediction`
-Σ_j (Σ_i β_ij x_i)ᵀ x_j, S38           `LayerGradient.by_context`
-∇W_q and ∇W_k, Remark S1.6             `LayerGradient.factor_gradients`
-=====================================  ===================================================
-
 Axes: B batch, H query heads, G key heads, N tokens (I queries, J keys), D width, R head width.
 """
 
@@ -64,11 +54,12 @@ class LayerGradient:
     probabilities
         α_ij, (B, H, I, J).
     error
-        e_ij = ∂loss/∂α_ij, (B, H, I, J): the product of the error at the heads' output with each
-        value.
+        e_ij = ∂loss/∂α_ij, (B, H, I, J): the error at the heads' output times each value, which is
+        the paper's δ_iᵀ x_j (S31, S35).
     beta
-        β_ij = ∂loss/∂(x_i W_qk y_jᵀ), (B, H, I, J). 0 where i does not see j. Without a soft cap
-        and sinks every row sums to 0, because a softmax ignores what all its scores share.
+        β_ij = ∂loss/∂(x_i W_qk y_jᵀ), (B, H, I, J), the softmax included (S36). 0 where i does not
+        see j. Without a soft cap and sinks every row sums to 0, because a softmax ignores what all
+        its scores share.
     value_input, mixed
         What the values are projected from, (B, J, D), and what W_o is given, (B, I, H·R); None
         where the family does not name them.
@@ -84,23 +75,22 @@ class LayerGradient:
     mixed: Float[Array, "batch queries width"] | None = field(default=None, kw_only=True)
 
     def by_prediction(self, head: int | None = None) -> BilinearForm:
-        """Σ_i x_iᵀ (Σ_j β_ij y_j): one rank-1 matrix for each predicted token, of rank B·I.
+        """Σ_i x_iᵀ (Σ_j β_ij y_j): one rank-1 matrix for each predicted token (S37); rank B·I.
 
-        The gradient of a form: of one head's, or of the sum over heads of all heads' gradients. In
-        rotary models it is the gradient of no form at one distance, but of a term that all
-        distances share: the E of scores x_i (A R(−N) Bᵀ + E) y_jᵀ. For one distance see
-        `at_distance`.
+        The gradient of one head's form, or the sum of all heads' gradients. In rotary models it is
+        the gradient of a term E that all distances share, in scores x_i (A R(−N) Bᵀ + E) y_jᵀ; for
+        the form at one distance see `at_distance`.
         """
         x, context = self.query_input, self._weights(head) @ self.key_input
         return BilinearForm(_columns(x), _columns(context))
 
     def by_context(self, head: int | None = None) -> BilinearForm:
-        """Σ_j (Σ_i β_ij x_i)ᵀ y_j: the same, one rank-1 matrix for each context token."""
+        """Σ_j (Σ_i β_ij x_i)ᵀ y_j: the same, one rank-1 matrix for each context token (S38)."""
         predicted = self._weights(head).swapaxes(-1, -2) @ self.query_input
         return BilinearForm(_columns(predicted), _columns(self.key_input))
 
     def at_distance(self, distance: int, head: int | None = None) -> BilinearForm:
-        """The gradient of the form at one distance i − j: the sum over the pairs that far apart.
+        """The gradient of the form at a distance i − j: the sum over the pairs that far apart.
 
         Raises
         ------
@@ -120,11 +110,11 @@ class LayerGradient:
     def factor_gradients(
         self,
     ) -> tuple[Float[Array, "heads width d_query"], Float[Array, "key_heads width d_key"]]:
-        """What β implies for the gradients of the query's and the key's weights.
+        """The gradients of W_q and W_k that β implies (Remark S1.6), (H, R, D) and (G, R, D).
 
-        Σ_i x_i (Σ_j β_ij k_j) and Σ_j y_j (Σ_i β_ij q_i), turned back by the tokens' positions, as
-        the weights are stored: (H, R, D) and (G, R, D). They are the parameters' own gradients,
-        unless queries or keys enter other terms of the score, too.
+        Σ_i x_i (Σ_j β_ij k_j) and Σ_j y_j (Σ_i β_ij q_i), turned back by the tokens' positions, in
+        the shapes of the stored weights. They are the parameters' own gradients unless queries or
+        keys also enter other terms of the score.
         """
         met_by_queries = self.beta @ self.attention.keys(self.key_input)
         met_by_keys = self.beta.swapaxes(-1, -2) @ self.attention.queries(self.query_input)
@@ -141,14 +131,9 @@ class LayerGradient:
 def chosen_plans(
     checkpoint: Checkpoint, layers: Collection[int] | None = None
 ) -> list[AttentionPlan]:
-    """The attention blocks of a model, or those of some layers.
+    """The attention blocks of a model, or of some of its layers; `TheoryError` if one is not there.
 
-    Raises
-    ------
-    TheoryError
-        There is no such layer.
-    UnknownFamily
-        No family knows the model.
+    `UnknownFamily` if no family knows the model.
     """
     plans = attention_plans(checkpoint)
     present = {plan.layer for plan in plans}
@@ -162,14 +147,9 @@ def chosen_plans(
 
 
 def bilinear_plans(name: str, plans: Sequence[AttentionPlan]) -> None:
-    """Check that the scores of all blocks are bilinear forms of their inputs.
+    """Check that the scores of all blocks are bilinear in their inputs; `TheoryError` says why not.
 
-    Terms added to a form's score, such as a bias of positions, do no harm.
-
-    Raises
-    ------
-    TheoryError
-        The score of a block is not; says why.
+    Terms that are added to a form's score, such as a bias of positions, do no harm.
     """
     for plan in plans:
         sides = plan.query, plan.key
@@ -199,7 +179,7 @@ def load_blocks(checkpoint: Checkpoint, plans: Sequence[AttentionPlan]) -> list[
 
 
 def load_values(checkpoint: Checkpoint, plan: AttentionPlan) -> Factor | None:
-    """The weights and biases of a block's values; None where the family does not name them."""
+    """The weights and biases of a block's values; None if the family does not name them."""
     if plan.value is None:
         return None
     parts = plan.value.parts
@@ -218,9 +198,9 @@ def gradients(
 ) -> list[LayerGradient]:
     """The exact β_ij of a loss, for every head of every layer (paper, Proposition 2.2).
 
-    The model is run in evaluation mode, without dropout, and is left as it was, its parameters'
-    gradients included. Numbers are as precise as the model's; for float64 throughout, build it and
-    run this within ``wqk.attention.verification.running.double_precision()``.
+    The model is run in evaluation mode, without dropout, and is left as it was, including the
+    gradients of its parameters. Numbers are as precise as the model's; for float64 throughout,
+    build it and run this within ``wqk.attention.verification.running.double_precision()``.
 
     Parameters
     ----------
@@ -229,19 +209,19 @@ def gradients(
     batch
         Keyword arguments for it.
     loss
-        Takes the model and the batch, and gives a scalar tensor; the ``loss`` of
-        ``model(**batch)`` otherwise.
+        Takes the model and the batch, and returns a scalar tensor; by default the ``loss`` of
+        ``model(**batch)``.
     layers
-        Numbers of the layers to look at; all otherwise. All attentions of a pass are held in
+        Numbers of the layers to measure; by default all. The attention of a whole pass is held in
         memory, (B, H, N, N) for each layer, as in training.
     blocks
-        Weights read before, by `load_blocks`; they replace ``layers``.
+        Weights that `load_blocks` has read already; they replace ``layers``.
 
     Raises
     ------
     TheoryError
-        A block's score is no bilinear form; or there is no such layer; or the loss is no scalar
-        tensor, or does not depend on the attention that a block reports.
+        A block's score is no bilinear form, there is no such layer, or the loss is no scalar
+        tensor or does not depend on the attention that a block reports.
     UnknownFamily
         No family knows the model.
 
@@ -287,7 +267,7 @@ def gradients(
 
 
 def example() -> LayerGradient:
-    """The gradient of one layer of a small random BERT on five tokens, for examples."""
+    """The gradient of one layer of a small random BERT on five tokens, for doctests."""
     import torch
     from transformers import BertConfig, BertForMaskedLM
 
@@ -295,12 +275,6 @@ def example() -> LayerGradient:
     model = BertForMaskedLM(BertConfig(vocab_size=9, intermediate_size=8, **shape))
     tokens = torch.tensor([[3, 1, 4, 1, 5]])
     return gradients(model, {"input_ids": tokens, "labels": tokens})[0]
-
-
-def as_array(tensor: Any) -> np.ndarray:
-    """A tensor of a graph as NumPy's, in float64 where it is, and in float32 otherwise."""
-    host = tensor.detach().cpu()
-    return np.asarray((host if str(host.dtype) == "torch.float64" else host.float()).numpy())
 
 
 def _own_loss(model: Any, batch: Mapping[str, Any]) -> Any:
@@ -318,26 +292,23 @@ def _layer_gradient(
 ) -> LayerGradient:
     tokens, contexts = use.attention.shape[-2:]
 
-    def vectors(side: str, count: int) -> np.ndarray:
-        inputs = use.inputs.get(side, use.inputs["key"])
-        return as_array(inputs).reshape(-1, count, inputs.shape[-1])
+    def array(tensor: Any, *shape: int) -> np.ndarray:
+        """In float64 if the tensor is, otherwise in float32."""
+        host = tensor.detach().cpu()
+        host = host if str(host.dtype) == "torch.float64" else host.float()
+        return np.asarray(host.numpy().reshape(shape))
 
-    x, y = vectors("query", tokens), vectors("key", contexts)
+    inputs = {"value": use.inputs["key"], **use.inputs}
+    x, y, values = (
+        array(inputs[side], -1, count, inputs[side].shape[-1])
+        for side, count in (("query", tokens), ("key", contexts), ("value", contexts))
+    )
     shape = -1, attention.head_count, tokens, contexts
-    shares, errors = (as_array(tensor).reshape(shape) for tensor in (use.attention, error))
+    shares, errors = array(use.attention, *shape), array(error, *shape)
     centered = errors - (shares * errors).sum(axis=-1, keepdims=True)
     beta = _slope(attention, x, y) * shares * centered
-    given = None if mixed is None else as_array(mixed).reshape(len(shares), tokens, -1)
-    return LayerGradient(
-        attention,
-        x,
-        y,
-        shares,
-        errors,
-        beta,
-        value_input=vectors("value", contexts),
-        mixed=given,
-    )
+    given = None if mixed is None else array(mixed, len(shares), tokens, -1)
+    return LayerGradient(attention, x, y, shares, errors, beta, value_input=values, mixed=given)
 
 
 def _slope(attention: Attention, x: np.ndarray, y: np.ndarray) -> np.ndarray | float:

@@ -3,10 +3,9 @@
 The update Σ_ij β_ij x_i x_jᵀ is a sum over context tokens j of u_j x_jᵀ, with u_j = Σ_i β_ij x_i,
 and likewise a sum over predicted tokens i of x_i v_iᵀ, with v_i = Σ_j β_ij x_j. Each term has rank
 one: the squared norms of its columns and of its rows add up to the same number. What differs is how
-they are spread over the D columns and the D rows.
-
-If predicted tokens have the covariance Σ and the context token an isotropic one, a column outgrows
-row m by Tr(Σ)/(D Σ_mm) as context (S62), and the other way round as prediction (S67).
+they are spread over the D columns and the D rows. If predicted tokens have the covariance Σ and the
+context token an isotropic one, a column outgrows row m by Tr(Σ)/(D Σ_mm) as context (S62), and the
+other way round as prediction (S67).
 
 Axes: ``...`` batches, N tokens (i predicted, j context), D width.
 """
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Contributions(NamedTuple):
-    """Squared norms of the columns and rows of each token's own update, all (..., N, D)."""
+    """Squared norms of the columns and rows of what each token adds, all (..., N, D)."""
 
     context_columns: np.ndarray
     context_rows: np.ndarray
@@ -39,10 +38,10 @@ class Contributions(NamedTuple):
 
 
 def contributions(inputs: Float[Array, "... n d"], beta: Float[Array, "... n n"]) -> Contributions:
-    """Each token's share in the update, as context and as prediction (Equations S42-S45).
+    """What each token adds to the update, as context and as prediction (Equations S42-S45).
 
-    ``inputs`` are the x that query and key projections are applied to; ``beta`` has the predicted
-    tokens i in its rows and the context tokens j in its columns.
+    ``inputs`` are the x that both projections are applied to; the rows of ``beta`` are predicted
+    tokens i, its columns context tokens j.
 
     Examples
     --------
@@ -66,33 +65,30 @@ def contributions(inputs: Float[Array, "... n d"], beta: Float[Array, "... n n"]
 def share_above(columns: Float[Array, "... d"], rows: Float[Array, "... d"]) -> np.ndarray:
     """Share of all pairs of a column and a row in which the column is larger; ties count half.
 
+    Mann and Whitney's U over the number of pairs.
+
     Examples
     --------
     >>> float(share_above(np.array([2.0, 2.0, 2.0]), np.array([1.0, 1.0, 4.0])))
     0.6666666666666666
     """
+    from scipy.stats import rankdata  # type: ignore[import-untyped]
+
     width = columns.shape[-1]
-
-    def pairs(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-        """How many pairs have the second above the first, or equal to it."""
-        order = np.concatenate([first, second], axis=-1).argsort(axis=-1, kind="stable")
-        below = (order < width).cumsum(axis=-1)
-        return np.asarray(below.sum(axis=-1, where=order >= width))
-
-    at_least, below = pairs(rows, columns), pairs(columns, rows)
-    return np.asarray((at_least + width**2 - below) / (2 * width**2))
+    ranks = rankdata(np.concatenate([columns, rows], axis=-1), axis=-1)[..., :width]
+    return np.asarray((ranks.sum(axis=-1) - width * (width + 1) / 2) / width**2)
 
 
 class Spread(NamedTuple):
-    """How vectors lie about the origin: what Proposition S1.8 assumes of embeddings.
+    """How vectors are distributed about the origin: what Proposition S1.8 assumes of embeddings.
 
     Attributes
     ----------
     mean_share
         ‖mean‖² / E‖x‖²: 0 for centered vectors.
     dimensions
-        Tr(Σ)² / Tr(Σ²) / D: 1 for an isotropic covariance, 1/D for a line; Tr(Σ²) is less what a
-        sample of this size adds by chance.
+        Tr(Σ)² / Tr(Σ²) / D: 1 for an isotropic covariance, 1/D for a line. What a sample of this
+        size adds to Tr(Σ²) by chance is subtracted.
     below
         Share of coordinates with less than the average variance: the rows m of Equation S53.
     """
@@ -103,7 +99,7 @@ class Spread(NamedTuple):
 
 
 def spread_of(vectors: Float[Array, "n d"]) -> Spread:
-    """Mean and covariance of vectors (N, D).
+    """The spread of vectors (N, D).
 
     Examples
     --------
@@ -127,9 +123,9 @@ def spread_of(vectors: Float[Array, "n d"]) -> Spread:
 
 
 def as_printed(update: Update) -> float:
-    """How near Equation S50 is to the update that a predicted token really adds: a mean cosine.
+    """The mean cosine of what a predicted token adds and Equation S50.
 
-    S50 has (Σ_j β_ij x_j) x_iᵀ, the transpose of the term x_i (Σ_j β_ij x_j)ᵀ of S46.
+    S50 has (Σ_j β_ij x_j) x_iᵀ, the transpose of the term x_i (Σ_j β_ij x_j)ᵀ in S46.
     """
     x, context = update.inputs, update.beta @ update.inputs
     sizes = (x**2).sum(axis=-1) * (context**2).sum(axis=-1)
@@ -138,18 +134,18 @@ def as_printed(update: Update) -> float:
 
 
 def _groupings(update: Update) -> dict[str, float]:
+    """The largest difference of the two sums, and of columns and rows in total."""
     x, beta = (a.astype(np.float64) for a in update)
     added = contributions(x, beta)
     by_context = np.einsum("bnm,bnk->mk", beta.swapaxes(-1, -2) @ x, x)
     by_prediction = np.einsum("bnm,bnk->mk", x, beta @ x)
-    sides = [added.context_columns.sum() / added.context_rows.sum() - 1]
-    sides.append(added.prediction_columns.sum() / added.prediction_rows.sum() - 1)
     difference = np.abs(by_context - by_prediction).max() / np.abs(by_context).max()
-    return {"largest": float(max(difference, *np.abs(sides)))}
+    totals = (c.sum() / r.sum() - 1 for c, r in (added[:2], added[2:]))
+    return {"largest": float(max(difference, *map(abs, totals)))}
 
 
 def _growth(update: Update) -> dict[str, float]:
-    """Token by token: the norms of one token are spread alike on both sides if inputs are."""
+    """`share_above` of each token's own columns and rows, on average over tokens."""
     added = contributions(*update)
     sides = {"as_context": added[:2], "as_prediction": added[2:]}
     shares = {}
@@ -160,7 +156,7 @@ def _growth(update: Update) -> dict[str, float]:
 
 
 def _inputs(evidence: Evidence, first: str) -> Sample:
-    """How the inputs of context tokens lie, in each layer and batch."""
+    """The spread of the inputs of context tokens; ``first`` is the quantity."""
     everything = evidence.subject.objective == "causal"
 
     def measure(layer: LayerGradient, index: int) -> dict[str, float]:

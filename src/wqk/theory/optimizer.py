@@ -1,10 +1,9 @@
 """What an optimizer makes of the gradient: rows and columns of the step that W_qk really takes.
 
-Adam's first step moves every weight by the sign of its gradient, and later ones by much the same.
-The gradient of W_q is Σ_i x_i (Σ_j β_ij k_j): the mean of the inputs gives its rows something in
-common, and signs make the most of that. The gradient of W_k is Σ_j x_j (Σ_i β_ij q_i), from which
-the mean falls out, because every row of β sums to 0. So the two factors change differently,
-whatever the objective is.
+Adam's first step moves every weight by the sign of its gradient, and later steps are similar. The
+gradient of W_q is Σ_i x_i (Σ_j β_ij k_j): the mean of the inputs gives its rows a common part,
+which signs amplify. From that of W_k, Σ_j x_j (Σ_i β_ij q_i), the mean drops out, because every row
+of β sums to 0. So the two factors change differently, whatever the objective is.
 
 Statements on a run are measured on what changed between its saved steps.
 """
@@ -21,7 +20,7 @@ import numpy as np
 from wqk._typing import Array, Float
 from wqk.theory.evidence import sample_of
 from wqk.theory.products import cosine
-from wqk.theory.tails import ALIKE, MORE, RATIO, tails_of
+from wqk.theory.tails import ALIKE, MORE, RATIO, lost, tails_of
 from wqk.theory.updates import first_order
 from wqk.theory.verdict import Sample, Statement
 
@@ -36,11 +35,11 @@ Step = Literal["gradient", "descent", "signs", "centered"]
 
 
 def steps(gradient: LayerGradient, mean: Float[Array, " d"]) -> dict[Step, BilinearForm]:
-    """To first order, what a layer's form changes by in one step of several kinds.
+    """To first order, the change of a layer's form in one step of several kinds.
 
     ``gradient``: of the form itself, Σ_ij β_ij x_i x_jᵀ. ``descent``: through the factors, by plain
     gradient descent. ``signs``: through the factors, by the signs of their gradients. ``centered``:
-    by signs, with the ``mean`` of the layer's inputs, (D,), taken out of the gradient of W_q.
+    by signs, with the ``mean`` of the layer's inputs, (D,), subtracted in the gradient of W_q.
 
     Examples
     --------
@@ -62,7 +61,7 @@ def steps(gradient: LayerGradient, mean: Float[Array, " d"]) -> dict[Step, Bilin
 
 
 def all_steps(evidence: Evidence) -> dict[Step, dict[str, list[BilinearForm]]]:
-    """Every kind of step, of each layer on each batch."""
+    """Every kind of step of each layer on each batch."""
     taken: dict[Step, dict[str, list[BilinearForm]]] = {}
     for label, several in evidence.by_layer.items():
         mean = np.mean([layer.query_input.mean(axis=(0, 1)) for layer in several], axis=0)
@@ -81,7 +80,7 @@ class Moment:
 
 
 def moment(evidence: Evidence) -> Moment:
-    """That of a subject that is a saved step of a run."""
+    """The moment of a subject that is a saved step of a run."""
     signs = {}
     for label, several in evidence.by_layer.items():
         sides = zip(*(layer.factor_gradients() for layer in several), strict=True)
@@ -91,29 +90,22 @@ def moment(evidence: Evidence) -> Moment:
 
 
 def changes(moments: Sequence[Moment]) -> dict[str, list[BilinearForm]]:
-    """What was added to each layer's form between saved steps."""
+    """The changes of each layer's form from one saved step to the next."""
     return {
         layer: [b.forms[layer].difference(a.forms[layer]) for a, b in pairwise(moments)]
         for layer in moments[0].forms
     }
 
 
-def columns_of_changes(moments: Sequence[Moment]) -> Sample:
-    """The tails of what changed between saved steps."""
-    return tails_of(changes(moments), "changes")
-
-
 def along_the_signs(moments: Sequence[Moment]) -> Sample:
-    """Cosine of what changed and the step by signs at the saved step before; NaN of no change."""
+    """Cosine of each change and the step by signs before it; NaN if there is no change."""
 
     def along(change: BilinearForm, signs: BilinearForm) -> dict[str, float]:
         return {"cosine": cosine(change, signs) if change.norm and signs.norm else float("nan")}
 
+    earlier = {layer: [m.signs[layer] for m in moments[:-1]] for layer in moments[0].signs}
     measured = {
-        layer: [
-            along(change, before.signs[layer])
-            for change, before in zip(some, moments, strict=False)
-        ]
+        layer: [along(*both) for both in zip(some, earlier[layer], strict=True)]
         for layer, some in changes(moments).items()
     }
     return sample_of(measured, "changes")
@@ -121,13 +113,6 @@ def along_the_signs(moments: Sequence[Moment]) -> Sample:
 
 def _columns(evidence: Evidence, kind: Step) -> Sample:
     return tails_of(evidence.once(all_steps)[kind])
-
-
-def _mean(evidence: Evidence) -> Sample:
-    taken = evidence.once(all_steps)
-    signs, centered = tails_of(taken["signs"]), tails_of(taken["centered"])
-    details = {"signs": signs.values, "centered": centered.values}
-    return Sample(signs.values - centered.values, signs.unit, signs.layers, details)
 
 
 STEP = Statement(
@@ -157,7 +142,9 @@ STATEMENTS = (
         says="the mean of the inputs makes columns dominate in a step by signs",
         assumes="the same step with inputs centered in the gradient of W_q",
         quantity=f"how much of {RATIO} of the step centering takes away",
-        measure=_mean,
+        measure=lambda evidence: lost(
+            {kind: _columns(evidence, kind) for kind in ("signs", "centered")}
+        ),
     ),
 )
 
@@ -168,7 +155,7 @@ ALONG = replace(
     says="columns dominate in what changes between saved steps",
     assumes="with the optimizer's own scaling of the gradients",
     quantity=f"{RATIO} of the change",
-    measure=columns_of_changes,
+    measure=lambda moments: tails_of(changes(moments), "changes"),
     needs="run",
 )
 RUN_STATEMENTS = (

@@ -1,14 +1,14 @@
 """Theorems 2.4 and S1.14, Remark S1.15: how β_ij and β_ji pair up, and how symmetric that is.
 
 The theorem assumes that β_ij and β_ji have one sign and about one size, so that each pair of tokens
-adds a nearly symmetric matrix β_ij K_ij + β_ji K_ijᵀ. That is asked of pairs of which both tokens
-are predicted: under a causal mask one of the two is 0, and so it is in the last layer where only
-one token is predicted. Where each token is predicted from all others (S9), β_ij is of the pass that
-predicts i, and β_ji of the one that predicts j.
+adds a nearly symmetric matrix β_ij K_ij + β_ji K_ijᵀ. That is tested on pairs of two predicted
+tokens: under a causal mask one of the two is 0, and in the last layer also if only one token is
+predicted. Where each token is predicted from all others (S9), β_ij is from the pass that predicts
+i, and β_ji from the one that predicts j.
 
-With masked tokens, the remark counts the pairs that are both predicted against those of which one
-is: p/(1−p) for a share p of masked tokens. Masked tokens share one embedding, so that K_ij of two
-of them is nearly symmetric whatever β is.
+With masked tokens, the remark compares the number of pairs of two predicted tokens with that of
+pairs of which one is predicted: p/(1−p) for a share p of masked tokens. Masked tokens share one
+embedding, so that K_ij of two of them is nearly symmetric whatever β is.
 
 The symmetry of the whole update G = Σ β_ij x_iᵀ x_j has three parts::
 
@@ -49,8 +49,8 @@ class Pairs(NamedTuple):
     beta
         β_ij of the pass that predicts i, (B, H, N, N).
     overlap
-        (x_i · x'_i)(x_j · x'_j), of the inputs x of the pass that predicts i and x' of the one that
-        predicts j, (B, N, N); ‖x_i‖² ‖x_j‖² in one pass.
+        (x_i · x'_i)(x_j · x'_j), (B, N, N), of the inputs x of the pass that predicts i and x' of
+        the one that predicts j. In a single pass, ‖x_i‖² ‖x_j‖².
     cross
         (x_i · x_j)² in the pass that predicts i, (B, N, N).
     predicted
@@ -64,7 +64,7 @@ class Pairs(NamedTuple):
 
     @property
     def both(self) -> Bool[Array, "blocks tokens tokens"]:
-        """Pairs i ≠ j of which both are predicted."""
+        """Which pairs i ≠ j are of two predicted tokens."""
         different = ~np.eye(self.predicted.shape[-1], dtype=bool)
         return np.asarray(self.predicted[:, :, None] & self.predicted[:, None, :] & different)
 
@@ -72,7 +72,7 @@ class Pairs(NamedTuple):
 def pairs_of(gradient: LayerGradient, predicted: Bool[Array, "batch tokens"]) -> Pairs:
     """The pairs of one layer, given which tokens are predicted.
 
-    Where each example predicts one token, in turn, as many examples as tokens make up one block.
+    Where each example predicts one token, in turn, N examples make up one block.
 
     Raises
     ------
@@ -99,9 +99,9 @@ def pairs_of(gradient: LayerGradient, predicted: Bool[Array, "batch tokens"]) ->
 
 
 def correlation(pairs: Pairs) -> dict[str, float]:
-    """That of β_ij and β_ji, over the pairs of which both tokens are predicted, of all heads.
+    """The correlation of β_ij and β_ji over the pairs of two predicted tokens, of all heads.
 
-    Also ``agreement``, the share of the pairs with one sign where neither is 0, and the number of
+    Also ``agreement``, the share of one sign among the pairs without a 0, and the number of
     ``pairs``.
     """
     heads = np.broadcast_to(pairs.both[:, None], pairs.beta.shape)
@@ -120,8 +120,8 @@ def correlation(pairs: Pairs) -> dict[str, float]:
 def parts_of_symmetry(gradient: LayerGradient, pairs: Pairs) -> dict[str, float]:
     """The symmetry of Σ β K in three parts, and as a whole.
 
-    ``from_pairs`` is what the theorem is about; ``from_diagonal`` is of tokens with themselves, and
-    ``from_likeness`` of tokens that resemble others.
+    ``from_pairs`` is what the theorem is about; ``from_diagonal`` is due to tokens with themselves,
+    ``from_likeness`` to tokens that resemble others.
 
     Examples
     --------
@@ -149,12 +149,12 @@ def parts_of_symmetry(gradient: LayerGradient, pairs: Pairs) -> dict[str, float]
 
 
 def share_of_predicted(pairs: Pairs) -> dict[str, float]:
-    """The symmetric part of pairs that are both predicted, relative to pairs of which one is.
+    """The symmetric part of pairs of two predicted tokens, relative to pairs with one.
 
-    ``ratio`` is that of their sizes over that of their numbers: 1 if two predicted tokens add a
-    symmetric matrix (S118, the part with S_ij), any other pair none, and all β_ij K_ij are of one
-    size. ``count`` is the ratio of numbers, near p/(1−p) (S119), ``size`` that of sizes. NaN where
-    no block has two predicted tokens and one that is not.
+    ``count`` is the ratio of their numbers, near p/(1−p) (S119), ``size`` that of their squared
+    norms, and ``ratio`` is size/count: 1 if two predicted tokens add a symmetric matrix (S118, the
+    part with S_ij), any other pair none, and all β_ij K_ij are of one size. NaN if no block has two
+    predicted tokens and one that is not.
     """
     summed = pairs.beta.sum(axis=1)
     one = pairs.predicted[:, :, None] & ~pairs.predicted[:, None, :]
@@ -169,10 +169,10 @@ def share_of_predicted(pairs: Pairs) -> dict[str, float]:
 
 
 def common_symmetry(updates: Sequence[BilinearForm]) -> np.ndarray:
-    """The symmetry of what three or more updates have in common, a jackknife pseudo-value of each.
+    """The symmetry of what three or more updates have in common, as jackknife pseudo-values.
 
     Σ_{a≠b} tr(G_a G_b) / Σ_{a≠b} ⟨G_a, G_b⟩ over pairs of different batches: the symmetry of the
-    expected update, free of the chance of each batch, which can hide what adds up over many.
+    expected update, without the noise of single batches, which can hide what adds up over many.
 
     Examples
     --------
@@ -195,7 +195,7 @@ def common_symmetry(updates: Sequence[BilinearForm]) -> np.ndarray:
         np.fill_diagonal(table, 0)
 
     def ratio(left_out: np.ndarray) -> np.ndarray:
-        """With no batch or one left out: its row and column are taken off."""
+        """With none or one of the batches left out, by subtracting its row and column."""
         over, under = (t.sum() - 2 * left_out @ t.sum(axis=0) for t in (traces, inner))
         return np.asarray(over / under)
 

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from wqk._files import check_output, write_whole
+from wqk._files import check_output, finite, write_whole
 from wqk.theory.verdict import VERDICTS
 
 if TYPE_CHECKING:
@@ -31,17 +31,15 @@ class Report:
     Attributes
     ----------
     model, text
-        Their names; the model's with its step, or what was evaluated together.
-    objective
-        ``masked``, ``each`` or ``causal``.
+        Their names; the model's with its step, or all models that were evaluated together.
+    objective, mask_share
+        ``masked``, ``each`` or ``causal``; the fraction of masked tokens, None unless ``masked``.
     batches, batch, block
         Number of batches, blocks in each, tokens in a block.
-    mask_share
-        Fraction of masked tokens; None where all are predicted.
     seed
         Of blocks, masks and simulations.
     caveat
-        A reason to doubt every finding; empty where there is none.
+        A reason to doubt every finding; empty if there is none.
     missing
         How many tensors the checkpoint lacks.
     findings
@@ -62,26 +60,26 @@ class Report:
 
     @property
     def title(self) -> str:
-        """The model, what it predicts, and what it read, in a line."""
+        """The model, what it predicts, and what it read, in one line."""
         masks = "" if self.mask_share is None else f", {self.mask_share:.0%} masked"
         read = f"{self.batches} × {self.batch} blocks of {self.block} tokens of {self.text}"
         return f"{self.model}: {self.objective}{masks}; {read}"
 
     @property
     def tally(self) -> dict[str, int]:
-        """How many findings have each verdict."""
+        """The number of findings with each verdict."""
         counted = Counter(finding.verdict for finding in self.findings)
         return {verdict: counted[verdict] for verdict in VERDICTS}
 
     @property
     def notes(self) -> list[str]:
-        """What to know before believing a finding."""
+        """What to know before trusting a finding."""
         lacks = f"the checkpoint lacks {self.missing} tensors; statements on them are not tested"
         return [self.caveat] * bool(self.caveat) + [lacks] * bool(self.missing)
 
 
 def report(subject: Subject, text: Text, findings: Sequence[Finding]) -> Report:
-    """Findings with what they are about."""
+    """Findings on a subject and a text, as a report."""
     batches, batch, block = subject.blocks.shape
     return Report(
         subject.name + ("" if subject.step is None else f", step {subject.step}"),
@@ -130,35 +128,26 @@ def save(reports: Sequence[Report], path: Path) -> None:
 
 
 def as_objects(reports: Sequence[Report]) -> dict[str, Any]:
-    """Reports as JSON has them."""
-    return {"reports": [_as_object(report) for report in reports]}
+    """Reports as JSON objects, with every measurement."""
 
-
-def _as_object(report: Report) -> dict[str, Any]:
-    findings = [
-        line(finding)
-        | {
+    def numbers(finding: Finding) -> dict[str, Any]:
+        return line(finding) | {
             "estimate": finding.estimate and vars(finding.estimate),
             "layers": finding.layers and vars(finding.layers),
             "numbers": finding.sample.rows() if finding.sample else [],
         }
-        for finding in report.findings
-    ]
-    whole: dict[str, Any] = _finite(vars(report) | {"tally": report.tally, "findings": findings})
-    return whole
 
-
-def _finite(value: Any) -> Any:
-    """NaN and infinities as null, the only word that JSON has for them."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not abs(value) < float("inf") else value
+    return {
+        "reports": [
+            vars(one) | {"tally": one.tally, "findings": [numbers(f) for f in one.findings]}
+            for one in reports
+        ]
+    }
 
 
 def _json(reports: Sequence[Report]) -> str:
-    return json.dumps(as_objects(reports), ensure_ascii=False, indent=1, allow_nan=False) + "\n"
+    objects = finite(as_objects(reports))
+    return json.dumps(objects, ensure_ascii=False, indent=1, allow_nan=False) + "\n"
 
 
 def _markdown(reports: Sequence[Report]) -> str:

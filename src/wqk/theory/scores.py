@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from wqk.theory.evidence import Evidence
     from wqk.theory.gradients import LayerGradient
 
-# Pairs of keys, for each query, from which the share that is ordered alike is estimated.
+# How many pairs of keys estimate the share that is ordered alike, for each query.
 PAIRS = 256
 
 # The largest rounding error of numbers of size 1 in float32.
@@ -25,13 +25,13 @@ ROUNDING = 1e-4
 
 
 def plain_scores(use: LayerGradient) -> np.ndarray:
-    """x_i W_h x_jᵀ of every head, (B, H, I, J): no biases, no positions, no scale."""
+    """x_i W_h x_jᵀ of every head, (B, H, I, J), without biases, positions and scale."""
     x, y = use.query_input[:, None, None], use.key_input[:, None, None]
     return np.asarray(use.attention.heads(x, y).reshape(use.probabilities.shape))
 
 
 def form_error(use: LayerGradient) -> float:
-    """Largest difference of x_i W_h x_jᵀ, W_h dense, from q_i · k_j, relative to the largest."""
+    """Largest difference of x_i W_h x_jᵀ, with W_h built, from q_i · k_j, over the largest."""
     plain, heads = plain_scores(use), use.attention.heads
     dense = heads.dense().reshape(-1, *heads.shape)
     found = use.query_input[:, None] @ dense @ use.key_input[:, None].swapaxes(-1, -2)
@@ -52,25 +52,24 @@ def attention_error(use: LayerGradient) -> float:
 
 
 def heads_error(use: LayerGradient) -> float:
-    """Largest difference of the layer's scores from the sum of its heads', relative (S20)."""
+    """Largest relative difference of the layer's scores from the sum of its heads' (S20)."""
     layer = use.attention.form(use.query_input, use.key_input)
     return float(np.abs(plain_scores(use).sum(axis=1) - layer).max() / np.abs(layer).max())
 
 
 def convexity_error(use: LayerGradient) -> float:
-    """Largest difference of Σ_j α_ij from 1; a sink takes a share of its own."""
+    """Largest difference of Σ_j α_ij from 1, which a sink takes a share of."""
     return float(np.abs(use.probabilities.sum(axis=-1) - 1).max())
 
 
 def mixing_error(use: LayerGradient, values: Factor | None) -> float:
-    """Largest relative difference of what W_o is given from the heads' Σ_j α_ij (x_j W_v + b_v).
+    """Largest relative difference of W_o's input from the heads' Σ_j α_ij (x_j W_v + b_v).
 
     NaN where the family does not name the values.
     """
     if values is None or use.mixed is None or use.value_input is None:
         return float("nan")
-    each = values.vectors(use.value_input)
-    shares = use.probabilities
+    each, shares = values.vectors(use.value_input), use.probabilities
     each = each.repeat(shares.shape[1] // each.shape[1], axis=1)
     expected = (shares @ each).swapaxes(1, 2)
     given = use.mixed.reshape(expected.shape)
@@ -83,8 +82,7 @@ def same_order(use: LayerGradient, *, layer: bool = False) -> float:
     Each head's form is compared with its own attention; with ``layer``, the layer's form, Σ_h W_h,
     with the heads' mean attention.
     """
-    shares = use.probabilities
-    scores = plain_scores(use)
+    scores, shares = plain_scores(use), use.probabilities
     if layer:
         scores, shares = (a.mean(axis=1, keepdims=True) for a in (scores, shares))
     random = np.random.default_rng(0)

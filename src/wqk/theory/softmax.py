@@ -1,12 +1,9 @@
 """What Proposition 2.2 leaves out: its proof takes scores for attention, without the softmax.
 
-Without it (S33) the coefficient of a pair is the product of the error at the heads' output and the
-pair's value, e_ij = δ_iᵀ x_j (S31, S35, values and W_o within δ). With it::
-
-    β_ij = c α_ij (e_ij − Σ_j' α_ij' e_ij')
-
-so that every row of β sums to 0: what a token gains from one context it loses from the others, and
-a context that is like the average of what the token sees counts for nothing.
+Without it (S33) the coefficient of a pair is e_ij = δ_iᵀ x_j (S31, S35, with values and W_o in δ).
+With it, β_ij = c α_ij (e_ij − Σ_j' α_ij' e_ij'), so that every row of β sums to 0: what a token
+gains from one context it loses from the others, and a context that equals the average of what the
+token sees does not count.
 
 Axes: B batch, H query heads, N tokens (I queries, J keys).
 """
@@ -35,9 +32,9 @@ ROUNDING = 1e-3
 def softmax_effect(gradient: LayerGradient) -> dict[str, float]:
     """A layer's exact β beside the coefficients derived without the softmax.
 
-    Over all heads and all pairs of which the first token sees the second: the ``cosine`` of the two
-    sets of coefficients; ``agreement``, the share of pairs for which they have one sign;
-    ``row_sums``, the largest sum of a row of β over the largest sum of absolute values; and the
+    Over all heads and all pairs whose first token sees the second: the ``cosine`` of the two sets
+    of coefficients; ``agreement``, the share of pairs in which they have one sign; ``row_sums``,
+    the largest sum of a row of β over the largest sum of absolute values; and the
     ``cosine_of_forms`` and symmetries of the two sums Σ β_ij K_ij and Σ e_ij K_ij.
 
     Examples
@@ -63,7 +60,7 @@ def softmax_effect(gradient: LayerGradient) -> dict[str, float]:
 
 
 def _against_autograd(evidence: Evidence) -> Sample:
-    """The first batch: the gradients of the factors that β implies, beside a backward pass."""
+    """On the first batch, the factors' gradients that β implies, beside a backward pass."""
     model = evidence.subject.model
     model.zero_grad(set_to_none=True)
     model(**evidence.batches[0]).loss.backward()

@@ -36,18 +36,8 @@ if TYPE_CHECKING:
     OnProgress = Callable[[str, int, int], None]
 
 # In the order of the paper.
-STATEMENTS: tuple[Statement, ...] = (
-    *scores.STATEMENTS,
-    *softmax.STATEMENTS,
-    *updates.STATEMENTS,
-    *growth.STATEMENTS,
-    *counts.STATEMENTS,
-    *tails.STATEMENTS,
-    *causes.STATEMENTS,
-    *optimizer.STATEMENTS,
-    *pairing.STATEMENTS,
-    *bounds.STATEMENTS,
-)
+FILES = (scores, softmax, updates, growth, counts, tails, causes, optimizer, pairing, bounds)
+STATEMENTS: tuple[Statement, ...] = tuple(one for file in FILES for one in file.STATEMENTS)
 
 
 def examine(statement: Statement, evidence: Evidence) -> Finding:
@@ -62,7 +52,7 @@ def examine(statement: Statement, evidence: Evidence) -> Finding:
 
 
 def measure(evidence: Evidence, on_progress: OnProgress | None = None) -> list[Finding]:
-    """Every statement on one model and text; what cannot be tested is a finding, too.
+    """Every statement on one model and text; one that cannot be tested is a finding, too.
 
     ``on_progress`` is called with the next statement's number, how many are done, and of how many.
 
@@ -95,7 +85,7 @@ def follow(moments: Sequence[Moment], objective: Objective) -> list[Finding]:
 def over_steps(states: Sequence[Sequence[Finding]]) -> list[Finding]:
     """One finding for each statement from those on several saved steps of a run.
 
-    Each batch's mean over the steps counts once: all steps see the same batches.
+    The units stay the batches, which all steps see: each counts with its mean over the steps.
     """
 
     def join(samples: Sequence[Sample]) -> Sample:
@@ -131,7 +121,7 @@ def _together(
 
 
 def _mean(values: Any) -> np.ndarray:
-    """A mean over the first axis that leaves out what is not defined."""
+    """The mean over the first axis of what is finite; NaN where nothing is."""
     known = np.isfinite(values)
     count, total = known.sum(axis=0), np.where(known, values, 0).sum(axis=0)
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
@@ -152,19 +142,19 @@ def study(
     refs, corpus, options
         The models, the text, and how it is read: as for `wqk.theory.opening.open_subjects`.
     layers, on_progress
-        Numbers of the layers to look at, all where None; and as for `measure`.
+        Numbers of the layers to measure, None for all; and as for `measure`.
 
     Returns
     -------
-    One report for each model and saved step, after those of a run one on its steps together, and
-    last, for several models, one on all of them.
+    A report on each model and saved step; after those of a run, one on all its steps; and last, if
+    there are several models, one on all of them.
 
     Raises
     ------
     TheoryError
         A model has no such layer, or the models predict different things.
     WqkError
-        As `open_subjects`.
+        As for `open_subjects`.
     """
     runs = [_study_one(ref, corpus, layers, on_progress, options) for ref in refs]
     if len({states[0].objective for states in runs}) > 1:
@@ -187,7 +177,7 @@ def _study_one(
     on_progress: OnProgress | None,
     options: Mapping[str, Any],
 ) -> list[Report]:
-    """A report for each state of one model, and one for all of them if there are several."""
+    """A report on each state of a model, and if there are several, one on all of them."""
     text, subjects = open_subjects(ref, corpus, **options)
     reports: list[Report] = []
     moments: list[Moment] = []

@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from wqk.errors import CorpusError
+from wqk.training.objectives import IGNORED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 Objective = Literal["masked", "each", "causal"]
-
-# The label of a token that is not predicted, as in PyTorch and transformers.
-IGNORED = -100
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,22 +25,21 @@ class Subject:
 
     Attributes
     ----------
-    name
-        Of the model, for display.
-    model
-        A `transformers` model with a language-model head, in evaluation mode.
+    name, model
+        A `transformers` model with a language-model head, in evaluation mode, and its name.
     objective
-        ``causal``: every token from those before it (S7). ``masked``: some tokens, hidden from the
-        model, from those it sees (S10). ``each``: every token from all others (S9), with one token
-        of a block masked at a time.
+        What the model predicts. ``causal``: every token from those before it (S7). ``masked``:
+        some masked tokens from the others (S10). ``each``: every token from all others (S9), with
+        one token of a block masked at a time.
     blocks
-        Tokens of the text, (batches, B, N).
+        Token ids of the text, (batches, B, N).
     mask_token
-        What replaces a token to be predicted; None for ``causal``.
+        Replaces a token to be predicted; None for ``causal``.
     mask_share, seed
-        The fraction of each block that ``masked`` predicts, at least one token; and what draws it.
+        The fraction of each block that ``masked`` predicts, at least one token, and the seed of
+        their choice.
     step
-        The step of a training run that the model was saved at, if any.
+        The step of a training run at which the model was saved, if any.
     missing
         Names of the tensors that the checkpoint lacks; they were drawn at random.
     caveat
@@ -79,8 +76,8 @@ class Subject:
     def examples(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Inputs and labels of each batch, (B, N), or (B·N, N) for ``each``.
 
-        Labels are −100 where nothing is predicted. Causal labels are the inputs themselves:
-        `transformers` models shift them by one.
+        Labels are −100 where nothing is predicted. Causal labels are the inputs themselves, which
+        `transformers` models shift by one.
         """
         for index, tokens in enumerate(self.blocks):
             if self.objective == "causal":
@@ -108,7 +105,7 @@ class Subject:
 
 
 def choose(random: np.random.Generator, shape: tuple[int, int], share: float) -> np.ndarray:
-    """Which tokens are masked, (B, N): the same number in each block, at least 1, less than N.
+    """Draw the masked tokens, (B, N): equally many in each block, at least 1 and less than N.
 
     Examples
     --------

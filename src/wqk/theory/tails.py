@@ -1,8 +1,8 @@
 """Which norms reach further, the columns' or the rows' (Lemma S1.11, Theorems 2.3 and S1.12).
 
-The squared norms of all columns and those of all rows add up to ‖M‖², so neither side is larger in
-total. With equal mean squares, the side whose norms vary more is the side whose mean norm is
-smaller: Var(‖column‖) > Var(‖row‖) if and only if mean ‖column‖ < mean ‖row‖.
+The squared norms of all columns and those of all rows both add up to ‖M‖². In a square form, the
+side whose norms vary more is therefore the one whose mean norm is smaller: Var‖column‖ > Var‖row‖
+if and only if mean ‖column‖ < mean ‖row‖.
 
 Axes: D width.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from wqk.forms import BilinearForm
     from wqk.theory.evidence import Evidence, Update
 
-# A ratio of variances that matters: columns vary by a tenth more, or not within a quarter.
+# Logarithms of a ratio of variances that matter: where columns should vary more, or alike.
 MORE, ALIKE = 0.1, 0.25
 
 
@@ -35,12 +35,12 @@ class Tails(NamedTuple):
     Attributes
     ----------
     log_variance_ratio
-        ln(Var‖column‖ / Var‖row‖): positive where Theorem S1.12 wants it.
+        ln(Var‖column‖ / Var‖row‖), which Theorem S1.12 predicts to be positive.
     reach
-        Largest column norm over largest row norm: above 1, columns hold the end of the tail.
+        Largest column norm over largest row norm: above 1, the longest norm is a column's.
     beyond
-        Share of the leading side's norms that exceed every norm of the other side: Equation 13
-        holds from there on.
+        Share of that side's norms that exceed every norm of the other side: Equation 13 holds from
+        there on.
     directionality, directionality_excess
         Definition 3.2 as printed, and by the rule of the published tables; negative where columns
         dominate. Each side has a threshold of its own.
@@ -54,7 +54,7 @@ class Tails(NamedTuple):
 
 
 def tails(form: BilinearForm, gamma: float = 2.0) -> Tails:
-    """Compare the norms of a form's columns and rows; all NaN for the zero matrix.
+    """Compare the norms of a form's columns and rows; NaN for the zero matrix.
 
     ``gamma`` is that of the directionality.
 
@@ -88,7 +88,7 @@ def _norms(form: BilinearForm) -> tuple[np.ndarray, np.ndarray]:
 def tails_of(forms: Mapping[str, Sequence[BilinearForm]], unit: str = "batches") -> Sample:
     """The tails of several forms of each layer, one for each unit.
 
-    For one matrix with independent rows and columns, the ratio deviates by 2/√(d − 1).
+    By chance, the ratio of a matrix with independent entries has a deviation of 2/√(d − 1).
     """
     measured = {layer: [tails(form)._asdict() for form in some] for layer, some in forms.items()}
     width = max(max(some[0].shape) for some in forms.values())
@@ -96,7 +96,7 @@ def tails_of(forms: Mapping[str, Sequence[BilinearForm]], unit: str = "batches")
 
 
 def in_updates(evidence: Evidence) -> Sample:
-    """The tails of Σ_ij β_ij x_i x_jᵀ, in each layer and batch."""
+    """The tails of Σ_ij β_ij x_i x_jᵀ in each layer, batch by batch."""
     return tails_of({k: [update.form for update in u] for k, u in evidence.updates.items()})
 
 
@@ -105,22 +105,25 @@ def in_weights(evidence: Evidence) -> Sample:
     return tails_of({layer: [form] for layer, form in evidence.forms.items()}, "models")
 
 
-def _in_total(evidence: Evidence) -> Sample:
+def _in_total(update: Update) -> dict[str, float]:
     """Σ‖column‖²/Σ‖row‖² − 1, and the ratio of the mean norms."""
+    columns, rows = _norms(update.form)
+    squares = (columns**2).sum() / (rows**2).sum() - 1
+    return {"squares": float(squares), "means": float(columns.mean() / rows.mean())}
 
-    def totals(update: Update) -> dict[str, float]:
-        columns, rows = _norms(update.form)
-        squares = (columns**2).sum() / (rows**2).sum() - 1
-        return {"squares": float(squares), "means": float(columns.mean() / rows.mean())}
 
-    return sample_of({k: [totals(update) for update in u] for k, u in evidence.updates.items()})
+def lost(samples: Mapping[str, Sample]) -> Sample:
+    """How much smaller the second of several samples of tails is than the first."""
+    first, second, *_ = samples.values()
+    details = {name: sample.values for name, sample in samples.items()}
+    return Sample(first.values - second.values, first.unit, first.layers, details)
 
 
 def lemma(sample: Sample) -> Sample:
     """Whether the side with the larger variance has the longest norm, from a sample of tails.
 
-    One unit of either outcome is added (Laplace's rule of succession): a few updates that all agree
-    do not show that nearly all do.
+    One unit of either outcome is added (Laplace's rule of succession), because a few updates that
+    all agree do not show that nearly all do.
     """
     wider = sample.values > 0
     agree = np.where(np.isfinite(sample.values), wider == (sample.details["reach"] > 1), np.nan)
@@ -159,7 +162,9 @@ STATEMENTS = (
         "Σ‖column‖²/Σ‖row‖² − 1",
         "identity",
         1e-4,
-        _in_total,
+        lambda evidence: sample_of(
+            {layer: [_in_total(u) for u in some] for layer, some in evidence.updates.items()}
+        ),
     ),
     Statement(
         "Lemma S1.11",

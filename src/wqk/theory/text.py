@@ -14,7 +14,6 @@ import numpy as np
 
 from wqk.attention.verification.running import quiet
 from wqk.errors import CorpusError, first_line
-from wqk.theory.models import FAILURES
 from wqk.training.corpus import TokenStore
 from wqk.training.corpus.reading import is_readable, read_documents
 from wqk.training.corpus.store import HEADER, TOKENIZER
@@ -22,11 +21,14 @@ from wqk.training.corpus.store import HEADER, TOKENIZER
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# Tokens read of a plain file: enough to count with, and made in seconds.
+# Tokens read from a plain file: enough to count with, and encoded in seconds.
 LIMIT = 2_000_000
 
-# Documents given to a tokenizer at once.
+# Documents that a tokenizer encodes at once.
 AT_ONCE = 256
+
+# What transformers and PyTorch raise when they cannot load or run something.
+FAILURES = (ValueError, TypeError, LookupError, OSError, RuntimeError, ImportError, AttributeError)
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,10 +43,8 @@ class Text:
         The stream, in one dimension, of ids below ``vocabulary_size``.
     documents
         Where each document starts, and where the last one ends.
-    vocabulary_size
-        Number of entries.
-    mask_token
-        The id of the mask, if there is one.
+    vocabulary_size, mask_token
+        The number of entries, and the id of the mask, if there is one.
     vocabulary
         The id of each entry; None where only ids are known.
 
@@ -88,11 +88,7 @@ def open_text(corpus: Path, ref: str, revision: str | None = None, limit: int = 
 
     A text file (.txt, .jsonl, .csv, .parquet, compressed or not) is encoded by the tokenizer of the
     model ``ref``, up to ``limit`` tokens; a paragraph or a row's ``text`` is a document.
-
-    Raises
-    ------
-    CorpusError
-        The text cannot be read, or the model has no tokenizer for it.
+    `CorpusError` if the text cannot be read, or the model has no tokenizer for it.
     """
     if (corpus / HEADER).is_file():
         store = TokenStore.open(corpus)

@@ -6,8 +6,8 @@ Gradient descent with rate η moves the factors, not the form::
 
 Without biases and rotary positions G_q = G W_k and G_k = Gᵀ W_q, where G = Σ_ij β_ij K_ij is the
 form's own gradient, so that to first order ΔW_qk = −η (G W_k W_kᵀ + W_q W_qᵀ G) (S40). It is not
-proportional to G, and where G is symmetric it is symmetric only if W_q W_qᵀ = W_k W_kᵀ for every
-head. For a symmetric G and independent random factors its symmetry is near `expected_symmetry`.
+proportional to G, and a symmetric G makes it symmetric only if W_q W_qᵀ = W_k W_kᵀ for every head.
+For a symmetric G and independent random factors its symmetry is near `expected_symmetry`.
 
 Axes: H query heads, G key heads, R head width, D width.
 """
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def implicit_update(gradient: LayerGradient, rate: float) -> BilinearForm:
-    """ΔW_qk of a layer in a step of plain gradient descent on W_q and W_k, of rank 2·G·R.
+    """ΔW_qk of a layer in a step of plain gradient descent on W_q and W_k; rank 2·G·R.
 
     Examples
     --------
@@ -61,9 +61,9 @@ def first_order(
     query_gradient: Float[Array, "heads width d_query"],
     key_gradient: Float[Array, "key_heads width d_key"],
 ) -> BilinearForm:
-    """−(G_q W_kᵀ + W_q G_kᵀ), summed over heads: ΔW_qk / η without what is of order η (S39).
+    """−(G_q W_kᵀ + W_q G_kᵀ), summed over heads: ΔW_qk / η as η tends to 0 (S39).
 
-    The gradients are of the weights as they are stored, (H, R, D) and (G, R, D).
+    The gradients have the shapes of the stored weights, (H, R, D) and (G, R, D).
     """
     form, gradient = attention.form, attention.with_weights(query_gradient, key_gradient).form
     return -(BilinearForm(gradient.query, form.key) + BilinearForm(form.query, gradient.key))
@@ -72,7 +72,7 @@ def first_order(
 def parameter_gradients(
     model: Any, plans: Sequence[AttentionPlan]
 ) -> list[tuple[Float[Array, "heads width d_query"], Float[Array, "key_heads width d_key"]]]:
-    """The gradients that a backward pass left on each block's W_q and W_k, whatever their layout.
+    """The gradients that a backward pass left on each block's W_q and W_k, in any layout.
 
     Raises
     ------
@@ -89,16 +89,16 @@ def parameter_gradients(
 
 
 def alignment(gradient: LayerGradient) -> float:
-    """Cosine of the first-order update and −Σ_ij β_ij K_ij: 1 if they were proportional (S40)."""
+    """Cosine of the first-order update and −Σ_ij β_ij K_ij: 1 if S40 were right."""
     return -cosine(_descent(gradient), gradient.by_prediction())
 
 
 def passed_on(gradient: LayerGradient) -> dict[str, float]:
     """How much of the symmetry of Σ β K an update through W_q and W_k keeps.
 
-    Symmetries of ``update_of_symmetric_part``, the update that β made symmetric, (β_ij + β_ji)/2,
-    gives without biases; ``expected`` of independent random factors of these sizes; of Σ β K
-    (``gradient``); of its ``update``; and of the update ``if_tied``, each head's W_k being its W_q.
+    The symmetries of Σ β K, the ``gradient``; of its ``update``; of the update ``if_tied``, with
+    W_k = W_q in each head; and of ``update_of_symmetric_part``, that of (β_ij + β_ji)/2 without
+    biases, beside what is ``expected`` of independent random factors of these sizes.
 
     Examples
     --------
@@ -123,9 +123,9 @@ def passed_on(gradient: LayerGradient) -> dict[str, float]:
 def expected_symmetry(width: int, rank: int) -> float:
     """Symmetry of G B Bᵀ + A Aᵀ G for a random symmetric G and independent random A, B (D, R).
 
-    2 / (2 + D/R), for large D: with P = A Aᵀ and Q = B Bᵀ scaled to tr P = tr Q = D,
-    tr(P²) = D (1 + D/R), and products of independent matrices factorize. The paper has no such
-    number.
+    2 / (2 + D/R) for large D: if P = A Aᵀ and Q = B Bᵀ are scaled to tr P = tr Q = D, then
+    tr(P²) = D (1 + D/R), and traces of products of independent matrices factorize. Not in the
+    paper.
 
     Examples
     --------

@@ -1,22 +1,22 @@
 """The one rule that turns numbers into a verdict on a statement.
 
-A statement predicts that a quantity lies above, below or near a null value, and from which size on
-a deviation matters. It is measured on several units (batches, chunks of a text, seeds) and layers.
-Their mean has a 95 % interval, on each side the wider of Student's and Hall's, which allows for
-skewness (Hall 1992, On the removal of skewness by transformation), and
+A statement predicts that a quantity lies above, below or near a null value, and says how large a
+deviation has to be to matter. It is measured on several units (batches, chunks of a text, seeds)
+and layers. The mean has a 95 % interval, on each side the wider of Student's and Hall's, which
+allows for skewness (Hall 1992, On the removal of skewness by transformation).
 
 ============  =================================================================================
 holds         the interval lies beyond the null on the predicted side (above, below), or within
               the margin around it (near)
 fails         the interval excludes every effect that would matter, or lies outside the margin
 undecided     neither: more units are needed
-identity      true of all numbers; shown, and never counted as support
-not tested    says why
+identity      true of all numbers; shown, but never counted as support
+not tested    gives the reason
 ============  =================================================================================
 
-An effect beyond chance, but too small to matter, fails. Of the statements of a report, only those
-stay decided whose p-values pass Benjamini and Hochberg's rule, so that on average at most 5 % of
-the decided verdicts are wrong.
+An effect that is beyond chance but too small to matter fails. In a report, only statements whose
+p-values pass Benjamini and Hochberg's rule stay decided, so that on average at most 5 % of the
+decided verdicts are wrong.
 
 Axes: U units, L layers.
 """
@@ -46,21 +46,21 @@ Needs = Literal["nothing", "text", "weights", "forward", "loss", "run"]
 # One error in twenty; intervals leave half of it on either side.
 LEVEL = 0.05
 
-# More than this many times as many units are not asked for by number.
+# The largest multiple of the number of units that is suggested by number.
 MANY = 1000
 
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """A quantity, measured.
+    """Measurements of a quantity.
 
     Attributes
     ----------
     values
-        (U, L), or (U, 1) where it has no layers; NaN where it is not defined.
+        (U, L), or (U, 1) for a quantity without layers; NaN where it is not defined.
     unit, layers
         What the U rows are: ``batches``, ``chunks``, ``draws``, ``changes``, ``seeds``, ``models``;
-        and the names of the columns, empty where there are none.
+        and the names of the L columns, empty if there are no layers.
     details
         Further numbers of the same shape, by name.
     chance
@@ -90,10 +90,10 @@ class Estimate:
     Attributes
     ----------
     value, low, high
-        The mean and its interval.
+        The mean and the ends of its interval.
     error, degrees, skewness
-        Its standard error, infinite where one number has no spread; the degrees of freedom; and the
-        mean's third cumulant in units of the error.
+        Its standard error, infinite for a single number; the degrees of freedom; and the mean's
+        third cumulant in units of the error.
     over
         What it is a mean over, such as ``8 batches × 4 layers``.
     """
@@ -108,11 +108,11 @@ class Estimate:
 
     @classmethod
     def of(cls, sample: Sample) -> Estimate:
-        """The mean over units and layers, both of which are taken as drawn from more of their kind.
+        """The mean over units and layers, both taken as random draws from more of their kind.
 
-        The squared error is Var(units)/U + Var(layers)/L, of means over the other axis: more
-        batches do not help where it is a matter of chance what a few layers do. Third cumulants
-        add up likewise. Degrees of freedom are Welch and Satterthwaite's.
+        The squared error is Var(units)/U + Var(layers)/L, each of means over the other axis: more
+        batches do not help if what a few layers do is a matter of chance. Third cumulants add up
+        likewise. Degrees of freedom are Welch and Satterthwaite's.
 
         Examples
         --------
@@ -146,7 +146,7 @@ class Estimate:
 
 
 def _cumulants(means: np.ndarray) -> tuple[float, float]:
-    """The second and third of the mean of several numbers; rounding of equal ones is no spread."""
+    """The second and third cumulant of a mean; rounding of equal numbers is no spread."""
     count, deviations = len(means), means - means.mean()
     if np.std(means, ddof=1) < 1e-9 * np.abs(means).max():
         return 0.0, 0.0
@@ -155,7 +155,7 @@ def _cumulants(means: np.ndarray) -> tuple[float, float]:
 
 
 def tail(t: float, degrees: float, skewness: float = 0.0) -> float:
-    """Pr[T > t] of Student's T; of Hall's transform of it where that is the likelier.
+    """Pr[T > t] of Student's T, or of Hall's transform of t if that is larger.
 
     Examples
     --------
@@ -169,11 +169,11 @@ def tail(t: float, degrees: float, skewness: float = 0.0) -> float:
 
 
 def _reach(degrees: float, skewness: float) -> float:
-    """The t that `tail` gives 2.5 %: how many errors an interval reaches down."""
+    """The t at which `tail` is 2.5 %: how many errors an interval reaches down."""
     from scipy.special import stdtrit
 
     t = float(stdtrit(degrees, 1 - LEVEL / 2))
-    if abs(skewness) < 1e-6:  # where the cube root would be rounding
+    if abs(skewness) < 1e-6:  # where the cube root would lose its digits
         return t
     return max(t, 3 / skewness * (math.cbrt(1 + skewness * (t - skewness / 6)) - 1))
 
@@ -204,13 +204,11 @@ class Statement:
         the run's saved steps.
     direction, null
         The prediction: ``above``, ``below`` or ``near`` the null value; or ``identity``, which no
-        numbers could contradict, so that only rounding is seen.
+        numbers could contradict: all that shows is rounding.
     matters
-        The smallest distance from the null that matters; of an identity, the largest rounding.
-    needs
-        What it is measured on.
-    objectives
-        Those of the models that it is about.
+        The smallest distance from the null that matters; for an identity, the largest rounding.
+    needs, objectives
+        What it is measured on, and the objectives of the models that it is about.
     """
 
     number: str
@@ -226,7 +224,7 @@ class Statement:
 
     @property
     def prediction(self) -> str:
-        """Where the quantity is predicted to lie."""
+        """Where the quantity is predicted to lie, such as ``> 0``."""
         signs = {"above": ">", "below": "<", "near": "≈", "identity": "="}
         return f"{signs[self.direction]} {self.null:g}"
 
@@ -255,12 +253,12 @@ class Finding:
     statement, verdict
         What was decided.
     estimate, sample
-        Of the quantity, and all numbers; None where it was not measured.
+        The quantity, and all its measurements; None if it was not measured.
     layers
-        Layer by layer; None where there are none, or only one unit.
+        The verdicts of single layers; None without layers, or if there is only one unit.
     p
-        How likely chance alone leads to this verdict, or to the nearest where undecided; NaN where
-        there is none.
+        The probability that chance alone leads to this verdict, or to the nearer one if undecided;
+        NaN for an identity or without a test.
     why
         Why it is not tested, or how many more units would decide.
     """
@@ -275,7 +273,7 @@ class Finding:
 
 
 def not_tested(statement: Statement, why: str) -> Finding:
-    """A statement on which these data say nothing."""
+    """The finding on a statement that these data cannot test."""
     return Finding(statement, "not tested", why=why)
 
 
@@ -306,7 +304,7 @@ def decide(statement: Statement, sample: Sample) -> Finding:
 
 
 def settle(findings: Sequence[Finding]) -> list[Finding]:
-    """Verdicts side by side: by Benjamini and Hochberg's rule, doubtful ones become undecided."""
+    """Findings taken together: verdicts that Benjamini and Hochberg's rule doubts are undecided."""
     from scipy.stats import false_discovery_control  # type: ignore[import-untyped]
 
     tested = [k for k, finding in enumerate(findings) if not math.isnan(finding.p)]
@@ -332,11 +330,11 @@ def _verdict(statement: Statement, estimate: Estimate) -> tuple[Verdict, float]:
 
 
 def _chances(statement: Statement, estimate: Estimate) -> tuple[float, float]:
-    """How likely as much is seen for "holds", and for "fails", where they are wrong."""
+    """How likely as strong evidence for "holds", and for "fails", would be if each were wrong."""
     effect, margin = _effect(statement, estimate), statement.matters
 
     def chance(distance: float, side: int) -> float:
-        """Of a mean this far beyond the true one, on the predicted side (1) or the other (-1)."""
+        """That a mean is so far from the true one, on the predicted side (1) or the other (-1)."""
         if not estimate.error:
             return 0.0 if distance > 0 else 1.0
         side = -side if statement.direction == "below" else side
@@ -354,7 +352,7 @@ def _effect(statement: Statement, estimate: Estimate) -> float:
 
 
 def _by_layer(statement: Statement, sample: Sample) -> Layers | None:
-    """Each layer by itself, over its units and the chance of its own weights."""
+    """Verdicts on single layers; a layer's error includes the chance of its weights."""
     if len(sample.layers) < 2 or (len(sample.values) < 2 and not sample.chance):
         return None
     verdicts = []
@@ -374,7 +372,7 @@ def _more(statement: Statement, estimate: Estimate) -> str:
     effect, margin = _effect(statement, estimate), statement.matters
     near = statement.direction == "near"
     room = abs(margin - abs(effect)) if near else max(effect, margin - effect)
-    # The half width of an interval falls a little faster than with the root of their number.
+    # An interval narrows a little faster than with the square root of the number of units.
     times = math.inf if room <= 0 else ((estimate.high - estimate.low) / 2 / room) ** 2
     if times > MANY:
         return f"more than {MANY} times as many ({estimate.over}) would be needed"
