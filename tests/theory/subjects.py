@@ -43,6 +43,13 @@ def bert(*, decoder: bool = False, seed: int = 0, **shape: Any) -> Any:
         return kind(config).eval()
 
 
+def albert() -> Any:
+    """One layer, applied twice."""
+    torch.manual_seed(0)
+    config = transformers.AlbertConfig(**SHAPE, embedding_size=8, initializer_range=0.3)
+    return transformers.AlbertForMaskedLM(config).eval()
+
+
 def llama() -> Any:
     """Rotary positions and grouped heads."""
     torch.manual_seed(0)

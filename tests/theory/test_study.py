@@ -17,6 +17,7 @@ from wqk.theory.evidence import Evidence
 from wqk.theory.report import Report
 from wqk.theory.study import STATEMENTS, measure, over_seeds, over_steps, study
 from wqk.theory.tails import tails
+from wqk.theory.updates import parameter_gradients
 from wqk.theory.verdict import VERDICTS, Finding
 
 
@@ -162,6 +163,23 @@ def test_each_token_from_all_others_is_the_sum_over_passes() -> None:
     findings = measure(evidence)
     assert one(findings, "Theorem S1.14, assumption").estimate is not None
     assert one(findings, "Remark S1.15, Equation S119").verdict == "not tested"
+
+
+@pytest.mark.parametrize("objective", ["masked", "each"])
+def test_applications_of_a_shared_layer_add_up_to_one_gradient(objective: str) -> None:
+    """They are no batches of their own, which would narrow the intervals."""
+    model = subjects.albert()
+    evidence = Evidence(subjects.subject(model, objective), subjects.text())
+    model(**evidence.batches[0]).loss.backward()
+    (exact,) = parameter_gradients(model, evidence.plans)
+    (layer,) = evidence.gradients[0]
+    for implied, own in zip(layer.factor_gradients(), exact, strict=True):
+        np.testing.assert_allclose(implied, own, atol=1e-5 * np.abs(own).max())
+    findings = measure(evidence)
+    for number in ("Corollary S1.13, update", "Theorem S1.14, assumption"):
+        estimate = one(findings, number).estimate
+        assert estimate is not None
+        assert estimate.over == "2 batches × layer 0"
 
 
 @pytest.fixture(scope="module")

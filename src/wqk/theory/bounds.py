@@ -10,7 +10,6 @@ Axes: T trials, D width (the paper's n), R rank.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -105,18 +104,17 @@ def _parts(evidence: Evidence) -> Sample:
     return sample_of({layer: [measure(form)] for layer, form in evidence.forms.items()})
 
 
-def _draws(evidence: Evidence, width: int) -> Scores:
-    return simulate_scores(width, trials=TRIALS, seed=evidence.subject.seed)
-
-
-_wide, _narrow = partial(_draws, width=WIDE), partial(_draws, width=NARROW)
+def _draws(evidence: Evidence) -> dict[int, Scores]:
+    """Scores of random matrices by their width."""
+    seed = evidence.subject.seed
+    return {width: simulate_scores(width, trials=TRIALS, seed=seed) for width in (WIDE, NARROW)}
 
 
 def _falling(evidence: Evidence) -> Sample:
     """Ln E|d| of wide matrices minus that of narrow ones, group by group."""
-    narrow, wide = (
-        np.abs(evidence.once(draws).directionality).reshape(GROUPS, -1).mean(axis=1)
-        for draws in (_narrow, _wide)
+    wide, narrow = (
+        np.abs(scores.directionality).reshape(GROUPS, -1).mean(axis=1)
+        for scores in evidence.once(_draws).values()
     )
     return Sample(np.log(wide / narrow)[:, None], "draws")
 
@@ -139,7 +137,7 @@ STATEMENTS = (
         f"n·s of drawn matrices, n = {WIDE}",
         "near",
         1.0,
-        lambda evidence: Sample(WIDE * evidence.once(_wide).symmetry[:, None], "draws"),
+        lambda evidence: Sample(WIDE * evidence.once(_draws)[WIDE].symmetry[:, None], "draws"),
         null=8.0,
         needs="nothing",
     ),
@@ -150,7 +148,7 @@ STATEMENTS = (
         f"d of drawn matrices, n = {WIDE}",
         "near",
         0.1,
-        lambda evidence: Sample(evidence.once(_wide).directionality[:, None], "draws"),
+        lambda evidence: Sample(evidence.once(_draws)[WIDE].directionality[:, None], "draws"),
         needs="nothing",
     ),
     Statement(

@@ -117,16 +117,13 @@ class Evidence:
 
     @property
     def by_layer(self) -> dict[str, list[LayerGradient]]:
-        """`gradients` by layer: one for each batch and application of the layer."""
-        layers: dict[str, list[LayerGradient]] = {}
-        for batch in self.gradients:
-            for layer in batch:
-                layers.setdefault(self.label(layer.attention.plan), []).append(layer)
-        return layers
+        """`gradients` by layer, one for each batch."""
+        columns = zip(*self.gradients, strict=True)
+        return {self.label(column[0].attention.plan): list(column) for column in columns}
 
     @cached_property
     def updates(self) -> dict[str, list[Update]]:
-        """Each layer's updates, one for each batch and application."""
+        """Each layer's updates, one for each batch."""
         return {
             label: [Update.of(layer) for layer in some] for label, some in self.by_layer.items()
         }
@@ -160,19 +157,16 @@ class Evidence:
         return other
 
     def sample(self, measure: Callable[[LayerGradient, int], Mapping[str, float]]) -> Sample:
-        """Measure every layer on every batch; ``measure`` also takes the number of the batch.
+        """Measure every layer on every batch, as for `sample_of`.
 
-        As for `sample_of`. Where a layer is applied several times, its numbers are means.
+        ``measure`` is given a layer's gradient and the number of its batch.
         """
-        measured: dict[str, list[Mapping[str, float]]] = {}
-        for index, layers in enumerate(self.gradients):
-            uses: dict[str, list[Mapping[str, float]]] = {}
-            for layer in layers:
-                uses.setdefault(self.label(layer.attention.plan), []).append(measure(layer, index))
-            for label, several in uses.items():
-                means = {name: float(np.mean([n[name] for n in several])) for name in several[0]}
-                measured.setdefault(label, []).append(means)
-        return sample_of(measured)
+        return sample_of(
+            {
+                label: [measure(layer, index) for index, layer in enumerate(batches)]
+                for label, batches in self.by_layer.items()
+            }
+        )
 
 
 def of_layers(

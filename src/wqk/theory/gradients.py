@@ -15,7 +15,6 @@ Axes: B batch, H query heads, G key heads, N tokens (I queries, J keys), D width
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,16 +33,18 @@ if TYPE_CHECKING:
 
     from wqk.attention import Attention
     from wqk.attention.factor import Factor
-    from wqk.attention.verification.recording import Heard
     from wqk.checkpoints import Checkpoint
     from wqk.families import AttentionPlan
+    from wqk.theory.capture import Record
 
     Loss = Callable[[Any, Mapping[str, Any]], Any]
 
 
 @dataclass(frozen=True, eq=False)
 class LayerGradient:
-    """The gradient of a loss with respect to the scores of one use of one block's attention.
+    """The gradient of a loss with respect to the scores of one block's attention.
+
+    Where a model applies a block several times, its applications are further examples.
 
     Attributes
     ----------
@@ -255,14 +256,13 @@ def gradients(
         errors = iter(torch.autograd.grad(value, recorded, allow_unused=True))
     result = []
     for block, record in zip(blocks, records, strict=True):
-        for use, mixed in zip_longest(record.uses, record.mixed):
-            error = next(errors)
-            if error is None:
-                raise TheoryError(
-                    f"{type(model).__name__}: the loss does not depend on the attention that layer "
-                    f"{block.layer} of the {block.plan.stack} reports; leave the layer out"
-                )
-            result.append(_layer_gradient(block, use, error, mixed))
+        own = [next(errors) for _ in record.uses]
+        if any(error is None for error in own):
+            raise TheoryError(
+                f"{type(model).__name__}: the loss does not depend on the attention that layer "
+                f"{block.layer} of the {block.plan.stack} reports; leave the layer out"
+            )
+        result.append(_layer_gradient(block, record, own))
     return result
 
 
@@ -287,28 +287,28 @@ def _own_loss(model: Any, batch: Mapping[str, Any]) -> Any:
     return value
 
 
-def _layer_gradient(
-    attention: Attention, use: Heard, error: Any, mixed: Any | None
-) -> LayerGradient:
-    tokens, contexts = use.attention.shape[-2:]
+def _layer_gradient(attention: Attention, record: Record, errors: Sequence[Any]) -> LayerGradient:
+    tokens, contexts = record.uses[0].attention.shape[-2:]
 
-    def array(tensor: Any, *shape: int) -> np.ndarray:
-        """In float64 if the tensor is, otherwise in float32."""
-        host = tensor.detach().cpu()
-        host = host if str(host.dtype) == "torch.float64" else host.float()
-        return np.asarray(host.numpy().reshape(shape))
+    def inputs(side: str, count: int) -> np.ndarray:
+        array = _joined([use.inputs.get(side, use.inputs["key"]) for use in record.uses])
+        return array.reshape(-1, count, array.shape[-1])
 
-    inputs = {"value": use.inputs["key"], **use.inputs}
-    x, y, values = (
-        array(inputs[side], -1, count, inputs[side].shape[-1])
-        for side, count in (("query", tokens), ("key", contexts), ("value", contexts))
-    )
+    x, y = inputs("query", tokens), inputs("key", contexts)
     shape = -1, attention.head_count, tokens, contexts
-    shares, errors = array(use.attention, *shape), array(error, *shape)
-    centered = errors - (shares * errors).sum(axis=-1, keepdims=True)
+    shares = _joined([use.attention for use in record.uses]).reshape(shape)
+    error = _joined(errors).reshape(shape)
+    centered = error - (shares * error).sum(axis=-1, keepdims=True)
     beta = _slope(attention, x, y) * shares * centered
-    given = None if mixed is None else array(mixed, len(shares), tokens, -1)
-    return LayerGradient(attention, x, y, shares, errors, beta, value_input=values, mixed=given)
+    mixed = _joined(record.mixed).reshape(len(shares), tokens, -1) if record.mixed else None
+    values = inputs("value", contexts)
+    return LayerGradient(attention, x, y, shares, error, beta, value_input=values, mixed=mixed)
+
+
+def _joined(tensors: Sequence[Any]) -> np.ndarray:
+    """Tensors of several applications as one array, in float64 if they are, else in float32."""
+    hosts = [tensor.detach().cpu() for tensor in tensors]
+    return np.concatenate([h if h.dtype.itemsize == 8 else h.float() for h in hosts])
 
 
 def _slope(attention: Attention, x: np.ndarray, y: np.ndarray) -> np.ndarray | float:

@@ -161,7 +161,9 @@ def _inputs(evidence: Evidence, first: str) -> Sample:
 
     def measure(layer: LayerGradient, index: int) -> dict[str, float]:
         x = layer.query_input
-        x = x if everything else x[~evidence.predicted(index)]
+        if not everything:
+            predicted = evidence.predicted(index)
+            x = x.reshape(-1, *predicted.shape, x.shape[-1])[:, ~predicted]
         numbers = spread_of(x.reshape(-1, x.shape[-1]))._asdict()
         return {first: numbers.pop(first), **numbers}
 

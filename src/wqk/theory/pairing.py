@@ -6,14 +6,6 @@ tokens: under a causal mask one of the two is 0, and in the last layer also if o
 predicted. Where each token is predicted from all others (S9), β_ij is from the pass that predicts
 i, and β_ji from the one that predicts j.
 
-With masked tokens, the remark compares the number of pairs of two predicted tokens with that of
-pairs of which one is predicted: p/(1−p) for a share p of masked tokens. Masked tokens share one
-embedding, so that K_ij of two of them is nearly symmetric whatever β is.
-
-The symmetry of the whole update G = Σ β_ij x_iᵀ x_j has three parts::
-
-    tr(G G) = Σ_i β_ii² ‖x_i‖⁴ + Σ_{i≠j} β_ij β_ji ‖x_i‖² ‖x_j‖² + what unlike pairs share
-
 Axes: B blocks, H query heads, N tokens (i predicted, j context), D width, U batches.
 """
 
@@ -70,7 +62,7 @@ class Pairs(NamedTuple):
 
 
 def pairs_of(gradient: LayerGradient, predicted: Bool[Array, "batch tokens"]) -> Pairs:
-    """The pairs of one layer, given which tokens are predicted.
+    """The pairs of one layer, given which tokens are predicted in each application of it.
 
     Where each example predicts one token, in turn, N examples make up one block.
 
@@ -84,6 +76,7 @@ def pairs_of(gradient: LayerGradient, predicted: Bool[Array, "batch tokens"]) ->
     beta, x = gradient.beta.astype(np.float64), gradient.query_input.astype(np.float64)
     tokens = beta.shape[-1]
     turn = np.arange(tokens)
+    predicted = np.tile(predicted, (len(x) // len(predicted), 1))
     in_turn = np.arange(len(x))[:, None] % tokens == turn
     if len(x) % tokens or (predicted != in_turn).any():
         squares = (x**2).sum(axis=-1)
@@ -118,10 +111,11 @@ def correlation(pairs: Pairs) -> dict[str, float]:
 
 
 def parts_of_symmetry(gradient: LayerGradient, pairs: Pairs) -> dict[str, float]:
-    """The symmetry of Σ β K in three parts, and as a whole.
+    """The symmetry of G = Σ β_ij x_iᵀ x_j in three parts, and as a whole.
 
-    ``from_pairs`` is what the theorem is about; ``from_diagonal`` is due to tokens with themselves,
-    ``from_likeness`` to tokens that resemble others.
+    tr(G G) = Σ_{i≠j} β_ij β_ji ‖x_i‖² ‖x_j‖² (``from_pairs``, which the theorem is about)
+    + Σ_i β_ii² ‖x_i‖⁴ (``from_diagonal``) + what is due to tokens that resemble others
+    (``from_likeness``).
 
     Examples
     --------

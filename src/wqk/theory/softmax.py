@@ -1,9 +1,8 @@
 """What Proposition 2.2 leaves out: its proof takes scores for attention, without the softmax.
 
 Without it (S33) the coefficient of a pair is e_ij = δ_iᵀ x_j (S31, S35, with values and W_o in δ).
-With it, β_ij = c α_ij (e_ij − Σ_j' α_ij' e_ij'), so that every row of β sums to 0: what a token
-gains from one context it loses from the others, and a context that equals the average of what the
-token sees does not count.
+The exact β (see `wqk.theory.gradients`) has rows that sum to 0: what a token gains from one context
+it loses from the others, and a context that equals the average of what it sees does not count.
 
 Axes: B batch, H query heads, N tokens (I queries, J keys).
 """
@@ -62,20 +61,16 @@ def softmax_effect(gradient: LayerGradient) -> dict[str, float]:
 def _against_autograd(evidence: Evidence) -> Sample:
     """On the first batch, the factors' gradients that β implies, beside a backward pass."""
     model = evidence.subject.model
+    plans = [plan for plan in evidence.plans if plan.kind == "self"]
     model.zero_grad(set_to_none=True)
     model(**evidence.batches[0]).loss.backward()
-    own = parameter_gradients(model, evidence.plans)
+    exact = dict(zip(map(evidence.label, plans), parameter_gradients(model, plans), strict=True))
     model.zero_grad(set_to_none=True)
     errors = {}
-    for plan, exact in zip(evidence.plans, own, strict=True):
-        uses = [use for use in evidence.gradients[0] if use.attention.plan is plan]
-        if uses:  # none in cross-attention
-            implied = zip(*(use.factor_gradients() for use in uses), strict=True)
-            largest = max(
-                float(np.linalg.norm(sum(one) - other) / np.linalg.norm(other))
-                for one, other in zip(implied, exact, strict=True)
-            )
-            errors[evidence.label(plan)] = [{"largest": largest}]
+    for label, batches in evidence.by_layer.items():
+        sides = zip(batches[0].factor_gradients(), exact[label], strict=True)
+        largest = max(np.linalg.norm(a - b) / np.linalg.norm(b) for a, b in sides)
+        errors[label] = [{"largest": float(largest)}]
     return sample_of(errors)
 
 

@@ -53,10 +53,8 @@ class Tails(NamedTuple):
     directionality_excess: float
 
 
-def tails(form: BilinearForm, gamma: float = 2.0) -> Tails:
+def tails(form: BilinearForm) -> Tails:
     """Compare the norms of a form's columns and rows; NaN for the zero matrix.
-
-    ``gamma`` is that of the directionality.
 
     Examples
     --------
@@ -76,8 +74,8 @@ def tails(form: BilinearForm, gamma: float = 2.0) -> Tails:
         log_variance_ratio=ratio,
         reach=float(columns.max() / rows.max()),
         beyond=float((longest > other.max()).mean()),
-        directionality=float(directionality(form, gamma)),
-        directionality_excess=float(directionality(form, gamma, "excess")),
+        directionality=float(directionality(form)),
+        directionality_excess=float(directionality(form, weight="excess")),
     )
 
 
