@@ -221,6 +221,14 @@ def test_a_run_is_followed_from_save_to_save(place: Path) -> None:
     np.testing.assert_allclose(update.sample.values, mean)
 
 
+def test_a_run_that_cannot_be_followed_says_why(place: Path) -> None:
+    run = subjects.run_of(dict.fromkeys((0, 1, 2), subjects.qwen3()), place / "normalized")
+    reports = study([str(run)], place / "tokens.npy", steps=(), **SMALL)
+    assert (
+        "normalized token by token" in one(reports[-1].findings, "Theorem 2.3, along training").why
+    )
+
+
 def test_seeds_are_taken_together(place: Path) -> None:
     refs = [str(place / f"run-{seed}") for seed in (0, 20)]
     reports = study(refs, place / "tokens.npy", layers=[1], **SMALL)

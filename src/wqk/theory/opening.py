@@ -92,25 +92,12 @@ def open_subjects(
 
     def subjects() -> Iterator[Subject]:
         for state in states:
-            model, predicts, missing = load_model(
-                state,
-                objective,
-                vocabulary_size=text.vocabulary_size,
-                seed=seed,
-                revision=revision,
-            )
-            subject = Subject(
-                state.name,
-                model,
-                predicts,
-                blocks,
-                None if predicts == "causal" else text.mask_token,
-                mask_share,
-                seed,
-                state.step,
-                missing,
-                _doubt(model, text, state, revision),
-            )
+            size = text.vocabulary_size
+            model, predicts, missing = load_model(state, objective, size, seed, revision)
+            mask = None if predicts == "causal" else text.mask_token
+            caveat = _doubt(model, text, state, revision)
+            about = (mask, mask_share, seed, state.step, missing, caveat)
+            subject = Subject(state.name, model, predicts, blocks, *about)
             _require_run(subject)
             yield subject
 
@@ -178,7 +165,6 @@ def states_of(ref: str, steps: Sequence[int] | None, revision: str | None) -> li
 def load_model(
     state: State,
     objective: Objective | None = None,
-    *,
     vocabulary_size: int | None = None,
     seed: int = 0,
     revision: str | None = None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -70,15 +69,20 @@ def measure(evidence: Evidence, on_progress: OnProgress | None = None) -> list[F
     return settle(findings)
 
 
-def follow(moments: Sequence[Moment], objective: Objective) -> list[Finding]:
-    """The statements on a run, from its saved steps; not yet settled."""
-    few = f"takes three saved steps, got {len(moments)}" if len(moments) < 3 else ""
+def follow(moments: Sequence[Moment], objective: Objective, lacking: str = "") -> list[Finding]:
+    """The statements on a run, from its saved steps; not yet settled.
+
+    ``lacking`` says why saved steps have no moment, if some have none.
+    """
+    few = lacking or f"takes three saved steps, got {len(moments)}"
     findings = []
     for statement in optimizer.RUN_STATEMENTS:
-        why = few if objective in statement.objectives else NOT_FOR[objective]
-        findings.append(
-            not_tested(statement, why) if why else decide(statement, statement.measure(moments))
-        )
+        if objective not in statement.objectives:
+            findings.append(not_tested(statement, NOT_FOR[objective]))
+        elif len(moments) < 3:
+            findings.append(not_tested(statement, few))
+        else:
+            findings.append(decide(statement, statement.measure(moments)))
     return findings
 
 
@@ -181,15 +185,21 @@ def _study_one(
     text, subjects = open_subjects(ref, corpus, **options)
     reports: list[Report] = []
     moments: list[Moment] = []
+    lacking = ""
     for subject in subjects:
         evidence = Evidence(subject, text, layers)
         reports.append(report(subject, text, measure(evidence, on_progress)))
         if options.get("steps") is not None and not subject.missing:
-            with suppress(WqkError):  # then no statement on the run can be tested
+            try:
                 moments.append(optimizer.moment(evidence))
+            except WqkError as error:
+                lacking = str(error)
     if len(reports) == 1:
         return reports
     last = reports[-1]
-    findings = [*over_steps([r.findings for r in reports]), *follow(moments, last.objective)]
+    findings = [
+        *over_steps([r.findings for r in reports]),
+        *follow(moments, last.objective, lacking),
+    ]
     name = f"{last.model.rpartition(', step ')[0]}, {len(reports)} saved steps"
     return [*reports, replace(last, model=name, findings=tuple(settle(findings)))]
