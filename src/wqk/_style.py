@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from wqk._files import check_output, write_whole
-from wqk.errors import MissingPackage
+from wqk.errors import required_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,14 +73,8 @@ def style() -> Iterator[None]:
     MissingPackage
         matplotlib is not installed.
     """
-    try:
+    with required_by("drawing", "report"):
         import matplotlib as mpl
-    except ImportError:
-        raise MissingPackage(
-            "figures need matplotlib: pip install 'wqk[report]'",
-            package="matplotlib",
-            extra="report",
-        ) from None
     with mpl.rc_context(RULES):  # type: ignore[arg-type]
         yield
 

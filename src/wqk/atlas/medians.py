@@ -43,9 +43,7 @@ def summarize(table: ScoreTable) -> pl.DataFrame:
     """
     if any(table.metadata.get(key, value) != value for key, value in PLAIN.items()):
         return pl.DataFrame(schema=COLUMNS)
-    plain = table.layers.filter(
-        pl.col("kind") == "self", pl.col("circuit") == "qk", pl.col("distance") == 0
-    )
+    plain = plain_layers(table)
     index = ["checkpoint", "revision", "step", "stack"]
     about = plain.frame.group_by(index, maintain_order=True).agg(
         pl.col("parameters").first(), pl.col("status").unique(maintain_order=True).alias("flags")
@@ -60,6 +58,13 @@ def summarize(table: ScoreTable) -> pl.DataFrame:
             pl.lit(None, pl.String()).alias("modality"),
             pl.col("flags").list.set_difference(["ok"]),
         )
+    )
+
+
+def plain_layers(table: ScoreTable) -> ScoreTable:
+    """The layers' rows of plain self-attention: the query-key circuit at distance 0."""
+    return table.layers.filter(
+        pl.col("kind") == "self", pl.col("circuit") == "qk", pl.col("distance") == 0
     )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import polars as pl
 
+from wqk.atlas.medians import plain_layers
 from wqk.errors import RunError
 
 if TYPE_CHECKING:
@@ -96,10 +97,7 @@ def of_cells(curves: Mapping[str, pl.DataFrame], name: str) -> pl.DataFrame:
 
 def layer_curves(table: ScoreTable) -> pl.DataFrame:
     """One run's scores of plain self-attention: by layer, and over layers."""
-    plain = table.layers.filter(
-        pl.col("kind") == "self", pl.col("circuit") == "qk", pl.col("distance") == 0
-    ).frame
-    return from_layers(plain)
+    return from_layers(plain_layers(table).frame)
 
 
 def from_layers(scores: pl.DataFrame) -> pl.DataFrame:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
@@ -49,9 +49,7 @@ def coupling(matrix: Float[Array, "heads heads"], title: str) -> Figure:
                 hundredths = hundredths.replace("-", "−")
                 axis.text(b, a, hundredths, ha="center", va="center", fontsize=5.5, color=color)
             axis.set_xlabel("head b\n(printed: coupling × 100)")
-        bar = figure.colorbar(drawn, ax=axis, shrink=0.8)
-        bar.outline.set_visible(False)
-        bar.set_label(LABEL, fontsize=7)
+        _add_scale(figure, drawn, shrink=0.8)
     return figure
 
 
@@ -100,9 +98,7 @@ def coupling_by_layer(rows: pl.DataFrame) -> Figure:
             row[0].set_ylabel("head a")
             for axis in row[: len(line)]:
                 axis.set_xlabel("head b")
-        bar = figure.colorbar(drawn, ax=figure.axes, shrink=min(1.0, 1.6 / len(lines)), aspect=15)
-        bar.outline.set_visible(False)
-        bar.set_label(LABEL, fontsize=7)
+        _add_scale(figure, drawn, shrink=min(1.0, 1.6 / len(lines)), aspect=15)
     return figure
 
 
@@ -114,6 +110,13 @@ def _draw_coupling(axis: Axes, matrix: Float[Array, "heads heads"], ticks: int) 
     axis.spines[:].set_visible(False)
     axis.tick_params(length=0)
     return drawn
+
+
+def _add_scale(figure: Figure, drawn: AxesImage, **size: Any) -> None:
+    """The color scale of all matrices, right of them."""
+    bar = figure.colorbar(drawn, ax=figure.axes, **size)
+    bar.outline.set_visible(False)
+    bar.set_label(LABEL, fontsize=7)
 
 
 def _pairs(title: str, block: BlockDetails) -> pl.DataFrame:

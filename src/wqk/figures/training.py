@@ -80,11 +80,7 @@ def medians_and_layers(curves: pl.DataFrame) -> Figure:
         axes = figure.subplots(2, 3, sharex=True, sharey="row")
         for row, score, letters in zip(axes, SCORES, ("ac", "bd"), strict=True):
             some = curves.filter(quantity=score)
-            ends = [_draw_medians(row[0], some)]
-            ends += [
-                draw_layers(axis, some.filter(mode=mode), COLORS[mode], linestyle=LINES[mode])
-                for axis, mode in zip(row[1:], COLORS, strict=True)
-            ]
+            ends = [_draw_medians(row[0], some), *_draw_layers(row[1:], some)]
             finish_row(row, LABELS[score], ends)
             for axis, name in zip(row, letters, strict=False):
                 letter(axis, name)
@@ -130,11 +126,7 @@ def layers_by_comparison(curves: pl.DataFrame) -> Figure:
             for pair, score in zip((row[:2], row[2:]), SCORES, strict=True):
                 pair[1].sharey(pair[0])
                 pair[1].tick_params(labelleft=False)
-                some = group.filter(quantity=score)
-                ends = [
-                    draw_layers(axis, some.filter(mode=mode), COLORS[mode], linestyle=LINES[mode])
-                    for axis, mode in zip(pair, COLORS, strict=True)
-                ]
+                ends = _draw_layers(pair, group.filter(quantity=score))
                 finish_row(pair, LABELS[score], ends)
             for axis, mode in zip(row, [*COLORS] * 2, strict=True):
                 axis.set_title(f"\n{mode}", fontweight="normal", fontsize=8)
@@ -158,6 +150,14 @@ def _curves(
         },
         "comparison",
     )
+
+
+def _draw_layers(axes: Sequence[Axes], curves: pl.DataFrame) -> list[list[End]]:
+    """Every layer, a panel for each mode."""
+    return [
+        draw_layers(axis, curves.filter(mode=mode), COLORS[mode], linestyle=LINES[mode])
+        for axis, mode in zip(axes, COLORS, strict=True)
+    ]
 
 
 def _draw_medians(axis: Axes, curves: pl.DataFrame) -> list[End]:

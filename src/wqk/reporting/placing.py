@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from wqk.atlas import place, published
+from wqk.atlas import place, sound_models
 from wqk.scanning.tables import ScoreTable
 
 if TYPE_CHECKING:
@@ -40,7 +40,5 @@ def points(placed: dict[int, Placement]) -> dict[str, Any] | None:
         for number, p in placed.items()
         if p.symmetry and p.directionality
     ]
-    columns = ("name", "stack", "symmetry", "directionality")
-    sound = published().filter("sound").unique("model", keep="last", maintain_order=True)
-    rows = sound.select(columns).drop_nulls()
+    rows = sound_models().select("name", "stack", "symmetry", "directionality").drop_nulls()
     return {"models": rows.to_dicts(), "own": own} if own else None
