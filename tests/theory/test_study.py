@@ -251,3 +251,14 @@ def test_models_that_differ_in_kind_are_not_taken_together(
     refs = [str(place / "run-0"), str(place / "shallow")]
     last: Report = study(refs, place / "tokens.npy", **SMALL)[-1]
     assert "different numbers of layers" in one(last.findings, "Theorems 2.3 and S1.12, W_qk").why
+
+
+@pytest.mark.parametrize("objective", ["masked", "causal"])
+@pytest.mark.parametrize("zero", ["output.dense", "self.query"])
+def test_a_layer_that_starts_at_zero_leaves_the_others_tested(zero: str, objective: str) -> None:
+    """An output projection of zeros leaves no gradient, queries of zeros no form."""
+    model = subjects.bert(decoder=objective == "causal")
+    torch.nn.init.zeros_(model.get_submodule(f"bert.encoder.layer.0.attention.{zero}").weight)
+    for finding in measure(Evidence(subjects.subject(model, objective), subjects.text())):
+        if finding.sample is not None and finding.sample.layers:
+            assert np.isfinite(finding.sample.values[:2, 1]).all()

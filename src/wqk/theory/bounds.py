@@ -17,6 +17,7 @@ import numpy as np
 from wqk.forms import BilinearForm
 from wqk.forms.scores import directionality, symmetry
 from wqk.theory.evidence import sample_of
+from wqk.theory.products import ratio
 from wqk.theory.verdict import Sample, Statement
 
 if TYPE_CHECKING:
@@ -90,7 +91,8 @@ def shares_of_parts(form: BilinearForm) -> tuple[float, float]:
     (1.0, 0.0)
     """
     whole = float(form.norm) ** 2
-    symmetric, skew = (float(p.norm) ** 2 / whole for p in (form.symmetric_part, form.skew_part))
+    parts = form.symmetric_part, form.skew_part
+    symmetric, skew = (ratio(float(part.norm) ** 2, whole) for part in parts)
     return symmetric, skew
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from wqk._typing import Array, Float
 from wqk.theory.evidence import Update, of_layers
+from wqk.theory.products import ratio
 from wqk.theory.verdict import Sample, Statement
 
 if TYPE_CHECKING:
@@ -116,8 +117,8 @@ def spread_of(vectors: Float[Array, "n d"]) -> Spread:
     squares = float((covariance**2).sum()) - total**2 / (count - 1)
     size = float(mean @ mean)
     return Spread(
-        mean_share=max(0.0, size - total / count) / (size + total),
-        dimensions=total**2 / max(squares, total**2 / width) / width,
+        mean_share=ratio(max(0.0, size - total / count), size + total),
+        dimensions=ratio(total**2, max(squares, total**2 / width)) / width,
         below=float((variances < variances.mean()).mean()),
     )
 
@@ -130,7 +131,8 @@ def as_printed(update: Update) -> float:
     x, context = update.inputs, update.beta @ update.inputs
     sizes = (x**2).sum(axis=-1) * (context**2).sum(axis=-1)
     products = (x * context).sum(axis=-1) ** 2
-    return float((products[sizes > 0] / sizes[sizes > 0]).mean()) if sizes.any() else np.nan
+    some = sizes > 0
+    return float((products[some] / sizes[some]).mean()) if some.any() else np.nan
 
 
 def _groupings(update: Update) -> dict[str, float]:
@@ -139,9 +141,9 @@ def _groupings(update: Update) -> dict[str, float]:
     added = contributions(x, beta)
     by_context = np.einsum("bnm,bnk->mk", beta.swapaxes(-1, -2) @ x, x)
     by_prediction = np.einsum("bnm,bnk->mk", x, beta @ x)
-    difference = np.abs(by_context - by_prediction).max() / np.abs(by_context).max()
-    totals = (c.sum() / r.sum() - 1 for c, r in (added[:2], added[2:]))
-    return {"largest": float(max(difference, *map(abs, totals)))}
+    errors = [ratio(np.abs(by_context - by_prediction).max(), np.abs(by_context).max())]
+    errors += [abs(ratio(c.sum(), r.sum()) - 1) for c, r in (added[:2], added[2:])]
+    return {"largest": max(errors)}
 
 
 def _growth(update: Update) -> dict[str, float]:
@@ -151,7 +153,7 @@ def _growth(update: Update) -> dict[str, float]:
     shares = {}
     for name, (columns, rows) in sides.items():
         some = columns.any(axis=-1)
-        shares[name] = float(share_above(columns[some], rows[some]).mean())
+        shares[name] = ratio(share_above(columns[some], rows[some]).sum(), some.sum())
     return shares
 
 

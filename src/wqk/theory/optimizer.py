@@ -99,13 +99,11 @@ def changes(moments: Sequence[Moment]) -> dict[str, list[BilinearForm]]:
 
 def along_the_signs(moments: Sequence[Moment]) -> Sample:
     """Cosine of each change and the step by signs before it; NaN if there is no change."""
-
-    def along(change: BilinearForm, signs: BilinearForm) -> dict[str, float]:
-        return {"cosine": cosine(change, signs) if change.norm and signs.norm else float("nan")}
-
-    earlier = {layer: [m.signs[layer] for m in moments[:-1]] for layer in moments[0].signs}
     measured = {
-        layer: [along(*both) for both in zip(some, earlier[layer], strict=True)]
+        layer: [
+            {"cosine": cosine(change, before.signs[layer])}
+            for change, before in zip(some, moments[:-1], strict=True)
+        ]
         for layer, some in changes(moments).items()
     }
     return sample_of(measured, "changes")

@@ -18,7 +18,7 @@ import numpy as np
 from wqk._typing import Array, Bool, Float
 from wqk.errors import TheoryError
 from wqk.forms.scores import symmetry
-from wqk.theory.products import inner_product
+from wqk.theory.products import inner_product, ratio
 from wqk.theory.verdict import Sample, Statement
 
 if TYPE_CHECKING:
@@ -100,12 +100,11 @@ def correlation(pairs: Pairs) -> dict[str, float]:
     heads = np.broadcast_to(pairs.both[:, None], pairs.beta.shape)
     one, other = pairs.beta[heads], pairs.beta.swapaxes(-1, -2)[heads]
     products = one * other
-    known = products != 0
     mean = one.mean() if one.size else 0.0
     size = float((one - mean) @ (one - mean))
     return {
-        "correlation": float((one - mean) @ (other - mean)) / size if size else np.nan,
-        "agreement": float((products > 0)[known].mean()) if known.any() else np.nan,
+        "correlation": ratio((one - mean) @ (other - mean), size),
+        "agreement": ratio((products > 0).sum(), (products != 0).sum()),
         "pairs": float(heads.sum() / 2),
     }
 
@@ -131,8 +130,8 @@ def parts_of_symmetry(gradient: LayerGradient, pairs: Pairs) -> dict[str, float]
     summed = pairs.beta.sum(axis=1)
     reciprocal = summed * summed.swapaxes(-1, -2) * pairs.overlap
     itself = np.eye(summed.shape[-1], dtype=bool)
-    diagonal = float(reciprocal.sum(where=itself)) / size if size else np.nan
-    between = float(reciprocal.sum(where=~itself)) / size if size else np.nan
+    diagonal = ratio(reciprocal.sum(where=itself), size)
+    between = ratio(reciprocal.sum(where=~itself), size)
     whole = float(symmetry(form))
     return {
         "from_pairs": between,
@@ -188,13 +187,13 @@ def common_symmetry(updates: Sequence[BilinearForm]) -> np.ndarray:
     for table in (inner, traces):
         np.fill_diagonal(table, 0)
 
-    def ratio(left_out: np.ndarray) -> np.ndarray:
-        """With none or one of the batches left out, by subtracting its row and column."""
+    def without(left_out: np.ndarray) -> np.ndarray:
+        """The ratio without none or one of the batches, whose row and column are subtracted."""
         over, under = (t.sum() - 2 * left_out @ t.sum(axis=0) for t in (traces, inner))
-        return np.asarray(over / under)
+        return np.array([ratio(a, b) for a, b in zip(over, under, strict=True)])
 
     none, each = np.zeros((1, count)), np.eye(count)
-    return np.asarray(count * ratio(none) - (count - 1) * ratio(each))
+    return np.asarray(count * without(none) - (count - 1) * without(each))
 
 
 def _of_pairs(

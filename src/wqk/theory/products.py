@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from wqk.forms import BilinearForm
@@ -23,5 +24,10 @@ def inner_product(one: BilinearForm, other: BilinearForm) -> float:
 
 
 def cosine(one: BilinearForm, other: BilinearForm) -> float:
-    """⟨M, N⟩ / ‖M‖ ‖N‖."""
-    return inner_product(one, other) / float(one.norm * other.norm)
+    """⟨M, N⟩ / ‖M‖ ‖N‖; NaN if one of them is the zero matrix."""
+    return ratio(inner_product(one, other), float(one.norm * other.norm))
+
+
+def ratio(part: Any, whole: Any) -> float:
+    """One number over another; NaN if that is 0, as in a layer without a gradient."""
+    return float(part / whole) if whole else math.nan

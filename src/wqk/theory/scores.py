@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from wqk.theory.evidence import of_layers
+from wqk.theory.products import ratio
 from wqk.theory.verdict import Sample, Statement
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def form_error(use: LayerGradient) -> float:
     plain, heads = plain_scores(use), use.attention.heads
     dense = heads.dense().reshape(-1, *heads.shape)
     found = use.query_input[:, None] @ dense @ use.key_input[:, None].swapaxes(-1, -2)
-    return float(np.abs(found - plain).max() / np.abs(plain).max())
+    return ratio(np.abs(found - plain).max(), np.abs(plain).max())
 
 
 def attention_error(use: LayerGradient) -> float:
@@ -54,7 +55,7 @@ def attention_error(use: LayerGradient) -> float:
 def heads_error(use: LayerGradient) -> float:
     """Largest relative difference of the layer's scores from the sum of its heads' (S20)."""
     layer = use.attention.form(use.query_input, use.key_input)
-    return float(np.abs(plain_scores(use).sum(axis=1) - layer).max() / np.abs(layer).max())
+    return ratio(np.abs(plain_scores(use).sum(axis=1) - layer).max(), np.abs(layer).max())
 
 
 def convexity_error(use: LayerGradient) -> float:
@@ -73,7 +74,7 @@ def mixing_error(use: LayerGradient, values: Factor | None) -> float:
     each = each.repeat(shares.shape[1] // each.shape[1], axis=1)
     expected = (shares @ each).swapaxes(1, 2)
     given = use.mixed.reshape(expected.shape)
-    return float(np.abs(expected - given).max() / np.abs(given).max())
+    return ratio(np.abs(expected - given).max(), np.abs(given).max())
 
 
 def same_order(use: LayerGradient, *, layer: bool = False) -> float:

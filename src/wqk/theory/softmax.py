@@ -16,7 +16,7 @@ import numpy as np
 
 from wqk.forms.scores import symmetry
 from wqk.theory.evidence import of_layers, sample_of
-from wqk.theory.products import cosine
+from wqk.theory.products import cosine, ratio
 from wqk.theory.updates import parameter_gradients
 from wqk.theory.verdict import Sample, Statement
 
@@ -47,11 +47,11 @@ def softmax_effect(gradient: LayerGradient) -> dict[str, float]:
     without = replace(gradient, beta=np.where(visible, gradient.error, 0))
     beta, error = (a.beta[visible].astype(np.float64) for a in (gradient, without))
     one, other = gradient.by_prediction(), without.by_prediction()
-    size = np.abs(gradient.beta).sum(-1).max()
+    size, products = np.abs(gradient.beta).sum(-1).max(), beta * error
     return {
-        "cosine": float(beta @ error / np.sqrt((beta @ beta) * (error @ error))),
-        "agreement": float((beta * error > 0)[beta * error != 0].mean()),
-        "row_sums": float(np.abs(gradient.beta.sum(-1)).max() / size),
+        "cosine": ratio(beta @ error, np.sqrt((beta @ beta) * (error @ error))),
+        "agreement": ratio((products > 0).sum(), (products != 0).sum()),
+        "row_sums": ratio(np.abs(gradient.beta.sum(-1)).max(), size),
         "cosine_of_forms": cosine(one, other),
         "symmetry": float(symmetry(one)),
         "symmetry_without": float(symmetry(other)),
@@ -69,8 +69,8 @@ def _against_autograd(evidence: Evidence) -> Sample:
     errors = {}
     for label, batches in evidence.by_layer.items():
         sides = zip(batches[0].factor_gradients(), exact[label], strict=True)
-        largest = max(np.linalg.norm(a - b) / np.linalg.norm(b) for a, b in sides)
-        errors[label] = [{"largest": float(largest)}]
+        largest = max(ratio(np.linalg.norm(a - b), np.linalg.norm(b)) for a, b in sides)
+        errors[label] = [{"largest": largest}]
     return sample_of(errors)
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from wqk.forms.scores import directionality
 from wqk.theory.evidence import sample_of
+from wqk.theory.products import ratio
 from wqk.theory.verdict import Sample, Statement
 
 if TYPE_CHECKING:
@@ -69,9 +70,9 @@ def tails(form: BilinearForm) -> Tails:
         return Tails(*[math.nan] * len(Tails._fields))
     longest, other = (columns, rows) if columns.max() >= rows.max() else (rows, columns)
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = float(np.log(columns.var() / rows.var()))
+        log_ratio = float(np.log(columns.var() / rows.var()))
     return Tails(
-        log_variance_ratio=ratio,
+        log_variance_ratio=log_ratio,
         reach=float(columns.max() / rows.max()),
         beyond=float((longest > other.max()).mean()),
         directionality=float(directionality(form)),
@@ -106,8 +107,8 @@ def in_weights(evidence: Evidence) -> Sample:
 def _in_total(update: Update) -> dict[str, float]:
     """Σ‖column‖²/Σ‖row‖² − 1, and the ratio of the mean norms."""
     columns, rows = _norms(update.form)
-    squares = (columns**2).sum() / (rows**2).sum() - 1
-    return {"squares": float(squares), "means": float(columns.mean() / rows.mean())}
+    squares = ratio((columns**2).sum(), (rows**2).sum()) - 1
+    return {"squares": squares, "means": ratio(columns.mean(), rows.mean())}
 
 
 def lost(samples: Mapping[str, Sample]) -> Sample:
