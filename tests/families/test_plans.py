@@ -11,6 +11,7 @@ from tests.families.architectures import NAMED, Architecture
 from tests.families.architectures.architecture import GROUPED
 from tests.families.proving import edit_config, edit_tensors, save
 
+from wqk import explain, scan
 from wqk.attention import attention_plans, read_attention
 from wqk.attention.verification import verify
 from wqk.checkpoints import open_checkpoint
@@ -186,3 +187,15 @@ def test_names_like_the_expected_ones_are_told() -> None:
         CheckpointError, match=f"such as 'layers.0.self_attn.q_proj.weight', got '{name}'"
     ):
         attention_plans(checkpoint)
+
+
+def test_norms_and_soft_caps_outside_the_form_are_told() -> None:
+    sides = {f"layers.0.self_attn.{side}_proj.weight": np.eye(8) for side in "qk"}
+    tensors = sides | {"layers.0.input_layernorm.weight": np.ones(8)}
+    config = {"model_type": "gemma2", "num_attention_heads": 2, "num_key_value_heads": 2}
+    config |= {"head_dim": 4, "query_pre_attn_scalar": 4, "attn_logit_softcapping": 3.0}
+    checkpoint = StateDict(tensors, config, "capped")
+    explained = " ".join(explain(checkpoint).notes)
+    assert "softly capped at ±3" in explained
+    assert "the gains of the norms" in explained
+    assert "the soft cap of the scores" in scan(checkpoint).metadata["left_out"]["capped"]

@@ -210,5 +210,7 @@ def left_out(plan: AttentionPlan, coordinates: Coordinates) -> Iterator[str]:
         yield "the gains of the norms that feed it"
     if plan.rule.guess:
         yield "scale, positions and masks, which are not known"
+    if plan.softcap:
+        yield "the soft cap of the scores"
     if plan.sinks:
         yield "sinks"

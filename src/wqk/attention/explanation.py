@@ -215,6 +215,10 @@ def _notes(plan: AttentionPlan) -> Iterator[str]:
         yield f"{where}: positions are {plan.position}; the form is the score of equal positions."
     elif plan.position:
         yield f"{where}: {plan.position} positions are added to scores and not part of the form."
+    if plan.query.input_norm or plan.key.input_norm:
+        yield f"{where}: the gains of the norms that feed it are not part of the form."
+    if plan.softcap:
+        yield f"{where}: scores are softly capped at ±{plan.softcap:g}; the form is before that."
     if plan.sinks:
         yield f"{where}: a sink, a score of its own in every head, takes part of the attention."
     if plan.window is not None:
