@@ -89,7 +89,10 @@ def sheet(*headings: str, left: Collection[str] = ()) -> Table:
 
 
 # What a terminal without Unicode gets for the characters that our own sentences are made of.
-PLAIN = str.maketrans({"–": "-", "−": "-", "·": "|", "×": "x", "…": "...", "±": "+-", "→": "->"})
+PLAIN = str.maketrans(
+    {"–": "-", "−": "-", "·": "|", "×": "x", "…": "...", "±": "+-", "→": "->"}
+    | {"•": "*", "‖": "||", "σ": "s", "₁": "1", "✓": "+", "✗": "x"}
+)
 
 
 class _Cleaned:

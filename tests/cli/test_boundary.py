@@ -182,3 +182,20 @@ def test_names_do_not_reach_the_terminal_raw(tmp_path):
     for text in (repr(table), table._repr_html_(), str(wqk.explain(checkpoint))):
         assert not {"\x1b", "\x07", "\u202e"} & set(text)
     assert "\x1b" not in run("scan", f"{tmp_path}/\x1b]0;title\x07").stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("train", "--corpus", "store", "-o", "run", "--threads", "1"),
+        ("glue", ENCODER, "--threads", "1"),
+        ("experiments", "FILE", "--corpora", "corpora", "--out", "runs"),
+    ],
+)
+def test_without_torch_it_is_said_what_to_install(monkeypatch, tmp_path, arguments):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    cell = '[recipe]\n[[cell]]\nname = "one"\ncorpus = "corpus"\nseeds = [1]\n'
+    (tmp_path / "e.toml").write_text(cell)
+    told = run(*(str(tmp_path / "e.toml") if word == "FILE" else word for word in arguments))
+    assert told.exit_code == 2
+    assert "needs torch: pip install 'wqk[train]'" in told.stderr

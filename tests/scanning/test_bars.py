@@ -73,14 +73,17 @@ def test_bars_grow_with_the_terminal() -> None:
     assert cells[-1] > cells[2] > 0 == cells[0]
 
 
-def test_a_terminal_without_unicode_gets_plain_bars() -> None:
+@pytest.mark.parametrize(
+    ("arguments", "shows"), [(("scan",), "|#####"), (("explain",), "* encoder")]
+)
+def test_a_terminal_without_unicode_gets_plain_text(arguments: tuple[str], shows: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "wqk", "scan", str(wqk.demo_model("encoder"))],
+        [sys.executable, "-m", "wqk", *arguments, str(wqk.demo_model("encoder"))],
         capture_output=True,
         env={"PYTHONIOENCODING": "ascii", "LC_ALL": "C", "COLUMNS": "90", "PATH": ""}
         | {k: v for k, v in os.environ.items() if k == "PYTHONPATH"},
         check=True,
     )
     text = done.stdout.decode("ascii")
-    assert "|#####" in text
+    assert shows in text
     assert "?" not in text

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wqk._console import sheet
-from wqk.cli.options import COUNT, PATH, POSITIVE, REF, json_output
+from wqk.cli.options import COUNT, PATH, POSITIVE, REF, json_output, use_threads
 
 if TYPE_CHECKING:
     from wqk.training.glue import TaskResult
@@ -61,10 +61,7 @@ def glue(
     from wqk.training.glue_tasks import baselines, read_task
 
     groups = by_start(models) if len(models) > 2 else None
-    if threads:
-        import torch
-
-        torch.set_num_threads(threads)
+    use_threads(threads)
     how = FineTuning(**options)
     chosen = [
         read_task(Path(name) if name.endswith(".jsonl") else data / name)

@@ -120,6 +120,16 @@ def reading(function: Callable[..., Any]) -> Callable[..., Any]:
     return family_file(function)
 
 
+def use_threads(count: int | None) -> None:
+    """Let PyTorch compute with this many threads, where a number is given."""
+    from wqk.errors import required_by
+
+    if count:
+        with required_by("--threads"):
+            import torch
+        torch.set_num_threads(count)
+
+
 def _one_for_each(values: tuple[str, ...]) -> tuple[str | None, str | None]:
     if len(values) not in (0, 2):
         raise click.UsageError("expected --revision twice: for the first and for the second REF")

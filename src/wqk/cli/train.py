@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from wqk.cli.options import COUNT, FOLDER
+from wqk.cli.options import COUNT, FOLDER, use_threads
 from wqk.training.recipe import PRESETS, SIZES, Recipe, make_recipe
 
 # Fields of the recipe that have options of another form than `--name VALUE`.
@@ -128,10 +128,7 @@ def train(
         recipe = make_recipe(preset or "fast", size=size, **overrides)
     with train_display.progress(recipe) as on_progress:
         try:
-            if threads:
-                import torch
-
-                torch.set_num_threads(threads)
+            use_threads(threads)
             run = train_model(
                 recipe,
                 corpus,

@@ -40,7 +40,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from wqk._files import read_lines, write_whole
-from wqk.errors import RunError
+from wqk.errors import RunError, required_by
 from wqk.runs.groups import comparable
 from wqk.runs.run import METRICS, SETTINGS, Run, checkpoints_in, open_run
 from wqk.training.models import read_configuration
@@ -262,7 +262,8 @@ def _run(command: Sequence[str], printed: Path, device: str | None) -> bool:
 
 def visible_gpus() -> list[str]:
     """The GPUs that this process may use, by their names in ``CUDA_VISIBLE_DEVICES``."""
-    import torch
+    with required_by("training"):
+        import torch
 
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = listed.split(",") if listed else [str(n) for n in range(torch.cuda.device_count())]

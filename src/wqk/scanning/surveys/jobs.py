@@ -152,6 +152,7 @@ def _chosen(pattern: str, names: Sequence[str], ref: str) -> list[str]:
     chosen = [name for name in names if fnmatchcase(name, pattern)]
     if not chosen:
         some = ", ".join(sorted(names, key=natural_order)[:3])
-        there = f"it has {len(names)}: {some}{', …' if len(names) > 3 else ''}" if names else "none"
+        more = f": {some}{', …' if len(names) > 3 else ''}" if names else ""
+        there = f"it has {len(names) or 'none'}{more}"
         raise CheckpointError(f"{ref}: no revision or step matches {pattern!r}; {there}")
     return sorted(chosen, key=natural_order)
