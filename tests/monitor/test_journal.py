@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import wqk
-from wqk.monitor.journal import Journal
+from wqk.monitor import journal
 from wqk.runs.run import read_table
 
 
@@ -21,27 +21,24 @@ def rows(step: int) -> wqk.ScoreTable:
     )
 
 
-def journal(path: Path) -> Journal:
-    made = Journal(path, gamma=2.0)
-    made.check()
-    return made
+def begin(path: Path, keep: int) -> None:
+    journal.check(path, gamma=2.0)
+    journal.begin(path, keep, {"gamma": 2.0})
 
 
 def test_a_file_torn_at_any_byte_is_read_and_mended(tmp_path: Path) -> None:
     path = tmp_path / "scores.jsonl"
-    whole = journal(path)
-    whole.begin(-1, {"gamma": 2.0})
+    begin(path, -1)
     for step in range(3):
-        whole.append(rows(step))
+        journal.append(path, rows(step))
     content = path.read_bytes()
     for length in range(0, len(content), 43):
         path.write_bytes(content[:length])
         read = read_table(path).frame["step"].to_list()
         assert read == [0, 0, 0, 1, 1, 1, 2, 2, 2][: len(read)]
         assert len(read) == max(0, content[:length].count(b"\n") - 1)
-        mended = journal(path)
-        mended.begin(0, {"gamma": 2.0})
-        mended.append(rows(1))
+        begin(path, 0)
+        journal.append(path, rows(1))
         table = wqk.read_table(path)
         assert table.frame["step"].to_list() == [0] * min(3, len(read)) + [1, 1, 1]
         assert table.metadata["gamma"] == 2.0
@@ -50,11 +47,11 @@ def test_a_file_torn_at_any_byte_is_read_and_mended(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from tests.monitor.test_journal import journal, rows
-made = journal(Path(sys.argv[1]))
-made.begin(int(sys.argv[2]), {"gamma": 2.0})
+from tests.monitor.test_journal import begin, journal, rows
+path = Path(sys.argv[1])
+begin(path, int(sys.argv[2]))
 for step in range(int(sys.argv[2]) + 1, 10**6):
-    made.append(rows(step))
+    journal.append(path, rows(step))
     print(flush=True)
 """
 
@@ -78,6 +75,6 @@ def test_killed_writers_leave_whole_rows(tmp_path: Path, kills: int) -> None:
         assert steps == sorted(steps)
         assert all(steps.count(step) == 3 for step in set(steps[:-3]))
         keep = max(-1, max(steps) - 2)
-    journal(path).begin(keep, {"gamma": 2.0})
+    begin(path, keep)
     frame = wqk.read_table(path).frame
     assert frame["step"].to_list() == [step for step in range(keep + 1) for _ in range(3)]

@@ -27,14 +27,15 @@ def walk(tokens: int, seed: int) -> np.ndarray:
     return len(SPECIAL) + np.cumsum(steps + np.roll(steps, 1)) % (VOCABULARY - len(SPECIAL))
 
 
-def make_store(folder: Path, seed: int) -> TokenStore:
-    names = ["[PAD]", "[MASK]", "[UNK]", "[SEP]", *(chr(97 + n) for n in range(VOCABULARY - 4))]
+def one_letter_words(count: int) -> bytes:
+    """A tokenizer.json with this many ids: the special tokens, and then letters."""
+    names = ["[PAD]", "[MASK]", "[UNK]", "[SEP]", *(chr(97 + n) for n in range(count - 4))]
     vocabulary = {name: number for number, name in enumerate(names)}
-    tokenizer = {
-        "version": "1.0",
-        "added_tokens": [],
-        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "[UNK]"},
-    }
+    model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "[UNK]"}
+    return json.dumps({"version": "1.0", "added_tokens": [], "model": model}).encode()
+
+
+def make_store(folder: Path, seed: int) -> TokenStore:
     splits = {
         split: [Chunk(walk(size, seed + number), np.array([size]), size)]
         for number, (split, size) in enumerate({"train": 20_000, "held_out": 2_000}.items())
@@ -45,7 +46,7 @@ def make_store(folder: Path, seed: int) -> TokenStore:
         unit="characters",
         vocabulary_size=VOCABULARY,
         special=SPECIAL,
-        tokenizer=json.dumps(tokenizer).encode(),
+        tokenizer=one_letter_words(VOCABULARY),
     )
 
 

@@ -93,6 +93,20 @@ def test_without_training_it_is_the_models_own_answer(encoder: Path, tmp_path: P
         fine_tune(encoder, known, (1,), FineTuning(epochs=0))
 
 
+def test_long_texts_are_cut_to_what_a_run_s_checkpoint_takes(encoder: Path, tmp_path: Path) -> None:
+    # As `wqk train` writes it: RoBERTa's positions begin after the padding token's number.
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.RobertaPreLayerNormConfig(
+        vocab_size=len(WORDS) + 4, intermediate_size=64, max_position_embeddings=9,
+        pad_token_id=0, type_vocab_size=1, **sizes,
+    )  # fmt: skip
+    transformers.RobertaPreLayerNormModel(config).save_pretrained(tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(encoder, model_max_length=8)
+    tokenizer.save_pretrained(tmp_path)
+    result = fine_tune(tmp_path, task(), (1,), FineTuning(epochs=1))  # texts of 9 tokens
+    assert 0 <= result.metrics["accuracy"][0] <= 1
+
+
 def test_metrics_by_hand() -> None:
     split = Split([("x",)] * 4, [0, 0, 1, 1])
     assert judge(SentenceTask("cola", split, split, 2), [0, 1, 1, 1])["matthews"] == pytest.approx(
@@ -135,6 +149,12 @@ def test_files_that_hold_no_task(content: str, message: str, tmp_path: Path) -> 
     (tmp_path / "own.jsonl").write_text(content)
     with pytest.raises(CorpusError, match=message):
         read_task(tmp_path / "own.jsonl")
+
+
+def test_no_task_is_a_mistake() -> None:
+    result = CliRunner().invoke(command, ["glue", "model", "--tasks", ","])
+    assert result.exit_code == 2
+    assert "--tasks names no task" in result.stderr
 
 
 def test_models_that_cannot_be_fine_tuned(tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ def test_defaults_are_those_of_the_presets() -> None:
 def test_idle_gpus_are_mentioned(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from wqk.cli.train_display import summary
+    from wqk.cli.train import summary
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     assert "3 more GPUs idle: torchrun uses them" in summary(make_recipe())

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.training.conftest import SPECIAL, one_letter_words
 
 import wqk
 from wqk._files import locked
@@ -485,14 +486,11 @@ def test_rows_of_single_documents(tiny: Any, tmp_path: Path) -> None:
     dice = np.random.default_rng(3)
     lengths = dice.integers(2, 30, size=200)
     tokens = dice.integers(4, 9, size=lengths.sum())
-    names = ["[PAD]", "[MASK]", "[UNK]", "[SEP]", *"abcde"]
     splits = {split: [Chunk(tokens, lengths, len(tokens))] for split in ("train", "held_out")}
-    vocabulary = {name: number for number, name in enumerate(names)}
-    model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "[UNK]"}
-    tokenizer = json.dumps({"version": "1.0", "added_tokens": [], "model": model}).encode()
-    some: Any = {"unit": "characters", "vocabulary_size": len(names), "tokenizer": tokenizer}
-    special = {"padding": 0, "mask": 1, "unknown": 2, "separator": 3}
-    store = write_store(tmp_path / "store", splits, special=special, **some)
+    some: Any = {
+        "unit": "characters", "vocabulary_size": 9, "tokenizer": one_letter_words(9)
+    }  # fmt: skip
+    store = write_store(tmp_path / "store", splits, special=SPECIAL, **some)
     recipe = tiny(rows="documents")
     whole = train(recipe, store.folder, tmp_path / "whole")
     train(recipe, store.folder, tmp_path / "parts", stop=4)
@@ -500,7 +498,7 @@ def test_rows_of_single_documents(tiny: Any, tmp_path: Path) -> None:
     losses = (run.metrics.select("step", "loss").drop_nulls().rows() for run in (whole, parts))
     assert next(losses) == next(losses)
     assert whole.metrics["held_out_loss"].drop_nulls()[-1] < 2.2
-    bare = {name: special[name] for name in ("mask", "separator")}
+    bare = {name: SPECIAL[name] for name in ("mask", "separator")}
     unpadded = write_store(tmp_path / "bare", splits, special=bare, **some)
     with pytest.raises(CorpusError, match="a vocabulary with a padding token"):
         train(recipe, unpadded.folder, tmp_path / "refused")

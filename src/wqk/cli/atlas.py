@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +11,6 @@ import click
 from wqk.cli.options import FILE, FOLDER, json_output
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import polars as pl
 
     from wqk.atlas import Comparison
@@ -149,7 +148,7 @@ def _scan(ref: str) -> ScoreTable:
     from wqk.cli import display
     from wqk.scanning.scan import scan
 
-    with display.scan_bar(ref) as on_progress:
+    with display.bar(ref, display.scan_progress) as on_progress:
         checkpoint = open_checkpoint(ref)
         table = scan(checkpoint, heads=False, on_progress=on_progress)
     display.say_traffic(checkpoint)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
@@ -14,13 +15,11 @@ from wqk.atlas.published import marks
 from wqk.cli import display
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     import polars as pl
 
     from wqk.atlas import Comparison
 
-    Column = tuple[str, str, Callable[[Mapping[str, Any]], str]]
+    Row = Mapping[str, Any]
 
 # From these widths on, the checkpoints' ids are shown, and then the quartiles.
 ROOM_FOR_MODELS = 100
@@ -40,17 +39,14 @@ def print_rows(frame: pl.DataFrame, as_json: bool) -> None:
         return
     console = display.output()
     letters = marks(rows)
-    table = sheet()
     columns = _columns(console.width, letters, own=any(r["source"] == "own" for r in rows))
-    for heading, justify, _ in columns:
-        table.add_column(
-            heading,
-            justify="right" if justify == "right" else "left",
-            overflow="fold",
-            no_wrap=justify == "right",
-        )
+    table = sheet(*columns, left=columns.keys() - TOLERANCES.keys())
+    for column in table.columns:
+        column.no_wrap = column.justify == "right"
     for row in rows:
-        table.add_row(*(cell(row) for _, _, cell in columns), style="" if row["sound"] else "dim")
+        table.add_row(
+            *(cell(row) for cell in columns.values()), style="" if row["sound"] else "dim"
+        )
     console.print(table)
     known = flags()
     for name, letter in letters.items():
@@ -64,21 +60,20 @@ def print_rows(frame: pl.DataFrame, as_json: bool) -> None:
     )
 
 
-def _columns(width: int, letters: Mapping[str, str], own: bool) -> list[Column]:
-    """What a line shows: heading, side, and the text of a row's cell."""
+def _columns(width: int, letters: Mapping[str, str], own: bool) -> dict[str, Callable[[Row], str]]:
+    """The text of a row's cell, by the heading of its column."""
     score = spread if width >= ROOM_FOR_SPREADS else lambda row, name: number(row[name], 2)
-    columns: list[Column] = [("name", "left", lambda row: row["name"])]
+    columns: dict[str, Callable[[Row], str]] = {"name": lambda row: row["name"]}
     if width >= ROOM_FOR_MODELS:
-        columns.append(("checkpoint", "left", lambda row: row["model"]))
+        columns["checkpoint"] = lambda row: row["model"]
     if own:
-        columns.append(("", "left", lambda row: "own" if row["source"] == "own" else ""))
-    return [
-        *columns,
-        ("stack", "left", lambda row: row["stack"]),
-        ("symmetry", "right", lambda row: score(row, "symmetry")),
-        ("directionality", "right", lambda row: score(row, "directionality")),
-        ("flags", "left", lambda row: " ".join(sorted(letters[flag] for flag in row["flags"]))),
-    ]
+        columns[""] = lambda row: "own" if row["source"] == "own" else ""
+    return columns | {
+        "stack": lambda row: row["stack"],
+        "symmetry": lambda row: score(row, "symmetry"),
+        "directionality": lambda row: score(row, "directionality"),
+        "flags": lambda row: " ".join(sorted(letters[flag] for flag in row["flags"])),
+    }
 
 
 def print_model(

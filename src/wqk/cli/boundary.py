@@ -38,26 +38,24 @@ class Boundary(GroupedCommands):
             context.exit(130)
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise
-        except WqkError as error:
-            if context.params.get("debug"):
-                raise
-            tell(self.in_flags(str(error), context))
-            context.exit(2)
-        except OSError as error:
-            if context.params.get("debug"):
-                raise
-            file = f"{error.filename}: " if error.filename else ""
-            tell(f"{file}{error.strerror or error}")
-            context.exit(2)
         except Exception as error:
             if context.params.get("debug"):
                 raise
-            message = f": {error}" if str(error) else ""
-            tell(f"unexpected {type(error).__name__}{message} (wqk --debug shows where)")
+            tell(self.described(error, context))
             context.exit(2)
 
+    def described(self, error: Exception, context: click.Context) -> str:
+        """An error in one line."""
+        if isinstance(error, WqkError):
+            return self.in_flags(str(error), context)
+        if isinstance(error, OSError):
+            file = f"{error.filename}: " if error.filename else ""
+            return f"{file}{error.strerror or error}"
+        message = f": {error}" if str(error) else ""
+        return f"unexpected {type(error).__name__}{message} (wqk --debug shows where)"
+
     def in_flags(self, message: str, context: click.Context) -> str:
-        """A message for Python's users with the verb's own spelling of their arguments.
+        """A message that names Python's arguments, naming the verb's options instead.
 
         ``heads_per_layer=4`` becomes ``--heads-per-layer 4``, ``retry=True`` ``--retry``.
         """
@@ -83,33 +81,25 @@ def run(command: Callable[..., Any]) -> int:
     _open_streams()
     status = 0
     try:
-        command(prog_name="wqk")
-    except SystemExit as done:
-        status = done.code if isinstance(done.code, int) else int(done.code is not None)
+        try:
+            command(prog_name="wqk")
+        except SystemExit as done:
+            status = done.code if isinstance(done.code, int) else int(done.code is not None)
+        sys.stdout.flush()
     except BrokenPipeError:
         status = 141
     except KeyboardInterrupt:
         tell("interrupted")
         status = 130
-    except OSError as error:  # from printing what click itself has to say
-        status = _unprintable(error)
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        status = 141
-    except OSError as error:
-        status = _unprintable(error)
+    except OSError as error:  # from printing, be it click's own messages
+        tell(f"standard output cannot be written ({error.strerror})")
+        status = 2
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except (OSError, ValueError):
             _discard(stream)
     return status
-
-
-def _unprintable(error: OSError) -> int:
-    tell(f"standard output cannot be written ({error.strerror})")
-    return 2
 
 
 def _discard(stream: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,20 +12,11 @@ import click
 from wqk.cli.options import COUNT, PATH, REF, Number, json_output
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from wqk.training.corpus import CorpusProgress, TokenStore
 
 
-class _SizeOrFile(click.ParamType):  # type: ignore[type-arg]
-    """A whole number, or the name of a file."""
-
-    name = "size or file"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int | str:
-        return int(value) if str(value).isdecimal() else str(value)
+def _size_or_file(text: str) -> int | str:
+    return int(text) if text.isdecimal() else text
 
 
 @click.command()
@@ -46,7 +37,7 @@ class _SizeOrFile(click.ParamType):  # type: ignore[type-arg]
 )
 @click.option(
     "--vocabulary",
-    type=_SizeOrFile(),
+    type=_size_or_file,
     metavar="FILE|SIZE",
     help="vocab.txt, or how many word pieces to learn.  [default: 30522]",
 )
@@ -100,9 +91,10 @@ def corpus(
       wqk corpus comments.csv --field comment_text --vocabulary vocab.txt -o store
       wqk corpus book.txt --document paragraph --vocabulary 4000 -o store
     """
+    from wqk.cli import display
     from wqk.training.corpus import CorpusOptions, build_corpus
 
-    with _progress() as on_progress:
+    with display.bar("reading", _progress()) as on_progress:
         try:
             store = build_corpus(
                 texts, out, CorpusOptions(**options), jobs=jobs, on_progress=on_progress
@@ -112,21 +104,16 @@ def corpus(
     _print(store, as_json)
 
 
-@contextmanager
-def _progress() -> Iterator[Callable[[CorpusProgress], None] | None]:
-    """The bar of a build: its stage, and what is done in it, with the speed."""
-    from wqk.cli import display
+def _progress() -> Callable[[CorpusProgress], dict[str, Any]]:
+    """What the bar shows: the stage of the build, and what is done in it, with the speed."""
+    begun: dict[str, float] = {}
 
-    with display.bar("reading") as update:
-        begun: dict[str, float] = {}
+    def changes(done: CorpusProgress) -> dict[str, Any]:
+        seconds = time.perf_counter() - begun.setdefault(done.stage, time.perf_counter())
+        share = {"total": 1.0, "completed": done.share} if done.share else {"total": None}
+        return {"description": done.stage, "text": _rate(done, seconds), **share}
 
-        def show(done: CorpusProgress) -> None:
-            assert update is not None
-            seconds = time.perf_counter() - begun.setdefault(done.stage, time.perf_counter())
-            share = {"total": 1.0, "completed": done.share} if done.share else {"total": None}
-            update(description=done.stage, text=_rate(done, seconds), **share)
-
-        yield update and show
+    return changes
 
 
 def _rate(done: CorpusProgress, seconds: float) -> str:

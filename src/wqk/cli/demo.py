@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -14,14 +15,12 @@ from wqk.cli.options import FILE, json_output
     "--out",
     type=FILE,
     default=Path("wqk-demo.png"),
-    metavar="FILE",
     help="Figure to write (.png, .pdf, .svg); needs matplotlib.",
 )
 @click.option(
     "--report",
     type=FILE,
     default=Path("wqk-demo.html"),
-    metavar="FILE",
     help="Report to write (.html); needs plotly.",
 )
 @json_output
@@ -34,24 +33,22 @@ def demo(out: Path, report: Path, as_json: bool) -> None:
     from wqk.demo.demo import demo_figure, demo_introduction, demo_table, demo_verdict
     from wqk.errors import MissingPackage
     from wqk.figures import save_figure
-    from wqk.reporting import check_report, write_report
+    from wqk.reporting import write_report
+    from wqk.scanning.rendering import side_by_side
 
     table = demo_table()
     if as_json:
         display.print_json(table)
         return
-    display.print_side_by_side(table, demo_introduction(), demo_verdict(table))
-    try:
-        figure = demo_figure(table)
-    except MissingPackage as missing:
-        display.say(f"no picture: {missing}")
-    else:
-        save_figure(figure, out)
-        display.say(f"picture: {out}")
-    try:
-        check_report(report)
-    except MissingPackage as missing:
-        display.say(f"no report: {missing}")
-    else:
-        write_report(table, report)
-        display.say(f"report: {report}")
+    lines = (demo_introduction(), *side_by_side(table), "", demo_verdict(table))
+    display.output().print(*lines, sep="\n")
+    files: dict[str, tuple[Path, Callable[[], None]]] = {
+        "picture": (out, lambda: save_figure(demo_figure(table), out)),
+        "report": (report, lambda: write_report(table, report)),
+    }
+    for what, (path, write) in files.items():
+        try:
+            write()
+            display.say(f"{what}: {path}")
+        except MissingPackage as missing:
+            display.say(f"no {what}: {missing}")

@@ -5,30 +5,25 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.text import Text
 
 from wqk._console import UNPRINTABLE, cleaning, printable
 from wqk._files import finite
-from wqk.atlas import place
 from wqk.attention.rendering import size
-from wqk.scanning.rendering import definitions, one_checkpoint, overview, scores, side_by_side
 from wqk.scanning.tables import records
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from wqk.atlas import Placement
     from wqk.checkpoints import Checkpoint
     from wqk.scanning.scan import Progress as ScanProgress
     from wqk.scanning.tables import ScoreTable
 
-# polars' own handler lets a main thread that waits for others sleep on through Ctrl-C.
+# With polars' own handler, a main thread that waits for others would sleep through Ctrl-C.
 if hasattr(signal, "siginterrupt"):
     signal.siginterrupt(signal.SIGINT, True)
 
@@ -49,10 +44,8 @@ def output() -> Console:
 
 
 def say(message: str) -> None:
-    """One line on standard error."""
-    Console(stderr=True, highlight=False, markup=False).print(
-        "\n".join(map(printable, message.split("\n"))), soft_wrap=True
-    )
+    """Lines on standard error."""
+    click.echo(printable(message), err=True)
 
 
 def say_traffic(checkpoint: Checkpoint) -> None:
@@ -65,13 +58,20 @@ def say_traffic(checkpoint: Checkpoint) -> None:
 
 
 @contextmanager
-def bar(title: str) -> Iterator[Callable[..., None] | None]:
+def bar(title: str, changes: Callable[..., dict[str, Any]]) -> Iterator[Callable[..., None] | None]:
     """A progress bar on a terminal, nothing in a pipe.
+
+    Parameters
+    ----------
+    title
+        What stands before the bar.
+    changes
+        Turns reported progress into any of ``description``, ``completed``, ``total`` and ``text``,
+        which stands after the bar.
 
     Yields
     ------
-    What updates it, with any of the keywords ``description``, ``completed``, ``total`` and
-    ``text``, which stands behind the bar.
+    The function to report progress to; None in a pipe.
     """
     if not sys.stderr.isatty():
         yield None
@@ -82,28 +82,22 @@ def bar(title: str) -> Iterator[Callable[..., None] | None]:
         task = progress.add_task(printable(title), total=None, text="")
         begun = False
 
-        def update(**changes: Any) -> None:
+        def report(*done: Any) -> None:
             nonlocal begun
-            if not begun:  # what an earlier run has done says nothing about the time that remains
-                progress.reset(task, completed=changes.get("completed", 0))
+            new = changes(*done)
+            if not begun:  # the work of an earlier run says nothing about the time that remains
+                progress.reset(task, completed=new.get("completed", 0))
                 begun = True
-            progress.update(task, **changes)
+            progress.update(task, **new)
 
-        yield update
+        yield report
 
 
-@contextmanager
-def scan_bar(name: str) -> Iterator[Callable[[ScanProgress], None] | None]:
-    """The bar of a scan: blocks, and bytes a second."""
-    with bar(name) as update:
-
-        def show(done: ScanProgress) -> None:
-            assert update is not None
-            rate = f"{size(done.bytes_read / max(done.seconds, 1e-9))}/s"
-            text = f"{done.blocks_done}/{done.blocks} blocks, {rate}"
-            update(total=done.blocks, completed=done.blocks_done, text=text)
-
-        yield update and show
+def scan_progress(done: ScanProgress) -> dict[str, Any]:
+    """What the bar of a scan shows: blocks, and bytes per second."""
+    rate = f"{size(done.bytes_read / max(done.seconds, 1e-9))}/s"
+    text = f"{done.blocks_done}/{done.blocks} blocks, {rate}"
+    return {"total": done.blocks, "completed": done.blocks_done, "text": text}
 
 
 def print_json(table: ScoreTable) -> None:
@@ -121,45 +115,3 @@ def print_object(value: Mapping[str, Any]) -> None:
     """One JSON object on standard output, with null for NaN and infinity, which JSON lacks."""
     text = json.dumps(finite(value), ensure_ascii=False, indent=2, allow_nan=False)
     sys.stdout.write(UNPRINTABLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
-
-
-def print_table(table: ScoreTable) -> None:
-    """The layers of a checkpoint, its heads, and its rank among the published models."""
-    console = output()
-    console.print(*one_checkpoint(table, console.width), sep="\n")
-    _print_placements(place(table))
-
-
-def print_scores(table: ScoreTable) -> None:
-    """The layers of one of several checkpoints, and its heads."""
-    console = output()
-    console.print(*scores(table, console.width), sep="\n")
-
-
-def print_several(table: ScoreTable, last: Iterable[ScoreTable]) -> None:
-    """What follows the scores of several checkpoints, once for all of them.
-
-    Medians, the meaning of the headings, and the ranks of the last step of each run.
-    """
-    console = output()
-    text = Text("\n".join(definitions(table, console.width)), style="dim")
-    console.print(*overview(table), text, sep="\n")
-    _print_placements([placement for scan in last for placement in place(scan)])
-
-
-def print_overview(table: ScoreTable) -> None:
-    """Medians over layers, one line for each checkpoint and kind of attention."""
-    output().print(*overview(table), sep="\n")
-
-
-def _print_placements(placements: Sequence[Placement]) -> None:
-    names = {placement.name for placement in placements}
-    for placement in placements:
-        name = f" {placement.name}" if len(names) > 1 else ""
-        stack = f" {placement.stack}" if len(placements) > len(names) else ""
-        output().print(Text.assemble((f"atlas{name}{stack}: ", "dim"), str(placement)))
-
-
-def print_side_by_side(table: ScoreTable, introduction: str, verdict: str) -> None:
-    """Layers down, checkpoints across: symmetry, then directionality as published."""
-    output().print(introduction, *side_by_side(table), "", verdict, sep="\n")

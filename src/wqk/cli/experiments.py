@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from wqk._console import sheet
-from wqk.cli.options import COUNT, PATH, POSITIVE, Number
+from wqk.cli.options import COUNT, PATH, POSITIVE, below
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from wqk.training.experiments import Trial
 
 
@@ -50,18 +49,13 @@ if TYPE_CHECKING:
     metavar="TFLOPS",
     help="For the cost: speed of the device in 10¹² operations a second; by default of one core.",
 )
-@click.option(
-    "--below",
-    type=Number(min=0),
-    metavar="LOSS",
-    help="Also compare when the training loss (mean of 100 steps) first falls below LOSS.",
-)
+@below
 def experiments(
     file: Path,
     corpora: Path,
     out: Path,
     jobs: int | None,
-    only: str | None,
+    only: str,
     dry_run: bool,
     speed: float,
     below: float | None,
@@ -80,7 +74,7 @@ def experiments(
     from wqk.errors import RunError
     from wqk.training.experiments import read_experiments, run_experiments
 
-    trials = [trial for trial in read_experiments(file, corpora, out) if (only or "") in trial.cell]
+    trials = [trial for trial in read_experiments(file, corpora, out) if only in trial.cell]
     if not trials:
         raise RunError(f"{file}: no cell has a name that contains {only!r}")
     if not dry_run:

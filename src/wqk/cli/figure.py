@@ -13,7 +13,7 @@ from wqk.cli.options import FILE, PATH, Number
 if TYPE_CHECKING:
     from wqk.figures import Sources
 
-# Kept here, for names are needed before anything heavy is loaded; a test holds them to the figures.
+# Repeated here so that nothing heavy is loaded for their names; a test compares them.
 FIGURES = (
     "fig2", "fig3", "s1", "s2", "s3", "s4", "s5", "losses", "dose", "updates", "heads", "coupling",
     "distances",
@@ -35,7 +35,6 @@ TABLES = ("table1", "tableS2", "tableS3")
 @click.option(
     "--out",
     type=FILE,
-    metavar="FILE",
     help="Picture: .pdf, .svg, .png; numbers: .csv; table: .md, .tex.  [default: NAME.pdf]",
 )
 @click.option(

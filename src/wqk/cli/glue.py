@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wqk._console import sheet
-from wqk.cli.options import COUNT, PATH, POSITIVE, REF, json_output, use_threads
+from wqk.cli.options import COUNT, PATH, POSITIVE, REF, json_output, threads
 
 if TYPE_CHECKING:
     from wqk.training.glue import TaskResult
@@ -30,14 +30,13 @@ if TYPE_CHECKING:
 @click.option("--learning-rate", type=POSITIVE, default=5e-5)
 @click.option("--batch", type=COUNT, default=32)
 @click.option("--length", type=click.IntRange(min=2), default=128)
-@click.option("--threads", type=COUNT, metavar="N", help="Number of CPU threads.")
+@threads
 @json_output
 def glue(
     models: tuple[str, ...],
     data: Path,
     tasks: str,
     seeds: int,
-    threads: int | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -46,8 +45,8 @@ def glue(
     MODEL is a training run (its last checkpoint), a checkpoint with its tokenizer, or a Hub id.
     With --epochs 0 it is evaluated without fine-tuning. Metrics are those of each task: Matthews
     correlation, F1 and accuracy, Pearson and Spearman correlation. Two models are compared over
-    seeds of fine-tuning; more than two have to be training runs from two initializations, which
-    are compared over seeds of pre-training.
+    seeds of fine-tuning. More than two must be training runs from two initializations, which are
+    compared over seeds of pre-training.
 
     \b
     Examples:
@@ -61,12 +60,13 @@ def glue(
     from wqk.training.glue_tasks import baselines, read_task
 
     groups = by_start(models) if len(models) > 2 else None
-    use_threads(threads)
     how = FineTuning(**options)
     chosen = [
         read_task(Path(name) if name.endswith(".jsonl") else data / name)
         for name in filter(None, tasks.split(","))
     ]
+    if not chosen:
+        raise click.UsageError("--tasks names no task")
     outcomes = []
     for task in chosen:
         each = {}

@@ -8,7 +8,7 @@ import click
 
 
 class GroupedCommands(click.Group):
-    """A group whose help lists its commands in sections, each with its whole first sentence."""
+    """A group whose help lists its commands in sections, with the first sentence of each."""
 
     sections: Mapping[str, Sequence[click.Command]]
 

@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 
 import click
 
 from wqk._version import __version__
-from wqk.cli.atlas import atlas
 from wqk.cli.boundary import Boundary, run
-from wqk.cli.corpus import corpus
-from wqk.cli.demo import demo
-from wqk.cli.diff import diff
-from wqk.cli.experiments import experiments
-from wqk.cli.explain import explain
-from wqk.cli.figure import figure
-from wqk.cli.glue import glue
-from wqk.cli.report import report
-from wqk.cli.same import same
-from wqk.cli.scan import scan
-from wqk.cli.show import show
-from wqk.cli.speedup import speedup
-from wqk.cli.survey import survey
-from wqk.cli.theory import theory
-from wqk.cli.tokens import tokens
-from wqk.cli.train import train
-from wqk.cli.verify import verify
-from wqk.cli.watch import watch
 
+# Every command has a module of its name.
+SECTIONS = {
+    "Look at a checkpoint": ("scan", "explain", "verify", "show", "tokens"),
+    "Compare checkpoints": ("diff", "same"),
+    "Score many checkpoints": ("survey", "watch"),
+    "Train": ("corpus", "train", "experiments", "speedup", "glue"),
+    "Explain the paper": ("atlas", "figure", "theory", "demo"),
+    "Publish": ("report",),
+}
 SHOWN = {"help_option_names": ["-h", "--help"], "show_default": True}
 
 
@@ -43,12 +34,8 @@ def command(debug: bool) -> None:
 
 command.add_sections(
     {
-        "Look at a checkpoint": (scan, explain, verify, show, tokens),
-        "Compare checkpoints": (diff, same),
-        "Score many checkpoints": (survey, watch),
-        "Train": (corpus, train, experiments, speedup, glue),
-        "Explain the paper": (atlas, figure, theory, demo),
-        "Publish": (report,),
+        title: [getattr(import_module(f"wqk.cli.{name}"), name) for name in names]
+        for title, names in SECTIONS.items()
     }
 )
 

@@ -9,22 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.shell_completion import CompletionItem
 
+from wqk.errors import required_by
 
-class Reference(click.ParamType):  # type: ignore[type-arg]
-    """A checkpoint: a path, for which a shell completes files and folders, or a name on the Hub."""
-
-    name = "ref"
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        """Leave it to the shell, which knows the file system."""
-        return [CompletionItem(incomplete, type="file")]
-
-
-REF = Reference()
+# A checkpoint: a path, which a shell completes, or the name of something else.
+REF = click.Path(readable=False)
 PATH = click.Path(path_type=Path)
 FILE = click.Path(path_type=Path, dir_okay=False)
 FOLDER = click.Path(path_type=Path, file_okay=False)
@@ -32,7 +21,7 @@ COUNT = click.IntRange(min=1)
 
 
 class Number(click.FloatRange):
-    """A finite number within bounds, which NaN is by click's own check."""
+    """A finite number within bounds; click's own type accepts NaN and infinity."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -47,33 +36,24 @@ class Number(click.FloatRange):
 POSITIVE = Number(min=0, min_open=True)
 
 
-class Ranges(click.ParamType):  # type: ignore[type-arg]
+def ranges(text: str) -> tuple[int, ...]:
     """Whole numbers and ranges, both ends included: ``0,1,8:64``.
 
     Examples
     --------
-    >>> Ranges().convert("0,2:4", None, None)
+    >>> ranges("0,2:4")
     (0, 2, 3, 4)
     """
-
-    name = "ranges"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
-        """Parse what was typed."""
-        if isinstance(value, tuple):
-            return value
-        numbers: list[int] = []
-        for piece in str(value).split(","):
-            match = re.fullmatch(r"(\d+)(?::(\d+))?", piece)
-            first, last = (int(n) for n in (match[1], match[2] or match[1])) if match else (1, 0)
-            if last < first:
-                self.fail(
-                    f"expected whole numbers and ranges such as 0,1,8:64, got {piece!r}", param
-                )
-            numbers += range(first, last + 1)
-        return tuple(dict.fromkeys(numbers))
+    numbers: list[int] = []
+    for piece in text.split(","):
+        match = re.fullmatch(r"(\d+)(?::(\d+))?", piece)
+        first, last = (int(n) for n in (match[1], match[2] or match[1])) if match else (1, 0)
+        if last < first:
+            raise click.BadParameter(
+                f"expected whole numbers and ranges such as 0,1,8:64, got {piece!r}"
+            )
+        numbers += range(first, last + 1)
+    return tuple(dict.fromkeys(numbers))
 
 
 json_output = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
@@ -94,7 +74,7 @@ revision_of_each = click.option(
 stack = click.option("--stack", metavar="NAME", help="encoder or decoder, if the model has both.")
 
 table_file = click.option(
-    "--out", type=FILE, metavar="FILE", help="Write the table: .parquet, .csv, .jsonl, .tex or .md."
+    "--out", type=FILE, help="Write the table: .parquet, .csv, .jsonl, .tex or .md."
 )
 
 gamma = click.option(
@@ -102,6 +82,22 @@ gamma = click.option(
     type=Number(min=0),
     default=2.0,
     help="Outliers exceed the mean norm by this many standard deviations.",
+)
+
+threads = click.option(
+    "--threads",
+    type=COUNT,
+    metavar="N",
+    expose_value=False,
+    callback=lambda context, option, number: _use_threads(number),
+    help="Number of CPU threads.",
+)
+
+below = click.option(
+    "--below",
+    type=Number(min=0),
+    metavar="LOSS",
+    help="Also compare when the training loss (mean of 100 steps) first falls below LOSS.",
 )
 
 family_file = click.option(
@@ -120,14 +116,11 @@ def reading(function: Callable[..., Any]) -> Callable[..., Any]:
     return family_file(function)
 
 
-def use_threads(count: int | None) -> None:
-    """Let PyTorch compute with this many threads, where a number is given."""
-    from wqk.errors import required_by
-
-    if count:
+def _use_threads(number: int | None) -> None:
+    if number:
         with required_by("--threads"):
             import torch
-        torch.set_num_threads(count)
+        torch.set_num_threads(number)
 
 
 def _one_for_each(values: tuple[str, ...]) -> tuple[str | None, str | None]:

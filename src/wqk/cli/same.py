@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from wqk._console import sheet
 from wqk.cli.options import FILE, REF, family_file, json_output, revision_of_each
+
+if TYPE_CHECKING:
+    from wqk.scanning.same import BlockComparison, CheckpointComparison
 
 
 @click.command()
@@ -32,14 +36,48 @@ def same(context: click.Context, /, ref: str, other: str, as_json: bool, **optio
     Example:
       wqk same meta-llama/Llama-3.2-1B ./my-conversion
     """
-    from wqk.cli.display import print_object
-    from wqk.cli.same_display import print_comparison
+    from wqk.cli import display
     from wqk.scanning.same import same as compare
 
     result = compare(ref, other, **options)
     if as_json:
-        print_object(result.to_dict())
+        display.print_object(result.to_dict())
     else:
-        print_comparison(result)
+        _print(result)
     if not result.same:
         context.exit(1)
+
+
+def _print(result: CheckpointComparison) -> None:
+    """The verdict, and a line for each block that differs."""
+    from rich.text import Text
+
+    from wqk.cli import display
+
+    console = display.output()
+    console.print(Text.assemble((result.checkpoint, "bold"), "  and  ", (result.other, "bold")))
+    differing = [block for block in result.blocks if not block.same]
+    count = len(result.blocks)
+    if not differing:
+        worst = max(result.blocks, key=_largest)
+        console.print(
+            f"The same attention in all {count} blocks: heads lie at most {_largest(worst):.1e} "
+            f"apart, relative to their norm; the rounding of stored numbers explains "
+            f"{worst.tolerance:.1e}."
+        )
+        return
+    at = list(differing[0].distance)
+    headings = ("attention", "layer", *(f"N={n}" for n in at), "reason")
+    table = sheet(*headings, left=["attention", "reason"])
+    for block in differing:
+        distances = (f"{block.distance[n]:.1e}" for n in at)
+        place = (f"{block.stack} {block.kind}", str(block.layer))
+        table.add_row(*place, *distances, Text(block.reason, style="bold"))
+    console.print(table)
+    console.print(f"{len(differing)} of {count} blocks differ.")
+    note = "‖M_A(N) − M_B(N)‖ / ‖M_A(N)‖ of the head farthest off; N tokens from query to key"
+    console.print(Text(note, style="dim"))
+
+
+def _largest(block: BlockComparison) -> float:
+    return max(block.distance.values())

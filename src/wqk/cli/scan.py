@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +13,10 @@ from wqk.cli.options import (
     COUNT,
     FILE,
     REF,
-    Ranges,
     every_head,
     gamma,
     json_output,
+    ranges,
     reading,
     table_file,
 )
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 @click.option(
     "--distance",
     "distances",
-    type=Ranges(),
+    type=ranges,
     default="0",
     metavar="N,N:M",
     help="Relative distances, such as 0,1,8:64 (rotary models).",
@@ -76,7 +76,7 @@ if TYPE_CHECKING:
 @click.option("--sort", "sort_by", metavar="COLUMN", help="Largest values of a column first.")
 @click.option("--top", type=COUNT, metavar="N", help="Print this many rows.")
 @click.option(
-    "--layers", type=Ranges(), metavar="L,L:M", help="Score only these layers, such as 3,10:20."
+    "--layers", type=ranges, metavar="L,L:M", help="Score only these layers, such as 3,10:20."
 )
 @json_output
 @click.pass_context
@@ -110,11 +110,14 @@ def scan(
       wqk scan ./my-model --details forms.npz --report report.html
       wqk scan ./run --json | jq '.summary[].symmetry_median'
     """
+    from rich.text import Text
+
     from wqk.checkpoints import open_checkpoint, steps_of
     from wqk.cli import display
     from wqk.reporting import check_report, write_report
     from wqk.scanning.details import check_details_output
     from wqk.scanning.measured import measured
+    from wqk.scanning.rendering import definitions, one_checkpoint, overview, scores
     from wqk.scanning.scan import scan as scan_checkpoint
     from wqk.scanning.tables import check_table_output, join
 
@@ -127,14 +130,18 @@ def scan(
             check(path)
     wanted = {"spectrum": spectrum, "ceiling": ceiling, "bands": bands}
     measures = [name for name, is_wanted in wanted.items() if is_wanted]
+    console = display.output()
     tables: list[ScoreTable] = []
-    failed = 0
     last: dict[tuple[str, str | None], ScoreTable] = {}
-    steps = [(ref, step) for ref in refs for step in steps_of(ref)]
-    jobs = [(ref, step, revision) for (ref, step), revision in product(steps, revisions or [None])]
+    jobs = [
+        (ref, step, revision)
+        for ref in refs
+        for step in steps_of(ref)
+        for revision in revisions or [None]
+    ]
     for ref, step, revision in jobs:
         try:
-            with display.scan_bar(step) as on_progress:
+            with display.bar(step, display.scan_progress) as on_progress:
                 checkpoint = open_checkpoint(step, revision=revision)
                 table = scan_checkpoint(
                     checkpoint,
@@ -148,18 +155,18 @@ def scan(
             if len(jobs) == 1:
                 raise
             tell(str(error))
-            failed += 1
             continue
         tables.append(table)
         last[ref, revision] = table
         if not as_json:
             shown = table if heads else table.layers
             if measures or sort_by or top:
-                display.output().print(*measured(shown, measures, sort_by, top), sep="\n")
+                console.print(*measured(shown, measures, sort_by, top), sep="\n")
             elif len(jobs) > 1:
-                display.print_scores(shown)
+                console.print(*scores(shown, console.width), sep="\n")
             else:
-                display.print_table(shown)
+                console.print(*one_checkpoint(shown, console.width), sep="\n")
+                _print_placements([shown])
         display.say_traffic(checkpoint)
     if not tables:
         context.exit(2)
@@ -167,7 +174,9 @@ def scan(
     if as_json:
         display.print_json(whole)
     elif len(jobs) > 1:
-        display.print_several(whole, last.values())
+        text = Text("\n".join(definitions(whole, console.width)), style="dim")
+        console.print(*overview(whole), text, sep="\n")
+        _print_placements(last.values())
     if out:
         whole.write(out)
         display.say(f"{out}: {len(whole)} rows")
@@ -177,6 +186,21 @@ def scan(
     if report:
         write_report(tables, report)
         display.say(f"report: {report}")
-    if failed:
+    if failed := len(jobs) - len(tables):
         tell(f"{failed} of {len(jobs)} checkpoints failed")
         context.exit(2)
+
+
+def _print_placements(scans: Iterable[ScoreTable]) -> None:
+    """The ranks of checkpoints among the published models."""
+    from rich.text import Text
+
+    from wqk.atlas import place
+    from wqk.cli import display
+
+    placements = [placement for table in scans for placement in place(table)]
+    names = {placement.name for placement in placements}
+    for placement in placements:
+        name = f" {placement.name}" if len(names) > 1 else ""
+        stack = f" {placement.stack}" if len(placements) > len(names) else ""
+        display.output().print(Text.assemble((f"atlas{name}{stack}: ", "dim"), str(placement)))

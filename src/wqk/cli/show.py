@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from wqk.cli.options import FILE, REF, Ranges, gamma, json_output, reading, revision, stack
+from wqk.cli.options import FILE, REF, gamma, json_output, ranges, reading, revision, stack
 
 
 @click.command()
@@ -18,7 +18,7 @@ from wqk.cli.options import FILE, REF, Ranges, gamma, json_output, reading, revi
 @click.option(
     "--distance",
     "distances",
-    type=Ranges(),
+    type=ranges,
     metavar="N,N:M",
     help="Show scores over relative distances, such as 0:64 (rotary models).",
 )
@@ -35,7 +35,6 @@ from wqk.cli.options import FILE, REF, Ranges, gamma, json_output, reading, revi
 @click.option(
     "--out",
     type=FILE,
-    metavar="FILE",
     help="Figure to write: .png, .pdf or .svg.  [default: named after the model and layer]",
 )
 @gamma

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from wqk._console import sheet
-from wqk.cli.options import PATH, Number, json_output
+from wqk.cli.options import PATH, Number, below, json_output
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from wqk.runs.paired import Paired
-    from wqk.runs.speedup import StartSpeedUp
+    from wqk.runs.speedup import Field, StartSpeedUp
 
 
 @click.command()
@@ -32,12 +31,7 @@ if TYPE_CHECKING:
     default=0.05,
     help="Window of the trailing mean over the loss, as a fraction of all steps.",
 )
-@click.option(
-    "--below",
-    type=Number(min=0),
-    metavar="LOSS",
-    help="Also compare when the training loss (mean of 100 steps) first falls below LOSS.",
-)
+@below
 @json_output
 def speedup(
     folders: tuple[Path, ...],
@@ -66,36 +60,27 @@ def speedup(
 
     runs = [open_run(folder) for folder in folders]
     comparisons = speedups(runs, loss=loss, smoothing=smoothing, level=below)
-    if as_json:
-        display.print_object(
-            {
-                "loss": loss,
-                "smoothing": smoothing,
-                "comparisons": [
-                    {
-                        **asdict(comparison),
-                        **{
-                            f"{name}_over_seeds": asdict(comparison.over_seeds(name))
-                            for name in FIELDS
-                        },
-                        "steps_later": comparison.steps_later and asdict(comparison.steps_later),
-                    }
-                    for comparison in comparisons
-                ],
-                "below": {}
-                if below is None
-                else {run.name: first_below(run, below) for run in runs},
-            }
-        )
+    if not as_json:
+        print_comparisons(comparisons, loss, smoothing, below)
         return
-    print_comparisons(comparisons, loss, smoothing, below)
+    display.print_object(
+        {
+            "loss": loss,
+            "smoothing": smoothing,
+            "comparisons": [*map(_as_object, comparisons)],
+            "below": {run.name: first_below(run, below) for run in runs if below is not None},
+        }
+    )
 
 
-FIELDS: tuple[Literal["difference"], Literal["first"], Literal["lasting"]] = (
-    "difference",
-    "first",
-    "lasting",
-)
+FIELDS: tuple[Field, ...] = ("difference", "first", "lasting")
+
+
+def _as_object(comparison: StartSpeedUp) -> dict[str, Any]:
+    """A comparison for JSON, with its means over seeds."""
+    means = {f"{name}_over_seeds": asdict(comparison.over_seeds(name)) for name in FIELDS}
+    later = comparison.steps_later
+    return {**asdict(comparison), **means, "steps_later": later and asdict(later)}
 
 
 def print_comparisons(

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from wqk.cli.options import COUNT, PATH, REF, every_head, gamma, json_output
+
+if TYPE_CHECKING:
+    from wqk.scanning.surveys import SurveyProgress
+    from wqk.scanning.tables import ScoreTable
+
+# Failures and groups of duplicates that are printed; the manifest has all of them.
+MOST_LINES = 20
 
 
 @click.command()
@@ -61,7 +68,7 @@ def survey(
       wqk survey EleutherAI/pythia-160m --revision 'step*' --out pythia
       wqk survey ./run --revision 'checkpoint-*000' --out run-scores
     """
-    from wqk.cli import survey_display
+    from wqk.cli import display
     from wqk.scanning.surveys import dask_executor
     from wqk.scanning.surveys import survey as survey_checkpoints
 
@@ -69,7 +76,7 @@ def survey(
         raise click.UsageError(
             "--jobs sets the number of local processes; with --dask, leave it out"
         )
-    with survey_display.progress() as on_progress:
+    with display.bar("survey", _progress) as on_progress:
         try:
             with dask_executor(dask) if dask else nullcontext() as executor:
                 table = survey_checkpoints(
@@ -77,5 +84,60 @@ def survey(
                 )
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"repeat the command to resume in {out}") from None
-    failed = survey_display.print_survey(table, out, as_json)
-    context.exit(1 if failed else 0)
+    _print(table, out, as_json)
+    context.exit(1 if table.metadata["failed"] else 0)
+
+
+def _progress(done: SurveyProgress) -> dict[str, Any]:
+    """What the bar shows: checkpoints, rates and failures.
+
+    Examples
+    --------
+    >>> from wqk.scanning.surveys import SurveyProgress
+    >>> done = SurveyProgress(jobs=20, done=9, failed=1, now=4, bytes_read=8_000_000, seconds=2.0)
+    >>> _progress(done)["text"]
+    '10/20 checkpoints, 2/s, 4 MB/s, 1 failed'
+    """
+    from wqk.attention.rendering import size
+
+    over, seconds = done.done + done.failed, max(done.seconds, 1e-9)
+    text = f"{over}/{done.jobs} checkpoints"
+    if done.now:
+        text += f", {done.now / seconds:.3g}/s, {size(done.bytes_read / seconds)}/s"
+    if done.failed:
+        text += f", {done.failed} failed"
+    return {"total": done.jobs, "completed": over, "text": text}
+
+
+def _print(table: ScoreTable, out: Path, as_json: bool) -> None:
+    """The survey's results, duplicates and failures."""
+    from wqk.cli import display
+    from wqk.scanning.rendering import overview
+
+    failed, duplicates = table.metadata["failed"], table.metadata["duplicates"]
+    if as_json:
+        display.print_json(table)
+    elif len(table):
+        display.output().print(*overview(table), sep="\n")
+    lines = [f"same queries and keys: {' = '.join(group)}" for group in duplicates]
+    _say_some(lines, "groups of duplicates")
+    lines = []
+    for line in failed:
+        title = line["checkpoint"] + (f" @ {line['revision']}" if line["revision"] else "")
+        # Most reasons begin with the checkpoint's name.
+        lines.append(f"failed: {title}: {line['reason'].removeprefix(line['checkpoint'] + ': ')}")
+    _say_some(lines, "failures")
+    done = table.frame.select("checkpoint", "revision").unique().height
+    display.say(
+        f"{out / 'scores.parquet'}: {len(table)} rows of {done} checkpoints"
+        + (f"; {len(failed)} failed, --retry tries them again" if failed else "")
+    )
+
+
+def _say_some(lines: list[str], what: str) -> None:
+    from wqk.cli import display
+
+    for line in lines[:MOST_LINES]:
+        display.say(line)
+    if len(lines) > MOST_LINES:
+        display.say(f"and {len(lines) - MOST_LINES} more {what}, in manifest.jsonl")

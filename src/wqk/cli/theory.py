@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from wqk.cli.options import COUNT, FILE, PATH, REF, Number, Ranges, json_output, revision
+from wqk._console import sheet
+from wqk.cli.options import COUNT, FILE, PATH, REF, Number, json_output, ranges, revision
+
+if TYPE_CHECKING:
+    from wqk.theory.report import Report
+    from wqk.theory.verdict import Finding
+
+MARKS = {"holds": "✓", "fails": "✗", "undecided": "?", "not tested": "–", "identity": "="}
+STYLES = {"holds": "green", "fails": "red", "undecided": "yellow"}
+STYLES |= dict.fromkeys(("not tested", "identity"), "dim")
+
+# Width in a pipe, so that every finding is one line for grep.
+IN_A_PIPE = 400
 
 
-class Steps(Ranges):
-    """Steps of a run: ``all``, or numbers and ranges.
-
-    Examples
-    --------
-    >>> Steps().convert("all", None, None), Steps().convert("0,100", None, None)
-    ((), (0, 100))
-    """
-
-    name = "steps"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
-        """Parse what was typed; ``all`` is the empty choice."""
-        return () if value == "all" else super().convert(value, param, ctx)
+def some_steps(text: str) -> tuple[int, ...]:
+    """Steps of a run: ``all``, which is the empty choice, or numbers and ranges."""
+    return () if text == "all" else ranges(text)
 
 
 @click.command()
@@ -52,8 +52,8 @@ class Steps(Ranges):
     default=0.15,
     help="Fraction of masked tokens.",
 )
-@click.option("--layers", type=Ranges(), metavar="N,N:M", help="Only these layers.")
-@click.option("--steps", type=Steps(), metavar="all|N,N", help="Saved steps of a run.")
+@click.option("--layers", type=ranges, metavar="N,N:M", help="Only these layers.")
+@click.option("--steps", type=some_steps, metavar="all|N,N", help="Saved steps of a run.")
 @click.option("--seed", default=0, help="Seed of blocks, masks and fresh weights.")
 @revision
 @click.option(
@@ -62,13 +62,11 @@ class Steps(Ranges):
 @click.option(
     "--out",
     type=FILE,
-    metavar="FILE",
     help="Save the findings: .json (with all numbers), .md or .csv.",
 )
 @click.option(
     "--figure",
     type=FILE,
-    metavar="FILE",
     help="Draw the updates' tails by layer: .png, .pdf or .svg.",
 )
 @json_output
@@ -98,7 +96,7 @@ def theory(
     """
     from wqk._files import check_output
     from wqk._style import PICTURES
-    from wqk.cli import display, theory_display
+    from wqk.cli import display
     from wqk.figures import save_figure
     from wqk.figures.theory import tails
     from wqk.theory.causes import curves
@@ -108,17 +106,92 @@ def theory(
     for path, what, endings in ((out, FINDINGS, WRITERS), (figure, "a picture", PICTURES)):
         if path:
             check_output(path, what, endings)
-    with theory_display.progress() as on_progress:
+    with display.bar("model", _progress) as on_progress:
         reports = study(
             refs, corpus, layers=layers, objective=objective, on_progress=on_progress, **options
         )
     if as_json:
         display.print_object(as_objects(reports))
     else:
-        theory_display.print_reports(reports, verbose)
+        if len(reports) > 1:
+            _print_verdicts(reports)
+        _print_findings(reports[-1], verbose)
     if out:
         save(reports, out)
         display.say(f"{out}: {sum(len(one.findings) for one in reports)} findings")
     if figure:
         save_figure(tails(curves(reports[-1].findings), reports[-1].model), figure)
         display.say(f"picture: {figure}")
+
+
+def _progress(name: str, done: int, total: int) -> dict[str, Any]:
+    """What the bar shows: the batches of a model."""
+    return {"description": name, "completed": done, "total": total, "text": f"{done}/{total}"}
+
+
+def _print_findings(report: Report, verbose: bool) -> None:
+    """The tally, a line for each finding, and why the other statements could not be tested."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from wqk.cli import display
+    from wqk.theory.report import line
+
+    console = display.output()
+    if not console.is_terminal:
+        console.width = IN_A_PIPE
+    console.print(Text(f"\n{report.title}", style="bold"), soft_wrap=True)
+    tally = [Text(f"{n} {v}", style=STYLES[v]) for v, n in report.tally.items() if n]
+    console.print(Text(", ").join(tally), soft_wrap=True)
+    for note in report.notes:
+        console.print(Text(f"! {note}", style="yellow"), soft_wrap=True)
+    doubtful = "!" if report.caveat else ""
+    table = Table(box=None, padding=(0, 1), show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_column(overflow="fold")
+    untested: dict[str, list[str]] = {}
+    for finding in report.findings:
+        cells = line(finding)
+        if finding.verdict == "not tested" and not verbose:
+            untested.setdefault(finding.why, []).append(finding.statement.number)
+            continue
+        verdict = Text(finding.verdict + doubtful, style=STYLES[finding.verdict])
+        statement = Text.assemble((f"{cells['number']}: ", "bold"), cells["says"])
+        measured = f"{cells['estimate']} ({cells['prediction']})" if finding.estimate else ""
+        facts = [measured, cells["why"], cells["layers"] if finding.verdict != "identity" else ""]
+        table.add_row(verdict, statement, Text("; ".join(filter(None, facts))))
+        if verbose:
+            for label in ("quantity", "over", "assumes"):
+                if cells[label]:
+                    table.add_row("", Text(f"{label}: {cells[label]}", style="dim"), "")
+    console.print(table)
+    for why, numbers in untested.items():
+        said = f"not tested{doubtful}, {why}: {'; '.join(dict.fromkeys(numbers))}"
+        console.print(
+            Text(f" {said}", style=STYLES["not tested"]), soft_wrap=not console.is_terminal
+        )
+
+
+def _print_verdicts(reports: Sequence[Report]) -> None:
+    """Statements down, models or steps across."""
+    from rich.text import Text
+
+    from wqk.cli import display
+
+    console = display.output()
+    for number, report in enumerate(reports, start=1):
+        console.print(Text(f"{number}  {report.title}"))
+    table = sheet("statement", left=["statement"])
+    for number in range(1, len(reports) + 1):
+        table.add_column(str(number), justify="right", no_wrap=True)
+    verdicts = [{_key(f): f.verdict for f in report.findings} for report in reports]
+    for key in verdicts[-1]:
+        shown = [some.get(key, "not tested") for some in verdicts]
+        table.add_row(": ".join(key), *(Text(MARKS[v], style=STYLES[v]) for v in shown))
+    console.print(table)
+    console.print(Text(", ".join(f"{MARKS[v]} {v}" for v in STYLES), style="dim"))
+
+
+def _key(finding: Finding) -> tuple[str, str]:
+    return finding.statement.number, finding.statement.says

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from wqk._console import number, sheet
 from wqk.cli.options import COUNT, REF, family_file, json_output, revision, stack
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from wqk.attention.tokens import TokenMatches, TokenPair
 
 
 @click.command()
@@ -40,13 +48,64 @@ def tokens(ref: str, layer: int, head: int, as_json: bool, **options: Any) -> No
       wqk tokens meta-llama/Llama-3.2-1B --layer 0 --head 3 --fold-norm
     """
     from wqk.attention.tokens import match_tokens
-    from wqk.cli.display import print_object
-    from wqk.cli.tokens_display import print_tokens
+    from wqk.cli import display
 
     matches = match_tokens(ref, layer, head, **options)
     if not as_json:
-        print_tokens(matches)
+        _print(matches)
         return
     kinds = ("largest", "smallest", "most_alike", "least_alike")
     lists = {kind: [pair._asdict() for pair in getattr(matches, kind)] for kind in kinds}
-    print_object(asdict(matches) | lists)
+    display.print_object(asdict(matches) | lists)
+
+
+def _print(matches: TokenMatches) -> None:
+    """Pairs with the largest and smallest scores side by side, then tokens with themselves."""
+    from rich.text import Text
+
+    from wqk.cli import display
+
+    console = display.output()
+    where = (
+        f"{matches.stack}, layer {matches.layer}, head {matches.head}, distance {matches.distance}"
+    )
+    norm = ", normalized" if matches.normalized else ""
+    console.print(
+        Text.assemble((matches.checkpoint, "bold"), f"\n{where}; {matches.embeddings}{norm}\n")
+    )
+    columns = ("largest: query → key", "smallest: query → key")
+    console.print(_side_by_side(columns, matches.largest, matches.smallest, _both))
+    columns = ("most to itself: token", "least to itself: token")
+    console.print(_side_by_side(columns, matches.most_alike, matches.least_alike, _one))
+    console.print(Text(matches.caveat, style="dim"))
+
+
+def _side_by_side(
+    columns: tuple[str, str],
+    left: tuple[TokenPair, ...],
+    right: tuple[TokenPair, ...],
+    label: Callable[[TokenPair], str],
+) -> Table:
+    """Two lists of token pairs and their scores."""
+    table = sheet(columns[0], "score", columns[1], "score", left=columns)
+    for scores in table.columns[1::2]:
+        scores.no_wrap = True
+    for pairs in zip_longest(left, right):
+        cells = [(label(pair), number(pair.score, 2)) if pair else ("", "") for pair in pairs]
+        table.add_row(*(cell for pair in cells for cell in pair))
+    return table
+
+
+def _both(pair: TokenPair) -> str:
+    return f"{_name(pair.query, pair.query_name)} → {_name(pair.key, pair.key_name)}"
+
+
+def _one(pair: TokenPair) -> str:
+    return _name(pair.query, pair.query_name)
+
+
+def _name(number: int, name: str | None) -> str:
+    """A token's name with control characters escaped; its number if it has none."""
+    if name is None:
+        return str(number)
+    return name if name.isprintable() else name.encode("unicode_escape").decode()

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from wqk.cli.options import COUNT, FOLDER, use_threads
-from wqk.training.recipe import PRESETS, SIZES, Recipe, make_recipe
+from wqk.cli.options import COUNT, FOLDER, threads
+from wqk.training.recipe import PRESETS, SIZES, TYPES, Recipe, make_recipe
 
-# Fields of the recipe that have options of another form than `--name VALUE`.
+if TYPE_CHECKING:
+    from wqk.runs.run import Run
+    from wqk.training.progress import TrainingProgress
+
+# Fields of the recipe whose options do not have the form `--name VALUE`.
 SPECIAL = ("preset", "config", "penalty", "penalty_weight")
-
-TYPES = {"int": int, "float": float, "str": str, "bool": bool}
 
 
 def recipe_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -28,8 +33,6 @@ def recipe_options(function: Callable[..., Any]) -> Callable[..., Any]:
         function = click.option(
             f"--{entry.name.replace('_', '-')}",
             type=click.Choice(choices) if choices else TYPES[kind],
-            is_flag=kind == "bool",
-            default=None,
             help=entry.metadata["help"] + _defaults(entry.name),
         )(function)
     return function
@@ -41,6 +44,16 @@ def _defaults(name: str) -> str:
     if fast is None:
         return ""
     return f"  [default: {fast}]" if fast == paper else f"  [default: {fast}; paper: {paper}]"
+
+
+def _penalty(text: str) -> dict[str, Any]:
+    kind, _, weight = text.partition("=")
+    try:
+        return {"penalty": kind, "penalty_weight": float(weight)}
+    except ValueError:
+        raise click.BadParameter(
+            f"expected a kind and a weight such as symmetric=0.1, got {text!r}"
+        ) from None
 
 
 @click.command()
@@ -69,12 +82,12 @@ def _defaults(name: str) -> str:
 )
 @click.option(
     "--penalty",
-    "penalty",
+    type=_penalty,
     metavar="KIND=WEIGHT",
     help="Add a penalty to the loss: symmetric=0.1 or skew=0.1.",
 )
 @recipe_options
-@click.option("--threads", type=COUNT, metavar="N", help="Number of CPU threads.")
+@threads
 @click.option(
     "--report-to",
     multiple=True,
@@ -89,8 +102,7 @@ def train(
     resume: bool,
     stop: int | None,
     config: Path | None,
-    penalty: str | None,
-    threads: int | None,
+    penalty: dict[str, Any] | None,
     report_to: tuple[str, ...],
     **chosen: Any,
 ) -> None:
@@ -108,7 +120,6 @@ def train(
       wqk train --preset paper --size mini --init symmetric --corpus wikipedia -o runs/symmetric
       wqk train --resume -o runs/encoder
     """
-    from wqk.cli import train_display
     from wqk.runs.run import SETTINGS, open_run
     from wqk.training.models import read_configuration
     from wqk.training.training import train as train_model
@@ -116,8 +127,7 @@ def train(
     if corpus is None and not resume:
         raise click.UsageError("Missing option '--corpus': a token store made by wqk corpus.")
     overrides = {name: value for name, value in chosen.items() if value is not None}
-    if penalty:
-        overrides |= _penalty(penalty)
+    overrides |= penalty or {}
     if config:
         overrides["config"] = read_configuration(config)
     if resume:
@@ -126,9 +136,9 @@ def train(
         recipe = replace(before, **(named | SIZES.get(size or "", {}) | overrides))
     else:
         recipe = make_recipe(preset or "fast", size=size, **overrides)
-    with train_display.progress(recipe) as on_progress:
+    is_first = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun starts
+    with _progress(recipe) if is_first else nullcontext() as on_progress:
         try:
-            use_threads(threads)
             run = train_model(
                 recipe,
                 corpus,
@@ -142,15 +152,101 @@ def train(
             begun = (out / SETTINGS).exists()
             next_step = f"wqk train --resume -o {out} resumes it" if begun else "no run was begun"
             raise KeyboardInterrupt(next_step) from None
-    train_display.print_outcome(run)
+    if is_first:
+        _print_outcome(run)
 
 
-def _penalty(text: str) -> dict[str, Any]:
-    kind, _, weight = text.partition("=")
-    try:
-        return {"penalty": kind, "penalty_weight": float(weight)}
-    except ValueError:
-        raise click.BadParameter(
-            f"expected a kind and a weight such as symmetric=0.1, got {text!r}",
-            param_hint="--penalty",
-        ) from None
+@contextmanager
+def _progress(recipe: Recipe) -> Iterator[Callable[[TrainingProgress], None]]:
+    """The recipe, then a bar on a terminal, or a line for each held-out loss in a pipe.
+
+    The recipe is shown once training has begun, so that a mistake is one line.
+    """
+    from wqk.cli import display
+
+    def changes(done: TrainingProgress) -> dict[str, Any]:
+        text = f"{done.steps_done}/{done.steps} steps, {state(done)}"
+        return {"total": done.steps, "completed": done.steps_done, "text": text}
+
+    with display.bar("train", changes) as update:
+        begun = False
+
+        def show(done: TrainingProgress) -> None:
+            nonlocal begun
+            if not begun:
+                display.say(summary(recipe))
+                begun = True
+            if update:
+                update(done)
+            elif done.held_out_is_new:
+                display.say(f"step {done.steps_done}/{done.steps}: {state(done)}")
+
+        yield show
+
+
+def summary(recipe: Recipe) -> str:
+    """A recipe and the machine in one line."""
+    import torch
+
+    from wqk.training.hardware import available_precision, idle_gpus
+
+    sizes = (
+        [f"{recipe.layers} layers", f"width {recipe.width}", f"{recipe.heads} heads"]
+        if recipe.config is None
+        else [f"a model of type {recipe.config.get('model_type')}"]
+    )
+    penalty = [] if recipe.penalty == "none" else [f"penalty {recipe.penalty}"]
+    gpu, idle = torch.cuda.is_available(), idle_gpus()
+    threads, blocks = torch.get_num_threads(), recipe.batch * recipe.accumulation
+    device = "a GPU" if gpu else f"{threads} {'thread' if threads == 1 else 'threads'}"
+    return ", ".join(
+        [
+            f"{recipe.mode} ({recipe.objective})",
+            *sizes,
+            f"init {recipe.init}",
+            *penalty,
+            f"{recipe.steps:,} steps of {blocks} × {recipe.block} tokens",
+            f"learning rate {recipe.learning_rate:g}",
+            f"seed {recipe.seed}",
+            f"{available_precision(recipe.precision)} on {device}",
+            *([f"{idle} more GPUs idle: torchrun uses them"] if idle else []),
+        ]
+    )
+
+
+def state(done: TrainingProgress) -> str:
+    """Losses in nats, median symmetry and speed, as far as they are known.
+
+    Examples
+    --------
+    >>> from wqk.training.progress import TrainingProgress
+    >>> state(TrainingProgress(20, 100, 2.5, 2.625, 24_000.0, True, 0.31))
+    'loss 2.500, held out 2.625, symmetry 0.31, 24,000 tokens/s'
+    """
+    losses = (("loss", done.loss), ("held out", done.held_out_loss))
+    known = [f"{name} {value:.3f}" for name, value in losses if value is not None]
+    if done.symmetry is not None:
+        known.append(f"symmetry {done.symmetry:.2f}")
+    if done.tokens_per_second is not None:
+        known.append(f"{done.tokens_per_second:,.0f} tokens/s")
+    return ", ".join(known)
+
+
+def _print_outcome(run: Run) -> None:
+    """What came out of a run, and what to do next."""
+    import polars as pl
+
+    from wqk.cli import display
+
+    held_out = run.metrics.drop_nulls("held_out_loss")["held_out_loss"]
+    last = run.metrics.filter(pl.col("seconds").is_not_null()).row(-1, named=True)
+    took = timedelta(seconds=round(last["seconds"]))
+    console = display.output()
+    console.print(
+        f"{run.folder}: {last['step']:,} steps, {last['tokens']:,} tokens in {took}; held-out loss "
+        f"{held_out[0]:.3f} → {held_out[-1]:.3f} nats",
+        soft_wrap=True,
+    )
+    console.print(
+        f"next: wqk scan {run.folder}, or wqk figure updates {run.folder}", soft_wrap=True
+    )

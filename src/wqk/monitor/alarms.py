@@ -1,24 +1,22 @@
-"""Alarms: a size of the attention that grows too fast, or strays from a reference run.
+"""Alarms: a norm or a ceiling that grows too fast, or strays from a reference run.
 
-No size is too large in itself: what is compared is a run with its own past, or with another run.
+No size is too large in itself: a run is compared with its own past, or with another run.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from os import PathLike
+from typing import Any, Literal
 
 import numpy as np
 
 from wqk.errors import RunError
 from wqk.scanning.tables import ScoreTable, read_table
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from os import PathLike
-
-# The columns that are compared, where a table has them.
+# The columns to compare, if a table has them.
 SIZES = (
     "norm",
     "spectral_norm",
@@ -28,20 +26,21 @@ SIZES = (
     "score_ceiling_any_distance",
 )
 
-# Growth is per so many steps.
+# Growth is measured over this many steps.
 SPAN = 1000
 
 
 @dataclass(frozen=True)
 class Alarm:
-    """One size of one layer that is out of bounds.
+    """A norm or a ceiling of one layer that is out of bounds.
 
     Attributes
     ----------
     step, stack, kind, layer, column
-        Where, and what.
+        Its place in the score table.
     value, compared
-        The size, and what it is compared with: its own at an earlier step, or the reference's.
+        The size, and the one that it is compared with: its own at an earlier step, or the
+        reference's.
     reason
         ``growth`` or ``deviation``.
     """
@@ -74,22 +73,17 @@ class Alarm:
 
 
 class Bounds:
-    """What a run's sizes are compared with; each layer's column gives one alarm for each reason.
+    """What a run's sizes are compared with; a column of a layer gives one alarm for each reason.
 
     Parameters
     ----------
     growth
-        By which factor a size may grow within a thousand steps.
+        Factor by which a size may grow within 1000 steps.
     reference
         Scores of a run that went well, as a table or its file.
     deviation
-        By which factor a size may be above or below the reference's at the same step. Between its
-        steps the reference is interpolated, after its last step it is constant.
-
-    Raises
-    ------
-    RunError
-        There is nothing to compare with, or a factor is not above 1.
+        Factor by which a size may differ from the reference's at the same step, which is
+        interpolated between steps and constant after the last one.
     """
 
     def __init__(
@@ -127,7 +121,7 @@ class Bounds:
                     yield Alarm(step, *key, value, compared, reason)  # type: ignore[arg-type]
 
     def _before(self, key: Any, step: int, value: float) -> float | None:
-        """The earlier size beyond whose growth this one is."""
+        """The smallest earlier size from which this one has grown too fast."""
         if self._growth is None:
             return None
         past = self._past.setdefault(key, [])
@@ -140,7 +134,7 @@ class Bounds:
         return min(beyond, default=None)
 
     def _beside(self, key: Any, step: int, value: float) -> float | None:
-        """The reference's size, if this one is too far from it."""
+        """The reference's size, if this one differs too much."""
         if key not in self._reference:
             return None
         steps, sizes = np.asarray(self._reference[key]).T
@@ -150,7 +144,7 @@ class Bounds:
 
 
 def _sizes(table: ScoreTable) -> Iterator[tuple[int, tuple[str, str, int, str], float]]:
-    """The step, the stack, kind, layer and column, and the value, of every size of every layer."""
+    """Step, key (stack, kind, layer, column) and value of every size of every layer."""
     frame = table.layers.frame.sort("step")
     columns = [name for name in SIZES if name in frame.columns]
     for row in frame.iter_rows(named=True):

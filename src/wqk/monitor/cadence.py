@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from wqk.errors import RunError
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 
 class Cadence:
-    """Multiples of ``every`` and single ``steps``; 1, 2, 4, 8, ... where ``steps`` is ``"log"``.
-
-    Raises
-    ------
-    RunError
-        ``every`` is not a positive number, or ``steps`` are neither numbers nor ``"log"``.
-    """
+    """Multiples of ``every`` and single ``steps``, or 1, 2, 4, 8, ... if these are ``"log"``."""
 
     def __init__(self, every: int | None = None, steps: Iterable[int] | str = ()) -> None:
         if every is not None and every < 1:

@@ -6,6 +6,8 @@ Imported only when `ScoreCallback` is used, since it needs `transformers`.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Collection, Iterable
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
@@ -21,9 +23,6 @@ except ImportError:
     raise MissingPackage("ScoreCallback needs transformers: pip install 'wqk[train]'") from None
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
-    from os import PathLike
-
     from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
 
     from wqk.monitor.alarms import Alarm
@@ -56,9 +55,8 @@ class ScoreCallback(TrainerCallback):  # type: ignore[misc]
 
     Scores are computed before the first step, at the given steps, and after the last step. Rows go
     to ``scores.jsonl`` and ``updates.jsonl`` in the folder. A resumed run appends to the same
-    files. With `attach`, medians go to the Trainer's log history and to everything that it reports
-    to; a callback that is only added writes the files alone, because a Trainer gives callbacks no
-    access to its loggers.
+    files. With `attach`, medians also go to the Trainer's log history and loggers, which a callback
+    that is only added cannot reach.
 
     Parameters
     ----------
@@ -104,7 +102,7 @@ class ScoreCallback(TrainerCallback):  # type: ignore[misc]
     def on_init_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Refuse, as early as possible, a model that cannot be monitored."""
+        """Refuse a model that cannot be monitored as early as possible."""
         self._require_model(kwargs["model"])
 
     def on_train_begin(
@@ -130,9 +128,9 @@ class ScoreCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Compute scores after the last step of a run that ended early; loggers are closed by now.
+        """Compute scores after the last step of a run that ended early; they are not logged.
 
-        If the Trainer has loaded the best model, the last one is gone.
+        Nor are they computed if the Trainer has replaced the last model by the best one.
         """
         assert self.monitor is not None
         if not args.load_best_model_at_end:

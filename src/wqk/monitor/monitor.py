@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import logging
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from wqk._typing import FilePath
 from wqk.errors import RunError
+from wqk.monitor import journal
 from wqk.monitor.alarms import Bounds
 from wqk.monitor.cadence import Cadence
-from wqk.monitor.journal import Journal
 from wqk.monitor.scoring import medians, score_look, score_update
 from wqk.monitor.tracking import Tracker, is_first_process
+from wqk.runs.run import read_table
 from wqk.scanning.measures import check_measures
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
-    from concurrent.futures import Future
-    from os import PathLike
-
     from wqk.monitor.alarms import Alarm
     from wqk.monitor.tracking import Snapshot
     from wqk.scanning.tables import ScoreTable
@@ -36,11 +35,11 @@ class LookCost(NamedTuple):
     Attributes
     ----------
     step
-        The step.
+        Optimizer steps done.
     seconds
-        For how long training waited.
+        How long training waited.
     share
-        The part of the time since the previous scores that this was; NaN for the first.
+        The same as a fraction of the time since the previous scores; NaN for the first.
     """
 
     step: int
@@ -66,26 +65,26 @@ class Monitor:
         A ``.jsonl`` file, such as ``run/scores.jsonl``; the changes go to ``updates.jsonl`` next
         to it (``NAME-updates.jsonl`` for any other ``NAME.jsonl``).
     every, steps
-        When to look: at multiples of ``every`` (None for no multiples), and at these steps, or at
+        When to score: at multiples of ``every`` (None for no multiples), and at these steps, or at
         1, 2, 4, 8, ... with ``"log"``.
     gamma, heads, family, heads_per_layer
         As for `wqk.scan`.
     name
-        What the rows call the run, in the column ``checkpoint``; the folder's name by default.
+        The run's name in the column ``checkpoint``; the folder's name by default.
     measures
         What to add to the rows, from ``"spectral_norm"``, ``"spectrum"``, ``"ceiling"``,
         ``"bands"``: see `wqk.scanning.measures`. With one of the first two, changes also get the
         terms of first and second order in the factors.
     per_layer
-        Whether the numbers to be logged include every layer's, besides the medians.
+        Whether to return the numbers of every layer for logging, besides the medians.
     on_alarm, growth, reference, deviation
         ``on_alarm`` is called with an `Alarm` when a norm or a ceiling of a layer grows by more
-        than the factor ``growth`` within 1000 steps, or is more than the factor ``deviation`` away
-        from ``reference``, the scores of another run: once for each layer and column.
+        than the factor ``growth`` within 1000 steps, or differs from ``reference``, the scores of
+        another run, by more than the factor ``deviation``: once for each layer and column.
     background
         Whether to score in a thread while training continues. A step then waits only for the copies
-        of queries and keys, and for the previous scores if these are not done; numbers to be logged
-        are returned by the next look, or by `flush`. The table is the same to the last digit.
+        of queries and keys, and for the previous scores if they are not ready; its numbers for
+        logging are returned by the next `look`, or by `flush`. The table is the same, bit for bit.
 
     Attributes
     ----------
@@ -157,10 +156,10 @@ class Monitor:
             heads_per_layer,
             with_norms="ceiling" in measures,
         )
-        self._scores, self._updates = Journal(path, gamma), Journal(_beside(path), gamma)
+        self._scores, self._updates = journal.journals(path)
         if is_first_process():
-            self._scores.check()
-            self._updates.check()
+            journal.check(self._scores, gamma)
+            journal.check(self._updates, gamma)
         self._step: int | None = None
         self._has_begun = False
         self._before: Snapshot | None = None
@@ -210,7 +209,7 @@ class Monitor:
                 self._pending = self._thread.submit(self._score_safely, snapshot, step)
             elif snapshot is not None:
                 found = self._score_safely(snapshot, step)
-        except Exception as error:  # a run of weeks must not stop for its scores
+        except Exception as error:  # scores must not stop a run of weeks
             self._warn(type(error).__name__, f"step {step} has no scores: {error}")
         now = time.perf_counter()
         since = float("nan") if self._returned is None else now - self._returned
@@ -219,13 +218,13 @@ class Monitor:
         return found
 
     def flush(self) -> dict[str, float]:
-        """Wait for scores that are computed in the background; their medians, if any were."""
+        """Wait for scores that are being computed in the background; return their medians."""
         pending, self._pending = self._pending, None
         return pending.result() if pending else {}
 
     def __repr__(self) -> str:
         """The latest scores, as the command shows a scan, and what they cost."""
-        steps = f"wqk.Monitor({str(self._scores.path)!r}), step {self._step}"
+        steps = f"wqk.Monitor({str(self._scores)!r}), step {self._step}"
         if self.costs:
             _, seconds, share = self.costs[-1]
             part = "" if share != share else f", {share:.2%} of the time since the previous scores"
@@ -236,16 +235,16 @@ class Monitor:
     def table(self) -> ScoreTable:
         """All scores so far, including those of earlier sessions of the run."""
         self.wait()
-        return self._scores.read()
+        return read_table(self._scores)
 
     @property
     def updates(self) -> ScoreTable:
         """The scores of all changes between consecutive scored steps; ``step`` is the later one."""
         self.wait()
-        return self._updates.read()
+        return read_table(self._updates)
 
     def wait(self) -> None:
-        """Wait for scores that are computed in the background; `flush` still returns them."""
+        """Wait for scores that are being computed in the background; `flush` returns them."""
         if self._pending:
             self._pending.result()
 
@@ -265,9 +264,9 @@ class Monitor:
             self._begin(step, table.metadata)
         if before is not None:
             update = score_update(before, snapshot, plans, self._gamma, self._heads, self._measures)
-            self._updates.append(update)
+            journal.append(self._updates, update)
             found |= medians(update, "update_", self._per_layer)
-        self._scores.append(table)
+        journal.append(self._scores, table)
         self._before, self.latest = snapshot, table
         if snapshot.non_finite:
             names = sorted(part.name for part in snapshot.non_finite)
@@ -284,13 +283,13 @@ class Monitor:
 
     def _begin(self, step: int, metadata: Mapping[str, Any]) -> None:
         """Truncate the files to this step, whose scores are appended next."""
-        lost = self._scores.begin(step - 1, metadata)
-        self._updates.begin(step, {**metadata, "form": "update"})
+        lost = journal.begin(self._scores, step - 1, metadata)
+        journal.begin(self._updates, step, {**metadata, "form": "update"})
         self._has_begun = True
         if lost:
             LOG.warning(
                 "wqk.Monitor: %s: %d rows of an earlier run are gone; this one begins at step %d",
-                self._scores.path,
+                self._scores,
                 lost,
                 step,
             )
@@ -300,9 +299,3 @@ class Monitor:
         if kind not in self._warned:
             self._warned.add(kind)
             LOG.warning("wqk.Monitor: %s", message)
-
-
-def _beside(path: Path) -> Path:
-    """The file for the scores of updates."""
-    name = "updates.jsonl" if path.name == "scores.jsonl" else f"{path.stem}-updates.jsonl"
-    return path.with_name(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,8 +17,6 @@ from wqk.scanning.schema import SCHEMA, SUMMARIZED, UPDATE_TERMS
 from wqk.scanning.tables import ScoreTable
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
-
     from wqk.attention import Attention
     from wqk.families import AttentionPlan
     from wqk.forms import BilinearForm
@@ -34,7 +33,7 @@ def score_look(
     heads: bool,
     measures: Collection[str] = (),
 ) -> ScoreTable:
-    """The table that `wqk.scan` gives for the model; non-finite blocks are marked."""
+    """The table that `wqk.scan` returns for the model; non-finite blocks are marked."""
     table = scan_plans(snapshot, plans, gamma=gamma, heads=heads, measures=measures)
     return _blanked(table, [plan for plan in plans if not snapshot.is_finite(plan)])
 
@@ -50,8 +49,8 @@ def score_update(
     """Scores of the forms after minus the forms before, ΔW_qk (paper, Remark S1.6), of rank 2r.
 
     ``symmetry_within_random`` is null: it assigns dimensions to heads at random, and those of a
-    difference are not the model's. With measures of the spectrum, the change has them too, and the
-    columns of `wqk.forms.updates.update_measures`.
+    difference are not the model's. Measures of the spectrum apply to the change as well, and add
+    the columns of `wqk.forms.updates.update_measures`.
     """
     measures = [name for name in measures if name in ("spectral_norm", "spectrum")]
     terms: list[dict[str, Any]] = []
@@ -77,7 +76,7 @@ def score_update(
 def _term_rows(
     old: Attention, new: Attention, plan: AttentionPlan, heads: bool
 ) -> Iterator[dict[str, Any]]:
-    """Measures of the terms of first and second order, of a layer and of its heads."""
+    """Measures of the first- and second-order terms, of a layer and of its heads."""
     numbered: list[tuple[BilinearForm, BilinearForm, Sequence[int | None]]] = [
         (old.form, new.form, [None])
     ]

@@ -1,12 +1,12 @@
 """A model's queries and keys during training: located once, copied to the host for every scoring.
 
-Nothing else of the model is touched. If parameters are sharded (FSDP2, or any other DTensor),
-copying is a collective operation: all processes gather one tensor after the other, and only the
-first keeps them.
+If parameters are sharded (FSDP 2, or any other DTensor), copying is a collective operation: all
+processes gather one tensor after the other, and only the first keeps them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,6 @@ from wqk.errors import CheckpointError
 from wqk.monitor.wrapping import adapters, plain_name, trained_tensors, unwrapped, with_adapter
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     import numpy as np
     import torch
 
@@ -56,7 +54,7 @@ class Snapshot(Checkpoint):
         return self._tensors
 
     def read(self, parts: Sequence[Part]) -> list[np.ndarray]:
-        """The copies of these parts, in float32, or in float64 where the model is."""
+        """The copies of these parts, in float32, or in float64 if the model's are."""
         return [_widened(self._copies[part]) for part in parts]
 
     def is_finite(self, plan: AttentionPlan) -> bool:
@@ -65,7 +63,7 @@ class Snapshot(Checkpoint):
 
 
 class Tracker:
-    """Where a model's queries and keys are.
+    """Finds a model's queries and keys once, and copies them at any step.
 
     Parameters
     ----------
@@ -76,16 +74,7 @@ class Tracker:
     family, heads_per_layer
         As for `wqk.scan`.
     with_norms
-        Whether to copy the norms that feed the blocks as well, for ceilings.
-
-    Raises
-    ------
-    UnknownFamily
-        The model belongs to no known family, and none can be guessed.
-    CheckpointError
-        Some queries and keys are missing, or not stored as floating-point numbers.
-    RunError
-        They are sharded or adapted in a way that hides them.
+        Whether to copy the blocks' input norms as well, for ceilings.
     """
 
     def __init__(
@@ -109,7 +98,9 @@ class Tracker:
         for part in dict.fromkeys(parts):
             self._wanted.setdefault(part.name, []).append(part)
         for tensor in self._wanted:
-            _require_numbers(tensor, self._tensors)
+            dtype = self._tensors[tensor].dtype
+            if dtype not in ("F64", "F32", "F16", "BF16"):
+                raise CheckpointError(f"{tensor}: holds {dtype}, not floating-point weights")
         self._adapters = adapters(self._model, self._wanted)
 
     def snapshot(self, step: int) -> Snapshot | None:
@@ -143,13 +134,6 @@ def is_first_process() -> bool:
     return not (distributed.is_available() and distributed.is_initialized()) or (
         distributed.get_rank() == 0
     )
-
-
-def _require_numbers(tensor: str, tensors: Mapping[str, TensorInfo]) -> None:
-    """Refuse quantized weights."""
-    dtype = tensors[tensor].dtype
-    if dtype not in ("F64", "F32", "F16", "BF16"):
-        raise CheckpointError(f"{tensor}: holds {dtype}, not floating-point weights")
 
 
 def _copied(tensor: torch.Tensor, part: Part) -> torch.Tensor:

@@ -10,31 +10,24 @@ other adapters, FSDP 1, ZeRO stage 3   refused: the weights that are trained can
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from wqk.errors import RunError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     import torch
 
-# What wrappers call the one module that they wrap.
+# Names that wrappers give to the one module that they wrap.
 WRAPPED = {"module", "_orig_mod"}
 
-# What compilation, activation checkpointing and adapters put into the names of parameters.
+# Names that compilation, activation checkpointing and adapters insert into those of parameters.
 WITHIN_NAMES = {"_orig_mod", "_checkpoint_wrapped_module", "base_layer"}
 
 
 def unwrapped(model: Any) -> Any:
-    """The model itself, as a checkpoint would hold it.
-
-    Raises
-    ------
-    RunError
-        Its parameters are flattened or taken apart between steps.
-    """
+    """The model itself; RunError if its parameters are flattened or partitioned between steps."""
     _require_whole_parameters(model)
     while True:
         children = dict(model.named_children())
@@ -73,13 +66,7 @@ def trained_tensors(model: Any) -> dict[str, torch.Tensor]:
 
 
 def adapters(model: Any, wanted: Collection[str]) -> dict[str, Any]:
-    """Modules that hold an adapter of a wanted weight, by the weight's plain name.
-
-    Raises
-    ------
-    RunError
-        An adapter is not a plain LoRA, so its product cannot be added to the weight.
-    """
+    """Modules with an adapter of a wanted weight, by its plain name; all must be plain LoRA."""
     found = {}
     for name, module in model.named_modules():
         weight = plain_name(f"{name}.weight")

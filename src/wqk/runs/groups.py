@@ -7,6 +7,7 @@ in one thing only: an encoder and its decoder, or one initialization and another
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import PurePath
@@ -15,21 +16,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from wqk.errors import RunError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
     from wqk.runs.run import Run
 
-# Fields of a recipe in which runs of one cell may differ, or which do not touch the numbers.
+# Fields of a recipe in which runs of one cell may differ.
 WITHIN_A_CELL = {"seed", "preset", "keep_checkpoints", "save_every"}
 
-# The value of fields that recipes did not always have.
+# Values of fields that older recipes lack.
 BEFORE = {"rows": "blocks"}
 
-# What an encoder and a decoder that compare differ in, and what starts that compare differ in.
+# Fields in which comparable modes differ, and those in which comparable starts differ.
 MODE = ("mode", "objective")
 START = ("init", "init_norm", "init_values", "penalty", "penalty_weight")
 
-# Fields that titles omit: shown otherwise, or without effect on the numbers.
+# Fields that titles omit: shown elsewhere, or without effect on the numbers.
 UNTOLD = {
     "mode", "corpus", "fingerprint", *START,
     "log_every", "held_out_every", "held_out_blocks", "score_every",
@@ -49,8 +48,8 @@ class Cell:
     runs
         At least one.
     shared
-        What they share: the fields of their recipe that are on (``objective`` where it is not the
-        mode's own), the name of the corpus' folder as ``corpus``, and its ``fingerprint``.
+        What they share: the fields of their recipe that are set (``objective`` if it is not the
+        mode's own), the name of the corpus's folder as ``corpus``, and its ``fingerprint``.
     """
 
     runs: tuple[Run, ...]
@@ -88,7 +87,7 @@ class ModeGroup:
     Attributes
     ----------
     title
-        The corpus, and what distinguishes it from other comparisons on corpora of that name.
+        The corpus, and what distinguishes this group from others on corpora of the same name.
     cells
         By mode, the encoder first.
     """
@@ -114,13 +113,7 @@ def cells(runs: Iterable[Run]) -> list[Cell]:
 
 
 def pairs(runs: Sequence[Run], figure: str) -> list[ModeGroup]:
-    """Encoders and decoders that differ in nothing else.
-
-    Raises
-    ------
-    RunError
-        There is no such pair; the message says what ``figure`` needs.
-    """
+    """Encoders and decoders that differ in nothing else; RunError if there is no such pair."""
     pairs_of_cells = [members for members in _by_mode(runs) if len(members) == 2]
     if not pairs_of_cells:
         raise RunError(
@@ -152,14 +145,9 @@ def comparable(runs: Iterable[Run]) -> list[list[Run]]:
 
 
 def starts(runs: Sequence[Run], figure: str, penalties: bool) -> dict[str, Cell]:
-    """The cells that differ only in how they start, or, with ``penalties``, in the penalty.
+    """The cells that differ only in their start, or, with ``penalties``, in the penalty.
 
-    The random start comes first.
-
-    Raises
-    ------
-    RunError
-        No two cells do, or cells of several recipes do.
+    The random start comes first. RunError if no two cells do, or cells of several recipes.
     """
     some = [cell for cell in cells(runs) if penalties or not cell.penalty]
     groups = _by_start(some)
@@ -185,13 +173,7 @@ def differ_in_start(left: Cell, right: Cell) -> bool:
 
 
 def one(comparisons: Sequence[ModeGroup], figure: str, instead: str) -> ModeGroup:
-    """The only comparison there is.
-
-    Raises
-    ------
-    RunError
-        There are several.
-    """
+    """The only comparison; RunError if there are several."""
     if len(comparisons) > 1:
         titles = "; ".join(comparison.title for comparison in comparisons)
         raise RunError(
@@ -204,7 +186,7 @@ def one(comparisons: Sequence[ModeGroup], figure: str, instead: str) -> ModeGrou
 def _shared(run: Run) -> dict[str, Any]:
     """Everything but the seed that determines a run's numbers.
 
-    Fields that are off are left out, since older runs may not have recorded them.
+    Fields that are not set are left out, since older runs may not have recorded them.
     """
     recipe = {
         k: v for k, v in run.recipe.items() if v and k not in WITHIN_A_CELL and v != BEFORE.get(k)
@@ -278,6 +260,6 @@ def _varies(some: Iterable[Cell], name: str) -> bool:
 
 
 def _listed(runs: Sequence[Run], field: str) -> str:
-    """What a field of the runs' recipes holds."""
+    """The number of runs, and their values of a field."""
     values = dict.fromkeys(str(run.recipe.get(field)) for run in runs)
     return f"{len(runs)} runs ({field} {', '.join(values)})" if runs else "no run"

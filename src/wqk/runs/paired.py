@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 from wqk.errors import required_by
 
 LEVEL = 0.95  # of intervals; the test's size is 1 − LEVEL
-POWER = 0.8  # with which the smallest detectable effect is detected
+POWER = 0.8  # at which an effect counts as detectable
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,12 @@ class Paired:
     mean
         Mean of the differences.
     low, high
-        The mean's 95 % interval. None, as ``p`` and ``detectable``, of a single seed and of
-        differences that are all equal, whose spread is unknown.
+        The mean's 95 % interval; None, as are ``p`` and ``detectable``, for a single seed or if all
+        differences are equal, so that their spread is unknown.
     p
-        Two-sided, that the mean is zero.
+        Two-sided, of the hypothesis that the mean is zero.
     detectable
-        The smallest true difference that as many seeds of this spread detect with power 80 %.
+        The smallest true difference that this many seeds of this spread detect with power 80 %.
     """
 
     count: int
@@ -40,7 +40,7 @@ class Paired:
 
 
 def paired(differences: Sequence[float]) -> Paired:
-    """Compare with zero.
+    """The mean of differences compared with zero.
 
     Raises
     ------

@@ -73,13 +73,7 @@ class Run:
         return self._setting("corpus")
 
     def _setting(self, name: str) -> Mapping[str, Any]:
-        """A part of the settings.
-
-        Raises
-        ------
-        RunError
-            There is none.
-        """
+        """A part of the settings; RunError if it is missing."""
         part = self.settings.get(name)
         if not isinstance(part, dict):
             raise RunError(f"{self.folder / SETTINGS}: expected an object {name!r}, got {part!r}")
@@ -89,9 +83,9 @@ class Run:
     def metrics(self) -> pl.DataFrame:
         """One row for each step that was logged, in order, with the columns of `METRICS_SCHEMA`.
 
-        ``loss`` is the mean in nats per predicted token since the row before, without the
-        ``penalty``; ``held_out_loss`` is null at steps without one; ``tokens`` and ``seconds``
-        (of training) count from the start of the run.
+        ``loss`` is the mean in nats per predicted token since the previous row, without the
+        ``penalty``; ``held_out_loss`` is null at steps without one; ``tokens`` and ``seconds`` (of
+        training) are totals.
 
         Raises
         ------
@@ -160,13 +154,7 @@ def open_run(folder: str | PathLike[str]) -> Run:
 
 
 def create_run(folder: str | PathLike[str], settings: Mapping[str, Any]) -> Run:
-    """Create a run's folder with its settings.
-
-    Raises
-    ------
-    RunError
-        The folder already contains a run, or cannot be written.
-    """
+    """Create a run's folder with its settings; RunError if it already contains a run."""
     folder = Path(folder)
     if (folder / SETTINGS).exists():
         raise RunError(f"{folder}: already contains a run; resume it, or choose another folder")
@@ -186,13 +174,7 @@ def checkpoints_in(folder: Path) -> list[tuple[int, Path]]:
 
 
 def drop_after(path: Path, step: int) -> None:
-    """Rewrite a file of JSON lines without those of later steps, and without a torn line.
-
-    Raises
-    ------
-    RunError
-        A line is damaged, or its step is not a number.
-    """
+    """Rewrite a file of JSON lines without those of later steps, and without a torn line."""
     if path.exists():
         lines = read_lines(path)
         if any(not isinstance(line.get("step", 0), int) for line in lines):

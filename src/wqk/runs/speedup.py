@@ -1,16 +1,16 @@
 """How much sooner one initialization reaches another's final loss: the speed-up of Table 1.
 
-The caption's definition: the step at which the candidate first reaches the baseline's final loss,
-subtracted from all steps and divided by them. It is computed for the run with the lower final loss;
-if that is the baseline, the roles are swapped and the speed-up is negative. It is therefore
-always defined: of two runs, the one with the lower final loss reaches the other's.
+By the table's caption, it is the share of the steps that remain when the candidate first reaches
+the baseline's final loss. If the baseline's final loss is lower, the roles are swapped and the
+speed-up is negative. So it is always defined: the run that ends lower reaches the other's loss.
 
-A training loss is noisy, and a noisy curve crosses a level before it stays below. The loss is
-therefore smoothed, and the first step below comes with the step from which the loss stays below.
+A noisy loss falls below a level before it stays there. It is therefore smoothed, and the step at
+which it first falls below is reported together with the step from which it stays there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -22,13 +22,13 @@ from wqk.runs.groups import starts
 from wqk.runs.paired import Paired, paired
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from wqk._typing import Array, Float
     from wqk.runs.groups import Cell
     from wqk.runs.run import Run
 
 Loss = Literal["held-out", "training"]
+Field = Literal["first", "lasting", "difference"]
+
 # Window of the trailing mean of a loss, as a fraction of all steps, by default.
 SMOOTHING = 0.05
 
@@ -46,13 +46,13 @@ class SpeedUp:
     baseline_loss, loss
         Final losses in nats per predicted token, smoothed.
     first
-        Share of steps saved until the loss first reaches the baseline's final loss, from −1 to 1;
-        negative where the baseline ends lower.
+        Share of the steps saved when the loss first reaches the baseline's final loss, from −1 to
+        1; negative if the baseline ends lower.
     lasting
-        The same until it stays there.
+        The same for the step from which it stays there.
     baseline_below, below
-        The step at which either's training loss falls below the level asked for; None if it does
-        not, or none was asked for.
+        The step at which the run's training loss falls below the given level; None if it does not,
+        or without a level.
     """
 
     seed: int
@@ -76,11 +76,11 @@ class StartSpeedUp:
     Attributes
     ----------
     start
-        What the candidate's runs have in common, such as ``symmetric``.
+        That of the candidate's runs, such as ``symmetric``.
     baseline
-        The same of the runs it is compared with.
+        That of the runs they are compared with.
     step, steps
-        The step at which all of them are compared, and those of the whole schedule.
+        The step at which runs are compared, and the number of steps of the schedule.
     runs
         One for each seed.
     """
@@ -91,15 +91,15 @@ class StartSpeedUp:
     steps: int
     runs: tuple[SpeedUp, ...]
 
-    def over_seeds(self, name: Literal["first", "lasting", "difference"]) -> Paired:
+    def over_seeds(self, name: Field) -> Paired:
         """Mean, interval, p and smallest detectable effect of a field."""
         return paired([float(getattr(run, name)) for run in self.runs])
 
     @property
     def steps_later(self) -> Paired | None:
-        """Steps by which the candidate falls below the level after the baseline.
+        """How many steps later than the baseline the candidate falls below the level.
 
-        None if some run stays above it, so that a mean would leave out the slowest.
+        None if some run never does, since a mean would leave out the slowest.
         """
         steps = [(run.below, run.baseline_below) for run in self.runs]
         both = [own - other for own, other in steps if own is not None and other is not None]
@@ -144,9 +144,9 @@ def speedups(
 def saved_share(
     steps: Float[Array, " looks"], losses: Float[Array, " looks"], target: float
 ) -> tuple[float, float]:
-    """Share of the steps saved until a loss first reaches a target, and until it stays there.
+    """Share of the steps saved when a loss first reaches a target, and when it stays there.
 
-    The loss ends at the target or below; the steps end with the last one of training.
+    The last loss, at the last step of training, must not exceed the target.
 
     Examples
     --------
@@ -170,16 +170,14 @@ def compare(
 ) -> StartSpeedUp:
     """One cell against another, over their common seeds; errors as for `speedups`."""
     others = {run.recipe.get("seed"): run for run in baseline.runs}
-    both = [run for run in candidate.runs if run.recipe.get("seed") in others]
+    both = [
+        (others[seed], run) for run in candidate.runs if (seed := run.recipe.get("seed")) in others
+    ]
     if not both:
         raise RunError(
             f"speedup compares runs of one seed; {baseline.start} and {candidate.start} share none"
         )
-    ends = {
-        int(_smoothed(run, loss, smoothing)[0][-1])
-        for end in both
-        for run in (end, others[end.recipe.get("seed")])
-    }
+    ends = {int(_smoothed(run, loss, smoothing)[0][-1]) for pair in both for run in pair}
     if len(ends) > 1:
         raise RunError(
             f"speedup compares runs at one step; {baseline.start} and {candidate.start} have their "
@@ -191,16 +189,12 @@ def compare(
         baseline.start,
         ends.pop(),
         int(candidate.shared.get("steps", 0)),
-        tuple(
-            _speed_up(others[run.recipe.get("seed")], run, loss, smoothing, level) for run in both
-        ),
+        tuple(_speed_up(*pair, loss, smoothing, level) for pair in both),
     )
 
 
 def first_below(run: Run, level: float, steps: int = 100) -> int | None:
-    """The step at which the trailing mean of the training loss first is below a level.
-
-    None if it never is.
+    """The step at which the trailing mean of the training loss is first below a level, if ever.
 
     Raises
     ------

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from wqk.training.corpus.store import TokenStore
+    from wqk.training.recipe import Recipe
 
-# Independent streams of random numbers that a run draws from.
+# Independent streams of random numbers of a run.
 BLOCKS, MASKS, HELD_OUT_MASKS, DROPOUT = range(4)
 
 
@@ -37,14 +38,14 @@ class Rows:
     Attributes
     ----------
     tokens
-        The stream, read from its memory map in one gather a batch.
+        The stream, read from its memory map in one gather per batch.
     block
         N, the length of a row.
     documents
-        Offsets at which documents begin, followed by the end: each row is the beginning of one,
-        cut or padded. None for blocks.
+        Offsets at which documents begin, followed by the end: each row is a document, cut or
+        padded. None for blocks.
     padding
-        The token that pads the rows; None where rows are full.
+        The token that pads rows; None for blocks.
 
     Examples
     --------
@@ -62,32 +63,21 @@ class Rows:
     padding: int | None = None
 
     @classmethod
-    def of(cls, store: TokenStore, split: str, rows: str, block: int) -> Rows:
-        """Rows of a store's split; ``rows`` is ``blocks`` or ``documents``.
-
-        Raises
-        ------
-        CorpusError
-            The vocabulary has no token to pad documents with.
-        """
-        if rows == "blocks":
-            return cls(store.tokens(split), block)
+    def of(cls, store: TokenStore, split: str, recipe: Recipe) -> Rows:
+        """The rows that a recipe makes of a store's split; documents need a padding token."""
+        if recipe.rows == "blocks":
+            return cls(store.tokens(split), recipe.block)
         if "padding" not in store.special:
             raise CorpusError(
                 f"{store.folder}: rows=documents needs a vocabulary with a padding token; train "
                 "with rows=blocks"
             )
-        return cls(store.tokens(split), block, store.documents(split), store.special["padding"])
+        padding = store.special["padding"]
+        return cls(store.tokens(split), recipe.block, store.documents(split), padding)
 
     @property
     def count(self) -> int:
-        """Number of different rows.
-
-        Raises
-        ------
-        CorpusError
-            There are none: the stream is shorter than a block, or has no document.
-        """
+        """Number of different rows; CorpusError if there is not even one."""
         if self.documents is not None and len(self.documents) > 1:
             return len(self.documents) - 1
         if self.documents is not None or len(self.tokens) < self.block:
@@ -103,7 +93,7 @@ class Rows:
         return self._take(generator.integers(self.count, size=batch))
 
     def spaced(self, most: int) -> npt.NDArray[np.int64]:
-        """At most so many rows, evenly spaced; always the same, and each once."""
+        """At most this many different rows, evenly spaced; always the same ones."""
         number = min(most, self.count)
         return self._take(np.linspace(0, self.count - 1, number).round().astype(np.int64))
 

@@ -1,4 +1,4 @@
-"""Experiments: a file of cells, each trained once per seed; resumable.
+"""Experiments: a file of cells, each trained once per seed.
 
 ::
 
@@ -56,15 +56,15 @@ class Trial:
     cell
         Name of its cell.
     recipe
-        What it does, its seed included.
+        Its recipe, seed included.
     corpus
         Its token store.
     folder
-        Its run's directory.
+        The run's folder.
     goal
-        The step up to which to train.
+        The step at which it ends.
     threads
-        PyTorch's threads on a CPU; None for an equal share of the cores.
+        Number of CPU threads; None for an equal share of the cores.
     """
 
     cell: str
@@ -76,7 +76,7 @@ class Trial:
 
     @property
     def step(self) -> int | None:
-        """The last step in its metrics; None before the first."""
+        """The last step in its metrics; None if the run does not exist."""
         if not (self.folder / SETTINGS).is_file():
             return None
         lines = read_lines(self.folder / METRICS)
@@ -206,21 +206,27 @@ def run_experiments(
     Parameters
     ----------
     trials
-        Of `read_experiments`.
+        From `read_experiments`.
     jobs
-        Runs at a time: one for each GPU if None, or one. Each process sees one GPU alone.
+        Number of simultaneous runs; None for one per GPU, or one. Each process sees one GPU.
     on_event
         Called with ``training``, ``done`` or ``failed`` as each run begins and ends.
 
     Raises
     ------
     RunError
-        A run that is there already has another recipe. Nothing was trained.
+        An existing run has another recipe; nothing was trained.
     """
     tell = on_event or (lambda trial, event: None)
     for trial in trials:
-        if trial.step is not None:
-            _require_same_recipe(trial)
+        if trial.step is None:
+            continue
+        before = Recipe.from_json(open_run(trial.folder).recipe)
+        if changed := differences(before, trial.recipe):
+            raise RunError(
+                f"{trial.folder}: trained with a different recipe ({'; '.join(changed)}); choose "
+                "another folder, or remove it"
+            )
     gpus = visible_gpus()
     jobs = jobs or max(len(gpus), 1)
     threads = max((os.cpu_count() or 1) // jobs, 1)
@@ -270,20 +276,8 @@ def visible_gpus() -> list[str]:
     return names[: torch.cuda.device_count()]
 
 
-def _require_same_recipe(trial: Trial) -> None:
-    before = Recipe.from_json(open_run(trial.folder).recipe)
-    if changed := differences(before, trial.recipe):
-        raise RunError(
-            f"{trial.folder}: trained with a different recipe ({'; '.join(changed)}); choose "
-            "another folder, or remove it"
-        )
-
-
 def comparable_runs(trials: Iterable[Trial]) -> list[list[Run]]:
-    """Finished runs in groups of one goal that differ only in seed, initialization and penalty.
-
-    As `wqk.runs.groups.comparable`; the groups with the earliest goal come first.
-    """
+    """As `wqk.runs.groups.comparable`, for the finished runs of each goal, the earliest first."""
     by_goal: dict[int, list[Run]] = {}
     for trial in trials:
         if trial.done:
@@ -292,7 +286,7 @@ def comparable_runs(trials: Iterable[Trial]) -> list[list[Run]]:
 
 
 def flops_left(trials: Iterable[Trial]) -> float:
-    """Floating-point operations of the steps between each unfinished run's last and its goal."""
+    """Floating-point operations that the unfinished runs still need."""
     unfinished = (trial for trial in trials if not trial.done)
     return sum(flops(t.recipe, max(t.goal - (t.step or 0), 0)) for t in unfinished)
 

@@ -1,7 +1,4 @@
-"""Fine-tuning encoders on sentence tasks, over several seeds.
-
-Axis letters: B batch, N tokens, C classes (or one number).
-"""
+"""Fine-tuning encoders on sentence tasks, over several seeds."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from wqk.attention.verification.running import quiet
 from wqk.errors import CheckpointError, RunError, required_by
 from wqk.runs.groups import starts
 from wqk.runs.paired import Paired, paired
@@ -23,7 +21,7 @@ from wqk.training.glue_tasks import SentenceTask, judge
 
 @dataclass(frozen=True)
 class FineTuning:
-    """How a model is fine-tuned: AdamW, linearly falling after a warmup of 6 % of the steps.
+    """Fine-tuning with AdamW; the learning rate falls linearly after a warmup of 6 % of the steps.
 
     With zero epochs, the model and its classifier are evaluated without training.
     """
@@ -58,29 +56,31 @@ def fine_tune(
 ) -> TaskResult:
     """Fine-tune a model once per seed, and evaluate it on the validation split.
 
-    A seed determines the new classifier's weights and the order of the rows. On one thread of a CPU
-    the result is a function of model, task, seed and software.
+    A seed determines the new classifier's weights and the order of the rows. With one CPU thread,
+    model, task, seed and software determine the result.
 
     Parameters
     ----------
     model
-        A training run's folder (its last checkpoint is taken), a checkpoint's folder with its
-        tokenizer, or a hub id.
+        A training run's folder, for its last checkpoint; a checkpoint's folder with its tokenizer;
+        or a Hub id.
     task
-        Of `wqk.training.glue_tasks.read_task`.
-    seeds, how
-        Which runs, and how.
+        From `wqk.training.glue_tasks.read_task`.
+    seeds
+        One fine-tuning for each.
+    how
+        Epochs, learning rate and sizes.
     on_seed
-        Called with each seed's metrics.
+        Called with each seed and its metrics.
 
     Raises
     ------
     CheckpointError
-        The model or its tokenizer cannot be loaded, or, without training, it has no classifier.
+        The model or its tokenizer cannot be loaded, or there is no classifier and no training.
     RunError
         The run has no checkpoint, or the loss is not finite.
     MissingPackage
-        PyTorch or transformers are not installed.
+        PyTorch or transformers is not installed.
     """
     how, folder = how or FineTuning(), checkpoint_of(model)
     with required_by("fine-tuning"):
@@ -116,17 +116,16 @@ def differences(one: TaskResult, other: TaskResult, metric: str) -> Paired:
 
 
 def over_runs(start: str, results: Mapping[int, TaskResult]) -> TaskResult:
-    """Runs of one start as one result: a value for each seed of pre-training.
+    """Runs of one initialization as one result, with a value for each seed of pre-training.
 
-    A run's value is the mean over its fine-tunings, whose own spread says nothing about another
-    pre-training.
+    That is the run's mean over its fine-tunings, whose spread says nothing about other runs.
 
     Parameters
     ----------
     start
-        What the runs have in common, for the result's ``model``.
+        The runs' initialization, which becomes the result's ``model``.
     results
-        Of one task, by seed of pre-training.
+        For one task, by seed of pre-training.
 
     Examples
     --------
@@ -136,11 +135,12 @@ def over_runs(start: str, results: Mapping[int, TaskResult]) -> TaskResult:
     >>> result.seeds, [round(value, 2) for value in result.metrics["matthews"]]
     ((1, 2), [0.15, 0.3])
     """
+    first, *_ = results.values()
     metrics = {
         name: tuple(fmean(result.metrics[name]) for result in results.values())
-        for name in next(iter(results.values())).metrics
+        for name in first.metrics
     }
-    return TaskResult(start, next(iter(results.values())).task, tuple(results), metrics)
+    return TaskResult(start, first.task, tuple(results), metrics)
 
 
 def by_start(models: Sequence[str | PathLike[str]]) -> dict[str, dict[int, str]]:
@@ -189,22 +189,18 @@ def _load(folder: str, task: SentenceTask, how: FineTuning) -> tuple[Any, Any]:
     """Tokenizer and classifier; a new head where the checkpoint has none for this task."""
     import transformers
 
-    quiet = transformers.utils.logging
-    verbosity = quiet.get_verbosity()
-    quiet.set_verbosity_error()
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        network, loading = transformers.AutoModelForSequenceClassification.from_pretrained(
-            folder,
-            num_labels=task.classes or 1,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
-    except Exception as error:  # a checkpoint can be wrong in as many ways as there are models
+        with quiet():
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+            network, loading = transformers.AutoModelForSequenceClassification.from_pretrained(
+                folder,
+                num_labels=task.classes or 1,
+                trust_remote_code=False,
+                output_loading_info=True,
+            )
+    except Exception as error:  # every model class has its own
         reason = " ".join(str(error).split())[:300]
         raise CheckpointError(f"{folder}: not an encoder with a tokenizer ({reason})") from None
-    finally:
-        quiet.set_verbosity(verbosity)
     if missing := sorted(loading["missing_keys"]) if not how.epochs else []:
         raise CheckpointError(
             f"{folder}: without training, all weights must be present; {', '.join(missing[:3])} "
@@ -264,13 +260,13 @@ def _predict(network: Any, tokenizer: Any, task: SentenceTask, how: FineTuning) 
 def _encode(
     tokenizer: Any, texts: Sequence[tuple[str, ...]], network: Any, how: FineTuning
 ) -> dict[str, Any]:
-    """A batch of texts, padded to the longest and truncated to the model's positions."""
+    """A batch of texts, padded to the longest and truncated to what model and tokenizer take."""
     positions = getattr(network.config, "max_position_embeddings", None) or how.length
     sides: Iterator[tuple[str, ...]] = zip(*texts, strict=True)
     encoded = tokenizer(
         *map(list, sides),
         truncation=True,
-        max_length=min(how.length, positions),
+        max_length=min(how.length, positions, tokenizer.model_max_length),
         padding=True,
         return_tensors="pt",
     )

@@ -16,7 +16,7 @@ from typing import Any
 
 from wqk.errors import CorpusError, required_by
 
-# GLUE's own metrics; a task that is not listed has accuracy, or, of numbers, both correlations.
+# GLUE's own metrics; other tasks have accuracy, or, if labels are numbers, both correlations.
 METRICS: Mapping[str, tuple[str, ...]] = {
     "cola": ("matthews",),
     "mrpc": ("f1", "accuracy"),
@@ -34,16 +34,16 @@ class Split:
 
 @dataclass(frozen=True)
 class SentenceTask:
-    """A task by name.
+    """A task with its data.
 
     Attributes
     ----------
     name
-        Its folder's, or its file's without ending.
+        That of its folder, or of its file without the ending.
     train, validation
-        Its splits.
+        The two splits.
     classes
-        How many; None where the labels are numbers to be predicted.
+        Number of classes; None if the labels are numbers to be predicted.
     """
 
     name: str
@@ -158,8 +158,8 @@ def baselines(task: SentenceTask) -> dict[str, dict[str, float]]:
     """Baselines without a language model.
 
     ``majority``: the most frequent class, or the mean. ``bag of words``: logistic (or ridge)
-    regression on counts of words and pairs of words; of two sentences, also on the words that they
-    share and that they do not.
+    regression on the words and pairs of words that occur; of two sentences, also on the words that
+    both have and that only one has.
 
     Raises
     ------

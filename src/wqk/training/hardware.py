@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from typing import Any
 
@@ -9,7 +10,7 @@ from wqk._version import __version__
 
 
 def available_precision(wanted: str) -> str:
-    """The precision, if the device supports it; float32 on a CPU, for bitwise reproducible runs."""
+    """The precision, if the device supports it; float32 on a CPU, so that runs are reproducible."""
     import torch
 
     if not torch.cuda.is_available() or (wanted == "bf16" and not torch.cuda.is_bf16_supported()):
@@ -18,16 +19,14 @@ def available_precision(wanted: str) -> str:
 
 
 def idle_gpus() -> int:
-    """How many of this machine's GPUs a run without torchrun leaves idle."""
-    import os
-
+    """Number of this machine's GPUs that a run without torchrun leaves idle."""
     import torch
 
     return 0 if "WORLD_SIZE" in os.environ else max(0, torch.cuda.device_count() - 1)
 
 
 def environment(precision: str, device: Any, processes: int) -> dict[str, Any]:
-    """The software and the machine, for the run's settings."""
+    """The software and hardware of a run, for ``run.json``."""
     import accelerate  # type: ignore[import-untyped]
     import torch
     import transformers

@@ -1,8 +1,8 @@
 """The training loop, on accelerate; imported late, because it needs PyTorch.
 
-All randomness is a function of the seed and a number: the blocks, the masked tokens and the
-dropout of a step are the same after an interruption. Every process draws a whole batch's blocks and
-random numbers, and takes its own rows.
+All randomness is a function of the seed and a number, so the blocks, the masked tokens and the
+dropout of a step are the same after an interruption. Every process draws the blocks and random
+numbers of a whole batch and takes its own rows.
 
 Axis letters: B batch, N tokens of a block.
 """
@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,29 +29,14 @@ from wqk._files import append_lines
 from wqk.errors import RunError
 from wqk.monitor import Monitor
 from wqk.runs.run import METRICS, SCORES
-from wqk.training.blocks import (
-    DROPOUT,
-    HELD_OUT_MASKS,
-    MASKS,
-    Rows,
-    stream_seed,
-)
+from wqk.training.blocks import DROPOUT, HELD_OUT_MASKS, MASKS, Rows, stream_seed
 from wqk.training.hardware import available_precision
 from wqk.training.objectives import Objective, RowSelection, loss_of
 from wqk.training.penalties import Penalty
 from wqk.training.progress import TrainingProgress
-from wqk.training.saving import (
-    OPTIMIZER,
-    SCALER,
-    load_checkpoint,
-    save_checkpoint,
-    tokenizer_files,
-)
+from wqk.training.saving import OPTIMIZER, SCALER, load_checkpoint, save_checkpoint, tokenizer_files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
-
     from transformers import PreTrainedModel
 
     from wqk.training.corpus.store import TokenStore
@@ -59,7 +46,7 @@ if TYPE_CHECKING:
 def make_accelerator(recipe: Recipe, folder: Path, report_to: Sequence[str]) -> Accelerator:
     """Device, precision and processes of a run: one GPU, unless torchrun starts more processes."""
     precision = available_precision(recipe.precision)
-    AcceleratorState._reset_state()  # else the first run of a process decides the precision of all
+    AcceleratorState._reset_state()  # or all runs of a process would have the first's precision
     return Accelerator(
         cpu=not torch.cuda.is_available(),
         mixed_precision="no" if precision == "float32" else precision,
@@ -83,7 +70,7 @@ def run_loop(
     stop: int | None = None,
     on_progress: Callable[[TrainingProgress], None] | None = None,
 ) -> None:
-    """Train a model in place, and write the run's files.
+    """Train a model in place, and write the run's files; other parameters as for `train`.
 
     Parameters
     ----------
@@ -91,15 +78,6 @@ def run_loop(
         Step and folder to resume from.
     seconds
         Training time before that step.
-    stop
-        Last step, if not the recipe's, which still determines the schedule.
-    on_progress
-        Called at each entry of the metrics, in the first process.
-
-    Raises
-    ------
-    RunError
-        The loss is no longer finite, or a file cannot be written.
     """
     model.to(accelerator.device)
     objective = Objective(
@@ -108,7 +86,7 @@ def run_loop(
         recipe.corruption,
         store.special["mask"],
         store.vocabulary_size,
-        rows_of(store, "train", recipe).padding,
+        Rows.of(store, "train", recipe).padding,
     )
     learner = Learner(model, objective)
     if accelerator.device.type == "cuda":
@@ -173,7 +151,7 @@ def run_loop(
                 optimizer.zero_grad()
         last, saving = step == end, step in saved_steps
         log.add_scores(step, monitor.look(step) if last else monitor(step))
-        # A checkpoint comes with an entry, so that a resumed run writes the same lines.
+        # Every checkpoint comes with an entry, so that a resumed run writes the same lines.
         if saving or step % recipe.log_every == 0:
             means = accelerator.reduce(sums, "mean") / (recipe.accumulation * (step - logged))
             logged = step
@@ -210,7 +188,7 @@ def make_optimizer(model: PreTrainedModel, recipe: Recipe) -> torch.optim.Optimi
 
 
 def learning_rate(recipe: Recipe, done: int) -> float:
-    """The learning rate of the update after ``done`` others.
+    """The learning rate of the update that follows ``done`` others.
 
     Examples
     --------
@@ -234,13 +212,14 @@ def training_batches(
     begin: int,
     end: int,
 ) -> Iterator[tuple[torch.Tensor, tuple[torch.Tensor, ...]]]:
-    """Blocks and draws of every batch from ``begin`` steps to ``end``: this process's rows.
+    """Blocks and draws of each batch from step ``begin`` to ``end``: this process's rows.
 
-    A thread reads the next blocks while the device works, into pinned memory where the device is a
-    GPU, so that they are copied without waiting.
+    A thread reads the next blocks while the device works; for a GPU, into pinned memory, so that
+    copying them need not wait.
     """
-    rows = rows_of(store, "train", recipe)
-    device, generator = accelerator.device, _generator(accelerator)
+    rows = Rows.of(store, "train", recipe)
+    device = accelerator.device
+    generator = torch.Generator(device)
     share = recipe.batch // accelerator.num_processes
     own = slice(accelerator.process_index * share, (accelerator.process_index + 1) * share)
 
@@ -261,9 +240,9 @@ def training_batches(
 def held_out_loss(
     accelerator: Accelerator, learner: Learner, recipe: Recipe, store: TokenStore
 ) -> float:
-    """Mean loss in nats over the same held-out rows, under the same masks, every time."""
-    blocks = rows_of(store, "held_out", recipe).spaced(recipe.held_out_blocks)
-    objective, generator = learner.objective, _generator(accelerator)
+    """Mean loss in nats over held-out rows; rows and masks are always the same."""
+    blocks = Rows.of(store, "held_out", recipe).spaced(recipe.held_out_blocks)
+    objective, generator = learner.objective, torch.Generator(accelerator.device)
     sums = torch.zeros(2, dtype=torch.float64, device=accelerator.device)
     learner.eval()
     with torch.no_grad():
@@ -280,17 +259,8 @@ def held_out_loss(
     return float(loss / targets)
 
 
-def rows_of(store: TokenStore, split: str, recipe: Recipe) -> Rows:
-    """The rows that a recipe makes of a store's split."""
-    return Rows.of(store, split, recipe.rows, recipe.block)
-
-
-def _generator(accelerator: Accelerator) -> torch.Generator:
-    return torch.Generator(device=accelerator.device)
-
-
 class MetricsLog:
-    """Writes a run's entries to metrics, loggers and the progress callback, in one process."""
+    """Writes a run's entries to its metrics, loggers and progress callback, from one process."""
 
     def __init__(
         self,
@@ -306,13 +276,7 @@ class MetricsLog:
         self._latest: dict[str, float] = {}
 
     def add_training(self, step: int, rate: float, loss: float, penalty: float) -> None:
-        """Add the means since the previous entry, and the totals so far.
-
-        Raises
-        ------
-        RunError
-            The loss or the penalty is not finite.
-        """
+        """Add the means since the previous entry, and the totals; RunError if one is not finite."""
         recipe = self._recipe
         if not math.isfinite(loss + penalty):
             raise RunError(
@@ -344,14 +308,14 @@ class MetricsLog:
             )
 
     def add_scores(self, step: int, medians: dict[str, float]) -> None:
-        """Add the monitor's medians; its rows are in its own files."""
+        """Log the monitor's medians; it writes its own files."""
         self._latest |= medians
         if medians:
             self._accelerator.log(medians, step=step)
 
     @contextmanager
     def clock_stopped(self) -> Iterator[None]:
-        """Stop the clock: held-out losses and checkpoints do not count as training."""
+        """Stop the clock, since held-out losses and checkpoints do not count as training."""
         self._seconds = self._clock()
         try:
             yield

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wqk.errors import RunError, required_by
 from wqk.training.recipe import MODEL_FIELDS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
     from transformers import PreTrainedModel
 
     from wqk.training.recipe import Recipe
 
-# By where the layer norm stands: configuration, encoder and decoder of one architecture.
+# By the position of the layer norm: configuration, encoder and decoder of one architecture.
 ARCHITECTURES = {
     "post": {"config": "BertConfig", "encoder": "BertForMaskedLM", "decoder": "BertLMHeadModel"},
     "pre": {
@@ -32,30 +31,29 @@ def build_model(
 ) -> PreTrainedModel:
     """A new model whose weights are determined by the recipe's seed.
 
-    An encoder and a decoder of one architecture and seed start with equal weights; they differ
-    only in the causal mask.
+    An encoder and a decoder of one architecture and seed start with equal weights and differ only
+    in the causal mask.
 
     Parameters
     ----------
     recipe
         Determines the model; ``recipe.init`` is not applied here.
     vocabulary_size, special
-        Of the token store: the number of tokens, and the ids of ``padding`` and others.
+        Of the token store: the number of ids, and those of ``padding`` and others.
 
     Raises
     ------
     RunError
-        transformers has no such model, or it takes fewer positions than a block has.
+        transformers has no such model, or it has fewer positions than a block has tokens.
     MissingPackage
-        transformers or torch are not installed.
+        transformers or torch is not installed.
     """
     with required_by("training"):
         import torch
         import transformers
 
-    multiple = (
-        recipe.vocabulary_multiple or 1
-    )  # ids beyond the store's are never seen, nor predicted
+    # Ids beyond the store's are neither seen nor predicted.
+    multiple = recipe.vocabulary_multiple or 1
     tokens = {
         "vocab_size": -(-vocabulary_size // multiple) * multiple,
         "pad_token_id": special.get("padding"),
@@ -64,10 +62,9 @@ def build_model(
         "eos_token_id": None,
         "sep_token_id": special.get("separator"),
     }
-    # On another device the same seed would draw other numbers.
-    generator_state = torch.random.get_rng_state()
-    torch.manual_seed(recipe.seed)
-    try:
+    # On the CPU, because on another device the same seed would draw other numbers.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
         if recipe.config is not None:
             return _own_model(recipe, tokens)
         names = ARCHITECTURES[str(recipe.norm)]
@@ -76,8 +73,6 @@ def build_model(
             config, attn_implementation=recipe.attention
         )
         return model
-    finally:
-        torch.random.set_rng_state(generator_state)
 
 
 def read_configuration(path: Path) -> dict[str, Any]:
@@ -138,7 +133,7 @@ def _own_model(recipe: Recipe, tokens: Mapping[str, Any]) -> PreTrainedModel:
         model: PreTrainedModel = automatic.from_config(
             config, attn_implementation=recipe.attention, trust_remote_code=False
         )
-    except Exception as error:  # a configuration can be wrong in as many ways as there are models
+    except Exception as error:  # every model class has its own
         reason = " ".join(str(error).split())
         raise RunError(
             f"transformers builds no {recipe.mode} of type {kind} from this configuration "

@@ -14,15 +14,14 @@ if TYPE_CHECKING:
 
 OBJECTIVES = ("masked", "causal", "masked-next")
 
-
-# A target that does not count, as in PyTorch's cross-entropy.
+# A target that PyTorch's cross-entropy leaves out.
 IGNORED = -100
 
 
 class Task(NamedTuple):
-    """Inputs, (B, N), and the targets, (P,), of rows of the flattened output, (P,).
+    """Inputs (B, N), rows (P,) of the flattened output, and their targets (P,).
 
-    ``visible``, (B, N), is false where there is padding; None without any.
+    ``visible`` (B, N) is false at padding; None without padding.
     """
 
     inputs: Tensor
@@ -41,12 +40,12 @@ class Objective:
     """A training objective with its parameters.
 
     ``masked`` predicts masked tokens from both sides, equally many in every block. ``causal``
-    predicts each next token. ``masked-next`` predicts the next token wherever that is masked,
-    as the published decoders were trained: a collator for masked language models with a causal
-    model, whose labels are shifted by one. The first token has none before it and is never chosen.
+    predicts each next token. ``masked-next`` predicts the next token wherever it is masked, as the
+    published decoders were trained: a collator for masked language models with a causal model,
+    whose labels are shifted by one. The first token, which nothing precedes, is never chosen.
 
-    Random numbers are drawn apart from their use, so that `task` is a pure function, which
-    compiles as one graph, and so that a process can take its own rows of a batch's draws.
+    Random numbers are drawn separately, so that `task` is a pure function, which compiles as one
+    graph, and so that a process can take its own rows of a batch's draws.
 
     Attributes
     ----------
@@ -55,13 +54,13 @@ class Objective:
     mask_share
         Share of a block's tokens that are chosen.
     corruption
-        ``mask``: all chosen tokens become the mask token. ``bert``: 80 % of them do, 10 % become
-        any token of the vocabulary, 10 % stay as they are.
+        ``mask``: all chosen tokens become the mask token. ``bert``: 80 % do, 10 % become random
+        tokens, and 10 % stay as they are.
     mask_token, vocabulary_size
         Of the token store.
     padding
-        The token that pads rows, and is neither attended to nor predicted; None where rows are
-        full. Of a padded row, ``mask_share`` counts the tokens that are there.
+        The token that pads rows, which is neither attended to nor predicted; None for full rows.
+        In a padded row, ``mask_share`` is that of the other tokens.
     """
 
     name: str
@@ -115,7 +114,7 @@ class Objective:
 
     @property
     def _first(self) -> int:
-        """First position that can be chosen; also how far a prediction is from its row."""
+        """First position that can be chosen; also the distance of a prediction from its row."""
         return 1 if self.name == "masked-next" else 0
 
     def _corrupted(self, targets: Tensor, *draws: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Terms of the loss that pull the forms toward symmetry, or toward skew-symmetry.
 
-With s the symmetry of a form M, the two ratios of the paper are functions of it alone:
+The paper's two ratios are functions of the symmetry s of a form M alone:
 
 =============  ===========================  ===========  ==================
 kind           ratio                        in s         least, at
@@ -9,14 +9,14 @@ kind           ratio                        in s         least, at
 ``skew``       ‖M‖² / ‖M_n‖² (S148)         2/(1 − s)    1, at s = −1
 =============  ===========================  ===========  ==================
 
-(The paper says that S148 leads to s = 0.) Each has a pole at the other end, where the part in the
-denominator is gone. `FLOOR` parts of ‖M‖² are added there, 2/(1 ± s + FLOOR), so that value and
-gradient stay finite: at most 2/FLOOR, and downhill all the way but for the pole itself, which is
-a point of rest.
+(The paper says that S148 leads to s = 0.) Each has a pole at the other end, where the denominator
+vanishes. `FLOOR` is added to it, 2/(1 ± s + FLOOR), so that value and gradient stay finite: the
+value is at most 2/FLOOR, and the gradient vanishes only at the two ends.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from wqk._typing import Array, Float
@@ -26,14 +26,12 @@ from wqk.errors import CheckpointError, FormError
 from wqk.forms.scores import symmetry
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from wqk.families import AttentionPlan
 
 # Sign of s in the denominator.
 SIGNS = {"symmetric": 1.0, "skew": -1.0}
 
-# Share of ‖M‖² that the denominator never falls below: far above the rounding of s in float32.
+# Lower limit of the denominator, far above the rounding of s in float32.
 FLOOR = 1e-4
 
 
@@ -41,8 +39,8 @@ class Penalty:
     """The mean penalty over a model's self-attention layers, as a function of its live weights.
 
     Tensors are found once; a call forms each layer's factors from the parameters themselves, so
-    that gradients reach them. Under autocast it computes in float32 all the same. The caller
-    multiplies with a weight and adds it to the loss (S146).
+    that gradients reach them. It computes in float32 even under autocast. The caller multiplies it
+    by a weight and adds it to the loss (S146).
 
     Parameters
     ----------
@@ -53,8 +51,8 @@ class Penalty:
     layers
         Numbers of the penalized layers, in every stack; None for all.
     heads
-        Whether the mean is over single heads instead of layers. A layer's form can be symmetric
-        without that its heads' are.
+        Whether to average over heads instead of layers. A layer's form can be symmetric although
+        those of its heads are not.
 
     Raises
     ------
@@ -63,7 +61,7 @@ class Penalty:
     UnknownFamily
         The model's queries and keys cannot be found.
     CheckpointError
-        It has no such layers, or its weights are not here.
+        The model has no such layers, or its weights are not loaded.
 
     Examples
     --------
@@ -92,8 +90,8 @@ class Penalty:
     def __call__(self) -> Float[Array, ""]:
         """The penalty of the current weights, a scalar tensor.
 
-        Zero forms, which have no symmetry, count as s = 0. Raises `NonFiniteWeights` where a weight
-        is not a number.
+        Zero forms, which have no symmetry, count as s = 0. `NonFiniteWeights` if a weight is NaN or
+        infinite.
         """
         import torch
 

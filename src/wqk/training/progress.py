@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TrainingProgress:
-    """Steps done, and the latest losses (nats per token), speed and score; None before the first.
+    """Steps done, and the latest losses, speed and score, each None until it is known.
 
     Attributes
     ----------
     steps_done, steps
         Updates so far, and of the whole run.
     loss, held_out_loss
-        Of training since the entry before, and of the held-out blocks.
+        In nats per predicted token: of training since the previous entry, and of held-out blocks.
     tokens_per_second
         Between the latest two entries.
     held_out_is_new
-        Whether the held-out loss was taken at this step.
+        Whether the held-out loss was computed at this step.
     symmetry
         Median over layers of the symmetry of W_qk.
     """

@@ -15,6 +15,7 @@ from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from typing import Any
 
 from wqk.errors import RunError
+from wqk.training.objectives import OBJECTIVES
 
 INITIALIZATIONS = (
     "random",
@@ -54,14 +55,14 @@ class Recipe:
         A value has the wrong type or range, or two values are incompatible.
     """
 
-    preset: str = _option("Where the values come from that nothing else was said about.")
+    preset: str = _option("Source of all values that were not given.")
     mode: str = _option(
         "Attention to both sides, or to earlier tokens only.", choices=("encoder", "decoder")
     )
     objective: str = _option(
         "Predict masked tokens, each next token, or (as the published decoders) the next token "
         "where it is masked.",
-        choices=("masked", "causal", "masked-next"),
+        choices=OBJECTIVES,
     )
     config: Mapping[str, Any] | None = _option("Your own transformers configuration.")
     layers: int | None = _option("Blocks of attention and feed-forward.", least=1)
@@ -138,13 +139,7 @@ class Recipe:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Recipe:
-        """The recipe from the values of `to_json`.
-
-        Raises
-        ------
-        RunError
-            Fields are missing, unknown or wrong.
-        """
+        """The recipe from the values of `to_json`; RunError if fields are missing or wrong."""
         if not isinstance(values, Mapping):
             raise RunError(f"recipe: expected a JSON object, got {values!r}")
         needed = {entry.name for entry in fields(cls) if entry.default is MISSING}
@@ -171,11 +166,8 @@ class Recipe:
 
 def differences(left: Recipe, right: Recipe) -> list[str]:
     """The fields in which two recipes differ, as ``name: left → right``."""
-    pairs = (
-        (entry.name, getattr(left, entry.name), getattr(right, entry.name))
-        for entry in fields(Recipe)
-    )
-    return [f"{name}: {old} → {new}" for name, old, new in pairs if old != new]
+    before, after = left.to_json(), right.to_json()
+    return [f"{n}: {before[n]} → {after[n]}" for n in before if before[n] != after[n]]
 
 
 SIZES: dict[str, dict[str, int]] = {
@@ -216,7 +208,7 @@ _COMMON: dict[str, Any | Callable[[Chosen], Any]] = {
 }
 
 PRESETS: dict[str, dict[str, Any | Callable[[Chosen], Any]]] = {
-    # Appendix S2.3 and Table S1; what they leave open is transformers' default.
+    # Appendix S2.3 and Table S1; for the rest, transformers' defaults.
     "paper": {
         **_COMMON,
         "size": "base",
@@ -239,7 +231,7 @@ PRESETS: dict[str, dict[str, Any | Callable[[Chosen], Any]]] = {
         "score_every": 1000,
         "save_every": 10_000,
     },
-    # Leaves the plateau of token frequencies soon, and wastes neither tokens nor products.
+    # Leaves the plateau of token frequencies early, and wastes neither tokens nor computation.
     "fast": {
         **_COMMON,
         "size": "mini",
@@ -271,7 +263,7 @@ MODEL_FIELDS = ("layers", "width", "heads", "intermediate", "norm", "dropout", "
 
 
 def make_recipe(preset: str = "fast", *, size: str | None = None, **overrides: Any) -> Recipe:
-    """A preset's recipe with your own values; formulas follow them.
+    """A preset's recipe with your own values, from which its formulas compute the others.
 
     Parameters
     ----------
@@ -355,6 +347,9 @@ _RULES: list[tuple[Callable[[Recipe], bool], str]] = [
 ]
 
 
+# Types of fields by their names.
+TYPES = {"str": str, "int": int, "float": float}
+
 _BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "choices": ("one of", lambda value, choices: value in choices),
     "least": ("at least", lambda value, least: bool(value >= least)),
@@ -364,15 +359,14 @@ _BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
 
 
 def _checked(entry: Field[Any], value: Any) -> Any:
-    """A field's checked value, with whole numbers converted to floats where needed."""
+    """A field's checked value, converted to float if the field is one."""
     name, bounds = entry.name, entry.metadata
     wanted = str(entry.type).removesuffix(" | None")
     if value is None and wanted != entry.type:
         return None
     if wanted == "float" and type(value) is int:
         value = float(value)
-    types = {"str": str, "int": int, "float": float, "bool": bool}
-    if type(value) is not types.get(wanted, type(value)) or (
+    if type(value) is not TYPES.get(wanted, type(value)) or (
         wanted.startswith("Mapping") and not isinstance(value, Mapping)
     ):
         raise RunError(f"recipe: {name} must be of type {wanted}, got {value!r}")

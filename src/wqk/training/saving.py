@@ -5,29 +5,28 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from contextlib import contextmanager
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wqk.attention.verification.running import quiet
 from wqk.errors import CorpusError, RunError, first_line
 from wqk.runs.run import checkpoints_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
     from transformers import PreTrainedModel
 
     from wqk.training.corpus.store import TokenStore
     from wqk.training.recipe import Recipe
 
-# Staging folder for what is being written or removed; checkpoints are renamed into and out of it.
+# Where checkpoints are written and removed; they are renamed into and out of it.
 STAGING = ".saving"
 
-# What only the latest checkpoint needs, unless all are kept as they are: the optimizer's state, and
-# that of the scaler of float16's gradients. Randomness needs none: it is a function of the step.
+# Needed only to resume: the states of the optimizer and of the gradient scaler of float16. Random
+# numbers have no state: they are a function of the step.
 OPTIMIZER, SCALER = "optimizer.pt", "scaler.pt"
 
-# A token store's special tokens in transformers' words.
+# A token store's special tokens as transformers names them.
 TOKEN_NAMES = {
     "padding": "pad_token",
     "mask": "mask_token",
@@ -48,17 +47,10 @@ def save_checkpoint(
 
     Parameters
     ----------
-    folder, step, recipe, model
-        The run's.
     state
-        State of optimizer and scaler by file name; None for a scaler that is not used.
+        States of optimizer and scaler by file name; None for a scaler that is not used.
     tokenizer
-        Files that `tokenizer_files` has made.
-
-    Raises
-    ------
-    RunError
-        It cannot be written; earlier checkpoints are unchanged.
+        From `tokenizer_files`.
     """
     import torch
     from safetensors import SafetensorError
@@ -66,7 +58,7 @@ def save_checkpoint(
     clear_staging(folder)
     staged = folder / STAGING / f"checkpoint-{step}"
     try:
-        with _quiet():
+        with quiet():
             model.save_pretrained(staged)
         for name, values in state.items():
             if values is not None:
@@ -80,7 +72,7 @@ def save_checkpoint(
         staged.rename(folder / staged.name)
     except (OSError, RuntimeError, SafetensorError) as error:
         clear_staging(folder)
-        # torch's own message speaks of positions; what the system said came before it.
+        # torch's own message only names a position in the file; the system's reason precedes it.
         system = getattr(error, "strerror", None) or getattr(error.__context__, "strerror", None)
         reason = system or first_line(error)
         raise RunError(
@@ -92,18 +84,12 @@ def save_checkpoint(
 
 
 def load_checkpoint(path: Path, model: PreTrainedModel) -> dict[str, Any]:
-    """Put a checkpoint's weights into a model in place; return the states of `save_checkpoint`.
-
-    Raises
-    ------
-    RunError
-        A file is missing or damaged.
-    """
+    """Load a checkpoint's weights into a model, in place; return the other states by file name."""
     import torch
 
     files = [path / name for name in (OPTIMIZER, SCALER)]
     try:
-        with _quiet():
+        with quiet():
             saved = type(model).from_pretrained(path, dtype=torch.float32, trust_remote_code=False)
         model.load_state_dict(saved.state_dict())
         return {
@@ -111,7 +97,7 @@ def load_checkpoint(path: Path, model: PreTrainedModel) -> dict[str, Any]:
             for file in files
             if file.exists()
         }
-    except Exception as error:  # the libraries raise whatever a damaged file makes them raise
+    except Exception as error:  # the libraries raise anything for a damaged file
         reason = " ".join(str(error).split())[:160] or type(error).__name__
         raise RunError(
             f"{path}: cannot be resumed from ({reason}); delete it to resume from an earlier one"
@@ -119,12 +105,12 @@ def load_checkpoint(path: Path, model: PreTrainedModel) -> dict[str, Any]:
 
 
 def clear_staging(folder: Path) -> None:
-    """Remove what a killed run left half written or half removed."""
+    """Remove what a killed run has left half written or half removed."""
     shutil.rmtree(folder / STAGING, ignore_errors=True)
 
 
 def thin_out(folder: Path, newest: int, recipe: Recipe) -> None:
-    """Remove earlier checkpoints; from those that the recipe keeps, the state for resuming."""
+    """Remove earlier checkpoints, or, of those that the recipe keeps, the states for resuming."""
     staging = folder / STAGING
     for step, path in checkpoints_in(folder):
         if step >= newest or recipe.keep_checkpoints == "all":
@@ -139,13 +125,7 @@ def thin_out(folder: Path, newest: int, recipe: Recipe) -> None:
 
 
 def tokenizer_files(corpus: TokenStore, block: int) -> dict[str, bytes]:
-    """Files with which transformers' AutoTokenizer reads a checkpoint's folder.
-
-    Raises
-    ------
-    CorpusError
-        The store's tokenizer is damaged.
-    """
+    """The files that transformers' AutoTokenizer needs in a checkpoint's folder, by name."""
     from tokenizers import Tokenizer
 
     try:
@@ -163,19 +143,3 @@ def tokenizer_files(corpus: TokenStore, block: int) -> dict[str, bytes]:
         "tokenizer.json": content,
         "tokenizer_config.json": (json.dumps(config, indent=1, ensure_ascii=False) + "\n").encode(),
     }
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence progress bars of every checkpoint, and warnings about tied weights."""
-    from transformers.utils import logging
-
-    shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if shown:
-            logging.enable_progress_bar()

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import shutil
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wqk._files import locked, read_lines
 from wqk.errors import CorpusError, RunError, required_by
-from wqk.runs.run import (
-    METRICS,
-    Run,
-    checkpoints_in,
-    create_run,
-    drop_after,
-    open_run,
-)
+from wqk.runs.run import METRICS, Run, checkpoints_in, create_run, drop_after, open_run
 from wqk.training.hardware import environment
 from wqk.training.recipe import Recipe, differences
 from wqk.training.saving import OPTIMIZER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from os import PathLike
-
     from transformers import PreTrainedModel
 
     from wqk.training.corpus.store import TokenStore
@@ -44,16 +36,16 @@ def train(
 ) -> Run:
     r"""Train a model into a run's folder, or resume an interrupted run.
 
-    On one process of a CPU the result is a function of recipe, corpus, software and number of
-    threads, bit by bit, wherever it was interrupted. Under torchrun every process calls this alike;
-    each processes its share of every batch, and the first one writes.
+    In one process on a CPU, recipe, corpus, software and number of threads determine every bit of
+    the result, whatever the interruptions. Under torchrun, every process makes the same call; each
+    processes its share of every batch, and the first one writes.
 
     Parameters
     ----------
     recipe
-        How to train; None for that of the run that is resumed.
+        How to train; None, when resuming, for the run's own.
     corpus
-        A token store's folder; None for that of the run that is resumed.
+        A token store's folder; None, when resuming, for the run's own.
     folder
         The run's folder, created unless the run is resumed.
     resume
@@ -61,21 +53,21 @@ def train(
     stop
         Stop after this step, with a checkpoint to resume from; the schedule is that of all steps.
     report_to
-        accelerate's trackers besides the run's own files, such as ``tensorboard``.
+        Trackers of accelerate, such as ``tensorboard``, besides the run's own files.
     on_progress
         Called at every entry of the metrics, in the first process.
 
     Raises
     ------
     RunError
-        The folder already holds a run, or, to resume, none, or one with another recipe or corpus;
-        another process is training there; or the loss is no longer finite.
+        The folder already contains a run, or, when resuming, no run or one with another recipe or
+        corpus; another process is training there; or the loss is no longer finite.
     CorpusError
         The token store cannot be used.
     UnknownFamily
         No family says which weights of the model are queries and keys.
     MissingPackage
-        torch, transformers or accelerate are not installed.
+        torch, transformers or accelerate is not installed.
 
     Examples
     --------
@@ -93,23 +85,21 @@ def train(
     ([0, 1, 2, 3], [0, 1, 3])
     """
     with required_by("training"):
+        import torch
+
         from wqk.training.loop import make_accelerator, run_loop
     from wqk.training.blocks import Rows
-    from wqk.training.corpus.store import TokenStore
     from wqk.training.models import build_model
     from wqk.training.saving import tokenizer_files
     from wqk.training.starts import initialize_
 
     folder = Path(folder)
-    recipe, corpus = _recipe_and_corpus(recipe, corpus, folder, resume)
-    store = TokenStore.open(corpus)
+    recipe, store = _recipe_and_store(recipe, corpus, folder, resume)
     if "mask" not in store.special:
         raise CorpusError(f"{store.folder}: training needs a vocabulary with a mask token")
     for split in ("train", "held_out"):
-        _ = Rows.of(store, split, recipe.rows, recipe.block).count  # that there are some
+        _ = Rows.of(store, split, recipe).count  # raises if there are none
     tokenizer_files(store, recipe.block)
-    if resume:
-        _require_same_corpus(open_run(folder), store)
     _require_loggers(report_to)
     accelerator = make_accelerator(recipe, folder, report_to)
     processes, first = accelerator.num_processes, accelerator.is_main_process
@@ -126,11 +116,13 @@ def train(
         norm_ratio=recipe.init_norm,
         value_ratio=recipe.init_values,
     )
-    # The holder of the lock creates the run: of two that start together, one is refused.
+    # The run is created by the holder of the lock, so that of two that start together, one fails.
     lock = locked(folder / ".lock", "training run") if first else nullcontext()
-    with lock, _own_random_numbers(accelerator.device):
+    device = accelerator.device
+    # The caller's random numbers stay as they are.
+    with lock, torch.random.fork_rng([device] if device.type == "cuda" else []):
         if first and not resume:
-            machine = environment(recipe.precision, accelerator.device, processes)
+            machine = environment(recipe.precision, device, processes)
             create_run(folder, _settings(recipe, store, model, start, machine))
         checkpoint = _last_checkpoint(folder) if resume else None
         seconds = _rewind(folder, checkpoint, recipe) if first else 0.0
@@ -156,21 +148,29 @@ def train(
     return open_run(folder)
 
 
-def _recipe_and_corpus(
+def _recipe_and_store(
     recipe: Recipe | None, corpus: str | PathLike[str] | None, folder: Path, resume: bool
-) -> tuple[Recipe, str | PathLike[str]]:
-    """The recipe and the corpus; those of the run that is resumed, if not given."""
+) -> tuple[Recipe, TokenStore]:
+    """The recipe and the corpus; if resuming, the run's own."""
+    from wqk.training.corpus.store import TokenStore
+
     if not resume:
         if recipe is None or corpus is None:
             raise RunError("a new run needs a recipe and a corpus; got only one of them, or none")
-        return recipe, corpus
+        return recipe, TokenStore.open(corpus)
     run = open_run(folder)
     before = Recipe.from_json(run.recipe)
     if recipe is not None and (changed := differences(before, recipe)):
         raise RunError(
             f"{folder}: a run resumes with its own recipe; this one differs in {'; '.join(changed)}"
         )
-    return before, corpus if corpus is not None else run.corpus["folder"]
+    store = TokenStore.open(run.corpus["folder"] if corpus is None else corpus)
+    if store.fingerprint != (own := run.corpus["fingerprint"]):
+        raise RunError(
+            f"{folder}: a run resumes on its own corpus, {own[:12]}; "
+            f"{store.folder} is {store.fingerprint[:12]}"
+        )
+    return before, store
 
 
 def _require_loggers(names: Sequence[str]) -> None:
@@ -190,15 +190,6 @@ def _plain(recipe: Recipe) -> dict[str, Any]:
         for name, value in recipe.to_json().items()
         if isinstance(value, int | float | str)
     }
-
-
-def _require_same_corpus(run: Run, store: TokenStore) -> None:
-    before = run.corpus["fingerprint"]
-    if store.fingerprint != before:
-        raise RunError(
-            f"{run.folder}: a run resumes on its own corpus, {before[:12]}; "
-            f"{store.folder} is {store.fingerprint[:12]}"
-        )
 
 
 def _last_checkpoint(folder: Path) -> tuple[int, Path] | None:
@@ -259,12 +250,3 @@ def _settings(
         },
         "environment": dict(machine),
     }
-
-
-@contextmanager
-def _own_random_numbers(device: Any) -> Iterator[None]:
-    """Leave PyTorch's generators to the caller as they were."""
-    import torch
-
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        yield

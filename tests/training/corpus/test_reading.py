@@ -8,6 +8,7 @@ import gzip
 import json
 import lzma
 from pathlib import Path
+from unittest.mock import Mock
 
 import polars as pl
 import pytest
@@ -223,7 +224,7 @@ def test_without_a_network_one_line_says_what_to_fetch(
         raise ConnectionError("no route\nto host")
 
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(sources, "_head", fail)
+    monkeypatch.setattr("huggingface_hub.get_session", lambda: Mock(head=fail))
     monkeypatch.setattr("datasets.load_dataset", lambda *_, **__: pytest.fail("asked in vain"))
     with pytest.raises(
         CorpusError, match=f"{name}: no response from the network .*no route to host.*{advice}"

@@ -9,8 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,20 +37,17 @@ from wqk.training.corpus.work import open_work
 from wqk.training.corpus.writing import Chunk, write_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from os import PathLike
-
     from wqk.training.corpus.sources import Source
     from wqk.training.corpus.store import TokenStore
     from wqk.training.corpus.work import Work
 
     Tell = Callable[["CorpusProgress"], None]
 
-# Characters of a shard: what a thread takes at a time, and what an interruption may cost.
+# Characters of a shard: what a thread takes at a time, and what an interruption can cost.
 SHARD = 4_000_000
 
-# A shard's columns: the source and the document's row in it (empty documents count, and are left
-# out), 64 bits of the text's BLAKE2, which decide whether it is held out, and its characters.
+# A shard's columns: the source, the document's row in it (empty documents are counted but left
+# out), 64 bits of the text's BLAKE2, which decide whether it is held out, and its length.
 SCHEMA = {
     "source": pl.UInt32(),
     "row": pl.UInt64(),
@@ -68,9 +67,9 @@ class CorpusProgress:
     stage
         ``reading``, ``learning``, ``tokenizing`` or ``writing``.
     documents, characters, tokens
-        Done by this run in this stage.
+        Processed by this call in this stage.
     share
-        Completed part of the stage, from 0 to 1, if known; includes earlier runs.
+        Completed share of the stage, from 0 to 1, earlier calls included; None if unknown.
     """
 
     stage: str
@@ -93,24 +92,26 @@ def build_corpus(
     Parameters
     ----------
     texts
-        Files (.txt, .jsonl, .csv, .parquet, also compressed), folders of them, data sets of the hub
+        Files (.txt, .jsonl, .csv, .parquet, also compressed), folders of them, Hub data sets
         (``owner/name``), or ``wikipedia``, ``jigsaw``, ``redpajama``.
     folder
         Folder of the store; it appears once complete.
     options
-        How the text becomes tokens; words of a learned vocabulary by default.
+        How the text becomes tokens; by default, words of a learned vocabulary.
     jobs
-        Threads; as many as there are cores by default. The store does not depend on it.
+        Number of threads, by default that of the cores; the store does not depend on it.
     on_progress
-        Called now and then.
+        Called with the progress from time to time.
 
     Raises
     ------
     CorpusError
-        Text that cannot be read, too few documents to hold some out, a folder that exists or cannot
-        be written, or in which another process is building.
+        The text cannot be read, there are too few documents to hold some out, or the folder exists
+        already or cannot be written.
+    RunError
+        Another process is building this store.
     MissingPackage
-        The tokenizers library is not installed, or another that a format needs.
+        The tokenizers library, or another that a format needs, is not installed.
     OutputError
         The disk is full.
 
@@ -139,15 +140,11 @@ def build_corpus(
     }
     tell = on_progress or (lambda _: None)
     with open_work(target, plan) as work:
-        if work.note("read.json") is None:
-            described = _gather(work, sources, options, tell)
-            work.save_note("read.json", json.dumps(described).encode())
+        read = work.once("read.json", lambda: json.dumps(_gather(work, sources, options, tell)))
         held_out = _held_out(work, options)
-        if work.note("tokenizer.json") is None:
-            tell(CorpusProgress("learning"))
-            content = _make_tokenizer(work, options, held_out, jobs != 1)
-            work.save_note("tokenizer.json", content.encode())
-        tokenizer = (work.note("tokenizer.json") or b"").decode()
+        tokenizer = work.once(
+            "tokenizer.json", lambda: _make_tokenizer(work, options, held_out, jobs != 1, tell)
+        )
         encoder = Encoder(tokenizer, options.unit)
         _tokenize(work, encoder, jobs or usable_cores(), tell)
         tell(CorpusProgress("writing"))
@@ -159,7 +156,7 @@ def build_corpus(
             special=encoder.special,
             tokenizer=tokenizer.encode(),
             about={
-                "sources": json.loads(work.note("read.json") or b"[]"),
+                "sources": json.loads(read),
                 "options": options.about(),
                 "wqk": __version__,
             },
@@ -170,13 +167,7 @@ def build_corpus(
 def _gather(
     work: Work, sources: Sequence[Source], options: CorpusOptions, tell: Tell
 ) -> list[dict[str, Any]]:
-    """Copy the remaining documents into shards; return each source's name and counts.
-
-    Raises
-    ------
-    CorpusError
-        A source cannot be read, or all are empty.
-    """
+    """Copy the remaining documents into shards; return each source's name and counts."""
     progress = CorpusProgress("reading")
     tell(progress)
     done = [work.load(shard, *WHERE) for shard in work.shards()]
@@ -233,7 +224,7 @@ def _shards(
 
 
 def _held_out(work: Work, options: CorpusOptions) -> int:
-    """Documents with a hash below this are held out."""
+    """The hash below which documents are held out."""
     hashes = np.concatenate([work.load(shard, "hash")["hash"] for shard in work.shards()])
     count = options.count_held_out(len(hashes))
     distinct = np.unique(hashes)
@@ -245,8 +236,11 @@ def _held_out(work: Work, options: CorpusOptions) -> int:
     return int(distinct[count])
 
 
-def _make_tokenizer(work: Work, options: CorpusOptions, held_out: int, threads: bool) -> str:
+def _make_tokenizer(
+    work: Work, options: CorpusOptions, held_out: int, threads: bool, tell: Tell
+) -> str:
     """The requested tokenizer; a learned one is learned from training text alone."""
+    tell(CorpusProgress("learning"))
 
     def texts() -> Iterator[list[str]]:
         for shard in work.shards():
@@ -279,18 +273,18 @@ def _tokenize(work: Work, encoder: Encoder, jobs: int, tell: Tell) -> None:
         )
         return len(texts), chunk.characters, len(chunk.tokens)
 
-    # Python's threads are enough: the library lets go of the interpreter while it works.
+    # Threads suffice: the library releases the interpreter's lock while it works.
     with library_threads(False), ThreadPoolExecutor(jobs) as pool:
         before = len(shards) - len(missing)
         for number, (documents, characters, tokens) in enumerate(
             pool.map(tokenize, missing), before + 1
         ):
-            progress = CorpusProgress(
-                progress.stage,
-                progress.documents + documents,
-                progress.characters + characters,
-                progress.tokens + tokens,
-                number / len(shards),
+            progress = replace(
+                progress,
+                documents=progress.documents + documents,
+                characters=progress.characters + characters,
+                tokens=progress.tokens + tokens,
+                share=number / len(shards),
             )
             tell(progress)
 

@@ -16,21 +16,13 @@ UNITS = ("words", "characters", "tokenizer")
 SPLITS = ("train", "held_out")
 STORED = {"uint16": "<u2", "uint32": "<u4"}
 
-# A header is some kilobytes; what is larger is something else.
+# Headers have a few kilobytes; a larger file is something else.
 MOST_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
 class Split:
-    """One part of a store.
-
-    Attributes
-    ----------
-    tokens, documents, characters
-        How many; separators are among the tokens.
-    tokens_sha256, documents_sha256
-        Of the two files' bytes.
-    """
+    """One part of a store: its counts, with separators among the tokens, and its files' hashes."""
 
     tokens: int
     documents: int
@@ -46,13 +38,13 @@ class Header:
     Attributes
     ----------
     unit
-        What a token is: ``words``, ``characters``, or as a given ``tokenizer`` has it.
+        The kind of token: ``words``, ``characters``, or ``tokenizer`` for a given one.
     vocabulary_size
-        All ids are smaller.
+        Number of ids.
     special
-        Ids by role: ``padding``, ``mask``, ``unknown``, ``separator``, where there are any.
+        Ids by role: ``padding``, ``mask``, ``unknown``, ``separator``, where they exist.
     tokenizer_sha256
-        Of ``tokenizer.json``.
+        SHA-256 of ``tokenizer.json``.
     splits
         ``train`` and ``held_out``.
     about
@@ -98,24 +90,12 @@ class Header:
 
 
 def token_dtype(vocabulary_size: int) -> str:
-    """The type of the ids of a vocabulary, little-endian in the files (see `STORED`).
-
-    Examples
-    --------
-    >>> token_dtype(30_522), STORED[token_dtype(128_256)]
-    ('uint16', '<u4')
-    """
+    """The type of a vocabulary's ids; `STORED` has that of the files, which are little-endian."""
     return "uint16" if vocabulary_size <= 65_535 else "uint32"
 
 
 def read_header(path: Path) -> Header:
-    """The header in a file.
-
-    Raises
-    ------
-    CorpusError
-        There is no such file, it is not a header, or it has another format version.
-    """
+    """The header in a file; CorpusError if it is missing, damaged or of another version."""
     try:
         with path.open("rb") as file:
             return parse(file.read(MOST_BYTES))
@@ -132,8 +112,8 @@ def read_header(path: Path) -> Header:
 
 
 def parse(content: bytes | str) -> Header:
-    """A header from its JSON; a Python error names the violated rule."""
-    fields = json.loads(content, parse_constant=lambda name: _expect(False, f"{name} is no count"))
+    """A header from its JSON; ValueError, or another Python error, if it is invalid."""
+    fields = json.loads(content, parse_constant=lambda name: _expect(False, f"got {name}"))
     _expect(isinstance(fields, dict), "expected a JSON object")
     _expect(fields["format"] == FORMAT, f"expected the format {FORMAT!r}")
     _expect(fields["version"] == VERSION, f"this wqk reads version {VERSION} of the format")
@@ -151,11 +131,12 @@ def parse(content: bytes | str) -> Header:
     counts = [size, *header.special.values()]
     for split in header.splits.values():
         counts += (split.tokens, split.documents, split.characters)
-    _expect(all(type(count) is int and 0 <= count < 1 << 62 for count in counts), "a wrong count")
+    counted = all(type(count) is int and 0 <= count < 1 << 62 for count in counts)
+    _expect(counted, "a count is out of range")
     _expect(0 < size <= 1 << 32, "vocabulary_size: expected 1 to 2^32")
-    _expect(all(id < size for id in header.special.values()), "special: an id beyond all")
+    _expect(all(id < size for id in header.special.values()), "special: expected smaller ids")
     same = json.dumps(fields, sort_keys=True) == json.dumps(header.to_json(), sort_keys=True)
-    _expect(same, "the fingerprint does not fit")
+    _expect(same, "the fingerprint does not match")
     return header
 
 

@@ -15,12 +15,12 @@ from wqk.training.corpus.store import sha256
 
 # Of BERT, and of the paper (Table S1).
 VOCABULARY_SIZE = 30_522
-# Single characters and special tokens need room.
+# Leaves room for single characters and special tokens.
 FEWEST_PIECES = 100
 # With the four special tokens, 128 ids.
 ALPHABET = 124
 
-# Held out by default: this share, but at least this many documents if there are 8 times more.
+# Held out by default: this share, but no less than this many of 8 times as many documents.
 HELD_OUT, FEWEST_HELD_OUT = 0.01, 16
 
 
@@ -31,26 +31,26 @@ class CorpusOptions:
     Attributes
     ----------
     text
-        ``words``: WordPiece, as BERT has it; ``characters``.
+        ``words`` (WordPiece, as in BERT) or ``characters``.
     vocabulary
-        For words: a ``vocab.txt``, or how many pieces to learn from the text; 30,522 by default.
+        For words: a ``vocab.txt``, or the number of pieces to learn; 30,522 by default.
     tokenizer
         A ``tokenizer.json``, or a Hub model that has one, instead of words or characters.
     characters
-        How many of the most common characters are known; 124 by default.
+        Size of the alphabet, the most common characters; 124 by default.
     lower
-        Remove capitals and accents; by default so for words, and not for characters.
+        Whether to remove capitals and accents; by default for words only.
     held_out
-        Share or number of documents that are kept apart; by default 1 %, and 16 at least of a
-        corpus with 128. Chosen by a hash of the text, so that equal documents stay together.
+        Share or number of documents to hold out; by default 1 %, but no less than 16 of 128 or
+        more. They are chosen by a hash of the text, so that equal documents stay together.
     field
-        Where the text is in JSON, CSV, Parquet or a data set; ``text`` by default.
+        Field or column with the text in JSON, CSV, Parquet or a data set; ``text`` by default.
     document
         What a document is in plain text: ``file``, ``paragraph`` or ``line``.
     subset, split
-        Of data sets of the hub; ``split`` is ``train`` by default.
+        Of Hub data sets; ``split`` is ``train`` by default.
     max_documents, max_characters
-        Stop reading after so much, with a whole document.
+        Stop reading after the document that reaches this limit.
 
     Raises
     ------
@@ -131,14 +131,12 @@ class CorpusOptions:
         return max(1, round(self.held_out * documents))
 
     def about(self) -> dict[str, Any]:
-        """Options for the header, with files by name only."""
-        named = {
-            name: Path(value).name if name == "vocabulary" and isinstance(value, str) else value
-            for name, value in vars(self).items()
-        }
-        if self.vocabulary_file is not None and self.tokenizer is not None:
-            named["tokenizer"] = self.vocabulary_file.name
-        return named | {"lower": self.lowered if self.tokenizer is None else None}
+        """The options for the header, with the names of files instead of their paths."""
+        shown = vars(self) | {"lower": self.lowered if self.tokenizer is None else None}
+        if self.vocabulary_file is not None:
+            given = "vocabulary" if self.tokenizer is None else "tokenizer"
+            shown[given] = self.vocabulary_file.name
+        return shown
 
     def state(self) -> Mapping[str, Any]:
         """State for resuming a build: options, and the content of the files that they name."""

@@ -21,8 +21,8 @@ from typing import IO, Any
 
 from wqk.errors import CorpusError, WqkError, required_by
 
-# A longer document, or line of JSON, is more often a mistake than a text. The tokenizers library
-# takes 100 bytes a character of it.
+# A longer document or line of JSON is more likely a mistake than a text, and the tokenizers library
+# would need 100 bytes per character of it.
 LONGEST = 10_000_000
 
 Bytes = IO[bytes] | gzip.GzipFile
@@ -31,17 +31,17 @@ DOCUMENTS = ("file", "paragraph", "line")
 
 
 def read_documents(path: Path, field: str, document: str) -> Iterator[str]:
-    r"""The texts of a file, one after the other.
+    r"""The texts of a file, in order.
 
     Parameters
     ----------
     path
         A file with one of the `FORMATS` endings, perhaps followed by one of the `COMPRESSIONS`.
     field
-        Which field of a JSON object, column of CSV or Parquet holds the text.
+        Field of a JSON object, or column of CSV or Parquet, with the text.
     document
-        The unit that is one document in plain text: the ``file``, a ``paragraph`` between blank
-        lines, or a ``line``.
+        What a document is in plain text: the ``file``, a ``paragraph`` between blank lines, or a
+        ``line``.
 
     Raises
     ------
@@ -63,7 +63,7 @@ def read_documents(path: Path, field: str, document: str) -> Iterator[str]:
         for text in FORMATS[ending(path)](path, field, document):
             if len(text) > LONGEST:
                 raise _too_long(path, "document", "split it, or cut text with document=paragraph")
-            # Half of a surrogate pair is no character; UTF-8 decoders replace it, too.
+            # Half of a surrogate pair is not a character; UTF-8 decoders replace it, too.
             yield text if text.isascii() else _sound(text)
     except UnicodeDecodeError as error:
         raise CorpusError(f"{path}: expected UTF-8 text ({error.reason}); convert it") from None
@@ -82,25 +82,18 @@ def read_rows(
     as_text: bool = False,
     **options: Any,
 ) -> Iterator[str]:
-    """A column of a data set, streamed by the datasets library.
+    """A column of text from a data set, streamed by the datasets library.
 
     Parameters
     ----------
-    what
-        Name of the data set, for messages.
+    what, advice
+        Beginning and end of the message if it cannot be read.
     field
         The column.
     builder, split, options
         As `datasets.load_dataset` takes them.
-    advice
-        Advice if it cannot be read.
     as_text
-        Whether to read the column as text regardless of its values.
-
-    Raises
-    ------
-    CorpusError
-        It cannot be read, or the column is missing or not text.
+        Whether to read all values of the column as text.
     """
     with required_by(f"{what}:"):
         import datasets  # type: ignore[import-untyped]
@@ -124,7 +117,7 @@ def is_readable(path: Path) -> bool:
 
 
 def ending(path: Path) -> str:
-    """The format's ending of a name, without a compression's.
+    """The file name's ending for the format, without that for compression.
 
     Examples
     --------
@@ -139,11 +132,8 @@ def ending(path: Path) -> str:
 
 
 def _open(path: Path) -> Bytes:
-    return COMPRESSIONS.get(path.suffix.lower(), _open_plain)(path)
-
-
-def _open_plain(path: Path) -> Bytes:
-    return path.open("rb")
+    opener = COMPRESSIONS.get(path.suffix.lower())
+    return opener(path) if opener else path.open("rb")
 
 
 def _open_zstandard(path: Path) -> Bytes:
@@ -192,7 +182,7 @@ def _csv(path: Path, field: str, document: str) -> Iterator[str]:
         names = next(csv.reader(lines), [])
     if field not in names:
         raise _no_field(str(path), field, names)
-    # Text whatever it looks like: "NA" is a comment, and so is "12".
+    # All values are text: "NA" can be a comment, and so can "12".
     options: dict[str, Any] = {"usecols": [field], "keep_default_na": False}
     yield from read_rows(str(path), field, "csv", data_files=str(path), as_text=True, **options)
 

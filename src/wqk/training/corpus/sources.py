@@ -20,22 +20,15 @@ from wqk.training.corpus.reading import (
     read_rows,
 )
 
-# Seconds that the network has to answer at all.
+# Seconds until the network must have responded.
 SECONDS = 5
 
 
 @dataclass(frozen=True)
 class Source:
-    """One of the texts of a corpus.
+    """One of the texts of a corpus: local files in reading order, or how to load it from the Hub.
 
-    Attributes
-    ----------
-    name
-        As stored in the header, without local folders.
-    files
-        Local files, in reading order.
-    hub
-        Arguments for the Hub, if there are no files.
+    The name is that of the header, without local folders.
     """
 
     name: str
@@ -48,19 +41,13 @@ class Source:
         return sum(path.stat().st_size for path in self.files)
 
     def state(self) -> dict[str, Any]:
-        """A value that changes with the source, as far as known without reading it."""
+        """What identifies the text without reading it: names, sizes and times of files."""
         stats = [(str(path.resolve()), path.stat()) for path in self.files]
         files = [[path, stat.st_size, stat.st_mtime_ns] for path, stat in stats]
         return {"name": self.name, "files": files, "hub": dict(self.hub)}
 
     def documents(self, field: str | None, document: str, skip: int) -> Iterator[str]:
-        """All texts in order, without the first ``skip``.
-
-        Raises
-        ------
-        CorpusError
-            A file cannot be read, or the Hub does not provide the data set.
-        """
+        """All texts in order, without the first ``skip``."""
         texts = (read_documents(path, field or "text", document) for path in self.files)
         texts_of_files = itertools.chain.from_iterable(texts)
         return itertools.islice(
@@ -147,26 +134,14 @@ def _from_hub(name: str, hub: Mapping[str, Any], field: str | None) -> Iterator[
 
 
 def _require_network(name: str, hub: Mapping[str, Any], advice: str) -> None:
-    """Send one short request, since the libraries retry for half a minute.
-
-    Raises
-    ------
-    CorpusError
-        There is no response.
-    """
-    from huggingface_hub import constants
+    """Raise CorpusError if there is no response; the libraries would retry for half a minute."""
+    from huggingface_hub import constants, get_session
 
     if constants.HF_HUB_OFFLINE:  # what is in the cache can be read
         return
     address = hub.get("listing", f"{constants.ENDPOINT}/api/datasets/{hub['path']}")
     try:
-        _head(address)
-    except Exception as error:  # of whichever HTTP library the hub's uses
+        get_session().head(address, timeout=SECONDS, follow_redirects=True)
+    except Exception as error:  # of whichever HTTP library huggingface_hub uses
         reason = " ".join(str(error).split())[:160] or type(error).__name__
         raise CorpusError(f"{name}: no response from the network ({reason}){advice}") from None
-
-
-def _head(address: str) -> None:
-    from huggingface_hub import get_session
-
-    get_session().head(address, timeout=SECONDS, follow_redirects=True)

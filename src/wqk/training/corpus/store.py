@@ -18,7 +18,9 @@ document.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Mapping
 from functools import cached_property
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,15 +30,9 @@ from wqk.errors import CorpusError, required_by
 from wqk.training.corpus.header import SPLITS, STORED, Header, read_header
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from os import PathLike
-
     from numpy.typing import NDArray
 
 HEADER, TOKENIZER = "store.json", "tokenizer.json"
-
-# Bytes that are hashed at a time.
-PIECE = 1 << 24
 
 
 class TokenStore:
@@ -45,9 +41,9 @@ class TokenStore:
     Attributes
     ----------
     folder
-        Where it lies.
+        The store's folder.
     header
-        What it holds.
+        The contents of ``store.json``.
 
     Examples
     --------
@@ -93,14 +89,15 @@ class TokenStore:
         path = Path(folder)
         store = cls(path, read_header(path / HEADER))
         for split in SPLITS:
-            store._check_sizes(split)
+            for kind in ("tokens", "documents"):
+                store._check_size(split, kind)
         if not (path / TOKENIZER).is_file():
             raise CorpusError(f"{path}: {TOKENIZER} is missing; build the store again")
         return store
 
     @property
     def unit(self) -> str:
-        """What a token is: ``words``, ``characters``, or what a given ``tokenizer`` makes."""
+        """The kind of token: ``words``, ``characters``, or ``tokenizer`` for a given one."""
         return self.header.unit
 
     @property
@@ -110,7 +107,7 @@ class TokenStore:
 
     @property
     def special(self) -> Mapping[str, int]:
-        """Ids of ``padding``, ``mask``, ``unknown`` and ``separator``, as far as there are any."""
+        """Ids of ``padding``, ``mask``, ``unknown`` and ``separator``, where they exist."""
         return self.header.special
 
     @property
@@ -124,15 +121,14 @@ class TokenStore:
         return self.folder / TOKENIZER
 
     def tokens(self, split: str = "train") -> NDArray[np.uint16] | NDArray[np.uint32]:
-        """The stream of a split: one dimension, read-only, mapped rather than read.
+        """The tokens of a split in one dimension: read-only and memory-mapped.
 
         Raises
         ------
         CorpusError
             There is no such split, or the file is missing.
         """
-        dtype = np.dtype(STORED[self.header.dtype])
-        return self._map(self._path(split, "tokens"), dtype, self._split(split).tokens)
+        return self._map(split, "tokens")
 
     def documents(self, split: str = "train") -> NDArray[np.int64]:
         """Offsets at which the documents of a split begin, followed by its end.
@@ -142,12 +138,12 @@ class TokenStore:
         CorpusError
             There is no such split, or the offsets do not ascend from 0 to its end.
         """
-        path, about = self._path(split, "documents"), self._split(split)
-        offsets = self._map(path, np.dtype("<i8"), about.documents + 1)
+        offsets = self._map(split, "documents")
+        end = self.header.splits[split].tokens
         ascending = bool((offsets[1:] >= offsets[:-1]).all())
-        if not ascending or offsets[0] != 0 or offsets[-1] != about.tokens:
+        if not ascending or offsets[0] != 0 or offsets[-1] != end:
             raise CorpusError(
-                f"{path}: expected ascending offsets from 0 to {about.tokens}; "
+                f"{self._path(split, 'documents')}: expected ascending offsets from 0 to {end}; "
                 "build the store again"
             )
         return offsets
@@ -198,36 +194,33 @@ class TokenStore:
                     f"separator ({separator}); build the store again"
                 )
 
-    def _split(self, name: str) -> Any:
-        try:
-            return self.header.splits[name]
-        except KeyError:
-            raise CorpusError(f"{name!r}: no such split; splits are {', '.join(SPLITS)}") from None
-
     def _path(self, split: str, kind: str) -> Path:
         return self.folder / f"{split}.{kind}"
 
-    def _check_sizes(self, split: str) -> None:
-        about = self._split(split)
-        width = np.dtype(self.header.dtype).itemsize
-        for kind, expected in (
-            ("tokens", about.tokens * width),
-            ("documents", (about.documents + 1) * 8),
-        ):
-            path = self._path(split, kind)
-            try:
-                actual = path.stat().st_size
-            except OSError as error:
-                raise CorpusError(
-                    f"{path}: cannot be read ({error.strerror}); build the store again"
-                ) from None
-            if actual != expected:
-                raise CorpusError(
-                    f"{path}: expected {expected} bytes, got {actual}; build the store again"
-                )
+    def _format(self, split: str, kind: str) -> tuple[np.dtype[Any], int]:
+        """Type and number of what the file of a split's ``tokens`` or ``documents`` holds."""
+        if split not in self.header.splits:
+            raise CorpusError(f"{split!r}: no such split; splits are {', '.join(SPLITS)}")
+        about = self.header.splits[split]
+        if kind == "tokens":
+            return np.dtype(STORED[self.header.dtype]), about.tokens
+        return np.dtype("<i8"), about.documents + 1
 
-    @staticmethod
-    def _map(path: Path, dtype: np.dtype[Any], count: int) -> NDArray[Any]:
+    def _check_size(self, split: str, kind: str) -> None:
+        path, (dtype, count) = self._path(split, kind), self._format(split, kind)
+        try:
+            actual = path.stat().st_size
+        except OSError as error:
+            raise CorpusError(
+                f"{path}: cannot be read ({error.strerror}); build the store again"
+            ) from None
+        if actual != (expected := count * dtype.itemsize):
+            raise CorpusError(
+                f"{path}: expected {expected} bytes, got {actual}; build the store again"
+            )
+
+    def _map(self, split: str, kind: str) -> NDArray[Any]:
+        path, (dtype, count) = self._path(split, kind), self._format(split, kind)
         if not count:  # an empty file cannot be mapped
             empty = np.empty(0, dtype)
             empty.flags.writeable = False
@@ -257,18 +250,9 @@ class TokenStore:
 
 
 def sha256(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal digits.
-
-    Raises
-    ------
-    CorpusError
-        It cannot be read.
-    """
-    digest = hashlib.sha256()
+    """SHA-256 of a file, in hexadecimal digits; CorpusError if it cannot be read."""
     try:
         with path.open("rb") as file:
-            while piece := file.read(PIECE):
-                digest.update(piece)
+            return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise CorpusError(f"{path}: cannot be read ({error.strerror})") from None
-    return digest.hexdigest()

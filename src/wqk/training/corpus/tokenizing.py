@@ -1,13 +1,14 @@
-"""Tokenizers for a corpus, learned or given, as the content of a tokenizer.json, and encoding.
+"""Tokenizers for a corpus, learned or given, each as the content of a tokenizer.json, and encoding.
 
-The tokenizers library learns words, reads what is given, and encodes both. Characters are counted
-and looked up in a table.
+The tokenizers library learns words, reads given tokenizers, and encodes with both. Characters are
+counted and looked up in a table.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,8 +19,6 @@ from wqk.errors import CorpusError, required_by
 from wqk.training.corpus.writing import Chunk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
     from numpy.typing import NDArray
 
     Encode = Callable[[Sequence[str]], Iterator[NDArray[np.uint32]]]
@@ -34,10 +33,10 @@ ROLES = {
     "separator": ("[SEP]", "</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "[EOS]"),
 }
 
-# Characters that a WordPiece vocabulary knows at most, and the share of it that they may take.
+# Most characters of a WordPiece vocabulary: this many, and one part in this many.
 MOST_CHARACTERS, SHARE_OF_CHARACTERS = 1000, 8
 
-# Characters that are given to the tokenizers library at a time; it needs 30 times their memory.
+# Characters to pass to the tokenizers library at a time; it needs 30 times their memory.
 BATCH = 250_000
 
 
@@ -75,12 +74,12 @@ def learn_characters(texts: Iterable[list[str]], size: int, lower: bool) -> str:
 def learn_words(
     texts: Callable[[], Iterable[list[str]]], size: int, lower: bool, *, threads: bool
 ) -> str:
-    """A WordPiece tokenizer with a vocabulary learned from the text; equal texts give equal ones.
+    """A WordPiece tokenizer whose vocabulary is learned from the text, deterministically.
 
     Parameters
     ----------
     texts
-        Gives the training text, in lists of documents; called twice.
+        Returns the training text, in lists of documents; called twice.
     size
         Vocabulary size; smaller if the text has too few words.
     lower
@@ -93,8 +92,8 @@ def learn_words(
     most = min(MOST_CHARACTERS, size // SHARE_OF_CHARACTERS)
     counts = _count(texts(), tokenizer.normalizer)
     alphabet = [c for c in _most_common(counts, most + 10) if not c.isspace()][:most]
-    # The trainer numbers unknown pieces in the order in which it meets them, which changes from
-    # run to run, and breaks ties by number. So all single characters are numbered beforehand.
+    # The trainer numbers new pieces in the order in which it meets them, which changes from run to
+    # run, and breaks ties by number. Therefore all single characters are numbered beforehand.
     known = [*SPECIAL, *alphabet, *(f"##{character}" for character in alphabet)]
     trainer = library.trainers.WordPieceTrainer(
         vocab_size=size,
@@ -110,13 +109,7 @@ def learn_words(
 
 
 def read_words(path: Path, lower: bool) -> str:
-    """A WordPiece tokenizer from a ``vocab.txt`` with one token per line, numbered by line.
-
-    Raises
-    ------
-    CorpusError
-        The file cannot be read, repeats a piece, or lacks a special token.
-    """
+    """A WordPiece tokenizer from a ``vocab.txt`` with one token per line, numbered by line."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except OSError as error:
@@ -133,13 +126,7 @@ def read_words(path: Path, lower: bool) -> str:
 
 
 def read_tokenizer(text: str) -> str:
-    """A tokenizer from a ``tokenizer.json``, or from a Hub model.
-
-    Raises
-    ------
-    CorpusError
-        There is none, or it is damaged.
-    """
+    """A tokenizer from a ``tokenizer.json``, or from a Hub model that has one."""
     library, path = _library().Tokenizer, Path(text)
     try:
         if path.exists():
@@ -183,7 +170,7 @@ class Encoder:
     tokenizer
         Content of a ``tokenizer.json``.
     unit
-        ``characters`` are looked up in a table; everything else the library encodes.
+        ``characters`` are looked up in a table; the library encodes all others.
 
     Examples
     --------

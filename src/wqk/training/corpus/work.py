@@ -5,9 +5,9 @@
     .DIR.building/
     ├── lock             held while a build runs here; names the process
     ├── plan.json        sources and options; a different plan starts over
-    ├── texts/           shards of documents, as read: text, its hash, and where it was
-    ├── read.json        all has been read
-    ├── tokenizer.json   the vocabulary is there
+    ├── texts/           shards of documents: text, its hash, and its source
+    ├── read.json        counts of each source; all of them have been read
+    ├── tokenizer.json   the vocabulary
     └── tokens/          the tokens of each shard's documents, in order
 
 Each file appears whole or not at all, so an existing file is complete.
@@ -19,7 +19,7 @@ import contextlib
 import io
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,24 +33,16 @@ from wqk.errors import CorpusError, WqkError
 
 @dataclass(frozen=True)
 class Work:
-    """The state of a build; made by `open_work`.
-
-    Attributes
-    ----------
-    folder
-        Next to the store's folder.
-    """
+    """The folder of a build, opened by `open_work`."""
 
     folder: Path
 
-    def note(self, name: str) -> bytes | None:
-        """The content of a small file, if it exists."""
+    def once(self, name: str, make: Callable[[], str]) -> str:
+        """The content of a small file, which is made if it does not exist."""
         path = self.folder / name
-        return path.read_bytes() if path.exists() else None
-
-    def save_note(self, name: str, content: bytes) -> None:
-        """Write a small file, which marks a stage as done."""
-        write_whole(self.folder / name, content)
+        if not path.exists():
+            write_whole(path, make().encode())
+        return path.read_text("utf-8")
 
     def shards(self) -> list[Path]:
         """Shards of documents that have been read, in order."""
@@ -65,15 +57,9 @@ class Work:
         return self.folder / "tokens" / shard.name
 
     def load(self, path: Path, *columns: str) -> pl.DataFrame:
-        """Columns of a shard, or of its tokens; by default all.
-
-        Raises
-        ------
-        CorpusError
-            It is damaged.
-        """
+        """Columns of a shard, or of its tokens, by default all; CorpusError if it is damaged."""
         try:
-            # Read at once rather than mapped: what is missing must be noticed here.
+            # Read rather than mapped, so that missing bytes are noticed here.
             return pl.read_parquet(io.BytesIO(path.read_bytes()), columns=list(columns) or None)
         except (OSError, pl.exceptions.PolarsError):
             raise CorpusError(
@@ -89,31 +75,26 @@ class Work:
 
 @contextmanager
 def open_work(folder: Path, plan: Mapping[str, Any]) -> Iterator[Work]:
-    """The folder next to ``folder`` in which it is built, removed at the end if ``folder`` exists.
+    """The folder in which ``folder`` is built, next to it; removed when the build has succeeded.
 
-    Raises
-    ------
-    RunError
-        Another process builds there.
-    OutputError
-        The folder cannot be made.
+    RunError if another build holds it, OutputError if it cannot be created.
     """
     folder = folder.resolve()
     building = folder.parent / f".{folder.name}.building"
     with locked(building / "lock", "build"), _removed_if_empty(building):
         wanted = json.dumps(plan, sort_keys=True).encode()
-        work = Work(building)
+        work, noted = Work(building), building / "plan.json"
         try:
-            if work.note("plan.json") != wanted:
+            if not noted.exists() or noted.read_bytes() != wanted:
                 _clear(building)
             for name in ("texts", "tokens"):
                 (building / name).mkdir(exist_ok=True)
-            # What a kill has left of files that were being written.
+            # What a killed build has left of unfinished files.
             for left in (*building.glob(".*.*"), *building.glob("t*/.*")):
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
         except OSError as error:
             raise unwritable(building, error) from None
-        work.save_note("plan.json", wanted)
+        write_whole(noted, wanted)
         try:
             yield work
         except WqkError:

@@ -8,7 +8,9 @@ import json
 import os
 import secrets
 import shutil
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,24 +21,21 @@ from wqk.training.corpus.header import SPLITS, STORED, Header, Split, token_dtyp
 from wqk.training.corpus.store import HEADER, TOKENIZER, TokenStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from os import PathLike
-
     from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some documents, one after the other.
+    """Consecutive documents.
 
     Attributes
     ----------
     tokens
-        Whole numbers, one dimension, separators in place.
+        Ids in one dimension, separators included.
     lengths
-        Tokens of each document; they add up to all of them.
+        Number of tokens of each document; they add up to all tokens.
     characters
-        Length of the documents' text.
+        Number of characters of the documents' text.
     """
 
     tokens: NDArray[np.integer[Any]]
@@ -60,9 +59,9 @@ def write_store(
     Parameters
     ----------
     folder
-        Must not exist, or be empty.
+        Must be new or empty.
     splits
-        Chunks of ``train`` and of ``held_out``; a split that is left out is empty.
+        Chunks of ``train`` and of ``held_out``; a missing split is empty.
     unit, vocabulary_size, special, about
         As in `Header`.
     tokenizer
@@ -95,17 +94,21 @@ def write_store(
     try:
         growing.mkdir(parents=True)
         try:
-            _write(growing / TOKENIZER, tokenizer)
-            about_splits = {
-                name: _write_split(growing, name, splits.get(name, ()), vocabulary_size)
-                for name in SPLITS
-            }
-            digest = hashlib.sha256(tokenizer).hexdigest()
+            (growing / TOKENIZER).write_bytes(tokenizer)
             header = Header(
-                unit, vocabulary_size, dict(special), digest, about_splits, dict(about or {})
+                unit,
+                vocabulary_size,
+                dict(special),
+                _synced(growing / TOKENIZER),
+                {
+                    name: _write_split(growing, name, splits.get(name, ()), vocabulary_size)
+                    for name in SPLITS
+                },
+                dict(about or {}),
             )
             content = json.dumps(header.to_json(), ensure_ascii=False, indent=1) + "\n"
-            _write(growing / HEADER, content.encode())
+            (growing / HEADER).write_text(content, "utf-8")
+            _synced(growing / HEADER)
             _sync_folder(growing)
             growing.rename(target)
         finally:
@@ -122,10 +125,8 @@ def _write_split(folder: Path, name: str, chunks: Iterable[Chunk], vocabulary_si
     """Both files of a split, chunk by chunk."""
     dtype = STORED[token_dtype(vocabulary_size)]
     total = documents = characters = 0
-    with (
-        _HashedFile(folder / f"{name}.tokens") as tokens,
-        _HashedFile(folder / f"{name}.documents") as offsets,
-    ):
+    paths = folder / f"{name}.tokens", folder / f"{name}.documents"
+    with paths[0].open("xb") as tokens, paths[1].open("xb") as offsets:
         offsets.write(np.zeros(1, "<i8").tobytes())
         for chunk in chunks:
             _check(chunk, vocabulary_size)
@@ -134,7 +135,7 @@ def _write_split(folder: Path, name: str, chunks: Iterable[Chunk], vocabulary_si
             total += len(chunk.tokens)
             documents += len(chunk.lengths)
             characters += chunk.characters
-    return Split(total, documents, characters, tokens.sha256, offsets.sha256)
+    return Split(total, documents, characters, *map(_synced, paths))
 
 
 def _check(chunk: Chunk, vocabulary_size: int) -> None:
@@ -150,31 +151,11 @@ def _check(chunk: Chunk, vocabulary_size: int) -> None:
         )
 
 
-class _HashedFile:
-    """A new file that hashes what is written, and is synced when closed."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("xb")
-        self._digest = hashlib.sha256()
-        self.sha256 = ""
-
-    def write(self, content: bytes) -> None:
-        self._file.write(content)
-        self._digest.update(content)
-
-    def __enter__(self) -> _HashedFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with self._file:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        self.sha256 = self._digest.hexdigest()
-
-
-def _write(path: Path, content: bytes) -> None:
-    with _HashedFile(path) as file:
-        file.write(content)
+def _synced(path: Path) -> str:
+    """Wait until a file is on the disk; return its SHA-256."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _sync_folder(folder: Path) -> None:

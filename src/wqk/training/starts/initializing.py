@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,17 +17,14 @@ from wqk.training.starts.kinds import KINDS, Kind, mimetic, planes, shared_queri
 from wqk.training.starts.report import Initialization, LayerChange, LayerScores, layer_scores
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from wqk._typing import Array, FilePath
     from wqk.checkpoints import Checkpoint
     from wqk.families import AttentionPlan, Side
 
-# How far from its kind's a start's symmetry may be, in float32.
+# By how much a start's symmetry may differ from its kind's, in float32.
 TOLERANCE = 1e-4
 
-# New values of a layer by where they are stored: weights (heads, R, D), biases (heads, R, 1). What
-# stays unchanged, is absent.
+# New values of a layer by where they are stored: weights (heads, R, D) and biases (heads, R, 1).
 Start = dict[Projection | Part, np.ndarray]
 
 
@@ -43,35 +41,34 @@ def initialize_(
 ) -> Initialization:
     """Set the queries, keys and values of every self-attention of a model, in place.
 
-    Everything else keeps its bits, cross-attention and other parts of fused tensors included;
-    parameters stay the objects, of the type and on the device, that they are. All kinds but
-    ``mimetic`` and ``published`` keep the queries and set the keys from them, so that models which
-    start from one seed differ in their keys alone; the key's bias is set from the query's as its
-    weight is, where both exist.
+    Everything else is unchanged, including cross-attention and other parts of fused tensors;
+    parameters keep their identity, type and device. All kinds but ``mimetic`` and ``published``
+    keep the queries and compute the keys from them, so that models from one seed differ only in
+    their keys; where both have biases, the key's is computed in the same way.
 
     Parameters
     ----------
     model
         An `nn.Module` of `transformers`, of a family that wqk knows.
     kind
-        ``random``: nothing is set, the model is only measured. ``symmetric``: W_k = W_q (paper,
-        S2.1). ``negated``: W_k = −W_q. ``indefinite``: with half of the signs turned. ``paired``:
-        every other head is its neighbor's transpose. ``skew``: turned by 90°, for a symmetry of −1.
+        ``random``: the model is only measured. ``symmetric``: W_k = W_q (paper, S2.1).
+        ``negated``: W_k = −W_q. ``indefinite``: W_q with half of the signs flipped. ``paired``:
+        every other head is its neighbor's transpose. ``skew``: rotated by 90°, for symmetry −1.
         ``mimetic``: W_q W_kᵀ ≈ α Z + β I. ``published``: as the paper's code did, queries and
         values drawn anew, uniform in ±1/√D, W_k = W_q, biases left; and its controls
         ``published-independent``, ``-indefinite``, ``-negated``, ``-values`` and
         ``-queries-keys``. The documentation's page on initialization defines each of them.
     seed
-        For what is drawn anew; PyTorch's own generators are left as they are. None for the seed
-        that PyTorch was last given.
+        For newly drawn weights; PyTorch's own generators are not used. None for the seed that
+        PyTorch was last given.
     norm_ratio
-        Scale queries and keys alike so that every layer's ‖W_qk‖ is this multiple of what it was.
+        Scale queries and keys equally so that every layer's ‖W_qk‖ changes by this factor.
     value_ratio
-        Multiply the values, after the kind has set them.
+        Multiply the values by this factor, after the kind has set them.
     alpha, beta
         Parameters of ``mimetic``.
     family
-        A family file, for a model that wqk does not know.
+        A family file, for a model of an unknown family.
 
     Returns
     -------
@@ -83,9 +80,9 @@ def initialize_(
     FormError
         There is no such kind, or a ratio is not a positive number.
     UnknownFamily
-        No family knows the model; a guess is not enough to write to it.
+        No family describes the model; weights are not written based on a guess.
     CheckpointError
-        The model's weights are not here, or its attention cannot be set so. Nothing was written.
+        The model's weights are not loaded, or this kind cannot set them. Nothing was written.
 
     Examples
     --------
@@ -111,9 +108,9 @@ def initialize_(
     checkpoint = open_checkpoint(model)
     plans = [plan for plan in attention_plans(checkpoint, family) if plan.kind == "self"]
     _require_settable(plans, checkpoint.name, writes)
-    # NumPy's generator: one of PyTorch's with the model's own seed would repeat its embedding.
+    # NumPy's generator, since PyTorch's with the model's own seed would repeat its embedding.
     rng = np.random.default_rng(torch.initial_seed() if seed is None else seed)
-    # All of them before the first is written: a model is set as a whole or not at all.
+    # All are planned before the first is written: a model is set as a whole or not at all.
     planned = [
         _plan_start(checkpoint, plan, chosen, rng, norm_ratio, value_ratio) for plan in plans
     ]
@@ -155,14 +152,16 @@ def _plan_start(
     norm_ratio: float | None,
     value_ratio: float | None,
 ) -> tuple[LayerScores, Start]:
-    """A layer's current scores, and its new weights, tried on a copy."""
+    """A layer's current scores, and its new weights, tested on a copy."""
     names = {part.name for part in (*plan.parts, *(plan.value.parts if plan.value else ()))}
     copies = {name: checkpoint.read([Part(name)])[0] for name in names}
     trial = open_checkpoint(copies)
     before = _measured(trial, plan)
     start = _start(trial, plan, kind, rng)
     if value_ratio is not None:
-        value = _settable_values(plan, checkpoint.name)
+        value = plan.value.projection if plan.value else None
+        if not isinstance(value, Projection):
+            raise _values_apart(checkpoint.name, plan, "scaled")
         start[value] = _weight(trial, value, start) * np.float32(value_ratio)
     _write(start, copies)
     after = _measured(trial, plan)
@@ -188,23 +187,18 @@ def _start(
     start: Start = {}
     if kind.draw:
         sides = {"query": plan.query, "key": plan.key, "value": plan.value}
-        projections = {
-            role: side.projection
+        stored = {
+            role: (side.projection, _weight(checkpoint, side.projection, {}))
             for role, side in sides.items()
             if side and isinstance(side.projection, Projection)
         }
-        stored = {
-            role: _weight(checkpoint, projection, {}) for role, projection in projections.items()
-        }
         try:
-            drawn = kind.draw({role: a.shape for role, a in stored.items()}, rng)
+            drawn = kind.draw({role: weight.shape for role, (_, weight) in stored.items()}, rng)
         except KeyError:
-            raise CheckpointError(
-                f"{checkpoint.name}: the values of layer {plan.layer} are not a single "
-                "projection; an initialization that draws values cannot set them"
-            ) from None
+            raise _values_apart(checkpoint.name, plan, "drawn") from None
         for role, weight in drawn.items():
-            start[projections[role]] = weight.astype(stored[role].dtype)
+            projection, before = stored[role]
+            start[projection] = weight.astype(before.dtype)
     if kind.turn:
         order, turn = planes(plan), kind.turn
         query, key = plan.query, plan.key
@@ -222,17 +216,15 @@ def _start(
     return start
 
 
-def _settable_values(plan: AttentionPlan, name: str) -> Projection:
-    if plan.value is None or not isinstance(plan.value.projection, Projection):
-        raise CheckpointError(
-            f"{name}: the values of layer {plan.layer} are not a single projection and cannot be "
-            "scaled"
-        )
-    return plan.value.projection
+def _values_apart(name: str, plan: AttentionPlan, change: str) -> CheckpointError:
+    return CheckpointError(
+        f"{name}: the values of layer {plan.layer} are not a single projection and cannot be "
+        f"{change}"
+    )
 
 
 def _weight(checkpoint: Checkpoint, projection: Projection, start: Start) -> np.ndarray:
-    """A side's weight (heads, R, D): the start's, or else the one that is stored."""
+    """A side's weight (heads, R, D): the start's, or else the stored one."""
     if projection in start:
         return start[projection]
     weight: np.ndarray = projection.take(checkpoint.read([projection.part])[0])
@@ -258,7 +250,7 @@ def _write(start: Start, tensors: Mapping[str, Any]) -> None:
 
 
 def _as_in(tensor: Any, values: np.ndarray) -> Any:
-    """The values in the array library, type and place of a tensor."""
+    """The values in the array library and type, and on the device, of a tensor."""
     if isinstance(tensor, np.ndarray):
         return values
     import torch

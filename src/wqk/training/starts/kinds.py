@@ -1,13 +1,13 @@
 """The initializations of a layer's queries, keys and values, as functions of arrays.
 
-A start does two things, each of which it may leave out: it *draws* weights anew, and it *turns* the
-queries into keys by an orthogonal map T of the layer's key dimensions. With
+A start can *draw* weights anew, and it can *turn* the queries into keys by an orthogonal map T of
+the layer's key dimensions. With
 Q̄_g = Σ_{h in g} Q_h / √(H/G), the sum of the queries that share key head g,
 
     W_k = Q̄ Tᵀ,    W_qk = √(H/G) Q̄ T Q̄ᵀ,
 
-so that the layer's form is symmetric where T is, and skew-symmetric where T is. Its norm, compared
-with that of independent keys of the queries' variance, is larger by √(1 + ((tr T)² + tr T²)/(r D)).
+so that the layer's form is symmetric, or skew-symmetric, if T is. Relative to independent keys of
+the same variance, its norm is larger by √(1 + ((tr T)² + tr T²)/(r D)).
 
 ==============  =================================================  ==========  ====  =============
 turn            T                                                  symmetry    tr T  norm
@@ -27,6 +27,7 @@ Axes: H query heads, G key heads, R head width, D model width, r = G R.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -36,8 +37,6 @@ from wqk._typing import Array, Float
 from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from wqk.families import AttentionPlan
 
 Shared = Float[Array, "key_heads width d"]
@@ -60,7 +59,7 @@ def shared_queries(
 
 
 def planes(plan: AttentionPlan) -> np.ndarray:
-    """A head's dimensions (R,), ordered so that each two neighbors form a plane."""
+    """A head's dimensions (R,), ordered so that each pair of neighbors forms a plane."""
     dimensions = np.arange(plan.key.head_width)
     if plan.rotary is None:
         return dimensions
@@ -124,7 +123,7 @@ def skew(shared: Shared, order: np.ndarray) -> Shared:
 
 
 class Turn(NamedTuple):
-    """A map of queries to keys, and the symmetry that a layer's form then has."""
+    """A map of queries to keys, and the resulting symmetry of a layer's form."""
 
     keys: Callable[[Shared, np.ndarray], Shared]
     symmetry: float
@@ -146,8 +145,7 @@ Weights = dict[str, np.ndarray]
 def uniform(shapes: Shapes, rng: np.random.Generator, *, roles: tuple[str, ...]) -> Weights:
     """Weights between ±1/√D, as a new ``nn.Linear`` draws them.
 
-    All roles are drawn and the wanted ones are returned, so that starts of one seed share what
-    they have in common.
+    All roles are drawn and the given ones returned, so that starts of one seed draw equal values.
 
     Examples
     --------
@@ -172,9 +170,8 @@ def mimetic(
     """Queries and keys whose product is nearly α Z + β I (Trockman & Kolter, 2023).
 
     Of each head's D × D target, with entries of Z drawn from N(0, 1/D), the R largest singular
-    values are kept and shared by both sides as their roots. Query heads that share a key head have
-    targets of their own: the first one's gives the key, and the others come as near as that lets
-    them.
+    values are kept; each side takes their roots. Query heads that share a key head have different
+    targets: the first determines the key, and the other queries approximate theirs with that key.
 
     Raises
     ------
@@ -203,11 +200,11 @@ class Kind(NamedTuple):
     Attributes
     ----------
     draw
-        Gives new weights by role; None where all stay as the model drew them.
+        Returns new weights by role; None to keep all.
     turn
-        How keys are made of queries; None where they are independent.
+        How to compute keys from queries; None if they are independent.
     biases
-        Whether the turn makes the keys' biases of the queries' as well.
+        Whether to compute the keys' biases in the same way.
     """
 
     draw: Callable[[Shapes, np.random.Generator], Weights] | None = None

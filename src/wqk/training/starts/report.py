@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 
 class LayerScores(NamedTuple):
-    """What a layer starts with; the gains of query and key norms belong to its form.
+    """Scores of a layer's form, which includes the gains of query and key norms.
 
     Attributes
     ----------
     symmetry, trace, norm
         Of W_qk.
     own_score
-        Mean over heads of a token's attention logit with itself, for tokens whose components are
-        independent with unit variance, as a layer norm leaves them: scale · trace / H.
+        Expected attention logit of a token with itself, averaged over heads, if its components are
+        independent with unit variance, as after a layer norm: scale · trace / H.
     value_norm
-        ‖W_v‖, NaN where values are no single projection.
+        ‖W_v‖; NaN if values are not a single projection.
     """
 
     symmetry: float
@@ -59,12 +59,12 @@ class LayerChange:
 
     @property
     def norm_ratio(self) -> float:
-        """‖W_qk‖ after over ‖W_qk‖ before, NaN where that was zero."""
+        """‖W_qk‖ after, divided by that before; NaN if that was zero."""
         return self.after.norm / self.before.norm if self.before.norm else math.nan
 
     @property
     def value_ratio(self) -> float:
-        """‖W_v‖ after over ‖W_v‖ before, NaN where that was zero or is not known."""
+        """‖W_v‖ after, divided by that before; NaN if that was zero or is unknown."""
         before = self.before.value_norm
         return self.after.value_norm / before if before else math.nan
 
@@ -76,9 +76,9 @@ class Initialization:
     Attributes
     ----------
     kind
-        What they were set to.
+        The kind of initialization.
     layers
-        Each with its scores before and after, as the model now holds them.
+        Each with its scores before and after.
     """
 
     kind: str
