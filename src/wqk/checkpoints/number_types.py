@@ -89,16 +89,9 @@ def widened_type(dtype: str, tensor: str) -> type:
 
 
 def widen(dtype: str, read: Callable[[int, memoryview], None], out: np.ndarray) -> None:
-    """Fill ``out`` from a source of stored bytes.
+    """Fill ``out``, one-dimensional, contiguous and of `widened_type`, from stored bytes.
 
-    Parameters
-    ----------
-    dtype
-        Stored type, in safetensors' words.
-    read
-        ``read(offset, buffer)`` fills the buffer from this byte offset of the wanted run.
-    out
-        One-dimensional, contiguous, of `widened_type`.
+    ``read(offset, buffer)`` fills a buffer from this byte offset of the wanted run.
     """
     code, wide, convert = _READERS[dtype]
     stored = np.dtype(code)

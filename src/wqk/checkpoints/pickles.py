@@ -64,18 +64,9 @@ class DataUnpickler(pickle._Unpickler):
     """Reads one pickle.
 
     It is built on the unpickler written in Python: the one in C allocates whatever a pickle claims
-    to need.
-
-    Parameters
-    ----------
-    file
-        Positioned at the pickle's beginning.
-    known
-        What replaces a class or function, by module and name.
-    inert
-        Beginnings of full names that are kept as records.
-    persistent
-        Reads the description of an object that is stored outside of the pickle.
+    to need. ``known`` replaces classes and functions, by module and name; full names that begin
+    with one of ``inert`` are kept as records; ``persistent`` reads the description of an object
+    that is stored outside of the pickle.
     """
 
     # Parts of the unpickler that its types leave out.

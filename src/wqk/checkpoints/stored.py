@@ -35,14 +35,8 @@ def weight_file(source: ByteSource) -> WeightFile:
 class StoredCheckpoint(Checkpoint):
     """One or more files of weights and a configuration.
 
-    Parameters
-    ----------
-    name, config, step, notes
-        As the attributes of `Checkpoint`.
-    files
-        No two hold a tensor of the same name.
-    workers
-        What fetches the bytes of remote files; None where all are local.
+    ``workers`` fetch the bytes of remote files; None if all files are local. Raises
+    `CheckpointError` if two files hold a tensor of the same name.
     """
 
     def __init__(

@@ -16,19 +16,11 @@ LARGEST_COUNT = 100_000
 
 
 class Config:
-    """A configuration as one attention of its model sees it.
+    """A configuration, as `transformers` writes it, seen from one attention of its model.
 
-    Parameters
-    ----------
-    config
-        The configuration as `transformers` writes it.
-    nested
-        Key of the part that belongs to this attention (``text_config``), with dots for nested
-        parts; empty for all of it.
-    name
-        The checkpoint's name, for errors.
-    defaults
-        Values of keys that the configuration leaves out.
+    ``nested`` is the key of the part that belongs to this attention (``text_config``), with dots
+    for nested parts; empty for all of it. ``name`` is the checkpoint's, for errors, and
+    ``defaults`` are the values of keys that the configuration leaves out.
     """
 
     def __init__(

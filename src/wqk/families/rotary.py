@@ -29,22 +29,14 @@ if TYPE_CHECKING:
 class Rotary:
     """The rotation of a head's first 2P dimensions.
 
-    Attributes
-    ----------
-    frequencies
-        Radians for each position, (P,).
-    order
-        ``half``: dimension k turns with k + P; ``interleaved``: dimension 2k with 2k + 1.
-    amplitude
-        The attention factor of YaRN and LongRoPE, which multiplies the rotated dimensions of
-        queries and of keys at every distance, including 0.
-    axes
-        2 for patches of a picture: the first half of the planes turns with the row, the second
-        with the column. A single number as a position is then both, on the picture's diagonal.
+    ``amplitude`` is the attention factor of YaRN and LongRoPE, which multiplies the rotated
+    dimensions of queries and of keys at every distance, including 0. For patches of a picture
+    ``axes`` is 2: the first half of the planes turns with the row, the second with the column. A
+    single number as a position is then both, on the picture's diagonal.
     """
 
-    frequencies: Float[Array, " pairs"]
-    order: str
+    frequencies: Float[Array, " pairs"]  # radians per position
+    order: str  # half: dimension k turns with k + P; interleaved: dimension 2k with 2k + 1
     amplitude: float = 1.0
     axes: int = 1
 

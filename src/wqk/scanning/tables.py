@@ -42,13 +42,8 @@ _PRINTED = {
 class Table(Shown):
     """Rows for layers and, with ``head`` filled in, for heads.
 
-    Attributes
-    ----------
-    frame
-        A polars frame with the columns of `schema`, in that order, then those of `optional` that
-        are present.
-    metadata
-        How the numbers were made. Kept by Parquet and JSON Lines files.
+    The frame's columns are those of `schema`, in that order, then those of `optional` that are
+    present. The metadata, how the numbers were made, is kept by Parquet and JSON Lines files.
     """
 
     schema: ClassVar[Mapping[str, pl.DataType]]
