@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import wqk.families
 from wqk.families.family import family_of_type
-from wqk.families.schema import key_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -52,18 +51,16 @@ def _toml(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def rule_table(rule: Any, prefix: str = "", only: Sequence[str] = ()) -> dict[str, Any]:
+def rule_table(rule: Any) -> dict[str, Any]:
     """The table of a family file that a rule is made of; guesses become claims."""
     table: dict[str, Any] = {}
     for f in fields(rule):
-        value, key = getattr(rule, f.name), key_of(f, prefix)
+        value, key = getattr(rule, f.name), f.name
         default = f.default_factory() if f.default_factory is not MISSING else f.default
-        if "prefix" in f.metadata:
-            table |= rule_table(value, f.metadata["prefix"], f.metadata["only"])
-        elif is_dataclass(value):
+        if is_dataclass(value):
             table[key] = rule_table(value)
-        elif (not only or f.name in only) and value != default and f.name not in ("guess",):
-            alone = isinstance(value, tuple) and len(value) == 1 and f.name != "scale"
+        elif value != default and key != "guess":
+            alone = isinstance(value, tuple) and len(value) == 1 and key != "scale"
             table[key] = value[0] if alone else list(value) if isinstance(value, tuple) else value
     return table
 
