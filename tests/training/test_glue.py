@@ -173,6 +173,7 @@ def test_the_command_compares_two(encoder: Path, tmp_path: Path) -> None:
     shown = CliRunner().invoke(command, arguments, env={"COLUMNS": "120"})
     assert shown.exit_code == 0, shown.output
     assert "bag of words" in shown.output
+    assert "Loading" not in shown.output  # no progress bar of transformers
     assert "+0.0%" in shown.output  # the same model twice
     told = json.loads(CliRunner().invoke(command, [*arguments, "--json"]).stdout)
     assert len(told["tasks"][0]["results"]) == 2
