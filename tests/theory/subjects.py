@@ -50,6 +50,20 @@ def albert() -> Any:
     return transformers.AlbertForMaskedLM(config).eval()
 
 
+def bart() -> Any:
+    """An encoder, and a decoder with self- and cross-attention."""
+    torch.manual_seed(0)
+    sides = [
+        f"{stack}_{what}" for stack in ("encoder", "decoder") for what in ("layers", "ffn_dim")
+    ]
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    config = transformers.BartConfig(
+        **dict.fromkeys(sides, 2), **heads, d_model=16, vocab_size=VOCABULARY,
+        max_position_embeddings=32, init_std=0.3, pad_token_id=0, bos_token_id=2, eos_token_id=3,
+    )  # fmt: skip
+    return transformers.BartForConditionalGeneration(config).eval()
+
+
 def llama() -> Any:
     """Rotary positions and grouped heads."""
     torch.manual_seed(0)

@@ -253,6 +253,16 @@ def test_models_that_differ_in_kind_are_not_taken_together(
     assert "different numbers of layers" in one(last.findings, "Theorems 2.3 and S1.12, W_qk").why
 
 
+def test_cross_attention_has_values_of_its_own() -> None:
+    evidence = Evidence(subjects.subject(subjects.bart(), "masked"), subjects.text())
+    for finding in measure(evidence):
+        if finding.statement.direction == "identity":
+            assert finding.verdict == "identity", finding.statement.number
+            assert finding.sample is not None
+            layers = ("encoder 0", "encoder 1", "decoder 0", "decoder 1")
+            assert finding.sample.layers in (layers, ())
+
+
 @pytest.mark.parametrize("objective", ["masked", "causal"])
 @pytest.mark.parametrize("zero", ["output.dense", "self.query"])
 def test_a_layer_that_starts_at_zero_leaves_the_others_tested(zero: str, objective: str) -> None:

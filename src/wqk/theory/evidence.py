@@ -98,9 +98,10 @@ class Evidence:
 
     @cached_property
     def values(self) -> dict[str, Factor | None]:
-        """The values' weights of each layer; None where the family does not name them."""
+        """The values' weights of each self-attention layer; None if the family names none."""
         checkpoint = open_checkpoint(self.subject.model)
-        return {self.label(plan): load_values(checkpoint, plan) for plan in self.plans}
+        plans = [plan for plan in self.plans if plan.kind == "self"]
+        return {self.label(plan): load_values(checkpoint, plan) for plan in plans}
 
     @cached_property
     def batches(self) -> list[dict[str, object]]:
