@@ -68,6 +68,22 @@ def test_a_watch_resumes_and_keeps_what_the_trainer_has_deleted(tmp_path: Path) 
     assert seen == steps(tables[-1]) == [5, 9, 100]
 
 
+def test_a_run_that_does_not_exist_yet_is_waited_for(tmp_path: Path) -> None:
+    run, waits = tmp_path / "run", []
+
+    def wait(folder: str, reason: str) -> None:
+        waits.append((folder, reason))
+        run.mkdir()
+        checkpoint(run, 5)
+
+    with ThreadPoolExecutor(1) as threads:
+        *_, table = watch(
+            run, out=tmp_path / "out", until=5, every=0.01, executor=threads, on_wait=wait
+        )
+    assert waits == [(str(run), "there is no such folder")]
+    assert steps(table) == [5]
+
+
 def test_a_killed_watch_loses_nothing(tmp_path: Path) -> None:
     run, out = tmp_path / "run", tmp_path / "out"
     run.mkdir()

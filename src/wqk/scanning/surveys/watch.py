@@ -59,7 +59,8 @@ def watch(
     on_scores
         Called with the rows of every checkpoint that was scored.
     on_wait
-        Called once for each incomplete checkpoint, with its folder and the reason.
+        Called once for each incomplete checkpoint, with its folder and the reason; and at the
+        start if there is no run yet.
 
     Yields
     ------
@@ -75,6 +76,8 @@ def watch(
     reported: set[str] = set()
     scores = Path(out, "scores.parquet")
     done = set(read_table(scores).frame["checkpoint"].unique()) if scores.exists() else set()
+    if on_wait and not Path(run).is_dir():
+        on_wait(str(run), "there is no such folder")
     while True:
         ready = []
         for folder in _steps(Path(run)):
