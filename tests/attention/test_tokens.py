@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wqk.cli.tokens_display import print_tokens
 
 import wqk
 from wqk.attention import tokens
 from wqk.attention.embeddings import embedding_table, token_names
 from wqk.attention.tokens import extreme_pairs, match_tokens
 from wqk.checkpoints.live import StateDict
+from wqk.cli.tokens import print_tokens
 from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:

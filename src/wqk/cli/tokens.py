@@ -52,14 +52,14 @@ def tokens(ref: str, layer: int, head: int, as_json: bool, **options: Any) -> No
 
     matches = match_tokens(ref, layer, head, **options)
     if not as_json:
-        _print(matches)
+        print_tokens(matches)
         return
     kinds = ("largest", "smallest", "most_alike", "least_alike")
     lists = {kind: [pair._asdict() for pair in getattr(matches, kind)] for kind in kinds}
     display.print_object(asdict(matches) | lists)
 
 
-def _print(matches: TokenMatches) -> None:
+def print_tokens(matches: TokenMatches) -> None:
     """Pairs with the largest and smallest scores side by side, then tokens with themselves."""
     from rich.text import Text
 

@@ -180,7 +180,6 @@ def load_model(
 
     if not state.is_fresh:
         open_checkpoint(state.ref, revision)  # its errors are clearer than those of transformers
-    options = {"attn_implementation": "eager", "trust_remote_code": False}
     with quiet(), torch.random.fork_rng():
         torch.manual_seed(seed)
         try:
@@ -188,14 +187,18 @@ def load_model(
             objective = objective or _objective(config)
             maker = getattr(transformers, _maker(config, objective))
             if state.is_fresh:
-                return maker.from_config(config, **options).eval(), objective, ()
+                model = maker.from_config(
+                    config, attn_implementation="eager", trust_remote_code=False
+                )
+                return model.eval(), objective, ()
             model, report = maker.from_pretrained(
                 state.ref,
                 config=config,
                 revision=revision,
                 dtype=torch.float32,
                 output_loading_info=True,
-                **options,
+                attn_implementation="eager",
+                trust_remote_code=False,
             )
         except FAILURES as error:
             raise CheckpointError(f"{state.ref}: cannot be loaded ({first_line(error)})") from error
