@@ -20,7 +20,7 @@ FEWEST_PIECES = 100
 # With the four special tokens, 128 ids.
 ALPHABET = 124
 
-# Held out by default: this share, but no less than this many of 8 times as many documents.
+# Held out by default: this share, but at least this many documents if there are 8 times as many.
 HELD_OUT, FEWEST_HELD_OUT = 0.01, 16
 
 
