@@ -85,11 +85,11 @@ def test_an_adapter_s_product_is_part_of_the_weight(tmp_path: Path) -> None:
 def test_an_adapter_of_another_kind_is_refused_where_it_matters(tmp_path: Path) -> None:
     model, adapter = adapted_bert("key")
     del adapter.lora_A
-    with pytest.raises(RunError, match=r"layer\.0\.attention\.self\.key\.weight: .* LoRA"):
+    with pytest.raises(CheckpointError, match=r"layer\.0\.attention\.self\.key\.weight: .* LoRA"):
         look(model, tmp_path)
     model, adapter = adapted_bert("key")
     adapter.use_dora = {"default": True}
-    with pytest.raises(RunError, match="LoRA"):
+    with pytest.raises(CheckpointError, match="LoRA"):
         look(model, tmp_path)
     model, adapter = adapted_bert("value")
     del adapter.lora_A
@@ -103,7 +103,12 @@ def test_peft_s_own_adapters_are_followed(tmp_path: Path) -> None:
     for parameter in model.parameters():
         if parameter.requires_grad:
             torch.nn.init.normal_(parameter, std=0.1)
-    assert same(look(model, tmp_path), wqk.scan(model.merge_and_unload()))
+    followed, scanned = look(model, tmp_path), wqk.scan(model, bias=True)
+    with pytest.raises(CheckpointError, match="has an adapter"):
+        wqk.initialize_(model, "symmetric")
+    merged = model.merge_and_unload()
+    assert same(followed, wqk.scan(merged))
+    assert same(scanned, wqk.scan(merged, bias=True))
 
 
 def test_parameters_that_are_hidden_are_refused(tmp_path: Path) -> None:

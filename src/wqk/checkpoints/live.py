@@ -8,6 +8,13 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo
+from wqk.checkpoints.wrapping import (
+    adapted_modules,
+    by_plain_name,
+    unwrapped,
+    with_adapter,
+    without_adapter,
+)
 from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -21,12 +28,25 @@ _TYPE_NAMES = {
 
 
 class StateDict(Checkpoint):
-    """Named tensors in memory, on any device; they are not changed."""
+    """Named tensors in memory, on any device; they are not changed.
 
-    def __init__(self, tensors: Mapping[str, Any], config: Mapping[str, Any], name: str) -> None:
-        self.name, self.config = name, config
+    ``adapted`` are the modules that add something to weights, by the weights' plain names.
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, Any],
+        config: Mapping[str, Any],
+        name: str,
+        adapted: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.name, self.config, self.adapted = name, config, adapted or {}
         # A state dict may hold more than arrays, such as a module's extra state.
-        self._arrays = {key: value for key, value in tensors.items() if hasattr(value, "dtype")}
+        arrays = {key: value for key, value in tensors.items() if hasattr(value, "dtype")}
+        plain = by_plain_name(arrays)
+        if self.adapted:
+            plain = {without_adapter(key): stored for key, stored in plain.items()}
+        self._arrays = {key: arrays[stored] for key, stored in plain.items()}
         self._tensors = {key: _info(value) for key, value in self._arrays.items()}
 
     def tensors(self) -> Mapping[str, TensorInfo]:
@@ -47,6 +67,8 @@ class StateDict(Checkpoint):
         _require_values(array, part.name)
         if info.dtype not in ("F64", "F32", "F16", "BF16"):
             raise CheckpointError(f"{part.name}: holds {info.dtype}, not floating-point weights")
+        if part.name in self.adapted:
+            array = with_adapter(array, self.adapted[part.name], part.name)
         if part.rows is None:
             return [array]
         return [array[start:stop] for start, stop in part.row_ranges(info.shape)]
@@ -66,7 +88,8 @@ class Parameters(StateDict):
         named = dict(model.named_parameters(remove_duplicate=False))
         for name, parameter in named.items():
             _require_values(parameter, f"{type(model).__name__}: {name}")
-        super().__init__(named, _configuration(model), type(model).__name__)
+        name = type(model).__name__
+        super().__init__(named, _configuration(model), name, adapted_modules(model))
 
     @property
     def arrays(self) -> Mapping[str, Any]:
@@ -82,12 +105,15 @@ class Parameters(StateDict):
 def open_live(model: Any) -> StateDict:
     """A module by its state dict and configuration, or a state dict by itself."""
     if hasattr(model, "state_dict"):
-        return StateDict(model.state_dict(), _configuration(model), type(model).__name__)
+        name = type(model).__name__
+        adapted = adapted_modules(model) if hasattr(model, "named_modules") else None
+        return StateDict(model.state_dict(), _configuration(model), name, adapted)
     return StateDict(model, {}, "state dict")
 
 
 def _configuration(model: Any) -> Mapping[str, Any]:
     """The configuration of a module, or of the only `transformers` model in it."""
+    model = unwrapped(model) if hasattr(model, "named_children") else model
     config: Any = getattr(model, "config", None)
     if config is None and hasattr(model, "children"):
         held = [child for child in model.children() if hasattr(child, "config")]

@@ -13,6 +13,7 @@ from wqk.checkpoints.number_types import is_float8
 from wqk.checkpoints.ranged import RangedFile
 from wqk.checkpoints.safetensors import open_safetensors
 from wqk.checkpoints.torch_archive import TorchFile
+from wqk.checkpoints.wrapping import by_plain_name
 from wqk.errors import CheckpointError, concerning
 
 if TYPE_CHECKING:
@@ -56,7 +57,10 @@ class StoredCheckpoint(Checkpoint):
                 if tensor in self._file_of:
                     raise CheckpointError(f"{name}: tensor {tensor!r} occurs in two files")
                 self._file_of[tensor] = file
-        self._tensors = {tensor: file.tensors[tensor] for tensor, file in self._file_of.items()}
+        self._stored = by_plain_name(self._file_of)
+        self._tensors = {
+            name: self._file_of[stored].tensors[stored] for name, stored in self._stored.items()
+        }
 
     @property
     def bytes_fetched(self) -> int | None:
@@ -87,6 +91,11 @@ class StoredCheckpoint(Checkpoint):
             source.forget(ranges)
         return [arrays[i] for i in range(len(parts))]
 
+    def _lying(self, part: Part) -> tuple[WeightFile, Part]:
+        """The part in its file, under the name that it has there."""
+        stored = self._stored[part.name]
+        return self._file_of[stored], part._replace(name=stored)
+
     def abandon(self) -> None:
         """Stop waiting for what is on its way: reads in other threads end with an error."""
         if self._workers is not None:
@@ -97,20 +106,22 @@ class StoredCheckpoint(Checkpoint):
 
     def _place(self, part: Part) -> tuple[int, list[tuple[int, int]]]:
         """Sorts parts by file and by place in it."""
-        file = self._file_of[part.name]
-        return id(file), file.byte_ranges(part)
+        file, own = self._lying(part)
+        return id(file), file.byte_ranges(own)
 
     def _read(self, part: Part) -> np.ndarray:
         info = self._tensors[part.name]
+        file, own = self._lying(part)
         try:
-            array = self._file_of[part.name].read(part)
+            array = file.read(own)
         except MemoryError:
             raise CheckpointError(
                 f"{self.name}: tensor {part.name!r}, of shape {info.shape}, does not fit in memory"
             ) from None
         if is_float8(info.dtype):
             scale = scale_name(part.name, self._tensors)
-            scales = self._file_of[scale].read(Part(scale))
+            file, own = self._lying(Part(scale))
+            scales = file.read(own)
             rows, block = part.row_ranges(info.shape), block_of(self.config)
             apply_scales(array, scales, info.shape, rows, scale, block)
         return array
@@ -123,7 +134,7 @@ class StoredCheckpoint(Checkpoint):
             if is_float8(self.info(part.name).dtype):
                 needed.append(Part(scale_name(part.name, self._tensors)))
             for piece in needed:
-                file = self._file_of[piece.name]
+                file, own = self._lying(piece)
                 if isinstance(file.source, RangedFile):
-                    wanted.setdefault(file.source, []).extend(file.byte_ranges(piece))
+                    wanted.setdefault(file.source, []).extend(file.byte_ranges(own))
         return list(wanted.items())

@@ -15,8 +15,13 @@ from wqk.attention import attention_plans
 from wqk.attention.ceilings import ceiling_parts
 from wqk.checkpoints import Checkpoint, Part, TensorInfo
 from wqk.checkpoints.live import open_live
-from wqk.errors import CheckpointError
-from wqk.monitor.wrapping import adapters, plain_name, trained_tensors, unwrapped, with_adapter
+from wqk.checkpoints.wrapping import (
+    plain_name,
+    require_plain_lora,
+    with_adapter,
+    without_adapter,
+)
+from wqk.errors import CheckpointError, RunError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -68,7 +73,8 @@ class Tracker:
     Parameters
     ----------
     model
-        An `nn.Module`, wrapped or not; see `wqk.monitor.wrapping`.
+        An `nn.Module`, wrapped or not. `RunError` if its parameters are flattened (FSDP 1) or
+        partitioned between steps (ZeRO stage 3).
     name
         Its name in the score table.
     family, heads_per_layer
@@ -85,12 +91,11 @@ class Tracker:
         heads_per_layer: int | None = None,
         with_norms: bool = False,
     ) -> None:
-        self._model = unwrapped(model)
-        checkpoint = open_live(self._model)
-        self._name, self._config = name, checkpoint.config
-        self._tensors = {plain_name(key): info for key, info in checkpoint.tensors().items()}
-        described = Snapshot(checkpoint.name, checkpoint.config, self._tensors)
-        self.plans = attention_plans(described, family, heads_per_layer)
+        _require_whole_parameters(model)
+        checkpoint = open_live(model)
+        self._model, self._name, self._config = model, name, checkpoint.config
+        self._tensors, self._adapted = checkpoint.tensors(), checkpoint.adapted
+        self.plans = attention_plans(checkpoint, family, heads_per_layer)
         self._wanted: dict[str, list[Part]] = {}
         parts = chain.from_iterable(
             (*plan.parts, *(ceiling_parts(plan) if with_norms else ())) for plan in self.plans
@@ -101,7 +106,8 @@ class Tracker:
             dtype = self._tensors[tensor].dtype
             if dtype not in ("F64", "F32", "F16", "BF16"):
                 raise CheckpointError(f"{tensor}: holds {dtype}, not floating-point weights")
-        self._adapters = adapters(self._model, self._wanted)
+            if tensor in self._adapted:
+                require_plain_lora(self._adapted[tensor], tensor)
 
     def snapshot(self, step: int) -> Snapshot | None:
         """Copy the queries and keys; None in all processes of a distributed run but the first.
@@ -112,12 +118,12 @@ class Tracker:
 
         keeps = is_first_process()
         copies: dict[Part, torch.Tensor] = {}
-        tensors = trained_tensors(self._model)
+        tensors = _trained_tensors(self._model)
         with torch.no_grad():
             for name, parts in self._wanted.items():
                 tensor = tensors[name].detach()
-                if name in self._adapters:
-                    tensor = with_adapter(tensor, self._adapters[name])
+                if name in self._adapted:
+                    tensor = with_adapter(tensor, self._adapted[name], name)
                 if hasattr(tensor, "full_tensor"):
                     tensor = tensor.full_tensor()
                 if keeps:
@@ -134,6 +140,34 @@ def is_first_process() -> bool:
     return not (distributed.is_available() and distributed.is_initialized()) or (
         distributed.get_rank() == 0
     )
+
+
+def _trained_tensors(model: Any) -> dict[str, torch.Tensor]:
+    """Current parameters and buffers, by their plain names.
+
+    After a forward pass, FSDP 2 may leave an unsharded copy in the compute type in place of
+    the trained parameter; resharding restores the parameter.
+    """
+    for module in model.modules():
+        if hasattr(module, "reshard"):
+            module.reshard()
+    named = chain(
+        model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
+    )
+    return {without_adapter(plain_name(name)): tensor for name, tensor in named}
+
+
+def _require_whole_parameters(model: Any) -> None:
+    if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
+        raise RunError(
+            "a monitor cannot read the parameters of FullyShardedDataParallel (FSDP 1), which "
+            "flattens the parameters; train with fully_shard (fsdp_version: 2)"
+        )
+    if any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
+        raise RunError(
+            "a monitor cannot read parameters that DeepSpeed ZeRO stage 3 has partitioned; "
+            "train with stage 2, or with fully_shard (FSDP 2)"
+        )
 
 
 def _copied(tensor: torch.Tensor, part: Part) -> torch.Tensor:

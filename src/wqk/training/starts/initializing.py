@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -104,10 +104,10 @@ def initialize_(
     if kind == "mimetic":
         chosen = chosen._replace(draw=partial(mimetic, alpha=alpha, beta=beta))
     writes = chosen != Kind() or norm_ratio is not None or value_ratio is not None
-    parameters = Parameters(model).arrays
+    parameters = Parameters(model)
     checkpoint = open_checkpoint(model)
     plans = [plan for plan in attention_plans(checkpoint, family) if plan.kind == "self"]
-    _require_settable(plans, checkpoint.name, writes)
+    _require_settable(plans, checkpoint.name, parameters.adapted, writes)
     # NumPy's generator, since PyTorch's with the model's own seed would repeat its embedding.
     rng = np.random.default_rng(torch.initial_seed() if seed is None else seed)
     # All are planned before the first is written: a model is set as a whole or not at all.
@@ -116,7 +116,7 @@ def initialize_(
     ]
     with torch.no_grad():
         for _, start in planned:
-            _write(start, parameters)
+            _write(start, parameters.arrays)
     return Initialization(
         kind,
         tuple(
@@ -126,7 +126,9 @@ def initialize_(
     )
 
 
-def _require_settable(plans: Sequence[AttentionPlan], name: str, writes: bool) -> None:
+def _require_settable(
+    plans: Sequence[AttentionPlan], name: str, adapted: Collection[str], writes: bool
+) -> None:
     if not plans:
         raise CheckpointError(f"{name}: has no self-attention to initialize")
     for plan in plans if writes else ():
@@ -135,6 +137,12 @@ def _require_settable(plans: Sequence[AttentionPlan], name: str, writes: bool) -
                 f"{name}: the family of this model is unknown, and no weights are "
                 f"written based on a guess ({plan.rule.guess}); describe it in a family file, "
                 "check that with `wqk verify`, and pass it as family="
+            )
+        weights = [part.name for part in (*plan.parts, *(plan.value.parts if plan.value else ()))]
+        if own := next((weight for weight in weights if weight in adapted), None):
+            raise CheckpointError(
+                f"{name}: {own} has an adapter, whose product would be added to what is written; "
+                "initialize the model before it is adapted"
             )
         sides = (plan.query.projection, plan.key.projection)
         if not all(isinstance(projection, Projection) for projection in sides):
