@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -178,6 +179,31 @@ def test_some_of_a_model_s_rows_are_no_narrower_heads(tmp_path: Path) -> None:
     )
     with pytest.raises(CheckpointError, match="12 rows do not fit 6 query heads of width 4"):
         attention_plans(open_checkpoint(tmp_path))
+
+
+def test_head_counts_that_a_configuration_leaves_out_can_be_given(tmp_path: Path) -> None:
+    save(replace(NAMED["llama"], config=GROUPED), tmp_path)
+    expected = scan(tmp_path).frame
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    heads, key_heads = config.pop("num_attention_heads"), config.pop("num_key_value_heads")
+    path.write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"lacks num_attention_heads; .* heads_per_layer=N"):
+        scan(tmp_path)
+    assert scan(tmp_path, heads_per_layer=heads).frame.equals(expected)
+    assert scan(tmp_path, heads_per_layer=heads, key_heads=key_heads).frame.equals(expected)
+    with pytest.raises(CheckpointError, match="do not fit"):
+        scan(tmp_path, heads_per_layer=heads, key_heads=heads)
+    path.write_text(json.dumps(config | {"num_attention_heads": heads}))
+    with pytest.raises(CheckpointError, match="knows the number of heads"):
+        scan(tmp_path, heads_per_layer=heads)
+
+
+def test_the_number_of_key_heads_of_a_guess_can_be_given_alone() -> None:
+    fused = {"layers.0.attn.qkv.weight": np.random.default_rng(0).standard_normal((16 + 8, 16))}
+    checkpoint = StateDict(fused, {"num_attention_heads": 4, "head_dim": 2}, "guess")
+    (block,) = attention_plans(checkpoint, key_heads=4)
+    assert (block.query.heads, block.key.heads, block.query.head_width) == (4, 4, 2)
 
 
 def test_names_like_the_expected_ones_are_told() -> None:

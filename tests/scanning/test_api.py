@@ -163,7 +163,7 @@ def test_key_heads_can_be_given_wherever_heads_can():
     table = wqk.diff(fused, {n: w + 1 for n, w in fused.items()}, **heads)
     assert set(table.frame["key_heads"]) == {1}
     assert wqk.show(fused, 0, coupling=True, **heads).values
-    with pytest.raises(wqk.WqkError, match="key heads are only for a family that has to be guess"):
+    with pytest.raises(wqk.WqkError, match="key heads are only for one that does not"):
         wqk.scan(wqk.demo_model("encoder"), key_heads=2)
 
 

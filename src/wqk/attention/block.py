@@ -17,7 +17,7 @@ from wqk.attention.factor import Factor, load_factor
 from wqk.checkpoints import open_checkpoint
 from wqk.checkpoints.options import check_options
 from wqk.errors import CheckpointError, UnknownFamily, concerning
-from wqk.families import find_family, load_family, plan
+from wqk.families import find_family, load_family, plan, with_head_counts
 from wqk.families.candidates import POSITIONAL, beside, candidates
 from wqk.forms import BilinearForm
 
@@ -257,17 +257,9 @@ def attention_plans(
     CheckpointError
         Tensors are missing, or do not fit the configuration.
     """
-    chosen = load_family(family) if family else find_family(checkpoint, heads_per_layer, key_heads)
+    chosen = load_family(family) if family else find_family(checkpoint, heads_per_layer is None)
     with concerning(checkpoint.name):
-        plans = plan(checkpoint, chosen)
-    numbers = {"heads per layer": heads_per_layer, "key heads": key_heads}
-    name, number = next(((k, n) for k, n in numbers.items() if n is not None), ("", None))
-    if number is not None and not any(p.rule.guess for p in plans):
-        raise CheckpointError(
-            f"{checkpoint.name}: family {chosen.name} knows the number of heads; {name} "
-            f"are only for a family that has to be guessed, got {number}; leave it out"
-        )
-    return plans
+        return plan(checkpoint, with_head_counts(chosen, checkpoint, heads_per_layer, key_heads))
 
 
 def unread_attention(checkpoint: Checkpoint, plans: Sequence[AttentionPlan]) -> list[str]:
@@ -334,8 +326,7 @@ def read_attention(
     family
         A family file to use instead of the model type's own.
     heads_per_layer, key_heads
-        Numbers of query and key heads of a model whose family has to be guessed from the names of
-        its tensors, where its configuration does not have them.
+        Numbers of query and key heads, where the configuration does not have them.
     **hub
         ``revision``, ``token``, ``cache_dir`` and so on, for `open_checkpoint`.
 

@@ -1,7 +1,7 @@
 """Which tensors are a model's queries and keys: families as data, and plans made from them."""
 
 from wqk.families.family import AttentionRule, Family, families, load_family
-from wqk.families.finding import find_family
+from wqk.families.finding import find_family, with_head_counts
 from wqk.families.layouts import Composed, Projection
 from wqk.families.norms import Norm
 from wqk.families.plan import AttentionPlan
@@ -22,4 +22,5 @@ __all__ = [
     "find_family",
     "load_family",
     "plan",
+    "with_head_counts",
 ]

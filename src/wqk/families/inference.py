@@ -72,10 +72,10 @@ class HeadCount:
         return [*named, *(word for word in own.split("_") if word)]
 
 
-def infer_family(
-    checkpoint: Checkpoint, heads_per_layer: int | None = None, key_heads: int | None = None
-) -> Family:
+def infer_family(checkpoint: Checkpoint, count_heads: bool = True) -> Family:
     """A family, ``inferred``, for a checkpoint of unknown type or with foreign names.
+
+    ``count_heads`` is false if the numbers of heads are known from elsewhere.
 
     Raises
     ------
@@ -108,16 +108,10 @@ def infer_family(
         stack, kind = _role(candidate, softmax, checkpoint.config)
         layout, doubt = _layout(candidate, checkpoint.config)
         partial = _unexplained(candidate, around[candidate], checkpoint.config)
-        if heads_per_layer is None:
+        numbers: dict[str, Any] = {"key_heads": KEY_HEADS}
+        if count_heads:
             count = _own_count(candidate, counts, softmax, stack, checkpoint.name)
             numbers = _numbers(candidate, layout, count, checkpoint.name)
-        else:
-            given = {"heads_per_layer": heads_per_layer, "key_heads": key_heads}
-            numbers = {
-                "heads": ("heads_per_layer",),
-                "key_heads": ("key_heads", *KEY_HEADS),
-                "defaults": {key: n for key, n in given.items() if n is not None},
-            }
         confidence = "low" if partial else "medium" if doubt else "high"
         reason = f": {doubt}" if doubt else ""
         rules.append(

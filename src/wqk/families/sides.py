@@ -138,7 +138,12 @@ def projections_of(
 ) -> dict[str, Projection | Composed]:
     """Where the weights of ``q`` and ``k`` lie, and of ``v`` where they are named."""
     layer = match.group
-    heads = config.whole(rule.heads, layer)
+    heads = config.optional_whole(rule.heads, layer)
+    if heads is None:
+        raise CheckpointError(
+            f"{config.name}: config.json lacks {' or '.join(rule.heads)}; give the number of query "
+            "heads with heads_per_layer=N"
+        )
     key_heads = config.optional_whole(rule.key_heads, layer)
     if rule.kind == "self" and (pruned := config.pruned_heads(layer)):
         if pruned >= heads or key_heads not in (None, heads):

@@ -89,7 +89,7 @@ def scan(
     family
         A family file to use instead of the model type's own.
     heads_per_layer, key_heads
-        Number of query heads, where the tensors have to be guessed and the configuration is silent.
+        Numbers of query and key heads, where the configuration does not have them.
     device
         Where PyTorch multiplies, such as ``"cuda"``; without it NumPy does, on the CPU.
     details
