@@ -16,7 +16,7 @@ from wqk.attention import attention_plans, load_attention
 from wqk.attention.verification import verify
 from wqk.attention.verification.inputs import inputs_of
 from wqk.attention.verification.recording import heads_apart, listen, require_records
-from wqk.attention.verification.running import PADDING_MASKS, _load_model, double_precision
+from wqk.attention.verification.running import PADDING_MASKS, _load_model, _models, double_precision
 from wqk.checkpoints import open_checkpoint
 from wqk.families import find_family
 
@@ -127,7 +127,8 @@ def prove_values_and_outputs(model: Any, folder: Path) -> None:
             weights = [[f"{name}.weight" for name in names] for names in (rule.value, rule.output)]
             for spellings in filter(None, [*weights, rule.value_bias]):
                 escaped = (re.sub(r"\\\{\w+\\\}", r"\\d+", re.escape(s)) for s in spellings)
-                pattern = re.compile(rf"(.+\.)?({'|'.join(escaped)})")
+                before = r"(.+\.)?" if rule.prefix is None else re.escape(rule.prefix)
+                pattern = re.compile(rf"{before}({'|'.join(escaped)})")
                 found = [t for t in checkpoint.tensors() if pattern.fullmatch(t)]
                 assert len(found) == rules.count(rule), spellings
         for plan in plans:
@@ -160,11 +161,17 @@ def prove_norms(architecture: Architecture, folder: Path) -> None:
         for norm in {norm for plan in plans for norm in _norms(plan).values()}:
             module = model.get_submodule(_module_of(norm))
             module.register_forward_hook(partial(_normalized, norm=norm, outputs=outputs))
-        inputs = inputs_of(model, None, length=24, seed=0)
-        # Texts without padding, which some models set to zero after the norm.
-        masks = {name: inputs[name] for name in PADDING_MASKS if name in inputs}
-        inputs |= {name: torch.ones_like(mask) for name, mask in masks.items()}
-        model(**inputs, output_attentions=True)
+        for prefix, part in _models(model):
+            own = [
+                r for p, r in zip(plans, records, strict=True) if p.query.tensor.startswith(prefix)
+            ]
+            if not own or any(own):
+                continue
+            inputs = inputs_of(part, None, length=24, seed=0)
+            # Texts without padding, which some models set to zero after the norm.
+            masks = {name: inputs[name] for name in PADDING_MASKS if name in inputs}
+            inputs |= {name: torch.ones_like(mask) for name, mask in masks.items()}
+            part(**inputs, output_attentions=True)
     require_records(model, plans, records)
     for plan, applications in zip(plans, records, strict=True):
         named = plan.rule.input_norm

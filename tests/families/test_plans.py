@@ -201,7 +201,7 @@ def test_head_counts_that_a_configuration_leaves_out_can_be_given(tmp_path: Path
 
 def test_the_number_of_key_heads_of_a_guess_can_be_given_alone() -> None:
     fused = {"layers.0.attn.qkv.weight": np.random.default_rng(0).standard_normal((16 + 8, 16))}
-    checkpoint = StateDict(fused, {"num_attention_heads": 4, "head_dim": 2}, "guess")
+    checkpoint = StateDict(fused, {"num_attention_heads": 4}, "guess")
     (block,) = attention_plans(checkpoint, key_heads=4)
     assert (block.query.heads, block.key.heads, block.query.head_width) == (4, 4, 2)
 

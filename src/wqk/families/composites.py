@@ -202,6 +202,8 @@ def _stack(part: Part, rule: AttentionRule, stacks: set[str]) -> str:
         return rule.stack
     if rule.stack in PLAIN or rule.stack == kind or stacks == {"decoder"}:
         return kind
+    if rule.stack.startswith(f"{kind}-"):
+        return rule.stack
     return f"{kind}-{rule.stack}"
 
 

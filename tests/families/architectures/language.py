@@ -57,6 +57,7 @@ VISION = {
     "image_size": 28,
     "patch_size": 14,
 }
+SIGLIP_BLOCKS = {("vision", "self"): 1, ("vision-head", "cross"): 1}
 
 LANGUAGE = [
     Architecture("opt", "OPTForCausalLM", OPT),
@@ -139,7 +140,7 @@ LANGUAGE = [
         "gemma3",
         "Gemma3ForConditionalGeneration",
         {"text_config": GEMMA, "vision_config": VISION, "mm_tokens_per_image": 4},
-        blocks=4,
+        blocks={("decoder", "self"): 4, **SIGLIP_BLOCKS},
     ),
     # As on the hub: what is as in the smallest model is left out.
     Architecture(
@@ -156,7 +157,7 @@ LANGUAGE = [
             "vision_config": VISION,
             "mm_tokens_per_image": 4,
         },
-        blocks=7,
+        blocks={("decoder", "self"): 7, **SIGLIP_BLOCKS},
         hub={
             "text_config": {
                 "model_type": "gemma3_text",
