@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from wqk._style import LABELS, new_figure, style
 from wqk.attention import read_attention
 from wqk.checkpoints import open_checkpoint
 from wqk.forms.images import matrix_image
+from wqk.scanning.plotting import layer_curves
 from wqk.scanning.scan import scan
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ FOLDER = Path(__file__).parent / "models"
 Name = Literal["encoder", "decoder"]
 MODELS: tuple[Name, ...] = ("encoder", "decoder")
 
-# What the paper says of each score, by which an encoder's is larger than a decoder's.
+# The paper's claims, by which each of an encoder's scores is larger than a decoder's.
 CLAIMS = {
     "symmetry": "bidirectional training makes W_qk symmetric",
     "directionality_excess": "autoregressive training makes columns dominate",
@@ -32,8 +34,8 @@ CLAIMS = {
 def demo_model(name: Name) -> Path:
     """Folder of a model that ships with the package: its query and key weights and configuration.
 
-    Both were trained on the same text, with the same shape and recipe, one to fill in masked
-    characters and one to predict the next (``examples/train_demo_pair.sh``).
+    Both have one shape and were trained on one text with one recipe, the encoder to fill in masked
+    characters, the decoder to predict the next one (``examples/train_demo_pair.sh``).
 
     Examples
     --------
@@ -44,7 +46,7 @@ def demo_model(name: Name) -> Path:
 
 
 def demo_table() -> ScoreTable:
-    """Scores and details of the encoder and the decoder, in one table, under these names."""
+    """Scores and details of both models in one table; the checkpoints are their names."""
     checkpoints = []
     for name in MODELS:
         checkpoint = open_checkpoint(FOLDER / name)
@@ -54,7 +56,7 @@ def demo_table() -> ScoreTable:
 
 
 def demo_introduction() -> str:
-    """What the two models are, in a few sentences."""
+    """What the two models are and how they were trained."""
     training, config = (
         json.loads((FOLDER / file).read_text(encoding="utf-8"))
         for file in ("training.json", "encoder/config.json")
@@ -71,7 +73,7 @@ def demo_introduction() -> str:
 
 
 def demo_verdict(table: ScoreTable) -> str:
-    """Which parts of the paper's contrast hold, layer by layer, and which do not."""
+    """Whether the paper's claims hold in every layer, and the medians."""
     layers = table.layers.frame
     encoder, decoder = (layers.filter(checkpoint=name).sort("layer") for name in MODELS)
     lines = []
@@ -87,17 +89,24 @@ def demo_verdict(table: ScoreTable) -> str:
     return "\n".join(lines)
 
 
+@style()
 def demo_figure(table: ScoreTable) -> Figure:
-    """Score curves of both models, and one layer's matrix of each (needs matplotlib)."""
-    from wqk.figures import contrast
+    """Draw the scores of both models, and one layer's matrix of each (needs matplotlib)."""
+    from wqk.figures import draw_entries
 
-    # The layers in which each model shows its structure most.
+    # For each model, the layer that shows its structure best.
     layers = table.layers.frame
-    encoder = layers.filter(checkpoint="encoder").sort("symmetry")["layer"][-1]
-    decoder = layers.filter(checkpoint="decoder").sort("directionality_excess")["layer"][0]
-    chosen: dict[Name, int] = {"encoder": encoder, "decoder": decoder}
-    matrices = {
-        f"{name}, layer {layer}": matrix_image(read_attention(demo_model(name), layer).form)
-        for name, layer in chosen.items()
+    chosen: dict[Name, int] = {
+        "encoder": layers.filter(checkpoint="encoder").sort("symmetry")["layer"][-1],
+        "decoder": layers.filter(checkpoint="decoder").sort("directionality_excess")["layer"][0],
     }
-    return contrast(table, matrices)
+    figure = new_figure(9.4, 2.4)
+    axes = figure.subplots(1, 4, width_ratios=[1.1, 1.1, 1.0, 1.0])
+    for axis, (score, title) in zip(axes[:2], LABELS.items(), strict=True):
+        layer_curves(axis, table, score, title)
+    axes[0].legend(loc="best")
+    for axis, (name, layer) in zip(axes[2:], chosen.items(), strict=True):
+        draw_entries(axis, matrix_image(read_attention(demo_model(name), layer).form))
+        axis.set(title=f"{name}, layer {layer}", xlabel="key side", ylabel="query side")
+        axis.set(xticks=[], yticks=[], box_aspect=1)
+    return figure

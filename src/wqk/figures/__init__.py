@@ -3,7 +3,6 @@
 from wqk._style import save_figure, style
 from wqk.figures.bands import rotary_planes
 from wqk.figures.catalog import FIGURES, draw, numbers
-from wqk.figures.contrast import contrast
 from wqk.figures.distances import distance_curves
 from wqk.figures.heads import coupling
 from wqk.figures.matrix import draw_entries, matrix
@@ -13,7 +12,6 @@ from wqk.figures.sources import Sources, read_sources
 __all__ = [
     "FIGURES",
     "Sources",
-    "contrast",
     "coupling",
     "distance_curves",
     "draw",

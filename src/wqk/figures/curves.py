@@ -1,8 +1,8 @@
-"""Curves over training: from the scores and losses of several seeds to lines and bands.
+"""Curves over training: lines and bands from the scores and losses of several seeds.
 
-Every curve is a frame in long form. ``quantity`` and ``layer`` (null: all layers at once) say what
-is shown; ``value`` is the mean over seeds, ``low`` and ``high`` the smallest and the largest of
-them; ``q25`` and ``q75`` are the quartiles over layers, averaged over seeds.
+Curves are rows of a frame in long form. ``quantity`` and ``layer`` (null: over all layers) say what
+is shown; ``value`` is the mean over seeds, ``low`` and ``high`` the least and the greatest;
+``q25`` and ``q75`` are the quartiles over layers, averaged over seeds.
 """
 
 from __future__ import annotations
@@ -38,9 +38,8 @@ CURVE: dict[str, pl.DataType] = {
 def score_curves(runs: Sequence[Run], of: Literal["scores", "updates"] = "scores") -> pl.DataFrame:
     """Symmetry and directionality (excess) along runs of one cell.
 
-    For each layer; for all layers their median and quartiles; and as ``symmetry_gap`` the
-    difference between the most and the least symmetric layer. Steps that not all runs have
-    scored are omitted.
+    By layer, and median and quartiles over layers; ``symmetry_gap`` is the difference between the
+    most and the least symmetric layer. Steps that some run has not scored are omitted.
 
     Raises
     ------
@@ -48,9 +47,7 @@ def score_curves(runs: Sequence[Run], of: Literal["scores", "updates"] = "scores
         The runs have no scored step in common.
     """
     curves = over_seeds([layer_curves(getattr(run, of)) for run in runs])
-    if curves.is_empty():
-        raise RunError(f"{_names(runs)}: no step has {of} in all of these runs")
-    return curves
+    return _not_empty(curves, runs, of)
 
 
 def loss_curves(runs: Sequence[Run]) -> pl.DataFrame:
@@ -62,28 +59,22 @@ def loss_curves(runs: Sequence[Run]) -> pl.DataFrame:
         The runs have no step with a held-out loss in common.
     """
     curves = over_seeds([held_out_losses(run) for run in runs])
-    if curves.is_empty():
-        raise RunError(f"{_names(runs)}: no step has a held-out loss in all of these runs yet")
-    return curves
+    return _not_empty(curves, runs, "a held-out loss")
 
 
 def loss_differences(runs: Sequence[Run], baseline: Sequence[Run]) -> pl.DataFrame:
-    """Held-out losses minus those of the baseline's run with the same seed, in nats per token.
+    """Held-out losses minus those of the baseline with the same seed, in nats per token.
 
-    Empty where no seed has both.
+    Empty if no seed has both.
     """
     others = {run.recipe.get("seed"): held_out_losses(run) for run in baseline}
-    shared = [run for run in runs if run.recipe.get("seed") in others]
     return over_seeds(
         [
             held_out_losses(run)
-            .join(others[run.recipe.get("seed")].select("step", other="value"), on="step")
-            .select(
-                "step",
-                pl.lit("loss_difference").alias("quantity"),
-                pl.col("value") - pl.col("other"),
-            )
-            for run in shared
+            .join(others[seed].select("step", other="value"), on="step")
+            .select("step", pl.col("value") - pl.col("other"), quantity=pl.lit("loss_difference"))
+            for run in runs
+            if (seed := run.recipe.get("seed")) in others
         ]
     )
 
@@ -96,56 +87,61 @@ def of_cells(curves: Mapping[str, pl.DataFrame], name: str) -> pl.DataFrame:
 
 
 def layer_curves(table: ScoreTable) -> pl.DataFrame:
-    """One run's scores of plain self-attention: by layer, and over layers."""
+    """The curves of one run's plain self-attention, by layer and over layers."""
     return from_layers(plain_layers(table).frame)
 
 
 def from_layers(scores: pl.DataFrame) -> pl.DataFrame:
-    """Curves by layer, and over layers, from ``step``, ``layer`` and the scores."""
+    """Curves by layer and over layers, from ``step``, ``layer`` and the scores."""
     layers = (
         scores.select("step", "layer", *SCORES)
         .unpivot(SCORES, index=["step", "layer"], variable_name="quantity")
         .with_columns(pl.col("value").fill_nan(None))
         .drop_nulls("value")
     )
-    step = layers.group_by("step", "quantity")
-    medians = step.agg(
-        pl.col("value").median(),
-        pl.col("value").quantile(0.25, "linear").alias("q25"),
-        pl.col("value").quantile(0.75, "linear").alias("q75"),
+    value = pl.col("value")
+    steps = layers.group_by("step", "quantity")
+    medians = steps.agg(
+        value.median(),
+        q25=value.quantile(0.25, "linear"),
+        q75=value.quantile(0.75, "linear"),
     )
     gaps = (
-        step.agg(pl.col("value").max() - pl.col("value").min())
+        steps.agg(value.max() - value.min())
         .filter(quantity="symmetry")
-        .with_columns(pl.lit("symmetry_gap").alias("quantity"))
+        .with_columns(quantity=pl.lit("symmetry_gap"))
     )
     return pl.concat([layers, medians, gaps], how="diagonal")
 
 
 def held_out_losses(run: Run) -> pl.DataFrame:
-    """One run's held-out losses, as a curve."""
+    """The curve of one run's held-out losses."""
     return run.metrics.select(
-        "step", pl.lit("held_out_loss").alias("quantity"), value="held_out_loss"
+        "step", quantity=pl.lit("held_out_loss"), value="held_out_loss"
     ).drop_nulls("value")
 
 
 def over_seeds(frames: Sequence[pl.DataFrame]) -> pl.DataFrame:
-    """Mean, least and greatest of several runs' curves, at the steps that all of them have."""
-    seeds = pl.concat([pl.DataFrame(schema=CURVE), *frames], how="diagonal")
+    """Mean, minimum and maximum of the runs' curves, at the steps that all of them have."""
+    value = pl.col("value")
     return (
-        seeds.group_by("quantity", "layer", "step")
+        pl.concat([pl.DataFrame(schema=CURVE), *frames], how="diagonal_relaxed")
+        .group_by("quantity", "layer", "step")
         .agg(
-            pl.col("value").mean(),
-            pl.col("value").min().alias("low"),
-            pl.col("value").max().alias("high"),
+            value.mean(),
             pl.col("q25", "q75").mean(),
-            pl.len().alias("runs"),
+            low=value.min(),
+            high=value.max(),
+            runs=pl.len(),
         )
-        .filter(pl.col("runs") == len(frames))
+        .filter(runs=len(frames))
         .sort("quantity", "layer", "step")
         .select(pl.col(name).cast(kind) for name, kind in CURVE.items())
     )
 
 
-def _names(runs: Sequence[Run]) -> str:
-    return ", ".join(run.name for run in runs)
+def _not_empty(curves: pl.DataFrame, runs: Sequence[Run], what: str) -> pl.DataFrame:
+    if curves.is_empty():
+        names = ", ".join(run.name for run in runs)
+        raise RunError(f"{names}: no step has {what} in all of these runs")
+    return curves

@@ -1,4 +1,4 @@
-"""One form as an image: its entries, and its row and column norms in the margins."""
+"""One form as an image, with the norms of its rows and columns in the margins."""
 
 from __future__ import annotations
 
@@ -21,44 +21,48 @@ if TYPE_CHECKING:
 
     from wqk.scanning.details import BlockDetails
 
-# Colors reach their end at this quantile of the pixels' magnitudes.
+# The color scale ends at this quantile of the magnitudes.
 SATURATION = 0.995
 
 
+@style()
 def matrix(image: MatrixImage, title: str, subtitle: str = "") -> Figure:
-    """Draw a form as Figure 2's right panels do, with norms at the sides.
+    """Draw a form as Figure 2's right panels do, with norms in the margins.
 
     Parameters
     ----------
     image
         From `wqk.forms.images.matrix_image`.
     title, subtitle
-        Heading with the scores.
+        Name and scores of the form.
     """
-    with style():
-        figure = new_figure(4.4, 4.4)
-        grid = figure.add_gridspec(
-            2, 3, width_ratios=[4, 1, 0.14], height_ratios=[1, 4], wspace=0.03, hspace=0.03
-        )
-        drawn, columns, _ = _draw_with_norms(figure, grid, image)
-        figure.suptitle(title, x=0.01, ha="left", fontsize=8, fontweight="bold", wrap=True)
-        columns.set_title(subtitle.replace("-", "−"), fontsize=7, fontweight="normal")
-        bar = figure.colorbar(drawn, cax=figure.add_subplot(grid[1, 2]))
-        bar.outline.set_visible(False)
-        bar.ax.tick_params(labelsize=6)
-        drawn.axes.set(xlabel="key side", ylabel="query side")
-        blocks = [n / p for n, p in zip(_shape(image), image.pixels.shape, strict=True)]
-        if max(blocks) > 1:
-            figure.text(
-                0.01, 0.005,
-                f"each pixel: the largest of about {blocks[0]:.1f} × {blocks[1]:.1f} entries",
-                ha="left", va="bottom", fontsize=5.5, color=GRAY,
-            )  # fmt: skip
+    figure = new_figure(4.4, 4.4)
+    grid = figure.add_gridspec(
+        2, 3, width_ratios=[4, 1, 0.14], height_ratios=[1, 4], wspace=0.03, hspace=0.03
+    )
+    drawn, columns, rows = _draw_with_norms(figure, grid, image)
+    drawn.axes.set(xlabel="key side", ylabel="query side")
+    columns.tick_params(labelbottom=False, labelsize=6)
+    columns.set_ylabel("column norm", fontsize=7)
+    rows.tick_params(labelleft=False, labelsize=6)
+    rows.set_xlabel("row norm", fontsize=7)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=8, fontweight="bold", wrap=True)
+    columns.set_title(subtitle.replace("-", "−"), fontsize=7, fontweight="normal")
+    bar = figure.colorbar(drawn, cax=figure.add_subplot(grid[1, 2]))
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(labelsize=6)
+    height, width = image.pixels.shape
+    down, across = len(image.row_norms) / height, len(image.column_norms) / width
+    if max(down, across) > 1:
+        figure.text(
+            0.01, 0.005, f"each pixel: the largest of about {down:.1f} × {across:.1f} entries",
+            ha="left", va="bottom", fontsize=5.5, color=GRAY,
+        )  # fmt: skip
     return figure
 
 
 def draw_form(figure: Figure, cell: SubplotSpec, image: MatrixImage, title: str, name: str) -> None:
-    """A form in one cell of a grid, under its letter: entries, norms above and right of them."""
+    """Draw a form with norms, but without ticks, in one cell of a grid, as panel ``name``."""
     grid = cell.subgridspec(
         2, 2, width_ratios=[4, 1], height_ratios=[1, 4], wspace=0.03, hspace=0.03
     )
@@ -66,7 +70,6 @@ def draw_form(figure: Figure, cell: SubplotSpec, image: MatrixImage, title: str,
     drawn.axes.set(xlabel="key side", ylabel="query side", xticks=[], yticks=[])
     for axis in (columns, rows):
         axis.tick_params(labelbottom=False, labelleft=False, length=0)
-        axis.set(xlabel="", ylabel="")
     columns.set_title(title)
     letter(columns, name)
 
@@ -74,9 +77,8 @@ def draw_form(figure: Figure, cell: SubplotSpec, image: MatrixImage, title: str,
 def examples(blocks: Iterable[BlockDetails]) -> dict[str, MatrixImage]:
     """By title: the encoder's most symmetric form, the decoder's form with the most uneven columns.
 
-    With models of one kind alone, both examples are of that kind.
-
-    Symmetry is computed from the image, so it is an estimate where the form is larger than that.
+    Without encoders or without decoders, both are of the other kind. The symmetry of forms larger
+    than their image is an estimate.
     """
     left = list(blocks)
     chosen = []
@@ -102,21 +104,19 @@ def _unevenness(block: BlockDetails) -> float:
 
 
 def picture(block: BlockDetails) -> MatrixImage:
-    """A form out of the details of a scan, as figures draw it."""
-    outlying = [
-        np.isin(np.arange(len(norms)), numbers)
-        for norms, numbers in (
-            (block.row_norms, block.outlying_rows),
-            (block.column_norms, block.outlying_columns),
-        )
-    ]
-    pixels = block.image.astype(np.float32)
-    return MatrixImage(pixels, block.row_norms, block.column_norms, *outlying)
+    """The image of a form in the details of a scan."""
+    return MatrixImage(
+        block.image.astype(np.float32),
+        block.row_norms,
+        block.column_norms,
+        np.isin(np.arange(len(block.row_norms)), block.outlying_rows),
+        np.isin(np.arange(len(block.column_norms)), block.outlying_columns),
+    )
 
 
 def draw_entries(axis: Axes, image: MatrixImage) -> AxesImage:
-    """The entries alone, on a color scale that is symmetric about zero."""
-    height, width = _shape(image)
+    """Draw the entries alone, on a color scale that is symmetric about zero."""
+    height, width = len(image.row_norms), len(image.column_norms)
     limit = float(np.quantile(np.abs(image.pixels), SATURATION)) or 1.0
     return axis.imshow(
         image.pixels,
@@ -129,35 +129,19 @@ def draw_entries(axis: Axes, image: MatrixImage) -> AxesImage:
     )
 
 
-def _shape(image: MatrixImage) -> tuple[int, int]:
-    return len(image.row_norms), len(image.column_norms)
-
-
 def _draw_with_norms(
     figure: Figure, grid: GridSpecBase, image: MatrixImage
 ) -> tuple[AxesImage, Axes, Axes]:
-    """The entries, and on axes above and right of them the norms of columns and rows."""
+    """Draw the entries, the column norms above them and the row norms at their right."""
     drawn = draw_entries(figure.add_subplot(grid[1, 0]), image)
     columns = figure.add_subplot(grid[0, 0], sharex=drawn.axes)
     rows = figure.add_subplot(grid[1, 1], sharey=drawn.axes)
-    _draw_norms(columns, image.column_norms, image.outlying_columns, sideways=False)
-    _draw_norms(rows, image.row_norms, image.outlying_rows, sideways=True)
+    for lines, norms, outlying in (
+        (columns.vlines, image.column_norms, image.outlying_columns),
+        (rows.hlines, image.row_norms, image.outlying_rows),
+    ):
+        for chosen, color in ((~outlying, "#b8bcc2"), (outlying, OUTLIER)):
+            lines(np.flatnonzero(chosen), 0, norms[chosen], color=color, linewidth=0.7)
+    columns.set_ylim(bottom=0)
+    rows.set_xlim(left=0)
     return drawn, columns, rows
-
-
-def _draw_norms(axis: Axes, norms: np.ndarray, outlying: np.ndarray, sideways: bool) -> None:
-    """Norms as gray bars along a margin, outliers in black."""
-    numbers = np.arange(len(norms))
-    for chosen, color in ((~outlying, "#b8bcc2"), (outlying, OUTLIER)):
-        lines = (np.zeros(chosen.sum()), norms[chosen])
-        if sideways:
-            axis.hlines(numbers[chosen], *lines, color=color, linewidth=0.7)
-        else:
-            axis.vlines(numbers[chosen], *lines, color=color, linewidth=0.7)
-    axis.tick_params(labelbottom=sideways, labelleft=not sideways, labelsize=6)
-    axis.set_xlabel("row norm" if sideways else "", fontsize=7)
-    axis.set_ylabel("" if sideways else "column norm", fontsize=7)
-    if sideways:
-        axis.set_xlim(left=0)
-    else:
-        axis.set_ylim(bottom=0)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
     from matplotlib.text import Annotation
 
     from wqk.forms.images import MatrixImage
@@ -35,20 +36,20 @@ if TYPE_CHECKING:
 
 SCORES = {"symmetry": SYMMETRY, "directionality": DIRECTIONALITY}
 
-# Which of the paper's sets of models each figure shows.
+# The paper's sets of models that each figure shows.
 SETS = {
     "fig2": ("paper:language",),
     "s1": ("paper:vision", "paper:audio"),
     "s2": ("paper:encoder-decoder",),
 }
 
-# What counts as an encoder and as a decoder; other stacks have no place in these figures.
+# What counts as an encoder and as a decoder; other stacks are not drawn.
 STACKS = {"encoder": "encoder", "vision": "encoder", "decoder": "decoder"}
 
 MARKERS = {"encoder": "o", "decoder": "s"}
 
-# Rows that do not describe a trained model's own form are hollow, with the marker of the first of
-# these reasons.
+# Rows that do not describe a trained model's own form are hollow, with the marker of their first
+# flag in this order.
 HOLLOW = {
     "random-looking": "X",
     "grouped-heads": "D",
@@ -57,35 +58,23 @@ HOLLOW = {
     "cross-attention": "<",
 }
 
-# More of the user's scans than this are not labeled.
-NAMED = 8
+# Up to this many own scans are all labeled.
+LABELED = 8
 
-# Published models that are labeled: the extremes of each score and of size.
-NAMED_EXTREMES = 3
+# Otherwise the extremes of a stack are labeled, if it has at least this many models.
+EXTREMES = 3
 
-# From this share on, a checkpoint holds queries and keys alone: its size is not its model's.
+# From this share on, a checkpoint holds only queries and keys: its size is not its model's.
 QUERIES_AND_KEYS_ALONE = 0.9
 
 
 def model_rows(figure: str, table: ScoreTable | None = None) -> pl.DataFrame:
-    """The rows behind Figure 2, S1 or S2: published ones, then your own.
+    """The rows behind ``fig2`` (language), ``s1`` (vision, audio) or ``s2`` (encoder-decoder).
 
-    Of the published rows, every sound model is included once, and every artifact. Of your own
-    scores, those of models that the paper's sets assign to another figure are omitted; models of no
-    set go to Figure S2 if they have an encoder and a decoder, else to the others. Of several steps,
-    only the last is used.
-
-    Parameters
-    ----------
-    figure
-        ``fig2`` (language), ``s1`` (vision and audio) or ``s2`` (encoder-decoder models).
-    table
-        Your own scores.
-
-    Returns
-    -------
-    polars.DataFrame
-        The columns of `wqk.atlas.published`; ``stack`` is ``encoder`` or ``decoder``.
+    Every sound published model once, every published artifact, then own scores at their last step.
+    Own models are shown in the figure whose set they belong to; those of no set in ``s2`` if they
+    have an encoder and a decoder, otherwise in the other two. Columns are those of
+    `wqk.atlas.published`, with ``encoder`` or ``decoder`` as ``stack``.
 
     Examples
     --------
@@ -93,42 +82,34 @@ def model_rows(figure: str, table: ScoreTable | None = None) -> pl.DataFrame:
     >>> rows.group_by("stack", "sound").len().sort("stack", "sound").rows()
     [('decoder', False, 28), ('decoder', True, 21), ('encoder', False, 4), ('encoder', True, 21)]
     """
-    own = _own_rows(table)
     return pl.concat(
-        [
-            rows.filter([_belongs(figure, row, rows) for row in rows.iter_rows(named=True)])
-            for rows in (_published_rows(), own)
-        ]
+        rows.filter([_belongs(figure, row, rows) for row in rows.iter_rows(named=True)])
+        for rows in (_published_rows(), _own_rows(table))
     )
 
 
+@style()
 def by_size(rows: pl.DataFrame, matrices: Mapping[str, MatrixImage] | None = None) -> Figure:
-    """Medians and quartiles over layers against parameters; Figure 2 with a matrix at each score.
-
-    Parameters
-    ----------
-    rows
-        From `model_rows`.
-    matrices
-        By title, at most one for each score.
-    """
+    """Draw medians and quartiles of `model_rows` against parameters, beside up to two matrices."""
+    # The reason for a hollow marker; null where the row is sound.
+    flagged = [pl.when(pl.col("flags").list.contains(flag)).then(pl.lit(flag)) for flag in HOLLOW]
+    rows = rows.with_columns(reason=pl.coalesce(flagged))
     matrices = matrices or {}
-    with style():
-        figure = new_figure(PAGE, 5.4 if matrices else 3.0)
-        labels = {}
-        shape, widths = ((2, 2), [1.6, 1.0]) if matrices else ((1, 2), [1.0, 1.0])
-        grid = figure.add_gridspec(*shape, width_ratios=widths)
-        for index, (score, label) in enumerate(SCORES.items()):
-            axis = figure.add_subplot(grid[index, 0] if matrices else grid[0, index])
-            labels[axis] = _draw_models(axis, rows.drop_nulls(score), score)
-            axis.set_ylabel(label)
-            letter(axis, "ab"[index])
-        for index, (title, image) in enumerate(matrices.items()):
-            cell = grid[index, 1] if len(matrices) > 1 else grid[:, 1]
-            draw_form(figure, cell, image, title, "cd"[index])
-        figure.legend(handles=_handles(rows), loc="outside lower center", ncols=3)
-        for axis, some in labels.items():
-            separate_labels(axis, some)
+    figure = new_figure(PAGE, 5.4 if matrices else 3.0)
+    labels = {}
+    shape, widths = ((2, 2), [1.6, 1.0]) if matrices else ((1, 2), [1.0, 1.0])
+    grid = figure.add_gridspec(*shape, width_ratios=widths)
+    for index, (score, label) in enumerate(SCORES.items()):
+        axis = figure.add_subplot(grid[index, 0] if matrices else grid[0, index])
+        labels[axis] = _draw_models(axis, rows.drop_nulls(score), score)
+        axis.set_ylabel(label)
+        letter(axis, "ab"[index])
+    for index, (title, image) in enumerate(matrices.items()):
+        cell = grid[index, 1] if len(matrices) > 1 else grid[:, 1]
+        draw_form(figure, cell, image, title, "cd"[index])
+    figure.legend(handles=_handles(rows), loc="outside lower center", ncols=3)
+    for axis, some in labels.items():
+        separate_labels(axis, some)
     return figure
 
 
@@ -165,7 +146,7 @@ def _whole_models(table: ScoreTable) -> ScoreTable:
 
 
 def _belongs(figure: str, row: Mapping[str, Any], rows: pl.DataFrame) -> bool:
-    """Whether a figure shows a row, one of several."""
+    """Whether a figure shows one of these rows."""
     name = last_part(row["model"]).lower()
     sets = [some for some in model_sets() if name in _names(some)]
     stacks = rows.filter(model=row["model"])["stack"].n_unique()
@@ -176,12 +157,12 @@ def _belongs(figure: str, row: Mapping[str, Any], rows: pl.DataFrame) -> bool:
 
 @cache
 def _names(some: str) -> set[str]:
-    """What the models of a set are called, without their owners."""
+    """The names of a set's models, without their owners."""
     return {last_part(model).lower() for model in model_set(some)}
 
 
 def _draw_models(axis: Axes, rows: pl.DataFrame, score: str) -> list[Annotation]:
-    """Marks with quartiles; returns the names beside some of them."""
+    """Draw markers with quartiles; return the labels of some of them."""
     from matplotlib.patheffects import withStroke
 
     own = rows.filter(source="own")
@@ -196,7 +177,7 @@ def _draw_models(axis: Axes, rows: pl.DataFrame, score: str) -> list[Annotation]
             elinewidth=0.7,
             **look,
         )
-    named = own if 0 < own.height <= NAMED else _extremes(rows.filter("sound"), score)
+    labeled = own if 0 < own.height <= LABELED else _extremes(rows.filter("sound"), score)
     labels = [
         axis.annotate(
             row["name"],
@@ -208,7 +189,7 @@ def _draw_models(axis: Axes, rows: pl.DataFrame, score: str) -> list[Annotation]
             zorder=5,
             path_effects=[withStroke(linewidth=1.5, foreground="white")],
         )
-        for row in named.iter_rows(named=True)
+        for row in labeled.iter_rows(named=True)
     ]
     axis.axhline(0, color=GRAY, linewidth=0.5, zorder=0)
     axis.set(xscale="log", xlabel="parameters")
@@ -220,16 +201,17 @@ def _extremes(rows: pl.DataFrame, score: str) -> pl.DataFrame:
     chosen = [
         pl.concat([some.sort(score)[[0, -1]], some.sort("parameters")[-1:]])
         for some in rows.partition_by("stack")
-        if some.height >= NAMED_EXTREMES
+        if some.height >= EXTREMES
     ]
     return pl.concat(chosen).unique(maintain_order=True) if chosen else rows.clear()
 
 
 def _look(row: Mapping[str, Any], faint: bool) -> dict[str, Any]:
-    """How a row is drawn; published rows are faint next to your own."""
-    if not row["sound"]:
-        return {"marker": _reason(row), "color": GRAY, "mfc": "white", "ms": 4, "zorder": 1} | {
-            "alpha": 0.6, "mew": 0.7
+    """The marker of a row; ``faint`` if it is published and shown next to own rows."""
+    if row["reason"]:
+        return {
+            "marker": HOLLOW[row["reason"]], "color": GRAY, "mfc": "white",
+            "mew": 0.7, "ms": 4, "alpha": 0.6, "zorder": 1,
         }  # fmt: skip
     own = row["source"] == "own"
     return {
@@ -243,30 +225,21 @@ def _look(row: Mapping[str, Any], faint: bool) -> dict[str, Any]:
     }
 
 
-def _reason(row: Mapping[str, Any]) -> str:
-    """The marker of the first reason why a row does not describe a model's own form."""
-    return next(marker for flag, marker in HOLLOW.items() if flag in row["flags"])
-
-
-def _handles(rows: pl.DataFrame) -> list[Any]:
-    """The legend: encoders, decoders, and the reasons for hollow marks, with their numbers."""
+def _handles(rows: pl.DataFrame) -> list[Line2D]:
+    """The legend: encoders, decoders, and the reasons for hollow markers, with their numbers."""
     from matplotlib.lines import Line2D
 
-    def handle(row: Mapping[str, Any], label: str) -> Line2D:
-        look = _look(row, faint=False) | {"linestyle": "", "label": label}
-        return Line2D([], [], **look)
-
-    handles = []
-    for source, sound in (("published", "published"), ("own", "own scan")):
-        some = rows.filter("sound", source=source)
-        handles += [
-            handle(group.row(0, named=True), f"{group['stack'][0]}, {sound} ({group.height})")
-            for group in some.sort("stack", descending=True).partition_by(
-                "stack", maintain_order=True
-            )
-        ]
-    artifacts = rows.filter(~pl.col("sound")).to_dicts()
-    for flag, marker in HOLLOW.items():
-        if same := [row for row in artifacts if _reason(row) == marker]:
-            handles.append(handle(same[0], f"{flags()[flag].title} ({len(same)})"))
-    return handles
+    groups = {
+        f"{stack}, {title}": rows.filter("sound", source=source, stack=stack)
+        for source, title in (("published", "published"), ("own", "own scan"))
+        for stack in COLORS
+    }
+    groups |= {flags()[flag].title: rows.filter(reason=flag) for flag in HOLLOW}
+    return [
+        Line2D(
+            [], [], linestyle="", label=f"{title} ({group.height})",
+            **_look(group.row(0, named=True), faint=False),
+        )
+        for title, group in groups.items()
+        if group.height
+    ]  # fmt: skip

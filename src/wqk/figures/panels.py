@@ -1,7 +1,9 @@
-"""Parts of panels that several figures share: curves in bands, their names, shades, letters."""
+"""What the panels of several figures share: curves with bands, labels, shades and letters."""
 
 from __future__ import annotations
 
+import math
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,17 +18,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import FigureBase
     from matplotlib.text import Annotation
 
-    Color = str | tuple[float, float, float]
-    # Where a curve ends, its name and its color.
-    End = tuple[float, str, Color]
+    # A curve's last value, its name and its color.
+    End = tuple[float, str, str | tuple[float, ...]]
 
-# Names at the ends of curves are in this size; more layers than this are not all named.
-SMALL = 7
-NAMED_LAYERS = 12
+# At most this many layers are labeled.
+LABELED_LAYERS = 12
+
+# Minimum distance between two labels at the ends of curves, as a fraction of the axis height.
+LABEL_GAP = 0.085
 
 
 def draw_curve(axis: Axes, curve: pl.DataFrame, band: tuple[str, str], **look: Any) -> None:
-    """One line over the steps, in the middle of a band; a lone point is marked."""
+    """Draw a curve over steps, and a band between two columns; mark a single point."""
     axis.plot(curve["step"], curve["value"], marker="o" if curve.height == 1 else "", **look)
     low, high = (curve[name] for name in band)
     axis.fill_between(curve["step"], low, high, color=look["color"], alpha=0.15, linewidth=0)
@@ -35,19 +38,19 @@ def draw_curve(axis: Axes, curve: pl.DataFrame, band: tuple[str, str], **look: A
 
 
 def draw_layers(axis: Axes, curves: pl.DataFrame, color: str, **look: Any) -> list[End]:
-    """A curve for each layer, light to dark, with the range over seeds as a band."""
+    """Draw a curve for each layer, light to dark, with the range over seeds as a band."""
     layers = curves.drop_nulls("layer").partition_by("layer", maintain_order=True)
     drawn = list(zip(layers, shades(color, len(layers)), strict=True))
     for curve, shade in drawn:
         draw_curve(axis, curve, ("low", "high"), color=shade, **look)
-    every = -(-len(layers) // NAMED_LAYERS) or 1
+    every = max(1, math.ceil(len(layers) / LABELED_LAYERS))
     return [(curve["value"][-1], str(curve["layer"][0]), shade) for curve, shade in drawn[::every]]
 
 
 def finish_row(
     axes: Sequence[Axes], label: str, ends: Iterable[Sequence[End]] = (), zero: bool = True
 ) -> None:
-    """Label the shared axis and the curves once all limits are final; draw zero."""
+    """Label a row's shared y axis and, now that its limits are final, the curves; draw zero."""
     axes[0].set_ylabel(label)
     if zero:
         for axis in axes:
@@ -57,37 +60,43 @@ def finish_row(
         label_ends(axis, some)
 
 
-def label_steps(axes: Iterable[Axes], name: str = "training step") -> None:
-    """Name the axis of steps, with thousands as k."""
+def panel_grid(figure: FigureBase, count: int, columns: int, **share: Any) -> list[Axes]:
+    """``count`` panels in rows; what is left of the last row stays empty."""
+    axes = figure.subplots(math.ceil(count / columns), columns, squeeze=False, **share).flat
+    for axis in axes[count:]:
+        axis.remove()
+    return list(axes[:count])
+
+
+def label_steps(rows: np.ndarray | list[list[Axes]]) -> None:
+    """Label the x axes of the last row, and write thousands of steps as k."""
     from matplotlib.ticker import EngFormatter
 
-    for axis in axes:
+    for axis in chain.from_iterable(rows):
         axis.xaxis.set_major_formatter(EngFormatter(sep=""))
-        axis.set_xlabel(name)
+    for axis in rows[-1]:
+        axis.set_xlabel("training step")
 
 
-def shades(color: str, count: int) -> list[tuple[float, float, float]]:
-    """Colors from light to dark, in this many steps.
+def shades(color: str, count: int) -> list[tuple[float, ...]]:
+    """Shades of a color, from light to dark.
 
     Examples
     --------
     >>> from wqk._style import BLUE
-    >>> [round(sum(shade), 2) for shade in shades(BLUE, 3)]
+    >>> [float(sum(shade).round(2)) for shade in shades(BLUE, 3)]
     [2.07, 1.15, 0.46]
     """
     from matplotlib.colors import to_rgb
 
-    def shade(share: float) -> tuple[float, float, float]:
-        # Half way to white at the light end, three fifths of the way to black at the dark one.
-        toward, share = (1.0, 0.5 - share) if share < 0.5 else (0.0, 1.2 * (share - 0.5))
-        red, green, blue = (c + (toward - c) * share for c in to_rgb(color))
-        return red, green, blue
-
-    return [shade(0.5 if count == 1 else index / (count - 1)) for index in range(count)]
+    at = np.linspace(0, 1, count) if count > 1 else np.array([0.5])
+    # From halfway to white, through the color itself, to 40 % of its brightness.
+    channels = [np.interp(at, [0, 0.5, 1], [(1 + c) / 2, c, 0.4 * c]) for c in to_rgb(color)]
+    return list(zip(*channels, strict=True))
 
 
-def sequence(count: int) -> list[tuple[float, float, float]]:
-    """Colors of an ordered series, from dark violet to light green, that can be told apart.
+def sequence(count: int) -> list[tuple[float, ...]]:
+    """Colors of an ordered series, from dark violet to light green.
 
     Examples
     --------
@@ -96,22 +105,22 @@ def sequence(count: int) -> list[tuple[float, float, float]]:
     """
     from matplotlib import colormaps
 
-    scale = colormaps["viridis"]
-    return [scale(0.85 * (i / (count - 1) if count > 1 else 0.5))[:3] for i in range(count)]
+    at = np.linspace(0, 0.85, count) if count > 1 else np.array([0.425])
+    return [tuple(color[:3]) for color in colormaps["viridis"](at)]
 
 
 def note(figure: FigureBase, text: str) -> None:
-    """Explain bands and numbers below the panels."""
+    """Write an explanation below the panels."""
     figure.supxlabel(text, x=0.01, ha="left", fontsize=6, color=GRAY)
 
 
 def letter(axis: Axes, text: str) -> None:
-    """Name a panel, left of its top."""
+    """Put a panel's letter at its top left."""
     _above(axis, text, (-26.0, 8.0), 10.0)
 
 
 def heading(axis: Axes, text: str) -> None:
-    """Name a row of panels, in the first line of its first panel's title, which is left empty."""
+    """Title a row of panels: in the first line of its first panel's title, which must be empty."""
     _above(axis, text, (0.0, 16.0), 8.5).set_in_layout(False)
 
 
@@ -127,89 +136,71 @@ def _above(axis: Axes, text: str, offset: tuple[float, float], size: float) -> A
     )
 
 
-def label_ends(axis: Axes, ends: Sequence[tuple[float, str, Any]], gap: float = 0.085) -> None:
-    """Write the names of curves right of where they end, in their colors, without overlaps.
-
-    Parameters
-    ----------
-    axis
-        Its limits must be final.
-    ends
-        For every curve its last value, its name and its color.
-    gap
-        Minimum distance between two names, as a fraction of the axis height.
-    """
+def label_ends(axis: Axes, ends: Iterable[End]) -> None:
+    """Label curves at their right ends, without overlaps; the limits of the axis must be final."""
     low, high = axis.get_ylim()
     ordered = sorted(ends, key=lambda end: end[0])
-    heights = spread_apart([(value - low) / (high - low) for value, _, _ in ordered], gap)
+    heights = spread_apart([(value - low) / (high - low) for value, _, _ in ordered], LABEL_GAP)
     for height, (_, name, color) in zip(heights, ordered, strict=True):
         axis.text(
-            1.02, height, name, color=color, fontsize=SMALL, va="center", transform=axis.transAxes
+            1.02, height, name, color=color, fontsize=7, va="center", transform=axis.transAxes
         )
 
 
 def spread_apart(heights: Sequence[float], gap: float) -> list[float]:
     """Ascending heights, moved until none are closer than ``gap``, within [0, 1] if there is room.
 
+    The sum of squared moves is minimal: isotonic regression, by pooling adjacent violators.
+
     Examples
     --------
     >>> spread_apart([0.1, 0.5, 0.5], 0.25)
     [0.1, 0.375, 0.625]
     """
-    # Names that touch form a cluster, kept as the sum and the number of where they would be.
-    clusters: list[tuple[float, int]] = []
-
-    def middle(total: float, count: int) -> float:
-        half = min(gap * (count - 1) / 2, 0.5)
-        return min(max(total / count, half), 1 - half)
-
-    for height in heights:
-        total, count = height, 1
-        while clusters:
-            before = clusters[-1]
-            apart = gap * (count + before[1]) / 2
-            if middle(total, count) - middle(*before) >= apart:
-                break
-            total, count = total + before[0], count + before[1]
-            clusters.pop()
-        clusters.append((total, count))
-    return [
-        middle(total, count) + gap * (index - (count - 1) / 2)
-        for total, count in clusters
-        for index in range(count)
-    ]
+    offsets = gap * np.arange(len(heights))
+    pools: list[tuple[float, int]] = []  # means of adjacent values, and how many
+    for mean in np.asarray(heights) - offsets:
+        count = 1
+        while pools and pools[-1][0] > mean:
+            previous, size = pools.pop()
+            mean, count = (mean * count + previous * size) / (count + size), count + size
+        pools.append((mean, count))
+    fitted = [mean for mean, count in pools for _ in range(count)]
+    room = 1 - gap * (len(heights) - 1)
+    clipped = np.clip(fitted, min(0, room / 2), max(room, room / 2))
+    return list((clipped + offsets).tolist())
 
 
-# Where a label may stand beside its point, in points, in the order of preference.
-SPOTS = tuple(
+# Offsets of a label from its point, in points, the preferred ones first.
+OFFSETS = tuple(
     (x, y, side) for y in (3, -8, 9, -14, 15, -20) for x, side in ((5, "left"), (-5, "right"))
 )
 
 
 def separate_labels(axis: Axes, labels: Iterable[Annotation]) -> None:
-    """Move the labels of points to where they cover no mark, no edge and no other label.
+    """Move the labels of points so that they overlap no marker, edge or other label.
 
-    Call it when everything else is drawn: the layout decides where points are. Where no spot is
-    free, covering a mark is better than covering another label or an edge.
+    Call it last, since the layout decides where points are. If every offset overlaps something, a
+    marker is preferred to another label or an edge.
     """
     from matplotlib.transforms import Bbox
 
     axis.get_figure(root=True).draw_without_rendering()  # type: ignore[union-attr]
     points = [xy[0] for line in axis.lines if len(xy := np.asarray(line.get_xydata())) == 1]
-    marks = [Bbox([xy - 3, xy + 3]) for xy in axis.transData.transform(points)]
+    markers = [Bbox([xy - 3, xy + 3]) for xy in axis.transData.transform(points)]
     placed: list[Bbox] = []
+
+    def overlap(box: Bbox) -> int:
+        outside = min(*(box.p0 - axis.bbox.p0), *(axis.bbox.p1 - box.p1)) < 2
+        worse = sum(map(box.overlaps, placed)) + outside
+        return int(sum(map(box.overlaps, markers)) + 9 * worse)
+
     for label in labels:
         boxes = []
-        for x, y, side in SPOTS:
+        for x, y, side in OFFSETS:
             label.set(position=(x, y), horizontalalignment=side)
             boxes.append(label.get_window_extent())
-        crowds = [
-            sum(box.overlaps(mark) for mark in marks)
-            + 9 * sum(box.overlaps(other) for other in placed)
-            + 9 * any(inner < 2 for inner in (*(box.p0 - axis.bbox.p0), *(axis.bbox.p1 - box.p1)))
-            for box in boxes
-        ]
-        best = crowds.index(min(crowds))
-        x, y, side = SPOTS[best]
+        best = min(range(len(boxes)), key=lambda index: overlap(boxes[index]))
+        x, y, side = OFFSETS[best]
         label.set(position=(x, y), horizontalalignment=side)
         placed.append(boxes[best])

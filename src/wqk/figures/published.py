@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from wqk.atlas import published_losses, published_training
-from wqk.figures.curves import CURVE, from_layers, of_cells
+from wqk.figures.curves import from_layers, of_cells, over_seeds
 
 # Corpora of the figures that show the 12-layer models; S5 shows a 4-layer one.
 CORPORA = {
@@ -18,36 +18,27 @@ STARTS = {"size": "4-layer", "dataset": "Red Pajama", "mode": "encoder"}
 def published_pairs(figure: str) -> pl.DataFrame:
     """Scores along the training of the paper's encoders and decoders, from random starts.
 
-    Returns
-    -------
-    polars.DataFrame
-        ``comparison`` (size and corpus), ``mode``, and the columns of `wqk.figures.curves`.
+    Columns are ``comparison`` (size and corpus), ``mode`` and those of `wqk.figures.curves`.
 
     Examples
     --------
     >>> published_pairs("fig3")["mode"].unique(maintain_order=True).to_list()
     ['encoder', 'decoder']
     """
-    training = published_training()
-    return of_cells(
-        {
-            f"published: {dataset}, {SIZE}": of_cells(
-                {
-                    mode: _curves(training.filter(size=SIZE, dataset=dataset, mode=mode))
-                    for mode in ("encoder", "decoder")
-                },
-                "mode",
-            )
-            for dataset in CORPORA[figure]
-        },
-        "comparison",
-    )
+    modes = ("encoder", "decoder")
+    pairs = {
+        f"published: {dataset}, {SIZE}": {
+            mode: _score_curves(size=SIZE, dataset=dataset, mode=mode) for mode in modes
+        }
+        for dataset in CORPORA[figure]
+    }
+    return of_cells({name: of_cells(pair, "mode") for name, pair in pairs.items()}, "comparison")
 
 
 def published_starts() -> pl.DataFrame:
     """Figure S5 as far as it was published: both losses, and the scores from random initialization.
 
-    The losses are ``training_loss``. Returns ``start``, and the columns of `wqk.figures.curves`.
+    Columns are ``start`` and those of `wqk.figures.curves`; losses are ``training_loss``.
 
     Examples
     --------
@@ -55,31 +46,21 @@ def published_starts() -> pl.DataFrame:
     [('random', 3200), ('symmetric', 1000)]
     """
     losses = published_losses().filter(**STARTS)
-    scores = published_training().filter(**STARTS)
-    frames = {
-        start: losses.filter(initialization=start).select(
-            pl.lit("training_loss").alias("quantity"), "step", pl.col("loss").alias("value")
+    curves = {
+        start: over_seeds(
+            [
+                losses.filter(initialization=start).select(
+                    "step", quantity=pl.lit("training_loss"), value="loss"
+                )
+            ]
         )
         for start in ("random", "symmetric")
     }
-    curves = {start: _one_run(frame) for start, frame in frames.items()}
-    curves["random"] = pl.concat([_curves(scores), curves["random"]])
+    curves["random"] = pl.concat([_score_curves(**STARTS), curves["random"]])
     return of_cells(curves, "start")
 
 
-def _curves(scores: pl.DataFrame) -> pl.DataFrame:
-    """From a run's layers to curves, by layer and over layers."""
-    renamed = scores.rename({"directionality": "directionality_excess"})
-    return _one_run(from_layers(renamed.with_columns(pl.col("layer").cast(pl.Int64))))
-
-
-def _one_run(curves: pl.DataFrame) -> pl.DataFrame:
-    """Curves without bands, since there is one run of each."""
-    value = pl.col("value")
-    typed = curves.cast({"value": pl.Float64, "step": pl.Int64})
-    whole = pl.concat([pl.DataFrame(schema=CURVE), typed], how="diagonal_relaxed")
-    return (
-        whole.with_columns(low=value, high=value, runs=pl.lit(1, pl.UInt32))
-        .select(pl.col(name).cast(kind) for name, kind in CURVE.items())
-        .sort("quantity", "layer", "step")
-    )
+def _score_curves(**run: str) -> pl.DataFrame:
+    """The curves of one run, by layer and over layers."""
+    scores = published_training().filter(**run)
+    return over_seeds([from_layers(scores.rename({"directionality": "directionality_excess"}))])

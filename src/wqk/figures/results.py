@@ -59,41 +59,38 @@ def table_text(name: Name, sources: Sources, ending: str = ".md") -> str:
 def training_results(runs: Sequence[Run]) -> list[TrainingResult]:
     """Encoders' held-out loss at their last step, and their speed-up, by size, corpus and start.
 
-    A speed-up is over the random start of the same recipe, where there is one; see
-    `wqk.runs.speedup`. Only what was trained to the recipe's last step, or stopped where all runs
-    of its cell did, is taken.
+    Speed-ups are over the random start of the same recipe, if there is one (`wqk.runs.speedup`).
 
     Raises
     ------
     RunError
-        No run is an encoder with a held-out loss, runs of a cell end at different steps, or cells
-        that differ have one name.
+        No run is an encoder with a held-out loss, runs of a cell end at different steps, or two
+        cells have one name.
     """
     encoders = [run for run in runs if run.recipe.get("mode") == "encoder" and _last(run)[0]]
     if runs and not encoders:
         raise RunError(f"table1 needs trained encoders; got {len(runs)} other runs")
     some = cells(encoders)
-    results = [_result(cell, [c for c in some if _is_baseline(c, cell)]) for cell in some]
     named: dict[tuple[str, ...], Cell] = {}
-    for cell, result in zip(some, results, strict=True):
+    results = []
+    for cell in some:
+        result = _result(cell, next((c for c in some if _is_baseline(c, cell)), None))
         name = (result.size, result.dataset, result.initialization)
-        if name in named:
+        if other := named.get(name):
+            fields = dict.fromkeys([*other.shared, *cell.shared])
+            differing = [f for f in fields if other.shared.get(f) != cell.shared.get(f)]
             raise RunError(
                 f"table1: {', '.join(name)} are two cells, {cell.runs[0].folder} and "
-                f"{named[name].runs[0].folder}, which differ in "
-                f"{', '.join(_differences(named[name], cell))}; give the runs of one"
+                f"{other.runs[0].folder}, which differ in {', '.join(differing)}; give the runs of "
+                "one"
             )
         named[name] = cell
+        results.append(result)
     return results
 
 
-def _differences(left: Cell, right: Cell) -> list[str]:
-    names = dict.fromkeys([*left.shared, *right.shared])
-    return [name for name in names if left.shared.get(name) != right.shared.get(name)]
-
-
 def _is_baseline(baseline: Cell, cell: Cell) -> bool:
-    """Whether a cell starts at random, and another differs in its start but not in all seeds."""
+    """Whether a cell starts at random, and another differs in the start but shares a seed."""
     seeds = ({run.recipe.get("seed") for run in some.runs} for some in (baseline, cell))
     return (
         baseline is not cell
@@ -103,16 +100,16 @@ def _is_baseline(baseline: Cell, cell: Cell) -> bool:
     )
 
 
-def _result(cell: Cell, baselines: Sequence[Cell]) -> TrainingResult:
-    ends = {_last(run)[0] for run in cell.runs}
-    if len(ends) > 1:
+def _result(cell: Cell, baseline: Cell | None) -> TrainingResult:
+    steps = sorted({_last(run)[0] for run in cell.runs})
+    if len(steps) > 1:
         raise RunError(
-            f"table1: the runs of {cell.start} end at the steps {', '.join(map(str, sorted(ends)))}"
+            f"table1: the runs of {cell.start} end at the steps {', '.join(map(str, steps))}"
             "; resume the shorter ones, or leave them out"
         )
     loss = paired([_last(run)[1] for run in cell.runs])
-    saved = compare(baselines[0], cell).over_seeds("first") if baselines else None
-    step, shared = ends.pop(), cell.shared
+    saved = compare(baseline, cell).over_seeds("first") if baseline else None
+    step, shared = steps[0], cell.shared
     model = "own model" if shared.get("config") else "{layers} layers of width {width}"
     batch = shared.get("batch", 0) * shared.get("accumulation", 1)
     until = "" if step == shared.get("steps") else f" of {shared.get('steps'):,}"
@@ -122,20 +119,20 @@ def _result(cell: Cell, baselines: Sequence[Cell]) -> TrainingResult:
         dataset=str(shared["corpus"]),
         initialization=cell.start,
         loss=loss.mean,
-        loss_interval=_ends(loss),
+        loss_interval=_interval(loss),
         speed_up=saved.mean if saved else None,
-        speed_up_interval=_ends(saved),
+        speed_up_interval=_interval(saved),
         seeds=loss.count,
     )
 
 
-def _ends(result: Paired | None) -> tuple[float, float] | None:
+def _interval(result: Paired | None) -> tuple[float, float] | None:
     if result is None or result.low is None or result.high is None:
         return None
     return result.low, result.high
 
 
 def _last(run: Run) -> tuple[int, float]:
-    """Step and value of the last held-out loss after step 0; step 0 if there is none."""
+    """Step and value of a run's last held-out loss; step 0 without one."""
     losses = held_out_losses(run)
     return (int(losses["step"][-1]), float(losses["value"][-1])) if losses.height else (0, 0.0)

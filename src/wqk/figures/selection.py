@@ -1,4 +1,4 @@
-"""Which rows of a score table figures show, and how they name the models."""
+"""The rows of a score table that figures show, and short names of their models."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
 
     from wqk.scanning.tables import ScoreTable
 
-# What a title adds to a model's name if it distinguishes models.
+# Columns that a title adds to a model's name if models of that name differ in them.
 DISTINGUISHING = ("revision", "step", "stack", "kind", "circuit")
 
 
 def latest(table: ScoreTable) -> ScoreTable:
-    """Of every checkpoint with several steps, such as a training run, only the last."""
+    """The table with only the last step of every checkpoint with several, such as a run."""
     steps = pl.col("step")
     return table.filter(steps.is_null() | (steps == steps.max().over("checkpoint", "revision")))
 
 
 def titles(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Short names: the last part of the checkpoint's, and what differs among those of that name.
+    """The last part of each checkpoint's name, and in what it differs from others of that name.
 
     Examples
     --------
@@ -35,15 +35,17 @@ def titles(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     namesakes: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         namesakes.setdefault(last_part(row["checkpoint"]), []).append(row)
-    varying = {
-        name: [key for key in DISTINGUISHING if len({row.get(key) for row in group}) > 1]
-        for name, group in namesakes.items()
-    }
-    names = [last_part(row["checkpoint"]) for row in rows]
-    return [
-        ", ".join([name, *(str(row[key]) for key in varying[name] if row[key] is not None)])
-        for name, row in zip(names, rows, strict=True)
-    ]
+
+    def title(row: Mapping[str, Any]) -> str:
+        name = last_part(row["checkpoint"])
+        differing = [
+            str(row[column])
+            for column in DISTINGUISHING
+            if len({other.get(column) for other in namesakes[name]}) > 1 and row[column] is not None
+        ]
+        return ", ".join([name, *differing])
+
+    return [title(row) for row in rows]
 
 
 def titled(frame: pl.DataFrame) -> pl.DataFrame:

@@ -22,7 +22,7 @@ class Sources:
     runs
         Training runs, finished or not.
     table
-        The scores of all tables and surveys; None where there are none.
+        The scores of all tables and surveys, if any.
     blocks
         The layers of all ``.npz`` files of details.
     published
@@ -39,10 +39,9 @@ class Sources:
 
     @property
     def scores(self) -> ScoreTable | None:
-        """The scores of the table and of all runs; None without any."""
-        tables = [run.scores for run in self.runs]
-        if self.table is not None:
-            tables.insert(0, self.table)
+        """The scores of the table and of all runs, if any."""
+        tables = [self.table] if self.table is not None else []
+        tables += [run.scores for run in self.runs]
         return join(tables) if tables else None
 
 
@@ -70,7 +69,8 @@ def read_sources(*paths: str | PathLike[str]) -> Sources:
     tables: list[ScoreTable] = []
     blocks: list[BlockDetails] = []
     for path in map(Path, paths):
-        if folders := _run_folders(path):
+        settings = [path / SETTINGS] if (path / SETTINGS).is_file() else path.glob(f"*/{SETTINGS}")
+        if folders := sorted(file.parent for file in settings):
             runs += map(open_run, folders)
         elif path.is_dir():
             tables.append(_survey(path))
@@ -81,13 +81,6 @@ def read_sources(*paths: str | PathLike[str]) -> Sources:
         else:
             tables.append(read_table(path))
     return Sources(tuple(runs), join(tables) if tables else None, tuple(blocks))
-
-
-def _run_folders(path: Path) -> list[Path]:
-    """The run's own folder, or those of the runs directly below it."""
-    if (path / SETTINGS).is_file():
-        return [path]
-    return sorted(file.parent for file in path.glob(f"*/{SETTINGS}"))
 
 
 def _survey(folder: Path) -> ScoreTable:

@@ -1,7 +1,8 @@
-"""Initializations side by side: Figure S5, and the losses with their spread."""
+"""Initializations side by side: Figure S5, and the held-out losses."""
 
 from __future__ import annotations
 
+import math
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,15 @@ from wqk._style import (
     style,
 )
 from wqk.figures.curves import loss_curves, loss_differences, of_cells, score_curves
-from wqk.figures.panels import draw_curve, draw_layers, finish_row, label_steps, letter, note
+from wqk.figures.panels import (
+    draw_curve,
+    draw_layers,
+    finish_row,
+    label_steps,
+    letter,
+    note,
+    panel_grid,
+)
 from wqk.runs.groups import starts
 
 if TYPE_CHECKING:
@@ -32,8 +41,7 @@ if TYPE_CHECKING:
 
     from wqk.runs.run import Run
 
-# Styles that distinguish initializations, also in grayscale; penalties and combinations get the
-# remaining ones.
+# Line styles that remain distinguishable in grayscale; penalties and combinations take the others.
 LOOKS: dict[str, dict[str, Any]] = {
     "random": {"color": "black", "linestyle": "-"},
     "symmetric": {"color": BLUE, "linestyle": "--"},
@@ -49,17 +57,17 @@ OTHERS: tuple[dict[str, Any], ...] = (
     {"color": PURPLE, "linestyle": ":"},
 )
 
-# The user's runs have the first, the paper's the second.
+# Own runs have the first, the paper's the second.
 LOSSES = {"held_out_loss": "held-out", "training_loss": "training"}
 
-# Losses are drawn from this share of the steps on: before it, all fall alike.
+# The scale of losses is that after this share of the steps: before it, all fall alike.
 SETTLED = 0.1
 
 
 def start_curves(runs: Sequence[Run]) -> pl.DataFrame:
-    """What Figure S5 shows: held-out loss and symmetry from different initializations.
+    """The curves of Figure S5: held-out loss and symmetry from different initializations.
 
-    Columns are those of `wqk.figures.curves`, after ``start``.
+    Columns are ``start`` and those of `wqk.figures.curves`.
 
     Raises
     ------
@@ -67,19 +75,17 @@ def start_curves(runs: Sequence[Run]) -> pl.DataFrame:
         The runs have fewer than two initializations, or some have no scores or losses.
     """
     cells = starts(runs, "s5", penalties=False)
-    return of_cells(
-        {
-            start: pl.concat([score_curves(cell.runs), loss_curves(cell.runs)])
-            for start, cell in cells.items()
-        },
-        "start",
-    )
+    curves = {
+        start: pl.concat([score_curves(cell.runs), loss_curves(cell.runs)])
+        for start, cell in cells.items()
+    }
+    return of_cells(curves, "start")
 
 
 def losses_by_start(runs: Sequence[Run]) -> pl.DataFrame:
     """Held-out losses for all initializations and penalties, and their differences from the first.
 
-    The first is random initialization, if present. Differences are taken seed by seed.
+    The first is random initialization, if present. Differences are between runs of equal seed.
 
     Raises
     ------
@@ -92,82 +98,73 @@ def losses_by_start(runs: Sequence[Run]) -> pl.DataFrame:
     shared = seeds & {run.recipe.get("seed") for some in others for run in some} or seeds
 
     def curves(some: Sequence[Run]) -> pl.DataFrame:
-        # Both panels show the same runs: those whose seed has a partner.
+        # Both panels show the same runs: those whose seed the baseline has, too.
         paired = [run for run in some if run.recipe.get("seed") in shared] or some
         return pl.concat([loss_curves(paired), loss_differences(paired, baseline)])
 
     return of_cells({start: curves(cell.runs) for start, cell in cells.items()}, "start")
 
 
+@style()
 def loss_and_symmetry(curves: pl.DataFrame) -> Figure:
-    """Figure S5: loss (a), median symmetry and the gap between layers (b), every layer (c)."""
+    """Draw Figure S5: loss (a), median symmetry and gap between layers (b), every layer (c)."""
     looks = looks_of(curves)
     scored = looks_of(curves.drop_nulls("layer"))  # the paper's symmetric runs have no scores
-    columns = len(scored) if len(scored) < 5 else -(-len(scored) // 2)
-    rows = -(-len(scored) // columns)
-    with style():
-        figure = new_figure(PAGE, 2.8 + 1.6 * rows)
-        parts = figure.subfigures(2, 1, height_ratios=[2.6, 0.2 + 1.6 * rows], squeeze=False)
-        upper, lower = parts[:, 0]
-        above = upper.subplots(1, 3)
-        medians = curves.filter(pl.col("layer").is_null())
-        _draw_losses(above[0], medians, looks)
-        for axis, quantity, label, band in (
-            (above[1], "symmetry", "median symmetry", ("q25", "q75")),
-            (above[2], "symmetry_gap", "gap between layers", ("low", "high")),
-        ):
-            _draw_starts(axis, medians.filter(quantity=quantity), looks, band)
-            finish_row([axis], label)
-        _add_legend(upper, above[0])
-        below = list(lower.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
-        for axis in below[len(scored) :]:
-            axis.remove()
-        below = below[: len(scored)]
-        _draw_every_layer(below, curves, scored, columns)
-        label_steps([*above, *below])
-        for axis, name in zip((above[0], above[1], below[0]), "abc", strict=True):
-            letter(axis, name)
-        note(
-            figure,
-            "Bands: the range over seeds; of the median symmetry, the quartiles over layers. The "
-            "numbers are layers.",
-        )
-    return figure
-
-
-def losses_and_differences(curves: pl.DataFrame) -> Figure:
-    """The held-out loss from every initialization, and its difference from the random one."""
-    looks = looks_of(curves)
-    with style():
-        figure = new_figure(PAGE, 2.9)
-        axes = figure.subplots(1, 2)
-        _draw_losses(axes[0], curves, looks)
-        differences = curves.filter(quantity="loss_difference")
-        _draw_starts(axes[1], differences, looks, ("low", "high"))
-        _from_settled(axes[1], differences)
-        finish_row([axes[1]], f"difference to {next(iter(looks))} (nats)")
-        label_steps(axes)
-        _add_legend(figure, axes[0])
-        note(figure, "Bands: the range over seeds. Both panels show the seeds that have a partner.")
-    return figure
-
-
-def _draw_every_layer(
-    axes: Sequence[Axes], curves: pl.DataFrame, looks: Mapping[str, Any], columns: int
-) -> None:
-    """The symmetry of every layer, a panel for each start."""
+    rows = 1 if len(scored) < 5 else 2
+    columns = math.ceil(len(scored) / rows)
+    figure = new_figure(PAGE, 2.8 + 1.6 * rows)
+    parts = figure.subfigures(2, 1, height_ratios=[2.6, 0.2 + 1.6 * rows], squeeze=False)
+    upper, lower = parts[:, 0]
+    above = upper.subplots(1, 3)
+    medians = curves.filter(pl.col("layer").is_null())
+    _draw_losses(above[0], medians, looks)
+    for axis, quantity, label, band in (
+        (above[1], "symmetry", "median symmetry", ("q25", "q75")),
+        (above[2], "symmetry_gap", "gap between layers", ("low", "high")),
+    ):
+        _draw_starts(axis, medians.filter(quantity=quantity), looks, band)
+        finish_row([axis], label)
+    _add_legend(upper, above[0])
+    below = panel_grid(lower, len(scored), columns, sharex=True, sharey=True)
     symmetry = curves.filter(pl.col("layer").is_not_null(), quantity="symmetry")
     ends = []
-    for axis, (start, look) in zip(axes, looks.items(), strict=True):
-        ends.append(draw_layers(axis, symmetry.filter(start=start), _hue(look)))
+    for axis, (start, look) in zip(below, scored.items(), strict=True):
+        color = GRAY if look["color"] == "black" else look["color"]
+        ends.append(draw_layers(axis, symmetry.filter(start=start), color))
         axis.set_title(start)
         axis.tick_params(labelbottom=True)
-    for first in range(0, len(axes), columns):
-        finish_row(axes[first:][:columns], "symmetry", ends[first:])
+    for first in range(0, len(below), columns):
+        finish_row(below[first:][:columns], "symmetry", ends[first:])
+    label_steps([[*above, *below]])
+    for axis, name in zip((above[0], above[1], below[0]), "abc", strict=True):
+        letter(axis, name)
+    note(
+        figure,
+        "Bands: the range over seeds; of the median symmetry, the quartiles over layers. The "
+        "numbers are layers.",
+    )
+    return figure
+
+
+@style()
+def losses_and_differences(curves: pl.DataFrame) -> Figure:
+    """Draw held-out losses from all initializations, and their differences from the first."""
+    looks = looks_of(curves)
+    figure = new_figure(PAGE, 2.9)
+    axes = figure.subplots(1, 2)
+    _draw_losses(axes[0], curves, looks)
+    differences = curves.filter(quantity="loss_difference")
+    _draw_starts(axes[1], differences, looks, ("low", "high"))
+    _from_settled(axes[1], differences)
+    finish_row([axes[1]], f"difference to {next(iter(looks))} (nats)")
+    label_steps([[*axes]])
+    _add_legend(figure, axes[0])
+    note(figure, "Bands: the range over seeds. Both panels show the seeds that have a partner.")
+    return figure
 
 
 def _add_legend(figure: FigureBase, axis: Axes) -> None:
-    """A panel's legend above them all, in as many columns as fit on a page."""
+    """Put one panel's legend above all panels, in as many columns as fit on a page."""
     handles, labels = axis.get_legend_handles_labels()
     inches = 0.6 + 0.06 * max(map(len, labels))
     figure.legend(handles, labels, loc="outside upper center", ncols=max(1, int(PAGE / inches)))
@@ -187,13 +184,13 @@ def _draw_starts(
         curve = curves.filter(start=start)
         if curve.is_empty():
             continue
-        runs = int(curve["runs"].to_numpy().max(initial=0))
+        runs = curve["runs"][0]
         label = f"{start}, {runs} run{'s' * (runs != 1)}"
         draw_curve(axis, curve, band, label=label, **look)
 
 
 def _from_settled(axis: Axes, curves: pl.DataFrame) -> None:
-    """Limits that leave out the first steps, unless the run is still shorter."""
+    """Fit the limits to the steps after the first fall, if there are any."""
     settled = curves.filter(pl.col("step") >= SETTLED * pl.col("step").max())
     ends = settled.select("low", "high").to_numpy()
     if ends.size and np.ptp(ends) > 0:
@@ -203,14 +200,7 @@ def _from_settled(axis: Axes, curves: pl.DataFrame) -> None:
 
 def looks_of(curves: pl.DataFrame) -> dict[str, dict[str, Any]]:
     """A style for every initialization, the same in all figures."""
-    others = cycle(OTHERS)
     names = curves["start"].unique(maintain_order=True)
-    known = [name for name in LOOKS if name in names]
-    return {name: LOOKS[name] for name in known} | {
-        name: next(others) for name in names if name not in LOOKS
-    }
-
-
-def _hue(look: Mapping[str, Any]) -> str:
-    """The hue of an initialization's layers."""
-    return GRAY if look["color"] == "black" else str(look["color"])
+    known = {name: look for name, look in LOOKS.items() if name in names}
+    others = (name for name in names if name not in LOOKS)
+    return known | dict(zip(others, cycle(OTHERS), strict=False))
