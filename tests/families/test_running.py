@@ -8,6 +8,7 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
+import torch
 from tests.families.architectures import NAMED
 from tests.families.proving import edit_config, save
 
@@ -50,3 +51,33 @@ def test_a_text_longer_than_the_model_s_positions(tmp_path: Path) -> None:
     assert verify(tmp_path, tokens=range(4, 11)).ok
     with pytest.raises(FormError, match="at most 7, as many as the model has positions for"):
         verify(tmp_path, tokens=range(4, 12))
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing:FutureWarning")
+def test_an_adapter_is_run_on_its_base_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import peft
+
+    llama = NAMED["llama"]
+    model = save(replace(llama, model="LlamaForCausalLM"), tmp_path / "base")
+    lora = peft.LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False)
+    adapted = peft.get_peft_model(model, lora)
+    adapted.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
+    adapted.save_pretrained(tmp_path / "adapter")
+    verification = verify(tmp_path / "adapter")
+    assert len(verification.blocks) == llama.block_count
+    assert verification.ok
+    assert verification.difference < 1e-12
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(CheckpointError, match=r"adapter: .* PEFT, which is not installed"):
+        verify(tmp_path / "adapter")
+
+
+def test_a_configuration_is_not_made_up(tmp_path: Path) -> None:
+    model = save(NAMED["bert"], tmp_path / "saved")
+    held = {"state_dict": model.state_dict(), "hyper_parameters": model.config.to_dict()}
+    (tmp_path / "trained").mkdir()
+    torch.save(held, tmp_path / "trained" / "last.ckpt")
+    with pytest.raises(CheckpointError, match=r"there is no config\.json"):
+        verify(tmp_path / "trained")

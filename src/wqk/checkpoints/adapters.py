@@ -93,11 +93,16 @@ def read_adapter(folder: Folder) -> Adapter | None:
 
 
 class AdaptedCheckpoint(Checkpoint):
-    """A base model with an adapter, named after the adapter."""
+    """A base model with an adapter, named after the adapter.
+
+    What the adapter adds is rounded to the type that its base is read in, unless it is ``exact``.
+    """
+
+    exact = False
 
     def __init__(self, base: Checkpoint, adapter: Adapter) -> None:
         self.name, self.config = adapter.tensors.name, base.config
-        self._base, self._adapter = base, adapter.tensors
+        self.adapter, self._base, self._adapter = adapter, base, adapter.tensors
         self._updates, self._replaced = _updates(base, adapter)
         layers = f"{len(self._updates)} of its tensors" if self._updates else "none of its tensors"
         self.notes = (*base.notes, f"{base.name} with a LoRA adapter on {layers}")
@@ -143,7 +148,8 @@ class AdaptedCheckpoint(Checkpoint):
         ranges = part.row_ranges(self.info(part.name).shape)
         rows = np.concatenate([whole[0][start:stop] for start, stop in ranges])
         product = rows.astype(np.float64) @ whole[1].astype(np.float64)
-        return (array + update.scale * product).astype(array.dtype)
+        adapted = array + update.scale * product
+        return adapted if self.exact else adapted.astype(array.dtype)
 
 
 def _updates(base: Checkpoint, adapter: Adapter) -> tuple[dict[str, Update], dict[str, str]]:

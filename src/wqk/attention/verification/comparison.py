@@ -27,6 +27,7 @@ from wqk.attention.verification.products import form_difference
 from wqk.attention.verification.recomputation import holds_whole_score, recomputation
 from wqk.attention.verification.running import run
 from wqk.checkpoints import Checkpoint, open_checkpoint, steps_of
+from wqk.checkpoints.adapters import AdaptedCheckpoint
 from wqk.checkpoints.options import check_options
 
 if TYPE_CHECKING:
@@ -151,7 +152,8 @@ def verify(
     Parameters
     ----------
     ref
-        A folder as ``save_pretrained`` writes it, or a hub id.
+        A folder as ``save_pretrained`` writes it, or a hub id; of a model, or of a LoRA adapter,
+        which PEFT then merges into its base model.
     family
         A family file to use instead of the model type's own.
     text, tokens
@@ -179,9 +181,14 @@ def verify(
     check_options("verify", hub)
     if isinstance(ref, str | os.PathLike):
         ref = steps_of(os.fspath(ref))[-1]
-    checkpoint = _InDoublePrecision(open_checkpoint(ref, **hub))
+    stored = open_checkpoint(ref, **hub)
+    adapter = None
+    if isinstance(stored, AdaptedCheckpoint):
+        adapter, stored.exact = stored.adapter, True
+    checkpoint = _InDoublePrecision(stored)
     plans = attention_plans(checkpoint, family)
     given: dict[str, Any] = {"text": text, "tokens": tokens, "length": length, "seed": seed, **hub}
+    given["adapter"] = adapter
     records, seen, failures = run(ref, checkpoint, plans, family, **given)
     blocks = [
         block

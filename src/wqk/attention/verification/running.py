@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from wqk.attention.verification.recording import Application
     from wqk.checkpoints import Checkpoint
+    from wqk.checkpoints.adapters import Adapter
     from wqk.families import AttentionPlan, Family
 
 # Inputs that tell tokens from padding, (B, N).
@@ -53,6 +54,7 @@ def run(
     plans: Sequence[AttentionPlan],
     family: FilePath | None,
     *,
+    adapter: Adapter | None,
     text: str | None,
     tokens: Sequence[int] | None,
     length: int,
@@ -62,6 +64,8 @@ def run(
 ) -> Run:
     """Run a model once; arguments and errors as for `wqk.attention.verification.verify`.
 
+    ``adapter`` is the one that ``ref`` names, if it does not name a model.
+
     With ``flat``, rotary positions are removed: every sine is 0, every cosine 1. Some models
     compute their tables of positions when they are loaded, so each run loads the model.
     """
@@ -70,7 +74,7 @@ def run(
     products = Products()
     with quiet(), double_precision(), products.open(flat):
         try:
-            model = _load_model(ref, checkpoint, known, hub)
+            model = _load_model(ref, checkpoint, known, hub, adapter)
             if text is not None and tokens is None:
                 tokens = _tokenized(ref, text, hub)
             live = attention_plans(open_checkpoint(model), family)
@@ -199,7 +203,13 @@ def double_precision() -> Iterator[None]:
         torch.set_default_dtype(default)
 
 
-def _load_model(ref: Any, checkpoint: Checkpoint, family: Family, hub: Mapping[str, Any]) -> Any:
+def _load_model(
+    ref: Any,
+    checkpoint: Checkpoint,
+    family: Family,
+    hub: Mapping[str, Any],
+    adapter: Adapter | None = None,
+) -> Any:
     """The model in float64, with observable attention; without its head if possible."""
     import torch
     import transformers
@@ -212,21 +222,35 @@ def _load_model(ref: Any, checkpoint: Checkpoint, family: Family, hub: Mapping[s
             f"{checkpoint.name}: the installed transformers has no code for model type "
             f"{model_type!r}, so its attention cannot be run and compared"
         )
-    config = CONFIG_MAPPING[code].from_pretrained(ref, trust_remote_code=False, **hub)
-    config._experts_implementation = "eager"  # the fused kernels know no float64
-    named = (config.architectures or [""])[0] if family.runs_with_head else ""
-    return (
-        getattr(transformers, named, AutoModel)
-        .from_pretrained(
-            ref,
-            config=config,
-            dtype=torch.float64,
-            attn_implementation="eager",
-            trust_remote_code=False,
-            **hub,
+    source = {"pretrained_model_name_or_path": ref, "trust_remote_code": False, **hub}
+    if adapter:
+        source |= {"pretrained_model_name_or_path": adapter.base, "revision": adapter.revision}
+        source.pop("subfolder", None)
+    if not CONFIG_MAPPING[code].get_config_dict(**source)[0]:  # a default one would be made up
+        raise CheckpointError(
+            f"{checkpoint.name}: verify runs models as transformers loads them, and there is no "
+            "config.json"
         )
-        .eval()
+    config = CONFIG_MAPPING[code].from_pretrained(**source)
+    config._experts_implementation = "eager"  # the fused kernels know no float64
+    # An adapter names the modules of the model with its head.
+    with_head = family.runs_with_head or adapter
+    named = (config.architectures or [""])[0] if with_head else ""
+    model = getattr(transformers, named, AutoModel).from_pretrained(
+        **source, config=config, dtype=torch.float64, attn_implementation="eager"
     )
+    return (_merged(model, ref, hub) if adapter else model).eval()
+
+
+def _merged(model: Any, adapter: Any, hub: Mapping[str, Any]) -> Any:
+    """The model with an adapter's products in its weights."""
+    try:
+        import peft
+    except ImportError:
+        raise CheckpointError(
+            f"{adapter}: verify runs an adapter with PEFT, which is not installed; pip install peft"
+        ) from None
+    return peft.PeftModel.from_pretrained(model, adapter, **hub).merge_and_unload()
 
 
 def _tokenized(ref: Any, text: str, hub: Mapping[str, Any]) -> list[int]:
