@@ -68,6 +68,17 @@ def count(number: int | None) -> str:
     return str(number)
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things.
+
+    Examples
+    --------
+    >>> counted(1, "layer"), counted(12_000, "step")
+    ('1 layer', '12,000 steps')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def sheet(*headings: str, left: Collection[str] = ()) -> Table:
     """An empty table without lines; the columns ``left`` are text, all others numbers.
 

@@ -234,6 +234,17 @@ def first_line(error: BaseException) -> str:
     return shortened(line) or type(error).__name__
 
 
+def all_lines(error: BaseException, longest: int = LONGEST) -> str:
+    r"""An error's message as one line, truncated; its class if the message is empty.
+
+    Examples
+    --------
+    >>> all_lines(ValueError("one\n  two")), all_lines(MemoryError())
+    ('one two', 'MemoryError')
+    """
+    return shortened(" ".join(str(error).split()), longest) or type(error).__name__
+
+
 def shortened(text: str, longest: int = LONGEST) -> str:
     """Text of at most ``longest`` characters; the middle of longer text is left out.
 

@@ -130,6 +130,19 @@ def test_one_table_of_what_single_scans_give(models: list[str], whole: bytes, tm
     assert "'perceptron'" in unknown["reason"]
 
 
+def test_a_failure_is_told_under_the_name_that_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "many" / "one").mkdir(parents=True)
+    (tmp_path / "many" / "one" / "model.safetensors").touch()
+    monkeypatch.chdir(tmp_path)
+    for ref in ("many/", "./many", "many"):
+        (failed,) = wqk.survey(ref, out=f"survey {ref.strip('/.')}").metadata["failed"]
+        assert failed["reason"].startswith(f"{ref}: no weights here, but in its folders one;")
+        with pytest.raises(CheckpointError, match=r"^many: no weights here"):
+            wqk.scan(ref)
+
+
 @pytest.mark.parametrize("kind", ["processes", "own processes", "one thread"])
 def test_any_executor_gives_the_same_bytes(
     models: list[str], whole: bytes, tmp_path: Path, kind: str

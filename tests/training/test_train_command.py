@@ -66,7 +66,7 @@ def test_what_is_given_is_heard_and_the_rest_is_the_preset_s(
     # In a pipe, the recipe in a line, and one for each held-out loss, with the symmetry beside it.
     recipe, *lines = done.stderr.splitlines()
     assert recipe == (
-        "decoder (causal), 1 layers, width 16, 2 heads, init skew, penalty skew, 4 steps of "
+        "decoder (causal), 1 layer, width 16, 2 heads, init skew, penalty skew, 4 steps of "
         "4 × 8 tokens, learning rate 0.0057, seed 1, float32 on 1 thread"
     )
     assert [line.split(":")[0] for line in lines] == [f"step {step}/4" for step in range(5)]
@@ -181,6 +181,6 @@ def test_idle_gpus_are_mentioned(monkeypatch: pytest.MonkeyPatch) -> None:
     from wqk.cli.train import summary
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    assert "3 more GPUs idle: torchrun uses them" in summary(make_recipe())
+    assert "3 more GPUs idle: torchrun uses all" in summary(make_recipe())
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert "idle" not in summary(make_recipe())

@@ -72,7 +72,8 @@ def open_checkpoint(
         _refuse_revision(revision, ref.name)
         return ref
     is_named = isinstance(ref, str | os.PathLike)
-    with concerning(presentable(str(ref)) if is_named else type(ref).__name__):
+    name = str(ref if is_url(str(ref)) else Path(ref)) if is_named else type(ref).__name__
+    with concerning(presentable(name)):
         return _open(
             ref,
             revision,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from wqk._console import counted
 from wqk.cli.boundary import tell
 from wqk.cli.options import (
     COUNT,
@@ -179,10 +180,10 @@ def scan(
         _print_placements(last.values())
     if out:
         whole.write(out)
-        display.say(f"{out}: {len(whole)} rows")
+        display.say(f"{out}: {counted(len(whole), 'row')}")
     if details and whole.details:
         whole.details.write(details)
-        display.say(f"{details}: {len(whole.details.blocks)} layers")
+        display.say(f"{details}: {counted(len(whole.details.blocks), 'layer')}")
     if report:
         write_report(tables, report)
         display.say(f"report: {report}")

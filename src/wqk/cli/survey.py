@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from wqk._console import counted
 from wqk.cli.options import COUNT, PATH, REF, every_head, gamma, json_output
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def _print(table: ScoreTable, out: Path, as_json: bool) -> None:
     _say_some(lines, "failures")
     done = table.frame.select("checkpoint", "revision").unique().height
     display.say(
-        f"{out / 'scores.parquet'}: {len(table)} rows of {done} checkpoints"
+        f"{out / 'scores.parquet'}: {counted(len(table), 'row')} of {counted(done, 'checkpoint')}"
         + (f"; {len(failed)} failed, --retry tries them again" if failed else "")
     )
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from wqk._console import counted
 from wqk.cli.options import COUNT, FOLDER, threads
 from wqk.training.recipe import PRESETS, SIZES, TYPES, Recipe, make_recipe
 
@@ -190,26 +191,27 @@ def summary(recipe: Recipe) -> str:
 
     from wqk.training.hardware import available_precision, idle_gpus
 
+    layers, heads = recipe.layers or 0, recipe.heads or 0
     sizes = (
-        [f"{recipe.layers} layers", f"width {recipe.width}", f"{recipe.heads} heads"]
+        [counted(layers, "layer"), f"width {recipe.width}", counted(heads, "head")]
         if recipe.config is None
         else [f"a model of type {recipe.config.get('model_type')}"]
     )
     penalty = [] if recipe.penalty == "none" else [f"penalty {recipe.penalty}"]
     gpu, idle = torch.cuda.is_available(), idle_gpus()
     threads, blocks = torch.get_num_threads(), recipe.batch * recipe.accumulation
-    device = "a GPU" if gpu else f"{threads} {'thread' if threads == 1 else 'threads'}"
+    device = "a GPU" if gpu else counted(threads, "thread")
     return ", ".join(
         [
             f"{recipe.mode} ({recipe.objective})",
             *sizes,
             f"init {recipe.init}",
             *penalty,
-            f"{recipe.steps:,} steps of {blocks} × {recipe.block} tokens",
+            f"{counted(recipe.steps, 'step')} of {blocks} × {recipe.block} tokens",
             f"learning rate {recipe.learning_rate:g}",
             f"seed {recipe.seed}",
             f"{available_precision(recipe.precision)} on {device}",
-            *([f"{idle} more GPUs idle: torchrun uses them"] if idle else []),
+            *([f"{counted(idle, 'more GPU')} idle: torchrun uses all"] if idle else []),
         ]
     )
 
@@ -243,8 +245,8 @@ def _print_outcome(run: Run) -> None:
     took = timedelta(seconds=round(last["seconds"]))
     console = display.output()
     console.print(
-        f"{run.folder}: {last['step']:,} steps, {last['tokens']:,} tokens in {took}; held-out loss "
-        f"{held_out[0]:.3f} → {held_out[-1]:.3f} nats",
+        f"{run.folder}: {counted(last['step'], 'step')}, {last['tokens']:,} tokens in {took}; "
+        f"held-out loss {held_out[0]:.3f} → {held_out[-1]:.3f} nats",
         soft_wrap=True,
     )
     console.print(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
+from wqk._console import counted
 from wqk._style import PAGE, new_figure, style
 from wqk._typing import Array, Float
 from wqk.errors import TableError
@@ -64,7 +65,7 @@ def coupling_rows(blocks: Sequence[BlockDetails]) -> pl.DataFrame:
     if not square:
         raise TableError(
             "coupling needs details of square forms: wqk scan REF --details FILE.npz, then --from "
-            f"FILE.npz; got {len(blocks)} layers"
+            f"FILE.npz; got {counted(len(blocks), 'layer')}"
         )
     frames = []
     for title, block in zip(titles([vars(block.key) for block in square]), square, strict=True):

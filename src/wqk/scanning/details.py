@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from wqk._console import counted
 from wqk._files import check_output, write_whole
 from wqk._typing import Array, Float
 from wqk.errors import TableError, first_line
@@ -112,7 +113,7 @@ class Details:
     gamma: float = 2.0
 
     def __repr__(self) -> str:
-        return f"Details({len(self.blocks)} layers)"
+        return f"Details({counted(len(self.blocks), 'layer')})"
 
     def write(self, path: str | PathLike[str]) -> None:
         """Write an ``.npz`` file, whole or not at all.

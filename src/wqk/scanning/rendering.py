@@ -10,7 +10,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from wqk._console import number, one_line, sheet
+from wqk._console import counted, number, one_line, sheet
 from wqk.scanning.bars import NEGATIVE, POSITIVE, Bar
 from wqk.scanning.conditions import conditions
 from wqk.scanning.schema import SUMMARIZED, UPDATE_TERMS
@@ -103,25 +103,21 @@ def scores(table: ScoreTable, width: int) -> Iterator[Any]:
 def _title(
     row: Mapping[str, Any], layers: int, metadata: Mapping[str, Any], frame: pl.DataFrame
 ) -> Text:
-    heads = _counted(row["heads"], "head")
+    heads = counted(row["heads"], "head")
     if row["key_heads"] != row["heads"]:
-        heads += f" over {_counted(row['key_heads'], 'key head')}"
+        heads += f" over {counted(row['key_heads'], 'key head')}"
     size = str(row["d_query"])
     if row["d_key"] != row["d_query"]:
         size += f" × {row['d_key']}"
     facts = [
         str(row["family"]),
         f"{row['stack']} {row['kind']}-attention",
-        _counted(layers, "layer"),
+        counted(layers, "layer"),
         heads,
         f"d {size}",
         *conditions(frame, metadata, every=False),
     ]
     return Text.assemble("\n", (title(row), "bold"), f"\n{' · '.join(facts)}")
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def title(row: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from wqk.attention.verification.running import quiet
-from wqk.errors import CheckpointError, RunError, required_by
+from wqk.errors import CheckpointError, RunError, all_lines, required_by
 from wqk.runs.groups import starts
 from wqk.runs.paired import Paired, paired
 from wqk.runs.run import SETTINGS, open_run
@@ -199,7 +199,7 @@ def _load(folder: str, task: SentenceTask, how: FineTuning) -> tuple[Any, Any]:
                 output_loading_info=True,
             )
     except Exception as error:  # every model class has its own
-        reason = " ".join(str(error).split())[:300]
+        reason = all_lines(error, 300)
         raise CheckpointError(f"{folder}: not an encoder with a tokenizer ({reason})") from None
     if missing := sorted(loading["missing_keys"]) if not how.epochs else []:
         raise CheckpointError(

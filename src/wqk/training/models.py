@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wqk.errors import RunError, required_by
+from wqk.errors import RunError, all_lines, required_by
 from wqk.training.recipe import MODEL_FIELDS
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def _own_model(recipe: Recipe, tokens: Mapping[str, Any]) -> PreTrainedModel:
             config, attn_implementation=recipe.attention, trust_remote_code=False
         )
     except Exception as error:  # every model class has its own
-        reason = " ".join(str(error).split())
+        reason = all_lines(error)
         raise RunError(
             f"transformers builds no {recipe.mode} of type {kind} from this configuration "
             f"({reason})"

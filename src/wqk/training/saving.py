@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wqk.attention.verification.running import quiet
-from wqk.errors import CorpusError, RunError, first_line
+from wqk.errors import CorpusError, RunError, all_lines, first_line
 from wqk.runs.run import checkpoints_in
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def load_checkpoint(path: Path, model: PreTrainedModel) -> dict[str, Any]:
             if file.exists()
         }
     except Exception as error:  # the libraries raise anything for a damaged file
-        reason = " ".join(str(error).split())[:160] or type(error).__name__
+        reason = all_lines(error, 160)
         raise RunError(
             f"{path}: cannot be resumed from ({reason}); delete it to resume from an earlier one"
         ) from None
@@ -132,7 +132,7 @@ def tokenizer_files(corpus: TokenStore, block: int) -> dict[str, bytes]:
         content = corpus.tokenizer.read_bytes()
         tokenizer = Tokenizer.from_buffer(content)
     except Exception as error:  # the library raises nothing narrower
-        reason = " ".join(str(error).split())
+        reason = all_lines(error)
         raise CorpusError(f"{corpus.tokenizer}: not a tokenizer ({reason})") from None
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -20,7 +20,7 @@ from concurrent.futures import (
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from wqk.errors import RunError, required_by
+from wqk.errors import RunError, all_lines, required_by
 from wqk.scanning.cores import usable_cores
 from wqk.scanning.surveys.work import Outcome, failure
 
@@ -171,7 +171,7 @@ def dask_executor(address: str) -> Iterator[Executor]:
     try:
         client = distributed.Client(address, timeout=TIMEOUT, set_as_default=False)
     except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = all_lines(error)
         raise RunError(
             f"{address}: no Dask scheduler responds ({reason}); expected such as tcp://host:8786"
         ) from None

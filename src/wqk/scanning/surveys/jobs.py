@@ -15,7 +15,7 @@ from wqk.checkpoints.local import exists, has_weights
 from wqk.checkpoints.references import presentable
 from wqk.checkpoints.retries import within_deadline
 from wqk.checkpoints.steps import step_in
-from wqk.errors import CheckpointError, HubError, WqkError
+from wqk.errors import CheckpointError, HubError, WqkError, all_lines
 from wqk.scanning.surveys.model_sets import is_model_set, model_set, read_list
 
 
@@ -83,7 +83,7 @@ def hub_revisions(repository: str, token: str | bool | None = None) -> list[str]
             f"{presentable(repository)}: neither a local path nor a Hub id, so it has no revisions"
         ) from None
     except Exception as error:  # the client lets errors of its transport through, of any class
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = all_lines(error)
         raise HubError(f"{repository}: its revisions cannot be listed ({reason})") from None
     return list(dict.fromkeys(ref.name for ref in (*refs.branches, *refs.tags)))
 

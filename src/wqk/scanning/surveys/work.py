@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ import numpy as np
 from wqk._version import __version__
 from wqk.attention import attention_plans
 from wqk.checkpoints import Checkpoint, open_checkpoint
-from wqk.errors import CheckpointError, RunError, WqkError
+from wqk.errors import CheckpointError, RunError, WqkError, all_lines
 from wqk.scanning.cores import one_blas_thread
 from wqk.scanning.memory import plan_bytes
 from wqk.scanning.scan import scan
@@ -88,20 +88,18 @@ def run_job(options: Options, job: Job, **hub: Unpack[HubAccess]) -> Outcome:
         # the last digits of a product depend on the number of threads.
         with one_blas_thread():
             table, weights, files, bytes_read = _score(options, job, hub)
-    except WqkError as error:
-        return failure(error, time.perf_counter() - start)
     except Exception as error:  # one model must not end a survey of hundreds
-        trace = traceback.format_exc().replace(job.location, job.name)
-        return failure(error, time.perf_counter() - start, trace)
+        expected, seconds = isinstance(error, WqkError), time.perf_counter() - start
+        trace = None if expected else traceback.format_exc().replace(job.location, job.name)
+        failed = failure(error)
+        reason = (failed.reason or "").replace(job.location, job.name)
+        return replace(failed, reason=reason, seconds=seconds, trace=trace)
     return Outcome(table, weights, files, bytes_read, time.perf_counter() - start)
 
 
-def failure(error: BaseException, seconds: float = 0.0, trace: str | None = None) -> Outcome:
+def failure(error: BaseException) -> Outcome:
     """The outcome of a job that raised this, its message in one line."""
-    name = type(error).__name__
-    return Outcome(
-        error=name, reason=" ".join(str(error).split()) or name, seconds=seconds, trace=trace
-    )
+    return Outcome(error=type(error).__name__, reason=all_lines(error))
 
 
 def files_of(location: str) -> str | None:

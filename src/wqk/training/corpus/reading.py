@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from wqk.errors import CorpusError, WqkError, required_by
+from wqk.errors import CorpusError, WqkError, all_lines, required_by
 
 # A longer document or line of JSON is more likely a mistake than a text, and the tokenizers library
 # would need 100 bytes per character of it.
@@ -107,7 +107,7 @@ def read_rows(
     except WqkError:
         raise
     except Exception as error:  # the library raises whatever its formats and the network raise
-        reason = " ".join(str(error).split())[:160] or type(error).__name__
+        reason = all_lines(error, 160)
         raise CorpusError(f"{what}: cannot be read ({reason}){advice}") from None
 
 

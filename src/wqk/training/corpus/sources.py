@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from wqk.errors import CorpusError
+from wqk.errors import CorpusError, all_lines
 from wqk.training.corpus.reading import (
     COMPRESSIONS,
     FORMATS,
@@ -143,5 +143,5 @@ def _require_network(name: str, hub: Mapping[str, Any], advice: str) -> None:
     try:
         get_session().head(address, timeout=SECONDS, follow_redirects=True)
     except Exception as error:  # of whichever HTTP library huggingface_hub uses
-        reason = " ".join(str(error).split())[:160] or type(error).__name__
+        reason = all_lines(error, 160)
         raise CorpusError(f"{name}: no response from the network ({reason}){advice}") from None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wqk.errors import CorpusError, required_by
+from wqk.errors import CorpusError, all_lines, required_by
 from wqk.training.corpus.writing import Chunk
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def read_tokenizer(text: str) -> str:
         else:
             tokenizer = library.from_pretrained(text)
     except Exception as error:  # the library raises nothing narrower
-        reason = " ".join(str(error).split())[:160]
+        reason = all_lines(error, 160)
         raise CorpusError(
             f"{text}: no tokenizer can be read from it ({reason}); expected a tokenizer.json, or a "
             "Hub model that has one"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from wqk._console import counted
 from wqk.forms.scores import symmetry
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class Initialization:
     layers: tuple[LayerChange, ...]
 
     def __repr__(self) -> str:
-        head = f"{self.kind} initialization of {len(self.layers)} layers"
+        head = f"{self.kind} initialization of {counted(len(self.layers), 'layer')}"
         columns = (
             f"{'layer':>18}  {'symmetry':>17}  {'trace':>21}  {'own-token score':>17}"
             "  norm ratio  values"
