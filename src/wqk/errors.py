@@ -202,7 +202,7 @@ class TheoryError(WqkError):
 
 @contextmanager
 def concerning(checkpoint: str) -> Iterator[None]:
-    """Tell errors raised inside which checkpoint they are about, and their messages, too.
+    """Tell errors raised inside which checkpoint, or file of it, they are about; messages, too.
 
     Examples
     --------
@@ -216,7 +216,7 @@ def concerning(checkpoint: str) -> Iterator[None]:
     try:
         yield
     except (CheckpointError, HubError, UnknownFamily) as error:
-        error.checkpoint = error.checkpoint or checkpoint
+        error.checkpoint = checkpoint  # outside of its files is the checkpoint that was asked for
         if checkpoint not in str(error):
             error.args = (f"{checkpoint}: {error}",)
         raise

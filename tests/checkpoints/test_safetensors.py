@@ -15,7 +15,7 @@ from safetensors.torch import save as save_tensors
 
 from wqk.checkpoints.checkpoint import Part
 from wqk.checkpoints.safetensors import open_safetensors
-from wqk.errors import CheckpointError, WqkError
+from wqk.errors import CheckpointError, WqkError, concerning
 
 TYPES = [
     torch.float64,
@@ -43,7 +43,8 @@ class Memory:
 
 def read_all(content: bytes) -> dict[str, np.ndarray]:
     """Every tensor; a wrong file must fail while it is opened, or here."""
-    file = open_safetensors(Memory(content))
+    with concerning(Memory.name):
+        file = open_safetensors(Memory(content))
     return {name: file.read(Part(name)) for name in file.tensors}
 
 

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from wqk.checkpoints.adapters import AdaptedCheckpoint
 from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo
+from wqk.checkpoints.folders import exists, has_weights, open_adapter, open_local
 from wqk.checkpoints.hub import is_hub_id, open_base, open_hub
 from wqk.checkpoints.live import open_live
-from wqk.checkpoints.local import exists, has_weights, open_adapter, open_local
-from wqk.checkpoints.references import presentable
-from wqk.checkpoints.steps import step_in
+from wqk.checkpoints.references import presentable, step_in
 from wqk.checkpoints.web import hub_page, is_url, open_url
 from wqk.errors import CheckpointError, concerning
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo
 from wqk.checkpoints.stored import StoredCheckpoint, weight_file
-from wqk.errors import CheckpointError
+from wqk.errors import CheckpointError, concerning
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -103,7 +103,8 @@ class AdaptedCheckpoint(Checkpoint):
     def __init__(self, base: Checkpoint, adapter: Adapter) -> None:
         self.name, self.config = adapter.tensors.name, base.config
         self.adapter, self._base, self._adapter = adapter, base, adapter.tensors
-        self._updates, self._replaced = _updates(base, adapter)
+        with concerning(self.name):
+            self._updates, self._replaced = _updates(base, adapter)
         layers = f"{len(self._updates)} of its tensors" if self._updates else "none of its tensors"
         self.notes = (*base.notes, f"{base.name} with a LoRA adapter on {layers}")
 
@@ -170,8 +171,7 @@ def _updates(base: Checkpoint, adapter: Adapter) -> tuple[dict[str, Update], dic
         own = _base_name(base, f"{module}.weight")
         if own is None or names.keys() != {"A", "B"}:
             raise CheckpointError(
-                f"{adapter.tensors.name}: adapts {module}, which {base.name} does not hold, or "
-                "lacks one of its two factors"
+                f"adapts {module}, which {base.name} does not hold, or lacks one of its two factors"
             )
         updates[own] = _update(adapter, module, names, base.info(own).shape)
     return updates, replaced
@@ -183,18 +183,14 @@ def _update(
     down, up = (adapter.tensors.info(names[side]).shape for side in "AB")
     transposed = bool(adapter.config.get("fan_in_fan_out"))
     if len(down) != 2 or len(up) != 2 or down[0] != up[1] or not down[0]:
-        raise CheckpointError(
-            f"{adapter.tensors.name}: the factors of {module} do not fit together"
-        )
+        raise CheckpointError(f"the factors of {module} do not fit together")
     product = (down[1], up[0]) if transposed else (up[0], down[1])
     if product != shape:
-        raise CheckpointError(
-            f"{adapter.tensors.name}: adds {product} to {module}, whose weight is {shape}"
-        )
+        raise CheckpointError(f"adds {product} to {module}, whose weight is {shape}")
     config, rank = adapter.config, down[0]
     alpha = _pattern(config.get("alpha_pattern"), module, config.get("lora_alpha", 8))
     if not isinstance(alpha, int | float) or not math.isfinite(alpha):
-        raise CheckpointError(f"{adapter.tensors.name}: lora_alpha must be a number, got {alpha!r}")
+        raise CheckpointError(f"lora_alpha must be a number, got {alpha!r}")
     scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
     return Update(names["A"], names["B"], scale, transposed)
 

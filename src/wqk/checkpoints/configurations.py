@@ -50,11 +50,10 @@ class Opened(NamedTuple):
     tensors: Mapping[str, TensorInfo]
 
 
-def configured(name: str, layout: Format | None, opened: Opened) -> Mapping[str, Any]:
+def configured(layout: Format | None, opened: Opened) -> Mapping[str, Any]:
     """The configuration with a model type that families know, and the numbers that they need.
 
-    Raises `CheckpointError`, about the checkpoint of this name, if the configuration asks for what
-    is not read or does not fit the tensors.
+    Raises `CheckpointError` if it asks for what is not read, or does not fit the tensors.
     """
     section = opened.config.get(layout.section) if layout and layout.section else None
     config = dict(section if isinstance(section, dict) else opened.config)
@@ -64,10 +63,7 @@ def configured(name: str, layout: Format | None, opened: Opened) -> Mapping[str,
         config |= {"model_type": own} if own else {}
     kind = config.get("model_type")
     complete = _COMPLETIONS.get(kind) if isinstance(kind, str) else None
-    try:
-        return config | complete(opened._replace(config=config)) if complete else config
-    except CheckpointError as error:
-        raise CheckpointError(f"{name}: {error}") from None
+    return config | complete(opened._replace(config=config)) if complete else config
 
 
 def _embedded(about: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,10 +96,6 @@ def _whole(config: Mapping[str, Any], key: str) -> int | None:
     return value
 
 
-def _rows(tensor: TensorInfo) -> int:
-    return tensor.shape[0] if tensor.shape else 0
-
-
 def _llama3_scaling(factor: Any, high: Any = 4) -> dict[str, Any]:
     """LLaMA 3.1's scaling of rotary positions, a mere switch in these configurations."""
     return {
@@ -124,9 +116,10 @@ def _llama(opened: Opened) -> dict[str, Any]:
     dim, heads, width = (_whole(config, key) for key in ("dim", "n_heads", "head_dim"))
     width = dim // heads if dim and heads and not width else width
     query = opened.tensors.get("layers.0.attention.wq.weight")
-    if query and heads and width and _rows(query) != heads * width:
+    rows = query.shape[0] if query and query.shape else 0
+    if query and heads and width and rows != heads * width:
         raise CheckpointError(
-            f"the queries of layer 0 have {_rows(query)} rows, and params.json says {heads} "
+            f"the queries of layer 0 have {rows} rows, and params.json says {heads} "
             f"heads of width {width}: files that hold the other rows are missing"
         )
     if config.get("rope_theta") is None and "head_dim" in config:  # Mistral's own default
@@ -192,17 +185,15 @@ def _megatron(opened: Opened) -> dict[str, Any]:
         )
     heads, width = _whole(config, "num_attention_heads"), _whole(config, "kv_channels")
     groups = _whole(config, "num_query_groups") if config.get("group_query_attention") else heads
-    queries = next(
-        (t for n, t in opened.tensors.items() if re.search(r"(linear_qkv|value)\.weight$", n)), None
-    )
-    if queries and heads and groups and width:
-        rows, expected = _rows(queries), (heads + 2 * groups) * width
-        if rows != expected:
-            parts = shown(config.get("tensor_model_parallel_size", 1))
-            raise CheckpointError(
-                f"{rows} of the {expected} rows of queries, keys and values: it is one of "
-                f"{parts} tensor-parallel parts; scan the folder that holds mp_rank_00, mp_rank_01…"
-            )
+    fused = re.compile(r"(linear_qkv|value)\.weight$")
+    shape = next((info.shape or (0,) for n, info in opened.tensors.items() if fused.search(n)), ())
+    if shape and heads and groups and width and shape[0] != (heads + 2 * groups) * width:
+        parts = shown(config.get("tensor_model_parallel_size", 1))
+        raise CheckpointError(
+            f"{shape[0]} of the {(heads + 2 * groups) * width} rows of queries, keys and values: "
+            f"it is one of {parts} tensor-parallel parts; scan the folder that holds mp_rank_00, "
+            "mp_rank_01…"
+        )
     added: dict[str, Any] = {"num_query_groups": groups, "is_rotary": position == "rope"}
     if config.get("use_rope_scaling"):
         added["rope_scaling"] = _llama3_scaling(config.get("rope_scaling_factor", 8.0))
@@ -218,10 +209,6 @@ def _open_clip(opened: Opened) -> dict[str, Any]:
         return {}
     width, head_width = _whole(vision, "width"), _whole(vision, "head_width") or 64
     return {"vision_cfg": vision | {"heads": width // head_width}} if width else {}
-
-
-def _timm(opened: Opened) -> dict[str, Any]:
-    return _timm_numbers(opened.config)
 
 
 def _timm_numbers(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -261,6 +248,6 @@ _COMPLETIONS: Mapping[str, Callable[[Opened], dict[str, Any]]] = {
     "litgpt": _litgpt,
     "megatron": _megatron,
     "open_clip": _open_clip,
-    "timm": _timm,
+    "timm": lambda opened: _timm_numbers(opened.config),
     "modded-nanogpt": _modded_nanogpt,
 }

@@ -11,18 +11,17 @@ import io
 import math
 from functools import cache
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from wqk.checkpoints.checkpoint import TensorInfo
-from wqk.checkpoints.files import MOST_AXES, MOST_VALUES, Piece, PiecedFile
+from wqk.checkpoints.files import Piece, PiecedFile, check_sizes
 from wqk.checkpoints.number_types import ITEM_BITS
-from wqk.checkpoints.pickles import DataUnpickler, Record, RecordType, Refused
+from wqk.checkpoints.pickles import DTYPES, DataUnpickler, Record, RecordType, Refused
 from wqk.checkpoints.torch_archive import TorchFile
-from wqk.checkpoints.torch_pickle import DTYPES
-from wqk.errors import CheckpointError, first_line
+from wqk.errors import CheckpointError, concerning, first_line, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     import numpy as np
 
@@ -54,24 +53,14 @@ KNOWN: Mapping[tuple[str, str], Any] = {
 }
 
 
-class Chunk(NamedTuple):
-    """A box of a tensor: where it begins, its shape, and which bytes of which file it is."""
-
-    begin: tuple[int, ...]
-    shape: tuple[int, ...]
-    file: str
-    offset: int
-    length: int
-
-
 class Slice:
     """Some bytes of a source, as a source."""
 
     def __init__(self, source: ByteSource, offset: int, length: int, name: str) -> None:
-        if offset + length > source.size:
+        beyond = offset + length - source.size
+        if beyond > 0:
             raise CheckpointError(
-                f"{source.name}: {name!r} ends {offset + length - source.size} bytes beyond the "
-                "file: truncated"
+                f"{source.name}: {name!r} ends {beyond} bytes beyond the file: truncated"
             )
         self.name, self.size = f"{source.name} ({name})", length
         self._source, self._offset = source, offset
@@ -101,17 +90,7 @@ def open_distributed(
         The description is damaged, names anything but this format's records, or has chunks that do
         not make up the tensors.
     """
-    sizes, storage = _description(source)
-    chunks: dict[str, tuple[Chunk, ...]] = {}
-    tensors: dict[str, TensorInfo] = {}
-    try:
-        for name, record in sizes.items():
-            if record.kind == "TensorStorageMetadata" and not name.startswith(OPTIMIZER):
-                tensors[name], chunks[name] = _tensor(name, record.state, storage)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"{source.name}: describes a tensor in an unknown way ({first_line(error)})"
-        ) from None
+    records, places = _description(source)
 
     @cache
     def opened(file: str) -> ByteSource:
@@ -120,22 +99,46 @@ def open_distributed(
             raise CheckpointError(f"{source.name}: names {file}, which is missing")
         return found
 
-    def piece(name: str, chunk: Chunk) -> Piece:
-        stored = Slice(opened(chunk.file), chunk.offset, chunk.length, name)
+    def piece(name: str, dtype: str, state: Mapping[str, Any]) -> Piece:
+        begin, shape = _sizes(name, state["offsets"]), _sizes(name, state["sizes"])
+        place = (places.get((name, begin)) or places[name, ()]).state
+        if place.get("transform_descriptors"):
+            raise ValueError(f"{name!r} is compressed")
+        file, offset, length = place["relative_path"], place["offset"], place["length"]
+        check_sizes(repr(name), (), (offset, length))
+        if not isinstance(file, str) or PurePath(file).name != file or "\0" in file:
+            raise ValueError(f"{name!r} is in {file!r}, outside of the folder")
+        stored = Slice(opened(file), offset, length, name)
 
         def read(part: Part) -> np.ndarray:
-            archive = TorchFile(stored, bare=True)
-            found, dtype = archive.tensors.get(""), tensors[name].dtype
-            if found is None or (found.shape, found.dtype) != (chunk.shape, dtype):
-                raise CheckpointError(
-                    f"{source.name}: a chunk of {name!r} in {chunk.file} is not the {dtype} of "
-                    f"shape {chunk.shape} that is described"
-                )
-            return archive.read(part)
+            with concerning(stored.name):
+                archive = TorchFile(stored, bare=True)
+                found = archive.tensors.get("")
+                if found is None or (found.shape, found.dtype) != (shape, dtype):
+                    raise CheckpointError(
+                        f"a chunk of {name!r} is not the {dtype} of shape {shape} that is described"
+                    )
+                return archive.read(part)
 
-        return Piece(chunk.begin, chunk.shape, read)
+        return Piece(begin, shape, read)
 
-    pieces = {name: [piece(name, one) for one in many] for name, many in chunks.items()}
+    tensors: dict[str, TensorInfo] = {}
+    pieces: dict[str, list[Piece]] = {}
+    try:
+        for name, record in records.items():
+            if record.kind != "TensorStorageMetadata" or name.startswith(OPTIMIZER):
+                continue
+            properties, shape = record.state["properties"].state, _sizes(name, record.state["size"])
+            dtype = properties[0] if isinstance(properties, tuple) else properties["dtype"]
+            if dtype not in ITEM_BITS:
+                raise ValueError(f"{name!r} has the unknown type {shown(dtype)}")
+            pieces[name] = [piece(name, dtype, chunk.state) for chunk in record.state["chunks"]]
+            _check_cover(name, shape, pieces[name])
+            tensors[name] = TensorInfo(dtype, shape, math.prod(shape) * ITEM_BITS[dtype] // 8)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"describes a tensor in an unknown way ({first_line(error)})"
+        ) from None
     return PiecedFile(source, tensors, pieces)
 
 
@@ -144,69 +147,44 @@ def _description(
 ) -> tuple[dict[str, Record], dict[tuple[str, tuple[int, ...]], Record]]:
     """Descriptions by tensor, and the places of chunks by tensor and offset."""
     if source.size > LARGEST_METADATA:
-        raise CheckpointError(f"{source.name}: too large for a description of tensors")
+        raise CheckpointError("too large for a description of tensors")
     content = bytearray(source.size)
     source.read_into(0, memoryview(content))
     try:
         whole = DataUnpickler(io.BytesIO(content), KNOWN).load().state
-        sizes = {
+        records = {
             name: record
             for name, record in whole["state_dict_metadata"].items()
             if isinstance(name, str) and isinstance(record, Record)
         }
-        storage = {
+        places = {
             (index.state["fqn"], index.state.get("offset") or ()): info
             for index, info in whole["storage_data"].items()
             if isinstance(info, Record)
         }
     except Refused as error:
         raise CheckpointError(
-            f"{source.name}: contains more than the description of tensors ({first_line(error)}); "
+            f"contains more than the description of tensors ({first_line(error)}); "
             "loading it could execute code, so it was not loaded"
         ) from None
     except Exception as error:  # a damaged pickle fails wherever its parser stumbles
         raise CheckpointError(
-            f"{source.name}: not a readable description of tensors ({first_line(error)})"
+            f"not a readable description of tensors ({first_line(error)})"
         ) from None
-    return sizes, storage
+    return records, places
 
 
-def _tensor(
-    name: str, state: Mapping[str, Any], storage: Mapping[tuple[str, tuple[int, ...]], Record]
-) -> tuple[TensorInfo, tuple[Chunk, ...]]:
-    properties = state["properties"].state
-    dtype = properties[0] if isinstance(properties, tuple) else properties["dtype"]
-    shape = _numbers(state["size"])
-    if dtype not in ITEM_BITS or math.prod(n for n in shape if n) > MOST_VALUES:
-        raise ValueError(f"{name!r} has an impossible type or shape")
-    chunks = tuple(_chunk(name, record.state, storage) for record in state["chunks"])
-    for chunk in chunks:
-        ends = [a + n for a, n in zip(chunk.begin, chunk.shape, strict=True)]
+def _check_cover(name: str, shape: tuple[int, ...], pieces: Sequence[Piece]) -> None:
+    """Refuse pieces that lie outside of a tensor, or do not make it up."""
+    for piece in pieces:
+        ends = [a + n for a, n in zip(piece.begin, piece.shape, strict=True)]
         if len(ends) != len(shape) or any(map(int.__gt__, ends, shape)):
             raise ValueError(f"a chunk of {name!r} is outside of it")
-    values = math.prod(shape)
-    if sum(math.prod(chunk.shape) for chunk in chunks) != values:
+    if sum(math.prod(piece.shape) for piece in pieces) != math.prod(shape):
         raise ValueError(f"the chunks of {name!r} do not make it up")
-    return TensorInfo(dtype, shape, values * ITEM_BITS[dtype] // 8), chunks
 
 
-def _chunk(
-    name: str, state: Mapping[str, Any], storage: Mapping[tuple[str, tuple[int, ...]], Record]
-) -> Chunk:
-    begin, shape = _numbers(state["offsets"]), _numbers(state["sizes"])
-    stored = (storage.get((name, begin)) or storage[name, ()]).state
-    if stored.get("transform_descriptors"):
-        raise ValueError(f"{name!r} is compressed")
-    file, offset, length = stored["relative_path"], stored["offset"], stored["length"]
-    _numbers((offset, length))
-    if not isinstance(file, str) or PurePath(file).name != file or "\0" in file:
-        raise ValueError(f"{name!r} is in {file!r}, outside of the folder")
-    return Chunk(begin, shape, file, offset, length)
-
-
-def _numbers(value: Any) -> tuple[int, ...]:
-    if not isinstance(value, tuple) or len(value) > MOST_AXES:
-        raise ValueError("a shape is not a tuple, or has too many axes")
-    if not all(type(n) is int and 0 <= n < 2**63 for n in value):
-        raise ValueError("a shape with entries other than whole numbers")
-    return value
+def _sizes(name: str, value: Any) -> tuple[int, ...]:
+    sizes = tuple(value)
+    check_sizes(repr(name), sizes)
+    return sizes

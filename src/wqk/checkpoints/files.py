@@ -1,30 +1,47 @@
-"""Files of named tensors over sources of bytes, which may be local or remote."""
+"""Files of named tensors over sources of bytes, which may be local or remote.
+
+Tensors lie in one file row by row, or are put together from pieces: the chunks of a distributed
+checkpoint, or the rows and columns that tensor-parallel files hold.
+"""
 
 from __future__ import annotations
 
 import math
+import re
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from wqk.checkpoints.checkpoint import Part
-from wqk.checkpoints.number_types import ITEM_BITS, widen, widened_type
+from wqk.checkpoints.checkpoint import Part, TensorInfo
+from wqk.checkpoints.number_types import ITEM_BITS, widened, widened_type
 from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from wqk.checkpoints.checkpoint import TensorInfo
 
 # NumPy's own limits: axes of an array, and values that it may seem to have next to an empty axis.
 MOST_AXES = 64
 MOST_VALUES = 2**59
 
 
-def refuse_pointer(start: bytes | bytearray, name: str) -> None:
+def refuse_pointer(start: bytes | bytearray) -> None:
     """Refuse the text that stands for a large file in a clone without Git LFS."""
     if start.startswith(b"version "):
-        raise CheckpointError(f"{name}: a Git LFS pointer, not the weights; run git lfs pull")
+        raise CheckpointError("a Git LFS pointer, not the weights; run git lfs pull")
+
+
+def is_text(name: str) -> bool:
+    """Whether a name can be stored and printed, which lone halves of surrogate pairs cannot."""
+    return not re.search("[\ud800-\udfff]", name)
+
+
+def check_sizes(what: str, shape: Sequence[Any], offsets: Sequence[Any] = ()) -> None:
+    """Raise `CheckpointError` for a shape or offsets that no array can have."""
+    if not all(type(n) is int and 0 <= n < 2**63 for n in (*shape, *offsets)):
+        raise CheckpointError(f"{what} has a shape or offset that is not a whole number")
+    if len(shape) > MOST_AXES or math.prod(n for n in shape if n) > MOST_VALUES:
+        raise CheckpointError(f"{what} has an impossible shape")
 
 
 class ByteSource(Protocol):
@@ -78,18 +95,8 @@ class RowFile:
     def read(self, part: Part) -> np.ndarray:
         """The part's rows, joined, widened to float32 (float64 stays)."""
         info = self.tensors[part.name]
-        shape = part.shape(info.shape)
-        out: np.ndarray = np.empty(math.prod(shape), widened_type(info.dtype, part.name))
-        filled = 0
-        for begin, end in self.byte_ranges(part):
-            count = (end - begin) * 8 // ITEM_BITS[info.dtype]
-
-            def read(offset: int, buffer: memoryview, begin: int = begin) -> None:
-                self.source.read_into(begin + offset, buffer)
-
-            widen(info.dtype, read, out[filled : filled + count])
-            filled += count
-        return out.reshape(shape)
+        values = widened(info.dtype, self.byte_ranges(part), self.source.read_into, part.name)
+        return values.reshape(part.shape(info.shape))
 
 
 class Piece(NamedTuple):
@@ -150,3 +157,44 @@ def _overlaps(
         if low < high:
             yield to + low - start, low - begin, high - low
         to += stop - start
+
+
+def join_files(
+    files: Sequence[WeightFile], axis: Callable[[str, tuple[int, ...]], int | None]
+) -> PiecedFile:
+    """Files that each hold some rows or columns of a model's tensors, in order, as one file.
+
+    ``axis`` gives the axis along which a tensor of some name and shape is split; None if every file
+    has all of it.
+
+    Raises
+    ------
+    CheckpointError
+        Pieces of a tensor differ in type, or along an axis that is not split.
+    """
+    tensors: dict[str, TensorInfo] = {}
+    pieces: dict[str, list[Piece]] = {}
+    for name in dict.fromkeys(name for file in files for name in file.tensors):
+        holding = [file for file in files if name in file.tensors]
+        first = holding[0].tensors[name]
+        along = axis(name, first.shape) if len(holding) > 1 else None
+        if along is None:
+            holding, along = holding[:1], 0
+        infos = [file.tensors[name] for file in holding]
+        if len({(i.dtype, *i.shape[:along], *i.shape[along + 1 :]) for i in infos}) > 1:
+            raise CheckpointError(
+                f"{files[0].source.name}: the pieces of {name!r} in {len(infos)} files do not fit "
+                "together"
+            )
+        shape, begin, pieces[name] = list(first.shape), [0] * len(first.shape), []
+        for file, info in zip(holding, infos, strict=True):
+            pieces[name].append(Piece(tuple(begin), info.shape, partial(_read_as, file, name)))
+            if shape:
+                begin[along] += info.shape[along]
+                shape[along] = begin[along]
+        tensors[name] = TensorInfo(first.dtype, tuple(shape), sum(info.nbytes for info in infos))
+    return PiecedFile(files[0].source, tensors, pieces)
+
+
+def _read_as(file: WeightFile, name: str, part: Part) -> np.ndarray:
+    return file.read(part._replace(name=name))

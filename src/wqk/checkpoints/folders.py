@@ -1,26 +1,40 @@
-"""A folder of weights, wherever it is: which files are the model, and how it is configured."""
+"""Folders of weights, here or remote: which files are the model, and how it is configured."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wqk.checkpoints.choosing import Weights, choose_weights, no_weights, refuse_quantized
+from wqk.checkpoints.adapters import read_adapter
 from wqk.checkpoints.configurations import Opened, configured
 from wqk.checkpoints.distributed import open_distributed
-from wqk.checkpoints.formats import format_of
-from wqk.checkpoints.joining import join_files
+from wqk.checkpoints.files import join_files
+from wqk.checkpoints.formats import (
+    ARCHIVES,
+    ENDINGS,
+    Weights,
+    choose_weights,
+    foreign,
+    format_of,
+    no_weights,
+    refuse_quantized,
+)
 from wqk.checkpoints.ranged import CONNECTIONS
+from wqk.checkpoints.references import presentable, step_in
 from wqk.checkpoints.stored import StoredCheckpoint, weight_file
-from wqk.errors import CheckpointError, first_line
+from wqk.errors import CheckpointError, concerning, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
 
+    from wqk.checkpoints.adapters import Adapter
+    from wqk.checkpoints.checkpoint import Checkpoint
     from wqk.checkpoints.files import ByteSource, WeightFile
     from wqk.checkpoints.ranged import Workers
 
@@ -51,7 +65,8 @@ class Folder(NamedTuple):
         content = bytearray(source.size)
         source.read_into(0, memoryview(content))
         parse = _parse_yaml if file.endswith((".yaml", ".yml")) else _parse_json
-        return parse(content, source.name)
+        with concerning(source.name):
+            return parse(content)
 
 
 def read_folder(folder: Folder, weights: Weights | None = None) -> StoredCheckpoint:
@@ -66,7 +81,7 @@ def read_folder(folder: Folder, weights: Weights | None = None) -> StoredCheckpo
     layout = chosen.format
     paths = layout.config if layout else ("config.json",)
     config = next((found for path in paths if (found := folder.object(path))), {})
-    refuse_quantized(config, folder.name)
+    refuse_quantized(config)
     if not chosen.files:
         raise no_weights(folder)
 
@@ -74,12 +89,13 @@ def read_folder(folder: Folder, weights: Weights | None = None) -> StoredCheckpo
         source = folder.source(name)
         if source is None:
             raise CheckpointError(
-                f"{folder.name}: shard {name} is missing, although {chosen.listed_in} names it; "
+                f"shard {name} is missing, although {chosen.listed_in} names it; "
                 "download the checkpoint again"
             )
         if PurePath(name).name == ".metadata":
             beside = PurePath(name).parent
-            return open_distributed(source, lambda file: folder.source(str(beside / file)))
+            with concerning(source.name):
+                return open_distributed(source, lambda file: folder.source(str(beside / file)))
         return weight_file(source)
 
     files = (
@@ -92,22 +108,10 @@ def read_folder(folder: Folder, weights: Weights | None = None) -> StoredCheckpo
     if layout and layout.split_axis and len(files) > 1:
         files = [join_files(files, partial(layout.split_axis, width=config.get("dim")))]
     tensors = {name: info for file in files for name, info in file.tensors.items()}
-    complete = configured(folder.name, layout, Opened(config, about, tensors))
+    complete = configured(layout, Opened(config, about, tensors))
     return StoredCheckpoint(
         folder.name, files, complete, _step(about), chosen.notes, folder.workers
     )
-
-
-def read_file(folder: Folder, name: str) -> StoredCheckpoint:
-    """The checkpoint in one file of a folder, with the configuration beside it."""
-    layout = format_of(name)
-    parts = layout.files(folder.names or ()) if layout and layout.split_axis else ()
-    if len(parts) > 1:
-        raise CheckpointError(
-            f"{folder.name}/{name}: one of {len(parts)} files that each hold some rows of every "
-            "tensor; scan their folder"
-        )
-    return read_folder(folder, Weights((name,), format=layout))
 
 
 def _side_by_side(
@@ -124,20 +128,20 @@ def _side_by_side(
         pool.shutdown(cancel_futures=True)
 
 
-def _parse_json(text: bytearray, name: str) -> dict[str, Any]:
+def _parse_json(text: bytearray) -> dict[str, Any]:
     try:
         value = json.loads(text.decode("utf-8"))
         if re.search(rb"\\u[dD][89a-fA-F]", text):  # halves of pairs cannot be stored or printed
             whole = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
             value = json.loads(whole)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{name}: not valid JSON ({error})") from None
+        raise CheckpointError(f"not valid JSON ({error})") from None
     if not isinstance(value, dict):
-        raise CheckpointError(f"{name}: expected a JSON object")
+        raise CheckpointError("expected a JSON object")
     return value
 
 
-def _parse_yaml(text: bytearray, name: str) -> dict[str, Any]:
+def _parse_yaml(text: bytearray) -> dict[str, Any]:
     import yaml
 
     try:
@@ -145,9 +149,9 @@ def _parse_yaml(text: bytearray, name: str) -> dict[str, Any]:
             raise ValueError(f"larger than {LARGEST_YAML} bytes")
         value = yaml.safe_load(text.decode("utf-8"))
     except (ValueError, RecursionError, yaml.YAMLError) as error:
-        raise CheckpointError(f"{name}: not valid YAML ({first_line(error)})") from None
+        raise CheckpointError(f"not valid YAML ({first_line(error)})") from None
     if not isinstance(value, dict):
-        raise CheckpointError(f"{name}: expected keys with values")
+        raise CheckpointError("expected keys with values")
     return {key: item for key, item in value.items() if isinstance(key, str)}
 
 
@@ -155,3 +159,114 @@ def _step(about: Mapping[str, Any]) -> int | None:
     """The training step that a file of weights records."""
     found = (about.get(key) for key in ("iteration", "iter_num", "global_step", "step"))
     return next((step for step in found if type(step) is int and step >= 0), None)
+
+
+class LocalFile:
+    """A file's bytes by position.
+
+    Positional reads rather than a memory map: a file that shrinks while it is read gives an error,
+    not a signal that kills the process. So does one that is written to; one that is replaced keeps
+    its old content here.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.name = str(path)
+        if path.exists() and not path.is_file():  # a pipe or a device may never end
+            raise CheckpointError(f"{path}: not a regular file")
+        try:
+            self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be opened ({error.strerror})") from None
+        status = os.fstat(self._descriptor)
+        self.size, self._modified = status.st_size, status.st_mtime_ns
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill the buffer from this offset."""
+        while buffer:
+            try:
+                count = os.preadv(self._descriptor, [buffer], offset)
+            except OSError as error:
+                raise CheckpointError(f"{self.name}: cannot be read ({error.strerror})") from None
+            if count == 0:
+                raise CheckpointError(f"{self.name}: ended at byte {offset}, during the read")
+            buffer, offset = buffer[count:], offset + count
+        if os.fstat(self._descriptor).st_mtime_ns != self._modified:
+            raise CheckpointError(
+                f"{self.name}: changed during the read; scan it again once it is no longer "
+                "written to"
+            )
+
+    def __del__(self) -> None:
+        if hasattr(self, "_descriptor"):
+            os.close(self._descriptor)
+
+
+def open_local(path: Path) -> Checkpoint:
+    """The checkpoint in a folder or a file.
+
+    Raises `CheckpointError` without weights, or if they are of a kind that cannot be scored.
+    """
+    name = presentable(str(path))
+    with concerning(name):
+        try:
+            folder = path if path.is_dir() else path.parent
+            checkpoint = read_folder(local_folder(path)) if path.is_dir() else _open_file(path)
+            step = step_in(folder.resolve().name)  # also where it is called "."
+        except OSError as error:
+            raise CheckpointError(f"cannot be opened ({error.strerror})") from None
+        except ValueError:  # a zero byte or a lone surrogate in the name
+            raise CheckpointError(f"{name!r}: no such file or folder") from None
+    checkpoint.name = name
+    checkpoint.step = checkpoint.step if step is None else step
+    return checkpoint
+
+
+def _open_file(path: Path) -> StoredCheckpoint:
+    """The checkpoint in one file, with the configuration beside it."""
+    if not path.exists():
+        raise CheckpointError("no such file or folder")
+    if what := foreign(path.name):
+        raise CheckpointError(what)
+    layout = format_of(path.name)
+    if path.suffix not in ENDINGS and not layout:
+        raise CheckpointError(
+            "not a checkpoint file; expected .safetensors, or a torch archive "
+            f"({', '.join(ARCHIVES)})"
+        )
+    folder = local_folder(path.parent)
+    parts = layout.files(folder.names or ()) if layout and layout.split_axis else ()
+    if len(parts) > 1:
+        raise CheckpointError(
+            f"one of {len(parts)} files that each hold some rows of every tensor; scan their folder"
+        )
+    return read_folder(folder, Weights((path.name,), format=layout))
+
+
+def open_adapter(folder: Path) -> Adapter | None:
+    """The adapter in a folder; None where it holds none."""
+    return read_adapter(local_folder(folder)) if folder.is_dir() else None
+
+
+def local_folder(folder: Path) -> Folder:
+    """A folder on disk."""
+
+    def source(name: str) -> LocalFile | None:
+        return LocalFile(folder / name) if os.path.lexists(folder / name) else None
+
+    def below() -> list[str]:
+        return [str(path.relative_to(folder)) for path in folder.glob("*/*")]
+
+    return Folder(str(folder), source, [path.name for path in folder.iterdir()], below)
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether a folder holds weights that can be opened."""
+    return folder.is_dir() and bool(choose_weights(local_folder(folder)).files)
+
+
+def exists(path: Path) -> bool:
+    """Whether a path exists; one that the system rejects does not."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False

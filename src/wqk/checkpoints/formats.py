@@ -1,4 +1,4 @@
-"""Which files of a folder hold a model, by the library that wrote them.
+"""Which files of a folder hold a model: those that `transformers` would load, or another library's.
 
 A format is a row of data: the names of its weights and its configuration, and the axis along which
 it splits tensors over files. The names of its tensors belong to a family, under the format's model
@@ -8,10 +8,16 @@ type; what has to be computed from its configuration is in `wqk.checkpoints.conf
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from wqk.checkpoints.files import is_text
+from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
+
+    from wqk.checkpoints.folders import Folder
 
 
 class Format(NamedTuple):
@@ -91,3 +97,165 @@ def format_of(name: str) -> Format | None:
     >>> format_of("model.safetensors")
     """
     return next((one for one in FORMATS if re.fullmatch(one.weights, name)), None)
+
+
+ARCHIVES = (".bin", ".pt", ".pth", ".ckpt")
+ENDINGS = (".safetensors", *ARCHIVES)
+
+# One file before the index of several, safetensors before archives; then other libraries' names.
+PREFERRED = (
+    "model.safetensors", "model.safetensors.index.json",
+    "pytorch_model.bin", "pytorch_model.bin.index.json",
+    "diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.safetensors.index.json",
+    "diffusion_pytorch_model.bin", "diffusion_pytorch_model.bin.index.json",
+    "open_clip_model.safetensors", "open_clip_pytorch_model.bin",
+)  # fmt: skip
+
+# Other files with the endings of weights: adapters, and the Trainer's own state.
+NOT_WEIGHTS = ("adapter_", "training_args.", "optimizer.", "scheduler.", "scaler.", "rng_state")
+
+SAFETENSORS = "use the model's safetensors version"
+
+# Formats that are not read, by a file's name: what it is, and what to do.
+FOREIGN: tuple[tuple[str, str, str], ...] = (
+    (
+        r"adapter_config\.json",
+        "an adapter alone",
+        "merge it into its base model first (peft: model.merge_and_unload().save_pretrained(...))",
+    ),
+    (r".*\.gguf", "GGUF, a quantized format", "use the original safetensors checkpoint"),
+    (r".*\.onnx(_data)?", "ONNX", "use the original safetensors checkpoint"),
+    (
+        r"(bf16_|fp16_)?zero_pp_rank_.*\.pt|mp_rank_\d+_model_states\.pt|zero_to_fp32\.py",
+        "a DeepSpeed checkpoint, in parts",
+        "join them with its own zero_to_fp32.py",
+    ),
+    (
+        r".*\.distcp",
+        "a distributed checkpoint of PyTorch",
+        "scan its folder, which has a .metadata file",
+    ),
+    (r"flax_model.*|.*\.msgpack|_CHECKPOINT_METADATA", "Flax", SAFETENSORS),
+    (r"tf_model.*|.*\.h5|.*\.keras|saved_model\.pb", "TensorFlow", SAFETENSORS),
+    (r".*\.ckpt(-\d+)?\.(index|meta|data-.*)", "TensorFlow", SAFETENSORS),
+    (r".*\.tflite", "TensorFlow Lite", SAFETENSORS),
+    (r"openvino_model\..*", "OpenVINO", SAFETENSORS),
+    (r".*\.(mlmodel|mlpackage)", "Core ML", SAFETENSORS),
+    (r".*\.nemo", "a NeMo archive", "unpack it (tar xf), and scan the weights inside"),
+    (r"weights.*\.npz", "MLX weights", SAFETENSORS),
+    (r".*\.engine", "TensorRT", "use the original safetensors checkpoint"),
+    (
+        r".*\.(pkl|pickle)",
+        "a bare pickle, which could run code when read; wqk never reads one",
+        "save the model as safetensors",
+    ),
+)
+
+
+class Weights(NamedTuple):
+    """A folder's weights."""
+
+    files: tuple[str, ...]  # names within the folder; none if it holds no weights
+    listed_in: str | None = None  # the index that names them, if one does
+    notes: tuple[str, ...] = ()  # which files of the same kind were passed over
+    format: Format | None = None  # None for that of `transformers`
+
+
+def choose_weights(folder: Folder) -> Weights:
+    """A folder's weights: those that `transformers` would load, or of another format.
+
+    Raises `CheckpointError` if an index is damaged, or names files outside the folder.
+    """
+    names = folder.names or ()
+    exists = set(names).__contains__ if folder.names is not None else folder.holds
+    first = next((name for name in PREFERRED if exists(name)), None)
+    if first is None:
+        paths = [*names, *folder.below()]
+        for one in FORMATS:
+            if own := one.files(paths):
+                return Weights(own if one.split_axis else own[:1], format=one)
+        found = sorted(n for n in names if not n.startswith(NOT_WEIGHTS))
+        safetensors = tuple(name for name in found if name.endswith(".safetensors"))
+        archives = tuple(n for n in found if n.endswith(ARCHIVES) and foreign(n) is None)
+        return Weights(safetensors or archives)
+    if first.endswith(".json"):
+        files = shard_names(folder.object(first), f"{folder.name}/{first}")
+        chosen = Weights(tuple(files), first)
+    else:
+        chosen = Weights((first,), format=format_of(first))
+    return chosen._replace(notes=_passed_over(chosen, names))
+
+
+def _passed_over(chosen: Weights, names: Iterable[str]) -> tuple[str, ...]:
+    """A note on files of the same format that were skipped."""
+    ending = PurePath(chosen.files[0]).suffix
+    others = sorted(
+        name
+        for name in set(names) - {*chosen.files, chosen.listed_in}
+        if (name.endswith((ending, f"{ending}.index.json")) or format_of(name))
+        and not name.startswith(NOT_WEIGHTS)
+    )
+    if not others:
+        return ()
+    some = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
+    return (
+        f"read {chosen.listed_in or chosen.files[0]}, as transformers does; passed over {some}",
+    )
+
+
+def shard_names(index: Mapping[str, Any], name: str) -> list[str]:
+    """The files that a sharded model's index names, all of them in its own folder."""
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{name}: lacks the 'weight_map' of a sharded model")
+    shards = sorted({str(value) for value in weight_map.values()})
+    for shard in shards:
+        is_name = PurePath(shard).name == shard and shard not in ("", ".", "..")
+        if not is_name or not is_text(shard) or "\0" in shard:
+            raise CheckpointError(f"{name}: names {shard!r}, outside its own folder")
+    return shards
+
+
+def foreign(name: str) -> str | None:
+    """For a file in a format that is not read: what it is, and what to do; None for others.
+
+    Examples
+    --------
+    >>> foreign("model.onnx")
+    'ONNX; use the original safetensors checkpoint'
+    """
+    for pattern, what, remedy in FOREIGN:
+        if re.fullmatch(pattern, name):
+            return f"{what}; {remedy}"
+    return None
+
+
+def no_weights(folder: Folder) -> CheckpointError:
+    """The error for a folder without weights, which lists what it contains instead."""
+    names = sorted(folder.names or ())
+    for name in names:
+        if what := foreign(name):
+            return CheckpointError(f"no weights that wqk reads; {name} is {what}")
+    weights = (PurePath(path) for path in folder.below() if path.endswith(ENDINGS))
+    deeper = sorted({str(path.parent) for path in weights} - {"."})
+    if deeper:
+        return CheckpointError(
+            f"no weights here, but in its folders {', '.join(deeper[:5])}; choose "
+            "one, by its path or with subfolder="
+        )
+    expected = "expected model.safetensors, model.safetensors.index.json or pytorch_model.bin"
+    some = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
+    return CheckpointError(f"no weights here; {expected}{f', found {some}' if some else ''}")
+
+
+def refuse_quantized(config: Mapping[str, Any]) -> None:
+    """Refuse integer-quantized models by their method's name; float8 is decided by tensor."""
+    quantization = config.get("quantization_config")
+    if not isinstance(quantization, dict):
+        return
+    method = str(quantization.get("quant_method", "")).lower()
+    if method in ("gptq", "awq", "bitsandbytes", "aqlm", "hqq", "quanto", "eetq", "higgs", "vptq"):
+        raise CheckpointError(
+            f"quantized with {method}; quantized weights cannot be scored; use the "
+            "original checkpoint, or dequantize it first"
+        )

@@ -15,7 +15,7 @@ from urllib.parse import urljoin
 
 from wqk.checkpoints import retries
 from wqk.checkpoints.references import presentable, split_address
-from wqk.errors import CheckpointError, HubError
+from wqk.errors import CheckpointError, HubError, concerning
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,17 +33,16 @@ RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)")
 
 
 class Traffic:
-    """A thread-safe count of network traffic."""
+    """A thread-safe count of the bytes in bodies of answers."""
 
     def __init__(self) -> None:
-        self.bytes, self.requests = 0, 0
+        self.bytes = 0
         self._lock = threading.Lock()
 
-    def add(self, count: int = 0, requests: int = 0) -> None:
-        """Add bytes of bodies, and requests."""
+    def add(self, count: int) -> None:
+        """Add bytes."""
         with self._lock:
             self.bytes += count
-            self.requests += requests
 
 
 class Absent(HubError):
@@ -87,12 +86,14 @@ class RemoteFile:
     def describe(self) -> bytes:
         """Learn the size and tag; return the first bytes, up to 8. `Absent` without a file."""
         buffer = bytearray(8)
-        count = self._read(0, memoryview(buffer), short=True)
+        with concerning(self.name):
+            count = self._read(0, memoryview(buffer), short=True)
         return bytes(buffer[:count])
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill the buffer from this offset, resuming where a connection breaks."""
-        self._read(offset, buffer)
+        with concerning(self.name):
+            self._read(offset, buffer)
 
     def _read(self, offset: int, buffer: memoryview, short: bool = False) -> int:
         filled = failures = 0
@@ -100,7 +101,7 @@ class RemoteFile:
         while filled < len(buffer):
             began = time.monotonic()
             try:
-                with retries.interruptions(self.name):
+                with retries.interruptions():
                     received = self._attempt(offset + filled, buffer[filled:])
                 filled += received
                 if short:
@@ -116,10 +117,10 @@ class RemoteFile:
                 most = patience.attempts if self._answered else patience.attempts_to_connect
                 if failures >= most or fruitless >= patience.longest_fruitless:
                     raise HubError(
-                        f"{self.name}: {interrupted}, {failures} times in a row; try again later "
+                        f"{interrupted}, {failures} times in a row; try again later "
                         "(bytes read so far are cached)"
                     ) from None
-                patience.wait(failures, interrupted.wait, self.name)
+                patience.wait(failures, interrupted.wait)
         return filled
 
     def _attempt(self, offset: int, buffer: memoryview) -> int:
@@ -131,7 +132,7 @@ class RemoteFile:
             for chunk in response.iter_raw():
                 if received + len(chunk) > length:
                     raise CheckpointError(
-                        f"{self.name}: the server sent more than the {length} bytes it announced"
+                        f"the server sent more than the {length} bytes it announced"
                     )
                 buffer[received : received + len(chunk)] = chunk
                 received += len(chunk)
@@ -182,14 +183,14 @@ class RemoteFile:
                 target = urljoin(url, response.headers.get("location", ""))
                 schemes = split_address(url).scheme, split_address(target).scheme
             except (ValueError, CheckpointError):
-                raise CheckpointError(f"{self.name}: redirected to an invalid URL") from None
+                raise CheckpointError("redirected to an invalid URL") from None
             if schemes not in (("https", "https"), ("http", "http"), ("http", "https")):
                 raise CheckpointError(
-                    f"{self.name}: redirected from {schemes[0]} to {schemes[1] or 'nowhere'}, "
+                    f"redirected from {schemes[0]} to {schemes[1] or 'nowhere'}, "
                     "which is not followed"
                 )
             url = target
-        raise CheckpointError(f"{self.name}: redirected more than {MOST_REDIRECTS} times")
+        raise CheckpointError(f"redirected more than {MOST_REDIRECTS} times")
 
     def _send(self, url: str, asked: str) -> Any:
         from huggingface_hub import constants
@@ -203,8 +204,7 @@ class RemoteFile:
         try:
             request = client.build_request("GET", url, headers=headers, timeout=timeout)
         except Exception:  # the client's parser of addresses may fail in any way
-            raise CheckpointError(f"{self.name}: {presentable(url)} is no address") from None
-        self._traffic.add(requests=1)
+            raise CheckpointError(f"{presentable(url)} is no address") from None
         response = retries.within_deadline(
             lambda: client.send(request, stream=True, follow_redirects=False),
             discard=lambda late: late.close(),
@@ -229,10 +229,9 @@ class RemoteFile:
             )
         if status == 416:
             raise CheckpointError(
-                f"{self.name}: ends before the requested bytes; it is empty, "
-                "or was replaced during the read"
+                "ends before the requested bytes; it is empty, or was replaced during the read"
             )
-        raise _refusal(self.name, status, response.headers)
+        raise _refusal(status, response.headers)
 
     def _keep_tag(self, url: str, tag: str | None, modified: str | None = None) -> None:
         """Remember an address's tag of the content; another tag means other content.
@@ -241,7 +240,7 @@ class RemoteFile:
         """
         version = tag or modified or ""
         if self._tags.setdefault(presentable(url), version) != version:
-            raise CheckpointError(f"{self.name}: was replaced during the read; scan it again")
+            raise CheckpointError("was replaced during the read; scan it again")
         if self.tag is None and tag and not tag.startswith("W/"):
             self.tag = tag.strip('"')
 
@@ -249,42 +248,39 @@ class RemoteFile:
         """The answer's number of bytes, once all its claims agree with the request."""
         headers = response.headers
         if headers.get("content-encoding", "identity") != "identity":
-            raise CheckpointError(
-                f"{self.name}: the server compresses ranges, which shifts their bytes"
-            )
+            raise CheckpointError("the server compresses ranges, which shifts their bytes")
         length = _whole_number(headers.get("content-length"))
         if response.status_code == 200:
             if offset == 0 and length is not None and length <= wanted:
                 self._keep_size(length)
                 return length
             raise CheckpointError(
-                f"{self.name}: the server does not support range requests; "
+                "the server does not support range requests; "
                 "download the checkpoint and scan the folder"
             )
         claim = RANGE.fullmatch(headers.get("content-range", ""))
         if not claim:
-            raise CheckpointError(f"{self.name}: the server does not say which range it sends")
+            raise CheckpointError("the server does not say which range it sends")
         first, last = int(claim[1]), int(claim[2])
         if first != offset or not first <= last < offset + wanted:
             raise CheckpointError(
-                f"{self.name}: bytes {offset}-{offset + wanted - 1} were requested, but the "
+                f"bytes {offset}-{offset + wanted - 1} were requested, but the "
                 f"server sends {first}-{last}"
             )
         if length not in (None, last - first + 1):
             raise CheckpointError(
-                f"{self.name}: the server announces {length} bytes for the range {first}-{last}"
+                f"the server announces {length} bytes for the range {first}-{last}"
             )
         if claim[3] != "*":
             self._keep_size(int(claim[3]))
         if self.size < 0:
-            raise CheckpointError(f"{self.name}: the server does not say how long the file is")
+            raise CheckpointError("the server does not say how long the file is")
         return last - first + 1
 
     def _keep_size(self, size: int) -> None:
         if self.size >= 0 and size != self.size:
             raise CheckpointError(
-                f"{self.name}: has {size} bytes instead of {self.size}; "
-                "it was replaced during the read"
+                f"has {size} bytes instead of {self.size}; it was replaced during the read"
             )
         self.size = size
 
@@ -305,18 +301,18 @@ def _origin(url: str) -> tuple[str, str]:
     return parts.scheme, parts.netloc.lower()
 
 
-def _refusal(name: str, status: int, headers: Mapping[str, str]) -> Exception:
+def _refusal(status: int, headers: Mapping[str, str]) -> Exception:
     """The error for an answer that another attempt would not change."""
     code = headers.get("x-error-code")
     if code == "GatedRepo":
-        return HubError(f"{name}: is gated; accept its terms on the hub, then hf auth login")
+        return HubError("is gated; accept its terms on the hub, then hf auth login")
     if code == "RepoNotFound":
-        return HubError(f"{name}: is in no repository that this login can see")
+        return HubError("is in no repository that this login can see")
     if status in (404, 410):
-        return Absent(f"{name}: no such file")
+        return Absent("no such file")
     if status in (401, 403):
-        return Absent(f"{name}: this login may not read it (the server answers {status})")
-    return HubError(f"{name}: the server answers {status}")
+        return Absent(f"this login may not read it (the server answers {status})")
+    return HubError(f"the server answers {status}")
 
 
 def _whole_number(text: str | None) -> int | None:

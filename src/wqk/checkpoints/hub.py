@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from wqk._version import __version__
 from wqk.checkpoints import http, retries
 from wqk.checkpoints.adapters import AdaptedCheckpoint, read_adapter
-from wqk.checkpoints.choosing import ENDINGS
-from wqk.checkpoints.folders import Folder, read_folder
-from wqk.checkpoints.local import LocalFile, open_adapter, open_local
+from wqk.checkpoints.folders import Folder, LocalFile, open_adapter, open_local, read_folder
+from wqk.checkpoints.formats import ENDINGS
 from wqk.checkpoints.range_cache import open_cache
 from wqk.checkpoints.ranged import RangedFile, Workers
-from wqk.checkpoints.steps import step_in
-from wqk.errors import CheckpointError, HubError, first_line
+from wqk.checkpoints.references import step_in
+from wqk.errors import CheckpointError, HubError, concerning, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,13 +87,14 @@ def open_hub(
 
     folder, cache = (subfolder or "").strip("/"), open_cache(access.get("cache_dir"))
     wanted = Wanted(repository, revision, folder, access, adapters, cache)
-    if access.get("local_files_only") or constants.HF_HUB_OFFLINE:
-        checkpoint = _open_offline(wanted, "fetching is switched off")
-    else:
-        try:
-            checkpoint = _open(wanted, _list(wanted), offline=False)
-        except _Unreachable:
-            checkpoint = _open_offline(wanted, "the hub cannot be reached")
+    with concerning(repository):
+        if access.get("local_files_only") or constants.HF_HUB_OFFLINE:
+            checkpoint = _open_offline(wanted, "fetching is switched off")
+        else:
+            try:
+                checkpoint = _open(wanted, _list(wanted), offline=False)
+            except _Unreachable:
+                checkpoint = _open_offline(wanted, "the hub cannot be reached")
     checkpoint.name, checkpoint.revision = repository, revision
     step = step_in(revision)
     checkpoint.step = checkpoint.step if step is None else step
@@ -102,7 +102,7 @@ def open_hub(
 
 
 def open_base(adapter: Adapter, **access: Unpack[HubAccess]) -> Checkpoint:
-    """The base model of an adapter, from the hub; an error if the adapter names a path."""
+    """The base model of an adapter, from the hub; `CheckpointError` if it is not a hub id."""
     if not is_hub_id(adapter.base):
         raise CheckpointError(
             f"{adapter.tensors.name}: its base model, {adapter.base!r}, is neither here nor a Hub "
@@ -138,7 +138,7 @@ def _open(wanted: Wanted, listing: Listing, *, offline: bool) -> Checkpoint:
         path = inside + file
         if path not in listing.files:
             return None
-        size, identity = listing.files[path]
+        size, content = listing.files[path]
         here = try_to_load_from_cache(
             repository, path, cache_dir=wanted.cache_dir, revision=listing.commit
         )
@@ -152,11 +152,9 @@ def _open(wanted: Wanted, listing: Listing, *, offline: bool) -> Checkpoint:
             size=size,
         )
         start = remote.describe() if size is None else b""
-        if identity is None and remote.tag:
-            identity = f"{remote.url} {remote.tag} {remote.size}"
         # The hash is what this endpoint claims: another one's ranges are never taken for it.
-        known = f"{constants.ENDPOINT} {identity}" if identity else None
-        return RangedFile(remote, known, wanted.cache, workers, offline, start)
+        content = f"{constants.ENDPOINT} {content}" if content else None
+        return RangedFile(remote, content, wanted.cache, workers, offline, start)
 
     paths = [path.removeprefix(inside) for path in listing.files if path.startswith(inside)]
     names = [path for path in paths if "/" not in path]
@@ -182,7 +180,7 @@ def _list(wanted: Wanted) -> Listing:
         )
         return _listing(about, wanted.revision or "main")
 
-    listing = _asking(wanted.repository, wanted.revision, ask)
+    listing = _asking(ask, wanted.revision)
     wanted.cache.write_note(wanted.note, listing._asdict())
     return listing
 
@@ -201,7 +199,7 @@ def _listing(about: Any, revision: str) -> Listing:
     return Listing(about.sha if is_commit else revision, files)
 
 
-def _asking(repository: str, revision: str | None, ask: Callable[[], Listing]) -> Listing:
+def _asking(ask: Callable[[], Listing], revision: str | None) -> Listing:
     """Ask the hub, again if that may help; its errors in one line each."""
     from huggingface_hub import errors
 
@@ -221,22 +219,24 @@ def _asking(repository: str, revision: str | None, ask: Callable[[], Listing]) -
             return listing
         except tuple(refusals) as error:
             reason = next(text for kind, text in refusals.items() if isinstance(error, kind))
-            raise HubError(f"{repository}: {reason}") from None
+            raise HubError(reason) from None
         except errors.OfflineModeIsEnabled:
-            raise _Unreachable(f"{repository}: offline mode is on (HF_HUB_OFFLINE)") from None
+            raise _Unreachable("offline mode is on (HF_HUB_OFFLINE)") from None
         except errors.HfHubHTTPError as error:
             status, wait = error.response.status_code, retries.asked_wait(error.response.headers)
             failures += 1
             if status not in retries.PASSING or failures >= retries.PATIENCE.attempts:
-                raise HubError(f"{repository}: the hub answers {status}") from None
+                raise HubError(f"the hub answers {status}") from None
         except passing:
             failures += 1
             if failures >= retries.PATIENCE.attempts_to_connect:
-                raise _Unreachable(f"{repository}: the hub cannot be reached") from None
+                raise _Unreachable("the hub cannot be reached") from None
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            reason = f"the endpoint does not answer as a hub does ({first_line(error)})"
-            raise HubError(f"{repository}: {reason}; check HF_ENDPOINT") from None
-        retries.PATIENCE.wait(failures, wait, repository)
+            raise HubError(
+                f"the endpoint does not answer as a hub does ({first_line(error)}); "
+                "check HF_ENDPOINT"
+            ) from None
+        retries.PATIENCE.wait(failures, wait)
 
 
 def _open_offline(wanted: Wanted, why: str) -> Checkpoint:
@@ -248,10 +248,7 @@ def _open_offline(wanted: Wanted, why: str) -> Checkpoint:
     incomplete: CheckpointError | None = None
     try:
         snapshot = snapshot_download(
-            repository,
-            revision=revision,
-            cache_dir=wanted.cache_dir,
-            local_files_only=True,
+            repository, revision=revision, cache_dir=wanted.cache_dir, local_files_only=True
         )
         path = Path(snapshot, wanted.folder)
         adapter = open_adapter(path) if wanted.adapters else None
@@ -269,4 +266,4 @@ def _open_offline(wanted: Wanted, why: str) -> Checkpoint:
     if incomplete:
         raise incomplete
     where = f" at revision {revision!r}" if revision else ""
-    raise HubError(f"{repository}: is not a local path, not in the cache{where}, and {why}")
+    raise HubError(f"is not a local path, not in the cache{where}, and {why}")

@@ -44,12 +44,12 @@ def open_llama2c(source: ByteSource) -> RowFile:
     is_legacy, version = start[:4] != MAGIC, int.from_bytes(start[4:8], "little")
     if not is_legacy and version != 1:
         raise CheckpointError(
-            f"{source.name}: version {version} of llama2.c's files is not read"
+            f"version {version} of llama2.c's files is not read"
             + ("; it is quantized, use the original checkpoint" if version == 2 else "")
         )
     sizes = _sizes(start if is_legacy else start[8:])
     if sizes is None:
-        raise CheckpointError(f"{source.name}: its header does not hold the sizes of a model")
+        raise CheckpointError("its header does not hold the sizes of a model")
     shapes = _legacy(sizes) if is_legacy else _first(sizes, shared=start[36] != 0)
     position = 28 if is_legacy else 256
     starts: dict[str, int] = {}
@@ -59,8 +59,7 @@ def open_llama2c(source: ByteSource) -> RowFile:
         position += tensors[name].nbytes
     if position != source.size:
         raise CheckpointError(
-            f"{source.name}: has {source.size} bytes instead of {position}: truncated, or not "
-            "a file of llama2.c"
+            f"has {source.size} bytes instead of {position}: truncated, or not a file of llama2.c"
         )
     arguments = sizes | {"vocab_size": abs(sizes["vocab_size"]), "norm_eps": 1e-5}
     return RowFile(source, tensors, starts, {"model_args": arguments})

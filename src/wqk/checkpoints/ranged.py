@@ -112,8 +112,9 @@ class RangedFile:
     ----------
     remote
         The file; its size is known.
-    identity
-        A hash of its content. Without one the file is not cached, as nothing vouches for it.
+    content
+        What tells its content from any other; by default its address, tag and size. A file without
+        a tag is not cached, as nothing vouches for it.
     cache, workers
         Shared by a checkpoint's files.
     offline
@@ -125,13 +126,15 @@ class RangedFile:
     def __init__(
         self,
         remote: RemoteFile,
-        identity: str | None,
+        content: str | None,
         cache: RangeCache,
         workers: Workers,
         offline: bool = False,
         start: bytes = b"",
     ) -> None:
         self.name, self.size = remote.name, remote.size
+        by_tag = f"{remote.url} {remote.tag} {remote.size}" if remote.tag else None
+        identity = content or by_tag
         self._remote, self._identity, self._cache = remote, identity, cache
         self._workers, self._offline = workers, offline
         self._saves = identity is not None

@@ -1,4 +1,4 @@
-"""References to checkpoints, without secrets, for display and storage."""
+"""References to checkpoints: shown without secrets, and the training step in a name."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from wqk.errors import CheckpointError, shortened
 
 # Parts of a query that say which file is meant; everything else may be a secret.
 HARMLESS = ("download", "ref", "revision", "version", "versionId", "filename", "path", "subfolder")
+
+# step1000, checkpoint-1000, stage1-step1000-tokens5B, global_step1000, iter_0001000; not step1.5M.
+STEP = re.compile(
+    r"(?:^|[-_])(?:global_?)?(?:step|checkpoint|iter)[-_]?([0-9]{1,18})(?![0-9A-Za-z.])"
+)
 
 
 def presentable(reference: str) -> str:
@@ -43,3 +48,15 @@ def split_address(url: str) -> SplitResult:
     except ValueError as error:
         raise CheckpointError(f"{shortened(presentable(url))}: not a valid URL ({error})") from None
     return parts
+
+
+def step_in(name: str | None) -> int | None:
+    """The training step that a revision or a folder is named after.
+
+    Examples
+    --------
+    >>> [step_in(name) for name in ("step1000", "checkpoint-20", "stage1-step150-tokens1B", "v2.0")]
+    [1000, 20, 150, None]
+    """
+    match = STEP.search(name or "")
+    return int(match[1]) if match else None

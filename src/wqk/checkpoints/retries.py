@@ -49,10 +49,10 @@ class Patience(NamedTuple):
         """Deadline on the monotonic clock for receiving this many bytes."""
         return time.monotonic() + self.longest_answer + size / self.slowest
 
-    def wait(self, failures: int, asked: float | None, name: str) -> None:
+    def wait(self, failures: int, asked: float | None) -> None:
         """Wait after this many failures, at least as long as the server asked for."""
         if asked is not None and asked > self.longest_asked:
-            raise HubError(f"{name}: the server asks to wait {asked:.0f} s; try again later")
+            raise HubError(f"the server asks to wait {asked:.0f} s; try again later")
         # Random, so that parallel requests do not come back all at once.
         backoff = min(self.longest, self.first * 2 ** (failures - 1)) * random.uniform(0.5, 1)
         self.sleep(backoff if asked is None else asked)
@@ -110,16 +110,14 @@ def transport_errors() -> tuple[type[Exception], ...]:
 
 
 @contextmanager
-def interruptions(name: str) -> Iterator[None]:
+def interruptions() -> Iterator[None]:
     """Turn connection errors into `Interrupted`, and the client's offline mode into `HubError`."""
     from huggingface_hub.errors import OfflineModeIsEnabled
 
     try:
         yield
     except OfflineModeIsEnabled:
-        raise HubError(
-            f"{name}: offline mode is on (HF_HUB_OFFLINE), and it is not in the cache"
-        ) from None
+        raise HubError("offline mode is on (HF_HUB_OFFLINE), and it is not in the cache") from None
     except transport_errors() as error:
         raise Interrupted(reason(error)) from None
 

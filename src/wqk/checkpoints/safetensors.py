@@ -11,13 +11,11 @@ import math
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from wqk.checkpoints.checkpoint import TensorInfo
-from wqk.checkpoints.files import MOST_AXES, MOST_VALUES, RowFile, refuse_pointer
+from wqk.checkpoints.files import RowFile, check_sizes, is_text, refuse_pointer
 from wqk.checkpoints.number_types import ITEM_BITS
 from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from wqk.checkpoints.files import ByteSource
 
 # The reference implementation's own limit.
@@ -35,31 +33,34 @@ def open_safetensors(source: ByteSource) -> RowFile:
     """
     header, data_start = _read_header(source)
     if not isinstance(header.pop("__metadata__", {}), dict):
-        raise CheckpointError(f"{source.name}: the header's metadata must be a JSON object")
-    places = _check_entries(header, source.size - data_start, source.name)
-    tensors = {
-        name: TensorInfo(header[name]["dtype"], tuple(header[name]["shape"]), stop - start)
-        for name, (start, stop) in places.items()
-    }
-    return RowFile(
-        source, tensors, {name: data_start + start for name, (start, _) in places.items()}
-    )
+        raise CheckpointError("the header's metadata must be a JSON object")
+    tensors: dict[str, TensorInfo] = {}
+    starts: dict[str, int] = {}
+    for name, entry in header.items():
+        tensors[name], start = _checked(name, entry, source.size - data_start)
+        starts[name] = data_start + start
+    end, previous = data_start, ""
+    for name in sorted(tensors, key=lambda name: (starts[name], tensors[name].nbytes)):
+        if starts[name] < end:
+            raise CheckpointError(f"the data of {name!r} and {previous!r} overlap")
+        end, previous = starts[name] + tensors[name].nbytes, name
+    return RowFile(source, tensors, starts)
 
 
 def _read_header(source: ByteSource) -> tuple[dict[str, Any], int]:
     """The header's JSON object and the offset at which data begins."""
     if source.size < 8:
         raise CheckpointError(
-            f"{source.name}: a safetensors file begins with 8 bytes of header length, "
+            "a safetensors file begins with 8 bytes of header length, "
             f"this file has {source.size} bytes"
         )
     prefix = bytearray(8)
     source.read_into(0, memoryview(prefix))
-    refuse_pointer(prefix, source.name)
+    refuse_pointer(prefix)
     length = int.from_bytes(prefix, "little")
     if length > min(LARGEST_HEADER, source.size - 8):
         raise CheckpointError(
-            f"{source.name}: the header claims {length} bytes, the file has {source.size - 8} "
+            f"the header claims {length} bytes, the file has {source.size - 8} "
             "after its first 8: truncated, or not a safetensors file"
         )
     text = bytearray(length)
@@ -69,9 +70,9 @@ def _read_header(source: ByteSource) -> tuple[dict[str, Any], int]:
             text.decode("utf-8"), object_pairs_hook=_without_duplicates, parse_constant=_refuse
         )
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{source.name}: the header is not valid JSON ({error})") from None
+        raise CheckpointError(f"the header is not valid JSON ({error})") from None
     if not isinstance(header, dict):
-        raise CheckpointError(f"{source.name}: the header must be a JSON object")
+        raise CheckpointError("the header must be a JSON object")
     return header, 8 + length
 
 
@@ -86,42 +87,23 @@ def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
 
 
-def _check_entries(
-    header: Mapping[str, Any], data_size: int, file: str
-) -> dict[str, tuple[int, int]]:
-    """Each tensor's (start, stop) within the data, after every claim was checked."""
-    places = {name: _check_entry(name, entry, data_size, file) for name, entry in header.items()}
-    end, previous = 0, ""
-    for name, (start, stop) in sorted(places.items(), key=lambda item: item[1]):
-        if start < end:
-            raise CheckpointError(f"{file}: the data of {name!r} and {previous!r} overlap")
-        end, previous = stop, name
-    return places
-
-
-def _check_entry(name: str, entry: Any, data_size: int, file: str) -> tuple[int, int]:
-    if any("\ud800" <= character <= "\udfff" for character in name):
-        raise CheckpointError(f"{file}: {name!r} is not text, so it cannot be a tensor's name")
+def _checked(name: str, entry: Any, data_size: int) -> tuple[TensorInfo, int]:
+    """A tensor, and where it starts in the data, once every claim has been checked."""
+    if not is_text(name):
+        raise CheckpointError(f"{name!r} is not text, so it cannot be a tensor's name")
     match entry:
         case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [start, stop]}:
-            pass
+            check_sizes(repr(name), shape, (start, stop))
         case _:
-            raise CheckpointError(f"{file}: {name!r} lacks a dtype, a shape or two data offsets")
+            raise CheckpointError(f"{name!r} lacks a dtype, a shape or two data offsets")
     if dtype not in ITEM_BITS:
-        raise CheckpointError(f"{file}: {name!r} has the unknown type {dtype!r}")
-    numbers = [*shape, start, stop]
-    if not all(type(n) is int and 0 <= n < 2**63 for n in numbers):
-        raise CheckpointError(f"{file}: {name!r} has a shape or offset that is not a whole number")
-    if len(shape) > MOST_AXES or math.prod(n for n in shape if n) > MOST_VALUES:
-        raise CheckpointError(f"{file}: {name!r} has an impossible shape")
+        raise CheckpointError(f"{name!r} has the unknown type {dtype!r}")
     bits = math.prod(shape) * ITEM_BITS[dtype]
     if (stop - start) * 8 != bits:
         raise CheckpointError(
-            f"{file}: {name!r} of type {dtype} and shape {shape} needs {bits // 8} bytes, "
+            f"{name!r} of type {dtype} and shape {shape} needs {bits // 8} bytes, "
             f"its offsets give {stop - start}"
         )
     if stop > data_size:
-        raise CheckpointError(
-            f"{file}: {name!r} ends {stop - data_size} bytes beyond the file: truncated"
-        )
-    return start, stop
+        raise CheckpointError(f"{name!r} ends {stop - data_size} bytes beyond the file: truncated")
+    return TensorInfo(dtype, tuple(shape), stop - start), start

@@ -6,10 +6,9 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo
-from wqk.checkpoints.choosing import ARCHIVES
-from wqk.checkpoints.float8 import apply_scales, block_of, scale_name
+from wqk.checkpoints.formats import ARCHIVES
 from wqk.checkpoints.llama2c import is_llama2c, open_llama2c
-from wqk.checkpoints.number_types import is_float8
+from wqk.checkpoints.number_types import apply_scales, block_of, is_float8, scale_name
 from wqk.checkpoints.ranged import RangedFile
 from wqk.checkpoints.safetensors import open_safetensors
 from wqk.checkpoints.torch_archive import TorchFile
@@ -28,9 +27,10 @@ if TYPE_CHECKING:
 def weight_file(source: ByteSource) -> WeightFile:
     """A file of weights, by its ending; of those called ``.bin`` some are llama2.c's."""
     ending = PurePath(source.name).suffix
-    if ending == ".bin" and is_llama2c(source):
-        return open_llama2c(source)
-    return TorchFile(source) if ending in ARCHIVES else open_safetensors(source)
+    with concerning(source.name):
+        if ending == ".bin" and is_llama2c(source):
+            return open_llama2c(source)
+        return TorchFile(source) if ending in ARCHIVES else open_safetensors(source)
 
 
 class StoredCheckpoint(Checkpoint):

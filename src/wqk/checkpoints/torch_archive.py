@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wqk.checkpoints.checkpoint import Part, TensorInfo
+from wqk.checkpoints.checkpoint import TensorInfo
 from wqk.checkpoints.files import refuse_pointer
-from wqk.checkpoints.number_types import ITEM_BITS, widen, widened_type
-from wqk.checkpoints.pickles import Refused
-from wqk.checkpoints.torch_pickle import Storage, StoredTensor, load, plain, state_dict
-from wqk.errors import CheckpointError, first_line
+from wqk.checkpoints.number_types import ITEM_BITS, widened
+from wqk.checkpoints.pickles import Refused, Storage, StoredTensor, load, plain, state_dict
+from wqk.errors import CheckpointError, WqkError, concerning, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from wqk.checkpoints.checkpoint import Part
     from wqk.checkpoints.files import ByteSource
 
 # The description of a hundred thousand tensors takes about 20 MB.
@@ -48,30 +48,32 @@ class TorchFile:
         self.source = source
         self._stream = _Stream(source)
         self._lock = threading.Lock()
+        self._members: dict[str, zipfile.ZipInfo] = {}
+        self._starts: dict[str, int] = {}  # of storages, by their keys
         # For a remote archive: all small reads of its directory lie within these two.
         for position in (0, max(0, source.size - 2**16)):
             source.read_into(position, memoryview(bytearray(min(2**16, source.size - position))))
+        start = bytearray(min(8, source.size))
+        source.read_into(0, memoryview(start))
+        if not start:
+            raise CheckpointError("not a readable torch archive (it is empty)")
+        refuse_pointer(start)
         try:
-            start = _start(source)
-            refuse_pointer(start, source.name)
             content = self._read_zip() if start.startswith(b"PK") else self._read_legacy()
-        except CheckpointError:
+        except WqkError:
             raise
         except Refused as error:
             raise CheckpointError(
-                f"{source.name}: contains more than weights ({first_line(error)}); loading it "
-                "could execute code, so it was not loaded; if you trust it, convert it to "
-                "safetensors"
+                f"contains more than weights ({first_line(error)}); loading it could execute code, "
+                "so it was not loaded; if you trust it, convert it to safetensors"
             ) from None
         except (MemoryError, KeyError):  # a key is a byte that is no instruction of a pickle
-            raise CheckpointError(f"{source.name}: not a readable torch archive") from None
+            raise CheckpointError("not a readable torch archive") from None
         except Exception as error:  # a damaged archive may fail in any way
-            raise CheckpointError(
-                f"{source.name}: not a readable torch archive ({first_line(error)})"
-            ) from None
+            raise CheckpointError(f"not a readable torch archive ({first_line(error)})") from None
         if bare and isinstance(content, StoredTensor):
             content = {"": content}
-        self._stored = state_dict(content, source.name)
+        self._stored = state_dict(content)
         self.about: Mapping[str, Any] = plain(content) if isinstance(content, dict) else {}
         self.tensors: Mapping[str, TensorInfo] = {
             name: TensorInfo(t.dtype, t.shape, math.prod(t.shape) * ITEM_BITS[t.dtype] // 8)
@@ -79,48 +81,37 @@ class TorchFile:
         }
 
     def _read_zip(self) -> Any:
-        archive = zipfile.ZipFile(self._stream)
+        self._archive = archive = zipfile.ZipFile(self._stream)
         roots = [n.removesuffix("data.pkl") for n in archive.namelist() if n.endswith("/data.pkl")]
         if len(roots) != 1:
-            raise CheckpointError(f"{self.source.name}: a ZIP file, but not a torch archive")
+            raise CheckpointError("a ZIP file, but not a torch archive")
         (root,) = roots
         for name in archive.namelist():
             if name.startswith(f"{root}code/") or name == f"{root}constants.pkl":
                 raise CheckpointError(
-                    f"{self.source.name}: a TorchScript program, which loading would execute; "
-                    "save the model's state_dict() instead"
+                    "a TorchScript program, which loading would execute; save the model's "
+                    "state_dict() instead"
                 )
         members = {info.filename.removeprefix(root): info for info in archive.infolist()}
-        if "byteorder" in members and _member(archive, members["byteorder"], 16) != b"little":
-            raise CheckpointError(
-                f"{self.source.name}: stored in big-endian byte order, which is not supported"
-            )
-        content = load(io.BytesIO(_member(archive, members["data.pkl"], LARGEST_PICKLE)))
-        self._archive, self._members = archive, members
-        self._starts: dict[str, int] = {}
-        return content
+        order = _member(archive, members["byteorder"], 16) if "byteorder" in members else b"little"
+        _require_little_endian(order == b"little")
+        self._members = members
+        return load(io.BytesIO(_member(archive, members["data.pkl"], LARGEST_PICKLE)))
 
     def _read_legacy(self) -> Any:
         self._stream.seek(0)
         if load(self._stream) != MAGIC or load(self._stream) != 1001:
-            raise CheckpointError(f"{self.source.name}: not a readable torch archive")
-        about = load(self._stream)
-        if not about.get("little_endian", True):
-            raise CheckpointError(
-                f"{self.source.name}: stored in big-endian byte order, which is not supported"
-            )
+            raise CheckpointError("not a readable torch archive")
+        _require_little_endian(load(self._stream).get("little_endian", True))
         storages: dict[str, Storage] = {}
         content = load(self._stream, storages)
         keys = load(self._stream)
         position = self._stream.tell()
-        self._members, self._starts = {}, {}
         for key in keys:
             self._starts[key] = position + 8  # behind the number of values
-            position += 8 + _size(storages[key])
+            position += 8 + storages[key].nbytes
         if position != self.source.size:
-            raise CheckpointError(
-                f"{self.source.name}: has {self.source.size} bytes instead of {position}: truncated"
-            )
+            raise CheckpointError(f"has {self.source.size} bytes instead of {position}: truncated")
         return content
 
     def byte_ranges(self, part: Part) -> list[tuple[int, int]]:
@@ -128,33 +119,26 @@ class TorchFile:
 
         Rows of a tensor that is not stored row by row come with everything between them.
         """
-        tensor = self._checked(part.name)
-        assert tensor.storage is not None
-        if self._is_compressed(tensor.storage):
-            return []
-        item = ITEM_BITS[tensor.dtype] // 8
-        if part.rows is None and tensor.storage.key not in self._starts:
-            # The member's own header says where the data begins, at most this many bytes later.
-            info = self._member_of(tensor.storage, part.name)
-            header = 30 + len(info.filename) + 2**7
-            stop = info.header_offset + header + tensor.storage.size * item
-            return [(info.header_offset, min(stop, self.source.size))]
-        start = self._start(tensor.storage, part.name)
-        return [(start + a * item, start + b * item) for a, b in _runs(tensor, part)]
+        with concerning(self.source.name):
+            tensor, storage = self._checked(part.name)
+            if self._is_compressed(storage):
+                return []
+            if part.rows is None and storage.key not in self._starts:
+                # The member's own header says where data begins, at most this many bytes later.
+                info = self._member_of(storage, part.name)
+                header = 30 + len(info.filename) + 2**7
+                stop = info.header_offset + header + storage.nbytes
+                return [(info.header_offset, min(stop, self.source.size))]
+            start = self._start(storage, part.name)
+            return [(start + a, start + b) for a, b in tensor.byte_ranges(part)]
 
     def read(self, part: Part) -> np.ndarray:
         """The part's rows, joined, widened to float32 (float64 stays)."""
-        tensor = self._checked(part.name)
-        wide = widened_type(tensor.dtype, part.name)
-        item = ITEM_BITS[tensor.dtype] // 8
-        runs = _runs(tensor, part)
-        values: np.ndarray = np.empty(sum(stop - start for start, stop in runs), wide)
-        filled = 0
-        for start, stop in runs:
-            read = self._reader(tensor, part.name, start * item)
-            widen(tensor.dtype, read, values[filled : filled + stop - start])
-            filled += stop - start
-        if _is_row_major(tensor):
+        with concerning(self.source.name):
+            tensor, storage = self._checked(part.name)
+            read = self._reader(storage, part.name)
+            values = widened(tensor.dtype, tensor.byte_ranges(part), read, part.name)
+        if tensor.is_row_major:
             return values.reshape(part.shape(tensor.shape))
         strides = [n * values.itemsize for n in tensor.stride]
         whole = np.lib.stride_tricks.as_strided(values, tensor.shape, strides, writeable=False)
@@ -162,47 +146,38 @@ class TorchFile:
             return np.ascontiguousarray(whole)
         return np.concatenate([whole[start:stop] for start, stop in part.row_ranges(tensor.shape)])
 
-    def _checked(self, name: str) -> StoredTensor:
-        """A tensor, after a check that its values exist."""
+    def _checked(self, name: str) -> tuple[StoredTensor, Storage]:
+        """A tensor and its storage, after a check that its values exist."""
         tensor = self._stored[name]
         if tensor.storage is None:
-            raise CheckpointError(f"{self.source.name}: {name!r} is {tensor.problem}")
-        last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride, strict=True))
-        values = math.prod(tensor.shape)
-        if (values and tensor.offset + last >= tensor.storage.size) or values > tensor.storage.size:
+            raise CheckpointError(f"{name!r} is {tensor.problem}")
+        values, size = math.prod(tensor.shape), tensor.storage.size
+        if values and max(values, tensor.offset + tensor.extent) > size:
             raise CheckpointError(
-                f"{self.source.name}: {name!r} of shape {tensor.shape} claims more values than the "
-                f"{tensor.storage.size} that are stored"
+                f"{name!r} of shape {tensor.shape} claims more values than the {size} that are "
+                "stored"
             )
-        return tensor
+        return tensor, tensor.storage
 
-    def _reader(
-        self, tensor: StoredTensor, name: str, begin: int
-    ) -> Callable[[int, memoryview], None]:
-        """A function that fills a buffer from a tensor's storage, beginning at this byte."""
-        assert tensor.storage is not None
-        if not self._is_compressed(tensor.storage):
-            start = self._start(tensor.storage, name)
-            return lambda offset, buffer: self.source.read_into(start + begin + offset, buffer)
-        info = self._members[f"data/{tensor.storage.key}"]
+    def _reader(self, storage: Storage, name: str) -> Callable[[int, memoryview], None]:
+        """A function that fills a buffer from this byte of a storage on."""
+        if not self._is_compressed(storage):
+            start = self._start(storage, name)
+            return lambda offset, buffer: self.source.read_into(start + offset, buffer)
+        info = self._members[f"data/{storage.key}"]
 
         def inflate(offset: int, buffer: memoryview) -> None:
             try:
                 with self._lock, self._archive.open(info) as member:
-                    member.seek(begin + offset)
-                    filled = 0
-                    while filled < len(buffer):
-                        count = member.readinto(buffer[filled:])  # type: ignore[attr-defined]
-                        if not count:
-                            raise EOFError("it ends early")
-                        filled += count
-            except CheckpointError:
+                    member.seek(offset)
+                    content = member.read(len(buffer))
+                    if len(content) < len(buffer):
+                        raise EOFError("it ends early")
+                    buffer[:] = content
+            except WqkError:
                 raise
             except Exception as error:  # a damaged member may fail in any way
-                reason = first_line(error)
-                raise CheckpointError(
-                    f"{self.source.name}: {name!r} is damaged ({reason})"
-                ) from None
+                raise CheckpointError(f"{name!r} is damaged ({first_line(error)})") from None
 
         return inflate
 
@@ -213,57 +188,27 @@ class TorchFile:
     def _member_of(self, storage: Storage, name: str) -> zipfile.ZipInfo:
         """The member that holds a storage of the tensor of this name."""
         info = self._members.get(f"data/{storage.key}")
-        if info is None or info.file_size < _size(storage) or info.flag_bits & 1:
-            raise CheckpointError(f"{self.source.name}: the data of {name!r} is missing")
+        if info is None or info.file_size < storage.nbytes or info.flag_bits & 1:
+            raise CheckpointError(f"the data of {name!r} is missing")
         return info
 
     def _start(self, storage: Storage, name: str) -> int:
         """Where the bytes of a storage begin in the file, after a check that they exist."""
-        if storage.key in self._starts:
-            return self._starts[storage.key]
-        info, size = self._member_of(storage, name), _size(storage)
-        header = bytearray(30)
-        self.source.read_into(info.header_offset, memoryview(header))
-        signature, name_length, extra_length = struct.unpack("<4s22xHH", header)
-        start = info.header_offset + 30 + name_length + extra_length
-        if signature != b"PK\3\4" or start + size > self.source.size:
-            raise CheckpointError(f"{self.source.name}: the data of {name!r} is missing")
-        self._starts[storage.key] = int(start)
-        return int(start)
+        if storage.key not in self._starts:
+            info = self._member_of(storage, name)
+            header = bytearray(30)
+            self.source.read_into(info.header_offset, memoryview(header))
+            signature, name_length, extra_length = struct.unpack("<4s22xHH", header)
+            start = info.header_offset + 30 + name_length + extra_length
+            if signature != b"PK\3\4" or start + storage.nbytes > self.source.size:
+                raise CheckpointError(f"the data of {name!r} is missing")
+            self._starts[storage.key] = start
+        return self._starts[storage.key]
 
 
-def _size(storage: Storage) -> int:
-    """Bytes of a storage."""
-    return storage.size * ITEM_BITS[storage.dtype] // 8
-
-
-def _runs(tensor: StoredTensor, part: Part) -> list[tuple[int, int]]:
-    """The values of a storage that a part needs, as half-open runs."""
-    if _is_row_major(tensor):
-        row = math.prod(tensor.shape[1:])
-        ranges = part.row_ranges(tensor.shape)
-        return [(tensor.offset + a * row, tensor.offset + b * row) for a, b in ranges]
-    part.row_ranges(tensor.shape)
-    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride, strict=True))
-    return [(tensor.offset, tensor.offset + last + 1)]
-
-
-def _is_row_major(tensor: StoredTensor) -> bool:
-    """Whether values lie row after row without gaps."""
-    step = 1
-    for n, stride in zip(reversed(tensor.shape), reversed(tensor.stride), strict=True):
-        if n != 1 and stride != step:
-            return math.prod(tensor.shape) == 0
-        step *= n
-    return True
-
-
-def _start(source: ByteSource) -> bytearray:
-    start = bytearray(min(8, source.size))
-    source.read_into(0, memoryview(start))
-    if not start:
-        raise CheckpointError(f"{source.name}: not a readable torch archive (it is empty)")
-    return start
+def _require_little_endian(stored: bool) -> None:
+    if not stored:
+        raise CheckpointError("stored in big-endian byte order, which is not supported")
 
 
 def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, limit: int) -> bytes:

@@ -10,8 +10,8 @@ from urllib.parse import quote, unquote, urlunsplit
 
 from wqk._version import __version__
 from wqk.checkpoints import http
-from wqk.checkpoints.choosing import ENDINGS, PREFERRED, Weights, foreign
 from wqk.checkpoints.folders import Folder, read_folder
+from wqk.checkpoints.formats import ENDINGS, PREFERRED, Weights, foreign
 from wqk.checkpoints.range_cache import open_cache
 from wqk.checkpoints.ranged import RangedFile, Workers
 from wqk.checkpoints.references import presentable, split_address
@@ -21,12 +21,13 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from wqk.checkpoints.options import HubAccess
-    from wqk.checkpoints.range_cache import RangeCache
     from wqk.checkpoints.stored import StoredCheckpoint
 
 
 # Files that a checkpoint may lack: a server that refuses these may still provide the weights.
 OPTIONAL = ("config.json", "open_clip_config.json", *PREFERRED)
+
+OFFLINE = "is not in the cache, and fetching is disabled"
 
 
 class Page(NamedTuple):
@@ -101,7 +102,10 @@ def open_url(
         start = b""
         try:
             if offline:
-                remote.size, remote.tag = _noted(cache, address, remote.name)
+                noted = cache.note(address)
+                if not noted:
+                    raise http.Absent(f"{remote.name}: {OFFLINE}")
+                remote.size, remote.tag = noted
             else:
                 start = remote.describe()
         except http.Absent:
@@ -110,23 +114,13 @@ def open_url(
             raise
         if remote.tag and not offline:
             cache.write_note(address, [remote.size, remote.tag])
-        identity = f"{address} {remote.tag} {remote.size}" if remote.tag else None
-        return RangedFile(remote, identity, cache, workers, offline, start)
+        return RangedFile(remote, None, cache, workers, offline, start)
 
     if offline and not is_file and not any(cache.note(_child(base, n)) for n in PREFERRED):
-        raise HubError(f"{name}: is not in the cache, and fetching is disabled")
+        raise HubError(f"{name}: {OFFLINE}")
     return read_folder(
         Folder(name, source, workers=workers), Weights((path.name,)) if is_file else None
     )
-
-
-def _noted(cache: RangeCache, address: str, name: str) -> tuple[int, str | None]:
-    """Size and tag of a file that was opened before."""
-    noted = cache.note(address)
-    if not noted:
-        raise http.Absent(f"{name}: is not in the cache, and fetching is disabled")
-    size, tag = noted
-    return size, tag
 
 
 def _child(url: str, name: str) -> str:

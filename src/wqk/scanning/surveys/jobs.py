@@ -11,10 +11,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from wqk.checkpoints import steps_of
-from wqk.checkpoints.local import exists, has_weights
-from wqk.checkpoints.references import presentable
+from wqk.checkpoints.folders import exists, has_weights
+from wqk.checkpoints.references import presentable, step_in
 from wqk.checkpoints.retries import within_deadline
-from wqk.checkpoints.steps import step_in
 from wqk.errors import CheckpointError, HubError, WqkError, all_lines
 from wqk.scanning.surveys.model_sets import is_model_set, model_set, read_list
 

@@ -10,7 +10,7 @@ import polars as pl
 
 from wqk.attention import attention_plans
 from wqk.checkpoints import open_checkpoint, steps_of
-from wqk.checkpoints.steps import step_in
+from wqk.checkpoints.references import step_in
 from wqk.errors import WqkError
 from wqk.scanning.surveys.survey import survey
 from wqk.scanning.surveys.work import files_of
