@@ -192,7 +192,7 @@ def paired(sign: float, size: float = 1.0) -> Case:
         return layer_of(weighted(layer, random), x, np.where(i & j, beta, np.where(i, others, 0)))
 
     def masks(batch: int) -> np.ndarray:
-        return evidence().predicted(batch)
+        return evidence().predicted[batch]
 
     return lambda seed: evidence(make, seed=seed)
 

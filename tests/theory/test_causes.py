@@ -7,10 +7,12 @@ import pytest
 from tests.theory import subjects
 
 from wqk import BilinearForm
-from wqk.theory.causes import in_isolation, rearranged
+from wqk.figures.theory import tails
+from wqk.theory.causes import ORDER, curves, in_isolation, rearranged
 from wqk.theory.evidence import Evidence, Update
 from wqk.theory.gradients import gradients
 from wqk.theory.optimizer import steps
+from wqk.theory.verdict import Finding, Sample
 
 
 def drawn(seed: int, batch: int = 40) -> Update:
@@ -132,3 +134,17 @@ def test_steps_are_those_of_the_weights_own_gradients() -> None:
         expected = -(dq @ key.T + query @ dk.T)
         np.testing.assert_allclose(made[kind], expected, atol=1e-3 * np.abs(expected).max())
     assert not np.allclose(made["centered"], made["signs"], atol=1e-2)
+
+
+def test_layers_of_several_stacks_are_drawn_apart() -> None:
+    values = np.array([[1.0, 2.0, 3.0], [1.5, 2.5, 3.5]])
+    layers = ("encoder 0", "decoder 0", "decoder 1")
+    sample = Sample(values, "batches", layers, {"as it is": values, "shuffled": values - 1})
+    rows = curves([Finding(ORDER, "not tested", sample=sample)])
+    assert [row["layer"] for row in rows if row["change"] == "shuffled"] == list(layers)
+    axis = tails(rows, "toy").axes[0]
+    (line,) = [line for line in axis.lines if line.get_label() == "as it is"]
+    assert line.get_xdata().tolist() == [0, 1, 2]
+    assert line.get_ydata().tolist() == [1.25, 2.25, 3.25]
+    formatter = axis.xaxis.get_major_formatter()
+    assert [formatter(place, 0) for place in (0, 1, 5)] == ["encoder 0", "decoder 0", ""]

@@ -33,18 +33,20 @@ def tails(numbers: Sequence[Mapping[str, Any]], title: str) -> Figure:
     The numbers are those of `wqk.theory.causes.curves`; TheoryError if there are none, because the
     statement could not be tested.
     """
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     if not numbers:
         raise TheoryError(f"{title}: no updates to draw; the findings give the reason")
     figure = new_figure(4.6, 2.8)
     axis = figure.subplots()
-    rows = pl.DataFrame(numbers).sort("layer")
+    rows = pl.DataFrame(numbers)
+    labels = rows["layer"].unique(maintain_order=True).to_list()
     for change, look in LOOKS.items():
         curve = rows.filter(change=change)
         if curve.is_empty():
             continue
-        layers, ratios = curve["layer"], curve["log_variance_ratio"]
+        layers = [labels.index(label) for label in curve["layer"]]
+        ratios = curve["log_variance_ratio"]
         axis.plot(layers, ratios, label=change, marker=".", **look)
         if change == "as it is":
             error = curve["log_variance_ratio_error"]
@@ -54,5 +56,7 @@ def tails(numbers: Sequence[Mapping[str, Any]], title: str) -> Figure:
     axis.axhline(0, color="black", linewidth=0.4, zorder=0)
     axis.set(title=title, xlabel="layer", ylabel="ln(Var‖column‖ / Var‖row‖)")
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    names = dict(enumerate(labels))
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda place, _: names.get(place, "")))
     axis.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return figure

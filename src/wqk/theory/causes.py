@@ -127,7 +127,10 @@ STATEMENTS = (
 
 
 def curves(findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """The tails of the updates by layer, as they are and with one thing changed, for a figure."""
+    """The tails of the updates by layer, as they are and with one thing changed, for a figure.
+
+    A layer is its label, the name of its stack included where there are several.
+    """
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for finding in findings:
         sample = finding.sample
@@ -141,7 +144,7 @@ def curves(findings: Sequence[Finding]) -> list[dict[str, Any]]:
                 one = Estimate.of(Sample(column[:, None], sample.unit))
                 rows[change, layer] = {
                     "change": change,
-                    "layer": int(layer.rpartition(" ")[2]),
+                    "layer": layer,
                     "log_variance_ratio": one.value,
                     "log_variance_ratio_error": one.high - one.value,
                 }

@@ -141,10 +141,10 @@ class Evidence:
             raise TheoryError(f"{self.subject.name}: no self-attention layer has a square form")
         return forms
 
-    def predicted(self, index: int) -> np.ndarray:
-        """Which tokens of a batch are predicted, (B, N)."""
-        labels = list(self.subject.examples())[index][1]
-        return np.asarray(labels != IGNORED)
+    @cached_property
+    def predicted(self) -> list[np.ndarray]:
+        """Which tokens of each batch are predicted, (B, N)."""
+        return [np.asarray(labels != IGNORED) for _, labels in self.subject.examples()]
 
     def label(self, plan: AttentionPlan) -> str:
         """A layer's name: its number, preceded by its stack where the model has several."""

@@ -164,7 +164,7 @@ def _inputs(evidence: Evidence, first: str) -> Sample:
     def measure(layer: LayerGradient, index: int) -> dict[str, float]:
         x = layer.query_input
         if not everything:
-            predicted = evidence.predicted(index)
+            predicted = evidence.predicted[index]
             x = x.reshape(-1, *predicted.shape, x.shape[-1])[:, ~predicted]
         numbers = spread_of(x.reshape(-1, x.shape[-1]))._asdict()
         return {first: numbers.pop(first), **numbers}

@@ -200,7 +200,7 @@ def _of_pairs(
     measure: Callable[[LayerGradient, Pairs], dict[str, float]],
 ) -> Callable[[Evidence], Sample]:
     return lambda evidence: evidence.sample(
-        lambda layer, index: measure(layer, pairs_of(layer, evidence.predicted(index)))
+        lambda layer, index: measure(layer, pairs_of(layer, evidence.predicted[index]))
     )
 
 
