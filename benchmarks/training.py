@@ -44,7 +44,7 @@ from wqk.training.training import train
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wqk.training.progress import TrainingProgress
+    from wqk.training.training import TrainingProgress
 
     # Trains a few steps in a folder, and says when each of them ends.
     Run = Callable[[str, "Clock"], None]

@@ -71,7 +71,7 @@ def main() -> None:
     out = parser.parse_args().folder
     runs = {mode: open_run(out / mode) for mode in ("encoder", "decoder")}
     store = TokenStore.open(out / "corpus")
-    train, recipe = store.header.splits["train"], runs["encoder"].recipe
+    train, recipe = store.splits["train"], runs["encoder"].recipe
     shares = np.bincount(store.tokens("train")) / train.tokens
     shares = shares[shares > 0]
     environment = runs["encoder"].settings["environment"]
@@ -79,8 +79,8 @@ def main() -> None:
         "steps": recipe["steps"],
         "tokens": recipe["steps"] * recipe["batch"] * recipe["block"],
         "seed": recipe["seed"],
-        "text": f"{store.header.about['sources'][0]['name']} by character: "
-        f"{store.header.splits['held_out'].documents} documents held out, {train.characters:,} "
+        "text": f"{store.about['sources'][0]['name']} by character: "
+        f"{store.splits['held_out'].documents} documents held out, {train.characters:,} "
         "characters to train on",
         "unigram_entropy": float(-(shares * np.log(shares)).sum()),
         **{mode: keep(run, out / "models" / mode) for mode, run in runs.items()},

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wqk.errors import CorpusError
-from wqk.training.blocks import Rows, stream_seed
+from wqk.training.objectives import Rows, stream_seed
 
 
 @given(

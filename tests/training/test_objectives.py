@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from wqk.training.models import build_model
 from wqk.training.objectives import (
     IGNORED,
-    OBJECTIVES,
     Objective,
     RowSelection,
     Task,
     loss_of,
 )
+from wqk.training.recipe import OBJECTIVES
 
 VOCABULARY, MASK = 40, 1
 SPECIAL = {"padding": 0, "mask": MASK, "unknown": 2, "separator": 3}

@@ -91,12 +91,12 @@ def test_a_configuration_takes_the_place_of_the_sizes() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"mode": "both"}, "mode must be one of encoder, decoder, got 'both'"),
+        ({"mode": "both"}, "mode must be one of encoder, decoder, got mode='both'"),
         ({"objective": "causal"}, "an encoder's objective must be masked"),
         ({"mode": "decoder", "objective": "masked"}, "a decoder's causal or masked-next"),
         ({"width": 30, "heads": 4}, "divisible by the number of heads; got width 30 and 4 heads"),
-        ({"layers": 0}, "layers must be at least 1, got 0"),
-        ({"layers": 2.0}, "layers must be of type int, got 2.0"),
+        ({"layers": 0}, "layers must be at least 1, got layers=0"),
+        ({"layers": 2.0}, "layers must be of type int, got layers=2.0"),
         ({"layers": True}, "layers must be of type int"),
         ({"steps": "many"}, "steps must be of type int"),
         ({"dropout": 1}, "dropout must be less than 1"),

@@ -21,12 +21,17 @@ from wqk._files import locked
 from wqk.checkpoints import steps_of
 from wqk.errors import CorpusError, RunError, UnknownFamily
 from wqk.runs.run import METRICS, Run, create_run, open_run
-from wqk.training.blocks import HELD_OUT_MASKS, Rows, stream_seed
 from wqk.training.corpus import Chunk, TokenStore, write_store
 from wqk.training.models import build_model
-from wqk.training.objectives import Objective, RowSelection, loss_of
-from wqk.training.progress import TrainingProgress
-from wqk.training.training import train
+from wqk.training.objectives import (
+    HELD_OUT_MASKS,
+    Objective,
+    Rows,
+    RowSelection,
+    loss_of,
+    stream_seed,
+)
+from wqk.training.training import TrainingProgress, train
 
 # Held-out losses after 0 and 100 steps, and the last training loss; float32 on a CPU. Libraries
 # of other versions, or other processors, sum in another order: 1e-4 of the loss is allowed.
@@ -329,7 +334,7 @@ def test_the_same_recipe_gives_the_same_bits(corpus: TokenStore, tiny: Any, tmp_
 
 
 def test_loss_of_is_the_trainer_s_loss(corpus: TokenStore, tiny: Any, tmp_path: Path) -> None:
-    from wqk.training.blocks import MASKS
+    from wqk.training.objectives import MASKS
 
     recipe = tiny(steps=1, warmup=0, log_every=1)
     run = train(recipe, corpus.folder, tmp_path / "run")

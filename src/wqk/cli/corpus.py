@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wqk.cli.options import COUNT, PATH, REF, Number, json_output
+from wqk.cli.options import COUNT, PATH, REF, Number, json_output, options_of
+from wqk.training.corpus.options import CorpusOptions
 
 if TYPE_CHECKING:
     from wqk.training.corpus import CorpusProgress, TokenStore
@@ -22,53 +23,10 @@ def _size_or_file(text: str) -> int | str:
 @click.command()
 @click.argument("texts", nargs=-1, required=True, metavar="TEXT...", type=REF)
 @click.option(
-    "--out",
-    "-o",
-    type=PATH,
-    required=True,
-    metavar="DIR",
+    "--out", "-o", type=PATH, required=True, metavar="DIR",
     help="Folder of the store; an interrupted build resumes.",
-)
-@click.option(
-    "--text",
-    type=click.Choice(["words", "characters"]),
-    default="words",
-    help="Tokens are word pieces, or characters.",
-)
-@click.option(
-    "--vocabulary",
-    type=_size_or_file,
-    metavar="FILE|SIZE",
-    help="vocab.txt, or how many word pieces to learn.  [default: 30522]",
-)
-@click.option(
-    "--tokenizer",
-    metavar="FILE|ID",
-    help="A tokenizer.json, or the Hub model whose tokenizer to use.",
-)
-@click.option("--characters", type=int, metavar="N", help="Size of the alphabet.  [default: 124]")
-@click.option(
-    "--lower/--cased",
-    default=None,
-    help="Remove capitals and accents, or keep them.  [default: words lower, characters cased]",
-)
-@click.option(
-    "--held-out",
-    type=Number(min=0),
-    metavar="SHARE|N",
-    help="Held-out documents: a fraction or a number.  [default: 1 %]",
-)
-@click.option("--field", metavar="NAME", help="Column or field with the text.  [default: text]")
-@click.option(
-    "--document",
-    type=click.Choice(["file", "paragraph", "line"]),
-    default="file",
-    help="How plain text is split into documents.",
-)
-@click.option("--subset", metavar="NAME", help="Configuration of a Hub data set.")
-@click.option("--split", metavar="NAME", help="Split of a Hub data set.  [default: train]")
-@click.option("--max-documents", type=int, metavar="N", help="Stop after this many documents.")
-@click.option("--max-characters", type=int, metavar="N", help="Stop after this many characters.")
+)  # fmt: skip
+@options_of(CorpusOptions, types={"vocabulary": _size_or_file, "held_out": Number(min=0)})
 @click.option("--jobs", type=COUNT, metavar="N", help="Threads.  [default: all cores]")
 @json_output
 def corpus(
@@ -92,7 +50,7 @@ def corpus(
       wqk corpus book.txt --document paragraph --vocabulary 4000 -o store
     """
     from wqk.cli import display
-    from wqk.training.corpus import CorpusOptions, build_corpus
+    from wqk.training.corpus import build_corpus
 
     with display.bar("reading", _progress()) as on_progress:
         try:
@@ -135,9 +93,8 @@ def _rate(done: CorpusProgress, seconds: float) -> str:
 def _print(store: TokenStore, as_json: bool) -> None:
     from wqk.cli import display
 
-    header = store.header
     if as_json:
-        splits = {name: dict(vars(split)) for name, split in header.splits.items()}
+        splits = {name: dict(vars(split)) for name, split in store.splits.items()}
         display.print_object(
             {
                 "folder": str(store.folder),
@@ -146,12 +103,12 @@ def _print(store: TokenStore, as_json: bool) -> None:
                 "vocabulary_size": store.vocabulary_size,
                 "special": dict(store.special),
                 "splits": splits,
-                **header.about,
+                **store.about,
             }
         )
         return
     click.echo(f"{store.folder}: {store.unit}, vocabulary of {store.vocabulary_size:,}")
-    for name, split in header.splits.items():
+    for name, split in store.splits.items():
         click.echo(
             f"  {name.replace('_', ' '):9}{split.documents:>10,} documents {split.tokens:>14,} "
             f"tokens {split.characters:>14,} characters"

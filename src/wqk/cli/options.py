@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import click
 
 from wqk.errors import required_by
+from wqk.training.options import TYPES, kind_of
 
 # A checkpoint: a path, which a shell completes, or the name of something else.
 REF = click.Path(readable=False)
@@ -106,6 +108,44 @@ family_file = click.option(
     metavar="FILE.toml",
     help="Family file that describes which tensors are queries and keys.",
 )
+
+
+def options_of(
+    owner: type,
+    *,
+    omit: Collection[str] = (),
+    types: Mapping[str, Any] | None = None,
+    defaults: Callable[[str], str] | None = None,
+) -> Callable[..., Any]:
+    """An option for each field of a class that is made of `wqk.training.options.option`.
+
+    Parameters
+    ----------
+    omit
+        Fields without an option.
+    types
+        How to parse fields that are not plain text or numbers.
+    defaults
+        Tells a field's default for the help; the option then has none itself.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for entry in reversed(fields(owner)):
+            name, about = entry.name, entry.metadata
+            if name in omit:
+                continue
+            choices = about.get("choices")
+            kind = click.Choice(choices) if choices else TYPES.get(kind_of(entry))
+            function = click.option(
+                about.get("flags", f"--{name.replace('_', '-')}"),
+                type=(types or {}).get(name, kind),
+                metavar=about.get("metavar"),
+                default=None if defaults else entry.default,
+                help=about["help"] + (defaults(name) if defaults else ""),
+            )(function)
+        return function
+
+    return decorate
 
 
 def reading(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import fields, replace
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,33 +13,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wqk._console import counted
-from wqk.cli.options import COUNT, FOLDER, threads
-from wqk.training.recipe import PRESETS, SIZES, TYPES, Recipe, make_recipe
+from wqk.cli.options import COUNT, FOLDER, options_of, threads
+from wqk.training.recipe import PRESETS, SIZES, Recipe, make_recipe
 
 if TYPE_CHECKING:
     from wqk.runs.run import Run
-    from wqk.training.progress import TrainingProgress
+    from wqk.training.training import TrainingProgress
 
 # Fields of the recipe whose options do not have the form `--name VALUE`.
 SPECIAL = ("preset", "config", "penalty", "penalty_weight")
 
 
-def recipe_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """An option for every field of the recipe."""
-    for entry in reversed(fields(Recipe)):
-        if entry.name in SPECIAL:
-            continue
-        kind = str(entry.type).removesuffix(" | None")
-        choices = entry.metadata.get("choices")
-        function = click.option(
-            f"--{entry.name.replace('_', '-')}",
-            type=click.Choice(choices) if choices else TYPES[kind],
-            help=entry.metadata["help"] + _defaults(entry.name),
-        )(function)
-    return function
-
-
-def _defaults(name: str) -> str:
+def _presets(name: str) -> str:
     """The presets' values of a field, at their own sizes."""
     fast, paper = (getattr(make_recipe(preset), name) for preset in ("fast", "paper"))
     if fast is None:
@@ -87,7 +72,7 @@ def _penalty(text: str) -> dict[str, Any]:
     metavar="KIND=WEIGHT",
     help="Add a penalty to the loss: symmetric=0.1 or skew=0.1.",
 )
-@recipe_options
+@options_of(Recipe, omit=SPECIAL, defaults=_presets)
 @threads
 @click.option(
     "--report-to",
@@ -189,7 +174,7 @@ def summary(recipe: Recipe) -> str:
     """A recipe and the machine in one line."""
     import torch
 
-    from wqk.training.hardware import available_precision, idle_gpus
+    from wqk.training.models import available_precision
 
     layers, heads = recipe.layers or 0, recipe.heads or 0
     sizes = (
@@ -198,7 +183,8 @@ def summary(recipe: Recipe) -> str:
         else [f"a model of type {recipe.config.get('model_type')}"]
     )
     penalty = [] if recipe.penalty == "none" else [f"penalty {recipe.penalty}"]
-    gpu, idle = torch.cuda.is_available(), idle_gpus()
+    gpu = torch.cuda.is_available()
+    idle = 0 if "WORLD_SIZE" in os.environ else max(0, torch.cuda.device_count() - 1)
     threads, blocks = torch.get_num_threads(), recipe.batch * recipe.accumulation
     device = "a GPU" if gpu else counted(threads, "thread")
     return ", ".join(
@@ -221,7 +207,7 @@ def state(done: TrainingProgress) -> str:
 
     Examples
     --------
-    >>> from wqk.training.progress import TrainingProgress
+    >>> from wqk.training.training import TrainingProgress
     >>> state(TrainingProgress(20, 100, 2.5, 2.625, 24_000.0, True, 0.31))
     'loss 2.500, held out 2.625, symmetry 0.31, 24,000 tokens/s'
     """

@@ -49,30 +49,14 @@ from wqk.training.recipe import Recipe, differences, make_recipe
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of an experiment.
+    """One run of an experiment."""
 
-    Attributes
-    ----------
-    cell
-        Name of its cell.
-    recipe
-        Its recipe, seed included.
-    corpus
-        Its token store.
-    folder
-        The run's folder.
-    goal
-        The step at which it ends.
-    threads
-        Number of CPU threads; None for an equal share of the cores.
-    """
-
-    cell: str
-    recipe: Recipe
-    corpus: Path
-    folder: Path
-    goal: int
-    threads: int | None
+    cell: str  # name of its cell
+    recipe: Recipe  # its recipe, seed included
+    corpus: Path  # its token store
+    folder: Path  # the run's folder
+    goal: int  # the step at which it ends
+    threads: int | None  # number of CPU threads; None for an equal share of the cores
 
     @property
     def step(self) -> int | None:
@@ -85,9 +69,8 @@ class Trial:
     @property
     def done(self) -> bool:
         """Whether it has a checkpoint at its goal or after."""
-        if not self.folder.is_dir():
-            return False
-        return any(step >= self.goal for step, _ in checkpoints_in(self.folder))
+        saved = checkpoints_in(self.folder) if self.folder.is_dir() else []
+        return any(step >= self.goal for step, _ in saved)
 
     @property
     def configuration(self) -> Path:
@@ -243,9 +226,16 @@ def run_experiments(
             trial.folder.parent.mkdir(parents=True, exist_ok=True)
             if trial.recipe.config:
                 write_whole(trial.configuration, json.dumps(trial.recipe.config).encode())
-            done = _run(trial.command(threads), trial.folder.with_suffix(".txt"), device)
-            tell(trial, "done" if done else "failed")
-            return done
+            chosen = {} if device is None else {"CUDA_VISIBLE_DEVICES": device}
+            with trial.folder.with_suffix(".txt").open("a") as file:
+                process = subprocess.run(
+                    trial.command(threads),
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, **chosen},
+                )
+            tell(trial, "failed" if process.returncode else "done")
+            return process.returncode == 0
         finally:
             devices.put(device)
 
@@ -255,15 +245,6 @@ def run_experiments(
     finally:
         pool.shutdown(cancel_futures=True)
     return [trial for trial, done in zip(trials, outcomes, strict=True) if not done]
-
-
-def _run(command: Sequence[str], printed: Path, device: str | None) -> bool:
-    environment = dict(os.environ)
-    if device is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = device
-    with printed.open("a") as file:
-        done = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
-    return done.returncode == 0
 
 
 def visible_gpus() -> list[str]:
@@ -285,12 +266,6 @@ def comparable_runs(trials: Iterable[Trial]) -> list[list[Run]]:
     return [group for goal in sorted(by_goal) for group in comparable(by_goal[goal])]
 
 
-def flops_left(trials: Iterable[Trial]) -> float:
-    """Floating-point operations that the unfinished runs still need."""
-    unfinished = (trial for trial in trials if not trial.done)
-    return sum(flops(t.recipe, max(t.goal - (t.step or 0), 0)) for t in unfinished)
-
-
 def flops(recipe: Recipe, steps: int) -> float:
     """Floating-point operations of this many steps, at 6 per weight and token.
 
@@ -303,3 +278,9 @@ def flops(recipe: Recipe, steps: int) -> float:
     weights = layers * (4 * width**2 + 2 * width * (recipe.intermediate or 0))
     tokens = steps * recipe.accumulation * recipe.batch * recipe.block
     return tokens * (6.0 * weights + 12.0 * layers * width * recipe.block)
+
+
+def flops_left(trials: Iterable[Trial]) -> float:
+    """Floating-point operations that the unfinished runs still need."""
+    unfinished = (trial for trial in trials if not trial.done)
+    return sum(flops(t.recipe, max(t.goal - (t.step or 0), 0)) for t in unfinished)

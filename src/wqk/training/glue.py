@@ -14,8 +14,8 @@ import numpy as np
 from wqk.attention.verification.running import quiet
 from wqk.errors import CheckpointError, RunError, all_lines, required_by
 from wqk.runs.groups import starts
-from wqk.runs.paired import Paired, paired
 from wqk.runs.run import SETTINGS, open_run
+from wqk.runs.speedup import Paired, paired
 from wqk.training.glue_tasks import SentenceTask, judge
 
 
@@ -82,7 +82,12 @@ def fine_tune(
     MissingPackage
         PyTorch or transformers is not installed.
     """
-    how, folder = how or FineTuning(), checkpoint_of(model)
+    how, folder = how or FineTuning(), str(model)
+    if (Path(model) / SETTINGS).is_file():
+        checkpoints = open_run(model).checkpoints
+        if not checkpoints:
+            raise RunError(f"{model}: the run has no checkpoint yet")
+        folder = str(checkpoints[-1][1])
     with required_by("fine-tuning"):
         import torch
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -120,13 +125,6 @@ def over_runs(start: str, results: Mapping[int, TaskResult]) -> TaskResult:
 
     That is the run's mean over its fine-tunings, whose spread says nothing about other runs.
 
-    Parameters
-    ----------
-    start
-        The runs' initialization, which becomes the result's ``model``.
-    results
-        For one task, by seed of pre-training.
-
     Examples
     --------
     >>> runs = {seed: TaskResult("run", "cola", (1, 2), {"matthews": (seed / 10, seed / 5)})
@@ -146,11 +144,8 @@ def over_runs(start: str, results: Mapping[int, TaskResult]) -> TaskResult:
 def by_start(models: Sequence[str | PathLike[str]]) -> dict[str, dict[int, str]]:
     """Training runs by their initialization, the random one first, and by seed of pre-training.
 
-    Raises
-    ------
-    RunError
-        They are not runs of two initializations of one recipe, with the same seeds and at the same
-        step.
+    RunError unless they are runs of two initializations of one recipe, with the same seeds and at
+    the same step.
     """
     runs = {str(model): open_run(model) for model in models}
     cells = starts(list(runs.values()), "glue with more than two models", penalties=True)
@@ -173,16 +168,6 @@ def by_start(models: Sequence[str | PathLike[str]]) -> dict[str, dict[int, str]]
             f"{', '.join(map(str, sorted(steps)))}: resume the shorter ones with wqk train --resume"
         )
     return {start: dict(group) for start, group in groups.items()}
-
-
-def checkpoint_of(model: str | PathLike[str]) -> str:
-    """A run's last checkpoint; any other path unchanged."""
-    if not (Path(model) / SETTINGS).is_file():
-        return str(model)
-    checkpoints = open_run(model).checkpoints
-    if not checkpoints:
-        raise RunError(f"{model}: the run has no checkpoint yet")
-    return str(checkpoints[-1][1])
 
 
 def _load(folder: str, task: SentenceTask, how: FineTuning) -> tuple[Any, Any]:

@@ -12,7 +12,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from wqk.errors import CorpusError, required_by
 
@@ -34,22 +33,12 @@ class Split:
 
 @dataclass(frozen=True)
 class SentenceTask:
-    """A task with its data.
+    """A task with its data."""
 
-    Attributes
-    ----------
-    name
-        That of its folder, or of its file without the ending.
-    train, validation
-        The two splits.
-    classes
-        Number of classes; None if the labels are numbers to be predicted.
-    """
-
-    name: str
+    name: str  # that of its folder, or of its file without the ending
     train: Split
     validation: Split
-    classes: int | None
+    classes: int | None  # None if the labels are numbers to be predicted
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -136,7 +125,9 @@ def judge(task: SentenceTask, predictions: Sequence[float]) -> dict[str, float]:
     >>> judge(SentenceTask("mrpc", split, split, 2), [0, 1, 0])
     {'f1': 0.6666666666666666, 'accuracy': 0.6666666666666666}
     """
-    metrics, stats = _package("sklearn.metrics"), _package("scipy.stats")
+    with required_by("scoring tasks"):
+        from scipy import stats  # type: ignore[import-untyped]
+        from sklearn import metrics  # type: ignore[import-untyped]
     labels = task.validation.labels
     known = {
         "accuracy": metrics.accuracy_score,
@@ -166,19 +157,20 @@ def baselines(task: SentenceTask) -> dict[str, dict[str, float]]:
     MissingPackage
         scikit-learn is not installed.
     """
-    linear, text = _package("sklearn.linear_model"), _package("sklearn.feature_extraction.text")
+    with required_by("scoring tasks"):
+        from sklearn import linear_model
+        from sklearn.feature_extraction import text  # type: ignore[import-untyped]
     count = len(task.validation.labels)
     if task.classes is None:
-        constant = sum(task.train.labels) / len(task.train.labels)
-        model = linear.Ridge()
+        constant, model = sum(task.train.labels) / len(task.train.labels), linear_model.Ridge()
     else:
         constant = max(sorted(set(task.train.labels)), key=list(task.train.labels).count)
-        model = linear.LogisticRegression(max_iter=1000)
+        model = linear_model.LogisticRegression(max_iter=1000)
     words = text.CountVectorizer(analyzer=_features, binary=True, min_df=2)
     try:
         seen = words.fit_transform(task.train.texts)
     except ValueError:  # nothing occurs twice
-        words = text.CountVectorizer(analyzer=_features, binary=True)
+        words.min_df = 1
         seen = words.fit_transform(task.train.texts)
     model.fit(seen, task.train.labels)
     predicted = model.predict(words.transform(task.validation.texts))
@@ -202,10 +194,3 @@ def _features(texts: tuple[str, ...]) -> list[str]:
         shared = round(10 * len(first & second) / max(len(first | second), 1))
         features += [f"share:{tenth}" for tenth in range(shared)]
     return features
-
-
-def _package(name: str) -> Any:
-    from importlib import import_module
-
-    with required_by("scoring tasks"):
-        return import_module(name)

@@ -13,7 +13,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,12 +28,26 @@ from wqk._files import append_lines
 from wqk.errors import RunError
 from wqk.monitor import Monitor
 from wqk.runs.run import METRICS, SCORES
-from wqk.training.blocks import DROPOUT, HELD_OUT_MASKS, MASKS, Rows, stream_seed
-from wqk.training.hardware import available_precision
-from wqk.training.objectives import Objective, RowSelection, loss_of
+from wqk.training.models import (
+    OPTIMIZER,
+    SCALER,
+    available_precision,
+    load_checkpoint,
+    save_checkpoint,
+    tokenizer_files,
+)
+from wqk.training.objectives import (
+    DROPOUT,
+    HELD_OUT_MASKS,
+    MASKS,
+    Objective,
+    Rows,
+    RowSelection,
+    loss_of,
+    stream_seed,
+)
 from wqk.training.penalties import Penalty
-from wqk.training.progress import TrainingProgress
-from wqk.training.saving import OPTIMIZER, SCALER, load_checkpoint, save_checkpoint, tokenizer_files
+from wqk.training.training import TrainingProgress
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -70,14 +83,9 @@ def run_loop(
     stop: int | None = None,
     on_progress: Callable[[TrainingProgress], None] | None = None,
 ) -> None:
-    """Train a model in place, and write the run's files; other parameters as for `train`.
+    """Train a model in place, and write the run's files.
 
-    Parameters
-    ----------
-    checkpoint
-        Step and folder to resume from.
-    seconds
-        Training time before that step.
+    ``checkpoint`` is the step and the folder to resume from, ``seconds`` the training time before.
     """
     model.to(accelerator.device)
     objective = Objective(
@@ -99,17 +107,14 @@ def run_loop(
     scaler = accelerator.scaler
 
     def save(step: int) -> None:
-        with log.clock_stopped():
-            if accelerator.is_main_process:
-                scaling = scaler.state_dict() if scaler else None
-                state = {OPTIMIZER: optimizer.state_dict(), SCALER: scaling}
-                save_checkpoint(folder, step, recipe, model, state, tokenizer)
-            accelerator.wait_for_everyone()
+        if accelerator.is_main_process:
+            scaling = scaler.state_dict() if scaler else None
+            state = {OPTIMIZER: optimizer.state_dict(), SCALER: scaling}
+            save_checkpoint(folder, step, recipe, model, state, tokenizer)
+        accelerator.wait_for_everyone()
 
     def evaluate(step: int) -> None:
-        with log.clock_stopped():
-            loss = held_out_loss(accelerator, learner, recipe, store)
-        log.add(step, {"held_out_loss": loss})
+        log.add(step, {"held_out_loss": held_out_loss(accelerator, learner, recipe, store)})
 
     begin, end = 0, min(stop or recipe.steps, recipe.steps)
     saved_steps = recipe.saved_steps | {end}
@@ -129,8 +134,8 @@ def run_loop(
     batches = training_batches(accelerator, objective, recipe, store, begin, end)
     sums = torch.zeros(2, device=accelerator.device)  # of loss and penalty since the last entry
     logged = begin
-    log.restart_clock()
     for step in range(begin + 1, end + 1):
+        started = time.perf_counter()
         index = step * accelerator.num_processes + accelerator.process_index
         torch.manual_seed(stream_seed(recipe.seed, DROPOUT, index))
         rate = learning_rate(recipe, step - 1)
@@ -152,11 +157,16 @@ def run_loop(
         last, saving = step == end, step in saved_steps
         log.add_scores(step, monitor.look(step) if last else monitor(step))
         # Every checkpoint comes with an entry, so that a resumed run writes the same lines.
+        means = None
         if saving or step % recipe.log_every == 0:
-            means = accelerator.reduce(sums, "mean") / (recipe.accumulation * (step - logged))
+            batches_since = recipe.accumulation * (step - logged)
+            means = (accelerator.reduce(sums, "mean") / batches_since).tolist()
             logged = step
             sums.zero_()
-            log.add_training(step, rate, *means.tolist())
+        # Held-out losses and checkpoints do not count as training.
+        log.seconds += time.perf_counter() - started
+        if means:
+            log.add_training(step, rate, *means)
         if last or step % recipe.held_out_every == 0:
             evaluate(step)
         if saving:
@@ -272,7 +282,7 @@ class MetricsLog:
     ) -> None:
         self._accelerator, self._recipe, self._folder = accelerator, recipe, folder
         self._on_progress = on_progress
-        self._seconds, self._since = seconds, time.perf_counter()
+        self.seconds = seconds  # of training so far, over all interruptions
         self._latest: dict[str, float] = {}
 
     def add_training(self, step: int, rate: float, loss: float, penalty: float) -> None:
@@ -287,7 +297,7 @@ class MetricsLog:
         if recipe.penalty != "none":
             entry["penalty"] = penalty
         entry["tokens"] = step * recipe.accumulation * recipe.batch * recipe.block
-        entry["seconds"] = round(self._clock(), 3)
+        entry["seconds"] = round(self.seconds, 3)
         if passed := entry["seconds"] - self._latest.get("seconds", entry["seconds"]):
             self._latest["speed"] = (entry["tokens"] - self._latest["tokens"]) / passed
         self.add(step, entry)
@@ -312,20 +322,3 @@ class MetricsLog:
         self._latest |= medians
         if medians:
             self._accelerator.log(medians, step=step)
-
-    @contextmanager
-    def clock_stopped(self) -> Iterator[None]:
-        """Stop the clock, since held-out losses and checkpoints do not count as training."""
-        self._seconds = self._clock()
-        try:
-            yield
-        finally:
-            self.restart_clock()
-
-    def restart_clock(self) -> None:
-        """Restart the clock."""
-        self._since = time.perf_counter()
-
-    def _clock(self) -> float:
-        """Seconds of training so far, over all interruptions."""
-        return self._seconds + time.perf_counter() - self._since

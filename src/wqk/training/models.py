@@ -1,18 +1,26 @@
-"""Models: transformers' own classes for a recipe and a vocabulary, with random weights."""
+"""Models: transformers' own, new for a recipe and a vocabulary, or in a run's checkpoints.
+
+Checkpoints appear and disappear atomically, and include their tokenizer.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wqk.errors import RunError, all_lines, required_by
+from wqk.attention.verification.running import quiet
+from wqk.errors import CorpusError, RunError, all_lines, first_line, required_by
+from wqk.runs.run import checkpoints_in
 from wqk.training.recipe import MODEL_FIELDS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from wqk.training.corpus.store import TokenStore
     from wqk.training.recipe import Recipe
 
 # By the position of the layer norm: configuration, encoder and decoder of one architecture.
@@ -25,28 +33,30 @@ ARCHITECTURES = {
     },
 }
 
+# Where checkpoints are written and removed; they are renamed into and out of it.
+STAGING = ".saving"
+
+# Needed only to resume: the states of the optimizer and of the gradient scaler of float16. Random
+# numbers have no state: they are a function of the step.
+OPTIMIZER, SCALER = "optimizer.pt", "scaler.pt"
+
+# A token store's special tokens as transformers names them.
+TOKEN_NAMES = {
+    "padding": "pad_token",
+    "mask": "mask_token",
+    "unknown": "unk_token",
+    "separator": "sep_token",
+}
+
 
 def build_model(
     recipe: Recipe, vocabulary_size: int, special: Mapping[str, int]
 ) -> PreTrainedModel:
-    """A new model whose weights are determined by the recipe's seed.
+    """A new model whose weights are determined by the recipe's seed; ``init`` is not applied here.
 
     An encoder and a decoder of one architecture and seed start with equal weights and differ only
-    in the causal mask.
-
-    Parameters
-    ----------
-    recipe
-        Determines the model; ``recipe.init`` is not applied here.
-    vocabulary_size, special
-        Of the token store: the number of ids, and those of ``padding`` and others.
-
-    Raises
-    ------
-    RunError
-        transformers has no such model, or it has fewer positions than a block has tokens.
-    MissingPackage
-        transformers or torch is not installed.
+    in the causal mask. RunError if transformers has no such model, or if it has fewer positions
+    than a block has tokens.
     """
     with required_by("training"):
         import torch
@@ -75,14 +85,17 @@ def build_model(
         return model
 
 
-def read_configuration(path: Path) -> dict[str, Any]:
-    """A transformers configuration from a JSON file.
+def available_precision(wanted: str) -> str:
+    """The precision, if the device supports it; float32 on a CPU, so that runs are reproducible."""
+    import torch
 
-    Raises
-    ------
-    RunError
-        The file has no JSON object.
-    """
+    if not torch.cuda.is_available() or (wanted == "bf16" and not torch.cuda.is_bf16_supported()):
+        return "float32"
+    return wanted
+
+
+def read_configuration(path: Path) -> dict[str, Any]:
+    """A transformers configuration from a JSON file; RunError if there is none."""
     try:
         config = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -146,3 +159,108 @@ def _own_model(recipe: Recipe, tokens: Mapping[str, Any]) -> PreTrainedModel:
             f"configuration has {positions}"
         )
     return model
+
+
+def save_checkpoint(
+    folder: Path,
+    step: int,
+    recipe: Recipe,
+    model: PreTrainedModel,
+    state: Mapping[str, Any],
+    tokenizer: Mapping[str, bytes],
+) -> None:
+    """Add a checkpoint to a run's folder, and remove earlier ones that the recipe does not keep.
+
+    ``state`` has the states of optimizer and scaler by file name, None if there is no scaler.
+    """
+    import torch
+    from safetensors import SafetensorError
+
+    clear_staging(folder)
+    staged = folder / STAGING / f"checkpoint-{step}"
+    try:
+        with quiet():
+            model.save_pretrained(staged)
+        for name, values in state.items():
+            if values is not None:
+                with (staged / name).open("wb") as file:
+                    torch.save(values, file)
+        for name, content in tokenizer.items():
+            (staged / name).write_bytes(content)
+        for path in staged.iterdir():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        staged.rename(folder / staged.name)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        clear_staging(folder)
+        # torch's own message only names a position in the file; the system's reason precedes it.
+        system = getattr(error, "strerror", None) or getattr(error.__context__, "strerror", None)
+        reason = system or first_line(error)
+        raise RunError(
+            f"{folder}: checkpoint-{step} cannot be written ({reason}); free some disk space and "
+            "resume"
+        ) from None
+    clear_staging(folder)
+    thin_out(folder, step, recipe)
+
+
+def load_checkpoint(path: Path, model: PreTrainedModel) -> dict[str, Any]:
+    """Load a checkpoint's weights into a model, in place; return the other states by file name."""
+    import torch
+
+    files = [path / name for name in (OPTIMIZER, SCALER)]
+    try:
+        with quiet():
+            saved = type(model).from_pretrained(path, dtype=torch.float32, trust_remote_code=False)
+        model.load_state_dict(saved.state_dict())
+        return {
+            file.name: torch.load(file, map_location="cpu", weights_only=True)
+            for file in files
+            if file.exists()
+        }
+    except Exception as error:  # the libraries raise anything for a damaged file
+        reason = all_lines(error, 160)
+        raise RunError(
+            f"{path}: cannot be resumed from ({reason}); delete it to resume from an earlier one"
+        ) from None
+
+
+def clear_staging(folder: Path) -> None:
+    """Remove what a killed run has left half written or half removed."""
+    shutil.rmtree(folder / STAGING, ignore_errors=True)
+
+
+def thin_out(folder: Path, newest: int, recipe: Recipe) -> None:
+    """Remove earlier checkpoints, or, of those that the recipe keeps, the states for resuming."""
+    staging = folder / STAGING
+    for step, path in checkpoints_in(folder):
+        if step >= newest or recipe.keep_checkpoints == "all":
+            continue
+        if step in recipe.kept_steps:
+            for name in (OPTIMIZER, SCALER):
+                (path / name).unlink(missing_ok=True)
+        else:
+            staging.mkdir(exist_ok=True)
+            path.rename(staging / path.name)
+    clear_staging(folder)
+
+
+def tokenizer_files(corpus: TokenStore, block: int) -> dict[str, bytes]:
+    """The files that transformers' AutoTokenizer needs in a checkpoint's folder, by name."""
+    from tokenizers import Tokenizer
+
+    try:
+        content = corpus.tokenizer.read_bytes()
+        tokenizer = Tokenizer.from_buffer(content)
+    except Exception as error:  # the library raises nothing narrower
+        reason = all_lines(error)
+        raise CorpusError(f"{corpus.tokenizer}: not a tokenizer ({reason})") from None
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": block,
+        **{TOKEN_NAMES[role]: tokenizer.id_to_token(id) for role, id in corpus.special.items()},
+    }
+    return {
+        "tokenizer.json": content,
+        "tokenizer_config.json": (json.dumps(config, indent=1, ensure_ascii=False) + "\n").encode(),
+    }

@@ -1,6 +1,9 @@
-"""Objectives: what a model sees of a block, and which tokens it predicts at which positions.
+"""Batches: rows of tokens, what a model sees of them, and which tokens it predicts where.
 
-Axis letters: B batch, N tokens of a block, K chosen tokens of a block, P predictions.
+A batch is a function of the seed and its number alone, so a run that resumes after an interruption,
+or on more processes, sees the same rows, with the same masks, in the same order.
+
+Axis letters: B batch, N tokens of a row, K chosen tokens of a row, P predictions.
 """
 
 from __future__ import annotations
@@ -8,14 +11,93 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
+from wqk.errors import CorpusError
+
 if TYPE_CHECKING:
+    import numpy.typing as npt
     from torch import Generator, Tensor
     from transformers import PreTrainedModel
 
-OBJECTIVES = ("masked", "causal", "masked-next")
+    from wqk.training.corpus.store import TokenStore
+    from wqk.training.recipe import Recipe
 
 # A target that PyTorch's cross-entropy leaves out.
 IGNORED = -100
+
+# Independent streams of random numbers of a run.
+BLOCKS, MASKS, HELD_OUT_MASKS, DROPOUT = range(4)
+
+
+def stream_seed(seed: int, stream: int, index: int) -> int:
+    """A seed for one draw of one stream of a run."""
+    state = np.random.SeedSequence((seed, stream, index)).generate_state(1, np.uint64)
+    return int(state[0] >> np.uint64(1))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of batches: blocks at any position of a stream, or single documents, cut or padded.
+
+    Examples
+    --------
+    >>> Rows(np.arange(100), 4).drawn(2, seed=1, index=0)
+    array([[ 1,  2,  3,  4],
+           [49, 50, 51, 52]])
+    >>> Rows(np.arange(1, 8), 3, documents=np.array([0, 2, 7]), padding=0).spaced(2)
+    array([[1, 2, 0],
+           [3, 4, 5]])
+    """
+
+    tokens: npt.NDArray[Any]  # read from its memory map in one gather per batch
+    block: int  # N, the length of a row
+    documents: npt.NDArray[np.int64] | None = None  # their offsets and the end; None for blocks
+    padding: int | None = None  # the token that pads documents
+
+    @classmethod
+    def of(cls, store: TokenStore, split: str, recipe: Recipe) -> Rows:
+        """The rows that a recipe makes of a store's split; documents need a padding token."""
+        if recipe.rows == "blocks":
+            return cls(store.tokens(split), recipe.block)
+        if "padding" not in store.special:
+            raise CorpusError(
+                f"{store.folder}: rows=documents needs a vocabulary with a padding token; train "
+                "with rows=blocks"
+            )
+        padding = store.special["padding"]
+        return cls(store.tokens(split), recipe.block, store.documents(split), padding)
+
+    @property
+    def count(self) -> int:
+        """Number of different rows; CorpusError if there is not even one."""
+        if self.documents is not None and len(self.documents) > 1:
+            return len(self.documents) - 1
+        if self.documents is not None or len(self.tokens) < self.block:
+            raise CorpusError(
+                f"a block takes {self.block} tokens, but the stream has {len(self.tokens)}; use "
+                "shorter blocks or more text"
+            )
+        return len(self.tokens) - self.block + 1
+
+    def drawn(self, batch: int, *, seed: int, index: int) -> npt.NDArray[np.int64]:
+        """Batch number ``index``, (B, N): rows drawn at random, all equally likely."""
+        generator = np.random.default_rng(stream_seed(seed, BLOCKS, index))
+        return self._take(generator.integers(self.count, size=batch))
+
+    def spaced(self, most: int) -> npt.NDArray[np.int64]:
+        """At most this many different rows, evenly spaced; always the same ones."""
+        number = min(most, self.count)
+        return self._take(np.linspace(0, self.count - 1, number).round().astype(np.int64))
+
+    def _take(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        begins = rows if self.documents is None else self.documents[rows]
+        positions = begins[:, None] + np.arange(self.block)
+        if self.documents is None:
+            return np.asarray(self.tokens[positions], np.int64)
+        inside = positions < self.documents[rows + 1][:, None]
+        taken = self.tokens[np.minimum(positions, len(self.tokens) - 1)]
+        return np.asarray(np.where(inside, taken, self.padding), np.int64)
 
 
 class Task(NamedTuple):
@@ -44,31 +126,19 @@ class Objective:
     published decoders were trained: a collator for masked language models with a causal model,
     whose labels are shifted by one. The first token, which nothing precedes, is never chosen.
 
+    With the corruption ``mask``, all chosen tokens become the mask token; with ``bert``, 80 % do,
+    10 % become random tokens, and 10 % stay as they are.
+
     Random numbers are drawn separately, so that `task` is a pure function, which compiles as one
     graph, and so that a process can take its own rows of a batch's draws.
-
-    Attributes
-    ----------
-    name
-        One of `OBJECTIVES`.
-    mask_share
-        Share of a block's tokens that are chosen.
-    corruption
-        ``mask``: all chosen tokens become the mask token. ``bert``: 80 % do, 10 % become random
-        tokens, and 10 % stay as they are.
-    mask_token, vocabulary_size
-        Of the token store.
-    padding
-        The token that pads rows, which is neither attended to nor predicted; None for full rows.
-        In a padded row, ``mask_share`` is that of the other tokens.
     """
 
     name: str
-    mask_share: float
+    mask_share: float  # of a block's tokens, in a padded row of those that are no padding
     corruption: str
     mask_token: int
     vocabulary_size: int
-    padding: int | None = None
+    padding: int | None = None  # pads rows, is neither attended to nor predicted
 
     def draw(self, batch: int, block: int, generator: Generator) -> tuple[Tensor, ...]:
         """The random numbers of one batch: tensors with one row for each of B blocks."""
@@ -96,12 +166,16 @@ class Objective:
             if visible is not None:
                 targets = targets.masked_fill(~visible[:, 1:], IGNORED)
             return Task(blocks, _flat(before, blocks), targets.flatten(), visible)
-        order, *corruption = draws
+        order, *fates = draws
         if visible is not None:
             order = order.masked_fill(~visible[:, first:], -1)
         chosen = order.topk(round(self.mask_share * block)).indices + first  # (B, K)
         targets = blocks.gather(1, chosen)
-        shown = self._corrupted(targets, *corruption)
+        shown = torch.full_like(targets, self.mask_token)
+        if fates:
+            fate, anything = fates
+            kept_or_random = torch.where(fate < 0.9, anything, targets)
+            shown = torch.where(fate < 0.8, shown, kept_or_random)
         if visible is not None:
             lengths = visible[:, first:].sum(1, keepdim=True)
             wanted = (self.mask_share * lengths).round().clamp(min=1)
@@ -116,16 +190,6 @@ class Objective:
     def _first(self) -> int:
         """First position that can be chosen; also the distance of a prediction from its row."""
         return 1 if self.name == "masked-next" else 0
-
-    def _corrupted(self, targets: Tensor, *draws: Tensor) -> Tensor:
-        """The replacements of the chosen tokens (B, K)."""
-        import torch
-
-        if not draws:
-            return torch.full_like(targets, self.mask_token)
-        fate, anything = draws
-        shown = torch.where(fate < 0.9, anything, targets)
-        return shown.masked_fill(fate < 0.8, self.mask_token)
 
 
 def _flat(positions: Tensor, blocks: Tensor) -> Tensor:

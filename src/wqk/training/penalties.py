@@ -85,7 +85,15 @@ class Penalty:
             raise FormError(f"a penalty must be one of {', '.join(SIGNS)}, got {kind!r}")
         self._sign, self._heads = SIGNS[kind], heads
         self._parameters = Parameters(model)
-        self._plans = _chosen(attention_plans(self._parameters), layers, self._parameters.name)
+        own = [plan for plan in attention_plans(self._parameters) if plan.kind == "self"]
+        numbers = sorted({plan.layer for plan in own})
+        wanted = numbers if layers is None else list(layers)
+        if not wanted or not set(wanted) <= set(numbers):
+            raise CheckpointError(
+                f"{self._parameters.name}: a penalty applies to layers with self-attention, which "
+                f"are {numbers}, got {wanted}"
+            )
+        self._plans = [plan for plan in own if plan.layer in wanted]
 
     def __call__(self) -> Float[Array, ""]:
         """The penalty of the current weights, a scalar tensor.
@@ -105,18 +113,3 @@ class Penalty:
         form = attention.heads if self._heads else attention.form
         scores: Any = symmetry(form)
         return scores.nan_to_num(0.0).reshape(-1)
-
-
-def _chosen(
-    plans: Sequence[AttentionPlan], layers: Sequence[int] | None, name: str
-) -> list[AttentionPlan]:
-    """The self-attention of these layers."""
-    own = [plan for plan in plans if plan.kind == "self"]
-    numbers = sorted({plan.layer for plan in own})
-    wanted = numbers if layers is None else list(layers)
-    if not wanted or not set(wanted) <= set(numbers):
-        raise CheckpointError(
-            f"{name}: a penalty applies to layers with self-attention, which are {numbers}, got "
-            f"{wanted}"
-        )
-    return [plan for plan in own if plan.layer in wanted]

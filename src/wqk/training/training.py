@@ -2,26 +2,54 @@
 
 from __future__ import annotations
 
+import platform
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wqk._files import locked, read_lines
+from wqk._version import __version__
 from wqk.errors import CorpusError, RunError, required_by
 from wqk.runs.run import METRICS, Run, checkpoints_in, create_run, drop_after, open_run
-from wqk.training.hardware import environment
+from wqk.training.models import OPTIMIZER
 from wqk.training.recipe import Recipe, differences
-from wqk.training.saving import OPTIMIZER
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from wqk.training.corpus.store import TokenStore
-    from wqk.training.progress import TrainingProgress
     from wqk.training.starts import Initialization
+
+
+@dataclass(frozen=True)
+class TrainingProgress:
+    """Steps done, and the latest losses, speed and score, each None until it is known.
+
+    Attributes
+    ----------
+    steps_done, steps
+        Updates so far, and of the whole run.
+    loss, held_out_loss
+        In nats per predicted token: of training since the previous entry, and of held-out blocks.
+    tokens_per_second
+        Between the latest two entries.
+    held_out_is_new
+        Whether the held-out loss was computed at this step.
+    symmetry
+        Median over layers of the symmetry of W_qk.
+    """
+
+    steps_done: int
+    steps: int
+    loss: float | None
+    held_out_loss: float | None
+    tokens_per_second: float | None
+    held_out_is_new: bool
+    symmetry: float | None = None
 
 
 def train(
@@ -86,11 +114,11 @@ def train(
     """
     with required_by("training"):
         import torch
+        from accelerate.tracking import get_available_trackers  # type: ignore[import-untyped]
 
         from wqk.training.loop import make_accelerator, run_loop
-    from wqk.training.blocks import Rows
-    from wqk.training.models import build_model
-    from wqk.training.saving import tokenizer_files
+    from wqk.training.models import build_model, tokenizer_files
+    from wqk.training.objectives import Rows
     from wqk.training.starts import initialize_
 
     folder = Path(folder)
@@ -100,7 +128,11 @@ def train(
     for split in ("train", "held_out"):
         _ = Rows.of(store, split, recipe).count  # raises if there are none
     tokenizer_files(store, recipe.block)
-    _require_loggers(report_to)
+    available = sorted(str(getattr(name, "value", name)) for name in get_available_trackers())
+    if odd := sorted(set(report_to) - set(available)):
+        raise RunError(
+            f"expected installed loggers: {', '.join(available) or 'none'}; got {', '.join(odd)}"
+        )
     accelerator = make_accelerator(recipe, folder, report_to)
     processes, first = accelerator.num_processes, accelerator.is_main_process
     if recipe.batch % processes:
@@ -122,14 +154,17 @@ def train(
     # The caller's random numbers stay as they are.
     with lock, torch.random.fork_rng([device] if device.type == "cuda" else []):
         if first and not resume:
-            machine = environment(recipe.precision, device, processes)
-            create_run(folder, _settings(recipe, store, model, start, machine))
-        checkpoint = _last_checkpoint(folder) if resume else None
+            create_run(folder, _settings(recipe, store, model, start, accelerator))
+        saved = checkpoints_in(folder) if resume else []
+        whole = [(step, path) for step, path in saved if step and (path / OPTIMIZER).is_file()]
+        checkpoint = whole[-1] if whole else None
         seconds = _rewind(folder, checkpoint, recipe) if first else 0.0
         if report_to:
             name = folder.resolve().name
             named = {logger: {"name": name} for logger in ("trackio", "wandb")}
-            accelerator.init_trackers("wqk", _plain(recipe), named)
+            values = recipe.to_json().items()
+            plain = {name: v for name, v in values if isinstance(v, int | float | str)}
+            accelerator.init_trackers("wqk", plain, named)
         try:
             run_loop(
                 accelerator,
@@ -173,38 +208,9 @@ def _recipe_and_store(
     return before, store
 
 
-def _require_loggers(names: Sequence[str]) -> None:
-    from accelerate.tracking import get_available_trackers  # type: ignore[import-untyped]
-
-    available = sorted(str(getattr(name, "value", name)) for name in get_available_trackers())
-    if odd := sorted(set(names) - set(available)):
-        raise RunError(
-            f"expected installed loggers: {', '.join(available) or 'none'}; got {', '.join(odd)}"
-        )
-
-
-def _plain(recipe: Recipe) -> dict[str, Any]:
-    """The fields of the recipe that loggers accept: numbers and text."""
-    return {
-        name: value
-        for name, value in recipe.to_json().items()
-        if isinstance(value, int | float | str)
-    }
-
-
-def _last_checkpoint(folder: Path) -> tuple[int, Path] | None:
-    """The latest checkpoint to resume from; None if the run has to start over."""
-    whole = [
-        (step, path)
-        for step, path in checkpoints_in(folder)
-        if step and (path / OPTIMIZER).is_file()
-    ]
-    return whole[-1] if whole else None
-
-
 def _rewind(folder: Path, checkpoint: tuple[int, Path] | None, recipe: Recipe) -> float:
     """Restore a folder to its state at a checkpoint; return the seconds of training until then."""
-    from wqk.training.saving import clear_staging, thin_out
+    from wqk.training.models import clear_staging, thin_out
 
     clear_staging(folder)
     if checkpoint:
@@ -221,9 +227,16 @@ def _settings(
     store: TokenStore,
     model: PreTrainedModel,
     start: Initialization,
-    machine: Mapping[str, Any],
+    accelerator: Any,
 ) -> dict[str, Any]:
     """The contents of ``run.json``."""
+    import accelerate  # type: ignore[import-untyped]
+    import torch
+    import transformers
+
+    from wqk.training.models import available_precision
+
+    device = accelerator.device
     return {
         "schema_version": 1,
         "recipe": recipe.to_json(),
@@ -248,5 +261,16 @@ def _settings(
             "unit": store.unit,
             "vocabulary_size": store.vocabulary_size,
         },
-        "environment": dict(machine),
+        "environment": {
+            "wqk": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "accelerate": accelerate.__version__,
+            "platform": platform.platform(),
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+            "precision": available_precision(recipe.precision),
+            "processes": accelerator.num_processes,
+            "threads": torch.get_num_threads(),
+        },
     }

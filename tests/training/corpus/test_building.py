@@ -31,7 +31,7 @@ def test_characters_come_back_as_they_were(store: TokenStore) -> None:
     found = documents(store, "train") + documents(store, "held_out")
     assert sorted(found) == sorted(sentences(200))
     assert len(documents(store, "held_out")) == 20
-    split = store.header.splits["train"]
+    split = store.splits["train"]
     assert split.characters == sum(map(len, documents(store, "train")))
     assert split.tokens == split.characters + split.documents
 
@@ -162,7 +162,7 @@ def test_limits_stop_at_whole_documents(text_file: Path, tmp_path: Path) -> None
         CorpusOptions(text="characters", max_characters=limit, held_out=0),
     )
     assert documents(made, "train") == texts[:18]
-    assert [source["documents"] for source in made.header.about["sources"]] == [18, 0]
+    assert [source["documents"] for source in made.about["sources"]] == [18, 0]
 
 
 def test_empty_documents_are_left_out(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_one_document_is_not_enough_to_hold_one_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "fault"),
     [
-        ({"text": "letters"}, "text must be one of words, characters, got text=letters"),
+        ({"text": "letters"}, "text must be one of words, characters, got text='letters'"),
         ({"document": "page"}, "document must be one of"),
         ({"held_out": -0.1}, "held_out must be"),
         ({"held_out": 1.5}, "held_out must be"),
@@ -231,7 +231,7 @@ def test_progress_is_told(text_file: Path, tmp_path: Path) -> None:
     stages = list(dict.fromkeys(progress.stage for progress in told))
     assert stages == ["reading", "learning", "tokenizing", "writing"]
     last = [progress for progress in told if progress.stage == "tokenizing"][-1]
-    splits = made.header.splits.values()
+    splits = made.splits.values()
     assert last.documents == 200
     assert last.tokens == sum(split.tokens for split in splits)
     assert last.characters == sum(split.characters for split in splits)

@@ -39,7 +39,7 @@ def test_json_is_the_whole_header(text_file: Path, tmp_path: Path) -> None:
     told = json.loads(result.stdout)
     made = TokenStore.open(tmp_path / "store")
     assert told["fingerprint"] == made.fingerprint
-    assert told["splits"]["train"]["documents"] == made.header.splits["train"].documents
+    assert told["splits"]["train"]["documents"] == made.splits["train"].documents
     assert told["sources"][0]["name"] == "text.jsonl"
     assert told["options"]["vocabulary"] == 300
 
@@ -51,7 +51,7 @@ def test_a_vocabulary_file_is_named_in_the_header(text_file: Path, tmp_path: Pat
     assert result.exit_code == 0, result.output
     made = TokenStore.open(tmp_path / "store")
     assert made.vocabulary_size == 5
-    assert made.header.about["options"]["vocabulary"] == "vocab.txt"
+    assert made.about["options"]["vocabulary"] == "vocab.txt"
     same = build_corpus([text_file], tmp_path / "same", CorpusOptions(vocabulary=vocabulary))
     assert content(same.folder) == content(made.folder)
 

@@ -15,9 +15,8 @@ import pytest
 from tests.training.corpus.samples import sentences, write_jsonl
 
 from wqk.errors import CorpusError
-from wqk.training.corpus import reading, sources
-from wqk.training.corpus.reading import read_documents
-from wqk.training.corpus.sources import find_source
+from wqk.training.corpus import reading
+from wqk.training.corpus.reading import find_source, read_documents
 
 TEXTS = ["one", "two\nlines, and a comma", 'a "quoted" one', "", "naïve 猫 🙂"]
 
@@ -169,7 +168,7 @@ class Hub:
         self.rows = rows
         self.asked: list[tuple[object, ...]] = []
         monkeypatch.setattr("datasets.load_dataset", self.load_dataset)
-        monkeypatch.setattr(sources, "_require_network", lambda *_: None)
+        monkeypatch.setattr(reading, "_require_network", lambda *_: None)
 
     def load_dataset(
         self, path: str, name: str | None = None, **options: object

@@ -224,15 +224,13 @@ def forged(folder: Path, name: str, array: np.ndarray) -> TokenStore:
     """A store whose file was replaced, and whose header was made to agree."""
     from dataclasses import replace
 
-    from wqk.training.corpus.header import read_header
-
+    store = TokenStore.open(folder)
     (folder / name).write_bytes(array.tobytes())
-    header = read_header(folder / "store.json")
     split, kind = name.split(".")
     digest = hashlib.sha256(array.tobytes()).hexdigest()
-    changed = replace(header.splits[split], **{f"{kind}_sha256": digest})
-    header = replace(header, splits={**header.splits, split: changed})
-    (folder / "store.json").write_text(json.dumps(header.to_json()))
+    changed = replace(store.splits[split], **{f"{kind}_sha256": digest})
+    store = replace(store, splits={**store.splits, split: changed})
+    (folder / "store.json").write_text(json.dumps(store.header))
     return TokenStore.open(folder)
 
 

@@ -1,8 +1,5 @@
 """Text as tokens: how a corpus is built, and the store that training reads from."""
 
-from wqk.training.corpus.building import CorpusProgress, build_corpus
-from wqk.training.corpus.options import CorpusOptions
-from wqk.training.corpus.store import TokenStore
-from wqk.training.corpus.writing import Chunk, write_store
+import lazy_loader
 
-__all__ = ["Chunk", "CorpusOptions", "CorpusProgress", "TokenStore", "build_corpus", "write_store"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -22,9 +22,9 @@ import polars as pl
 from wqk._version import __version__
 from wqk.errors import CorpusError
 from wqk.scanning.cores import usable_cores
-from wqk.training.corpus.header import SPLITS
 from wqk.training.corpus.options import ALPHABET, VOCABULARY_SIZE, CorpusOptions
-from wqk.training.corpus.sources import find_source
+from wqk.training.corpus.reading import find_source
+from wqk.training.corpus.store import SPLITS, sha256
 from wqk.training.corpus.tokenizing import (
     Encoder,
     learn_characters,
@@ -37,7 +37,7 @@ from wqk.training.corpus.work import open_work
 from wqk.training.corpus.writing import Chunk, write_store
 
 if TYPE_CHECKING:
-    from wqk.training.corpus.sources import Source
+    from wqk.training.corpus.reading import Source
     from wqk.training.corpus.store import TokenStore
     from wqk.training.corpus.work import Work
 
@@ -77,6 +77,15 @@ class CorpusProgress:
     characters: int = 0
     tokens: int = 0
     share: float | None = None
+
+    def plus(self, documents: int, characters: int, tokens: int = 0) -> CorpusProgress:
+        """The progress after so much more."""
+        return replace(
+            self,
+            documents=self.documents + documents,
+            characters=self.characters + characters,
+            tokens=self.tokens + tokens,
+        )
 
 
 def build_corpus(
@@ -133,8 +142,9 @@ def build_corpus(
         raise CorpusError("no text: expected files, folders, data sets or named corpora")
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise CorpusError(f"{target}: already exists; choose another folder, or remove it")
+    file = options.vocabulary_file
     plan = {
-        "options": options.state(),
+        "options": vars(options) | {"content": sha256(file) if file else None},
         "sources": [source.state() for source in sources],
         "wqk": __version__,
     }
@@ -174,11 +184,7 @@ def _gather(
     for frame in _shards(sources, options, done):
         work.save(work.next_shard(), frame)
         done.append(frame.drop("text"))
-        progress = replace(
-            progress,
-            documents=progress.documents + frame.height,
-            characters=progress.characters + int(frame["length"].sum()),
-        )
+        progress = progress.plus(frame.height, int(frame["length"].sum()))
         tell(progress)
     if not done:
         raise CorpusError("no text: every document is empty")
@@ -239,7 +245,7 @@ def _held_out(work: Work, options: CorpusOptions) -> int:
 def _make_tokenizer(
     work: Work, options: CorpusOptions, held_out: int, threads: bool, tell: Tell
 ) -> str:
-    """The requested tokenizer; a learned one is learned from training text alone."""
+    """The requested tokenizer; if it is learned, then from training text alone."""
     tell(CorpusProgress("learning"))
 
     def texts() -> Iterator[list[str]]:
@@ -276,16 +282,8 @@ def _tokenize(work: Work, encoder: Encoder, jobs: int, tell: Tell) -> None:
     # Threads suffice: the library releases the interpreter's lock while it works.
     with library_threads(False), ThreadPoolExecutor(jobs) as pool:
         before = len(shards) - len(missing)
-        for number, (documents, characters, tokens) in enumerate(
-            pool.map(tokenize, missing), before + 1
-        ):
-            progress = replace(
-                progress,
-                documents=progress.documents + documents,
-                characters=progress.characters + characters,
-                tokens=progress.tokens + tokens,
-                share=number / len(shards),
-            )
+        for number, counts in enumerate(pool.map(tokenize, missing), before + 1):
+            progress = replace(progress.plus(*counts), share=number / len(shards))
             tell(progress)
 
 

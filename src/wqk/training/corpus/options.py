@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from wqk.errors import CorpusError
-from wqk.training.corpus.reading import DOCUMENTS
-from wqk.training.corpus.store import sha256
+from wqk.training.options import checked, option
 
 # Of BERT, and of the paper (Table S1).
 VOCABULARY_SIZE = 30_522
@@ -26,31 +24,7 @@ HELD_OUT, FEWEST_HELD_OUT = 0.01, 16
 
 @dataclass(frozen=True)
 class CorpusOptions:
-    """How text becomes tokens.
-
-    Attributes
-    ----------
-    text
-        ``words`` (WordPiece, as in BERT) or ``characters``.
-    vocabulary
-        For words: a ``vocab.txt``, or the number of pieces to learn; 30,522 by default.
-    tokenizer
-        A ``tokenizer.json``, or a Hub model that has one, instead of words or characters.
-    characters
-        Size of the alphabet, the most common characters; 124 by default.
-    lower
-        Whether to remove capitals and accents; by default for words only.
-    held_out
-        Share or number of documents to hold out; by default 1 %, but no less than 16 of 128 or
-        more. They are chosen by a hash of the text, so that equal documents stay together.
-    field
-        Field or column with the text in JSON, CSV, Parquet or a data set; ``text`` by default.
-    document
-        What a document is in plain text: ``file``, ``paragraph`` or ``line``.
-    subset, split
-        Of Hub data sets; ``split`` is ``train`` by default.
-    max_documents, max_characters
-        Stop reading after the document that reaches this limit.
+    """How text becomes tokens; the fields are the options of ``wqk corpus``.
 
     Raises
     ------
@@ -58,37 +32,68 @@ class CorpusOptions:
         A value is out of range, or two options contradict each other.
     """
 
-    text: str = "words"
-    vocabulary: str | os.PathLike[str] | int | None = None
-    tokenizer: str | os.PathLike[str] | None = None
-    characters: int | None = None
-    lower: bool | None = None
-    held_out: float | None = None
-    field: str | None = None
-    document: str = "file"
-    subset: str | None = None
-    split: str | None = None
-    max_documents: int | None = None
-    max_characters: int | None = None
+    text: str = option(
+        "Tokens are word pieces, or characters.", default="words", choices=("words", "characters")
+    )
+    vocabulary: str | os.PathLike[str] | int | None = option(  # noqa: RUF009
+        "vocab.txt, or how many word pieces to learn.  [default: 30522]",
+        default=None,
+        metavar="FILE|SIZE",
+    )
+    tokenizer: str | os.PathLike[str] | None = option(  # noqa: RUF009
+        "A tokenizer.json, or the Hub model whose tokenizer to use.",
+        default=None,
+        metavar="FILE|ID",
+    )
+    characters: int | None = option(
+        "Size of the alphabet.  [default: 124]", default=None, least=1, metavar="N"
+    )
+    lower: bool | None = option(
+        "Remove capitals and accents, or keep them.  [default: words lower, characters cased]",
+        default=None,
+        flags="--lower/--cased",
+    )
+    held_out: float | None = option(
+        "Held-out documents: a fraction or a number.  [default: 1 %]",
+        default=None,
+        metavar="SHARE|N",
+    )
+    field: str | None = option(
+        "Column or field with the text.  [default: text]", default=None, metavar="NAME"
+    )
+    document: str = option(
+        "How plain text is split into documents.",
+        default="file",
+        choices=("file", "paragraph", "line"),
+    )
+    subset: str | None = option("Configuration of a Hub data set.", default=None, metavar="NAME")
+    split: str | None = option(
+        "Split of a Hub data set.  [default: train]", default=None, metavar="NAME"
+    )
+    max_documents: int | None = option(
+        "Stop after this many documents.", default=None, least=1, metavar="N"
+    )
+    max_characters: int | None = option(
+        "Stop after this many characters.", default=None, least=1, metavar="N"
+    )
 
     def __post_init__(self) -> None:
-        for name in ("vocabulary", "tokenizer"):
-            if isinstance(path := getattr(self, name), os.PathLike):
-                object.__setattr__(self, name, os.fspath(path))
-        _one_of("text", self.text, ("words", "characters"))
-        _one_of("document", self.document, DOCUMENTS)
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            value = os.fspath(value) if isinstance(value, os.PathLike) else value
+            object.__setattr__(self, entry.name, checked(entry, value, CorpusError))
         if self.tokenizer is not None:
             self._excludes("tokenizer", "vocabulary", "characters", "lower")
         if self.text == "characters":
             self._excludes("text", "vocabulary", "tokenizer")
         else:
             self._excludes("text", "characters")
-        if isinstance(self.vocabulary, int):
-            _at_least("vocabulary", self.vocabulary, FEWEST_PIECES)
-        for name in ("characters", "max_documents", "max_characters"):
-            _at_least(name, getattr(self, name), 1)
+        if isinstance(self.vocabulary, int) and self.vocabulary < FEWEST_PIECES:
+            raise CorpusError(
+                f"vocabulary must be at least {FEWEST_PIECES}, got vocabulary={self.vocabulary}"
+            )
         some = self.held_out
-        if some is not None and not (0 <= some < 1 or (some >= 1 and float(some).is_integer())):
+        if some is not None and not (0 <= some < 1 or (some >= 1 and some.is_integer())):
             raise CorpusError(
                 f"held_out must be a fraction below 1 or a number of documents, got held_out={some}"
             )
@@ -138,11 +143,6 @@ class CorpusOptions:
             shown[given] = self.vocabulary_file.name
         return shown
 
-    def state(self) -> Mapping[str, Any]:
-        """State for resuming a build: options, and the content of the files that they name."""
-        file = self.vocabulary_file
-        return vars(self) | {"content": sha256(file) if file else None}
-
     def _excludes(self, name: str, *others: str) -> None:
         for other in others:
             if (value := getattr(self, other)) is not None:
@@ -150,13 +150,3 @@ class CorpusOptions:
                     f"{name}={getattr(self, name)} and {other}={value} contradict each other; "
                     "leave one of them out"
                 )
-
-
-def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise CorpusError(f"{name} must be one of {', '.join(choices)}, got {name}={value}")
-
-
-def _at_least(name: str, value: int | None, fewest: int) -> None:
-    if value is not None and value < fewest:
-        raise CorpusError(f"{name} must be at least {fewest}, got {name}={value}")

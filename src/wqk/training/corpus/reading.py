@@ -1,4 +1,4 @@
-"""Documents from files and data sets: each text in order, or a one-line error.
+"""Where text comes from: files, folders, Hub data sets, and the named corpora.
 
 `datasets` reads CSV, Parquet and the Hub. Plain text and JSON Lines are read here, line by line: a
 line's length is bounded, columns other than the text may change type, and a lone surrogate does
@@ -11,11 +11,16 @@ import bz2
 import csv
 import gzip
 import io
+import itertools
 import json
 import lzma
+import re
+import tomllib
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,27 +32,126 @@ LONGEST = 10_000_000
 
 Bytes = IO[bytes] | gzip.GzipFile
 
-DOCUMENTS = ("file", "paragraph", "line")
+# Seconds until the network must have responded.
+SECONDS = 5
+
+
+@dataclass(frozen=True)
+class Source:
+    """One of the texts of a corpus: local files in reading order, or how to load it from the Hub.
+
+    The name is that of the header, without local folders.
+    """
+
+    name: str
+    files: tuple[Path, ...] = ()
+    hub: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        """Size of the files."""
+        return sum(path.stat().st_size for path in self.files)
+
+    def state(self) -> dict[str, Any]:
+        """What identifies the text without reading it: names, sizes and times of files."""
+        stats = [(str(path.resolve()), path.stat()) for path in self.files]
+        files = [[path, stat.st_size, stat.st_mtime_ns] for path, stat in stats]
+        return {"name": self.name, "files": files, "hub": dict(self.hub)}
+
+    def documents(self, field: str | None, document: str, skip: int) -> Iterator[str]:
+        """All texts in order, without the first ``skip``."""
+        texts = (read_documents(path, field or "text", document) for path in self.files)
+        texts_of_files = itertools.chain.from_iterable(texts)
+        return itertools.islice(
+            _from_hub(self.name, self.hub, field) if self.hub else texts_of_files, skip, None
+        )
+
+
+def find_source(text: str, subset: str | None, split: str | None) -> Source:
+    """The source that a command-line argument names; CorpusError if it names none.
+
+    Examples
+    --------
+    >>> find_source("wikipedia", None, None).hub["subset"]
+    '20220301.en'
+    >>> find_source("roneneldan/TinyStories", None, "validation").name
+    'roneneldan/TinyStories'
+    """
+    path = Path(text)
+    try:
+        if path.is_dir():
+            return Source(path.resolve().name, tuple(_files_in(path)))
+        if path.exists():
+            if not is_readable(path):
+                raise CorpusError(f"{path}: expected a file with the ending {_formats()}")
+            return Source(path.name, (path,))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise CorpusError(f"{text}: cannot be read ({reason})") from None
+    hub: dict[str, Any] = dict(_named().get(text, {}))
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", text) and not is_readable(path):
+        hub = {"path": text}
+    if not hub:
+        raise CorpusError(
+            f"{text}: no such file or folder; expected one, a Hub data set as "
+            f"owner/name, or one of {', '.join(_named())}"
+        )
+    chosen = {"subset": subset, "split": split}
+    return Source(text, hub=hub | {name: value for name, value in chosen.items() if value})
+
+
+def _files_in(folder: Path) -> list[Path]:
+    """The text files of a folder and those below it, but for hidden ones."""
+    inside = (path for path in folder.rglob("*") if is_readable(path) and path.is_file())
+    hidden = re.compile(r"(^|/)\.")
+    files = sorted(p for p in inside if not hidden.search(p.relative_to(folder).as_posix()))
+    if not files:
+        raise CorpusError(f"{folder}: has no text files; expected {_formats()}")
+    return files
+
+
+@cache
+def _named() -> dict[str, dict[str, str]]:
+    """The named corpora, from the table next to this file."""
+    return tomllib.loads(Path(__file__).with_name("sources.toml").read_text(encoding="utf-8"))
+
+
+def _formats() -> str:
+    return f"*{', *'.join(FORMATS)}, perhaps with {', '.join(COMPRESSIONS)} after it"
+
+
+def _from_hub(name: str, hub: Mapping[str, Any], field: str | None) -> Iterator[str]:
+    """The texts of a data set, streamed."""
+    advice = "; " + hub.get("instead", "fetch its files elsewhere, and pass their folder")
+    files: dict[str, Any] = {}
+    _require_network(name, hub, advice)
+    if "listing" in hub:
+        lines = read_rows(name, "text", "text", advice, data_files=hub["listing"])
+        files["data_files"] = [hub["files"].format(line) for line in lines]
+    column, split = field or hub.get("field", "text"), hub.get("split", "train")
+    subset = hub.get("subset")
+    yield from read_rows(name, column, hub["path"], advice, split=split, name=subset, **files)
+
+
+def _require_network(name: str, hub: Mapping[str, Any], advice: str) -> None:
+    """Raise CorpusError if there is no response; the libraries would retry for half a minute."""
+    from huggingface_hub import constants, get_session
+
+    if constants.HF_HUB_OFFLINE:  # what is in the cache can be read
+        return
+    address = hub.get("listing", f"{constants.ENDPOINT}/api/datasets/{hub['path']}")
+    try:
+        get_session().head(address, timeout=SECONDS, follow_redirects=True)
+    except Exception as error:  # of whichever HTTP library huggingface_hub uses
+        reason = all_lines(error, 160)
+        raise CorpusError(f"{name}: no response from the network ({reason}){advice}") from None
 
 
 def read_documents(path: Path, field: str, document: str) -> Iterator[str]:
-    r"""The texts of a file, in order.
+    r"""The texts of a file, in order; CorpusError if one cannot be read or exceeds `LONGEST`.
 
-    Parameters
-    ----------
-    path
-        A file with one of the `FORMATS` endings, perhaps followed by one of the `COMPRESSIONS`.
-    field
-        Field of a JSON object, or column of CSV or Parquet, with the text.
-    document
-        What a document is in plain text: the ``file``, a ``paragraph`` between blank lines, or a
-        ``line``.
-
-    Raises
-    ------
-    CorpusError
-        The file cannot be read, is damaged, is not UTF-8, lacks the field, or holds a document
-        of more than `LONGEST` characters.
+    ``field`` names the text in JSON, CSV and Parquet; ``document`` says what a document is in
+    plain text: the ``file``, a ``paragraph`` between blank lines, or a ``line``.
 
     Examples
     --------
@@ -64,7 +168,7 @@ def read_documents(path: Path, field: str, document: str) -> Iterator[str]:
             if len(text) > LONGEST:
                 raise _too_long(path, "document", "split it, or cut text with document=paragraph")
             # Half of a surrogate pair is not a character; UTF-8 decoders replace it, too.
-            yield text if text.isascii() else _sound(text)
+            yield text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     except UnicodeDecodeError as error:
         raise CorpusError(f"{path}: expected UTF-8 text ({error.reason}); convert it") from None
     except (OSError, EOFError, lzma.LZMAError, zlib.error, csv.Error) as error:
@@ -79,28 +183,17 @@ def read_rows(
     advice: str = "",
     *,
     split: str = "train",
-    as_text: bool = False,
     **options: Any,
 ) -> Iterator[str]:
     """A column of text from a data set, streamed by the datasets library.
 
-    Parameters
-    ----------
-    what, advice
-        Beginning and end of the message if it cannot be read.
-    field
-        The column.
-    builder, split, options
-        As `datasets.load_dataset` takes them.
-    as_text
-        Whether to read all values of the column as text.
+    ``what`` and ``advice`` begin and end the message if it cannot be read; ``builder``, ``split``
+    and ``options`` are those of `datasets.load_dataset`.
     """
     with required_by(f"{what}:"):
         import datasets  # type: ignore[import-untyped]
     try:
         with _silent():
-            if as_text:
-                options["features"] = datasets.Features({field: datasets.Value("string")})
             rows = datasets.load_dataset(builder, streaming=True, split=split, **options)
             for number, row in enumerate(rows, 1):
                 yield _text(row, field, f"{what}, row {number}")
@@ -182,9 +275,12 @@ def _csv(path: Path, field: str, document: str) -> Iterator[str]:
         names = next(csv.reader(lines), [])
     if field not in names:
         raise _no_field(str(path), field, names)
+    with required_by(f"{path}:"):
+        import datasets
     # All values are text: "NA" can be a comment, and so can "12".
-    options: dict[str, Any] = {"usecols": [field], "keep_default_na": False}
-    yield from read_rows(str(path), field, "csv", data_files=str(path), as_text=True, **options)
+    text = datasets.Features({field: datasets.Value("string")})
+    options: dict[str, Any] = {"usecols": [field], "keep_default_na": False, "features": text}
+    yield from read_rows(str(path), field, "csv", data_files=str(path), **options)
 
 
 def _text(row: dict[str, Any], field: str, where: str) -> str:
@@ -200,10 +296,6 @@ def _no_field(where: str, field: str, names: list[str]) -> CorpusError:
     return CorpusError(
         f"{where}: has no {field!r}; set field=NAME to one of {', '.join(names) or 'none'}"
     )
-
-
-def _sound(text: str) -> str:
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def _too_long(path: Path, what: str, advice: str) -> CorpusError:

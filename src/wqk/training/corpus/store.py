@@ -18,7 +18,9 @@ document.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -27,23 +29,50 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wqk.errors import CorpusError, required_by
-from wqk.training.corpus.header import SPLITS, STORED, Header, read_header
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 HEADER, TOKENIZER = "store.json", "tokenizer.json"
+FORMAT, VERSION = "wqk token store", 1
+UNITS = ("words", "characters", "tokenizer")
+SPLITS = ("train", "held_out")
+
+# Headers have a few kilobytes; a larger file is something else.
+MOST_BYTES = 16 << 20
 
 
+@dataclass(frozen=True)
+class Split:
+    """One part of a store: its counts, with separators among the tokens, and its files' hashes."""
+
+    tokens: int
+    documents: int
+    characters: int
+    tokens_sha256: str
+    documents_sha256: str
+
+
+@dataclass(frozen=True, repr=False)
 class TokenStore:
-    r"""Tokens of a corpus, on disk; made by `TokenStore.open`. Needs no PyTorch.
+    r"""Tokens of a corpus, on disk; opened by `TokenStore.open`. Needs no PyTorch.
 
     Attributes
     ----------
     folder
         The store's folder.
-    header
-        The contents of ``store.json``.
+    unit
+        The kind of token: ``words``, ``characters``, or ``tokenizer`` for a given one.
+    vocabulary_size
+        Number of ids, special ones included.
+    special
+        Ids of ``padding``, ``mask``, ``unknown`` and ``separator``, where they exist.
+    tokenizer_sha256
+        SHA-256 of ``tokenizer.json``.
+    splits
+        Counts and hashes of ``train`` and ``held_out``.
+    about
+        Source and processing of the text; not part of the fingerprint.
 
     Examples
     --------
@@ -61,12 +90,16 @@ class TokenStore:
     (dtype('uint16'), 3, 1)
     """
 
-    def __init__(self, folder: Path, header: Header) -> None:
-        self.folder = folder
-        self.header = header
+    folder: Path
+    unit: str
+    vocabulary_size: int
+    special: Mapping[str, int]
+    tokenizer_sha256: str
+    splits: Mapping[str, Split]
+    about: Mapping[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        train = self.header.splits["train"]
+        train = self.splits["train"]
         return (
             f"TokenStore({str(self.folder)!r}, {self.unit}, {train.documents:,} documents, "
             f"{train.tokens:,} tokens)"
@@ -86,34 +119,33 @@ class TokenStore:
         CorpusError
             There is no store, or it is damaged. `verify` checks the contents.
         """
-        path = Path(folder)
-        store = cls(path, read_header(path / HEADER))
+        store = _read(Path(folder))
         for split in SPLITS:
             for kind in ("tokens", "documents"):
-                store._check_size(split, kind)
-        if not (path / TOKENIZER).is_file():
-            raise CorpusError(f"{path}: {TOKENIZER} is missing; build the store again")
+                path, (dtype, count) = store._path(split, kind), store._format(split, kind)
+                try:
+                    actual = path.stat().st_size
+                except OSError as error:
+                    raise _damaged(path, f"cannot be read ({error.strerror})") from None
+                if actual != (expected := count * dtype.itemsize):
+                    raise _damaged(path, f"expected {expected} bytes, got {actual}")
+        if not store.tokenizer.is_file():
+            raise _damaged(store.folder, f"{TOKENIZER} is missing")
         return store
 
     @property
-    def unit(self) -> str:
-        """The kind of token: ``words``, ``characters``, or ``tokenizer`` for a given one."""
-        return self.header.unit
-
-    @property
-    def vocabulary_size(self) -> int:
-        """Number of ids, special ones included."""
-        return self.header.vocabulary_size
-
-    @property
-    def special(self) -> Mapping[str, int]:
-        """Ids of ``padding``, ``mask``, ``unknown`` and ``separator``, where they exist."""
-        return self.header.special
-
-    @property
     def fingerprint(self) -> str:
-        """64 hexadecimal digits, equal for stores in which a model sees the same data."""
-        return self.header.fingerprint
+        """SHA-256 of all that a model sees: 64 digits, equal for stores with the same data."""
+        content = {k: v for k, v in asdict(self).items() if k not in ("folder", "about")}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """The contents of ``store.json``."""
+        content = {name: value for name, value in asdict(self).items() if name != "folder"}
+        dtype = token_dtype(self.vocabulary_size).name
+        known = {"format": FORMAT, "version": VERSION, "fingerprint": self.fingerprint}
+        return known | {"dtype": dtype} | content
 
     @property
     def tokenizer(self) -> Path:
@@ -139,13 +171,11 @@ class TokenStore:
             There is no such split, or the offsets do not ascend from 0 to its end.
         """
         offsets = self._map(split, "documents")
-        end = self.header.splits[split].tokens
+        end = self.splits[split].tokens
         ascending = bool((offsets[1:] >= offsets[:-1]).all())
         if not ascending or offsets[0] != 0 or offsets[-1] != end:
-            raise CorpusError(
-                f"{self._path(split, 'documents')}: expected ascending offsets from 0 to {end}; "
-                "build the store again"
-            )
+            rule = f"expected ascending offsets from 0 to {end}"
+            raise _damaged(self._path(split, "documents"), rule)
         return offsets
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -177,47 +207,33 @@ class TokenStore:
         CorpusError
             A file differs from the header, or violates the format.
         """
-        self._compare(self.tokenizer, self.header.tokenizer_sha256)
-        for split, about in self.header.splits.items():
-            self._compare(self._path(split, "tokens"), about.tokens_sha256)
-            self._compare(self._path(split, "documents"), about.documents_sha256)
+        hashes = {self.tokenizer: self.tokenizer_sha256}
+        for split, about in self.splits.items():
+            hashes[self._path(split, "tokens")] = about.tokens_sha256
+            hashes[self._path(split, "documents")] = about.documents_sha256
+        for path, expected in hashes.items():
+            if sha256(path) != expected:
+                raise _damaged(path, "its content does not match the header's SHA-256")
+        for split in SPLITS:
             tokens, documents = self.tokens(split), self.documents(split)
             if tokens.size and tokens.max() >= self.vocabulary_size:
-                raise CorpusError(
-                    f"{self._path(split, 'tokens')}: holds the id {tokens.max()}, expected less "
-                    f"than {self.vocabulary_size}; build the store again"
-                )
+                rule = f"holds the id {tokens.max()}, expected less than {self.vocabulary_size}"
+                raise _damaged(self._path(split, "tokens"), rule)
             separator = self.special.get("separator")
             if separator is not None and (tokens[documents[1:] - 1] != separator).any():
-                raise CorpusError(
-                    f"{self._path(split, 'documents')}: a document does not end with the "
-                    f"separator ({separator}); build the store again"
-                )
+                rule = f"a document does not end with the separator ({separator})"
+                raise _damaged(self._path(split, "documents"), rule)
 
     def _path(self, split: str, kind: str) -> Path:
         return self.folder / f"{split}.{kind}"
 
     def _format(self, split: str, kind: str) -> tuple[np.dtype[Any], int]:
         """Type and number of what the file of a split's ``tokens`` or ``documents`` holds."""
-        if split not in self.header.splits:
+        if split not in self.splits:
             raise CorpusError(f"{split!r}: no such split; splits are {', '.join(SPLITS)}")
-        about = self.header.splits[split]
         if kind == "tokens":
-            return np.dtype(STORED[self.header.dtype]), about.tokens
-        return np.dtype("<i8"), about.documents + 1
-
-    def _check_size(self, split: str, kind: str) -> None:
-        path, (dtype, count) = self._path(split, kind), self._format(split, kind)
-        try:
-            actual = path.stat().st_size
-        except OSError as error:
-            raise CorpusError(
-                f"{path}: cannot be read ({error.strerror}); build the store again"
-            ) from None
-        if actual != (expected := count * dtype.itemsize):
-            raise CorpusError(
-                f"{path}: expected {expected} bytes, got {actual}; build the store again"
-            )
+            return token_dtype(self.vocabulary_size), self.splits[split].tokens
+        return np.dtype("<i8"), self.splits[split].documents + 1
 
     def _map(self, split: str, kind: str) -> NDArray[Any]:
         path, (dtype, count) = self._path(split, kind), self._format(split, kind)
@@ -230,13 +246,6 @@ class TokenStore:
         except (OSError, ValueError) as error:
             raise CorpusError(f"{path}: cannot be mapped ({error})") from None
 
-    @staticmethod
-    def _compare(path: Path, expected: str) -> None:
-        if sha256(path) != expected:
-            raise CorpusError(
-                f"{path}: its content does not match the header's SHA-256; build the store again"
-            )
-
     @cached_property
     def _decoder(self) -> Any:
         with required_by("decoding"):
@@ -244,9 +253,12 @@ class TokenStore:
         try:
             return Tokenizer.from_file(str(self.tokenizer))
         except Exception as error:  # the library raises nothing narrower
-            raise CorpusError(
-                f"{self.tokenizer}: cannot be used ({error}); build the store again"
-            ) from None
+            raise _damaged(self.tokenizer, f"cannot be used ({error})") from None
+
+
+def token_dtype(vocabulary_size: int) -> np.dtype[Any]:
+    """The type of a vocabulary's ids on disk: two little-endian bytes if they suffice."""
+    return np.dtype("<u2" if vocabulary_size <= 65_535 else "<u4")
 
 
 def sha256(path: Path) -> str:
@@ -256,3 +268,54 @@ def sha256(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise CorpusError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def _read(folder: Path) -> TokenStore:
+    """The store that a folder's header describes; CorpusError if there is none, or it is wrong."""
+    path = folder / HEADER
+    try:
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES)
+        fields = json.loads(content, parse_constant=lambda name: _expect(False, f"got {name}"))
+        _expect(isinstance(fields, dict), "expected a JSON object")
+        _expect(fields["format"] == FORMAT, f"expected the format {FORMAT!r}")
+        _expect(fields["version"] == VERSION, f"this wqk reads version {VERSION} of the format")
+        _expect(fields["unit"] in UNITS, f"unit: expected one of {', '.join(UNITS)}")
+        _expect(isinstance(fields["about"], dict), "about: expected an object")
+        store = TokenStore(
+            folder,
+            fields["unit"],
+            fields["vocabulary_size"],
+            fields["special"],
+            fields["tokenizer_sha256"],
+            {name: Split(**fields["splits"][name]) for name in SPLITS},
+            fields["about"],
+        )
+        size, ids = store.vocabulary_size, store.special.values()
+        counts = [size, *ids]
+        for split in store.splits.values():
+            counts += (split.tokens, split.documents, split.characters)
+        counted = all(type(count) is int and 0 <= count < 1 << 62 for count in counts)
+        _expect(counted, "a count is out of range")
+        _expect(0 < size <= 1 << 32, "vocabulary_size: expected 1 to 2^32")
+        _expect(all(id < size for id in ids), "special: expected smaller ids")
+        same = json.dumps(fields, sort_keys=True) == json.dumps(store.header, sort_keys=True)
+        _expect(same, "the fingerprint does not match")
+    except FileNotFoundError:
+        raise CorpusError(
+            f"{folder}: not a token store (it has no {HEADER}); make one with wqk corpus"
+        ) from None
+    except OSError as error:
+        raise CorpusError(f"{path}: cannot be read ({error.strerror})") from None
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise _damaged(path, f"not the header of a token store ({error})") from None
+    return store
+
+
+def _expect(good: bool, rule: str) -> None:
+    if not good:
+        raise ValueError(rule)
+
+
+def _damaged(path: Path, what: str) -> CorpusError:
+    return CorpusError(f"{path}: {what}; build the store again")

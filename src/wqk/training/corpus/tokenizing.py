@@ -41,16 +41,9 @@ BATCH = 250_000
 
 
 def learn_characters(texts: Iterable[list[str]], size: int, lower: bool) -> str:
-    """A tokenizer whose tokens are the most common characters.
+    """A tokenizer whose tokens are the ``size`` most common characters; all others are unknown.
 
-    Parameters
-    ----------
-    texts
-        Training text, in lists of documents.
-    size
-        Number of characters; all others are unknown.
-    lower
-        Whether to remove capitals and accents first.
+    ``texts`` are lists of documents; ``lower`` removes capitals and accents first.
 
     Examples
     --------
@@ -76,16 +69,8 @@ def learn_words(
 ) -> str:
     """A WordPiece tokenizer whose vocabulary is learned from the text, deterministically.
 
-    Parameters
-    ----------
-    texts
-        Returns the training text, in lists of documents; called twice.
-    size
-        Vocabulary size; smaller if the text has too few words.
-    lower
-        Whether to remove capitals and accents first.
-    threads
-        Whether the library may count words on all cores.
+    ``texts`` is called twice. The vocabulary is smaller than ``size`` if the text has too few
+    words.
     """
     library = _library()
     tokenizer = _word_tokenizer(library.models.WordPiece(unk_token="[UNK]"), lower)
@@ -163,14 +148,7 @@ def special_ids(tokenizer: str) -> tuple[dict[str, int], int]:
 
 
 class Encoder:
-    """Tokenizes texts; thread-safe.
-
-    Parameters
-    ----------
-    tokenizer
-        Content of a ``tokenizer.json``.
-    unit
-        ``characters`` are looked up in a table; the library encodes all others.
+    """Tokenizes texts with the content of a ``tokenizer.json``; thread-safe.
 
     Examples
     --------
@@ -181,9 +159,9 @@ class Encoder:
     """
 
     def __init__(self, tokenizer: str, unit: str) -> None:
-        special, self.vocabulary_size = special_ids(tokenizer)
-        self.special = special
-        self._end = np.array([special["separator"]] if "separator" in special else [], np.uint32)
+        self.special, self.vocabulary_size = special_ids(tokenizer)
+        end = [self.special["separator"]] if "separator" in self.special else []
+        self._end = np.array(end, np.uint32)
         encode = _character_encoder if unit == "characters" else _library_encoder
         self._encode: Encode = encode(tokenizer)
 

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wqk.errors import CorpusError
-from wqk.training.corpus.header import SPLITS, STORED, Header, Split, token_dtype
-from wqk.training.corpus.store import HEADER, TOKENIZER, TokenStore
+from wqk.training.corpus.store import HEADER, SPLITS, TOKENIZER, Split, TokenStore, token_dtype
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -63,7 +62,7 @@ def write_store(
     splits
         Chunks of ``train`` and of ``held_out``; a missing split is empty.
     unit, vocabulary_size, special, about
-        As in `Header`.
+        As in `TokenStore`.
     tokenizer
         Content of ``tokenizer.json``.
     beside
@@ -95,7 +94,8 @@ def write_store(
         growing.mkdir(parents=True)
         try:
             (growing / TOKENIZER).write_bytes(tokenizer)
-            header = Header(
+            store = TokenStore(
+                path,
                 unit,
                 vocabulary_size,
                 dict(special),
@@ -106,7 +106,7 @@ def write_store(
                 },
                 dict(about or {}),
             )
-            content = json.dumps(header.to_json(), ensure_ascii=False, indent=1) + "\n"
+            content = json.dumps(store.header, ensure_ascii=False, indent=1) + "\n"
             (growing / HEADER).write_text(content, "utf-8")
             _synced(growing / HEADER)
             _sync_folder(growing)
@@ -118,37 +118,34 @@ def write_store(
         if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
             raise CorpusError(f"{path}: already exists; choose another folder") from None
         raise CorpusError(f"{path}: cannot be written ({error.strerror})") from None
-    return TokenStore(path, header)
+    return store
 
 
 def _write_split(folder: Path, name: str, chunks: Iterable[Chunk], vocabulary_size: int) -> Split:
     """Both files of a split, chunk by chunk."""
-    dtype = STORED[token_dtype(vocabulary_size)]
+    dtype = token_dtype(vocabulary_size)
     total = documents = characters = 0
     paths = folder / f"{name}.tokens", folder / f"{name}.documents"
     with paths[0].open("xb") as tokens, paths[1].open("xb") as offsets:
         offsets.write(np.zeros(1, "<i8").tobytes())
         for chunk in chunks:
-            _check(chunk, vocabulary_size)
-            tokens.write(chunk.tokens.astype(dtype).tobytes())
-            offsets.write((total + np.cumsum(chunk.lengths, dtype="<i8")).astype("<i8").tobytes())
-            total += len(chunk.tokens)
-            documents += len(chunk.lengths)
+            ids, lengths = chunk.tokens, chunk.lengths
+            if ids.size and not 0 <= ids.min() <= ids.max() < vocabulary_size:
+                raise CorpusError(
+                    f"tokens: expected ids from 0 to {vocabulary_size - 1}, got {ids.min()} to "
+                    f"{ids.max()}"
+                )
+            if (lengths < 0).any() or lengths.sum() != len(ids):
+                raise CorpusError(
+                    f"documents: expected lengths that add up to {len(ids)} tokens, got "
+                    f"{lengths.sum()}"
+                )
+            tokens.write(ids.astype(dtype).tobytes())
+            offsets.write((total + np.cumsum(lengths, dtype="<i8")).astype("<i8").tobytes())
+            total += len(ids)
+            documents += len(lengths)
             characters += chunk.characters
     return Split(total, documents, characters, *map(_synced, paths))
-
-
-def _check(chunk: Chunk, vocabulary_size: int) -> None:
-    if chunk.tokens.size and not 0 <= chunk.tokens.min() <= chunk.tokens.max() < vocabulary_size:
-        raise CorpusError(
-            f"tokens: expected ids from 0 to {vocabulary_size - 1}, got {chunk.tokens.min()} to "
-            f"{chunk.tokens.max()}"
-        )
-    if (chunk.lengths < 0).any() or chunk.lengths.sum() != len(chunk.tokens):
-        raise CorpusError(
-            f"documents: expected lengths that add up to {len(chunk.tokens)} tokens, got "
-            f"{chunk.lengths.sum()}"
-        )
 
 
 def _synced(path: Path) -> str:

@@ -1,20 +1,23 @@
-"""Initialize the query, key and value weights of a model, in place."""
+"""Initialize the query, key and value weights of a model, in place, and report what changed."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from wqk._console import counted
 from wqk.attention import attention_plans, load_attention
 from wqk.checkpoints import Part, open_checkpoint
 from wqk.checkpoints.live import Parameters
 from wqk.errors import CheckpointError, FormError, UnknownFamily
 from wqk.families.layouts import Projection, put_outputs
+from wqk.forms.scores import symmetry
 from wqk.training.starts.kinds import KINDS, Kind, mimetic, planes, shared_queries
-from wqk.training.starts.report import Initialization, LayerChange, LayerScores, layer_scores
 
 if TYPE_CHECKING:
     from wqk._typing import Array, FilePath
@@ -24,8 +27,85 @@ if TYPE_CHECKING:
 # By how much a start's symmetry may differ from its kind's, in float32.
 TOLERANCE = 1e-4
 
-# New values of a layer by where they are stored: weights (heads, R, D) and biases (heads, R, 1).
-Start = dict[Projection | Part, np.ndarray]
+# Whole tensors of a layer, by name.
+Copies = dict[str, np.ndarray]
+
+
+class LayerScores(NamedTuple):
+    """Scores of a layer's form, which includes the gains of query and key norms.
+
+    Attributes
+    ----------
+    symmetry, trace, norm
+        Of W_qk.
+    own_score
+        Expected attention logit of a token with itself, averaged over heads, if its components are
+        independent with unit variance, as after a layer norm: scale · trace / H.
+    value_norm
+        ‖W_v‖; NaN if values are not a single projection.
+    """
+
+    symmetry: float
+    trace: float
+    norm: float
+    own_score: float
+    value_norm: float
+
+
+@dataclass(frozen=True)
+class LayerChange:
+    """One layer's form before and after."""
+
+    stack: str
+    layer: int
+    before: LayerScores
+    after: LayerScores
+
+    @property
+    def norm_ratio(self) -> float:
+        """‖W_qk‖ after, divided by that before; NaN if that was zero."""
+        return self.after.norm / self.before.norm if self.before.norm else math.nan
+
+    @property
+    def value_ratio(self) -> float:
+        """‖W_v‖ after, divided by that before; NaN if that was zero or is unknown."""
+        before = self.before.value_norm
+        return self.after.value_norm / before if before else math.nan
+
+
+@dataclass(frozen=True, repr=False)
+class Initialization:
+    """The layers that were set, in order; printing it shows a line for each.
+
+    Attributes
+    ----------
+    kind
+        The kind of initialization.
+    layers
+        Each with its scores before and after.
+    """
+
+    kind: str
+    layers: tuple[LayerChange, ...]
+
+    def __repr__(self) -> str:
+        head = f"{self.kind} initialization of {counted(len(self.layers), 'layer')}"
+        columns = (
+            f"{'layer':>18}  {'symmetry':>17}  {'trace':>21}  {'own-token score':>17}"
+            "  norm ratio  values"
+        )
+        return "\n".join([head, columns, *map(_line, self.layers)])
+
+
+def _line(change: LayerChange) -> str:
+    before, after = change.before, change.after
+    return (
+        f"{change.stack:>14} {change.layer:>3}"
+        f"  {before.symmetry:>7.3f} → {after.symmetry:>7.3f}"
+        f"  {before.trace:>9.3g} → {after.trace:>9.3g}"
+        f"  {before.own_score:>7.3f} → {after.own_score:>7.3f}"
+        f"  {change.norm_ratio:>10.3f}  {change.value_ratio:>6.3f}"
+    )
 
 
 def initialize_(
@@ -111,12 +191,14 @@ def initialize_(
     # NumPy's generator, since PyTorch's with the model's own seed would repeat its embedding.
     rng = np.random.default_rng(torch.initial_seed() if seed is None else seed)
     # All are planned before the first is written: a model is set as a whole or not at all.
-    planned = [
-        _plan_start(checkpoint, plan, chosen, rng, norm_ratio, value_ratio) for plan in plans
-    ]
+    planned = [_planned(checkpoint, plan, chosen, rng, norm_ratio, value_ratio) for plan in plans]
     with torch.no_grad():
-        for _, start in planned:
-            _write(start, parameters.arrays)
+        for plan, (_, copies) in zip(plans, planned, strict=True) if writes else ():
+            new = open_checkpoint(copies)
+            for side in filter(None, (plan.query, plan.key, plan.value)):
+                if _is_single(side):
+                    bias = None if side.bias is None else _bias(new, side)
+                    _put(parameters.arrays, side, _weight(new, side), bias)
     return Initialization(
         kind,
         tuple(
@@ -144,34 +226,52 @@ def _require_settable(
                 f"{name}: {own} has an adapter, whose product would be added to what is written; "
                 "initialize the model before it is adapted"
             )
-        sides = (plan.query.projection, plan.key.projection)
-        if not all(isinstance(projection, Projection) for projection in sides):
+        if not (_is_single(plan.query) and _is_single(plan.key)):
             raise CheckpointError(
                 f"{name}: keys and values share a latent, so the keys cannot be set without the "
                 "values"
             )
 
 
-def _plan_start(
+def _planned(
     checkpoint: Checkpoint,
     plan: AttentionPlan,
     kind: Kind,
     rng: np.random.Generator,
     norm_ratio: float | None,
     value_ratio: float | None,
-) -> tuple[LayerScores, Start]:
-    """A layer's current scores, and its new weights, tested on a copy."""
-    names = {part.name for part in (*plan.parts, *(plan.value.parts if plan.value else ()))}
+) -> tuple[LayerScores, Copies]:
+    """A layer's current scores, and copies of its tensors with its new weights."""
+    query, key, value = plan.query, plan.key, plan.value
+    names = {part.name for part in (*plan.parts, *(value.parts if value else ()))}
     copies = {name: checkpoint.read([Part(name)])[0] for name in names}
-    trial = open_checkpoint(copies)
+    trial = open_checkpoint(copies)  # shows what is written into the copies
     before = _measured(trial, plan)
-    start = _start(trial, plan, kind, rng)
+    if kind.draw:
+        sides = {"query": query, "key": key, "value": value}
+        single = {r: side for r, side in sides.items() if side and _is_single(side)}
+        shapes = {role: _weight(trial, side).shape for role, side in single.items()}
+        try:
+            drawn = kind.draw(shapes, rng)
+        except KeyError:
+            raise _values_apart(checkpoint.name, plan, "drawn") from None
+        for role, weight in drawn.items():
+            _put(copies, single[role], weight)
+    if kind.turn:
+        order, turn = planes(plan), kind.turn
+
+        def keys(queries: Array) -> Array:
+            if query.norm and query.norm.kind == "layer":
+                queries = queries - queries.mean(axis=1, keepdims=True)  # as the norm will
+            return turn.keys(shared_queries(queries, key.heads), order)
+
+        with_bias = kind.biases and query.bias is not None and key.bias is not None
+        bias = keys(_bias(trial, query)) if with_bias else None
+        _put(copies, key, keys(_weight(trial, query)), bias)
     if value_ratio is not None:
-        value = plan.value.projection if plan.value else None
-        if not isinstance(value, Projection):
+        if value is None or not _is_single(value):
             raise _values_apart(checkpoint.name, plan, "scaled")
-        start[value] = _weight(trial, value, start) * np.float32(value_ratio)
-    _write(start, copies)
+        _put(copies, value, _weight(trial, value) * np.float32(value_ratio))
     after = _measured(trial, plan)
     if kind.turn and not abs(after.symmetry - kind.turn.symmetry) < TOLERANCE:
         raise CheckpointError(
@@ -181,47 +281,10 @@ def _plan_start(
         )
     if norm_ratio is not None and after.norm:
         factor = np.float32((norm_ratio * before.norm / after.norm) ** 0.5)
-        for side in (plan.query, plan.key):
-            assert isinstance(side.projection, Projection)
-            start[side.projection] = _weight(trial, side.projection, start) * factor
-            if side.bias is not None:
-                start[side.bias] = _bias(trial, side) * factor
-    return before, start
-
-
-def _start(
-    checkpoint: Checkpoint, plan: AttentionPlan, kind: Kind, rng: np.random.Generator
-) -> Start:
-    start: Start = {}
-    if kind.draw:
-        sides = {"query": plan.query, "key": plan.key, "value": plan.value}
-        stored = {
-            role: (side.projection, _weight(checkpoint, side.projection, {}))
-            for role, side in sides.items()
-            if side and isinstance(side.projection, Projection)
-        }
-        try:
-            drawn = kind.draw({role: weight.shape for role, (_, weight) in stored.items()}, rng)
-        except KeyError:
-            raise _values_apart(checkpoint.name, plan, "drawn") from None
-        for role, weight in drawn.items():
-            projection, before = stored[role]
-            start[projection] = weight.astype(before.dtype)
-    if kind.turn:
-        order, turn = planes(plan), kind.turn
-        query, key = plan.query, plan.key
-        assert isinstance(query.projection, Projection)
-        assert isinstance(key.projection, Projection)
-
-        def keys(side: Array) -> Array:
-            if query.norm and query.norm.kind == "layer":
-                side = side - side.mean(axis=1, keepdims=True)  # as the norm will
-            return turn.keys(shared_queries(side, key.heads), order)
-
-        start[key.projection] = keys(_weight(checkpoint, query.projection, start))
-        if kind.biases and query.bias is not None and key.bias is not None:
-            start[key.bias] = keys(_bias(checkpoint, query))
-    return start
+        for side in (query, key):
+            bias = None if side.bias is None else _bias(trial, side) * factor
+            _put(copies, side, _weight(trial, side) * factor, bias)
+    return before, copies
 
 
 def _values_apart(name: str, plan: AttentionPlan, change: str) -> CheckpointError:
@@ -231,11 +294,14 @@ def _values_apart(name: str, plan: AttentionPlan, change: str) -> CheckpointErro
     )
 
 
-def _weight(checkpoint: Checkpoint, projection: Projection, start: Start) -> np.ndarray:
-    """A side's weight (heads, R, D): the start's, or else the stored one."""
-    if projection in start:
-        return start[projection]
-    weight: np.ndarray = projection.take(checkpoint.read([projection.part])[0])
+def _is_single(side: Side) -> bool:
+    return isinstance(side.projection, Projection)
+
+
+def _weight(checkpoint: Checkpoint, side: Side) -> np.ndarray:
+    """A side's weight (heads, R, D)."""
+    assert isinstance(side.projection, Projection)
+    weight: np.ndarray = side.projection.take(checkpoint.read([side.projection.part])[0])
     return weight
 
 
@@ -246,27 +312,33 @@ def _bias(checkpoint: Checkpoint, side: Side) -> np.ndarray:
     return bias
 
 
-def _write(start: Start, tensors: Mapping[str, Any]) -> None:
-    """Write the new values into whole tensors of NumPy or PyTorch."""
-    for stored, values in start.items():
-        if isinstance(stored, Projection):
-            tensor = tensors[stored.tensor]
-            stored.put(tensor, _as_in(tensor, values))
-        else:
-            tensor = tensors[stored.name]
-            put_outputs(tensor, stored.rows, _as_in(tensor, values.reshape(-1)))
+def _put(
+    tensors: Mapping[str, Any], side: Side, weight: np.ndarray, bias: np.ndarray | None = None
+) -> None:
+    """Write a side's weight, and its bias if given, into whole tensors of NumPy or PyTorch."""
 
+    def as_in(tensor: Any, values: np.ndarray) -> Any:
+        if isinstance(tensor, np.ndarray):
+            return values
+        import torch
 
-def _as_in(tensor: Any, values: np.ndarray) -> Any:
-    """The values in the array library and type, and on the device, of a tensor."""
-    if isinstance(tensor, np.ndarray):
-        return values
-    import torch
+        return torch.from_numpy(np.ascontiguousarray(values)).to(tensor)
 
-    return torch.from_numpy(np.ascontiguousarray(values)).to(tensor)
+    assert isinstance(side.projection, Projection)
+    tensor = tensors[side.tensor]
+    side.projection.put(tensor, as_in(tensor, weight))
+    if side.bias is not None and bias is not None:
+        tensor = tensors[side.bias.name]
+        put_outputs(tensor, side.bias.rows, as_in(tensor, bias.reshape(-1)))
 
 
 def _measured(checkpoint: Checkpoint, plan: AttentionPlan) -> LayerScores:
-    value = plan.value.projection if plan.value else None
-    read = _weight(checkpoint, value, {}) if isinstance(value, Projection) else None
-    return layer_scores(load_attention(checkpoint, plan), read)
+    """The current scores of one layer."""
+    attention = load_attention(checkpoint, plan)
+    form, value_norm = attention.form, math.nan
+    if plan.value and _is_single(plan.value):
+        weight = _weight(checkpoint, plan.value)
+        value_norm = float(np.linalg.norm(weight.astype(np.float64)))
+    trace = float(form.trace)
+    own_score = plan.scale * trace / attention.head_count
+    return LayerScores(float(symmetry(form)), trace, float(form.norm), own_score, value_norm)

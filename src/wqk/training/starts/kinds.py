@@ -195,21 +195,11 @@ def mimetic(
 
 
 class Kind(NamedTuple):
-    """A start by name.
+    """A start: which weights it draws, and how it computes keys from queries."""
 
-    Attributes
-    ----------
-    draw
-        Returns new weights by role; None to keep all.
-    turn
-        How to compute keys from queries; None if they are independent.
-    biases
-        Whether to compute the keys' biases in the same way.
-    """
-
-    draw: Callable[[Shapes, np.random.Generator], Weights] | None = None
-    turn: Turn | None = None
-    biases: bool = True
+    draw: Callable[[Shapes, np.random.Generator], Weights] | None = None  # None: keeps all
+    turn: Turn | None = None  # None: independent keys
+    biases: bool = True  # whether the keys' biases are computed in the same way
 
 
 def _published(*roles: str, turn: str = "") -> Kind:

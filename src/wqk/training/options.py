@@ -1,0 +1,49 @@
+"""Options as fields of a dataclass: one declaration for the checks and for the command."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, field
+from typing import Any
+
+# Types of fields by their names.
+TYPES = {"str": str, "int": int, "float": float}
+
+_BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
+    "choices": ("one of", lambda value, choices: value in choices),
+    "least": ("at least", lambda value, least: bool(value >= least)),
+    "above": ("greater than", lambda value, above: bool(value > above)),
+    "below": ("less than", lambda value, below: bool(value < below)),
+}
+
+
+def option(description: str, *, default: Any = MISSING, **about: Any) -> Any:
+    """A field with its help text, and more about it, such as ``choices``, bounds or ``metavar``."""
+    return field(default=default, metadata={"help": description, **about})
+
+
+def kind_of(entry: Field[Any]) -> str:
+    """The name of a field's type, besides None."""
+    return str(entry.type).removesuffix(" | None")
+
+
+def checked(entry: Field[Any], value: Any, error: Callable[[str], Exception]) -> Any:
+    """A field's value, as a float if the field is one; ``error`` if type or bounds are wrong."""
+    name, wanted = entry.name, kind_of(entry)
+    if value is None and wanted != entry.type:
+        return None
+    if wanted == "float" and type(value) is int:
+        value = float(value)
+    if type(value) is not TYPES.get(wanted, type(value)) or (
+        wanted.startswith("Mapping") and not isinstance(value, Mapping)
+    ):
+        raise error(f"{name} must be of type {wanted}, got {name}={value!r}")
+    for bound, (phrase, holds) in _BOUNDS.items():
+        if bound in entry.metadata and not holds(value, entry.metadata[bound]):
+            shown = entry.metadata[bound]
+            listed = ", ".join(shown) if isinstance(shown, tuple) else shown
+            raise error(f"{name} must be {phrase} {listed}, got {name}={value!r}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise error(f"{name} must be a finite number, got {name}={value!r}")
+    return value
