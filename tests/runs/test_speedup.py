@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from wqk._files import append_lines
 from wqk.cli.main import command
 from wqk.errors import RunError
-from wqk.runs.paired import paired
 from wqk.runs.run import METRICS, Run, create_run, open_run
-from wqk.runs.speedup import SpeedUp, StartSpeedUp, first_below, saved_share, speedups
+from wqk.runs.speedup import SpeedUp, StartSpeedUp, first_below, paired, saved_share, speedups
 
 STEPS = 100
 

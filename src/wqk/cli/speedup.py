@@ -13,8 +13,7 @@ from wqk._console import sheet
 from wqk.cli.options import PATH, Number, below, json_output
 
 if TYPE_CHECKING:
-    from wqk.runs.paired import Paired
-    from wqk.runs.speedup import Field, StartSpeedUp
+    from wqk.runs.speedup import Field, Paired, StartSpeedUp
 
 
 @click.command()
@@ -141,7 +140,7 @@ def interval(result: Paired, form: str) -> str:
 
     Examples
     --------
-    >>> from wqk.runs.paired import Paired
+    >>> from wqk.runs.speedup import Paired
     >>> interval(Paired(2, -0.5, -0.75, 0.25), "+.2f"), interval(Paired(1, 0.5), "+.0%")
     ('−0.50 [−0.75, +0.25]', '+50%')
     """

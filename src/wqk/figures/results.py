@@ -8,8 +8,7 @@ from wqk.atlas import TrainingResult, paper_table
 from wqk.errors import OutputError, RunError, TableError
 from wqk.figures.curves import held_out_losses
 from wqk.runs.groups import cells, differ_in_start
-from wqk.runs.paired import paired
-from wqk.runs.speedup import compare
+from wqk.runs.speedup import compare, paired
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,8 +16,8 @@ if TYPE_CHECKING:
     from wqk.atlas.paper_tables import Name
     from wqk.figures.sources import Sources
     from wqk.runs.groups import Cell
-    from wqk.runs.paired import Paired
     from wqk.runs.run import Run
+    from wqk.runs.speedup import Paired
 
 TEXTS: dict[str, Literal["markdown", "latex"]] = {".md": "markdown", ".tex": "latex"}
 

@@ -7,11 +7,11 @@ in one thing only: an encoder and its decoder, or one initialization and another
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from wqk.errors import RunError
 
@@ -34,22 +34,15 @@ UNTOLD = {
     "log_every", "held_out_every", "held_out_blocks", "score_every",
 }  # fmt: skip
 
-T = TypeVar("T")
-
 OWN_OBJECTIVES = {("encoder", "masked"), ("decoder", "causal")}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Runs that differ only in their seed.
+    """Runs that differ only in their seed, at least one.
 
-    Attributes
-    ----------
-    runs
-        At least one.
-    shared
-        What they share: the fields of their recipe that are set (``objective`` if it is not the
-        mode's own), the name of the corpus's folder as ``corpus``, and its ``fingerprint``.
+    They share the fields of their recipe that are set (``objective`` if it is not the mode's own),
+    the name of the corpus's folder as ``corpus``, and its ``fingerprint``.
     """
 
     runs: tuple[Run, ...]
@@ -79,21 +72,17 @@ class Cell:
         words = [init] if init != "random" or not self.penalty else []
         return ", ".join(filter(None, [*words, *scales, self.penalty]))
 
+    def without(self, names: Sequence[str]) -> dict[str, Any]:
+        """What the runs share, without some fields."""
+        return {name: value for name, value in self.shared.items() if name not in names}
+
 
 @dataclass(frozen=True)
 class ModeGroup:
-    """An encoder and a decoder with otherwise equal recipes, or one of them alone.
+    """An encoder and a decoder with otherwise equal recipes, or one of them alone."""
 
-    Attributes
-    ----------
-    title
-        The corpus, and what distinguishes this group from others on corpora of the same name.
-    cells
-        By mode, the encoder first.
-    """
-
-    title: str
-    cells: Mapping[str, Cell]
+    title: str  # the corpus, and what tells this group from others on corpora of the same name
+    cells: Mapping[str, Cell]  # by mode, the encoder first
 
 
 def cells(runs: Iterable[Run]) -> list[Cell]:
@@ -109,7 +98,8 @@ def cells(runs: Iterable[Run]) -> list[Cell]:
     >>> [(cell.start, [run.name for run in cell.runs]) for cell in cells(runs)]
     [('random', ['random-1', 'random-2']), ('paired', ['paired-1', 'paired-2'])]
     """
-    return [Cell(tuple(group), _shared(group[0])) for group in _gathered(runs, _shared)]
+    groups = _gathered((Cell((run,), _shared(run)) for run in runs), ())
+    return [Cell(tuple(c.runs[0] for c in group), group[0].shared) for group in groups]
 
 
 def pairs(runs: Sequence[Run], figure: str) -> list[ModeGroup]:
@@ -168,8 +158,7 @@ def starts(runs: Sequence[Run], figure: str, penalties: bool) -> dict[str, Cell]
 
 def differ_in_start(left: Cell, right: Cell) -> bool:
     """Whether two cells differ only in their initialization and penalty."""
-    bare = _without(START)
-    return bare(left) == bare(right)
+    return left.without(START) == right.without(START)
 
 
 def one(comparisons: Sequence[ModeGroup], figure: str, instead: str) -> ModeGroup:
@@ -198,28 +187,23 @@ def _shared(run: Run) -> dict[str, Any]:
     return named | recipe | {"fingerprint": corpus.get("fingerprint")}
 
 
-def _gathered(items: Iterable[T], key: Callable[[T], Any]) -> list[list[T]]:
-    """Items with equal keys together, in the order of the first of each."""
-    groups: dict[str, list[T]] = {}
-    for item in items:
-        groups.setdefault(json.dumps(key(item), sort_keys=True), []).append(item)
+def _gathered(some: Iterable[Cell], names: Sequence[str]) -> list[list[Cell]]:
+    """Cells that differ only in these fields together, in the order of the first of each."""
+    groups: dict[str, list[Cell]] = {}
+    for cell in some:
+        groups.setdefault(json.dumps(cell.without(names), sort_keys=True), []).append(cell)
     return list(groups.values())
-
-
-def _without(names: Sequence[str]) -> Callable[[Cell], dict[str, Any]]:
-    """What a cell shares, without some fields."""
-    return lambda cell: {k: v for k, v in cell.shared.items() if k not in names}
 
 
 def _by_start(some: Iterable[Cell]) -> list[list[Cell]]:
     """Cells that differ only in initialization and penalty, where there are two or more."""
-    return [group for group in _gathered(some, _without(START)) if len(group) > 1]
+    return [group for group in _gathered(some, START) if len(group) > 1]
 
 
 def _by_mode(runs: Iterable[Run]) -> list[tuple[Cell, ...]]:
     """Each encoder with each decoder that differs only in the mode; the others alone."""
     groups: list[tuple[Cell, ...]] = []
-    for group in _gathered(cells(runs), _without(MODE)):
+    for group in _gathered(cells(runs), MODE):
         encoders, decoders = (
             [cell for cell in group if cell.mode == mode] for mode in ("encoder", "decoder")
         )
@@ -241,22 +225,20 @@ def _titles(some: Sequence[Cell]) -> list[str]:
     for cell in some:
         corpus = cell.shared["corpus"]
         others = [other for other in some if other.shared["corpus"] == corpus]
+        varying = {
+            name
+            for name in cell.shared
+            if len({str(other.shared.get(name)) for other in others}) > 1
+        }
         words = [corpus or "corpus without a name"]
-        if _varies(others, "fingerprint"):
+        if "fingerprint" in varying:
             words.append(str(cell.shared["fingerprint"])[:8])
         if len({other.start for other in others}) > 1:
             words.append(cell.start)
-        words += [
-            f"{name.replace('_', ' ')} {value}"
-            for name, value in cell.shared.items()
-            if name not in UNTOLD and _varies(others, name)
-        ]
+        told = [name for name in cell.shared if name in varying - UNTOLD]
+        words += [f"{name.replace('_', ' ')} {cell.shared[name]}" for name in told]
         titles.append(", ".join(words))
     return titles
-
-
-def _varies(some: Iterable[Cell], name: str) -> bool:
-    return len({str(cell.shared.get(name)) for cell in some}) > 1
 
 
 def _listed(runs: Sequence[Run], field: str) -> str:

@@ -6,20 +6,22 @@ speed-up is negative. So it is always defined: the run that ends lower reaches t
 
 A noisy loss falls below a level before it stays there. It is therefore smoothed, and the step at
 which it first falls below is reported together with the step from which it stays there.
+
+Runs are compared seed by seed: mean difference, interval, p, smallest detectable difference.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import polars as pl
 
-from wqk.errors import RunError
+from wqk.errors import RunError, required_by
 from wqk.runs.groups import starts
-from wqk.runs.paired import Paired, paired
 
 if TYPE_CHECKING:
     from wqk._typing import Array, Float
@@ -33,6 +35,64 @@ Field = Literal["first", "lasting", "difference"]
 SMOOTHING = 0.05
 
 COLUMNS: dict[Loss, str] = {"held-out": "held_out_loss", "training": "loss"}
+
+LEVEL = 0.95  # of intervals; the test's size is 1 − LEVEL
+POWER = 0.8  # at which an effect counts as detectable
+
+
+@dataclass(frozen=True)
+class Paired:
+    """A mean of differences, one for each seed, by Student's t.
+
+    Attributes
+    ----------
+    count
+        Number of seeds.
+    mean
+        Mean of the differences.
+    low, high
+        The mean's 95 % interval; None, as are ``p`` and ``detectable``, for a single seed or if all
+        differences are equal, so that their spread is unknown.
+    p
+        Two-sided, of the hypothesis that the mean is zero.
+    detectable
+        The smallest true difference that this many seeds of this spread detect with power 80 %.
+    """
+
+    count: int
+    mean: float
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+    detectable: float | None = None
+
+
+def paired(differences: Sequence[float]) -> Paired:
+    """The mean of differences compared with zero.
+
+    Raises
+    ------
+    MissingPackage
+        SciPy is not installed.
+
+    Examples
+    --------
+    >>> result = paired([0.1, 0.3, 0.2])
+    >>> [round(value, 3) for value in (result.mean, result.low, result.high, result.p)]
+    [0.2, -0.048, 0.448, 0.074]
+    >>> paired([0.5])
+    Paired(count=1, mean=0.5, low=None, high=None, p=None, detectable=None)
+    """
+    count, mean = len(differences), fmean(differences)
+    if count < 2 or not (deviation := stdev(differences)):
+        return Paired(count, mean)
+    with required_by("an interval over seeds"):
+        from scipy.stats import t  # type: ignore[import-untyped]
+    error, freedom = deviation / count**0.5, count - 1
+    quantile, power = (float(t.ppf(share, freedom)) for share in ((1 + LEVEL) / 2, POWER))
+    low, high = mean - quantile * error, mean + quantile * error
+    p = float(2 * t.sf(abs(mean) / error, freedom))
+    return Paired(count, mean, low, high, p, (quantile + power) * error)
 
 
 @dataclass(frozen=True)
@@ -177,20 +237,24 @@ def compare(
         raise RunError(
             f"speedup compares runs of one seed; {baseline.start} and {candidate.start} share none"
         )
-    ends = {int(_smoothed(run, loss, smoothing)[0][-1]) for pair in both for run in pair}
+    curves = [[_smoothed(run, loss, smoothing) for run in pair] for pair in both]
+    ends = {int(steps[-1]) for pair in curves for steps, _ in pair}
     if len(ends) > 1:
         raise RunError(
             f"speedup compares runs at one step; {baseline.start} and {candidate.start} have their "
             f"last {loss} loss at the steps {', '.join(map(str, sorted(ends)))}: resume the "
             "shorter ones with wqk train --resume"
         )
-    return StartSpeedUp(
-        candidate.start,
-        baseline.start,
-        ends.pop(),
-        int(candidate.shared.get("steps", 0)),
-        tuple(_speed_up(*pair, loss, smoothing, level) for pair in both),
-    )
+    compared = []
+    for pair, (reference, own) in zip(both, curves, strict=True):
+        before, after = float(reference[1][-1]), float(own[1][-1])
+        sign, faster, target = (1, own, before) if after <= before else (-1, reference, after)
+        first, lasting = (sign * share for share in saved_share(*faster, target))
+        below = (None if level is None else first_below(run, level) for run in pair)
+        seed = int(pair[1].recipe.get("seed", 0))
+        compared.append(SpeedUp(seed, before, after, first, lasting, *below))
+    steps = int(candidate.shared.get("steps", 0))
+    return StartSpeedUp(candidate.start, baseline.start, ends.pop(), steps, tuple(compared))
 
 
 def first_below(run: Run, level: float, steps: int = 100) -> int | None:
@@ -207,17 +271,6 @@ def first_below(run: Run, level: float, steps: int = 100) -> int | None:
     at, means = _trailing(curve, "loss", steps)
     below = np.flatnonzero((means < level) & (at >= steps))
     return int(at[below[0]]) if len(below) else None
-
-
-def _speed_up(
-    baseline: Run, candidate: Run, loss: Loss, smoothing: float, level: float | None
-) -> SpeedUp:
-    curves = [_smoothed(run, loss, smoothing) for run in (baseline, candidate)]
-    reference, own = (float(losses[-1]) for _, losses in curves)
-    sign, faster, slower_end = (1, 1, reference) if own <= reference else (-1, 0, own)
-    first, lasting = (sign * share for share in saved_share(*curves[faster], slower_end))
-    below = (None if level is None else first_below(run, level) for run in (baseline, candidate))
-    return SpeedUp(int(candidate.recipe.get("seed", 0)), reference, own, first, lasting, *below)
 
 
 def _smoothed(run: Run, loss: Loss, smoothing: float) -> tuple[np.ndarray, np.ndarray]:
