@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 import wqk
+from wqk._files import append_lines
 from wqk.monitor import journal
 from wqk.runs.run import read_table
+from wqk.scanning.tables import records
 
 
 def rows(step: int) -> wqk.ScoreTable:
@@ -26,11 +28,15 @@ def begin(path: Path, keep: int) -> None:
     journal.begin(path, keep, {"gamma": 2.0})
 
 
+def append(path: Path, table: wqk.ScoreTable) -> None:
+    append_lines(path, *records(table.frame))
+
+
 def test_a_file_torn_at_any_byte_is_read_and_mended(tmp_path: Path) -> None:
     path = tmp_path / "scores.jsonl"
     begin(path, -1)
     for step in range(3):
-        journal.append(path, rows(step))
+        append(path, rows(step))
     content = path.read_bytes()
     for length in range(0, len(content), 43):
         path.write_bytes(content[:length])
@@ -38,7 +44,7 @@ def test_a_file_torn_at_any_byte_is_read_and_mended(tmp_path: Path) -> None:
         assert read == [0, 0, 0, 1, 1, 1, 2, 2, 2][: len(read)]
         assert len(read) == max(0, content[:length].count(b"\n") - 1)
         begin(path, 0)
-        journal.append(path, rows(1))
+        append(path, rows(1))
         table = wqk.read_table(path)
         assert table.frame["step"].to_list() == [0] * min(3, len(read)) + [1, 1, 1]
         assert table.metadata["gamma"] == 2.0
@@ -47,11 +53,11 @@ def test_a_file_torn_at_any_byte_is_read_and_mended(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from tests.monitor.test_journal import begin, journal, rows
+from tests.monitor.test_journal import append, begin, rows
 path = Path(sys.argv[1])
 begin(path, int(sys.argv[2]))
 for step in range(int(sys.argv[2]) + 1, 10**6):
-    journal.append(path, rows(step))
+    append(path, rows(step))
     print(flush=True)
 """
 

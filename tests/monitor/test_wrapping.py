@@ -12,7 +12,7 @@ from tests.monitor.test_monitor import same
 
 import wqk
 from wqk.errors import CheckpointError, RunError
-from wqk.monitor.cadence import Cadence
+from wqk.monitor.monitor import Cadence
 from wqk.monitor.tracking import Tracker
 
 

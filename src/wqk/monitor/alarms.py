@@ -32,18 +32,7 @@ SPAN = 1000
 
 @dataclass(frozen=True)
 class Alarm:
-    """A norm or a ceiling of one layer that is out of bounds.
-
-    Attributes
-    ----------
-    step, stack, kind, layer, column
-        Its place in the score table.
-    value, compared
-        The size, and the one that it is compared with: its own at an earlier step, or the
-        reference's.
-    reason
-        ``growth`` or ``deviation``.
-    """
+    """A norm or a ceiling of one layer that is out of bounds."""
 
     step: int
     stack: str
@@ -51,7 +40,7 @@ class Alarm:
     layer: int
     column: str
     value: float
-    compared: float
+    compared: float  # the size at an earlier step, or that of the reference
     reason: Literal["growth", "deviation"]
 
     def __str__(self) -> str:
@@ -75,15 +64,9 @@ class Alarm:
 class Bounds:
     """What a run's sizes are compared with; a column of a layer gives one alarm for each reason.
 
-    Parameters
-    ----------
-    growth
-        Factor by which a size may grow within 1000 steps.
-    reference
-        Scores of a run that went well, as a table or its file.
-    deviation
-        Factor by which a size may differ from the reference's at the same step, which is
-        interpolated between steps and constant after the last one.
+    A size may grow by the factor ``growth`` within 1000 steps, and differ by the factor
+    ``deviation`` from the reference's at the same step, which is interpolated between steps and
+    constant after the last one.
     """
 
     def __init__(

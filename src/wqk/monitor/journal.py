@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from wqk._files import append_lines, json_line, read_lines, unwritable, write_whole
+from wqk._files import json_line, read_lines, unwritable, write_whole
 from wqk.errors import OutputError, RunError
 from wqk.runs.run import drop_after
-from wqk.scanning.tables import ScoreTable, records
 
 
 def journals(path: Path) -> tuple[Path, Path]:
@@ -42,10 +41,7 @@ def check(path: Path, gamma: float) -> None:
 def begin(path: Path, keep: int, metadata: Mapping[str, Any]) -> int:
     """Remove the rows of steps after ``keep``, and a torn last line.
 
-    Returns
-    -------
-    int
-        How many rows of an earlier run were removed, if none is left; 0 otherwise.
+    Returns how many rows of an earlier run were removed, if none is left; 0 otherwise.
     """
     before = len(read_lines(path))
     drop_after(path, keep)
@@ -53,8 +49,3 @@ def begin(path: Path, keep: int, metadata: Mapping[str, Any]) -> int:
         return 0
     write_whole(path, json_line({"metadata": dict(metadata)}))
     return max(0, before - 1)
-
-
-def append(path: Path, table: ScoreTable) -> None:
-    """Append rows; all are on the disk on return, or none is."""
-    append_lines(path, *records(table.frame))

@@ -11,15 +11,16 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from wqk._files import append_lines
 from wqk._typing import FilePath
 from wqk.errors import RunError
 from wqk.monitor import journal
 from wqk.monitor.alarms import Bounds
-from wqk.monitor.cadence import Cadence
 from wqk.monitor.scoring import medians, score_look, score_update
 from wqk.monitor.tracking import Tracker, is_first_process
 from wqk.runs.run import read_table
 from wqk.scanning.measures import check_measures
+from wqk.scanning.tables import records
 
 if TYPE_CHECKING:
     from wqk.monitor.alarms import Alarm
@@ -30,21 +31,36 @@ LOG = logging.getLogger("wqk.monitor")
 
 
 class LookCost(NamedTuple):
-    """What computing the scores of one step cost.
+    """What computing the scores of one step cost."""
 
-    Attributes
-    ----------
-    step
-        Optimizer steps done.
-    seconds
-        How long training waited.
-    share
-        The same as a fraction of the time since the previous scores; NaN for the first.
-    """
+    step: int  # optimizer steps done
+    seconds: float  # how long training waited
+    share: float  # of the time since the previous scores; NaN for the first
 
-    step: int
-    seconds: float
-    share: float
+
+class Cadence:
+    """Multiples of ``every`` and single ``steps``, or 1, 2, 4, 8, ... if these are ``"log"``."""
+
+    def __init__(self, every: int | None = None, steps: Iterable[int] | str = ()) -> None:
+        if every is not None and every < 1:
+            raise RunError(f"a monitor scores every N steps with N at least 1, got every={every}")
+        self._powers = isinstance(steps, str)
+        if self._powers and steps != "log":
+            raise RunError(f"steps must be numbers, or 'log' for 1, 2, 4, 8, ...; got {steps!r}")
+        self._every, self._steps = every, frozenset(() if self._powers else steps)
+
+    def is_due(self, step: int) -> bool:
+        """Whether scores are due after this many optimizer steps.
+
+        Examples
+        --------
+        >>> cadence = Cadence(every=10, steps="log")
+        >>> [step for step in range(24) if cadence.is_due(step)]
+        [0, 1, 2, 4, 8, 10, 16, 20]
+        """
+        is_multiple = self._every is not None and step % self._every == 0
+        is_power = self._powers and step > 0 and step & (step - 1) == 0
+        return is_multiple or is_power or step in self._steps
 
 
 class Monitor:
@@ -264,9 +280,9 @@ class Monitor:
             self._begin(step, table.metadata)
         if before is not None:
             update = score_update(before, snapshot, plans, self._gamma, self._heads, self._measures)
-            journal.append(self._updates, update)
+            append_lines(self._updates, *records(update.frame))
             found |= medians(update, "update_", self._per_layer)
-        journal.append(self._scores, table)
+        append_lines(self._scores, *records(table.frame))
         self._before, self.latest = snapshot, table
         if snapshot.non_finite:
             names = sorted(part.name for part in snapshot.non_finite)

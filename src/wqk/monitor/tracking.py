@@ -33,10 +33,7 @@ if TYPE_CHECKING:
 class Snapshot(Checkpoint):
     """Queries and keys after some step, on the host and in the model's own types.
 
-    Attributes
-    ----------
-    non_finite
-        Tensors with NaN or infinite entries, stored as zeros.
+    ``non_finite`` names the tensors with NaN or infinite entries, which are stored as zeros.
     """
 
     def __init__(
@@ -60,7 +57,8 @@ class Snapshot(Checkpoint):
 
     def read(self, parts: Sequence[Part]) -> list[np.ndarray]:
         """The copies of these parts, in float32, or in float64 if the model's are."""
-        return [_widened(self._copies[part]) for part in parts]
+        copies = (self._copies[part] for part in parts)
+        return [(copy if copy.element_size() == 8 else copy.float()).numpy() for copy in copies]
 
     def is_finite(self, plan: AttentionPlan) -> bool:
         """Whether all tensors of a block are finite."""
@@ -70,17 +68,8 @@ class Snapshot(Checkpoint):
 class Tracker:
     """Finds a model's queries and keys once, and copies them at any step.
 
-    Parameters
-    ----------
-    model
-        An `nn.Module`, wrapped or not. `RunError` if its parameters are flattened (FSDP 1) or
-        partitioned between steps (ZeRO stage 3).
-    name
-        Its name in the score table.
-    family, heads_per_layer
-        As for `wqk.scan`.
-    with_norms
-        Whether to copy the blocks' input norms as well, for ceilings.
+    ``name`` is that in the score table; ``with_norms`` adds the blocks' input norms, for ceilings.
+    `RunError` if the parameters are flattened (FSDP 1) or partitioned between steps (ZeRO stage 3).
     """
 
     def __init__(
@@ -177,8 +166,3 @@ def _copied(tensor: torch.Tensor, part: Part) -> torch.Tensor:
     ranges = part.row_ranges(tuple(tensor.shape))
     rows = tensor if part.rows is None else torch.cat([tensor[a:b] for a, b in ranges])
     return rows.to("cpu", copy=True)
-
-
-def _widened(tensor: torch.Tensor) -> np.ndarray:
-    array: np.ndarray = (tensor if tensor.element_size() == 8 else tensor.float()).numpy()
-    return array
