@@ -1,7 +1,7 @@
 """Singular values and eigenvalues of M = A Bᵀ from a core no wider than its rank.
 
 With the QR decompositions A = Q_a R_a and B = Q_b R_b, M = Q_a (R_a R_bᵀ) Q_bᵀ: the core in the
-middle has M's singular values, and R_a R_bᵀ Q_bᵀ Q_a has its eigenvalues but for zeros.
+middle has M's singular values, and R_a R_bᵀ Q_bᵀ Q_a has its nonzero eigenvalues.
 
 Axes: ``...`` a stack of forms, D width, R rank, k = min(R, D) the size of the core.
 """
@@ -17,20 +17,11 @@ from wqk.forms.kernels import balance, restore
 
 
 class SVD(NamedTuple):
-    """M = U · diag(S) · Vh, with k = min(rank, d_query, d_key) singular values, largest first."""
+    """M = U · diag(S) · Vh, with k = min(rank, d_query, d_key) singular values, descending."""
 
     U: Float[Array, "... d_query k"]
     S: Float[Array, "... k"]
     Vh: Float[Array, "... k d_key"]
-
-
-class _Core(NamedTuple):
-    """M = query_basis · core · key_basisᵀ · 2**exponent, both bases with orthonormal columns."""
-
-    query_basis: Array
-    core: Array
-    key_basis: Array
-    exponent: Array
 
 
 def svd(query: Array, key: Array) -> SVD:
@@ -52,22 +43,23 @@ def singular_values(query: Array, key: Array) -> Float[Array, "... k"]:
 
 
 def eigenvalues(query: Array, key: Array) -> Array:
-    """Eigenvalues of a square query · keyᵀ, complex, by falling magnitude."""
+    """Eigenvalues of a square query · keyᵀ, complex, in descending order of magnitude."""
     xp = array_namespace(query, key)
     query_basis, core, key_basis, exponent = _core(query, key)
     values = xp.linalg.eigvals(
         xp.matmul(core, xp.matmul(xp.matrix_transpose(key_basis), query_basis))
     )
-    if xp.isdtype(values.dtype, "real floating"):  # NumPy's, where none is complex
+    if xp.isdtype(values.dtype, "real floating"):  # from NumPy, if none is complex
         values = values + 0j
     order = xp.argsort(-xp.abs(values), axis=-1, stable=True)
     return restore(xp.take_along_axis(values, order, axis=-1), exponent[..., None])
 
 
-def _core(query: Array, key: Array) -> _Core:
+def _core(query: Array, key: Array) -> tuple[Array, Array, Array, Array]:
+    """Q_a, R_a R_bᵀ, Q_b and the exponent (...) of M = Q_a (R_a R_bᵀ) Q_bᵀ · 2**exponent."""
     xp = array_namespace(query, key)
     (query, query_exponent), (key, key_exponent) = balance(query, xp), balance(key, xp)
     query_basis, left = xp.linalg.qr(query)
     key_basis, right = xp.linalg.qr(key)
     core = xp.matmul(left, xp.matrix_transpose(right))
-    return _Core(query_basis, core, key_basis, query_exponent + key_exponent)
+    return query_basis, core, key_basis, query_exponent + key_exponent

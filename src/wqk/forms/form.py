@@ -1,8 +1,8 @@
 """The bilinear form of self-attention, W_qk = W_q W_kᵀ, kept as its two factors.
 
-A form assigns to a query-side row vector x and a key-side row vector y the number x W_qk yᵀ: the
-raw attention score of the pair (paper, Equation 2). The matrix itself is d × d and of low rank, so
-it is never built unless `BilinearForm.dense` is called.
+A form maps a query-side row vector x and a key-side row vector y to x W_qk yᵀ, the pair's raw
+attention score (paper, Equation 2). The d × d matrix, of low rank, is built only by
+`BilinearForm.dense`.
 
 Axes: ``...`` a stack of forms, D width (``d_query``, ``d_key``), R rank.
 """
@@ -25,9 +25,9 @@ from wqk.forms import decompositions, kernels, sums
 class BilinearForm:
     """M = query · keyᵀ, or a stack of such forms.
 
-    The leading axes stack forms and broadcast: query heads that share a key head need it once.
-    Arrays may come from NumPy, PyTorch (gradients flow) or any other array-API library. Half
-    precision is widened to float32.
+    The leading axes stack forms and broadcast, so query heads may share a key head. Arrays may come
+    from NumPy, PyTorch (gradients flow) or any other array-API library. Half precision is widened
+    to float32.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ class BilinearForm:
     query: Float[Array, "... d_query rank"]
     key: Float[Array, "... d_key rank"]
 
-    # NumPy leaves products with a form to the form.
+    # NumPy defers to the form's own operators.
     __array_ufunc__ = None
 
     def __post_init__(self) -> None:
@@ -112,7 +112,7 @@ class BilinearForm:
 
     @property
     def is_square(self) -> bool:
-        """Whether both sides have one width, so that symmetry means something."""
+        """Whether both sides have one width, as symmetry requires."""
         return self.shape[0] == self.shape[1]
 
     def __repr__(self) -> str:
@@ -121,12 +121,10 @@ class BilinearForm:
 
     def __getitem__(self, index: Any) -> BilinearForm:
         """One form, or a smaller stack, by its place in the stack."""
-        xp = array_namespace(self.query, self.key)
         index = index if isinstance(index, tuple) else (index,)
         if len(index) > len(self.stack):
             raise FormError(f"a stack of shape {self.stack} takes no index {index}")
-        query = xp.broadcast_to(self.query, (*self.stack, *self.query.shape[-2:]))
-        key = xp.broadcast_to(self.key, (*self.stack, *self.key.shape[-2:]))
+        query, key = (_stacked(factor, self.stack) for factor in (self.query, self.key))
         return BilinearForm(query[(*index, ...)], key[(*index, ...)])
 
     def __call__(self, x: Any, y: Any) -> Array:
@@ -142,7 +140,7 @@ class BilinearForm:
         return scores[..., 0, 0] if single else scores
 
     def dense(self) -> Float[Array, "... d_query d_key"]:
-        """M itself, (..., d_query, d_key): the only place where it is built."""
+        """M itself, (..., d_query, d_key)."""
         xp = array_namespace(self.query, self.key)
         return xp.matmul(self.query, xp.matrix_transpose(self.key))
 
@@ -152,8 +150,7 @@ class BilinearForm:
             raise ValueError(
                 "a form's matrix has to be computed and needs a copy; leave out copy=False"
             )
-        dense = self.dense()
-        return np.asarray(dense.detach().cpu() if hasattr(dense, "detach") else dense, dtype)
+        return np.asarray(kernels.on_host(self.dense()), dtype)
 
     def __matmul__(self, y: Any) -> Array:
         """M y of a vector (d_key,), or of the columns of a matrix (..., d_key, N).
@@ -176,7 +173,7 @@ class BilinearForm:
         return xp.matrix_transpose(_times(self.key, self.query, xp.matrix_transpose(x)))
 
     def _operand(self, values: Any, width: int, axis: int = -2) -> Array:
-        """The other operand of a product with the form, in the form's own type."""
+        """The other operand of a matrix product, in the form's type."""
         xp = array_namespace(self.query, self.key)
         values = xp.asarray(values, dtype=self.query.dtype)
         if values.ndim == 0 or values.shape[axis if values.ndim > 1 else 0] != width:
@@ -211,10 +208,10 @@ class BilinearForm:
         return self.difference(other)
 
     def difference(self, other: BilinearForm) -> BilinearForm:
-        """``self - other`` in factored shape, of rank 2r: the update ΔW_qk (paper, Remark S1.6).
+        """``self - other`` as factors, of rank 2r: the update ΔW_qk (paper, Remark S1.6).
 
-        Between forms of one rank it is made of the factors' own differences, A Bᵀ − A₀B₀ᵀ =
-        (A − A₀)Bᵀ + A₀(B − B₀)ᵀ, so that a small step between large forms keeps its digits.
+        For forms of one rank it is computed from the factors' differences, A Bᵀ − A₀B₀ᵀ =
+        (A − A₀)Bᵀ + A₀(B − B₀)ᵀ, so that a small step between large forms keeps its precision.
 
         Examples
         --------
@@ -233,36 +230,33 @@ class BilinearForm:
     def sum(self) -> BilinearForm:
         """The sum over the stack as one form: the layer's W_qk from its heads' (paper, S20).
 
-        Where several queries share one key (a stack axis on which the key has length 1) the queries
-        are added, which keeps the rank at key_heads · head_width.
+        Queries that share a key (a stack axis of length 1 in the key) are added, which keeps the
+        rank at key_heads · head_width.
         """
-        form = self
-        for _ in self.stack:
-            form = form._sum_last_axis()
-        return form
-
-    def _sum_last_axis(self) -> BilinearForm:
         xp = array_namespace(self.query, self.key)
-        axes = len(self.stack) + 2
         query, key = (
-            xp.reshape(a, (1,) * (axes - a.ndim) + tuple(a.shape)) for a in (self.query, self.key)
+            xp.reshape(a, (1,) * (len(self.stack) + 2 - a.ndim) + tuple(a.shape))
+            for a in (self.query, self.key)
         )
-        if key.shape[-3] == 1:
-            return BilinearForm(_total(query, xp), key[..., 0, :, :])
-        if query.shape[-3] == 1:
-            return BilinearForm(query[..., 0, :, :], _total(key, xp))
-        return BilinearForm(_join_last_axis(query, xp), _join_last_axis(key, xp))
+        for _ in self.stack:
+            if key.shape[-3] == 1:
+                query, key = _total(query, xp), key[..., 0, :, :]
+            elif query.shape[-3] == 1:
+                query, key = query[..., 0, :, :], _total(key, xp)
+            else:
+                query, key = _join_last_axis(query, xp), _join_last_axis(key, xp)
+        return BilinearForm(query, key)
 
     @cached_property
     def moments(self) -> kernels.Moments:
-        """Sums over M's entries, from which the scores are made; see `wqk.forms.kernels`."""
+        """The sums over M's entries that scores are computed from; see `wqk.forms.kernels`."""
         return kernels.measure(self.query, self.key)
 
     @property
     def norm(self) -> Float[Array, "*stack"]:
         """Frobenius norm ‖M‖_F, shape (...).
 
-        This and every other norm of a form is in float64 where float32 could not hold it.
+        All norms of a form are in float64 if float32 cannot hold them.
         """
         xp = array_namespace(self.query, self.key)
         return kernels.restore(kernels.root(self.moments.square_norm, xp), self.moments.exponent)
@@ -278,7 +272,7 @@ class BilinearForm:
         return kernels.restore(self.moments.column_norms, self.moments.exponent[..., None])
 
     def svd(self) -> decompositions.SVD:
-        """The singular value decomposition, from that of a core of rank × rank.
+        """The singular value decomposition, from that of a rank × rank core.
 
         Returns
         -------
@@ -296,7 +290,7 @@ class BilinearForm:
         return decompositions.svd(self.query, self.key)
 
     def singular_values(self) -> Float[Array, "... k"]:
-        """The ``S`` of `svd` alone, in less time."""
+        """The singular values of `svd`, in less time."""
         return decompositions.singular_values(self.query, self.key)
 
     def eigenvalues(self) -> Array:
@@ -327,8 +321,7 @@ class BilinearForm:
     @property
     def trace(self) -> Float[Array, "*stack"]:
         """tr(M), shape (...), of a square form."""
-        xp = array_namespace(self.query, self.key)
-        return xp.sum(self.diagonal, axis=-1)
+        return array_namespace(self.query, self.key).sum(self.diagonal, axis=-1)
 
     @property
     def symmetric_part(self) -> BilinearForm:
@@ -343,18 +336,22 @@ class BilinearForm:
         return (self - self.T) * 0.5
 
     def require_square(self, what: str) -> None:
-        """Raise `FormError` if both sides do not have one width, which ``what`` needs."""
+        """Raise `FormError` if the form is not square, which ``what`` needs."""
         if not self.is_square:
             raise FormError(f"{what} needs a square form, got {self.shape[0]} × {self.shape[1]}")
 
 
 def _broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
     """The common shape of two stacks."""
-    length = max(len(a), len(b))
-    a, b = (1,) * (length - len(a)) + a, (1,) * (length - len(b)) + b
-    if any(m != n and 1 not in (m, n) for m, n in zip(a, b, strict=True)):
-        raise FormError(f"the stacks of query and key must broadcast, got {a} and {b}")
-    return tuple(int(max(m, n)) if 0 not in (m, n) else 0 for m, n in zip(a, b, strict=True))
+    try:
+        return np.broadcast_shapes(a, b)
+    except ValueError:
+        raise FormError(f"the stacks of query and key must broadcast, got {a} and {b}") from None
+
+
+def _stacked(factor: Array, stack: tuple[int, ...]) -> Array:
+    """A factor broadcast to a stack's shape."""
+    return array_namespace(factor).broadcast_to(factor, (*stack, *factor.shape[-2:]))
 
 
 def _times(left: Array, right: Array, y: Array) -> Array:
@@ -367,14 +364,12 @@ def _times(left: Array, right: Array, y: Array) -> Array:
 
 def _side_by_side(a: Array, b: Array) -> Array:
     """Concatenate along the rank, after broadcasting the stacks."""
-    xp = array_namespace(a, b)
     stack = _broadcast(tuple(a.shape[:-2]), tuple(b.shape[:-2]))
-    a, b = (xp.broadcast_to(v, (*stack, *v.shape[-2:])) for v in (a, b))
-    return xp.concat([a, b], axis=-1)
+    return array_namespace(a, b).concat([_stacked(a, stack), _stacked(b, stack)], axis=-1)
 
 
 def _total(factor: Array, xp: Any) -> Array:
-    """(..., S, D, R) added up over S; in float64 where float32 cannot hold the sum."""
+    """The sum of (..., S, D, R) over S, in float64 if float32 cannot hold it."""
     if factor.shape[-3] == 1:
         return factor[..., 0, :, :]
     with np.errstate(over="ignore"):
@@ -386,7 +381,7 @@ def _total(factor: Array, xp: Any) -> Array:
 
 
 def _join_last_axis(factor: Array, xp: Any) -> Array:
-    """(..., S, D, R) to (..., D, S·R); a view where the factor is a transposed weight."""
+    """Reshape (..., S, D, R) to (..., D, S·R): a view if the factor is a transposed weight."""
     *stack, count, width, rank = factor.shape
     transposed = xp.matrix_transpose(factor)
     return xp.matrix_transpose(xp.reshape(transposed, (*stack, count * rank, width)))

@@ -9,7 +9,7 @@ import numpy as np
 
 from wqk._typing import Array, Bool, Float
 from wqk.errors import FormError
-from wqk.forms.kernels import restore
+from wqk.forms.kernels import on_host, restore
 from wqk.forms.scores import outliers
 
 if TYPE_CHECKING:
@@ -17,17 +17,10 @@ if TYPE_CHECKING:
 
 
 class MatrixImage(NamedTuple):
-    """A form as a picture needs it.
+    """A form reduced to an image, with the norms of all its rows and columns.
 
-    Attributes
-    ----------
-    pixels
-        Entries; where several fall into one pixel, the one of largest magnitude, so that a single
-        large row, column or entry is never averaged away.
-    row_norms, column_norms
-        Of all rows (d_query,) and columns (d_key,).
-    outlying_rows, outlying_columns
-        Which of them exceed mean + gamma · std.
+    A pixel that covers several entries shows the one of largest magnitude, so that a single large
+    row, column or entry is never averaged away. Outlying norms exceed mean + gamma · std.
     """
 
     pixels: Float[Array, "height width"]
@@ -38,12 +31,12 @@ class MatrixImage(NamedTuple):
 
 
 def matrix_image(form: BilinearForm, side: int = 1024, gamma: float = 2.0) -> MatrixImage:
-    """Reduce one form to an image of at most ``side`` × ``side`` pixels, a strip at a time.
+    """Reduce one form to an image of at most ``side`` × ``side`` pixels, one strip at a time.
 
     Raises
     ------
     FormError
-        A stack of forms was given, which no single image can show.
+        A stack of forms was given.
 
     Examples
     --------
@@ -68,11 +61,6 @@ def matrix_image(form: BilinearForm, side: int = 1024, gamma: float = 2.0) -> Ma
     return MatrixImage(pixels, rows, columns, outliers(rows, gamma), outliers(columns, gamma))
 
 
-def on_host(array: Array) -> np.ndarray:
-    """An array of any library as NumPy's."""
-    return np.asarray(array.detach().cpu() if hasattr(array, "detach") else array)
-
-
 def _edges(length: int, side: int) -> np.ndarray:
-    """Where each pixel's rows begin, and the end."""
+    """The first row or column of each pixel, and the end of the last."""
     return np.linspace(0, length, min(length, side) + 1).round().astype(int)

@@ -1,19 +1,18 @@
-"""What the scores need to know of M = A Bᵀ, computed from its factors in any array library.
+"""The sums over M = A Bᵀ that its scores need, computed from the factors in any array library.
 
-Two routes to the same quantities. `Identities` works on Gram matrices and never forms an entry of
-M; `Tiles` forms M block by block and forgets each block. With r the rank and d the width, the first
-costs about 8 d r² operations and the second 2 d² r: `measure` takes the cheaper one, and leaves the
-identities wherever subtraction would have eaten the digits.
+There are two routes. `Identities` works on Gram matrices and never forms an entry of M, in about
+8 d r² operations for width d and rank r; `Tiles` forms M block by block, in 2 d² r operations.
+`measure` takes the cheaper one, and never the identities where they would cancel.
 
 Axes: ``...`` a stack of forms, D width, R rank. Factors are A = query (..., D, R) and B = key
-(..., D, R); stacks broadcast, so that query heads which share a key head share its Gram matrix.
+(..., D, R); stacks broadcast, so query heads that share a key head share its Gram matrix.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from typing import Any
 
+import numpy as np
 from array_api_compat import array_namespace
 
 from wqk._caching import cached_property
@@ -21,67 +20,38 @@ from wqk._typing import Array, Float
 from wqk.errors import FormError, NonFiniteWeights
 from wqk.forms.sums import TileSums, gram, gram_dots, inner, row_dots, square_sum, tile_sums
 
-# Largest entries of a factor with which sums of fourth powers neither over- nor underflow.
+# If a factor's largest entry is in this range, sums of fourth powers neither over- nor underflow.
 SAFE_ENTRY = {32: (1e-2, 1e2), 64: (1e-50, 1e50)}
 
-# The relative error that a score may carry, by width of the floating-point type.
+# Relative error allowed in a score, by width of the floating-point type.
 TOLERANCE = {32: 1e-5, 64: 1e-10}
 
 
-class Moments(ABC):
-    """Sums over the entries of M / 2**exponent = query · keyᵀ: what every score is a function of.
+class Moments:
+    """Sums over the entries of M / 2**exponent = query · keyᵀ, of which every score is a function.
 
-    Scores do not depend on the exponent; norms are multiplied by its power, last. ``grams`` are AᵀA
-    and BᵀB on the route that needs them.
+    Scores do not depend on the exponent; norms are multiplied by the power of two last.
     """
 
     query: Float[Array, "... d_query r"]
     key: Float[Array, "... d_key r"]
     exponent: Float[Array, "*stack"]
+    # AᵀA and BᵀB, on the route that needs them; M / 2**exponent, if it is formed at once.
     grams: tuple[Float[Array, "... r r"], Float[Array, "... r r"]] | None = None
+    whole: Float[Array, "... d_query d_key"] | None = None
+    # ‖M‖²_F; tr(M M), for square forms; L2 norms of the rows and of the columns.
+    square_norm: Float[Array, "*stack"]
+    trace_of_square: Float[Array, "*stack"]
+    row_norms: Float[Array, "... d_query"]
+    column_norms: Float[Array, "... d_key"]
 
     def __init__(self, query: Array, key: Array, exponent: Array) -> None:
         self._xp = array_namespace(query, key)
         self.query, self.key, self.exponent = query, key, exponent
 
-    @property
-    def whole(self) -> Float[Array, "... d_query d_key"] | None:
-        """M / 2**exponent itself, where the route forms it at once."""
-        return None
-
-    @property
-    @abstractmethod
-    def cancels(self) -> bool:
-        """Whether some M is so small against its factors that this route loses its digits."""
-
-    @property
-    @abstractmethod
-    def square_norm(self) -> Float[Array, "*stack"]:
-        """‖M‖²_F."""
-
-    @property
-    @abstractmethod
-    def trace_of_square(self) -> Float[Array, "*stack"]:
-        """tr(M M), for square forms."""
-
-    @property
-    @abstractmethod
-    def row_norms(self) -> Float[Array, "... d_query"]:
-        """L2 norm of each row."""
-
-    @property
-    @abstractmethod
-    def column_norms(self) -> Float[Array, "... d_key"]:
-        """L2 norm of each column."""
-
 
 def measure(query: Float[Array, "... d_query r"], key: Float[Array, "... d_key r"]) -> Moments:
-    """Set up the cheaper accurate route for these factors.
-
-    Parameters
-    ----------
-    query, key
-        Factors (..., D, R) of a stack of forms, both float32 or both float64.
+    """The moments of a stack of forms, both factors float32 or both float64.
 
     Raises
     ------
@@ -94,25 +64,19 @@ def measure(query: Float[Array, "... d_query r"], key: Float[Array, "... d_key r
     exponent = query_exponent + key_exponent
     low_rank = 4 * query.shape[-1] <= min(query.shape[-2], key.shape[-2])
     moments = (Identities if low_rank else Tiles)(query, key, exponent)
-    if moments.cancels:
+    if moments.cancels():
         return Tiles(xp.astype(query, xp.float64), xp.astype(key, xp.float64), exponent)
     return moments
 
 
 def measure_entries(matrix: Array, identity: Array) -> Moments:
-    """The moments of M = matrix · identityᵀ, which is given explicitly.
-
-    Raises
-    ------
-    NonFiniteWeights
-        The matrix has NaN or infinite entries.
-    """
+    """The moments of M = matrix · identityᵀ; NonFiniteWeights as for `measure`."""
     matrix, exponent = balance(matrix, array_namespace(matrix))
     return Entries(matrix, identity, exponent)
 
 
 def widen(query: Array, key: Array) -> tuple[Array, Array]:
-    """Both factors in one type, at least float32: half precision has no digits for sums of squares.
+    """Both factors in one type, at least float32, since half precision cannot hold sums of squares.
 
     Raises
     ------
@@ -129,36 +93,38 @@ def widen(query: Array, key: Array) -> tuple[Array, Array]:
     return xp.astype(query, common, copy=False), xp.astype(key, common, copy=False)
 
 
+def on_host(array: Array) -> np.ndarray:
+    """An array of any library as NumPy's."""
+    return np.asarray(array.detach().cpu() if hasattr(array, "detach") else array)
+
+
 def bits(array: Array, xp: Any) -> int:
     """Width of an array's floating-point type: 16, 32 or 64."""
     return int(xp.finfo(array.dtype).bits)
 
 
 def precision(array: Array, xp: Any) -> float:
-    """How far a sum may fall short of its summands before its root misses the tolerance."""
+    """The ratio of a sum to its summands below which the sum's root misses the tolerance."""
     return float(xp.finfo(array.dtype).eps) / (2 * TOLERANCE[bits(array, xp)])
 
 
 def root(squares: Array, xp: Any) -> Array:
-    """The square root, of which the gradient at 0 is 0 and not infinite."""
+    """The square root, with the gradient 0, not infinity, at 0."""
     positive = squares > 0
-    return xp.where(
-        positive,
-        xp.sqrt(xp.where(positive, squares, xp.ones_like(squares))),
-        xp.zeros_like(squares),
-    )
+    safe = xp.where(positive, squares, xp.ones_like(squares))
+    return xp.where(positive, xp.sqrt(safe), xp.zeros_like(squares))
 
 
 def times_power(array: Array, exponent: Array) -> Array:
-    """``array * 2**exponent``, in two steps: the power of a subnormal's exponent is no number."""
+    """``array * 2**exponent``, in two steps, since a subnormal number's power would overflow."""
     half = array_namespace(exponent).floor(exponent / 2)
     return array * 2.0**half * 2.0 ** (exponent - half)
 
 
 def restore(array: Array, exponent: Array) -> Array:
-    """``array * 2**exponent``, in float64 (complex128) where an exponent is not 0.
+    """``array * 2**exponent``, in float64 (complex128) if an exponent is not 0.
 
-    Norms of factors that had to be balanced may lie outside of float32's range.
+    Only then can the result be outside float32's range.
     """
     xp = array_namespace(array, exponent)
     if not xp.any(exponent != 0):
@@ -171,10 +137,9 @@ def restore(array: Array, exponent: Array) -> Array:
 def balance(
     factor: Float[Array, "... d r"], xp: Any
 ) -> tuple[Float[Array, "... d r"], Float[Array, "*stack"]]:
-    """Bring a factor into the safe range by powers of two, which is exact.
+    """Divide a factor by a power of two, which is exact, so that it is in the safe range.
 
-    Returns the factor, and the exponent (...) of the power of two that was taken off it. Factors
-    that are safe already, which is nearly always, come back untouched.
+    Returns the factor and the exponents (...). A safe factor is returned as it is.
     """
     low, high = SAFE_ENTRY[bits(factor, xp)]
     largest = xp.maximum(xp.max(factor, axis=(-2, -1)), -xp.min(factor, axis=(-2, -1)))
@@ -187,49 +152,48 @@ def balance(
 
 
 class Identities(Moments):
-    """Moments from Gram matrices, each computed when first asked for: A = query, B = key."""
+    """Moments from Gram matrices: A = query, B = key, C = BᵀA."""
+
+    grams: tuple[Float[Array, "... r r"], Float[Array, "... r r"]]
 
     def __init__(self, query: Array, key: Array, exponent: Array) -> None:
         super().__init__(query, key, exponent)
-        self._query_gram, self._key_gram = gram(query, self._xp), gram(key, self._xp)
-        self.grams = self._query_gram, self._key_gram
+        self.grams = gram(query, self._xp), gram(key, self._xp)
 
-    @property
     def cancels(self) -> bool:
         """Whether some ‖M‖² is so small against the Gram matrices that its digits are lost."""
         xp = self._xp
-        grams = self._query_gram, self._key_gram
-        # Symmetric, and summed in less time along the memory.
-        query, key = (xp.sqrt(square_sum(xp.matrix_transpose(one), xp)) for one in grams)
+        # The Gram matrices are symmetric; their transposes are summed faster, along the memory.
+        query, key = (xp.sqrt(square_sum(xp.matrix_transpose(one), xp)) for one in self.grams)
         return bool(xp.any(self.square_norm < 2 * precision(self.query, xp) * query * key))
 
     @cached_property
     def square_norm(self) -> Float[Array, "*stack"]:
         """Sum of AᵀA ∘ BᵀB."""
-        return inner(self._query_gram, self._key_gram, self._xp)
+        return inner(*self.grams, self._xp)
 
     @cached_property
     def trace_of_square(self) -> Float[Array, "*stack"]:
-        """Sum of C ∘ Cᵀ, with C = BᵀA."""
+        """Sum of C ∘ Cᵀ."""
         cross = self._xp.matmul(self._xp.matrix_transpose(self.key), self.query)
         return inner(cross, self._xp.matrix_transpose(cross), self._xp)
 
     @cached_property
     def row_norms(self) -> Float[Array, "... d_query"]:
-        """Roots of the row sums of (A BᵀB) ∘ A."""
-        return self._norms(self.query, self.key, self._key_gram)
+        """Square roots of the row sums of (A BᵀB) ∘ A."""
+        return self._norms(self.query, self.key, self.grams[1])
 
     @cached_property
     def column_norms(self) -> Float[Array, "... d_key"]:
-        """Roots of the row sums of (B AᵀA) ∘ B."""
-        return self._norms(self.key, self.query, self._query_gram)
+        """Square roots of the row sums of (B AᵀA) ∘ B."""
+        return self._norms(self.key, self.query, self.grams[0])
 
     def _norms(self, factor: Array, other: Array, other_gram: Array) -> Array:
-        """Norms of the rows of ``factor @ other.T``."""
+        """Norms of the rows of ``factor @ other.T``, by tiles where the identity cancels."""
         xp = self._xp
         squares = gram_dots(factor, other_gram, xp)
-        reach = row_dots(factor, factor, xp) * square_sum(other, xp)[..., None]
-        lost = squares < precision(factor, xp) ** 2 * reach
+        bounds = row_dots(factor, factor, xp) * square_sum(other, xp)[..., None]
+        lost = squares < precision(factor, xp) ** 2 * bounds
         if bool(xp.any(lost)):
             squares = xp.where(lost, tile_sums(factor, other, xp).rows, squares)
         return root(squares, xp)
@@ -238,74 +202,63 @@ class Identities(Moments):
 class Tiles(Moments):
     """Moments from one pass over the blocks of M."""
 
-    @property
     def cancels(self) -> bool:
-        """Whether some M is so small against its factors that float64 is needed for its digits."""
+        """Whether some M is so small against its factors that its digits need float64."""
         if bits(self.query, self._xp) == 64:
             return False
         small = precision(self.query, self._xp) ** 2
-        return bool(self._xp.any(self.square_norm < small * self._reach))
+        return bool(self._xp.any(self.square_norm < small * self._bound))
 
     @cached_property
-    def _reach(self) -> Array:
-        """‖A‖² ‖B‖²."""
+    def _bound(self) -> Array:
+        """‖A‖² ‖B‖², which ‖M‖² cannot exceed."""
         return square_sum(self.query, self._xp) * square_sum(self.key, self._xp)
 
     @cached_property
     def _sums(self) -> TileSums:
         return tile_sums(self.query, self.key, self._xp)
 
-    @property
+    @cached_property
     def whole(self) -> Float[Array, "... d_query d_key"] | None:
-        """M, where it is small."""
+        """M, if it is small."""
         return self._sums.whole
 
     @cached_property
     def square_norm(self) -> Float[Array, "*stack"]:
-        """‖M‖², and 0 where M is nothing but the rounding of sums that cancel."""
+        """‖M‖², or 0 if M is only the rounding error of sums that cancel."""
         xp = self._xp
         square_norm = xp.sum(self._sums.rows, axis=-1)
         rounding = float(xp.finfo(self.query.dtype).eps) * self.query.shape[-1]
-        is_zero = square_norm <= rounding**2 * self._reach
+        is_zero = square_norm <= rounding**2 * self._bound
         return xp.where(is_zero, xp.zeros_like(square_norm), square_norm)
-
-    @property
-    def trace_of_square(self) -> Float[Array, "*stack"]:
-        """Sum of M ∘ Mᵀ; only a square form has it."""
-        return self._sums.trace_of_square
-
-    @cached_property
-    def row_norms(self) -> Float[Array, "... d_query"]:
-        """Roots of the row sums of M ∘ M."""
-        return root(self._sums.rows, self._xp)
-
-    @cached_property
-    def column_norms(self) -> Float[Array, "... d_key"]:
-        """Roots of the column sums of M ∘ M."""
-        return root(self._sums.columns, self._xp)
-
-
-class Entries(Moments):
-    """Moments from M itself: the query is M, the key the identity."""
-
-    cancels = False
-
-    @cached_property
-    def square_norm(self) -> Float[Array, "*stack"]:
-        """Sum of M ∘ M."""
-        return square_sum(self.query, self._xp)
 
     @cached_property
     def trace_of_square(self) -> Float[Array, "*stack"]:
         """Sum of M ∘ Mᵀ."""
-        return inner(self.query, self._xp.matrix_transpose(self.query), self._xp)
+        return self._sums.trace_of_square
 
     @cached_property
     def row_norms(self) -> Float[Array, "... d_query"]:
-        """Roots of the row sums of M ∘ M."""
-        return root(self._xp.sum(self.query * self.query, axis=-1), self._xp)
+        """Square roots of the row sums of M ∘ M."""
+        return root(self._sums.rows, self._xp)
 
     @cached_property
     def column_norms(self) -> Float[Array, "... d_key"]:
-        """Roots of the column sums of M ∘ M."""
-        return root(self._xp.sum(self.query * self.query, axis=-2), self._xp)
+        """Square roots of the column sums of M ∘ M."""
+        return root(self._sums.columns, self._xp)
+
+
+class Entries(Moments):
+    """Moments from M itself, which is the query; the key is the identity."""
+
+    def __init__(self, query: Array, key: Array, exponent: Array) -> None:
+        super().__init__(query, key, exponent)
+        squares = query * query
+        self.square_norm = square_sum(query, self._xp)
+        self.row_norms = root(self._xp.sum(squares, axis=-1), self._xp)
+        self.column_norms = root(self._xp.sum(squares, axis=-2), self._xp)
+
+    @cached_property
+    def trace_of_square(self) -> Float[Array, "*stack"]:
+        """Sum of M ∘ Mᵀ, if M is square."""
+        return inner(self.query, self._xp.matrix_transpose(self.query), self._xp)

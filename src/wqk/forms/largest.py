@@ -1,7 +1,7 @@
 """The largest singular value of M = A Bᵀ, from products of its factors or their Gram matrices.
 
-MᵀM has the eigenvalues of P = AᵀA BᵀB, but for zeros: λ₁ = σ₁². Small stacks of forms square P, in
-which all work is products of whole matrices; single large ones iterate on vectors.
+MᵀM and P = AᵀA BᵀB have the same nonzero eigenvalues; λ₁ = σ₁². For many small forms, P is squared
+repeatedly, in products of whole matrices; for a large one, vectors are iterated.
 
 Axes: ``...`` a stack of forms, R rank, J steps done.
 """
@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 
     from wqk._typing import Array, Float
 
-# Between which bounds λ₁ may lie, and the residual, both relative to λ₁ and by width of the
-# floating-point type: σ₁ is off by at most a quarter of the one or half of the other.
+# Allowed distance between the bounds of log λ₁, and allowed residual relative to λ₁, by width of
+# the floating-point type: the relative error of σ₁ is at most a quarter of the one or half of the
+# other.
 ENCLOSURE = {32: 4e-7, 64: 2e-12}
 RESIDUAL = {32: 1e-6, 64: 1e-11}
 
-# k equal eigenvalues leave bounds log(k) / 2 ** MOST_SQUARINGS apart.
+# With k equal eigenvalues, the bounds are at last log(k) / 2 ** MOST_SQUARINGS apart.
 MOST_SQUARINGS = 48
 
 MOST_STEPS = 160
@@ -36,11 +37,10 @@ MOST_STEPS = 160
 def by_squaring(
     query_gram: Float[Array, "... r r"], key_gram: Float[Array, "... r r"]
 ) -> Float[Array, "*stack"]:
-    """σ₁ of every form of a stack, in float64, from powers of P, each the square of the last.
+    """σ₁ of every form of a stack, in float64, by repeated squaring of P.
 
-    No eigenvalue of P is negative, hence tr(P²ⁿ) / tr(Pⁿ) ≤ λ₁ⁿ and λ₁²ⁿ ≤ tr(P²ⁿ) for every n.
-    The two enclose λ₁ and close in on it. What is rounded on the way enters in proportion to
-    ‖A‖ ‖B‖ / σ₁, as it does into the norm from the same matrices.
+    No eigenvalue of P is negative, hence tr(P²ⁿ) / tr(Pⁿ) ≤ λ₁ⁿ and λ₁²ⁿ ≤ tr(P²ⁿ): both bounds
+    converge to λ₁. Rounding errors grow by ‖A‖ ‖B‖ / σ₁, as in the norm from the same matrices.
 
     Examples
     --------
@@ -52,7 +52,7 @@ def by_squaring(
     allowed = ENCLOSURE[bits(query_gram, xp)]
     power = xp.matmul(query_gram, key_gram)
     trace = _trace(power, xp)
-    logarithm = xp.log(trace)  # of the trace of Pⁿ, of which `power` is a multiple
+    logarithm = xp.log(trace)  # of the trace of Pⁿ; `power` is a multiple of Pⁿ
     for n in (2.0**k for k in range(MOST_SQUARINGS)):
         power = power / xp.astype(trace, power.dtype)[..., None, None]
         power = xp.matmul(power, power)
@@ -68,15 +68,11 @@ def by_squaring(
 def by_iteration(query_side: Sequence[Array], key_side: Sequence[Array]) -> float | None:
     """σ₁ of one form by Lanczos iteration; None if it did not converge.
 
-    P is self-adjoint in the inner product of BᵀB. Every new vector is made orthogonal to all before
-    it, twice, without which float32 would lose the basis. λ₁ is accepted once ‖P x − λ₁ x‖ / λ₁ is
-    small: it is no further than that from an eigenvalue.
-
-    Parameters
-    ----------
-    query_side, key_side
-        Matrices that are applied to a vector (R,) one after the other, which makes AᵀA and BᵀB of
-        it. None stand for the identity.
+    P is self-adjoint in the inner product of BᵀB. Every new vector is made orthogonal to all
+    previous ones twice, without which float32 would lose the basis. λ₁ is accepted once
+    ‖P x − λ₁ x‖ / λ₁ is small: an eigenvalue is no further than that. AᵀA is the product of the
+    query side's matrices, applied to vectors (R,) one after the other, and BᵀB that of the key
+    side's; without any it is the identity.
 
     Examples
     --------
@@ -85,40 +81,40 @@ def by_iteration(query_side: Sequence[Array], key_side: Sequence[Array]) -> floa
     >>> round(by_iteration([square], [square]), 9)
     8.0
     """
+
+    def apply(side: Sequence[Array], vector: Array) -> Array:
+        return reduce(lambda v, matrix: matrix @ v, side, vector)
+
     one = query_side[0]
     xp, rank = array_namespace(one), one.shape[-1]
     allowed = RESIDUAL[bits(one, xp)]
-    start = np.random.default_rng(0).standard_normal(rank)  # the same at every call
+    start = np.random.default_rng(0).standard_normal(rank)
     new = xp.asarray(start, dtype=one.dtype, device=device(one))
-    image = reduce(_times, key_side, new)
-    # Vectors x of length 1 in that inner product, and w = BᵀB x: on them, P is tridiagonal.
+    image = apply(key_side, new)
+    # An orthonormal basis x in that inner product, and w = BᵀB x; in it, P is tridiagonal.
     vectors, images = (xp.zeros((0, rank), dtype=one.dtype, device=device(one)) for _ in "xw")
     diagonal: list[float] = []
     lengths = [_length(new, image)]
     while len(diagonal) < min(MOST_STEPS, rank) and lengths[-1] > 0:
         vectors = xp.concat([vectors, new[None, :] / lengths[-1]])
         images = xp.concat([images, image[None, :] / lengths[-1]])
-        new = reduce(_times, query_side, images[-1, :])
+        new = apply(query_side, images[-1, :])
         diagonal.append(float(new @ images[-1, :]))
         for _ in range(2):
             new = new - (images @ new) @ vectors
-        image = reduce(_times, key_side, new)
+        image = apply(key_side, new)
         lengths.append(_length(new, image))
         steps = len(diagonal)
         if steps % max(2, steps // 8) == 0:
             tridiagonal = np.diag(diagonal) + np.diag(lengths[1:-1], -1)
-            values, turns = np.linalg.eigh(tridiagonal)  # reads the lower half
-            if lengths[-1] * abs(turns[-1, -1]) <= allowed * values[-1]:
+            values, ritz = np.linalg.eigh(tridiagonal)  # reads the lower half
+            if lengths[-1] * abs(ritz[-1, -1]) <= allowed * values[-1]:
                 return math.sqrt(values[-1])
     return None
 
 
-def _times(vector: Array, matrix: Array) -> Array:
-    return matrix @ vector
-
-
 def _trace(square: Array, xp: Any) -> Float[Array, "*stack"]:
-    """In float64, and 1 for the zero matrix."""
+    """The trace in float64; 1 for the zero matrix."""
     trace = xp.linalg.trace(square, dtype=xp.float64)
     return xp.where(trace > 0, trace, xp.ones_like(trace))
 

@@ -1,9 +1,9 @@
 """Whether weights look as if they had never been trained.
 
-Freshly drawn entries are independent, centered and of one variance, so the norms of a weight's rows
-and columns hardly differ: the squared norm of n such entries has the relative variance 2/n where
-they are normal, less where they are uniform or truncated. Training leaves some inputs and outputs
-many times larger than others long before anything else is seen.
+Initial entries are independent, centered and of one variance, so the norms of a weight's rows and
+columns hardly differ: the squared norm of n normal entries has the relative variance 2/n, that of
+uniform or truncated ones less. Training soon makes some inputs and outputs many times larger than
+others, before it shows anywhere else.
 
 Axes: H heads, R head width, D model width.
 """
@@ -21,25 +21,18 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-# Standard errors by which a statistic may miss its value for independent entries.
+# Standard errors by which a statistic may differ from its value for independent entries.
 STANDARD_ERRORS = 5.0
 
-# Outputs whose norms are taken at a time, so that their entries stay in a core's cache.
+# Rows taken at a time, so that their entries stay in a core's cache.
 ROWS = 64
 
 
 def looks_random(weights: Sequence[Float[Array, "heads width d"]], symmetry: float, d: int) -> bool:
     """Whether a layer's weights and its symmetry are those of independent random entries.
 
-    Parameters
-    ----------
-    weights
-        The query's and the key's, each (H, R, D).
-    symmetry
-        Of the layer's form; 1/d ± √2/d where the factors are random (paper, Proposition S1.17, with
-        its constant put right).
-    d
-        Width of the form.
+    The weights are the query's and the key's, each (H, R, D). The symmetry of a form of width ``d``
+    with random factors is 1/d ± √2/d (paper, Proposition S1.17, with its constant corrected).
 
     Examples
     --------
@@ -55,7 +48,7 @@ def looks_random(weights: Sequence[Float[Array, "heads width d"]], symmetry: flo
 
 
 def _is_even(weight: Float[Array, "outputs inputs"]) -> bool:
-    """Whether neither the rows' nor the columns' norms spread more than chance makes them."""
+    """Whether the norms of rows and columns spread no more than by chance."""
     rows, columns = _square_sums(weight)
     if not 1e-20 < rows.max(initial=0) < 1e20:  # squares may have over- or underflowed
         largest = np.abs(weight).max(initial=0)

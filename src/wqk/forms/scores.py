@@ -27,16 +27,16 @@ from wqk.forms.sums import row_dots
 
 Weight = Literal["norm", "excess"]
 
-# Norms that differ by less than this part of their mean have no spread, only rounding.
+# A standard deviation below this share of the mean is rounding error.
 NO_SPREAD = 1e-6
 
 
 def symmetry(form: BilinearForm | Any) -> Float[Array, "*stack"]:
     """Symmetry s = tr(M M) / ‖M‖²_F = (‖M_s‖² − ‖M_n‖²) / ‖M‖²_F, shape (...).
 
-    Definition 3.1 with the range of Proposition S1.17: 1 for a symmetric, −1 for a skew-symmetric
-    matrix, 1/d on average for a random one (Equation 15 prints a further factor 2, which neither
-    the proposition nor any published number has). NaN for the zero matrix.
+    Definition 3.1: 1 for a symmetric, −1 for a skew-symmetric matrix, 1/d on average for a random
+    one (Proposition S1.17; the further factor 2 in Equation 15 is a misprint, which no published
+    number has). NaN for the zero matrix.
 
     Parameters
     ----------
@@ -65,10 +65,10 @@ def symmetry(form: BilinearForm | Any) -> Float[Array, "*stack"]:
 
 
 def symmetry_null(form: BilinearForm | Any) -> Float[Array, "*stack"]:
-    """Mean symmetry when the signs of M's rows are drawn at random: Σ_i M_ii² / ‖M‖², shape (...).
+    """Mean symmetry under random signs of M's rows: Σ_i M_ii² / ‖M‖², shape (...).
 
-    It keeps the row scales, so that a few outlying dimensions do not pass for symmetry: a fairer
-    zero than the 1/d of a matrix with independent entries.
+    It keeps the norms of the rows, so that a few outlying dimensions do not pass for symmetry: a
+    fairer baseline than the 1/d of a matrix with independent entries.
 
     Parameters
     ----------
@@ -97,10 +97,10 @@ def symmetry_null(form: BilinearForm | Any) -> Float[Array, "*stack"]:
 def directionality(
     form: BilinearForm | Any, gamma: float = 2.0, weight: Weight = "norm"
 ) -> Float[Array, "*stack"]:
-    """Directionality d = (R − C) / (R + C), shape (...): negative where few columns dominate.
+    """Directionality d = (R − C) / (R + C), shape (...): negative if a few columns dominate.
 
     R (C) is the sum over the rows (columns) whose L2 norm exceeds mean + gamma · std of the row
-    (column) norms, std with n − 1. 0 where neither side has such outliers, NaN for the zero matrix.
+    (column) norms, std with n − 1. 0 if neither side has such outliers, NaN for the zero matrix.
 
     Parameters
     ----------
@@ -110,7 +110,7 @@ def directionality(
         Threshold of an outlier, in standard deviations above the mean.
     weight
         ``"norm"`` sums the outliers' norms: Definition 3.2 as printed. ``"excess"`` sums norm −
-        threshold: the rule behind all published tables and figures, continuous at the threshold.
+        threshold, which is continuous at the threshold: all published tables and figures.
 
     Examples
     --------
@@ -132,7 +132,7 @@ def directionality(
 
 
 def outliers(norms: Float[Array, "... n"], gamma: float = 2.0) -> Bool[Array, "... n"]:
-    """Which norms exceed mean + gamma · std (n − 1) along the last axis; none without a spread.
+    """Which norms exceed mean + gamma · std (n − 1) along the last axis; none if all are equal.
 
     Examples
     --------
@@ -153,7 +153,7 @@ def _outlier_sum(norms: Array, gamma: float, weight: Weight) -> Array:
 
 
 def _excess(norms: Array, gamma: float) -> Array:
-    """Each norm less the threshold mean + gamma · std; all zero where there is no spread."""
+    """Each norm less the threshold mean + gamma · std; zero if all norms are equal."""
     if not 0 <= gamma < math.inf:
         raise FormError(f"gamma must be a finite number from 0 up, got {gamma}")
     xp = array_namespace(norms)
@@ -166,11 +166,11 @@ def _excess(norms: Array, gamma: float) -> Array:
 
 
 class HeadTerms(NamedTuple):
-    """A layer's symmetry, split into what its heads do alone and what they do together.
+    """A layer's symmetry, split into a term within its heads and a term between them.
 
-    The two terms add up to the layer's symmetry but are not shares of it: where heads cancel each
-    other in the sum, both are large. ``within_random`` is the within term expected if the same rank
-    dimensions had been dealt into heads at random, which the within term has to be compared with.
+    The two add up to the layer's symmetry but are not shares of it: if heads cancel in the sum,
+    both are large. ``within_random``, for comparison, is the expected term within heads if the same
+    rank dimensions were assigned to heads at random.
     """
 
     within: Float[Array, ""]
@@ -181,18 +181,18 @@ class HeadTerms(NamedTuple):
 def head_terms(heads: BilinearForm, layer: BilinearForm | None = None) -> HeadTerms:
     """Split the symmetry of Σ_h M_h into Σ_h tr(M_h M_h) and Σ_{a≠b} tr(M_a M_b), over ‖M‖².
 
-    The control deals the G·R key dimensions into G groups of R at random, and each dimension's H/G
-    queries to the heads of its group. With a_k the summed queries of dimension k, C_kl = b_k · a_l
-    and r = G R, the expected within term is the sum of squares of all H R single terms plus
-    (R − 1)/(r − 1) · G/H · Σ_{k≠l} C_kl C_lk.
+    The random assignment divides the G·R key dimensions into G groups of R, and each dimension's
+    H/G queries among the heads of its group. With a_k the summed queries of dimension k,
+    C_kl = b_k · a_l and r = G R, the expected term is the sum of squares of all H R single terms
+    plus (R − 1)/(r − 1) · G/H · Σ_{k≠l} C_kl C_lk.
 
     Parameters
     ----------
     heads
-        The heads of one layer as a stack (G, H/G): query (G, H/G, D, R), key (G, 1, D, R). In the
-        value-output circuit it is the first factor that is shared.
+        The heads of one layer as a stack (G, H/G): query (G, H/G, D, R), key (G, 1, D, R), or, in
+        the value-output circuit, with the first factor shared.
     layer
-        Their sum, if already computed; `BilinearForm.sum` by default.
+        Their sum, if already computed; by default `BilinearForm.sum`.
 
     Raises
     ------
@@ -209,17 +209,17 @@ def head_terms(heads: BilinearForm, layer: BilinearForm | None = None) -> HeadTe
     xp = array_namespace(heads.query, heads.key)
     layer = heads.sum() if layer is None else layer
     key_heads, queries_per_key = heads.stack
-    # Each head may carry its own power of two, the layer has its own: the terms need one.
+    # Heads and layer have exponents of their own; the terms need a common one.
     power = heads.moments.exponent - layer.moments.exponent
     within = _ratio(xp.sum(times_power(heads.moments.trace_of_square, 2 * power)), layer)
     singles = times_power(_dots(heads.moments.query, heads.moments.key), power[..., None])
     diagonal = _dots(layer.moments.query, layer.moments.key)
     pairs = layer.moments.trace_of_square - xp.sum(diagonal**2)
-    together = (heads.rank - 1) / max(1, key_heads * heads.rank - 1) / queries_per_key
+    share = (heads.rank - 1) / max(1, key_heads * heads.rank - 1) / queries_per_key
     return HeadTerms(
         within=within,
         between=symmetry(layer) - within,
-        within_random=_ratio(xp.sum(singles**2) + together * pairs, layer),
+        within_random=_ratio(xp.sum(singles**2) + share * pairs, layer),
     )
 
 
@@ -246,7 +246,7 @@ def coupling(heads: BilinearForm) -> Float[Array, "heads heads"]:
     xp = array_namespace(heads.query, heads.key)
     moments, stack = heads.moments, heads.stack
     query, key = moments.query, moments.key
-    # S query heads that share one of G key heads are taken together.
+    # Query heads that share a key head are taken together.
     shared = len(stack) > 0 and key.ndim == len(stack) + 2 and key.shape[-3] == 1
     sharing = stack[-1] if shared else 1
     count = math.prod(stack) // sharing
@@ -276,12 +276,12 @@ def _dots(query: Array, key: Array) -> Array:
 
 
 def _ratio(value: Array, form: BilinearForm) -> Array:
-    """``value / ‖M / 2**exponent‖²``, NaN for the zero matrix."""
+    """``value / ‖M / 2**exponent‖²``; NaN for the zero matrix."""
     return _quotient(value, form.moments.square_norm, array_namespace(form.query, form.key))
 
 
 def _quotient(value: Array, size: Array, xp: Any) -> Array:
-    """``value / size``, NaN where the size is 0."""
+    """``value / size``; NaN where the size is 0."""
     is_zero = size == 0
     quotient = value / xp.where(is_zero, xp.ones_like(size), size)
     return xp.where(is_zero, xp.full_like(quotient, math.nan), quotient)

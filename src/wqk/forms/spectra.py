@@ -1,19 +1,10 @@
-"""What a form's singular values and eigenvalues say, and what they would be by chance.
+"""Measures of a form's singular values and eigenvalues, and their values by chance.
 
-======================  ==========================================  ==========================
-measure                 definition                                  reads as
-======================  ==========================================  ==========================
-`spectral_norm`         σ₁                                          largest score of unit vectors
-stable rank             ‖M‖²_F / σ₁²                                directions that carry the norm
-effective rank          exp(−Σ p log p), p = σ / Σσ                 directions in use
-eigenvalue positivity   Σ Re λ / Σ |λ|                              whether like attends to like
-======================  ==========================================  ==========================
-
-With A = Q_A S_A and B = Q_B S_B, the columns of each Q orthonormal, the core S_A S_Bᵀ has M's
-singular values and is at most R × R; BᵀA has M's eigenvalues but for zeros. The root S comes from
-the Gram matrix AᵀA = SᵀS in float64, which of float32 factors keeps more digits of the small
-singular values than a QR decomposition in float32 would, in a tenth of its time. Factors in float64
-take the QR decomposition.
+With A = Q_A S_A and B = Q_B S_B, the columns of each Q orthonormal, the core S_A S_Bᵀ, at most
+R × R, has M's singular values; BᵀA has M's nonzero eigenvalues. For float32 factors, the root S is
+computed from the Gram matrix AᵀA = SᵀS in float64: its small singular values are more accurate
+than those of a QR decomposition in float32, in a tenth of the time. Float64 factors take the QR
+decomposition.
 
 Axes: ``...`` a stack of forms, D width, R rank, K = min(R, D) rows of a root.
 """
@@ -37,10 +28,10 @@ if TYPE_CHECKING:
 
     from wqk.forms import BilinearForm
 
-# Up to this rank σ₁ comes from powers of a matrix, which is faster for many small forms.
+# Up to this rank σ₁ is computed by squaring a matrix, which is faster for many small forms.
 LARGEST_SQUARED = 256
 
-# Larger forms by chance are drawn at this rank: what is kept of them depends on R/D alone.
+# Random forms of higher rank are drawn at this one: their measures scale, at equal R/D.
 LARGEST_DRAW = 256
 
 
@@ -52,13 +43,14 @@ class Spectrum(NamedTuple):
     spectral_norm
         σ₁, the largest score between vectors of length 1.
     stable_rank
-        ‖M‖²_F / σ₁², between 1 and the rank. NaN for the zero matrix.
+        ‖M‖²_F / σ₁², between 1 and the rank: directions that carry the norm. NaN for the zero
+        matrix.
     effective_rank
-        exp of the entropy of σ / Σσ, between 1 and the rank (Roy & Vetterli, 2007). NaN for the
-        zero matrix.
+        exp(−Σ p log p) with p = σ / Σσ, between 1 and the rank: directions in use (Roy & Vetterli,
+        2007). NaN for the zero matrix.
     eigenvalue_positivity
-        Σ Re λ / Σ |λ|, 1 where every token attends to its like, −1 where to its opposite (Elhage
-        et al., 2021). NaN where all eigenvalues are 0, None where the form is not square.
+        Σ Re λ / Σ |λ|: 1 if every vector scores highest with its like, −1 with its opposite
+        (Elhage et al., 2021). NaN if all eigenvalues are 0, None if the form is not square.
     """
 
     spectral_norm: Float[Array, "*stack"]
@@ -68,16 +60,16 @@ class Spectrum(NamedTuple):
 
 
 class NullSpectrum(NamedTuple):
-    """What factors with independent entries of one variance give, by shape.
+    """Measures of forms whose factors have independent entries of one variance.
 
     Attributes
     ----------
     spectral_norm
-        Mean σ₁ over ‖M‖_F.
+        Mean of σ₁ / ‖M‖_F.
     stable_rank, effective_rank
         Their means.
     eigenvalue_positivity_spread
-        Its standard deviation; its mean is 0. The root mean square of Σ λ over that of Σ |λ|.
+        Its standard deviation about 0: the root mean square of Σ λ over that of Σ |λ|.
     """
 
     spectral_norm: float
@@ -101,8 +93,8 @@ def spectrum(form: BilinearForm) -> Spectrum:
     factors = _wide(form, xp)
     roots = _roots(form, factors, xp)
     values = _singular_values(form, roots, xp)
-    nothing = moments.square_norm == 0
-    values = xp.where(nothing[..., None], xp.asarray(math.nan, dtype=values.dtype), values)
+    is_zero = moments.square_norm == 0
+    values = xp.where(is_zero[..., None], xp.asarray(math.nan, dtype=values.dtype), values)
     largest = values[..., 0]
     shares = values / xp.sum(values, axis=-1, keepdims=True)
     logarithms = xp.log(xp.where(shares > 0, shares, xp.ones_like(shares)))
@@ -115,10 +107,9 @@ def spectrum(form: BilinearForm) -> Spectrum:
 
 
 def spectral_norm(form: BilinearForm) -> Float[Array, "*stack"]:
-    """σ₁ alone, (...), in a fraction of the time and in float64.
+    """σ₁ alone, (...), in float64 and in a fraction of the time.
 
-    It is as accurate as the form's norm: see `wqk.forms.largest`. Where the scores need no Gram
-    matrices and the rank is small, it comes from the core.
+    It is as accurate as the form's norm (`wqk.forms.largest`).
 
     Examples
     --------
@@ -142,9 +133,9 @@ def spectral_norm(form: BilinearForm) -> Float[Array, "*stack"]:
 
 @lru_cache(maxsize=256)
 def null_spectrum(d_query: int, d_key: int, rank: int) -> NullSpectrum:
-    """Means over random factors (d_query, rank) and (d_key, rank), drawn with a seed of their own.
+    """Means over random factors (d_query, rank) and (d_key, rank), with a fixed seed.
 
-    A root of random factors is drawn itself (Bartlett, 1933), so that the width costs nothing.
+    The roots of the factors are drawn instead (Bartlett, 1933), so that the width costs nothing.
 
     Examples
     --------
@@ -154,14 +145,14 @@ def null_spectrum(d_query: int, d_key: int, rank: int) -> NullSpectrum:
     """
     random, left, right, shrink = _random_factors(d_query, d_key, rank)
     draws, _, width = left.shape
-    values = _random_values(left, right)
+    values = _by_square(left @ right.swapaxes(-1, -2))
     energy = (values**2).sum(axis=-1)
     shares = values / values.sum(axis=-1, keepdims=True)
     entropy = -(shares * np.log(np.where(shares > 0, shares, 1.0))).sum(axis=-1)
     spread = None
     if d_query == d_key:
-        # Given A, BᵀA is a matrix of independent entries times A's root, of which the trace has
-        # the variance ‖A‖².
+        # Given A, BᵀA is a matrix of independent entries times A's root; its trace has the
+        # variance ‖A‖².
         crossed = random.standard_normal((draws, width, left.shape[-2])) @ left
         sizes = np.abs(np.linalg.eigvals(crossed)).sum(axis=-1)
         spread = math.sqrt((left**2).sum(axis=(-2, -1)).mean() / (sizes**2).mean()) / shrink
@@ -175,16 +166,16 @@ def null_spectrum(d_query: int, d_key: int, rank: int) -> NullSpectrum:
 
 @lru_cache(maxsize=256)
 def null_spectral_norm(d_query: int, d_key: int, rank: int) -> float:
-    """The mean σ₁ over ‖M‖_F of random factors, as `null_spectrum` has it, in less time."""
+    """The ``spectral_norm`` of `null_spectrum`, in less time."""
     _, left, right, shrink = _random_factors(d_query, d_key, rank)
-    values = _random_values(left, right)
+    values = _by_square(left @ right.swapaxes(-1, -2))
     return float((values[:, 0] / np.linalg.norm(values, axis=-1)).mean()) / math.sqrt(shrink)
 
 
 def _random_factors(
     d_query: int, d_key: int, rank: int
 ) -> tuple[np.random.Generator, np.ndarray, np.ndarray, float]:
-    """Roots of random factors, what draws more, and by how much they are smaller than the form."""
+    """The random generator, roots of random factors, and how many times they are too small."""
     shrink = max(1.0, min(rank, max(d_query, d_key)) / LARGEST_DRAW)
     wide, tall, width = (max(1, round(n / shrink)) for n in (d_query, d_key, rank))
     random = np.random.default_rng(0)
@@ -193,22 +184,15 @@ def _random_factors(
     return random, left, right, shrink
 
 
-def _random_values(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Singular values of left · rightᵀ, the largest first."""
-    core = left @ right.swapaxes(-1, -2)
-    squares = np.linalg.eigvalsh(core @ core.swapaxes(-1, -2))
-    return np.asarray(np.sqrt(squares.clip(min=0))[:, ::-1])
-
-
 def _by_iteration(form: BilinearForm, xp: Any) -> Float[Array, "*stack"] | None:
     """σ₁ / 2**exponent; None if it did not converge for some form."""
-    moments, turned = form.moments, xp.matrix_transpose
+    moments = form.moments
     if moments.whole is not None:  # M = M Iᵀ
-        sides = [[moments.whole, turned(moments.whole)], []]
+        sides = [[moments.whole, xp.matrix_transpose(moments.whole)], []]
     elif moments.grams is not None:
         sides = [[gram] for gram in moments.grams]
     else:
-        sides = [[factor, turned(factor)] for factor in (moments.query, moments.key)]
+        sides = [[f, xp.matrix_transpose(f)] for f in (moments.query, moments.key)]
     flat = [
         [
             xp.reshape(xp.broadcast_to(m, (*form.stack, *m.shape[-2:])), (-1, *m.shape[-2:]))
@@ -233,28 +217,35 @@ def _wide(form: BilinearForm, xp: Any) -> list[Array]:
 
 
 def _singular_values(form: BilinearForm, roots: Sequence[Array], xp: Any) -> Float[Array, "... k"]:
-    """σ / 2**exponent, the largest first, from the core S_A S_Bᵀ.
+    """σ / 2**exponent in descending order, from the core S_A S_Bᵀ.
 
-    Through Gram matrices, float32 factors give no value below 1e-8 of the largest: the core's
+    The Gram matrices of float32 factors resolve no value below 1e-8 of the largest, so the core's
     square, which is faster, loses nothing more.
     """
     core = xp.matmul(roots[0], xp.matrix_transpose(roots[1]))
     if bits(form.moments.query, xp) == 64:
         return xp.linalg.svdvals(core)
+    return _by_square(core)
+
+
+def _by_square(core: Float[Array, "... k l"]) -> Float[Array, "... k"]:
+    """Singular values in descending order, from the eigenvalues of core · coreᵀ."""
+    xp = array_namespace(core)
     squares = xp.linalg.eigvalsh(xp.matmul(core, xp.matrix_transpose(core)))
     return xp.flip(xp.sqrt(xp.clip(squares, 0.0)), axis=-1)
 
 
 def _roots(form: BilinearForm, factors: Sequence[Array], xp: Any) -> list[Array]:
-    """S_A and S_B (..., K, R), with SᵀS = AᵀA, of factors that were widened to float64."""
-    was_single = bits(form.moments.query, xp) == 32
-
-    def root_of(factor: Array) -> Array:
+    """S_A and S_B (..., K, R), with SᵀS = AᵀA, of factors widened to float64."""
+    roots = []
+    for factor in factors:
         if factor.shape[-2] <= factor.shape[-1]:
-            return factor
-        return _root_of(gram(factor, xp), xp) if was_single else xp.linalg.qr(factor).R
-
-    return [root_of(factor) for factor in factors]
+            roots.append(factor)
+        elif bits(form.moments.query, xp) == 32:
+            roots.append(_root_of(gram(factor, xp), xp))
+        else:
+            roots.append(xp.linalg.qr(factor).R)
+    return roots
 
 
 def _root_of(square: Float[Array, "... r r"], xp: Any) -> Float[Array, "... r r"]:
@@ -263,7 +254,7 @@ def _root_of(square: Float[Array, "... r r"], xp: Any) -> Float[Array, "... r r"
         root = xp.matrix_transpose(xp.linalg.cholesky(square))
         if bool(xp.all(xp.isfinite(root))):  # some libraries raise nothing
             return root
-    except Exception as error:  # each library has its own class for a matrix that is not definite
+    except Exception as error:  # each library has a class of its own for indefinite matrices
         if "LinAlg" not in type(error).__name__:
             raise
     values, vectors = xp.linalg.eigh(square)
@@ -273,7 +264,7 @@ def _root_of(square: Float[Array, "... r r"], xp: Any) -> Float[Array, "... r r"
 def _positivity(
     factors: Sequence[Array], roots: Sequence[Array], xp: Any
 ) -> Float[Array, "*stack"]:
-    """Σ Re λ / Σ |λ|, NaN where the eigenvalues are nothing but rounding."""
+    """Σ Re λ / Σ |λ|, NaN if the eigenvalues are only rounding error."""
     query, key = factors
     width, rank = query.shape[-2:]
     if rank < width:
@@ -281,16 +272,16 @@ def _positivity(
     else:
         crossed = xp.matmul(query, xp.matrix_transpose(key))
     sizes = xp.sum(xp.abs(xp.linalg.eigvals(crossed)), axis=-1)
-    reach = xp.sqrt(square_sum(roots[0], xp) * square_sum(roots[1], xp))
-    # The eigenvalues of a nilpotent matrix come out as roots of the rounding.
-    is_rounding = sizes <= rank * math.sqrt(float(xp.finfo(xp.float64).eps)) * reach
+    bound = xp.sqrt(square_sum(roots[0], xp) * square_sum(roots[1], xp))
+    # The eigenvalues of a nilpotent matrix are computed as roots of the rounding error.
+    is_rounding = sizes <= rank * math.sqrt(float(xp.finfo(xp.float64).eps)) * bound
     traces = xp.sum(xp.linalg.diagonal(crossed), axis=-1)
     nan = xp.full_like(traces, math.nan)
     return xp.where(is_rounding, nan, traces / xp.where(is_rounding, xp.ones_like(sizes), sizes))
 
 
 def _restored(values: Array, form: BilinearForm, xp: Any) -> Array:
-    """With the power of two that the kernels took off, and 0 for the zero matrix."""
+    """Multiplied by 2**exponent, and 0 for the zero matrix."""
     exponent = xp.astype(form.moments.exponent, xp.float64)
     values = times_power(values, exponent)
     return xp.where(form.moments.square_norm == 0, xp.zeros_like(values), values)

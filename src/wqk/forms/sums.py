@@ -1,6 +1,6 @@
 """Sums over the entries of factors and of their products, in any array library.
 
-Products that are larger than a core's cache are formed in blocks, summed and forgotten.
+Products larger than a core's cache are formed, summed and discarded block by block.
 
 Axes: ``...`` a stack of forms, D width, R rank. Factors are (..., D, R).
 """
@@ -24,7 +24,7 @@ BLOCK = 2**19
 
 
 def square_sum(array: Array, xp: Any) -> Array:
-    """Sum of squares over the last two axes, along the memory of transposed weights."""
+    """Sum of squares over the last two axes, in the memory order of transposed weights."""
     return xp.sum(xp.linalg.vecdot(array, array, axis=-2), axis=-1)
 
 
@@ -40,10 +40,7 @@ def row_dots(
 def gram_dots(
     a: Float[Array, "... d r"], gram: Float[Array, "... r r"], xp: Any
 ) -> Float[Array, "... d"]:
-    """a_i G · a_i for every row i and a symmetric matrix G.
-
-    One form after the other and in blocks of rows, which stay in the cache.
-    """
+    """a_i G · a_i for every row i and a symmetric matrix G, in blocks that stay in the cache."""
     width, rank = a.shape[-2:]
     stack = np.broadcast_shapes(a.shape[:-2], gram.shape[:-2])
     if stack and math.prod(stack) * width * rank > BLOCK // 4:
@@ -68,7 +65,7 @@ def inner(a: Array, b: Array, xp: Any) -> Array:
 
 
 def block_slices(length: int, width: int) -> Iterator[slice]:
-    """Cut ``range(length)`` into slices of about ``width``, at most ``width`` long."""
+    """Cut ``range(length)`` into slices of equal length, at most ``width``."""
     count = max(1, math.ceil(length / width))
     edges = [round(i * length / count) for i in range(count + 1)]
     return (slice(start, stop) for start, stop in pairwise(edges))
@@ -84,9 +81,9 @@ class TileSums(NamedTuple):
 
 
 def tile_sums(query: Array, key: Array, xp: Any) -> TileSums:
-    """Form M in blocks, take each block's sums and forget it: a large M never stands in memory.
+    """Sum over M block by block, so that a large M is never in memory.
 
-    A square form's block (i, j) is met together with block (j, i), whose transpose tr(M M) wants.
+    Blocks (i, j) and (j, i) of a square form are taken together: tr(M M) needs both.
     """
     is_square = query.shape[-2] == key.shape[-2]
     stack = math.prod(query.shape[:-2]) or 1
@@ -97,7 +94,7 @@ def tile_sums(query: Array, key: Array, xp: Any) -> TileSums:
     columns: list[Any] = [0.0] * len(column_parts)
     trace: Any = 0.0
     keys = xp.matrix_transpose(key)
-    # Of a small form, one product takes less time than its tiles.
+    # One product takes less time than the tiles of a small form.
     is_small = stack * query.shape[-2] * key.shape[-2] <= 2 * BLOCK
     whole = xp.matmul(query, keys) if is_small else None
 

@@ -1,8 +1,8 @@
 """What a step does to a form: (A + ΔA)(B + ΔB)ᵀ − A Bᵀ = Δ₂ + Δ₃.
 
-The term of first order, Δ₂ = ΔA Bᵀ + A ΔBᵀ, has rank 2R; that of second order, Δ₃ = ΔA ΔBᵀ, rank R.
-Between two steps of training Δ₃ is small; where it is not, the weights move faster than the form's
-own gradient says.
+The first-order term, Δ₂ = ΔA Bᵀ + A ΔBᵀ, has rank 2R, the second-order term, Δ₃ = ΔA ΔBᵀ, rank R.
+Between two training steps Δ₃ is small; where it is not, the weights move faster than the form's
+gradient says.
 
 Axes: ``...`` a stack of forms, D width, R rank.
 """
@@ -22,22 +22,19 @@ if TYPE_CHECKING:
 
 
 class UpdateTerms(NamedTuple):
-    """The two terms of a form's change.
-
-    Attributes
-    ----------
-    first
-        Δ₂ = ΔA Bᵀ + A ΔBᵀ, of rank 2R.
-    second
-        Δ₃ = ΔA ΔBᵀ, of rank R.
-    """
+    """Δ₂ = ΔA Bᵀ + A ΔBᵀ, of rank 2R, and Δ₃ = ΔA ΔBᵀ, of rank R."""
 
     first: BilinearForm
     second: BilinearForm
 
 
 def update_terms(before: BilinearForm, after: BilinearForm) -> UpdateTerms:
-    """Split a form's change into the terms of first and second order in its factors.
+    """Split a form's change into the first-order and the second-order term in its factors.
+
+    Raises
+    ------
+    FormError
+        The factors have different shapes, so that neither form is an update of the other.
 
     Examples
     --------
@@ -47,29 +44,23 @@ def update_terms(before: BilinearForm, after: BilinearForm) -> UpdateTerms:
     >>> terms = update_terms(one, BilinearForm(1.1 * np.eye(2), 1.1 * np.eye(2)))
     >>> terms.first.dense().round(6).tolist(), terms.second.dense().round(6).tolist()
     ([[0.2, 0.0], [0.0, 0.2]], [[0.01, 0.0], [0.0, 0.01]])
-
-    Raises
-    ------
-    FormError
-        The factors have other shapes, so that one is no step from the other.
     """
     shapes = [(form.query.shape, form.key.shape) for form in (before, after)]
     if shapes[0] != shapes[1]:
         raise FormError(f"an update needs factors of the same shape, got {shapes[0]}, {shapes[1]}")
-    make = type(before)
     query_step, key_step = after.query - before.query, after.key - before.key
+    make = type(before)
     return UpdateTerms(
-        even(make(query_step, before.key)) + even(make(before.query, key_step)),
-        even(make(query_step, key_step)),
+        _rescaled(make(query_step, before.key)) + _rescaled(make(before.query, key_step)),
+        _rescaled(make(query_step, key_step)),
     )
 
 
 def change(before: BilinearForm, after: BilinearForm) -> BilinearForm:
-    """Δ₂ + Δ₃ = ΔA (B + ΔB)ᵀ + A ΔBᵀ of rank 2R, as `BilinearForm.difference` with even factors."""
+    """Δ₂ + Δ₃ = ΔA (B + ΔB)ᵀ + A ΔBᵀ: `BilinearForm.difference` with rescaled factors."""
     make = type(before)
-    return even(make(after.query - before.query, after.key)) + even(
-        make(before.query, after.key - before.key)
-    )
+    query_step, key_step = after.query - before.query, after.key - before.key
+    return _rescaled(make(query_step, after.key)) + _rescaled(make(before.query, key_step))
 
 
 def update_measures(before: BilinearForm, after: BilinearForm) -> dict[str, Any]:
@@ -97,11 +88,11 @@ def update_measures(before: BilinearForm, after: BilinearForm) -> dict[str, Any]
     return measures
 
 
-def even(form: BilinearForm) -> BilinearForm:
-    """The same form with factors of one size, by a power of two, which rounds nothing.
+def _rescaled(form: BilinearForm) -> BilinearForm:
+    """The same form with factors of equal size, by an exact power of two.
 
-    A small step next to large weights looks like cancellation to the kernels, for which they take
-    twice the digits and several times the time.
+    To the kernels, a small step next to large weights would look like cancellation, for which they
+    need float64 and several times the time.
     """
     xp = array_namespace(form.query, form.key)
     sizes = [float(xp.max(xp.abs(factor))) for factor in (form.query, form.key)]

@@ -33,7 +33,8 @@ from wqk._console import counted
 from wqk._files import check_output, write_whole
 from wqk._typing import Array, Float
 from wqk.errors import TableError, first_line
-from wqk.forms.images import matrix_image, on_host
+from wqk.forms.images import matrix_image
+from wqk.forms.kernels import on_host
 from wqk.forms.scores import coupling
 
 if TYPE_CHECKING:
