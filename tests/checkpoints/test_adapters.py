@@ -31,6 +31,7 @@ def base(tmp_path: Path) -> Path:
     config = {"model_type": "llama", "num_attention_heads": 4, "hidden_size": 16}
     (folder / "config.json").write_text(json.dumps(config))
     weights = {f"{QUERY}.weight": draw(16, 16, seed=0), f"{KEY}.weight": draw(16, 16, seed=1)}
+    weights[f"{QUERY}.bias"] = draw(16, seed=4)
     save_file(weights, folder / "model.safetensors")
     return folder
 
@@ -81,6 +82,14 @@ def test_a_whole_tensor_replaces_the_base_models(base: Path):
     replaced = {f"{KEY}.weight": draw(16, 16, seed=7)}
     checkpoint = open_checkpoint(adapter(base, factors(QUERY) | replaced))
     np.testing.assert_array_equal(checkpoint.read([Part(f"{KEY}.weight")])[0], draw(16, 16, seed=7))
+
+
+def test_trained_biases_of_adapted_modules_are_read(base: Path):
+    bias = draw(16, seed=7)
+    tensors = factors(QUERY) | {f"{QUERY}.base_layer.bias": bias}
+    adapted = open_checkpoint(adapter(base, tensors, bias="lora_only"))
+    (read,) = adapted.read([Part(f"{QUERY}.bias")])
+    np.testing.assert_array_equal(read, bias)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import numpy as np
 
 from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo
 from wqk.checkpoints.stored import StoredCheckpoint, weight_file
+from wqk.checkpoints.wrapping import without_adapter
 from wqk.errors import CheckpointError, concerning
 
 if TYPE_CHECKING:
@@ -123,9 +124,12 @@ class AdaptedCheckpoint(Checkpoint):
         plain = [part for part in parts if part.name not in self._replaced]
         arrays = iter(self._base.read(plain))
         return [
-            self._adapted(part, next(arrays))
-            if part.name not in self._replaced
-            else self._adapter.read([part._replace(name=self._replaced[part.name])])[0]
+            self._adapted(
+                part,
+                next(arrays)
+                if part.name not in self._replaced
+                else self._adapter.read([part._replace(name=self._replaced[part.name])])[0],
+            )
             for part in parts
         ]
 
@@ -163,7 +167,7 @@ def _updates(base: Checkpoint, adapter: Adapter) -> tuple[dict[str, Update], dic
         elif ".lora_" in name:
             continue  # of embeddings and convolutions, which no query or key is
         elif match := WHOLE.fullmatch(name):
-            own = _base_name(base, match["name"] + match["end"])
+            own = _base_name(base, without_adapter(match["name"] + match["end"]))
             if own:
                 replaced[own] = name
     updates = {}
