@@ -126,7 +126,7 @@ def test_markdown_and_latex_say_the_same() -> None:
     ("arguments", "words"),
     [
         ({"name": "tableS4"}, "expected table1, tableS2, tableS3"),
-        ({"name": "table1", "format": "html"}, "expected markdown or latex"),
+        ({"name": "table1", "format": "html"}, "expected markdown, latex"),
         ({"name": "table1", "own": layers([0.1], [0.1])}, "training results"),
         ({"name": "tableS2", "own": []}, "a score table"),
     ],

@@ -1,4 +1,4 @@
-"""A scan compared with the published row of the same model."""
+"""Comparing a scan with the published row of its model."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from wqk.scanning.tables import ScoreTable
 
 # Largest differences of medians, both at the two printed decimals, that count as agreement.
-# Symmetry depends on the weights alone: published repeats of one model agree to the third decimal.
-# Directionality depends on the few norms beyond a threshold: in the published tables two rows of
-# one model differ by up to 0.04, and a lightly fine-tuned BERT-base differs from its row by 0.02.
+# Published symmetries of one model agree to the third decimal. Directionality depends on the few
+# norms beyond a threshold: published values of one model differ by up to 0.04, and a slightly
+# fine-tuned BERT-base differs from its row by 0.02.
 TOLERANCES = {"symmetry": 0.01, "directionality": 0.05}
 
 
@@ -31,7 +31,7 @@ class Comparison:
     row, scan
         Both with the columns of `published`.
     differences
-        Scan minus published, of the medians at two decimals, for every score that both have.
+        Scan minus published of the medians, at two decimals, for every score that both have.
     """
 
     row: Mapping[str, Any]
@@ -40,7 +40,7 @@ class Comparison:
 
     @property
     def verdict(self) -> Literal["agrees", "differs", "artifact"]:
-        """``artifact`` where the row is not sound, ``differs`` where a score is `beyond`."""
+        """``artifact`` if the row is not sound, ``differs`` if a score is `beyond` tolerance."""
         if not self.row["sound"]:
             return "artifact"
         return "differs" if self.beyond else "agrees"
@@ -57,16 +57,15 @@ def compare(table: ScoreTable, row: Mapping[str, Any]) -> Comparison:
     Parameters
     ----------
     table
-        A scan of the row's model. Of several checkpoints in a table, the one with the row's Hub id
-        is used.
+        A scan of the row's model; of several checkpoints, the one with the row's Hub id is used.
     row
         A row of `published` or `lookup`, as a mapping.
 
     Raises
     ------
     TableError
-        The table holds no plain self-attention scores of the row's stack, or several checkpoints
-        and not one of the row's name.
+        The table has no plain self-attention scores of the row's stack, or several checkpoints of
+        which not exactly one has the row's name.
 
     Examples
     --------
@@ -89,7 +88,7 @@ def compare(table: ScoreTable, row: Mapping[str, Any]) -> Comparison:
 
 
 def _matching(rows: pl.DataFrame, row: Mapping[str, Any]) -> dict[str, Any]:
-    """The row of a scan to compare with a published row."""
+    """The row of a scan to compare with a published one."""
     if rows.is_empty():
         raise TableError(
             "published scores are comparable only with self-attention, circuit qk, distance 0 and "

@@ -1,4 +1,4 @@
-"""Finding a published model by name."""
+"""Looking up published models by name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from wqk.errors import UnknownName
 
 
 def all_published() -> pl.DataFrame:
-    """The printed rows, then those of the models that the paper only draws.
+    """The printed rows, then those of models that are only in figures.
 
     Examples
     --------
@@ -23,25 +23,25 @@ def all_published() -> pl.DataFrame:
 
 
 def lookup(name: str, rows: pl.DataFrame | None = None) -> pl.DataFrame:
-    """The rows of a model, by its name in the tables or by its id on the hub.
+    """The rows of a model, by its name in the tables or its Hub id.
 
     Parameters
     ----------
     name
-        ``BERT-base``, ``google-bert/bert-base-uncased`` or ``bert-base-uncased``, in any case. A
-        printed name may stand for several checkpoints.
+        ``BERT-base``, ``google-bert/bert-base-uncased`` or ``bert-base-uncased``, in any case;
+        several checkpoints may have one printed name.
     rows
         Rows to search; by default everything published.
 
     Returns
     -------
     polars.DataFrame
-        As `published`; of equal rows of one checkpoint, the first.
+        As `published`, without repeated rows.
 
     Raises
     ------
     UnknownName
-        There is no such row. The message lists similar names.
+        There is no such row; the message lists similar names.
 
     Examples
     --------
@@ -52,22 +52,19 @@ def lookup(name: str, rows: pl.DataFrame | None = None) -> pl.DataFrame:
     """
     rows = all_published() if rows is None else rows
     wanted = name.strip().lower()
-    known: dict[str, str] = {}
-    for spelling in (*rows["name"], *rows["model"], *map(last_part, rows["model"])):
-        known.setdefault(spelling.lower(), spelling)
-    matching = rows.filter(
-        (pl.col("name").str.to_lowercase() == wanted)
-        | (pl.col("model").str.to_lowercase() == wanted)
-        | (pl.col("model").str.split("/").list.last().str.to_lowercase() == wanted)
-    )
+    model = pl.col("model")
+    names = (pl.col("name"), model, model.str.split("/").list.last())
+    matching = rows.filter(pl.any_horizontal(each.str.to_lowercase() == wanted for each in names))
     if matching.is_empty():
+        spellings = (*rows["name"], *rows["model"], *map(last_part, rows["model"]))
+        known = {spelling.lower(): spelling for spelling in reversed(spellings)}
         close = difflib.get_close_matches(wanted, known, n=5, cutoff=0.55)
-        names = list(dict.fromkeys(known[c] for c in close))
-        hint = f"did you mean {', '.join(names)}?" if names else "wqk atlas lists what there is"
+        similar = list(dict.fromkeys(known[c] for c in close))
+        hint = f"did you mean {', '.join(similar)}?" if similar else "wqk atlas lists all models"
         raise UnknownName(
             f"{name}: the paper has no model with this name or Hub id; {hint}",
             name=name,
-            close=names,
+            close=similar,
         )
     same = [column for column in COLUMNS if column not in ("name", "sound")]
     return matching.unique(subset=same, keep="first", maintain_order=True)

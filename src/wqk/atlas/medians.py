@@ -1,8 +1,8 @@
-"""From a score table to rows like the published ones: medians over the layers of plain forms."""
+"""Medians over the layers of a score table, as rows like the published ones."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -15,24 +15,24 @@ from wqk.errors import TableError
 from wqk.scanning.schema import KEY
 from wqk.scanning.tables import ScoreTable, join, read_table
 
-# Metadata of scores comparable with the published ones; missing entries are assumed to match.
+# Metadata of tables comparable with the published scores; missing entries count as these.
 PLAIN = {"gamma": 2.0, "folded_norms": False, "biases": False}
 
-# The published directionality goes by excess.
+# Published directionality is by excess.
 SCORES = {"symmetry": "symmetry", "directionality": "directionality_excess"}
 
 
 def summarize(table: ScoreTable) -> pl.DataFrame:
     """A row like the published ones for each checkpoint and stack of a score table.
 
-    Only comparable rows are used: self-attention, the query-key circuit at distance 0, and a table
-    with gamma 2, without folded norms and biases; other tables yield no rows.
+    Only comparable scores are used: self-attention, the query-key circuit at distance 0, gamma 2,
+    without folded norms and biases. Other tables give no rows.
 
     Returns
     -------
     polars.DataFrame
         The columns of `published`; ``source`` is ``own``, ``name`` the last part of the
-        checkpoint's name with its revision and step, and the layers' statuses are ``flags``.
+        checkpoint's name with its revision and step, and ``flags`` the layers' statuses.
 
     Examples
     --------
@@ -44,19 +44,18 @@ def summarize(table: ScoreTable) -> pl.DataFrame:
     if any(table.metadata.get(key, value) != value for key, value in PLAIN.items()):
         return pl.DataFrame(schema=COLUMNS)
     plain = plain_layers(table)
-    index = ["checkpoint", "revision", "step", "stack"]
-    about = plain.frame.group_by(index, maintain_order=True).agg(
-        pl.col("parameters").first(), pl.col("status").unique(maintain_order=True).alias("flags")
-    )
+    about = plain.frame.group_by(
+        "checkpoint", "revision", "step", "stack", maintain_order=True
+    ).agg(pl.col("parameters").first(), flags=pl.col("status").unique(maintain_order=True))
     # Both keep the order in which the stacks first appear.
     rows = pl.concat([about, plain.summary().select(_spreads())], how="horizontal")
     return with_flags(
         rows.with_columns(
-            pl.lit("own").alias("source"),
             pl.Series("name", [_name(row) for row in rows.iter_rows(named=True)], pl.String()),
-            pl.col("checkpoint").alias("model"),
-            pl.lit(None, pl.String()).alias("modality"),
             pl.col("flags").list.set_difference(["ok"]),
+            source=pl.lit("own"),
+            model="checkpoint",
+            modality=pl.lit(None, pl.String()),
         )
     )
 
@@ -68,21 +67,17 @@ def plain_layers(table: ScoreTable) -> ScoreTable:
     )
 
 
-def _spreads() -> list[pl.Expr]:
-    """Median and distances to the quartiles, under the names of the published rows."""
-    return [
-        expression.alias(score + ending)
-        for score, column in SCORES.items()
-        for ending, expression in (
-            ("", pl.col(f"{column}_median")),
-            ("_below", pl.col(f"{column}_median") - pl.col(f"{column}_q25")),
-            ("_above", pl.col(f"{column}_q75") - pl.col(f"{column}_median")),
-        )
-    ]
+def _spreads() -> Iterator[pl.Expr]:
+    """Medians and distances to the quartiles, named as in the published rows."""
+    for score, column in SCORES.items():
+        median, low, high = (pl.col(f"{column}_{part}") for part in ("median", "q25", "q75"))
+        yield median.alias(score)
+        yield (median - low).alias(f"{score}_below")
+        yield (high - median).alias(f"{score}_above")
 
 
 def _name(row: Mapping[str, Any]) -> str:
-    """The name of a row: the checkpoint, with its revision and step."""
+    """The checkpoint's name, with its revision and step."""
     name = last_part(row["checkpoint"])
     if row["revision"]:
         name += f" @ {row['revision']}"
@@ -92,9 +87,9 @@ def _name(row: Mapping[str, Any]) -> str:
 
 
 def of_model(rows: pl.DataFrame, row: Mapping[str, Any]) -> pl.DataFrame:
-    """The rows of `summarize` of a published row's model, and of its stack if there are any.
+    """The `summarize` rows of a published row's model, if possible of its stack.
 
-    Models are identified by their Hub id, or, as in a local folder, by its last part.
+    Models are identified by their Hub id or, as for a local folder, by its last part.
     """
     model = pl.col("model").str.to_lowercase()
     named = rows.filter(model == row["model"].lower())
@@ -107,7 +102,7 @@ def of_model(rows: pl.DataFrame, row: Mapping[str, Any]) -> pl.DataFrame:
 def survey_table(*folders: str | PathLike[str]) -> ScoreTable:
     """The scores in the folders of surveys, finished or not (see `wqk.survey`).
 
-    If several scored the same model, the last is used.
+    If several surveys scored the same form, the last one's scores are used.
 
     Raises
     ------
@@ -123,20 +118,19 @@ def survey_table(*folders: str | PathLike[str]) -> ScoreTable:
     ...     summarize(survey_table(folder))["name"].to_list()
     ['decoder']
     """
-    table = join([read_table(file) for folder in folders for file in _score_files(folder)])
-    frame = table.frame.unique(subset=KEY, keep="last", maintain_order=True)
-    return ScoreTable(frame, table.metadata)
-
-
-def _score_files(folder: str | PathLike[str]) -> list[Path]:
-    """A survey's table, or the parts of an unfinished one."""
-    whole = Path(folder) / "scores.parquet"
-    files = [whole] if whole.is_file() else sorted((Path(folder) / "parts").glob("*.parquet"))
-    if not files:
-        raise TableError(
-            f"{folder}: contains no survey; expected a folder written by wqk survey --out"
-        )
-    return files
+    files: list[Path] = []
+    for folder in map(Path, folders):
+        whole = folder / "scores.parquet"
+        found = [whole] if whole.is_file() else sorted((folder / "parts").glob("*.parquet"))
+        if not found:
+            raise TableError(
+                f"{folder}: contains no survey; expected a folder written by wqk survey --out"
+            )
+        files += found
+    table = join([read_table(file) for file in files])
+    return ScoreTable(
+        table.frame.unique(subset=KEY, keep="last", maintain_order=True), table.metadata
+    )
 
 
 def spread(row: Mapping[str, Any], score: str) -> str:

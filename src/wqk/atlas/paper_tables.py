@@ -1,4 +1,4 @@
-"""Tables 1, S2 and S3 of the paper, with your own results next to the printed ones."""
+"""Tables 1, S2 and S3 of the paper, with own results next to the printed ones."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ class TrainingResult:
     ----------
     size, dataset, initialization
         ``4-layer``, ``Wikipedia``, ``random`` or ``symmetric`` (the printed ones), or others. The
-        size of own models adds their width, and the number and size of their training steps.
+        size of own models includes width, number of training steps and batch size.
     loss
         At the end of training, in nats: the mean over seeds.
     loss_interval
-        Its 95 % interval, where there are several seeds.
+        Its 95 % interval, if there are several seeds.
     speed_up, speed_up_interval
-        Share of the training steps by which the random start's final loss is reached earlier, from
-        −1 to 1 and over seeds; None for the random start itself.
+        Share of the training steps saved in reaching the random start's final loss, from −1 to 1,
+        with its interval over seeds; None for the random start itself.
     seeds
-        How many runs; None for the printed ones (one).
+        Number of runs; None for the printed ones (one).
     """
 
     size: str
@@ -58,7 +58,7 @@ def paper_table(
     format: Literal["markdown", "latex"] = "markdown",
     own: ScoreTable | Iterable[TrainingResult] | None = None,
 ) -> str:
-    r"""A table of the paper in its own layout, with footnotes at rows with known problems.
+    r"""A table in the paper's layout, with footnotes on rows with known problems.
 
     Parameters
     ----------
@@ -68,16 +68,16 @@ def paper_table(
     format
         ``markdown``, or ``latex`` for a booktabs tabular.
     own
-        Results to print next to the published ones: for Tables S2 and S3 a score table, in which
-        models are found by their hub ids (such as `wqk.survey` of ``paper:language`` gives), of
-        several revisions the last; for Table 1 results of training, which get lines of their own
-        below the printed ones.
+        Results to print next to the published ones. For Tables S2 and S3, a score table, in which
+        models are identified by their Hub ids (such as that of a `wqk.survey` of
+        ``paper:language``); of several revisions, the last is used. For Table 1, training results,
+        printed on lines of their own below.
 
     Raises
     ------
     TableError
-        There is no such table or format, the results are of the other kind, or a result of training
-        has the name of a printed one or of another.
+        There is no such table or format, the results are of the other kind, or two training results
+        have the same name.
 
     Examples
     --------
@@ -93,17 +93,14 @@ def paper_table(
     | **4 layers of width 64** |  |  |  |
     | jigsaw | 2.800 |  | 1 |
     """
-    if name not in ("table1", *SCORE_OF):
-        tables = ("table1", *SCORE_OF)
-        raise UnknownName(
-            f"{name}: no such table; expected {', '.join(tables)}", name=name, close=tables
-        )
-    if format not in FORMATS:
-        raise UnknownName(
-            f"{format}: no such format; expected {' or '.join(FORMATS)}",
-            name=format,
-            close=[*FORMATS],
-        )
+    for value, kind, known in (
+        (name, "table", ("table1", *SCORE_OF)),
+        (format, "format", tuple(FORMATS)),
+    ):
+        if value not in known:
+            raise UnknownName(
+                f"{value}: no such {kind}; expected {', '.join(known)}", name=value, close=known
+            )
     if name == "table1":
         if isinstance(own, ScoreTable):
             raise TableError("table1 accepts training results (TrainingResult), got a score table")
@@ -120,7 +117,13 @@ def _scores(score: str, own: ScoreTable | None) -> Sheet:
     rows = published().filter(pl.col(score).is_not_null()).to_dicts()
     mine = None if own is None else summarize(own)
     letters = marks(rows)
-    lines = [_score_cells(row, score, letters, mine) for row in rows]
+    lines = []
+    for row in rows:
+        cells = [Cell(row["name"], _letters(row, letters)), *_median_cells(row, score)]
+        if mine is not None:
+            own_rows = of_model(mine, row).to_dicts()
+            cells += _median_cells(own_rows[-1], score) if own_rows else [Cell(""), Cell("")]
+        lines.append(cells)
     half = len(lines) // 2
     header, alignment = ["Model", "Median", "Interquartile range"], "lrl"
     if mine is not None:
@@ -135,19 +138,6 @@ def _scores(score: str, own: ScoreTable | None) -> Sheet:
     )
 
 
-def _score_cells(
-    row: Mapping[str, Any],
-    score: str,
-    letters: Mapping[str, str],
-    mine: pl.DataFrame | None,
-) -> list[Cell]:
-    cells = [Cell(row["name"], _letters(row, letters)), *_median_cells(row, score)]
-    if mine is not None:
-        own_rows = of_model(mine, row).to_dicts()
-        cells += _median_cells(own_rows[-1], score) if own_rows else [Cell(""), Cell("")]
-    return cells
-
-
 def _median_cells(row: Mapping[str, Any], score: str) -> list[Cell]:
     if row[score] is None:
         return [Cell("–"), Cell("")]
@@ -156,26 +146,30 @@ def _median_cells(row: Mapping[str, Any], score: str) -> list[Cell]:
 
 
 def _training(own: Sequence[TrainingResult]) -> Sheet:
-    """Table 1: sizes below each other, in each the data sets, in each the starts."""
+    """Table 1, by size, data set and start, and own results below it."""
     rows = (
         pl.read_csv(DATA / "table1.csv", comment_prefix="#").with_columns(split_flags()).to_dicts()
     )
     letters = marks(rows)
+    results = []
+    for row in rows:
+        mark = _letters(row, letters)
+        del row["flags"]
+        results.append((f"{row['size']} model", TrainingResult(**row), mark))
+    results += [(one.size, one, "") for one in sorted(own, key=lambda one: one.size)]
     lines: list[list[Cell]] = []
-    for size, group in groupby(rows, key=lambda row: row["size"]):
-        lines.append([Cell(f"{size} model")])
-        for row in group:
-            result = TrainingResult(**{key: row[key] for key in row if key != "flags"})
-            cells = [Cell(_label(result), _letters(row, letters)), *_result_cells(result)]
-            lines.append([*cells, Cell("1")] if own else cells)
-    names = {(row["size"], row["dataset"], row["initialization"]) for row in rows}
-    for size, results in groupby(sorted(own, key=lambda one: one.size), key=lambda one: one.size):
-        lines.append([Cell(size)])
-        for result in results:
-            if _name(result) in names:
-                raise TableError(f"table1: two results are called {', '.join(_name(result))}")
-            names.add(_name(result))
-            lines.append([Cell(_label(result)), *_result_cells(result), Cell(str(result.seeds))])
+    names = set()
+    for heading, group in groupby(results, key=lambda entry: entry[0]):
+        lines.append([Cell(heading)])
+        for _, result, mark in group:
+            name = (result.size, result.dataset, result.initialization)
+            if name in names:
+                raise TableError(f"table1: two results are called {', '.join(name)}")
+            names.add(name)
+            start = result.initialization
+            label = result.dataset if start == "random" else f"{result.dataset} (+ {start})"
+            seeds = [Cell(str(result.seeds or 1))] if own else []
+            lines.append([Cell(label, mark), *_result_cells(result), *seeds])
     return Sheet(
         "Loss at the end of training, and speed-up over the random start, as published"
         + (", and own results below, with 95 % intervals over seeds." if own else "."),
@@ -186,17 +180,8 @@ def _training(own: Sequence[TrainingResult]) -> Sheet:
     )
 
 
-def _name(result: TrainingResult) -> tuple[str, str, str]:
-    return result.size, result.dataset, result.initialization
-
-
-def _label(result: TrainingResult) -> str:
-    start = result.initialization
-    return result.dataset if start == "random" else f"{result.dataset} (+ {start})"
-
-
 def _result_cells(result: TrainingResult) -> list[Cell]:
-    """Loss and speed-up, each with its interval over seeds where there is one."""
+    """Loss and speed-up, each with its interval over seeds, if any."""
     loss, speed_up = f"{result.loss:.3f}", ""
     if result.loss_interval:
         loss += " [{:.3f}, {:.3f}]".format(*result.loss_interval)
@@ -214,6 +199,5 @@ def _letters(row: Mapping[str, Any], letters: Mapping[str, str]) -> str:
 
 
 def _notes(letters: Mapping[str, str]) -> dict[str, str]:
-    """The footnotes of a table: what each letter stands for."""
-    known = flags()
-    return {mark: known[flag].sentence for flag, mark in letters.items()}
+    """The footnotes of a table."""
+    return {letter: flags()[flag].sentence for flag, letter in letters.items()}

@@ -15,9 +15,13 @@ if TYPE_CHECKING:
     from wqk.scanning.tables import ScoreTable
 
 
+# A larger symmetry exceeds a smaller one; a smaller directionality exceeds a larger one.
+SIGNS = {"symmetry": 1, "directionality": -1}
+
+
 @dataclass(frozen=True)
 class Standing:
-    """How many of the published models with a score fall short of a value."""
+    """How many of the published models with a score a value exceeds."""
 
     exceeded: int
     models: int
@@ -33,8 +37,8 @@ class Position:
     Attributes
     ----------
     value
-        The scan's median. Symmetry exceeds smaller ones. Directionality, by excess, exceeds larger
-        ones, in which columns dominate less.
+        The scan's median. A symmetry exceeds smaller ones; a directionality, by excess, exceeds
+        larger ones, of models whose columns dominate less.
     encoders, decoders
         Compared at the two printed decimals; equal values are not exceeded.
     """
@@ -73,16 +77,14 @@ class Placement:
 
 
 def place(table: ScoreTable) -> list[Placement]:
-    """Rank a scan's medians among the sound published rows.
-
-    The published models are those of `sound_models`.
+    """Rank a scan's medians among those of `sound_models`.
 
     Returns
     -------
     list of Placement
-        One for each checkpoint and stack with plain self-attention scores; empty for tables of
-        other forms (folded norms, biases, another circuit, distance or gamma), and without those
-        whose family was guessed or of which half the layers look untrained.
+        One for each checkpoint and stack with plain self-attention scores. Tables of other forms
+        (folded norms, biases, another circuit, distance or gamma) give none, nor do models whose
+        family was guessed or of which half the layers look untrained.
 
     Examples
     --------
@@ -100,34 +102,28 @@ def place(table: ScoreTable) -> list[Placement]:
     return [
         Placement(row["name"], row["stack"], *positions)
         for row in summarize(known).iter_rows(named=True)
-        if any(positions := [_position(row[score], score) for score in _SIGNS])
+        if any(positions := [_position(row[score], score) for score in SIGNS])
     ]
-
-
-# A larger symmetry exceeds a smaller one; a smaller directionality exceeds a larger one.
-_SIGNS = {"symmetry": 1, "directionality": -1}
 
 
 def _position(value: float | None, score: str) -> Position | None:
     if value is None:
         return None
-    sign = _SIGNS[score]
     standings = []
     for stack in ("encoder", "decoder"):
         others = sound_models().filter(stack=stack)[score].drop_nulls()
-        exceeded = others.filter(sign * others < sign * round(value, 2))
-        standings.append(Standing(len(exceeded), len(others)))
+        exceeded = SIGNS[score] * others < SIGNS[score] * round(value, 2)
+        standings.append(Standing(int(exceeded.sum()), len(others)))
     return Position(value, *standings)
 
 
 @cache
 def sound_models() -> pl.DataFrame:
-    """Every sound published model once, with its last row.
+    """The last row of every sound published model.
 
     Examples
     --------
     >>> sound_models()["stack"].value_counts(sort=True).rows()
     [('encoder', 24), ('decoder', 15)]
     """
-    rows = published().filter("sound")
-    return rows.unique(subset="model", keep="last", maintain_order=True)
+    return published().filter("sound").unique("model", keep="last", maintain_order=True)

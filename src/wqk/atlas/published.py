@@ -1,19 +1,20 @@
-"""The published rows: Tables S2 and S3 as printed, and the known problems of some rows."""
+"""Tables S2 and S3 as printed, and the known problems of some of their rows."""
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 import polars as pl
 
 DATA = Path(__file__).parent / "data"
 
-# What is kept of a score: its median over layers, and the distances to the quartiles.
+# Scores are medians over layers, with the distances to the quartiles below and above.
 COLUMNS: dict[str, pl.DataType] = {
     "source": pl.String(),
     "name": pl.String(),
@@ -43,13 +44,13 @@ class Flag:
     artifact
         Whether the row's numbers do not describe a trained model's own form.
     drawn
-        Models shown only in figures, without printed numbers, that have the same problem.
+        Models with the same problem that the paper shows only in figures.
     """
 
     title: str
     explanation: str
     artifact: bool
-    drawn: tuple[str, ...] = ()
+    drawn: Sequence[str] = ()
 
     @property
     def sentence(self) -> str:
@@ -67,22 +68,19 @@ def flags() -> dict[str, Flag]:
     'wrong pairs of heads'
     """
     entries = tomllib.loads((DATA / "flags.toml").read_text(encoding="utf-8"))
-    return {
-        name: Flag(e["title"], e["explanation"], e["artifact"], tuple(e.get("drawn", ())))
-        for name, e in entries.items()
-    }
+    return {name: Flag(**entry) for name, entry in entries.items()}
 
 
 def published() -> pl.DataFrame:
-    """The rows of Tables S2 and S3, in their order: down the left half, then down the right one.
+    """The rows of Tables S2 and S3 in their order: the left half, then the right half.
 
     Returns
     -------
     polars.DataFrame
-        ``name`` as printed, ``model`` the checkpoint it is of, medians over layers with their
-        distances to the quartiles, to two decimals (directionality by excess), ``flags`` (see
-        `flags`), and ``sound``, false where a flag makes the row an artifact. ``source`` is
-        ``published``. Table S3 has no row for GPT2-medium and Phi-2: null.
+        ``source`` (``published``), ``name`` as printed, ``model`` (the checkpoint), medians over
+        layers with their distances to the quartiles, to two decimals (directionality by excess),
+        ``flags`` (see `flags`), and ``sound``, false if a flag makes the row an artifact. The
+        directionality of GPT2-medium and Phi-2, which Table S3 lacks, is null.
 
     Examples
     --------
@@ -95,19 +93,18 @@ def published() -> pl.DataFrame:
         comment_prefix="#",
         schema_overrides={k: v for k, v in COLUMNS.items() if k not in ("flags", "sound")},
     )
-    return with_flags(rows.with_columns(pl.lit("published").alias("source"), split_flags()))
+    return with_flags(rows.with_columns(split_flags(), source=pl.lit("published")))
 
 
 def split_flags() -> pl.Expr:
-    """The words of the column ``flags`` as a list, empty where there are none."""
+    """The words of the column ``flags`` as a list."""
     return pl.col("flags").fill_null("").str.extract_all(r"\S+")
 
 
 def with_flags(rows: pl.DataFrame) -> pl.DataFrame:
-    """Rows with ``sound`` filled in, in the order and types of `COLUMNS`."""
+    """Rows with the column ``sound``, in the order and types of `COLUMNS`."""
     artifacts = [name for name, flag in flags().items() if flag.artifact]
-    sound = pl.col("flags").list.set_intersection(artifacts).list.len() == 0
-    rows = rows.with_columns(sound.alias("sound"))
+    rows = rows.with_columns(sound=pl.col("flags").list.set_intersection(artifacts).list.len() == 0)
     return rows.select(pl.col(name).cast(kind) for name, kind in COLUMNS.items())
 
 
@@ -120,11 +117,11 @@ def marks(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     {'fused-tensor': 'a', 'mislabeled': 'b'}
     """
     names = dict.fromkeys(name for row in rows for name in row["flags"])
-    return dict(zip(names, "abcdefghijklmnopqrstuvwxyz", strict=False))
+    return dict(zip(names, ascii_lowercase, strict=False))
 
 
 def last_part(model: str) -> str:
-    """A hub id without its owner, a path's last folder.
+    """A Hub id without its owner, or a path's last folder.
 
     Examples
     --------

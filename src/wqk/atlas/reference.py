@@ -1,22 +1,25 @@
-"""What the paper plots without printing it: scores of every layer, and training curves.
+"""What the paper plots but does not print: scores of every layer, and training curves.
 
-Numbers of the reference implementation's result files, which its authors published under the MIT
-license (``data/README.md``). Directionality is by excess, as in all published numbers.
+The numbers are from the result files of the reference implementation, which its authors published
+under the MIT license (``data/README.md``). Directionality is by excess, as everywhere in the paper.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
+from typing import Any
 
 import polars as pl
 
 from wqk.atlas.published import DATA, flags, last_part, published, with_flags
 from wqk.scanning.surveys.model_sets import model_set, model_sets
 
-# Files with rows that recur in files of their own, with other numbers of parameters.
+# Result files, and beginnings of models in them that recur in other files with other numbers of
+# parameters.
 REPEATED = {"DINO": ("dinov2", "dit-"), "BERT": ("beit",)}
 
-# No layer of an untrained model of these sizes has a larger symmetry.
+# No layer of an untrained model of these sizes has a symmetry of this magnitude.
 UNTRAINED = 0.002
 
 
@@ -74,49 +77,45 @@ def published_losses() -> pl.DataFrame:
 def drawn_models() -> pl.DataFrame:
     """Models that the paper shows in figures without printing their scores, as `published` rows.
 
-    Medians over layers with their distances to the quartiles; ``source`` is ``published``.
-
     Examples
     --------
     >>> rows = drawn_models()
     >>> rows.height, rows.filter("sound").height
     (128, 108)
     """
-    ids = {last_part(m).lower(): m for some in model_sets() for m in model_set(some)}
-    printed = published()["model"].implode()
     layers = published_layers().with_columns(
         pl.col("model").str.split("/").list.last().str.to_lowercase().alias("key")
     )
     for file, repeated in REPEATED.items():
         again = pl.any_horizontal(pl.col("key").str.starts_with(start) for start in repeated)
         layers = layers.filter(~((pl.col("file") == file) & again))
-    layers = layers.with_columns(
-        pl.col("key").replace_strict(ids, default=None).alias("model")
-    ).filter(pl.col("model").is_not_null() & ~pl.col("model").is_in(printed))
-    index = ["modality", "file", "model", "stack"]
-    rows = layers.group_by(index, maintain_order=True).agg(
-        pl.col("parameters").first(),
-        *(expression for score in ("symmetry", "directionality") for expression in _spread(score)),
-        (pl.col("symmetry").abs().max() < UNTRAINED).alias("untrained"),
+    ids = {last_part(m).lower(): m for some in model_sets() for m in model_set(some)}
+    model = pl.col("model")
+    rows = (
+        layers.with_columns(model=pl.col("key").replace_strict(ids, default=None))
+        .filter(model.is_not_null() & ~model.is_in(published()["model"].implode()))
+        .group_by("modality", "file", "model", "stack", maintain_order=True)
+        .agg(
+            pl.col("parameters").first(),
+            *_spread("symmetry"),
+            *_spread("directionality"),
+            untrained=pl.col("symmetry").abs().max() < UNTRAINED,
+        )
+        .unique(["model", "stack"], keep="last", maintain_order=True)
     )
-    rows = rows.unique(["model", "stack"], keep="last", maintain_order=True)
     return with_flags(
         rows.with_columns(
-            pl.lit("published").alias("source"),
-            pl.Series("name", [last_part(model) for model in rows["model"]]),
-            pl.Series(
-                "flags",
-                [
-                    _flags(model, stack, untrained)
-                    for model, stack, untrained in rows.select("model", "stack", "untrained").rows()
-                ],
-            ),
+            pl.Series("name", map(last_part, rows["model"])),
+            pl.Series("flags", [_flags(row) for row in rows.iter_rows(named=True)]),
+            source=pl.lit("published"),
         )
     )
 
 
 def _spread(score: str) -> list[pl.Expr]:
-    column, median = pl.col(score).cast(pl.Float64), pl.col(score).cast(pl.Float64).median()
+    """Median over layers, and the distances to the quartiles."""
+    column = pl.col(score).cast(pl.Float64)
+    median = column.median()
     return [
         median.alias(score),
         (median - column.quantile(0.25, "linear")).alias(f"{score}_below"),
@@ -124,10 +123,13 @@ def _spread(score: str) -> list[pl.Expr]:
     ]
 
 
-def _flags(model: str, stack: str, untrained: bool) -> list[str]:
+def _flags(row: Mapping[str, Any]) -> list[str]:
     names = [
         name
         for name, flag in flags().items()
-        if model in flag.drawn and not (name == "cross-attention" and stack == "encoder")
+        if row["model"] in flag.drawn
+        and not (name == "cross-attention" and row["stack"] == "encoder")
     ]
-    return [*names, *["random-looking"] * (untrained and "random-looking" not in names)]
+    if row["untrained"] and "random-looking" not in names:
+        names.append("random-looking")
+    return names

@@ -3,93 +3,72 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from wqk.scanning.formats import LATEX_ESCAPES
 
 LATEX = LATEX_ESCAPES | str.maketrans({"±": r"$\pm$", "−": "$-$"})
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """Text, and the letters of its footnotes."""
 
     text: str
     marks: str = ""
 
 
-@dataclass(frozen=True)
-class Sheet:
-    """A table before it has a format.
-
-    Attributes
-    ----------
-    caption
-        One sentence.
-    header, alignment
-        For every column its heading, and ``l`` or ``r``.
-    rows
-        The cells; a row of one cell is a heading across all columns.
-    notes
-        What each footnote's letter stands for.
-    """
+class Sheet(NamedTuple):
+    """A table before it has a format; a row of one cell is a heading across all columns."""
 
     caption: str
     header: Sequence[str]
-    alignment: str
+    alignment: str  # l or r for every column
     rows: Sequence[Sequence[Cell]]
-    notes: Mapping[str, str]
+    notes: Mapping[str, str]  # by letter
 
 
 def markdown(sheet: Sheet) -> str:
     """A pipe table between its caption and its footnotes."""
-
-    def line(cells: Sequence[Cell]) -> str:
-        texts = [cell.text.replace("|", r"\|") + _marks(cell, "<sup>{}</sup>") for cell in cells]
-        if len(texts) < len(sheet.header):
+    lines = [list(sheet.header), [{"l": ":--", "r": "--:"}[side] for side in sheet.alignment]]
+    for row in sheet.rows:
+        texts = [
+            text.replace("|", r"\|") + (f"<sup>{','.join(marks)}</sup>" if marks else "")
+            for text, marks in row
+        ]
+        if len(row) < len(sheet.header):
             texts = [f"**{texts[0]}**", *[""] * (len(sheet.header) - 1)]
-        return "| " + " | ".join(texts) + " |"
-
-    rules = [Cell({"l": ":--", "r": "--:"}[side]) for side in sheet.alignment]
-    lines = [line(cells) for cells in ([Cell(text) for text in sheet.header], rules, *sheet.rows)]
+        lines.append(texts)
+    table = "\n".join(f"| {' | '.join(texts)} |" for texts in lines)
     notes = [f"<sup>{mark}</sup> {text}" for mark, text in sheet.notes.items()]
-    return "\n\n".join([sheet.caption, "\n".join(lines), *notes]) + "\n"
+    return "\n\n".join([sheet.caption, table, *notes]) + "\n"
 
 
 def latex(sheet: Sheet) -> str:
     """A booktabs tabular, and its footnotes as paragraphs below it."""
-
-    def line(cells: Sequence[Cell]) -> str:
+    body = []
+    for row in sheet.rows:
         texts = [
-            cell.text.translate(LATEX) + _marks(cell, r"\textsuperscript{{{}}}") for cell in cells
+            text.translate(LATEX) + (rf"\textsuperscript{{{','.join(marks)}}}" if marks else "")
+            for text, marks in row
         ]
-        if len(texts) < len(sheet.header):
+        if len(row) < len(sheet.header):
             texts = [rf"\multicolumn{{{len(sheet.header)}}}{{l}}{{\textbf{{{texts[0]}}}}}"]
-        return "  " + " & ".join(texts) + r" \\"
-
+        body.append(f"  {' & '.join(texts)} \\\\")
     notes = [
         rf"{{\footnotesize\textsuperscript{{{mark}}} {text.translate(LATEX)}\par}}"
         for mark, text in sheet.notes.items()
     ]
-    return (
-        "\n".join(
-            [
-                f"% {sheet.caption}",
-                r"% needs \usepackage{booktabs,amsmath}",
-                rf"\begin{{tabular}}{{{sheet.alignment}}}",
-                r"  \toprule",
-                line([Cell(text) for text in sheet.header]),
-                r"  \midrule",
-                *map(line, sheet.rows),
-                r"  \bottomrule",
-                r"\end{tabular}",
-                *([r"\par\smallskip"] if notes else []),
-                *notes,
-            ]
-        )
-        + "\n"
-    )
-
-
-def _marks(cell: Cell, form: str) -> str:
-    return form.format(",".join(cell.marks)) if cell.marks else ""
+    lines = [
+        f"% {sheet.caption}",
+        r"% needs \usepackage{booktabs,amsmath}",
+        rf"\begin{{tabular}}{{{sheet.alignment}}}",
+        r"  \toprule",
+        f"  {' & '.join(name.translate(LATEX) for name in sheet.header)} \\\\",
+        r"  \midrule",
+        *body,
+        r"  \bottomrule",
+        r"\end{tabular}",
+        *([r"\par\smallskip"] if notes else []),
+        *notes,
+    ]
+    return "\n".join(lines) + "\n"
