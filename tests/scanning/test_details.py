@@ -25,7 +25,6 @@ from wqk.scanning.details import (
     Details,
     LayerKey,
     block_details,
-    join_details,
     read_details,
 )
 
@@ -185,7 +184,6 @@ def test_joined_details_keep_all_layers():
     joined = wqk.join(tables).details
     assert joined.blocks == one.blocks + other.blocks
     assert joined.gamma == 3.0
-    assert join_details([]).blocks == ()
 
 
 # Files that are something else

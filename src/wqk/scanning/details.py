@@ -38,7 +38,7 @@ from wqk.forms.kernels import on_host
 from wqk.forms.scores import coupling
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
     from os import PathLike
 
     from wqk.forms import BilinearForm
@@ -179,13 +179,6 @@ def check_details_output(path: Path) -> None:
     check_output(path, "a set of details", [".npz"])
 
 
-def join_details(parts: Iterable[Details]) -> Details:
-    """All layers of several details; if gamma differs, the first one's is kept."""
-    parts = list(parts)
-    blocks = tuple(block for part in parts for block in part.blocks)
-    return Details(blocks, parts[0].gamma) if parts else Details(())
-
-
 def block_details(
     key: LayerKey, heads: BilinearForm, gamma: float = 2.0, layer: BilinearForm | None = None
 ) -> BlockDetails:
@@ -224,7 +217,11 @@ def _packed(block: BlockDetails) -> tuple[dict[str, Any], dict[str, np.ndarray]]
 def _unpacked(entry: Mapping[str, Any], file: Mapping[str, np.ndarray], at: str) -> BlockDetails:
     """A block from an untrusted file."""
     key = LayerKey(**{field.name: entry[field.name] for field in fields(LayerKey)})
-    _check_key(key)
+    for field in fields(LayerKey):  # names are strings and numbers whole, as in a table's row
+        kind, _, missing = str(field.type).partition(" | ")
+        allowed = ["NoneType", kind] if missing else [kind]
+        if type(getattr(key, field.name)).__name__ not in allowed:
+            raise ValueError("a block lacks its checkpoint or its layer")
     unit, image_unit = float(entry["norm_unit"]), float(entry["image_unit"])
     rows, columns = (
         _array(file, f"{at}{side}_norms", np.float16, 1).astype(np.float32) * np.float32(unit)
@@ -245,19 +242,6 @@ def _unpacked(entry: Mapping[str, Any], file: Mapping[str, np.ndarray], at: str)
     return BlockDetails(
         key, rows, columns, outlying_rows, outlying_columns, image, image_unit, heads
     )
-
-
-def _check_key(key: LayerKey) -> None:
-    """Check that names are strings and numbers whole, as in a row of a score table."""
-    texts = [key.checkpoint, key.stack, key.kind, key.circuit]
-    numbers = [key.layer, key.distance]
-    if (
-        {type(text) for text in texts} != {str}
-        or {type(number) for number in numbers} != {int}
-        or not isinstance(key.revision, str | None)
-        or type(key.step) not in (int, type(None))
-    ):
-        raise ValueError("a block lacks its checkpoint or its layer")
 
 
 def _array(file: Mapping[str, np.ndarray], name: str, dtype: type, axes: int) -> np.ndarray:

@@ -12,12 +12,13 @@ import polars as pl
 from wqk._typing import FilePath
 from wqk._version import __version__
 from wqk.attention import attention_plans, load_attention
+from wqk.attention.coordinates import PLAIN
 from wqk.checkpoints import open_checkpoint
 from wqk.checkpoints.options import HubFolder, check_options
 from wqk.errors import CheckpointError
 from wqk.forms.scores import directionality, symmetry
 from wqk.forms.updates import update_measures
-from wqk.scanning.rows import checkpoint_columns
+from wqk.scanning.rows import block_columns, checkpoint_columns
 from wqk.scanning.schema import SCHEMA, UPDATE_TERMS
 from wqk.scanning.tables import Table
 
@@ -148,7 +149,7 @@ def diff(
         **checkpoint_columns(new),
     }
     rows = [
-        {**shared, "family": new_plan.family, **row}
+        {**shared, **row}
         for old_plan, new_plan in zip(old_plans, new_plans, strict=True)
         for row in _rows(load_attention(old, old_plan), load_attention(new, new_plan), gamma, terms)
         if heads or row["head"] is None
@@ -168,22 +169,15 @@ def _rows(old: Attention, new: Attention, gamma: float, terms: bool) -> Iterator
         raise CheckpointError(
             f"layer {old.layer} has {old!r} before and {new!r} after; only equal shapes compare"
         )
-    key_heads, sharing = new.heads.stack
-    shared = {
-        "stack": old.plan.stack,
-        "kind": old.plan.kind,
-        "layer": old.layer,
-        "heads": key_heads * sharing,
-        "key_heads": key_heads,
-        "d_query": new.heads.shape[0],
-        "d_key": new.heads.shape[1],
-    }
+    _, sharing = new.heads.stack
+    shared = block_columns(new.heads, new.plan, PLAIN, distance=0)
     for numbers, columns in (
         ([None], _columns(old.form, new.form, gamma, terms)),
         (range(old.head_count), _columns(old.heads, new.heads, gamma, terms)),
     ):
         for index, head in enumerate(numbers):
-            values = {name: _number(column[index]) for name, column in columns.items()}
+            found = {name: float(column[index]) for name, column in columns.items()}
+            values = {name: None if np.isnan(value) else value for name, value in found.items()}
             statuses = {old.plan.status, new.plan.status} - {"ok"}
             moved = values["directionality"] is not None
             status = min(statuses, default="ok") if moved else "unmoved"
@@ -191,11 +185,6 @@ def _rows(old: Attention, new: Attention, gamma: float, terms: bool) -> Iterator
                 status = "degenerate"
             key_head = None if head is None else head // sharing
             yield {**shared, "head": head, "key_head": key_head, **values, "status": status}
-
-
-def _number(value: Any) -> float | None:
-    """A measure; null if undefined."""
-    return None if np.isnan(value) else float(value)
 
 
 def _columns(

@@ -66,41 +66,39 @@ def form_measures(form: BilinearForm, measures: Collection[str]) -> dict[str, An
     return {**values, **largest, **constants}
 
 
-def block_measures(
+def with_block_measures(
+    rows: list[dict[str, Any]],
     checkpoint: Checkpoint,
     plan: AttentionPlan,
     coordinates: Coordinates,
     measures: Collection[str],
-) -> dict[int, list[dict[str, Any]]]:
-    """The measures that need more of a block than its form: by distance, the layer's, then heads'.
+) -> list[dict[str, Any]]:
+    """A block's rows with the measures that need more of it than its form.
 
     A layer's lengths and ceilings are the largest of its heads'.
     """
+    # By distance and name, the layer's value and then those of its heads.
     columns: dict[int, dict[str, np.ndarray]] = {n: {} for n in coordinates.distances}
     bounds = ceilings(checkpoint, plan, coordinates.distances) if "ceiling" in measures else None
     for distance, found in columns.items():
         if bounds is not None:
-            found["query_norm"] = _with_layer(bounds.query_norm)
-            found["key_norm"] = _with_layer(bounds.key_norm)
-            found["score_ceiling"] = _with_layer(bounds.at_distance[distance])
-            found["score_ceiling_any_distance"] = _with_layer(bounds.any_distance)
+            of_heads = {
+                "query_norm": bounds.query_norm,
+                "key_norm": bounds.key_norm,
+                "score_ceiling": bounds.at_distance[distance],
+                "score_ceiling_any_distance": bounds.any_distance,
+            }
+            for name, heads in of_heads.items():
+                found[name] = np.concatenate([heads.max(keepdims=True), heads])
         if "bands" in measures and (plan.rotary or plan.axial):
             bands = rotary_bands(load_attention(checkpoint, plan))
             layer = bands._replace(energies=bands.energies.sum(axis=0, keepdims=True))
             found["rotary_low_share"] = np.concatenate([layer.low_share, bands.low_share])
-    rows = 1 + plan.query.heads
-    return {
-        distance: [{name: float(v[row]) for name, v in found.items()} for row in range(rows)]
-        for distance, found in columns.items()
-    }
-
-
-def with_measures(
-    rows: list[dict[str, Any]], more: dict[int, list[dict[str, Any]]]
-) -> list[dict[str, Any]]:
-    """One block's rows with the columns of `block_measures`."""
     places = (0 if row.get("head") is None else 1 + row["head"] for row in rows)
-    return [{**row, **more[row["distance"]][n]} for row, n in zip(rows, places, strict=True)]
+    return [
+        row | {name: float(values[n]) for name, values in columns[row["distance"]].items()}
+        for row, n in zip(rows, places, strict=True)
+    ]
 
 
 def measure_metadata(plans: Sequence[AttentionPlan], measures: Collection[str]) -> dict[str, Any]:
@@ -110,8 +108,3 @@ def measure_metadata(plans: Sequence[AttentionPlan], measures: Collection[str]) 
     reasons = {plan.stack: lacks_ceiling(plan) for plan in plans if lacks_ceiling(plan)}
     missing = {"no_ceiling": reasons} if "ceiling" in measures and reasons else {}
     return {"measures": list(measures), **missing}
-
-
-def _with_layer(heads: np.ndarray) -> np.ndarray:
-    """The layer's value, the largest of its heads', before theirs."""
-    return np.concatenate([heads.max(keepdims=True), heads])

@@ -52,8 +52,10 @@ LEGEND = {
 class NumberTable(Table):
     """A table without lines, wider than the terminal rather than with a number cut short."""
 
-    def __init__(self, padding: tuple[int, int] | tuple[int, int, int, int] = (0, 1)) -> None:
-        super().__init__(box=None, padding=padding, header_style="dim")
+    def __init__(self, *headings: str, narrow: bool = False) -> None:
+        super().__init__(box=None, padding=(0, 1, 0, 0 if narrow else 1), header_style="dim")
+        for heading in headings:
+            self.add_column(heading, justify="right" if heading else "left", no_wrap=True)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         needed = Measurement.get(console, options.update(width=MOST_CELLS), self).minimum
@@ -143,9 +145,7 @@ def _layer_lines(layers: pl.DataFrame, width: int) -> tuple[list[str], Table]:
         left_over = (width - taken) * len(rows) // len(bars)
         for cell in bars:
             cell.cells = min(Bar.MOST, cell.cells + left_over // 2)
-    result = NumberTable()
-    for heading in headings:
-        result.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+    result = NumberTable(*headings)
     for cells in rows:
         result.add_row(*cells)
     return headings, result
@@ -182,7 +182,7 @@ def _across(frame: pl.DataFrame, score: str, column: str, width: int) -> Iterato
     labels = frame[column].unique(maintain_order=True).to_list()
     room = max(1, (width - 6) // (1 + max(4, *(len(str(label)) for label in labels))))
     for start in range(0, len(labels), room):
-        block = NumberTable(padding=(0, 1, 0, 0))
+        block = NumberTable(narrow=True)
         block.add_column("layer", justify="right", style="dim")
         shown = labels[start : start + room]
         for label in shown:
@@ -203,10 +203,8 @@ def _hundredths(value: float | None) -> Text:
 
 def _head_summary(heads: pl.DataFrame) -> Table:
     """Quartiles over heads that are too many to list."""
-    result = sheet()
-    result.add_column(f"{heads.height:,} heads", style="dim")
-    for heading in ("lowest", "q25", "median", "q75", "highest"):
-        result.add_column(heading, justify="right", no_wrap=True)
+    title = f"{heads.height:,} heads"
+    result = sheet(title, "lowest", "q25", "median", "q75", "highest", left=[title])
     for score in SUMMARIZED:
         values = heads[score].fill_nan(None).drop_nulls()
         if len(values):
@@ -282,15 +280,13 @@ def overview(table: ScoreTable) -> Iterator[Any]:
     rows = table.summary()
     over = "layers" if (rows["over"] == "layers").any() else "heads"
     rows = rows.filter(pl.col("over") == over)
-    lines = sheet()
-    lines.add_column("checkpoint", overflow="fold")
-    if rows["step"].is_not_null().any():
-        lines.add_column("step", justify="right", no_wrap=True)
-    lines.add_column("attention", no_wrap=True)
-    for heading in ("symmetry", "directionality", "(excess)"):
-        lines.add_column(heading, justify="right", no_wrap=True)
+    steps = ["step"] if rows["step"].is_not_null().any() else []
+    columns = ("checkpoint", *steps, "attention", "symmetry", "directionality", "(excess)")
+    lines = sheet(*columns, left=["checkpoint", "attention"])
+    for column in lines.columns[1:]:
+        column.no_wrap = True
     for row in rows.head(MOST_LINES).iter_rows(named=True):
-        step = [str(row["step"])] if len(lines.columns) == 6 else []
+        step = [str(row["step"])] if steps else []
         medians = (number(row[f"{score}_median"]) for score in SUMMARIZED)
         lines.add_row(title(row), *step, f"{row['stack']} {row['kind']}", *medians)
     conditional = conditions(table.frame, table.metadata, every=False)
@@ -306,11 +302,7 @@ def side_by_side(table: ScoreTable) -> Iterator[Any]:
     names = table.frame["checkpoint"].unique(maintain_order=True).to_list()
     layers = table.layers.frame
     for score in ("symmetry", "directionality_excess"):
-        side = NumberTable()
-        side.add_column("layer", justify="right")
-        for name in names:
-            side.add_column(name, justify="right", no_wrap=True)
-            side.add_column("", no_wrap=True)
+        side = NumberTable("layer", *(heading for name in names for heading in (name, "")))
         for layer in layers.partition_by("layer", maintain_order=True):
             values = dict(zip(layer["checkpoint"], layer[score], strict=True))
             cells = (cell(values.get(name)) for name in names for cell in (number, Bar))
@@ -356,9 +348,7 @@ def difference_table(table: DifferenceTable) -> Iterator[Any]:
 
 
 def _differences(rows: pl.DataFrame, headings: Mapping[str, str]) -> Table:
-    lines = NumberTable(padding=(0, 1, 0, 0))
-    for heading in ("layer", *headings.values()):
-        lines.add_column(heading, justify="right", no_wrap=True)
+    lines = NumberTable("layer", *headings.values(), narrow=True)
     for row in rows.iter_rows(named=True):
         lines.add_row(str(row["layer"]), *(_difference_cell(n, row[n]) for n in headings))
     return lines

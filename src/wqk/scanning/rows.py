@@ -28,17 +28,9 @@ def score_heads(
     heads: bool = True,
     measures: Collection[str] = (),
 ) -> list[dict[str, Any]]:
-    """Scores of a layer and, with ``heads``, of each head after it.
+    """Scores of a layer and, with ``heads``, of each head after it: what follows from the forms.
 
-    Parameters
-    ----------
-    stack
-        The layer's heads, stacked as (G, H/G).
-    layer
-        Their sum, if already computed.
-    gamma, heads, measures
-        As for `scan`; of the measures, those that follow from the forms alone, as do all columns
-        that are returned.
+    ``stack`` has the layer's heads as (G, H/G), ``layer`` their sum, if already computed.
     """
     layer = stack.sum() if layer is None else layer
     scores = {name: float(value) for name, value in _scores(layer, gamma, measures).items()}
@@ -52,7 +44,10 @@ def score_heads(
         }
     if not heads:
         return [row]
-    columns = {name: _flat(values) for name, values in _scores(stack, gamma, measures).items()}
+    columns = {
+        name: np.ravel(values.cpu() if hasattr(values, "cpu") else values)
+        for name, values in _scores(stack, gamma, measures).items()
+    }
     _, sharing = stack.stack
     return [row] + [
         {
@@ -65,21 +60,12 @@ def score_heads(
     ]
 
 
-def form_rows(
-    form: BilinearForm,
-    layer: BilinearForm,
-    plan: AttentionPlan,
-    coordinates: Coordinates,
-    distance: int,
-    *,
-    gamma: float,
-    heads: bool,
-    measures: Collection[str] = (),
-) -> list[dict[str, Any]]:
-    """Rows of one block at one distance, from its heads as a stack (G, H/G) and from their sum."""
-    d_query, d_key = form.shape
+def block_columns(
+    form: BilinearForm, plan: AttentionPlan, coordinates: Coordinates, distance: int
+) -> dict[str, Any]:
+    """The columns that all rows of a block at one distance share; heads are stacked (G, H/G)."""
     key_heads, sharing = form.stack
-    shared = {
+    return {
         "family": plan.family,
         "stack": plan.stack,
         "kind": plan.kind,
@@ -87,21 +73,22 @@ def form_rows(
         "layer": plan.layer,
         "heads": key_heads * sharing,
         "key_heads": key_heads,
-        "d_query": d_query,
-        "d_key": d_key,
+        "d_query": form.shape[0],
+        "d_key": form.shape[1],
         "applications": plan.applications,
         "circuit": coordinates.circuit,
         "distance": distance,
     }
-    scored = score_heads(form, layer, gamma=gamma, heads=heads, measures=measures)
-    return [{**shared, **row} for row in scored]
 
 
 def with_status(
     rows: list[dict[str, Any]], plan: AttentionPlan, coordinates: Coordinates, block: Block
 ) -> list[dict[str, Any]]:
     """The rows of one block, the layer's own first, with their status."""
-    status = _status(plan, coordinates, block, rows[0].get("symmetry"))
+    status = "partial" if lacks_norm(plan, coordinates) else plan.status
+    weights, score = block.weights, rows[0].get("symmetry")
+    if weights and score is not None and looks_random(weights, score, weights[0].shape[-1]):
+        status = "random-looking"  # which takes precedence
     return [
         {**row, "status": "degenerate" if math.isnan(row["directionality"]) else status}
         for row in rows
@@ -120,21 +107,6 @@ def checkpoint_columns(checkpoint: Checkpoint) -> dict[str, Any]:
         ),
         "parameters": checkpoint.parameters,
     }
-
-
-def _status(
-    plan: AttentionPlan, coordinates: Coordinates, block: Block, symmetry: float | None
-) -> str:
-    """``random-looking`` takes precedence over ``partial``."""
-    weights = block.weights
-    if weights and symmetry is not None and looks_random(weights, symmetry, weights[0].shape[-1]):
-        return "random-looking"
-    return "partial" if lacks_norm(plan, coordinates) else plan.status
-
-
-def _flat(values: Any) -> np.ndarray:
-    """Scores of a stack, flat, on the host."""
-    return np.ravel(values.cpu() if hasattr(values, "cpu") else values)
 
 
 def _scores(form: BilinearForm, gamma: float, measures: Collection[str]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from wqk._typing import FilePath
 from wqk._version import __version__
@@ -17,18 +17,24 @@ from wqk.attention import attention_plans, unread_attention
 from wqk.attention.coordinates import PLAIN, Block, Coordinates, lacks_norm, left_out, read_block
 from wqk.checkpoints import open_checkpoint, steps_of
 from wqk.checkpoints.options import check_options
-from wqk.errors import CheckpointError, concerning
-from wqk.scanning.cores import all_blas_threads, is_confined, one_blas_thread, usable_cores
+from wqk.errors import CheckpointError, MissingPackage, concerning, first_line
+from wqk.forms import BilinearForm
+from wqk.scanning.cores import (
+    all_blas_threads,
+    blocks_that_fit,
+    is_confined,
+    one_blas_thread,
+    plan_bytes,
+    usable_cores,
+    wanted_parts,
+)
 from wqk.scanning.details import BlockDetails, Details, LayerKey, block_details
-from wqk.scanning.device import mover
 from wqk.scanning.measures import (
-    block_measures,
     check_measures,
     measure_metadata,
-    with_measures,
+    with_block_measures,
 )
-from wqk.scanning.memory import blocks_that_fit, plan_bytes, wanted_parts
-from wqk.scanning.rows import checkpoint_columns, form_rows, with_status
+from wqk.scanning.rows import block_columns, checkpoint_columns, score_heads, with_status
 from wqk.scanning.schema import LAYER
 from wqk.scanning.tables import ScoreTable, join
 
@@ -160,16 +166,34 @@ def scan(
     return join([scan_one(one) for one in _single_refs(ref)])
 
 
+def mover(device: str) -> Callable[[BilinearForm], BilinearForm]:
+    """A function that moves a form to a device, such as ``"cuda"``.
+
+    Raises `MissingPackage` if PyTorch is not installed, or cannot use the device.
+    """
+    try:
+        import torch
+    except ImportError:
+        raise MissingPackage(
+            "a device needs PyTorch: pip install 'wqk[train]'", package="torch", extra="train"
+        ) from None
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise MissingPackage(
+            f"device {device!r}: PyTorch cannot use it here ({first_line(error)})", package="torch"
+        ) from None
+
+    def move(form: BilinearForm) -> BilinearForm:
+        return BilinearForm(*(torch.tensor(f, device=device) for f in (form.query, form.key)))
+
+    return move
+
+
 def chosen_layers(
     plans: list[AttentionPlan], layers: Collection[int] | None
 ) -> list[AttentionPlan]:
-    """The blocks of these layers, of every stack.
-
-    Raises
-    ------
-    CheckpointError
-        The layer does not exist.
-    """
+    """The blocks of these layers, of every stack; CheckpointError if one does not exist."""
     if layers is None:
         return plans
     there = {plan.layer for plan in plans}
@@ -187,13 +211,6 @@ def _single_refs(ref: Any) -> list[Any]:
             raise CheckpointError("a scan needs at least one checkpoint, got an empty list")
         return [single for one in ref for single in _single_refs(one)]
     return steps_of(os.fspath(ref)) if isinstance(ref, str | os.PathLike) else [ref]
-
-
-class _Scored(NamedTuple):
-    """The result of one block."""
-
-    rows: list[dict[str, Any]]
-    details: list[BlockDetails]
 
 
 def scan_plans(
@@ -228,66 +245,49 @@ def scan_plans(
     at_once = min(usable_cores(), fitting)
     side_by_side = at_once > 1 or is_confined()
 
-    def score(plan: AttentionPlan) -> _Scored:
+    def score(plan: AttentionPlan) -> tuple[list[dict[str, Any]], list[BlockDetails]]:
+        """Rows of one block at every distance, and the details of its layer at the first."""
         prefetch(1)
+        rows: list[dict[str, Any]] = []
+        pictured: list[BlockDetails] = []
         with nullcontext() if side_by_side else all_blas_threads():
-            one = _score_block(
-                read(plan), plan, coordinates, columns, gamma, heads, details, measures
-            )
-            if not {"ceiling", "bands"} & set(measures):
-                return one
-            more = block_measures(checkpoint, plan, coordinates, measures)
-            return one._replace(rows=with_measures(one.rows, more))
+            block = read(plan)
+            for distance, form in block.forms:
+                layer = form.sum()
+                shared = columns | block_columns(form, plan, coordinates, distance)
+                more = score_heads(form, layer, gamma=gamma, heads=heads, measures=measures)
+                rows += [shared | row for row in more]
+                if details and not pictured:
+                    key = LayerKey(**{name: rows[0][name] for name in LAYER})
+                    pictured.append(block_details(key, form, gamma, layer))
+            rows = with_status(rows, plan, coordinates, block)
+            if {"ceiling", "bands"} & set(measures):
+                rows = with_block_measures(rows, checkpoint, plan, coordinates, measures)
+        return rows, pictured
 
-    scored: list[_Scored] = []
+    rows: list[dict[str, Any]] = []
+    pictured: list[BlockDetails] = []
     with (
         one_blas_thread() if side_by_side else nullcontext(),
         ThreadPoolExecutor(at_once) as pool,
     ):
         prefetch(fitting)
         try:
-            for plan, done in zip(plans, pool.map(score, plans), strict=True):
-                scored.append(done)
+            for done, (plan, scored) in enumerate(
+                zip(plans, pool.map(score, plans), strict=True), start=1
+            ):
+                rows += scored[0]
+                pictured += scored[1]
                 bytes_read += plan_bytes(checkpoint, plan, coordinates)
                 if on_progress:
                     seconds = time.perf_counter() - start
-                    on_progress(Progress(len(scored), len(plans), bytes_read, seconds))
+                    on_progress(Progress(done, len(plans), bytes_read, seconds))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             checkpoint.abandon()  # else an interrupted scan would wait for its downloads
             raise
-    return ScoreTable.from_rows(
-        (row for one in scored for row in one.rows),
-        metadata,
-        Details(tuple(layer for one in scored for layer in one.details), gamma)
-        if details
-        else None,
-    )
-
-
-def _score_block(
-    block: Block,
-    plan: AttentionPlan,
-    coordinates: Coordinates,
-    columns: dict[str, Any],
-    gamma: float,
-    heads: bool,
-    details: bool,
-    measures: Collection[str],
-) -> _Scored:
-    """Rows of one block at every distance, and the details of its layer at the first."""
-    rows: list[dict[str, Any]] = []
-    layer_details: list[BlockDetails] = []
-    for distance, form in block.forms:
-        layer = form.sum()
-        more = form_rows(
-            form, layer, plan, coordinates, distance, gamma=gamma, heads=heads, measures=measures
-        )
-        rows += [{**columns, **row} for row in more]
-        if details and not layer_details:
-            key = LayerKey(**{name: rows[0][name] for name in LAYER})
-            layer_details.append(block_details(key, form, gamma, layer))
-    return _Scored(with_status(rows, plan, coordinates, block), layer_details)
+    images = Details(tuple(pictured), gamma) if details else None
+    return ScoreTable.from_rows(rows, metadata, images)
 
 
 def _metadata(

@@ -11,7 +11,7 @@ import polars as pl
 from wqk._console import Shown
 from wqk._files import check_output, write_whole
 from wqk.errors import MissingPackage, TableError, first_line
-from wqk.scanning.details import Details, join_details
+from wqk.scanning.details import Details
 from wqk.scanning.schema import GROUP, OPTIONAL, SCHEMA, SCHEMA_VERSION, SUMMARIZED, present
 
 if TYPE_CHECKING:
@@ -308,7 +308,9 @@ def join(tables: Sequence[ScoreTable]) -> ScoreTable:
     return ScoreTable(
         pl.concat([table.frame for table in tables], how="diagonal"),
         metadata,
-        join_details(details) if details else None,
+        Details(tuple(block for part in details for block in part.blocks), details[0].gamma)
+        if details
+        else None,
     )
 
 

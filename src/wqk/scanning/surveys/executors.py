@@ -159,12 +159,7 @@ def _start_worker() -> None:
 def dask_executor(address: str) -> Iterator[Executor]:
     """The workers of the Dask scheduler at an address, such as ``tcp://host:8786``, as an executor.
 
-    Raises
-    ------
-    MissingPackage
-        dask.distributed is not installed.
-    RunError
-        No scheduler answers there.
+    RunError if no scheduler answers there.
     """
     with required_by("a Dask cluster", "cluster"):
         distributed: Any = importlib.import_module("distributed")

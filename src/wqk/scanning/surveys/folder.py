@@ -71,23 +71,14 @@ class SurveyFolder:
         about = {"key": job.key, "checkpoint": job.name, "revision": job.revision}
         seconds = round(outcome.seconds, 3)
         if outcome.table is None:
-            trace = {"trace": outcome.trace} if outcome.trace else {}
-            error = {"error": outcome.error, "reason": outcome.reason, "seconds": seconds}
-            self.note({"event": "failed", **about, **error, **trace})
+            told = {"error": outcome.error, "reason": outcome.reason, "seconds": seconds}
+            told |= {"trace": outcome.trace} if outcome.trace else {}
+            self.note({"event": "failed", **about, **told})
             return
         outcome.table.write(self.part(job.key))
-        self.note(
-            {
-                "event": "done",
-                **about,
-                "step": job.step,
-                "rows": len(outcome.table),
-                "bytes": outcome.bytes_read,
-                "seconds": seconds,
-                "weights": outcome.weights,
-                "files": outcome.files,
-            }
-        )
+        told = {"step": job.step, "rows": len(outcome.table), "bytes": outcome.bytes_read}
+        told |= {"seconds": seconds, "weights": outcome.weights, "files": outcome.files}
+        self.note({"event": "done", **about, **told})
 
     def part(self, key: str) -> Path:
         """The file with a job's table."""

@@ -15,7 +15,7 @@ from wqk.checkpoints.folders import exists, has_weights
 from wqk.checkpoints.references import presentable, step_in
 from wqk.checkpoints.retries import within_deadline
 from wqk.errors import CheckpointError, HubError, WqkError, all_lines
-from wqk.scanning.surveys.model_sets import is_model_set, model_set, read_list
+from wqk.scanning.surveys.model_sets import PREFIX, model_set, read_list
 
 
 @dataclass(frozen=True)
@@ -101,50 +101,38 @@ def natural_order(name: str) -> list[str | int]:
 def _words(refs: Iterable[str]) -> Iterator[str]:
     """Refs with lists and named sets written out."""
     for ref in refs:
-        if ref.startswith("@"):
-            for line in read_list(Path(ref[1:])):
-                if line.startswith("@"):
-                    raise CheckpointError(
-                        f"{ref[1:]}: a list cannot include another list, got {line}"
-                    )
-                yield from model_set(line) if is_model_set(line) else [line]
-        elif is_model_set(ref):
-            yield from model_set(ref)
-        else:
-            yield ref
+        is_list = ref.startswith("@")
+        for word in read_list(Path(ref[1:])) if is_list else [ref]:
+            if is_list and word.startswith("@"):
+                raise CheckpointError(f"{ref[1:]}: a list cannot include another list, got {word}")
+            yield from model_set(word) if word.startswith(PREFIX) else [word]
 
 
 def _jobs_of(
     ref: str, revisions: Sequence[str], list_revisions: Callable[[str], list[str]]
 ) -> Iterator[Job]:
     if exists(Path(ref)):
-        for path in _matching_steps(ref, revisions) if revisions else steps_of(ref):
+        if not revisions:
+            paths = steps_of(ref)
+        else:  # names or patterns of a run's folders with weights
+            if not Path(ref).is_dir():
+                raise CheckpointError(f"{ref}: a file has no revisions; leave out the revision")
+            steps = [path.name for path in Path(ref).iterdir() if has_weights(path)]
+            matching = (name for pattern in revisions for name in _chosen(pattern, steps, ref))
+            paths = [str(Path(ref, name)) for name in dict.fromkeys(matching)]
+        for path in paths:
             absolute = Path(path).absolute()
             yield Job(presentable(path), None, step_in(absolute.name), str(absolute))
     elif not revisions:
         yield Job(presentable(ref), None, None, ref)
     else:
-        for name in _matching(revisions, lambda: list_revisions(ref), ref):
+        names: dict[str, None] = {}
+        for pattern in revisions:  # listed only where there is a pattern
+            is_plain = not set(pattern) & set("*?[")
+            found = [pattern] if is_plain else _chosen(pattern, list_revisions(ref), ref)
+            names |= dict.fromkeys(found)
+        for name in names:
             yield Job(presentable(ref), name, step_in(name), ref)
-
-
-def _matching_steps(ref: str, patterns: Sequence[str]) -> list[str]:
-    """A run's folders with weights whose names match."""
-    run = Path(ref)
-    if not run.is_dir():
-        raise CheckpointError(f"{ref}: a file has no revisions; leave out the revision")
-    steps = [path.name for path in run.iterdir() if has_weights(path)]
-    matching = (name for pattern in patterns for name in _chosen(pattern, steps, ref))
-    return [str(run / name) for name in dict.fromkeys(matching)]
-
-
-def _matching(patterns: Sequence[str], names: Callable[[], list[str]], ref: str) -> dict[str, None]:
-    """Revisions that are named or match; they are listed only where there is a pattern."""
-    matching: dict[str, None] = {}
-    for pattern in patterns:
-        is_plain = not set(pattern) & set("*?[")
-        matching |= dict.fromkeys([pattern] if is_plain else _chosen(pattern, names(), ref))
-    return matching
 
 
 def _chosen(pattern: str, names: Sequence[str], ref: str) -> list[str]:

@@ -198,41 +198,31 @@ def _finish(folder: SurveyFolder, chosen: Sequence[Job], options: Options) -> Sc
         for job in chosen
         if (line := folder.failed.get(job.key))
     ]
-    duplicates = _duplicates(folder, done)
-    tables = [folder.load_part(job.key) for job in done]
+    by_weights: dict[str, list[str]] = {}  # equal queries and keys
+    for job in done:
+        by_weights.setdefault(folder.done[job.key]["weights"], []).append(job.title)
+    duplicates = [titles for titles in by_weights.values() if len(titles) > 1]
+    tables = {job: folder.load_part(job.key) for job in done}
+    notes: dict[str, Any] = {"partial": {}, "inferred": [], "unread": [], "notes": []}
+    for job, table in tables.items():
+        for stack, reason in table.metadata["partial"].items():
+            notes["partial"][f"{job.name} {stack}"] = reason
+        for kind in ("inferred", "unread", "notes"):
+            notes[kind] += [f"{job.name}: {line}" for line in table.metadata.get(kind, ())]
+    whole = join([*tables.values()]) if tables else ScoreTable.from_rows([])
     metadata = {
+        "schema_version": SCHEMA_VERSION,
         "wqk": options.wqk,
         "gamma": options.gamma,
         "folded_norms": False,
         "biases": False,
-        "partial": {
-            f"{job.name} {stack}": reason
-            for job, table in zip(done, tables, strict=True)
-            for stack, reason in table.metadata["partial"].items()
-        },
-        **{
-            key: [
-                f"{job.name}: {line}"
-                for job, table in zip(done, tables, strict=True)
-                for line in table.metadata.get(key, ())
-            ]
-            for key in ("inferred", "unread", "notes")
-        },
+        **notes,
         "failed": failed,
         "duplicates": duplicates,
+        "left_out": whole.metadata.get("left_out", {}),
     }
-    whole = join(tables) if tables else ScoreTable.from_rows([])
-    metadata["left_out"] = whole.metadata.get("left_out", {})
-    table = ScoreTable(whole.frame.rechunk(), {"schema_version": SCHEMA_VERSION, **metadata})
+    table = ScoreTable(whole.frame.rechunk(), metadata)
     table.write(folder.scores)
     finished: dict[str, Any] = {"done": len(done), "failed": len(failed), "duplicates": duplicates}
     folder.note({"event": "finished", **finished})
     return table
-
-
-def _duplicates(folder: SurveyFolder, done: Sequence[Job]) -> list[list[str]]:
-    """Checkpoints with equal queries and keys, in groups."""
-    groups: dict[str, list[str]] = {}
-    for job in done:
-        groups.setdefault(folder.done[job.key]["weights"], []).append(job.title)
-    return [titles for titles in groups.values() if len(titles) > 1]

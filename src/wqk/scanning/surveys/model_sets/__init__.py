@@ -24,18 +24,8 @@ def model_sets() -> list[str]:
     return [PREFIX + path.stem for path in sorted(DATA.glob("*.txt"))]
 
 
-def is_model_set(name: str) -> bool:
-    """Whether a word looks like the name of a set."""
-    return name.startswith(PREFIX)
-
-
 def model_set(name: str) -> list[str]:
-    """Hub ids of the models in a set.
-
-    Raises
-    ------
-    UnknownName
-        There is no such set.
+    """Hub ids of the models in a set; UnknownName if there is no such set.
 
     Examples
     --------
