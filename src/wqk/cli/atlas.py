@@ -28,42 +28,26 @@ if TYPE_CHECKING:
     help="Only models of this kind.",
 )
 @click.option(
-    "--sound/--flagged",
-    "sound",
-    default=None,
+    "--sound/--flagged", "sound", default=None,
     help="Only rows that are not artifacts; only rows with a flag.",
-)
+)  # fmt: skip
 @click.option("--search", metavar="TEXT", help="Only rows with TEXT in their name or checkpoint.")
 @click.option(
-    "--sort",
-    type=click.Choice(["table", "name", "symmetry", "directionality", "parameters"]),
-    default="table",
-    help="Order of the rows.",
-)
+    "--sort", type=click.Choice(["table", "name", "symmetry", "directionality", "parameters"]),
+    default="table", help="Order of the rows.",
+)  # fmt: skip
 @click.option(
-    "--survey",
-    "surveys",
-    type=FOLDER,
-    multiple=True,
-    envvar="WQK_SURVEY",
-    metavar="DIR",
+    "--survey", "surveys", type=FOLDER, multiple=True, envvar="WQK_SURVEY", metavar="DIR",
     help="Also show a survey's results; repeatable.  [default: WQK_SURVEY]",
-)
+)  # fmt: skip
 @click.option(
-    "--from",
-    "table_file",
-    type=FILE,
-    metavar="TABLE",
+    "--from", "table_file", type=FILE, metavar="TABLE",
     help="Compare MODEL with the scores of a saved table.",
-)
+)  # fmt: skip
 @click.option(
-    "--scan",
-    "scanned",
-    is_flag=False,
-    flag_value="",
-    metavar="[REF]",
+    "--scan", "scanned", is_flag=False, flag_value="", metavar="[REF]",
     help="Scan REF and compare MODEL with it; without REF, MODEL's own checkpoint on the Hub.",
-)
+)  # fmt: skip
 @json_output
 def atlas(
     model: str | None,

@@ -12,17 +12,13 @@ from wqk.cli.options import FILE, json_output
 
 @click.command()
 @click.option(
-    "--out",
-    type=FILE,
-    default=Path("wqk-demo.png"),
+    "--out", type=FILE, default=Path("wqk-demo.png"),
     help="Figure to write (.png, .pdf, .svg); needs matplotlib.",
-)
+)  # fmt: skip
 @click.option(
-    "--report",
-    type=FILE,
-    default=Path("wqk-demo.html"),
+    "--report", type=FILE, default=Path("wqk-demo.html"),
     help="Report to write (.html); needs plotly.",
-)
+)  # fmt: skip
 @json_output
 def demo(out: Path, report: Path, as_json: bool) -> None:
     """Scan an encoder and a decoder trained with the same recipe, side by side.

@@ -19,36 +19,25 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("file", type=PATH, metavar="FILE.toml")
 @click.option(
-    "--corpora",
-    type=PATH,
-    required=True,
-    metavar="DIR",
+    "--corpora", type=PATH, required=True, metavar="DIR",
     help="Folder with the cells' token stores.",
-)
+)  # fmt: skip
 @click.option("-o", "--out", type=PATH, required=True, metavar="DIR", help="Folder of the runs.")
 @click.option(
-    "--jobs",
-    type=COUNT,
-    metavar="N",
+    "--jobs", type=COUNT, metavar="N",
     help="Number of simultaneous runs.  [default: one per GPU, or one]",
-)
+)  # fmt: skip
 @click.option(
-    "--only",
-    metavar="NAME",
-    default="",
-    show_default=False,
+    "--only", metavar="NAME", default="", show_default=False,
     help="Only cells whose name contains NAME.",
-)
+)  # fmt: skip
 @click.option(
     "--dry-run", is_flag=True, help="Show which runs are finished and what the others will cost."
 )
 @click.option(
-    "--speed",
-    type=POSITIVE,
-    default=0.07,
-    metavar="TFLOPS",
+    "--speed", type=POSITIVE, default=0.07, metavar="TFLOPS",
     help="For the cost: speed of the device in 10¹² operations a second; by default of one core.",
-)
+)  # fmt: skip
 @below
 def experiments(
     file: Path,

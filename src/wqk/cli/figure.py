@@ -25,13 +25,9 @@ TABLES = ("table1", "tableS2", "tableS3")
 @click.argument("name", type=click.Choice([*FIGURES, *TABLES]), metavar="NAME")
 @click.argument("more", nargs=-1, type=PATH, metavar="[SOURCE]...")
 @click.option(
-    "--from",
-    "sources",
-    type=PATH,
-    multiple=True,
-    metavar="SOURCE",
+    "--from", "sources", type=PATH, multiple=True, metavar="SOURCE",
     help="Same as SOURCE; repeatable.",
-)
+)  # fmt: skip
 @click.option(
     "--out",
     type=FILE,
@@ -41,12 +37,9 @@ TABLES = ("table1", "tableS2", "tableS3")
     "--published", is_flag=True, help="Below your runs, draw the paper's own as well (s3, s4)."
 )
 @click.option(
-    "--below",
-    "level",
-    type=Number(min=0),
-    metavar="NATS",
+    "--below", "level", type=Number(min=0), metavar="NATS",
     help="Training loss for which dose shows when runs fall below it.",
-)
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers behind a figure as JSON.")
 def figure(
     name: str,

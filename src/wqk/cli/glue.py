@@ -20,11 +20,9 @@ if TYPE_CHECKING:
 @click.argument("models", nargs=-1, required=True, metavar="MODEL...", type=REF)
 @click.option("--data", type=PATH, metavar="DIR", default=Path("glue"), help="Folder of the tasks.")
 @click.option(
-    "--tasks",
-    default="cola,sst2,mrpc,stsb,rte,wnli",
-    metavar="NAMES|FILE.jsonl",
+    "--tasks", default="cola,sst2,mrpc,stsb,rte,wnli", metavar="NAMES|FILE.jsonl",
     help="Folders in DIR with train.jsonl and validation.jsonl, or your own files.",
-)
+)  # fmt: skip
 @click.option("--seeds", type=COUNT, default=5)
 @click.option("--epochs", type=click.IntRange(min=0), default=3)
 @click.option("--learning-rate", type=POSITIVE, default=5e-5)

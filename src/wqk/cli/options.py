@@ -65,13 +65,10 @@ every_head = click.option("--heads", is_flag=True, help="Also score every head."
 revision = click.option("--revision", metavar="R", help="Revision of a Hub repository.")
 
 revision_of_each = click.option(
-    "--revision",
-    "revisions",
-    multiple=True,
-    metavar="R",
-    callback=lambda context, option, values: _one_for_each(values),
+    "--revision", "revisions", multiple=True, metavar="R", callback=lambda context, option,
+    values: _one_for_each(values),
     help="Hub revision; give it twice, for the first and for the second REF.",
-)
+)  # fmt: skip
 
 stack = click.option("--stack", metavar="NAME", help="encoder or decoder, if the model has both.")
 
@@ -80,34 +77,24 @@ table_file = click.option(
 )
 
 gamma = click.option(
-    "--gamma",
-    type=Number(min=0),
-    default=2.0,
+    "--gamma", type=Number(min=0), default=2.0,
     help="Outliers exceed the mean norm by this many standard deviations.",
-)
+)  # fmt: skip
 
 threads = click.option(
-    "--threads",
-    type=COUNT,
-    metavar="N",
-    expose_value=False,
-    callback=lambda context, option, number: _use_threads(number),
-    help="Number of CPU threads.",
-)
+    "--threads", type=COUNT, metavar="N", expose_value=False, callback=lambda context, option,
+    number: _use_threads(number), help="Number of CPU threads.",
+)  # fmt: skip
 
 below = click.option(
-    "--below",
-    type=Number(min=0),
-    metavar="LOSS",
+    "--below", type=Number(min=0), metavar="LOSS",
     help="Also compare when the training loss (mean of 100 steps) first falls below LOSS.",
-)
+)  # fmt: skip
 
 family_file = click.option(
-    "--family",
-    type=FILE,
-    metavar="FILE.toml",
+    "--family", type=FILE, metavar="FILE.toml",
     help="Family file that describes which tensors are queries and keys.",
-)
+)  # fmt: skip
 
 
 def options_of(

@@ -16,13 +16,9 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("sources", nargs=-1, required=True, type=PATH, metavar="TABLE...")
 @click.option(
-    "--details",
-    "details_files",
-    type=FILE,
-    multiple=True,
-    metavar="FILE.npz",
+    "--details", "details_files", type=FILE, multiple=True, metavar="FILE.npz",
     help="Details from wqk scan --details (matrices, norms, head coupling); repeatable.",
-)
+)  # fmt: skip
 @click.option(
     "-o", "--out", type=FILE, required=True, metavar="FILE.html", help="Report to write (.html)."
 )

@@ -32,23 +32,17 @@ if TYPE_CHECKING:
 @every_head
 @gamma
 @click.option(
-    "--circuit",
-    type=click.Choice(["qk", "ov"]),
-    default="qk",
+    "--circuit", type=click.Choice(["qk", "ov"]), default="qk",
     help="Circuit to score: queries and keys, or values and outputs.",
-)
+)  # fmt: skip
 @click.option(
     "--fold-norm", is_flag=True, help="Fold the norms in front of attention into the form."
 )
 @click.option("--bias", is_flag=True, help="Score the form augmented with the biases.")
 @click.option(
-    "--distance",
-    "distances",
-    type=ranges,
-    default="0",
-    metavar="N,N:M",
+    "--distance", "distances", type=ranges, default="0", metavar="N,N:M",
     help="Relative distances, such as 0,1,8:64 (rotary models).",
-)
+)  # fmt: skip
 @click.option(
     "--revision", "revisions", multiple=True, metavar="R", help="Hub revision; repeatable."
 )
@@ -60,17 +54,13 @@ if TYPE_CHECKING:
 )
 @table_file
 @click.option(
-    "--report",
-    type=FILE,
-    metavar="FILE.html",
+    "--report", type=FILE, metavar="FILE.html",
     help="Write an HTML report that includes every head.",
-)
+)  # fmt: skip
 @click.option(
-    "--details",
-    type=FILE,
-    metavar="FILE.npz",
+    "--details", type=FILE, metavar="FILE.npz",
     help="Save matrices as images, norms and head coupling; the report shows them.",
-)
+)  # fmt: skip
 @click.option("--spectrum", is_flag=True, help="Add measures of singular values and eigenvalues.")
 @click.option("--ceiling", is_flag=True, help="Add the largest score that any input can produce.")
 @click.option("--bands", is_flag=True, help="Add the share of slow rotary planes.")

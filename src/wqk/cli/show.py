@@ -16,12 +16,9 @@ from wqk.cli.options import FILE, REF, gamma, json_output, ranges, reading, revi
 @click.option("--head", type=int, metavar="H", help="Show one head instead of the whole layer.")
 @click.option("--coupling", is_flag=True, help="Show how the layer's heads transpose each other.")
 @click.option(
-    "--distance",
-    "distances",
-    type=ranges,
-    metavar="N,N:M",
+    "--distance", "distances", type=ranges, metavar="N,N:M",
     help="Show scores over relative distances, such as 0:64 (rotary models).",
-)
+)  # fmt: skip
 @click.option(
     "--bands",
     is_flag=True,

@@ -19,17 +19,13 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("folders", nargs=-1, required=True, type=PATH, metavar="RUN RUN...")
 @click.option(
-    "--loss",
-    type=click.Choice(["held-out", "training"]),
-    default="held-out",
+    "--loss", type=click.Choice(["held-out", "training"]), default="held-out",
     help="Compare held-out losses, or training losses.",
-)
+)  # fmt: skip
 @click.option(
-    "--smoothing",
-    type=Number(min=0, max=1),
-    default=0.05,
+    "--smoothing", type=Number(min=0, max=1), default=0.05,
     help="Window of the trailing mean over the loss, as a fraction of all steps.",
-)
+)  # fmt: skip
 @below
 @json_output
 def speedup(

@@ -31,12 +31,9 @@ def some_steps(text: str) -> tuple[int, ...]:
 @click.command()
 @click.argument("refs", metavar="REF...", nargs=-1, required=True, type=REF)
 @click.option(
-    "--corpus",
-    required=True,
-    type=PATH,
-    metavar="PATH",
+    "--corpus", required=True, type=PATH, metavar="PATH",
     help="Token store, text file, or token ids as .npy.",
-)
+)  # fmt: skip
 @click.option("--batches", type=click.IntRange(min=2), default=8, help="How many batches.")
 @click.option("--batch", type=COUNT, default=8, help="Blocks in a batch.")
 @click.option("--block", type=click.IntRange(min=4), default=64, help="Tokens in a block.")
@@ -47,11 +44,9 @@ def some_steps(text: str) -> tuple[int, ...]:
     "a time), or each next token.  [default: by its architecture]",
 )
 @click.option(
-    "--mask-share",
-    type=Number(0, 1, min_open=True, max_open=True),
-    default=0.15,
+    "--mask-share", type=Number(0, 1, min_open=True, max_open=True), default=0.15,
     help="Fraction of masked tokens.",
-)
+)  # fmt: skip
 @click.option("--layers", type=ranges, metavar="N,N:M", help="Only these layers.")
 @click.option("--steps", type=some_steps, metavar="all|N,N", help="Saved steps of a run.")
 @click.option("--seed", default=0, help="Seed of blocks, masks and fresh weights.")
@@ -59,16 +54,8 @@ def some_steps(text: str) -> tuple[int, ...]:
 @click.option(
     "-v", "--verbose", is_flag=True, help="Show what each statement assumes and predicts."
 )
-@click.option(
-    "--out",
-    type=FILE,
-    help="Save the findings: .json (with all numbers), .md or .csv.",
-)
-@click.option(
-    "--figure",
-    type=FILE,
-    help="Draw the updates' tails by layer: .png, .pdf or .svg.",
-)
+@click.option("--out", type=FILE, help="Save the findings: .json (with all numbers), .md or .csv.")
+@click.option("--figure", type=FILE, help="Draw the updates' tails by layer: .png, .pdf or .svg.")
 @json_output
 def theory(
     refs: tuple[str, ...],

@@ -24,12 +24,9 @@ if TYPE_CHECKING:
 @click.option("--head", type=click.IntRange(min=0), required=True, metavar="H")
 @click.option("--top", type=COUNT, default=20, metavar="N", help="Number of pairs in each list.")
 @click.option(
-    "--distance",
-    type=click.IntRange(min=0),
-    default=0,
-    metavar="N",
+    "--distance", type=click.IntRange(min=0), default=0, metavar="N",
     help="Distance from key to query in tokens (rotary models).",
-)
+)  # fmt: skip
 @click.option("--fold-norm", is_flag=True, help="Normalize embeddings as the block's norm does.")
 @click.option("--embeddings", metavar="TENSOR", help="Name of the embedding table.")
 @stack

@@ -55,31 +55,23 @@ def _penalty(text: str) -> dict[str, Any]:
 @click.option("-o", "--out", type=FOLDER, required=True, metavar="RUN", help="Folder of the run.")
 @click.option("--resume", is_flag=True, help="Resume from the run's last checkpoint.")
 @click.option(
-    "--stop",
-    type=COUNT,
-    metavar="STEP",
+    "--stop", type=COUNT, metavar="STEP",
     help="Stop after this step; --resume continues. The schedule remains that of all steps.",
-)
+)  # fmt: skip
 @click.option(
-    "--config",
-    type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    metavar="FILE.json",
+    "--config", type=click.Path(path_type=Path, dir_okay=False, exists=True), metavar="FILE.json",
     help="A transformers configuration instead of size and norm.",
-)
+)  # fmt: skip
 @click.option(
-    "--penalty",
-    type=_penalty,
-    metavar="KIND=WEIGHT",
+    "--penalty", type=_penalty, metavar="KIND=WEIGHT",
     help="Add a penalty to the loss: symmetric=0.1 or skew=0.1.",
-)
+)  # fmt: skip
 @options_of(Recipe, omit=SPECIAL, defaults=_presets)
 @threads
 @click.option(
-    "--report-to",
-    multiple=True,
-    metavar="LOGGER",
+    "--report-to", multiple=True, metavar="LOGGER",
     help="An accelerate tracker, such as tensorboard; repeatable.",
-)
+)  # fmt: skip
 def train(
     preset: str | None,
     size: str | None,

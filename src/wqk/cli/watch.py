@@ -18,19 +18,14 @@ if TYPE_CHECKING:
 @click.option("--out", type=PATH, metavar="DIR", help="[default: DIR/wqk-scores]")
 @click.option("--until", type=click.IntRange(min=0), metavar="STEP", help="Stop after this step.")
 @click.option(
-    "--every",
-    type=POSITIVE,
-    default=10.0,
-    metavar="SECONDS",
+    "--every", type=POSITIVE, default=10.0, metavar="SECONDS",
     help="Seconds between looks at the folder.",
-)
+)  # fmt: skip
 @every_head
 @click.option(
-    "--tensorboard",
-    type=FOLDER,
-    metavar="DIR",
+    "--tensorboard", type=FOLDER, metavar="DIR",
     help="Also write medians for TensorBoard to this folder.",
-)
+)  # fmt: skip
 @gamma
 def watch(run: str, out: Path | None, tensorboard: Path | None, **options: Any) -> None:
     """Score each checkpoint of a training run as soon as it is complete.
