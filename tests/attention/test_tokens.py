@@ -17,7 +17,8 @@ from wqk.attention import tokens
 from wqk.attention.embeddings import embedding_table, token_names
 from wqk.attention.tokens import extreme_pairs, match_tokens
 from wqk.checkpoints.live import StateDict
-from wqk.cli.tokens import print_tokens
+from wqk.cli import display
+from wqk.cli.tokens import lines_of
 from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -223,7 +224,7 @@ def test_small_negative_scores_are_no_negative_zeros(capsys: pytest.CaptureFixtu
     small = 1e-4 * np.random.default_rng(0).standard_normal((8, D))
     matches = match_tokens(model(**{"model.embed_tokens.weight": small}), 0, 0)
     assert min(pair.score for pair in matches.smallest) < 0
-    print_tokens(matches)
+    display.output().print(*lines_of(matches), sep="\n")
     assert "-0.00" not in capsys.readouterr().out
 
 

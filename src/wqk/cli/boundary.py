@@ -16,17 +16,36 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
 
-from wqk.cli.help import GroupedCommands
 from wqk.errors import WqkError, shortened
 
 
-class Boundary(GroupedCommands):
-    """Verbs whose errors are one line on standard error; with ``--debug``, a traceback."""
+class Boundary(click.Group):
+    """Verbs whose errors are one line on standard error; with ``--debug``, a traceback.
+
+    Their list in the help has sections, with the first sentence of each verb.
+    """
+
+    sections: Mapping[str, Sequence[click.Command]]
+
+    def add_sections(self, sections: Mapping[str, Sequence[click.Command]]) -> None:
+        """Add all commands of all sections."""
+        self.sections = sections
+        for commands in sections.values():
+            for command in commands:
+                self.add_command(command)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the sections, as click writes its one list."""
+        widest = max(map(len, self.commands))
+        for title, commands in self.sections.items():
+            with formatter.section(title):
+                rows = [(c.name or "", first_sentence(c.help or "")) for c in commands]
+                formatter.write_dl([(name.ljust(widest), text) for name, text in rows])
 
     def invoke(self, context: click.Context) -> Any:
         """Run a verb."""
@@ -66,6 +85,18 @@ class Boundary(GroupedCommands):
                 after = "" if option.is_flag else " "
                 message = re.sub(rf"\b{option.name}{value}", option.opts[-1] + after, message)
         return message
+
+
+def first_sentence(text: str) -> str:
+    """The first sentence of a command's help, on one line.
+
+    Examples
+    --------
+    >>> first_sentence("Score the query-key form of\\nevery layer. REF is a folder.")
+    'Score the query-key form of every layer.'
+    """
+    sentence, point, _ = " ".join(text.split()).partition(". ")
+    return sentence + point.rstrip()
 
 
 def tell(message: str) -> None:

@@ -48,10 +48,8 @@ def diff(before: str, after: str, out: Path | None, as_json: bool, **options: An
     if out:
         check_table_output(out)
     table = diff_checkpoints(before, after, **options)
-    if as_json:
-        display.print_object({"metadata": dict(table.metadata), "rows": records(table.frame)})
-    else:
-        display.output().print(table)
+    value = {"metadata": dict(table.metadata), "rows": records(table.frame)}
+    display.show(value, table, as_json=as_json)
     if out:
         table.write(out)
         display.say(f"{out}: {len(table)} rows")

@@ -59,19 +59,10 @@ def say_traffic(checkpoint: Checkpoint) -> None:
 
 @contextmanager
 def bar(title: str, changes: Callable[..., dict[str, Any]]) -> Iterator[Callable[..., None] | None]:
-    """A progress bar on a terminal, nothing in a pipe.
+    """A progress bar on a terminal: yields the function to report progress to; None in a pipe.
 
-    Parameters
-    ----------
-    title
-        What stands before the bar.
-    changes
-        Turns reported progress into any of ``description``, ``completed``, ``total`` and ``text``,
-        which stands after the bar.
-
-    Yields
-    ------
-    The function to report progress to; None in a pipe.
+    ``changes`` turns what is reported into any of ``description``, which stands before the bar,
+    ``completed``, ``total``, and ``text``, which stands after it.
     """
     if not sys.stderr.isatty():
         yield None
@@ -109,6 +100,14 @@ def print_json(table: ScoreTable) -> None:
             "rows": records(table.frame),
         }
     )
+
+
+def show(value: Mapping[str, Any], *lines: Any, as_json: bool) -> None:
+    """A result: as a JSON object, or its lines as they are shown to people."""
+    if as_json:
+        print_object(value)
+    else:
+        output().print(*lines, sep="\n")
 
 
 def print_object(value: Mapping[str, Any]) -> None:

@@ -104,7 +104,7 @@ def _print_table(trials: Sequence[Trial], speed: float) -> None:
 def _print_comparisons(trials: Sequence[Trial], below: float | None) -> None:
     """The initializations of each recipe against the first, as far as their runs are done."""
     from wqk.cli import display
-    from wqk.cli.speedup import print_comparisons
+    from wqk.cli.speedup import lines_of
     from wqk.errors import RunError
     from wqk.runs.speedup import SMOOTHING, speedups
     from wqk.training.experiments import comparable_runs
@@ -115,5 +115,4 @@ def _print_comparisons(trials: Sequence[Trial], below: float | None) -> None:
         except RunError as error:
             display.say(f"not compared: {error}")
             continue
-        display.output().print()
-        print_comparisons(comparisons, "held-out", SMOOTHING, below)
+        display.output().print("", *lines_of(comparisons, "held-out", SMOOTHING, below), sep="\n")

@@ -26,7 +26,4 @@ def explain(ref: str, as_json: bool, **options: Any) -> None:
     from wqk.cli import display
 
     explanation = explain_checkpoint(ref, **options)
-    if as_json:
-        display.print_object(asdict(explanation))
-    else:
-        display.output().print(explanation)
+    display.show(asdict(explanation), explanation, as_json=as_json)

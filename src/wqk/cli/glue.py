@@ -12,6 +12,8 @@ from wqk._console import sheet
 from wqk.cli.options import COUNT, PATH, POSITIVE, REF, json_output, threads
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from wqk.training.glue import TaskResult
     from wqk.training.glue_tasks import SentenceTask
 
@@ -78,30 +80,25 @@ def glue(
                 for start, runs in groups.items()
             ]
         outcomes.append((task, baselines(task), results, each))
-    if as_json:
-        display.print_object(
+    value = {
+        "fine_tuning": asdict(how),
+        "tasks": [
             {
-                "fine_tuning": asdict(how),
-                "tasks": [
-                    {
-                        "task": task.name,
-                        "baselines": floor,
-                        "results": [*map(asdict, results)],
-                        **({"runs": [*map(asdict, each.values())]} if groups else {}),
-                    }
-                    for task, floor, results, each in outcomes
-                ],
+                "task": task.name,
+                "baselines": floor,
+                "results": [*map(asdict, results)],
+                **({"runs": [*map(asdict, each.values())]} if groups else {}),
             }
-        )
-        return
-    _print([(task, floor, results) for task, floor, results, _ in outcomes])
+            for task, floor, results, each in outcomes
+        ],
+    }
+    display.show(value, _table([outcome[:3] for outcome in outcomes]), as_json=as_json)
 
 
-def _print(
+def _table(
     outcomes: list[tuple[SentenceTask, dict[str, dict[str, float]], list[TaskResult]]],
-) -> None:
+) -> Table:
     """One line for each task and metric, in percent."""
-    from wqk.cli import display
     from wqk.cli.speedup import interval
     from wqk.training.glue import differences
 
@@ -119,4 +116,4 @@ def _print(
                 least = difference.detectable
                 cells += [interval(difference, "+.1%"), p, "–" if least is None else f"{least:.1%}"]
             table.add_row(task.name, metric, *cells)
-    display.output().print(table)
+    return table

@@ -106,14 +106,8 @@ def options_of(
 ) -> Callable[..., Any]:
     """An option for each field of a class that is made of `wqk.training.options.option`.
 
-    Parameters
-    ----------
-    omit
-        Fields without an option.
-    types
-        How to parse fields that are not plain text or numbers.
-    defaults
-        Tells a field's default for the help; the option then has none itself.
+    ``types`` parse fields that are not plain text or numbers; with ``defaults``, which tells a
+    field's default for the help, options have none themselves.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:

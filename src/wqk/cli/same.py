@@ -10,7 +10,9 @@ from wqk._console import sheet
 from wqk.cli.options import FILE, REF, family_file, json_output, revision_of_each
 
 if TYPE_CHECKING:
-    from wqk.scanning.same import BlockComparison, CheckpointComparison
+    from collections.abc import Iterator
+
+    from wqk.scanning.same import CheckpointComparison
 
 
 @click.command()
@@ -40,29 +42,26 @@ def same(context: click.Context, /, ref: str, other: str, as_json: bool, **optio
     from wqk.scanning.same import same as compare
 
     result = compare(ref, other, **options)
-    if as_json:
-        display.print_object(result.to_dict())
-    else:
-        _print(result)
+    display.show(result.to_dict(), *_lines(result), as_json=as_json)
     if not result.same:
         context.exit(1)
 
 
-def _print(result: CheckpointComparison) -> None:
+def _lines(result: CheckpointComparison) -> Iterator[Any]:
     """The verdict, and a line for each block that differs."""
     from rich.text import Text
 
-    from wqk.cli import display
-
-    console = display.output()
-    console.print(Text.assemble((result.checkpoint, "bold"), "  and  ", (result.other, "bold")))
+    yield Text.assemble((result.checkpoint, "bold"), "  and  ", (result.other, "bold"))
     differing = [block for block in result.blocks if not block.same]
     count = len(result.blocks)
     if not differing:
-        worst = max(result.blocks, key=_largest)
-        console.print(
-            f"The same attention in all {count} blocks: heads lie at most {_largest(worst):.1e} "
-            f"apart, relative to their norm; the rounding of stored numbers explains "
+        largest, worst = max(
+            ((max(block.distance.values()), block) for block in result.blocks),
+            key=lambda pair: pair[0],
+        )
+        yield (
+            f"The same attention in all {count} blocks: heads lie at most {largest:.1e} apart, "
+            f"relative to their norm; the rounding of stored numbers explains "
             f"{worst.tolerance:.1e}."
         )
         return
@@ -73,11 +72,7 @@ def _print(result: CheckpointComparison) -> None:
         distances = (f"{block.distance[n]:.1e}" for n in at)
         place = (f"{block.stack} {block.kind}", str(block.layer))
         table.add_row(*place, *distances, Text(block.reason, style="bold"))
-    console.print(table)
-    console.print(f"{len(differing)} of {count} blocks differ.")
+    yield table
+    yield f"{len(differing)} of {count} blocks differ."
     note = "‖M_A(N) − M_B(N)‖ / ‖M_A(N)‖ of the head farthest off; N tokens from query to key"
-    console.print(Text(note, style="dim"))
-
-
-def _largest(block: BlockComparison) -> float:
-    return max(block.distance.values())
+    yield Text(note, style="dim")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -55,17 +55,13 @@ def speedup(
 
     runs = [open_run(folder) for folder in folders]
     comparisons = speedups(runs, loss=loss, smoothing=smoothing, level=below)
-    if not as_json:
-        print_comparisons(comparisons, loss, smoothing, below)
-        return
-    display.print_object(
-        {
-            "loss": loss,
-            "smoothing": smoothing,
-            "comparisons": [*map(_as_object, comparisons)],
-            "below": {run.name: first_below(run, below) for run in runs if below is not None},
-        }
-    )
+    value = {
+        "loss": loss,
+        "smoothing": smoothing,
+        "comparisons": [*map(_as_object, comparisons)],
+        "below": {run.name: first_below(run, below) for run in runs if below is not None},
+    }
+    display.show(value, *lines_of(comparisons, loss, smoothing, below), as_json=as_json)
 
 
 FIELDS: tuple[Field, ...] = ("difference", "first", "lasting")
@@ -78,11 +74,11 @@ def _as_object(comparison: StartSpeedUp) -> dict[str, Any]:
     return {**asdict(comparison), **means, "steps_later": later and asdict(later)}
 
 
-def print_comparisons(
+def lines_of(
     comparisons: Sequence[StartSpeedUp], loss: str, smoothing: float, below: float | None = None
-) -> None:
+) -> Iterator[Any]:
     """One line per initialization, and how to read it."""
-    from wqk.cli import display
+    from rich.text import Text
 
     level = [] if below is None else [f"below {below:g}"]
     names = ("start", "seeds", "difference", "p", "detectable", "speed-up", "lasting", *level)
@@ -99,9 +95,9 @@ def print_comparisons(
             interval(lasting, "+.0%"),
             *([] if below is None else [crossing(comparison)]),
         )
-    console, one = display.output(), comparisons[0]
-    console.print(table)
-    console.print(
+    one = comparisons[0]
+    yield table
+    yield Text(
         f"Against {one.baseline} at step {one.step:,} of {one.steps:,}, seed by seed. "
         f"Difference: {loss} loss in nats (trailing mean over {smoothing:.0%} of the steps), mean "
         "and 95 % interval; none for a single seed. Speed-up: share of the steps saved until "

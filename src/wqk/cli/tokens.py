@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
@@ -48,33 +48,27 @@ def tokens(ref: str, layer: int, head: int, as_json: bool, **options: Any) -> No
     from wqk.cli import display
 
     matches = match_tokens(ref, layer, head, **options)
-    if not as_json:
-        print_tokens(matches)
-        return
     kinds = ("largest", "smallest", "most_alike", "least_alike")
     lists = {kind: [pair._asdict() for pair in getattr(matches, kind)] for kind in kinds}
-    display.print_object(asdict(matches) | lists)
+    display.show(asdict(matches) | lists, *lines_of(matches), as_json=as_json)
 
 
-def print_tokens(matches: TokenMatches) -> None:
+def lines_of(matches: TokenMatches) -> Iterator[Any]:
     """Pairs with the largest and smallest scores side by side, then tokens with themselves."""
     from rich.text import Text
 
-    from wqk.cli import display
-
-    console = display.output()
     where = (
         f"{matches.stack}, layer {matches.layer}, head {matches.head}, distance {matches.distance}"
     )
     norm = ", normalized" if matches.normalized else ""
-    console.print(
-        Text.assemble((matches.checkpoint, "bold"), f"\n{where}; {matches.embeddings}{norm}\n")
-    )
+    yield Text.assemble((matches.checkpoint, "bold"), f"\n{where}; {matches.embeddings}{norm}\n")
     columns = ("largest: query → key", "smallest: query → key")
-    console.print(_side_by_side(columns, matches.largest, matches.smallest, _both))
+    yield _side_by_side(
+        columns, matches.largest, matches.smallest, lambda pair: f"{_query(pair)} → {_key(pair)}"
+    )
     columns = ("most to itself: token", "least to itself: token")
-    console.print(_side_by_side(columns, matches.most_alike, matches.least_alike, _one))
-    console.print(Text(matches.caveat, style="dim"))
+    yield _side_by_side(columns, matches.most_alike, matches.least_alike, _query)
+    yield Text(matches.caveat, style="dim")
 
 
 def _side_by_side(
@@ -93,12 +87,12 @@ def _side_by_side(
     return table
 
 
-def _both(pair: TokenPair) -> str:
-    return f"{_name(pair.query, pair.query_name)} → {_name(pair.key, pair.key_name)}"
-
-
-def _one(pair: TokenPair) -> str:
+def _query(pair: TokenPair) -> str:
     return _name(pair.query, pair.query_name)
+
+
+def _key(pair: TokenPair) -> str:
+    return _name(pair.key, pair.key_name)
 
 
 def _name(number: int, name: str | None) -> str:

@@ -33,12 +33,9 @@ def verify(context: click.Context, /, ref: str, as_json: bool, **options: Any) -
     from wqk.cli import display
 
     result = verify_checkpoint(ref, **options)
-    if as_json:
-        printed = asdict(result) | {"ok": result.ok, "verdict": result.verdict}
-        for block, said in zip(result.blocks, printed["blocks"], strict=True):
-            said["verdict"] = block.verdict
-        display.print_object(printed | {"difference": result.difference})
-    else:
-        display.output().print(result)
+    value = asdict(result) | {"ok": result.ok, "verdict": result.verdict}
+    for block, said in zip(result.blocks, value["blocks"], strict=True):
+        said["verdict"] = block.verdict
+    display.show(value | {"difference": result.difference}, result, as_json=as_json)
     if not result.ok:
         context.exit(1)

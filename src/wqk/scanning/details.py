@@ -22,7 +22,6 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-import zlib
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -169,7 +168,7 @@ def read_details(path: str | PathLike[str]) -> Details:
             return Details(blocks, float(contents["gamma"]))
     except FileNotFoundError:
         raise TableError(f"{path}: no such file") from None
-    except _UNREADABLE as error:
+    except Exception as error:  # zipfile, NumPy and JSON raise anything for a hostile file
         reason = first_line(error)
         raise TableError(f"{path}: holds no details of a scan ({reason})") from None
 
@@ -263,21 +262,3 @@ def _numbers(file: Mapping[str, np.ndarray], name: str, length: int) -> np.ndarr
     if array.size and not 0 <= array.min() <= array.max() < length:
         raise ValueError(f"{name} names rows or columns that do not exist")
     return array
-
-
-# Errors from a file that holds no details.
-_UNREADABLE = (
-    AttributeError,
-    EOFError,
-    KeyError,
-    MemoryError,
-    NotImplementedError,
-    OSError,
-    OverflowError,
-    RecursionError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-    zipfile.BadZipFile,
-    zlib.error,
-)

@@ -14,8 +14,6 @@ from wqk.scanning.schema import MEASURES
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from rich.table import Table
-
     from wqk.scanning.tables import ScoreTable
 
 # The value in parentheses: what chance would give.
@@ -53,22 +51,17 @@ def measured(
             continue
         if sort_by is not None and sort_by not in (*there, *index):
             there.append(sort_by)
-        yield _sheet(frame.head(top or frame.height), index, there)
+        names = (*index, *there)
+        lines = sheet(*(SHORT.get(name, name.replace("_", " ")) for name in names))
+        for row in frame.head(top or frame.height).iter_rows(named=True):
+            cells = ["all" if row[name] is None else str(row[name]) for name in index]
+            lines.add_row(*cells, *(_cell(row[n], row.get(BESIDE.get(n, ""))) for n in there))
+        yield lines
     chance = any(name in frame.columns for name in BESIDE.values())
     notes = ["In parentheses: the same of factors with independent entries."] if chance else []
     reasons = table.metadata.get("no_ceiling") or {}
     notes += [f"No ceiling ({stack}): {reason}." for stack, reason in reasons.items()]
     yield from (Text(note, style="dim") for note in notes)
-
-
-def _sheet(frame: pl.DataFrame, index: list[str], columns: list[str]) -> Table:
-    """One line for each row: where it is, and these columns."""
-    lines = sheet(*(SHORT.get(name, name.replace("_", " ")) for name in (*index, *columns)))
-    for row in frame.iter_rows(named=True):
-        cells = ["all" if row[name] is None else str(row[name]) for name in index]
-        cells += [_cell(row[name], row.get(BESIDE.get(name, ""))) for name in columns]
-        lines.add_row(*cells)
-    return lines
 
 
 def _cell(value: object, beside: float | None) -> str:

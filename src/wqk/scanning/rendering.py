@@ -105,8 +105,8 @@ def scores(table: ScoreTable, width: int) -> Iterator[Any]:
 def _title(
     row: Mapping[str, Any], layers: int, metadata: Mapping[str, Any], frame: pl.DataFrame
 ) -> Text:
-    heads = counted(row["heads"], "head")
-    if row["key_heads"] != row["heads"]:
+    heads = counted(row["heads"], "head") if row["heads"] else ""
+    if row["key_heads"] not in (None, row["heads"]):
         heads += f" over {counted(row['key_heads'], 'key head')}"
     size = str(row["d_query"])
     if row["d_key"] != row["d_query"]:
@@ -119,7 +119,7 @@ def _title(
         f"d {size}",
         *conditions(frame, metadata, every=False),
     ]
-    return Text.assemble("\n", (title(row), "bold"), f"\n{' · '.join(facts)}")
+    return Text.assemble("\n", (title(row), "bold"), f"\n{' · '.join(filter(None, facts))}")
 
 
 def title(row: Mapping[str, Any]) -> str:

@@ -21,7 +21,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from wqk.errors import RunError, all_lines, required_by
-from wqk.scanning.cores import usable_cores
 from wqk.scanning.surveys.work import Outcome, failure
 
 if TYPE_CHECKING:
@@ -30,20 +29,12 @@ if TYPE_CHECKING:
 
     from wqk.scanning.surveys.jobs import Job
 
-# Most processes by default: each may hold a block of a large model.
-MOST_JOBS = 8
-
 # Seconds to wait for a Dask scheduler's answer.
 TIMEOUT = 10
 
 
 class WorkerDied(Exception):
     """A worker process ended in the middle of a job."""
-
-
-def default_jobs() -> int:
-    """One process per usable core, up to a limit."""
-    return min(MOST_JOBS, usable_cores())
 
 
 def run_on(

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from wqk._version import __version__
 from wqk.checkpoints.options import HubAccess, check_options
 from wqk.errors import CheckpointError, WqkError
+from wqk.scanning.cores import usable_cores
 from wqk.scanning.schema import SCHEMA_VERSION
-from wqk.scanning.surveys.executors import default_jobs, run_in_processes, run_on
+from wqk.scanning.surveys.executors import run_in_processes, run_on
 from wqk.scanning.surveys.folder import SurveyFolder, open_folder
 from wqk.scanning.surveys.jobs import expand, hub_revisions
 from wqk.scanning.surveys.work import Options, failure, files_of, run_job
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
     from wqk.scanning.surveys.jobs import Job
     from wqk.scanning.surveys.work import Outcome
+
+# Most processes by default: each may hold a block of a large model.
+MOST_JOBS = 8
 
 
 @dataclass(frozen=True)
@@ -128,7 +132,7 @@ def survey(
         runnable = [job for job in pending if job.problem is None]
         work = partial(run_job, options, **hub)
         running = (
-            run_in_processes(work, runnable, jobs or default_jobs())
+            run_in_processes(work, runnable, jobs or min(MOST_JOBS, usable_cores()))
             if executor is None
             else run_on(executor, work, runnable)
         )
