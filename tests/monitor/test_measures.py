@@ -90,7 +90,7 @@ def test_growing_ceilings_raise_an_alarm_and_healthy_seeds_do_not(tmp_path: Path
 def test_an_alarm_needs_something_to_compare_with(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="give growth="):
         wqk.Monitor(llama(), tmp_path / "s.jsonl", on_alarm=print)
-    with pytest.raises(RunError, match="growth is a factor above 1"):
+    with pytest.raises(RunError, match="growth must be a factor above 1"):
         wqk.Monitor(llama(), tmp_path / "s.jsonl", on_alarm=print, growth=0.5)
     with pytest.raises(RunError, match="when to call on_alarm"):
         wqk.Monitor(llama(), tmp_path / "s.jsonl", growth=2.0)

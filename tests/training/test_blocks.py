@@ -80,7 +80,7 @@ def test_spaced_blocks_reach_from_end_to_end(size: int, block: int, count: int) 
 def test_a_stream_shorter_than_a_block() -> None:
     tokens = np.arange(3)
     assert Rows(tokens, 3).drawn(2, seed=1, index=0).tolist() == [[0, 1, 2]] * 2
-    with pytest.raises(CorpusError, match="a block takes 4 tokens, but the stream has 3"):
+    with pytest.raises(CorpusError, match="a block needs 4 tokens, but the stream has 3"):
         Rows(tokens, 4).drawn(2, seed=1, index=0)
     with pytest.raises(CorpusError, match="the stream has 3"):
         Rows(tokens, 4).spaced(1)

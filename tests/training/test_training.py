@@ -296,7 +296,7 @@ def test_a_corpus_without_a_mask_or_too_short(tiny: Any, tmp_path: Path) -> None
 
     with pytest.raises(CorpusError, match="needs a vocabulary with a mask token"):
         train(tiny(), store("maskless", 100, {}), tmp_path / "run")
-    with pytest.raises(CorpusError, match="a block takes 16 tokens, but the stream has 9"):
+    with pytest.raises(CorpusError, match="a block needs 16 tokens, but the stream has 9"):
         train(tiny(), store("short", 9, {"mask": 1}), tmp_path / "run2")
     with pytest.raises(CorpusError, match="not a token store"):
         train(tiny(), tmp_path / "nowhere", tmp_path / "run3")

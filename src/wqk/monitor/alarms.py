@@ -82,7 +82,7 @@ class Bounds:
             )
         for name, factor in (("growth", growth), ("deviation", deviation)):
             if factor is not None and not factor > 1:
-                raise RunError(f"{name} is a factor above 1, got {factor}")
+                raise RunError(f"{name} must be a factor above 1, got {factor}")
         self._growth, self._deviation = growth, deviation
         self._past: dict[Any, list[tuple[int, float]]] = {}
         self._raised: set[Any] = set()

@@ -73,7 +73,7 @@ def blocks_that_fit(
 ) -> int:
     """How many of the largest block the spare memory holds, at least 1.
 
-    A block takes its weights in float32, twice.
+    A block needs its weights in float32, twice.
     """
 
     def numbers(plan: AttentionPlan) -> int:

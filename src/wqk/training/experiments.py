@@ -159,7 +159,7 @@ def _trials(cell: Mapping[str, Any], corpora: Path, out: Path) -> list[Trial]:
     values = {name.replace("-", "_"): value for name, value in cell.items()}
     for needed, kind in (("name", str), ("corpus", str), ("seeds", list)):
         if not values.get(needed) or not isinstance(values[needed], kind):
-            raise RunError(f"a cell has a {needed}; got {values.get(needed)!r}")
+            raise RunError(f"a cell needs a {needed}, got {values.get(needed)!r}")
     name, corpus, seeds = (values.pop(key) for key in ("name", "corpus", "seeds"))
     stop, threads, preset = (values.pop(key, None) for key in ("stop", "threads", "preset"))
     if Path(name).name != name:

@@ -149,7 +149,7 @@ def _own_model(recipe: Recipe, tokens: Mapping[str, Any]) -> PreTrainedModel:
     except Exception as error:  # every model class has its own
         reason = all_lines(error)
         raise RunError(
-            f"transformers builds no {recipe.mode} of type {kind} from this configuration "
+            f"transformers cannot build the {recipe.mode} of type {kind} from this configuration "
             f"({reason})"
         ) from None
     positions = getattr(config, "max_position_embeddings", None)

@@ -75,7 +75,7 @@ class Rows:
             return len(self.documents) - 1
         if self.documents is not None or len(self.tokens) < self.block:
             raise CorpusError(
-                f"a block takes {self.block} tokens, but the stream has {len(self.tokens)}; use "
+                f"a block needs {self.block} tokens, but the stream has {len(self.tokens)}; use "
                 "shorter blocks or more text"
             )
         return len(self.tokens) - self.block + 1

@@ -177,7 +177,7 @@ def test_values_alone_are_multiplied():
 @pytest.mark.parametrize("ratio", [0.0, -1.0, math.nan, math.inf])
 def test_ratios_are_positive_numbers(ratio):
     for name in ("norm_ratio", "value_ratio"):
-        with pytest.raises(FormError, match=f"{name} is a positive number"):
+        with pytest.raises(FormError, match=f"{name} must be a positive number"):
             wqk.initialize_(bert(), "random", **{name: ratio})
 
 

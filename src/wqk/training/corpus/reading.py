@@ -256,7 +256,9 @@ def _json_lines(path: Path, field: str, document: str) -> Iterator[str]:
         for number, line in enumerate(iter(lambda: file.readline(4 * LONGEST + 1), b""), 1):
             where = f"{path}, line {number}"
             if len(line) > 4 * LONGEST:
-                raise CorpusError(f"{where}: longer than {4 * LONGEST:,} bytes; one object a line")
+                raise CorpusError(
+                    f"{where}: longer than {4 * LONGEST:,} bytes; expected one object"
+                )
             try:
                 row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
             except UnicodeDecodeError:

@@ -177,7 +177,7 @@ def initialize_(
         raise FormError(f"an initialization must be one of {', '.join(KINDS)}, got {kind!r}")
     for name, ratio in (("norm_ratio", norm_ratio), ("value_ratio", value_ratio)):
         if ratio is not None and not 0 < ratio < float("inf"):
-            raise FormError(f"{name} is a positive number, got {ratio!r}")
+            raise FormError(f"{name} must be a positive number, got {ratio!r}")
     import torch
 
     chosen = KINDS[kind]
