@@ -95,7 +95,8 @@ def sheet(*headings: str, left: Collection[str] = ()) -> Table:
     table = Table(box=None, padding=(0, 1), header_style="dim")
     for heading in headings:
         side: Literal["left", "right"] = "left" if heading in left else "right"
-        table.add_column(heading, justify=side, overflow="fold")
+        longest_word = max(map(len, heading.split()), default=0)
+        table.add_column(heading, justify=side, overflow="fold", min_width=longest_word)
     return table
 
 
