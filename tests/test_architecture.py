@@ -33,7 +33,7 @@ ROOMS = {
 }
 ORDER = tuple(ROOMS)
 # Small private files without a room, which everything may import.
-SHARED = {"_caching", "_console", "_files", "_html", "_style", "_typing", "_version"}
+SHARED = {"_caching", "_console", "_files", "_style", "_typing", "_version"}
 HEAVY = {
     "accelerate",
     "datasets",

@@ -1,12 +1,12 @@
 """A property that is computed once and cached, without a lock.
 
-Until Python 3.12 `functools.cached_property` computes under one lock for all instances of a class,
-which lets threads that score different forms wait for each other.
+Before Python 3.12, `functools.cached_property` holds one lock for all instances of a class, so that
+threads that score different forms would wait for each other.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,10 +14,8 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 
 
-class cached_property(Generic[Value]):  # noqa: N801, named as the one it stands for
-    """As `functools.cached_property`, without the lock.
-
-    Two threads that ask one instance at the same time may both compute the value.
+class cached_property(Generic[Value]):  # noqa: N801, named like the standard one
+    """As `functools.cached_property`, but two threads may both compute an instance's value.
 
     Examples
     --------
@@ -40,16 +38,10 @@ class cached_property(Generic[Value]):  # noqa: N801, named as the one it stands
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
-    @overload
-    def __get__(self, instance: None, owner: type) -> cached_property[Value]: ...
-
-    @overload
-    def __get__(self, instance: object, owner: type) -> Value: ...
-
-    def __get__(self, instance: object | None, owner: type) -> Value | cached_property[Value]:
-        if instance is None:
-            return self
+    def __get__(self, instance: object, owner: type) -> Value:
+        if instance is None:  # accessed on the class, for its documentation
+            return self  # type: ignore[return-value]
         value = self._compute(instance)
-        # The instance's own entry is found before this class attribute from now on.
+        # From now on, the instance's own attribute takes precedence.
         instance.__dict__[self._name] = value
         return value

@@ -1,7 +1,7 @@
-"""Text for terminals, prompts and notebooks, all from the same renderables.
+"""Text for terminals, prompts and notebooks, from the same rich renderables.
 
-Text from a checkpoint's files, such as the name of a tensor, is only printed from here, without
-control characters that would move the cursor or change the terminal.
+All text is printed from here, without control characters: a tensor's name, or other text from a
+checkpoint, must not move the cursor or change the terminal.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Table
 
-# Control characters of ASCII and of Latin-1, marks that turn the direction of text, and halves of
-# surrogate pairs, but for the line feed.
+# ASCII and Latin-1 control characters except the line feed, line separators, marks of text
+# direction, and surrogates.
 UNPRINTABLE = re.compile(
     "[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
@@ -53,7 +53,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def count(number: int | None) -> str:
-    """A large number, such as that of parameters, to three digits.
+    """A large number, such as of parameters, to three digits.
 
     Examples
     --------
@@ -80,7 +80,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def sheet(*headings: str, left: Collection[str] = ()) -> Table:
-    """An empty table without lines; the columns ``left`` are text, all others numbers.
+    """An empty table without lines; the columns ``left`` are left-aligned, the others right.
 
     Examples
     --------
@@ -100,7 +100,7 @@ def sheet(*headings: str, left: Collection[str] = ()) -> Table:
     return table
 
 
-# What a terminal without Unicode gets for the characters that our own sentences are made of.
+# Substitutes for the package's own characters on terminals without Unicode.
 PLAIN = str.maketrans(
     {"–": "-", "−": "-", "·": "|", "×": "x", "…": "...", "±": "+-", "→": "->"}
     | {"•": "*", "‖": "||", "σ": "s", "₁": "1", "✓": "+", "✗": "x"}
@@ -135,10 +135,10 @@ def cleaning(console: Console) -> Console:
 
 
 class Shown:
-    """Base of objects shown alike by the command, at a prompt and in a notebook."""
+    """Base of objects that the command, a prompt and a notebook show alike."""
 
     def _shown(self, width: int) -> Iterable[Any]:
-        """Renderables, for this many cells of a line."""
+        """Renderables for lines of this width."""
         raise NotImplementedError
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -156,7 +156,7 @@ class Shown:
 
 
 def plain(*renderables: Any, width: int | None = None) -> str:
-    """The command's output as text without colors; at a prompt as wide as its terminal."""
+    """Renderables as text without colors, by default as wide as the terminal."""
     from rich.console import Console
 
     target = io.StringIO()
@@ -166,7 +166,7 @@ def plain(*renderables: Any, width: int | None = None) -> str:
 
 
 def html(*renderables: Any, width: int = 100) -> str:
-    """The command's output as HTML for a notebook."""
+    """Renderables as HTML for a notebook."""
     from rich.console import Console
 
     console = Console(

@@ -1,4 +1,4 @@
-"""Crash-safe files: written atomically, appended to by lines, locked."""
+"""Crash-safe files: replaced atomically, appended to line by line, locked."""
 
 from __future__ import annotations
 
@@ -22,19 +22,8 @@ if TYPE_CHECKING:
 def write_whole(path: Path, *contents: bytes | bytearray, sync: bool = True) -> None:
     """Replace a file atomically; a reader sees either the old file or the complete new one.
 
-    Parameters
-    ----------
-    path
-        The file; its folder must exist.
-    contents
-        Its bytes, in pieces.
-    sync
-        Whether to wait until the bytes are on the disk.
-
-    Raises
-    ------
-    OutputError
-        The folder is missing, read-only or full.
+    Its contents are given in pieces; ``sync`` waits until they are on the disk. OutputError if the
+    folder is missing, read-only or full.
 
     Examples
     --------
@@ -62,21 +51,10 @@ def write_whole(path: Path, *contents: bytes | bytearray, sync: bool = True) -> 
 
 
 def check_output(path: Path, what: str, endings: Iterable[str]) -> None:
-    """Check before any work whether a file can be written.
+    """Check before any work that ``what``, such as ``a table``, can be written to a file.
 
-    Parameters
-    ----------
-    path
-        The file, which may exist.
-    what
-        What it will contain, such as ``a table``.
-    endings
-        Those that name a format.
-
-    Raises
-    ------
-    OutputError
-        The ending is unsupported, the path is a folder, or its folder is missing or read-only.
+    OutputError if the ending is not among the supported ones, the path is a folder, or its folder
+    is missing or read-only.
     """
     endings = list(endings)
     if path.suffix not in endings:
@@ -96,16 +74,14 @@ def check_output(path: Path, what: str, endings: Iterable[str]) -> None:
 
 def json_line(record: Mapping[str, Any]) -> bytes:
     """One JSON object as a line."""
-    # A lone surrogate has no UTF-8; as an escape it can be read back.
-    text = json.dumps(dict(record), ensure_ascii=False)
     try:
-        return text.encode() + b"\n"
-    except UnicodeEncodeError:
+        return json.dumps(dict(record), ensure_ascii=False).encode() + b"\n"
+    except UnicodeEncodeError:  # a lone surrogate, which has no UTF-8 and is escaped
         return json.dumps(dict(record)).encode() + b"\n"
 
 
 def finite(value: Any) -> Any:
-    """A value for JSON, which lacks NaN and infinity: None stands for them.
+    """A value for JSON, with None in place of NaN and infinity.
 
     Examples
     --------
@@ -120,14 +96,10 @@ def finite(value: Any) -> Any:
 
 
 def append_lines(path: Path, *records: Mapping[str, Any]) -> None:
-    """Append JSON objects to a file, one per line; all are on the disk on return, or none is.
+    """Append JSON objects to a file, one per line; on return all are on the disk.
 
-    A torn last line, which a killed process may have left, is removed first.
-
-    Raises
-    ------
-    OutputError
-        The file cannot be written.
+    An incomplete last line, which a killed process may have left, is removed first. OutputError if
+    the file cannot be written; then it keeps its lines.
     """
     content = b"".join(map(json_line, records))
     try:
@@ -159,17 +131,9 @@ def _end_of_lines(descriptor: int) -> int:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The JSON objects of a file, one per line, without a torn last line.
+    """The JSON objects of a file, one per line, without an incomplete last line.
 
-    Returns
-    -------
-    list of dict
-        Empty where there is no file.
-
-    Raises
-    ------
-    RunError
-        A line is not a JSON object, or the file cannot be read.
+    Empty if there is no file; RunError if a line is not a JSON object, or the file cannot be read.
     """
     try:
         content = path.read_bytes()
@@ -193,19 +157,9 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 def locked(path: Path, holder: str) -> Iterator[None]:
     """Hold a lock file; the system releases it when the process ends, for any reason.
 
-    Parameters
-    ----------
-    path
-        The lock file, created with its folder if missing; it is kept, and names its last holder.
-    holder
-        Name of the holder for the error message, such as ``"survey"``.
-
-    Raises
-    ------
-    RunError
-        The lock is held, by this process or by another.
-    OutputError
-        The lock file cannot be created.
+    The file is created with its folder if missing, and names its last holder. RunError if the lock
+    is held, by this process or another, as a ``holder`` such as ``"survey"``; OutputError if the
+    file cannot be created.
     """
     from filelock import FileLock, Timeout
 
@@ -235,6 +189,6 @@ def _holder(path: Path) -> str:
 
 
 def unwritable(path: Path, error: OSError) -> OutputError:
-    """The error for a file or folder that the system refuses to write."""
+    """The error for a file or folder that cannot be written."""
     reason = error.strerror or type(error).__name__
     return OutputError(f"{path}: cannot be written ({reason})", path=path, reason=reason)

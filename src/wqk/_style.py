@@ -1,4 +1,4 @@
-"""One style for all figures: color-blind safe, small, vector first."""
+"""One style for all figures: small, and safe for color-blind readers."""
 
 from __future__ import annotations
 
@@ -17,24 +17,23 @@ if TYPE_CHECKING:
 
 PICTURES = (".png", ".pdf", ".svg")
 
-# Okabe and Ito's colors; encoders and decoders keep theirs in every figure.
+# Okabe and Ito's colors; encoders and decoders have the same in every figure.
 BLUE, ORANGE, GREEN, PURPLE, GRAY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#767676"
 SKY, YELLOW = "#56B4E9", "#E69F00"
 COLORS = {"encoder": BLUE, "decoder": ORANGE}
 
-# One look, one meaning, in every figure: outlying rows and columns, and what chance would give.
-INK = "#1b1f24"
-OUTLIER = INK
+# Outlying rows and columns, and values expected by chance, in every figure.
+OUTLIER = "#1b1f24"
 CHANCE: dict[str, Any] = {
     "marker": "x",
-    "color": INK,
+    "color": OUTLIER,
     "linestyle": "",
     "markersize": 4.5,
     "markeredgewidth": 1.0,
 }
 
-# Widths of a column and of a page of a paper, in inches.
-COLUMN, PAGE = 3.3, 6.8
+# Width of a page of a paper, in inches.
+PAGE = 6.8
 
 SYMMETRY, DIRECTIONALITY = "symmetry", "directionality (excess)"
 LABELS = {"symmetry": SYMMETRY, "directionality_excess": DIRECTIONALITY}
@@ -66,7 +65,7 @@ RULES: dict[str, Any] = {
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Draw in the project's style, and restore matplotlib's settings.
+    """Draw in the project's style, as a context or a decorator; restores matplotlib's settings.
 
     Raises
     ------
@@ -80,7 +79,7 @@ def style() -> Iterator[None]:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of a size in inches; fill it inside `style`."""
+    """An empty figure of a size in inches, to be drawn in `style`."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height))
@@ -92,7 +91,7 @@ def check_picture(path: Path) -> None:
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write a figure as .png, .pdf or .svg; whole or not at all.
+    """Write a figure as .png, .pdf or .svg, atomically.
 
     Raises
     ------

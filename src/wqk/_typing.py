@@ -1,7 +1,7 @@
-"""Shapes for annotations: checked where jaxtyping is loaded (the tests), free elsewhere.
+"""Shapes for annotations, checked at run time only if jaxtyping is loaded, as in the tests.
 
-Importing jaxtyping costs more than starting the whole command, so these names are real types only
-for type checkers and once somebody else has imported it.
+Importing jaxtyping takes longer than starting the command, so these names are its types only for
+type checkers and if it has been imported already.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING or "jaxtyping" in sys.modules:
 else:
 
     class _AnyShape:
-        """Stands for a jaxtyping type: accepts every subscript and checks nothing."""
+        """In place of a jaxtyping type: accepts every subscript and checks nothing."""
 
         def __class_getitem__(cls, _: object) -> Any:
             return Any

@@ -12,13 +12,13 @@ import polars as pl
 from wqk._console import number
 from wqk.atlas.medians import interquartile, of_model, summarize
 from wqk.atlas.published import DATA, flags, marks, published, split_flags
-from wqk.atlas.rendering import Cell, Sheet, latex, markdown
+from wqk.atlas.rendering import Cell, TextTable, latex, markdown
 from wqk.errors import TableError, UnknownName
 from wqk.scanning.tables import ScoreTable
 
 Name = Literal["table1", "tableS2", "tableS3"]
 
-FORMATS: dict[str, Callable[[Sheet], str]] = {"markdown": markdown, "latex": latex}
+FORMATS: dict[str, Callable[[TextTable], str]] = {"markdown": markdown, "latex": latex}
 
 SCORE_OF = {"tableS2": "symmetry", "tableS3": "directionality"}
 
@@ -104,15 +104,15 @@ def paper_table(
     if name == "table1":
         if isinstance(own, ScoreTable):
             raise TableError("table1 accepts training results (TrainingResult), got a score table")
-        sheet = _training(list(own or ()))
+        table = _training(list(own or ()))
     else:
         if not isinstance(own, ScoreTable | None):
             raise TableError(f"{name} accepts a score table, got training results")
-        sheet = _scores(SCORE_OF[name], own)
-    return FORMATS[format](sheet)
+        table = _scores(SCORE_OF[name], own)
+    return FORMATS[format](table)
 
 
-def _scores(score: str, own: ScoreTable | None) -> Sheet:
+def _scores(score: str, own: ScoreTable | None) -> TextTable:
     """Table S2 or S3: two halves side by side."""
     rows = published().filter(pl.col(score).is_not_null()).to_dicts()
     mine = None if own is None else summarize(own)
@@ -128,7 +128,7 @@ def _scores(score: str, own: ScoreTable | None) -> Sheet:
     header, alignment = ["Model", "Median", "Interquartile range"], "lrl"
     if mine is not None:
         header, alignment = [*header, "Own median", "Own range"], alignment + "rl"
-    return Sheet(
+    return TextTable(
         f"Median {score} over layers, and the distances to the quartiles, as published"
         + ("." if mine is None else ", with own results next to them."),
         header * 2,
@@ -145,7 +145,7 @@ def _median_cells(row: Mapping[str, Any], score: str) -> list[Cell]:
     return [Cell(median), Cell(f"± {interquartile(row, score)}")]
 
 
-def _training(own: Sequence[TrainingResult]) -> Sheet:
+def _training(own: Sequence[TrainingResult]) -> TextTable:
     """Table 1, by size, data set and start, and own results below it."""
     rows = (
         pl.read_csv(DATA / "table1.csv", comment_prefix="#").with_columns(split_flags()).to_dicts()
@@ -170,7 +170,7 @@ def _training(own: Sequence[TrainingResult]) -> Sheet:
             label = result.dataset if start == "random" else f"{result.dataset} (+ {start})"
             seeds = [Cell(str(result.seeds or 1))] if own else []
             lines.append([Cell(label, mark), *_result_cells(result), *seeds])
-    return Sheet(
+    return TextTable(
         "Loss at the end of training, and speed-up over the random start, as published"
         + (", and own results below, with 95 % intervals over seeds." if own else "."),
         ["Model", "Loss", "Speed-up", *(["Seeds"] if own else [])],

@@ -17,7 +17,7 @@ class Cell(NamedTuple):
     marks: str = ""
 
 
-class Sheet(NamedTuple):
+class TextTable(NamedTuple):
     """A table before it has a format; a row of one cell is a heading across all columns."""
 
     caption: str
@@ -27,43 +27,43 @@ class Sheet(NamedTuple):
     notes: Mapping[str, str]  # by letter
 
 
-def markdown(sheet: Sheet) -> str:
+def markdown(table: TextTable) -> str:
     """A pipe table between its caption and its footnotes."""
-    lines = [list(sheet.header), [{"l": ":--", "r": "--:"}[side] for side in sheet.alignment]]
-    for row in sheet.rows:
+    lines = [list(table.header), [{"l": ":--", "r": "--:"}[side] for side in table.alignment]]
+    for row in table.rows:
         texts = [
             text.replace("|", r"\|") + (f"<sup>{','.join(marks)}</sup>" if marks else "")
             for text, marks in row
         ]
-        if len(row) < len(sheet.header):
-            texts = [f"**{texts[0]}**", *[""] * (len(sheet.header) - 1)]
+        if len(row) < len(table.header):
+            texts = [f"**{texts[0]}**", *[""] * (len(table.header) - 1)]
         lines.append(texts)
-    table = "\n".join(f"| {' | '.join(texts)} |" for texts in lines)
-    notes = [f"<sup>{mark}</sup> {text}" for mark, text in sheet.notes.items()]
-    return "\n\n".join([sheet.caption, table, *notes]) + "\n"
+    grid = "\n".join(f"| {' | '.join(texts)} |" for texts in lines)
+    notes = [f"<sup>{mark}</sup> {text}" for mark, text in table.notes.items()]
+    return "\n\n".join([table.caption, grid, *notes]) + "\n"
 
 
-def latex(sheet: Sheet) -> str:
+def latex(table: TextTable) -> str:
     """A booktabs tabular, and its footnotes as paragraphs below it."""
     body = []
-    for row in sheet.rows:
+    for row in table.rows:
         texts = [
             text.translate(LATEX) + (rf"\textsuperscript{{{','.join(marks)}}}" if marks else "")
             for text, marks in row
         ]
-        if len(row) < len(sheet.header):
-            texts = [rf"\multicolumn{{{len(sheet.header)}}}{{l}}{{\textbf{{{texts[0]}}}}}"]
+        if len(row) < len(table.header):
+            texts = [rf"\multicolumn{{{len(table.header)}}}{{l}}{{\textbf{{{texts[0]}}}}}"]
         body.append(f"  {' & '.join(texts)} \\\\")
     notes = [
         rf"{{\footnotesize\textsuperscript{{{mark}}} {text.translate(LATEX)}\par}}"
-        for mark, text in sheet.notes.items()
+        for mark, text in table.notes.items()
     ]
     lines = [
-        f"% {sheet.caption}",
+        f"% {table.caption}",
         r"% needs \usepackage{booktabs,amsmath}",
-        rf"\begin{{tabular}}{{{sheet.alignment}}}",
+        rf"\begin{{tabular}}{{{table.alignment}}}",
         r"  \toprule",
-        f"  {' & '.join(name.translate(LATEX) for name in sheet.header)} \\\\",
+        f"  {' & '.join(name.translate(LATEX) for name in table.header)} \\\\",
         r"  \midrule",
         *body,
         r"  \bottomrule",

@@ -6,12 +6,12 @@ Axes: H query heads, G key heads, R head width, D width, N tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from wqk._caching import cached_property
-from wqk._html import html_table
 from wqk._typing import Array, FilePath, Float
 from wqk.attention.factor import Factor, load_factor
 from wqk.checkpoints import open_checkpoint
@@ -237,7 +237,11 @@ class Attention:
         if plan.rule.guess:
             facts |= dict.fromkeys(("score scale", "positions"), "not known: the family is guessed")
         facts["status"] = plan.reason or plan.status
-        return html_table("Attention", ("", ""), facts.items())
+        rows = "".join(
+            f"<tr><td>{escape(name)}</td><td>{escape(fact)}</td></tr>"
+            for name, fact in facts.items()
+        )
+        return f'<table><caption style="text-align: left">Attention</caption>{rows}</table>'
 
 
 def attention_plans(
