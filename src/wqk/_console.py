@@ -39,6 +39,21 @@ def one_line(text: str) -> str:
     return printable(text).replace("\n", "\\n")
 
 
+def size(count: float) -> str:
+    """A readable number of bytes, in decimal units.
+
+    Examples
+    --------
+    >>> size(28_311_552)
+    '28.3 MB'
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
 def number(value: float | None, digits: int = 3) -> str:
     """A score to three digits, without a negative zero; a dash if there is none.
 

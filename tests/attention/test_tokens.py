@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 import wqk
 from wqk.attention import tokens
-from wqk.attention.embeddings import embedding_table, token_names
-from wqk.attention.tokens import extreme_pairs, match_tokens
+from wqk.attention.tokens import embedding_table, extreme_pairs, match_tokens, token_names
 from wqk.checkpoints.live import StateDict
 from wqk.cli import display
 from wqk.cli.tokens import lines_of
@@ -120,7 +119,7 @@ def test_a_large_vocabulary_takes_less_than_two_gigabytes(tmp_path: Path) -> Non
 def test_scores_are_those_of_dense_matrices(
     distance: int, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wqk.attention.embeddings.ROWS", rows)
+    monkeypatch.setattr("wqk.attention.tokens.ROWS", rows)
     checkpoint = model()
     found = match_tokens(checkpoint, layer=0, head=2, top=3, distance=distance)
     attention = wqk.read_attention(checkpoint, 0)

@@ -33,11 +33,6 @@ if TYPE_CHECKING:
     from wqk.checkpoints import Checkpoint, Part
     from wqk.families import AttentionPlan, Norm, Side
 
-NO_NORM = (
-    "no norm is known that feeds the block, so that its input, and with it a score, may be of any "
-    "size"
-)
-
 
 @dataclass(frozen=True)
 class Ceilings:
@@ -61,7 +56,9 @@ def lacks_ceiling(plan: AttentionPlan) -> str:
         side.input_norm or side.norm or isinstance(side.projection, Composed) or plan.clip
         for side in _fed(plan, sides)
     )
-    return "" if all(bounded) else NO_NORM
+    if all(bounded):
+        return ""
+    return "no norm is known that feeds the block, so its input and its scores may be of any size"
 
 
 def ceiling_parts(plan: AttentionPlan) -> tuple[Part, ...]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from wqk._console import Shown
+from wqk._console import Shown, sheet, size
 from wqk._typing import FilePath
 from wqk.attention import attention_plans, unread_attention
 from wqk.checkpoints import open_checkpoint
@@ -82,9 +83,29 @@ class Explanation(Shown):
     bytes_stored: int
 
     def _shown(self, width: int) -> Iterator[Any]:
-        from wqk.attention.rendering import explanation_lines
+        from rich.text import Text
 
-        return explanation_lines(self)
+        yield Text.assemble(
+            (self.checkpoint, "bold"),
+            f"\nmodel type {self.model_type or 'unknown'} → family {self.family}\n",
+        )
+        for (stack, kind, layers), uses in groupby(
+            self.uses, key=lambda use: (use.stack, use.kind, use.layers)
+        ):
+            yield Text(f"{stack} {kind}-attention, layers {layers}")
+            headings = ("role", "tensor", "layout", "heads", "stored", "bytes")
+            table = sheet(*headings, left=headings)
+            for use in uses:
+                stored = f"{use.dtype} {'×'.join(map(str, use.shape))}"
+                table.add_row(use.role, use.tensor, use.layout, use.heads, stored, size(use.bytes))
+            yield table
+            yield ""
+        for note in self.notes:
+            yield Text(f"• {note}")
+        share = self.bytes_to_read / max(1, self.bytes_stored)
+        yield Text(
+            f"\nA scan reads {size(self.bytes_to_read)} of {size(self.bytes_stored)} ({share:.1%})."
+        )
 
 
 def explain(
@@ -150,7 +171,7 @@ def _uses(checkpoint: Checkpoint, plans: Sequence[AttentionPlan]) -> Iterator[Te
                 plan.stack,
                 plan.kind,
                 f"{name}_{role}" if role else name,
-                _without_numbers(part.name),
+                ".".join("*" if word.isdigit() else word for word in part.name.split(".")),
                 "" if role else plan.rule.layout,
                 f"{side.heads}×{side.head_width}",
                 info.dtype,
@@ -161,10 +182,6 @@ def _uses(checkpoint: Checkpoint, plans: Sequence[AttentionPlan]) -> Iterator[Te
         layers = spans(sorted({layer for layer, _ in places}))
         size = sum(nbytes for _, nbytes in places)
         yield TensorUse(stack, kind, layers, role, tensor, layout, heads, dtype, shape, size)
-
-
-def _without_numbers(name: str) -> str:
-    return ".".join("*" if part.isdigit() else part for part in name.split("."))
 
 
 def spans(numbers: Sequence[int]) -> str:

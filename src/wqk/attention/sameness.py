@@ -142,11 +142,8 @@ def _views(b: Scoring) -> Iterator[tuple[tuple[Mismatch, ...], Scoring]]:
 def _reordered(rotary: Rotary, width: int, order: str) -> np.ndarray:
     """The rows that bring a head's rotated dimensions into this order from the other one."""
     pairs = len(rotary.frequencies)
-    if order == "half":
-        turned = np.arange(2 * pairs).reshape(pairs, 2).T
-    else:
-        turned = np.arange(2 * pairs).reshape(2, pairs).T
-    return np.concatenate([turned.ravel(), np.arange(2 * pairs, width)])
+    rows = np.arange(2 * pairs).reshape((pairs, 2) if order == "half" else (2, pairs)).T
+    return np.concatenate([rows.ravel(), np.arange(2 * pairs, width)])
 
 
 def _explain(a: Scoring, b: Scoring, at: Sequence[int]) -> tuple[Mismatch, ...] | None:

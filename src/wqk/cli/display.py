@@ -13,9 +13,8 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from wqk._console import UNPRINTABLE, cleaning, printable
+from wqk._console import UNPRINTABLE, cleaning, printable, size
 from wqk._files import finite
-from wqk.attention.rendering import size
 from wqk.scanning.tables import records
 
 if TYPE_CHECKING:

@@ -91,7 +91,7 @@ def _progress(done: SurveyProgress) -> dict[str, Any]:
     >>> _progress(done)["text"]
     '10/20 checkpoints, 2/s, 4 MB/s, 1 failed'
     """
-    from wqk.attention.rendering import size
+    from wqk._console import size
 
     over, seconds = done.done + done.failed, max(done.seconds, 1e-9)
     text = f"{over}/{done.jobs} checkpoints"

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wqk._console import Shown
+from wqk._console import Shown, sheet
 from wqk._typing import FilePath
 from wqk.attention import attention_plans, load_attention
 from wqk.attention.ceilings import ceilings
 from wqk.attention.verification.products import form_difference
-from wqk.attention.verification.recomputation import holds_whole_score, recomputation
+from wqk.attention.verification.recomputation import holds_whole_score, recomputed
 from wqk.attention.verification.running import run
 from wqk.checkpoints import Checkpoint, open_checkpoint, steps_of
 from wqk.checkpoints.adapters import AdaptedCheckpoint
@@ -48,6 +48,39 @@ ONLY_FORM_RIGHT = "only form right"  # positions, mask or scale are not what the
 WRONG = "wrong"
 TOO_UNIFORM = "too uniform to tell"
 NOT_COMPARED = "not compared"
+
+# The verdicts, the worst first: what a block's row shows, and what is said of a checkpoint whose
+# worst verdict it is.
+VERDICTS = {
+    WRONG: (
+        "WRONG",
+        "The forms do NOT give the model's own attention; its scores are not to be believed.",
+    ),
+    ONLY_FORM_RIGHT: (
+        "WRONG but for the form",
+        "The forms are right, but positions, mask or scale are NOT what the family says: they do "
+        "not give the model's own attention.",
+    ),
+    NOT_COMPARED: (
+        "not compared",
+        "Not every attention could be compared: some did not run, or compute no product of all "
+        "queries and keys.",
+    ),
+    TOO_UNIFORM: (
+        "too uniform to tell",
+        "Some attention is so uniform that any weights would give it.",
+    ),
+    FORM_RIGHT: (
+        "form right",
+        "The forms are right, apart from positions, mask and scale, which are not known: they give "
+        "the model's own products of queries and keys, up to a factor.",
+    ),
+    RIGHT: (
+        "",
+        "The forms give the model's own attention: largest difference of a probability "
+        "{difference:.1e}, in float64.",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -120,9 +153,7 @@ class Verification(Shown):
     @property
     def verdict(self) -> str:
         """The worst of the blocks' verdicts."""
-        verdicts = {block.verdict for block in self.blocks}
-        order = (WRONG, ONLY_FORM_RIGHT, NOT_COMPARED, TOO_UNIFORM, FORM_RIGHT, RIGHT)
-        return next(verdict for verdict in order if verdict in verdicts)
+        return min((block.verdict for block in self.blocks), key=list(VERDICTS).index)
 
     @property
     def difference(self) -> float:
@@ -131,9 +162,26 @@ class Verification(Shown):
         return max(reported, default=math.nan)
 
     def _shown(self, width: int) -> Iterator[Any]:
-        from wqk.attention.rendering import verification_lines
+        from rich.text import Text
 
-        return verification_lines(self)
+        yield Text.assemble((self.checkpoint, "bold"), f"\nfamily {self.family}\n")
+        headings = ("attention", "layer", "largest difference", "largest score", "ceiling", "")
+        table = sheet(*headings, left=["attention", ""])
+        for block in self.blocks:
+            layer = str(block.layer) + (f", use {block.application}" if block.application else "")
+            shown = block.difference if block.verdict == RIGHT else block.form_difference
+            difference = "–" if shown is None else f"{shown:.1e}"
+            score, ceiling = block.largest_score, block.ceiling
+            largest, bound = ("–" if n is None else f"{n:.3g}" for n in (score, ceiling))
+            if score and ceiling is not None:
+                bound += f" (× {ceiling / score:.1f})"
+            verdict = Text(VERDICTS[block.verdict][0], style="" if block.ok else "bold red")
+            attention = f"{block.stack} {block.kind}"
+            table.add_row(attention, layer, difference, largest, bound if score else "–", verdict)
+        yield table
+        if self.verdict == NOT_COMPARED:
+            yield from (Text(f"could not be run: {failure}") for failure in self.failures)
+        yield Text("\n" + VERDICTS[self.verdict][1].format(difference=self.difference))
 
 
 def verify(
@@ -170,7 +218,9 @@ def verify(
     UnknownFamily
         No family knows the model, or `transformers` has no code for it.
     CheckpointError
-        The checkpoint cannot be read or run, or PyTorch or `transformers` is not installed.
+        The checkpoint cannot be read or run.
+    MissingPackage
+        PyTorch or `transformers` is not installed.
 
     Examples
     --------
@@ -218,22 +268,24 @@ def _blocks(
 ) -> Iterator[VerifiedBlock]:
     """Each application of a block, compared by its reported attention; one block if none ran."""
     attention = load_attention(checkpoint, plan, positions=True)
-    attention_of = recomputation(checkpoint, attention, seen)
+    sinks = checkpoint.read([plan.sinks])[0] if plan.sinks else None
     bounds = None if plan.rule.guess else ceilings(checkpoint, plan)
     ceiling = None if bounds is None else float(bounds.any_distance.max())
     for number, application in enumerate((*record,) or (None,)):
         difference, contrast, largest, described = None, 0.0, None, not plan.rule.guess
         reported = None if application is None else application.attention
         if application is not None and reported is not None:
-            x, y, _, term, mask, _ = application
-            difference, contrast = _compare(attention_of(x, y, term, mask), reported, seen)
-            described = holds_whole_score(plan, term, mask)
+            x, y = application.query_input, application.key_input
+            expected, products = None, np.asarray(np.inf)
+            if (x.shape[-1], y.shape[-1]) == attention.heads.shape:
+                at = np.arange(x.shape[1]), np.arange(y.shape[1])
+                products = attention.products(x, y, at)
+                expected = recomputed(attention, products, application, seen, sinks)
+            difference, contrast = _compare(expected, reported, seen)
+            described = holds_whole_score(plan, application)
             if not plan.rule.guess:
-                largest = math.inf
-                if math.isfinite(difference):
-                    at = np.arange(x.shape[1]), np.arange(y.shape[1])
-                    products = attention.products(x, y, at)
-                    largest = plan.scale * float(np.abs(products).max())
+                fits = math.isfinite(difference)
+                largest = plan.scale * float(np.abs(products).max()) if fits else math.inf
         yield VerifiedBlock(
             plan.stack, plan.kind, plan.layer, number, difference, None, contrast, tolerance,
             largest, ceiling, described,

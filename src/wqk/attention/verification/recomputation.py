@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from wqk.attention import Attention
-    from wqk.checkpoints import Checkpoint
+    from wqk.attention.verification.recording import Application
     from wqk.families import AttentionPlan
-
 
 # Positions added to scores that follow from the distance, or need the term that the model computed.
 FROM_DISTANCE, FROM_TERM = ("", "alibi", "scaled alibi"), ("relative", "disentangled")
@@ -31,9 +30,7 @@ FROM_DISTANCE, FROM_TERM = ("", "alibi", "scaled alibi"), ("relative", "disentan
 HIDDEN = -5e3
 
 
-def holds_whole_score(
-    plan: AttentionPlan, term: np.ndarray | None, mask: np.ndarray | None
-) -> bool:
+def holds_whole_score(plan: AttentionPlan, application: Application) -> bool:
     """Whether the plan and what was recorded of an application make up its whole score.
 
     They do not if the plan was guessed, leaves a term out (``whole_score = false``), or only names
@@ -42,53 +39,47 @@ def holds_whole_score(
     if plan.rule.guess or not plan.rule.whole_score:
         return False
     if plan.position == "mask":
-        return mask is not None
-    return plan.position in FROM_DISTANCE or (plan.position in FROM_TERM and term is not None)
+        return application.mask is not None
+    has_term = application.term is not None
+    return plan.position in FROM_DISTANCE or (plan.position in FROM_TERM and has_term)
 
 
-def recomputation(
-    checkpoint: Checkpoint, attention: Attention, seen: Mapping[int, np.ndarray]
-) -> Callable[..., np.ndarray | None]:
-    """The attention (B, H, I, J) of a block as a function of what went into it."""
-    plan = attention.plan
-    sinks = checkpoint.read([plan.sinks])[0] if plan.sinks else None
+def recomputed(
+    attention: Attention,
+    products: np.ndarray,
+    application: Application,
+    seen: Mapping[int, np.ndarray],
+    sinks: np.ndarray | None,
+) -> np.ndarray | None:
+    """The attention (B, H, I, J) of a block, from the products q·k of what went into it.
 
-    def attention_of(
-        x: np.ndarray, y: np.ndarray, term: np.ndarray | None, mask: np.ndarray | None
-    ) -> np.ndarray | None:
-        if (x.shape[-1], y.shape[-1]) != attention.heads.shape:
+    None if what the model added to its scores does not fit the products.
+    """
+    plan, term, mask = attention.plan, application.term, application.mask
+    scores = attention.scores(products)
+    sizes = () if mask is None else zip(mask.shape, scores.shape, strict=True)
+    if any(given not in (1, size) for given, size in sizes):
+        return None
+    distance = np.arange(scores.shape[-2])[:, None] - np.arange(scores.shape[-1])
+    if plan.position.endswith("alibi"):
+        biases = _alibi(scores.shape[1], distance)
+        scores = scores + (plan.scale * biases if plan.position == "scaled alibi" else biases)
+        if plan.position == "scaled alibi" and mask is not None:
+            scores = scores + mask  # Falcon, when it reports its attention, adds them twice
+    elif plan.position:
+        if term is not None and term.size not in (scores.size, scores[0].size):
             return None
-        positions = np.arange(x.shape[1]), np.arange(y.shape[1])
-        scores = attention.scores(attention.products(x, y, positions))
-        if mask is not None and not _broadcasts(mask, scores):
-            return None
-        distance = np.arange(x.shape[1])[:, None] - np.arange(y.shape[1])
-        if plan.position.endswith("alibi"):
-            biases = _alibi(scores.shape[1], distance)
-            scores = scores + (plan.scale * biases if plan.position == "scaled alibi" else biases)
-            if plan.position == "scaled alibi" and mask is not None:
-                scores = scores + mask  # Falcon, when it reports its attention, adds them twice
-        elif plan.position:
-            if term is not None and term.size not in (scores.size, scores[0].size):
-                return None
-            if term is not None:
-                scores = scores + term.reshape(-1, *scores.shape[1:])
-            if mask is not None:
-                scores = scores + mask
-        allowed = _allowed(plan, distance)
-        if y.shape[1] in seen:
-            allowed = allowed & seen[y.shape[1]][:, None, None, :]
-        elif mask is not None:  # what no query may see is padding
-            allowed = allowed & (mask > HIDDEN).any(axis=-2, keepdims=True)
-        # A finite number, as in models: a padded query may have no key in its window.
-        return _softmax(np.where(allowed, scores, np.finfo(np.float64).min), sinks)
-
-    return attention_of
-
-
-def _broadcasts(mask: np.ndarray, scores: np.ndarray) -> bool:
-    """Whether a mask (B or 1, H or 1, I or 1, J or 1) can be added to scores (B, H, I, J)."""
-    return all(m in (1, n) for m, n in zip(mask.shape, scores.shape, strict=True))
+        if term is not None:
+            scores = scores + term.reshape(-1, *scores.shape[1:])
+        if mask is not None:
+            scores = scores + mask
+    allowed = _allowed(plan, distance)
+    if scores.shape[-1] in seen:
+        allowed = allowed & seen[scores.shape[-1]][:, None, None, :]
+    elif mask is not None:  # what no query may see is padding
+        allowed = allowed & (mask > HIDDEN).any(axis=-2, keepdims=True)
+    # A finite number, as in models: a padded query may have no key in its window.
+    return _softmax(np.where(allowed, scores, np.finfo(np.float64).min), sinks)
 
 
 def _alibi(heads: int, distance: np.ndarray) -> np.ndarray:

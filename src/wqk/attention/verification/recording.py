@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from contextlib import contextmanager
+from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -40,16 +41,13 @@ class Application(NamedTuple):
 LEARNED_TERMS: Mapping[str, Callable[[Any, Sequence[Any]], Any]] = {
     **dict.fromkeys(
         (
-            "compute_bias",
-            "compute_position_bias",
-            "disentangled_att_bias",
-            "disentangled_attention_bias",
-            "get_decomposed_rel_pos",
+            "compute_bias", "compute_position_bias", "disentangled_att_bias",
+            "disentangled_attention_bias", "get_decomposed_rel_pos",
         ),
         lambda result, args: result,
     ),
     "add_decomposed_rel_pos": lambda result, args: result - args[0],
-}
+}  # fmt: skip
 
 # Modules within an attention module whose output is such a term.
 TERM_MODULES = ("relative_position_bias",)
@@ -153,13 +151,10 @@ def attach(
     """
     given: dict[str, Any] = {}
 
-    def keeping(side: str) -> Callable[[Any, Any], None]:
-        def keep(module: Any, args: Any) -> None:
-            # Only the first input: relative positions may go through the same projection later.
-            if args:
-                given.setdefault(side, args[0])
-
-        return keep
+    def keep(side: str, module: Any, args: Any) -> None:
+        # Only the first input: relative positions may go through the same projection later.
+        if args:
+            given.setdefault(side, args[0])
 
     def projected(module: Any, args: Any, output: Any) -> None:
         if hasattr(output, "numpy"):
@@ -184,7 +179,7 @@ def attach(
     modules = {side: model.get_submodule(module_of(part.tensor)) for side, part in sides.items()}
     parent = model.get_submodule(_parent_of(plan))
     return [
-        *(module.register_forward_pre_hook(keeping(side)) for side, module in modules.items()),
+        *(m.register_forward_pre_hook(partial(keep, side)) for side, m in modules.items()),
         modules["query"].register_forward_hook(projected),
         parent.register_forward_pre_hook(entered),
         parent.register_forward_hook(attended, with_kwargs=True),
@@ -206,27 +201,21 @@ def _attach(
     def heard(one: Heard) -> None:
         x, y = (one.inputs[side].numpy() for side in ("query", "key"))
         computed = products.within() if products else ()
-        if one.attention is None and own:
-            return  # recorded by `heads_apart`
         if one.attention is None:
-            record.append(Application(x, y, None, None, None, computed))
+            if not own:  # which is recorded by `heads_apart`
+                record.append(Application(x, y, None, None, None, computed))
             return
         attention = one.attention.numpy()
         if attention.ndim == 3:
             attention = attention.reshape(-1, plan.query.heads, *attention.shape[-2:])
+        x = x.reshape(-1, attention.shape[-2], x.shape[-1])
+        y = y.reshape(-1, attention.shape[-1], y.shape[-1])
         queries = None if one.queries is None else one.queries.numpy()
         term = _term_of(one.module, plan, one.arguments, queries, latest)
-        mask: Any = one.arguments.get("attention_mask")
-        record.append(
-            Application(
-                x.reshape(-1, attention.shape[-2], x.shape[-1]),
-                y.reshape(-1, attention.shape[-1], y.shape[-1]),
-                attention,
-                term,
-                _expanded(mask.numpy(), attention.shape) if _is_mask(mask) else None,
-                computed,
-            )
-        )
+        given: Any = one.arguments.get("attention_mask")
+        is_mask = getattr(given, "ndim", 0) in (3, 4) and given.is_floating_point()
+        mask = _expanded(given.numpy(), attention.shape) if is_mask else None
+        record.append(Application(x, y, attention, term, mask, computed))
 
     attach(model, plan, heard, products)
 
@@ -253,17 +242,14 @@ def heads_apart() -> Iterator[None]:
     def recorded(query: Any, key: Any, *args: Any, **kwargs: Any) -> Any:
         if running:  # the function passes itself to whatever overrides PyTorch's functions
             return whole(query, key, *args, **kwargs)
-        running.append(True)
-        try:
-            return heard(query, key, *args, **kwargs)
-        finally:
-            running.clear()
-
-    def heard(query: Any, key: Any, *args: Any, **kwargs: Any) -> Any:
         asked = {**kwargs, "need_weights": True, "average_attn_weights": False}
         output: Any
         attention: Any
-        output, attention = whole(query, key, *args, **asked)
+        running.append(True)
+        try:
+            output, attention = whole(query, key, *args, **asked)
+        finally:
+            running.clear()
         weight = kwargs["q_proj_weight"] if kwargs.get("use_separate_proj_weight") else args[3]
         record, products = getattr(weight, "attended", (None, None))
         if record is not None:
@@ -329,11 +315,6 @@ def _is_attention(value: Any, plan: AttentionPlan) -> bool:
     if plan.sinks or (shares.ndim == 4 and shares.shape[1] == plan.query.heads):
         return bool(shares.min() >= 0 and total.max() <= 1 + rounding)
     return bool(((total - 1).abs() <= rounding).all())
-
-
-def _is_mask(value: Any) -> bool:
-    """Whether something is a tensor that is added to scores."""
-    return getattr(value, "ndim", 0) in (3, 4) and value.is_floating_point()
 
 
 def _expanded(mask: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

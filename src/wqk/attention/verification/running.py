@@ -23,7 +23,7 @@ from wqk.attention.verification.recording import (
     require_records,
 )
 from wqk.checkpoints import open_checkpoint
-from wqk.errors import CheckpointError, UnknownFamily, WqkError, first_line
+from wqk.errors import CheckpointError, UnknownFamily, WqkError, first_line, required_by
 from wqk.families import find_family, load_family
 
 if TYPE_CHECKING:
@@ -69,14 +69,23 @@ def run(
     With ``flat``, rotary positions are removed: every sine is 0, every cosine 1. Some models
     compute their tables of positions when they are loaded, so each run loads the model.
     """
-    _require_packages(ref)
+    if not isinstance(ref, str | os.PathLike) or Path(ref).is_file():
+        raise CheckpointError(
+            "verify takes a folder or a Hub id, got "
+            f"{ref if isinstance(ref, str | os.PathLike) else type(ref).__name__}; "
+            "save the model with its config.json and pass the folder"
+        )
+    with required_by("running the model"):
+        import torch  # noqa: F401
+        from transformers import AutoTokenizer
     known = load_family(family) if family else find_family(checkpoint)
     products = Products()
     with quiet(), double_precision(), products.open(flat):
         try:
             model = _load_model(ref, checkpoint, known, hub, adapter)
             if text is not None and tokens is None:
-                tokens = _tokenized(ref, text, hub)
+                tokenizer = AutoTokenizer.from_pretrained(ref, trust_remote_code=False, **hub)
+                tokens = tokenizer(text)["input_ids"]
             live = attention_plans(open_checkpoint(model), family)
             records = listen(model, plans, live, products)
             tensors = {place_of(plan): plan.query.tensor for plan in live}
@@ -136,22 +145,6 @@ def _models(model: Any) -> Iterator[tuple[str, Any]]:
     for name, module in model.named_modules():
         if name and isinstance(module, PreTrainedModel):
             yield f"{name}.", module
-
-
-def _require_packages(ref: Any) -> None:
-    if not isinstance(ref, str | os.PathLike) or Path(ref).is_file():
-        raise CheckpointError(
-            "verify takes a folder or a Hub id, got "
-            f"{ref if isinstance(ref, str | os.PathLike) else type(ref).__name__}; "
-            "save the model with its config.json and pass the folder"
-        )
-    try:
-        import torch  # noqa: F401
-        import transformers  # noqa: F401
-    except ImportError as error:
-        raise CheckpointError(
-            f"verify runs the model, and {error.name} is not installed; pip install 'wqk[train]'"
-        ) from None
 
 
 @contextmanager
@@ -251,11 +244,3 @@ def _merged(model: Any, adapter: Any, hub: Mapping[str, Any]) -> Any:
             f"{adapter}: verify runs an adapter with PEFT, which is not installed; pip install peft"
         ) from None
     return peft.PeftModel.from_pretrained(model, adapter, **hub).merge_and_unload()
-
-
-def _tokenized(ref: Any, text: str, hub: Mapping[str, Any]) -> list[int]:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(ref, trust_remote_code=False, **hub)
-    tokens: list[int] = tokenizer(text)["input_ids"]
-    return tokens
