@@ -2,8 +2,7 @@
 
 from wqk.families.family import AttentionRule, Family, families, load_family
 from wqk.families.finding import find_family, with_head_counts
-from wqk.families.layouts import Composed, Projection
-from wqk.families.norms import Norm
+from wqk.families.layouts import Composed, Norm, Projection
 from wqk.families.plan import AttentionPlan
 from wqk.families.planning import plan
 from wqk.families.rotary import Rotary

@@ -78,8 +78,8 @@ def compose_family(checkpoint: Checkpoint, beside: Family | None = None) -> Fami
     # First the parts that names identify, so that no other part takes their tensors.
     for part in sorted(parts, key=lambda part: part.words[:1] in ((), ("text",), ("decoder",))):
         if part.family.refusal:
-            raise UnknownFamily(f"{checkpoint.name}: {part.path}: {part.family.refusal}")
-        prefix = _prefix(tensors, part, taken, checkpoint.name)
+            raise UnknownFamily(f"{part.path}: {part.family.refusal}")
+        prefix = _prefix(tensors, part, taken)
         if prefix is None:
             continue
         taken.add(prefix)
@@ -125,9 +125,7 @@ def _parts(config: Mapping[str, Any], model_type: object, path: str = "") -> Ite
             yield from _parts(value, kinds[0] if kinds else None, where)
 
 
-def _prefix(
-    tensors: Mapping[str, TensorInfo], part: Part, taken: set[str], name: str
-) -> str | None:
+def _prefix(tensors: Mapping[str, TensorInfo], part: Part, taken: set[str]) -> str | None:
     """The prefix of the part's tensors."""
     found = {
         prefix
@@ -143,7 +141,7 @@ def _prefix(
     if len(found) > 1:
         shown = sorted(found)
         raise CheckpointError(
-            f"{name}: the tensors of {part.path} may be under {shown[0]!r} or {shown[1]!r}; "
+            f"the tensors of {part.path} may be under {shown[0]!r} or {shown[1]!r}; "
             "name one with a family file"
         )
     return found.pop() if found else None

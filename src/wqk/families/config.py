@@ -19,18 +19,16 @@ class Config:
     """A configuration, as `transformers` writes it, seen from one attention of its model.
 
     ``nested`` is the key of the part that belongs to this attention (``text_config``), with dots
-    for nested parts; empty for all of it. ``name`` is the checkpoint's, for errors, and
-    ``defaults`` are the values of keys that the configuration leaves out.
+    for nested parts; empty for all of it. ``defaults`` are the values of keys that the
+    configuration leaves out.
     """
 
     def __init__(
         self,
         config: Mapping[str, Any],
-        nested: str,
-        name: str,
+        nested: str = "",
         defaults: Mapping[str, Any] | None = None,
     ) -> None:
-        self.name = name
         part: Any = config
         for key in filter(None, nested.split(".")):
             part = part.get(key) if isinstance(part, dict) else None
@@ -55,7 +53,7 @@ class Config:
 
         Examples
         --------
-        >>> config = Config({"alibi": False, "attn_config": {"clip": 8.0}}, "", "toy")
+        >>> config = Config({"alibi": False, "attn_config": {"clip": 8.0}})
         >>> config.holds("attn_config.clip and not alibi")
         True
         >>> config.holds("attn_config.clip=8.0")
@@ -76,7 +74,7 @@ class Config:
         """A required count, as `optional_whole`."""
         value = self.optional_whole(keys, layer)
         if value is None:
-            raise CheckpointError(f"{self.name}: config.json lacks {' or '.join(keys)}")
+            raise CheckpointError(f"config.json lacks {' or '.join(keys)}")
         return value
 
     def optional_whole(self, keys: Sequence[str], layer: int = 0) -> int | None:
@@ -93,7 +91,7 @@ class Config:
     def wrong(self, keys: Sequence[str], expected: str, value: Any) -> CheckpointError:
         """The error for a value that is not what these keys should hold."""
         return CheckpointError(
-            f"{self.name}: config.json: {' or '.join(keys)} must be {expected}, got {shown(value)}"
+            f"config.json: {' or '.join(keys)} must be {expected}, got {shown(value)}"
         )
 
     @property
@@ -115,7 +113,7 @@ class Config:
 
         Examples
         --------
-        >>> config = Config({"pruned_heads": {"0": [1, 3]}}, "", "toy")
+        >>> config = Config({"pruned_heads": {"0": [1, 3]}})
         >>> config.pruned_heads(0), config.pruned_heads(1)
         (2, 0)
         """
@@ -143,7 +141,7 @@ class Config:
 
         Examples
         --------
-        >>> config = Config({"pos_att_type": ["c2p", "p2c"]}, "", "toy")
+        >>> config = Config({"pos_att_type": ["c2p", "p2c"]})
         >>> config.product(["head_width ** -0.5", "score_terms ** -1"], {"head_width": 64})
         0.041666666666666664
         """
@@ -152,7 +150,7 @@ class Config:
         for factor in factors:
             match = re.fullmatch(r"([\w.]+)(?: \*\* (-?[\d.]+))?(?: if (.+))?", str(factor))
             if match is None:
-                raise CheckpointError(f"{self.name}: cannot read the scale {factor!r}")
+                raise CheckpointError(f"cannot read the scale {factor!r}")
             base, power, condition = match.groups()
             if not self.holds(condition or ""):
                 continue
@@ -160,13 +158,11 @@ class Config:
             if value is None:
                 value = self.optional_number((base,))
             if value is None or value <= 0:
-                raise CheckpointError(
-                    f"{self.name}: config.json: the scale needs a positive {base}"
-                )
+                raise CheckpointError(f"config.json: the scale needs a positive {base}")
             try:
                 result *= value ** float(power or 1)
             except OverflowError:
-                raise CheckpointError(f"{self.name}: config.json: {base} is too large") from None
+                raise CheckpointError(f"config.json: {base} is too large") from None
         return result
 
     def _terms(self) -> int:

@@ -34,7 +34,7 @@ def find_family(checkpoint: Checkpoint, count_heads: bool = True) -> Family:
     with concerning(checkpoint.name):
         family = family_of_type(checkpoint.config.get("model_type"))
         if family and family.refusal:
-            raise UnknownFamily(f"{checkpoint.name}: {family.name}: {family.refusal}")
+            raise UnknownFamily(f"{family.name}: {family.refusal}")
         tensors = checkpoint.tensors()
         if family and any(prefixes(tensors, rule) for rule in family.attention):
             return (compose_family(checkpoint, family) or family) if family.with_parts else family
@@ -62,7 +62,7 @@ def with_head_counts(
     given = {key: number for key, number in given.items() if number is not None}
     rules = []
     for rule in family.attention if given else ():
-        config = Config(checkpoint.config, rule.config, checkpoint.name, rule.defaults)
+        config = Config(checkpoint.config, rule.config, rule.defaults)
         if rule.guess or config.get(*rule.heads) is None:
             rule = replace(
                 rule,
@@ -74,7 +74,7 @@ def with_head_counts(
     if given and rules == list(family.attention):
         key, number = next(iter(given.items()))
         raise CheckpointError(
-            f"{checkpoint.name}: family {family.name} knows the number of heads; "
+            f"family {family.name} knows the number of heads; "
             f"{key.replace('_', ' ')} are only for one that does not, got {number}; leave it out"
         )
     return replace(family, attention=tuple(rules)) if given else family

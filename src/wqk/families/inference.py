@@ -91,14 +91,14 @@ def infer_family(checkpoint: Checkpoint, count_heads: bool = True) -> Family:
     if found and all(one.recurrent for one in around.values()):
         first = next(iter(around.values())).recurrent[0]
         raise UnknownFamily(
-            f"{checkpoint.name}: tensors named like queries and keys occur next to {first!r}: they "
+            f"tensors named like queries and keys occur next to {first!r}: they "
             "go through a recurrence or a convolution, so their score is no form of two tokens"
         )
     softmax = [c for c in found if not around[c].recurrent]
     if not softmax:
         model_type = checkpoint.config.get("model_type")
         raise UnknownFamily(
-            f"{checkpoint.name}: no family knows the model type {model_type!r}, and none of its "
+            f"no family knows the model type {model_type!r}, and none of its "
             f"{len(tensors)} tensors has a query's name next to a key; describe them in a family "
             "file (family=FILE.toml)"
         )
@@ -110,8 +110,8 @@ def infer_family(checkpoint: Checkpoint, count_heads: bool = True) -> Family:
         partial = _unexplained(candidate, around[candidate], checkpoint.config)
         numbers: dict[str, Any] = {"key_heads": KEY_HEADS}
         if count_heads:
-            count = _own_count(candidate, counts, softmax, stack, checkpoint.name)
-            numbers = _numbers(candidate, layout, count, checkpoint.name)
+            count = _own_count(candidate, counts, softmax, stack)
+            numbers = _numbers(candidate, layout, count)
         confidence = "low" if partial else "medium" if doubt else "high"
         reason = f": {doubt}" if doubt else ""
         rules.append(
@@ -202,7 +202,6 @@ def _own_count(
     counts: Sequence[HeadCount],
     others: Sequence[Candidate],
     stack: str,
-    name: str,
 ) -> HeadCount:
     """The candidate's number of heads; an error if only other parts of the model have one."""
     spoken = [
@@ -228,7 +227,7 @@ def _own_count(
     if not own:
         of = f" of {candidate.path}" if counts else ""
         raise UnknownFamily(
-            f"{name}: the configuration does not give the number of heads{of}, and shapes alone "
+            f"the configuration does not give the number of heads{of}, and shapes alone "
             "do not determine it; give it with heads_per_layer=N"
         )
     return max(own, key=lambda count: len(count.words))
@@ -241,13 +240,13 @@ def _is_other(candidate: Candidate, count: HeadCount) -> bool:
     return isinstance(width, int) and isinstance(counted, int) and width not in candidate.shape
 
 
-def _numbers(candidate: Candidate, layout: str, count: HeadCount, name: str) -> dict[str, Any]:
+def _numbers(candidate: Candidate, layout: str, count: HeadCount) -> dict[str, Any]:
     """The rule's keys for the numbers of heads, and the part of the model that counts them."""
     own = [f"{count.part}_{key}" for key in KEY_HEADS] if count.part else list(KEY_HEADS)
     defaults: dict[str, Any] = {}
     heads = count.config[count.key]
     if isinstance(heads, int) and heads > 0:
-        width = _head_width(candidate, layout, heads, count, name)
+        width = _head_width(candidate, layout, heads, count)
         if layout == "sectioned" and width and not any(count.config.get(key) for key in own):
             rest = candidate.shape[0] - heads * width
             if rest > 0 and rest % (2 * width) == 0 and heads % (rest // (2 * width)) == 0:
@@ -256,9 +255,7 @@ def _numbers(candidate: Candidate, layout: str, count: HeadCount, name: str) -> 
     return {**keys, "config": count.path, "defaults": defaults}
 
 
-def _head_width(
-    candidate: Candidate, layout: str, heads: int, count: HeadCount, name: str
-) -> int | None:
+def _head_width(candidate: Candidate, layout: str, heads: int, count: HeadCount) -> int | None:
     """The configured width of a head; an error if the queries hold more, such as a gate."""
     key = next((k for k in HEAD_WIDTHS if isinstance(count.config.get(k), int)), None)
     if key is None or count.part:
@@ -266,7 +263,7 @@ def _head_width(
     width: int = count.config[key]
     if layout == "separate" and candidate.shape[0] != heads * width:
         raise UnknownFamily(
-            f"{name}: {candidate.query} has {candidate.shape[0]} outputs, which is not {heads} "
+            f"{candidate.query} has {candidate.shape[0]} outputs, which is not {heads} "
             f"heads of the configured width {width} ({key}): it contains more than queries"
         )
     return width

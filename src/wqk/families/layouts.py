@@ -1,4 +1,4 @@
-"""The layout of one or several projections in a stored tensor.
+"""The layout of one or several projections in a stored tensor, and the norms around them.
 
 A layout says which outputs (rows of an ``nn.Linear`` weight, columns of a Conv1D one) belong to the
 queries, the keys and the values, in the order of the heads. That is enough to take a projection out
@@ -25,16 +25,17 @@ from typing import TYPE_CHECKING
 
 from array_api_compat import array_namespace
 
-from wqk._typing import Array
+from wqk._typing import Array, Float
 from wqk.checkpoints import Part
 from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from wqk.families.norms import Norm
-
 LAYOUTS = ("separate", "gated", "sectioned", "conv1d", "grouped", "latent")
+
+# Root mean square, or with the mean taken off first.
+NORMS = ("rms", "layer")
 
 Ranges = tuple[tuple[int, int], ...]
 
@@ -92,6 +93,56 @@ class Projection:
     def bias_part(self, name: str) -> Part:
         """What has to be read of a bias that is laid out like the weight's outputs."""
         return Part(name, self.outputs)
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A norm of residual vectors, of a latent, or of queries or keys.
+
+    Attributes
+    ----------
+    kind
+        ``rms`` or ``layer``.
+    gain, bias
+        One tensor for all heads, or one for each; none if the norm has none.
+    offset
+        1 if the gain is stored as its difference from 1.
+    epsilon
+        Added to the mean square.
+    alone
+        Whether each head is normalized alone although the gains cover all heads.
+    """
+
+    kind: str
+    gain: tuple[Part, ...] = ()
+    bias: tuple[Part, ...] = ()
+    offset: float = 0.0
+    epsilon: float = 0.0
+    alone: bool = False
+
+    def axes(self, gains: int, width: int) -> tuple[int, ...]:
+        """The axes of (heads, R) that are normalized together: one head, or all of them."""
+        return (1,) if self.alone or gains in (0, width) else (0, 1)
+
+    def fold(
+        self,
+        weight: Float[Array, "heads width d"],
+        bias: Float[Array, "heads width"] | None,
+        gain: Float[Array, " gains"],
+    ) -> tuple[Float[Array, "heads width d"], Float[Array, "heads width"] | None]:
+        """Fold the linear parts, gain and centering, into the weight and bias before the norm."""
+        heads, width = weight.shape[:2]
+        if len(gain) not in (width, heads * width):
+            raise CheckpointError(
+                f"a norm of {len(gain)} gains matches neither heads of width {width} nor {heads} "
+                "of them"
+            )
+        if self.kind == "layer":
+            axes = self.axes(len(gain), width)
+            weight = weight - weight.mean(axis=axes, keepdims=True)
+            bias = None if bias is None else bias - bias.mean(axis=axes, keepdims=True)
+        gains = (gain + self.offset).reshape(-1, width)
+        return weight * gains[..., None], None if bias is None else bias * gains
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ class Match:
 
 
 def find_layers(
-    tensors: Mapping[str, TensorInfo], rule: AttentionRule, name: str, keyless: int = 0
+    tensors: Mapping[str, TensorInfo], rule: AttentionRule, keyless: int = 0
 ) -> list[Match]:
     """The layers whose tensors match the rule's first spelling that matches at all.
 
@@ -94,12 +94,12 @@ def find_layers(
         before = sorted({match["prefix"] for match in matches})
         if len(before) > 1 and before[0]:  # a tensor of exactly this name is the one that is meant
             raise CheckpointError(
-                f"{name}: two sets of tensors match {query!r}, under "
+                f"two sets of tensors match {query!r}, under "
                 f"{before[0]!r} and {before[1]!r}; name one with a family file"
             )
         prefix = before[0]
         if rule.exact:
-            _require_shared(prefix, query, tensors, name)
+            _require_shared(prefix, query, tensors)
         found = []
         own = (match for match in matches if match["prefix"] == prefix)
         indices = sorted(tuple(int(n) for n in match.groups()[1:]) for match in own)
@@ -111,7 +111,7 @@ def find_layers(
             if missing and _is_recurrent(stems[0].rpartition(".")[0], tensors):
                 continue
             if missing:
-                raise CheckpointError(f"{name}: incomplete, tensor {missing[0]!r} is missing")
+                raise CheckpointError(f"incomplete, tensor {missing[0]!r} is missing")
             found.append(Match(tensors, index, names[0], names[1], prefix))
         return found
     return []
@@ -123,14 +123,12 @@ def _is_recurrent(module: str, tensors: Mapping[str, TensorInfo]) -> bool:
     return any(map(RECURRENT.fullmatch, inside))
 
 
-def _require_shared(
-    prefix: str, spelling: str, tensors: Mapping[str, TensorInfo], name: str
-) -> None:
+def _require_shared(prefix: str, spelling: str, tensors: Mapping[str, TensorInfo]) -> None:
     """Check that a prefix that a family file leaves out precedes all attention of the model."""
     other = next((c.query for c in candidates(tensors) if not c.query.startswith(prefix)), None)
     if prefix and other:
         raise CheckpointError(
-            f"{name}: the family file names {spelling!r}, which is there only under {prefix!r}, "
+            f"the family file names {spelling!r}, which is there only under {prefix!r}, "
             f"beside {other!r}; write the whole name, {prefix + spelling!r}"
         )
 

@@ -69,11 +69,11 @@ def _distinct(by_rule: list[list[AttentionPlan]]) -> list[AttentionPlan]:
 
 def _plan_rule(checkpoint: Checkpoint, family: str, rule: AttentionRule) -> list[AttentionPlan]:
     tensors = checkpoint.tensors()
-    config = Config(checkpoint.config, rule.config, checkpoint.name, rule.defaults)
+    config = Config(checkpoint.config, rule.config, rule.defaults)
     shared = config.get("num_kv_shared_layers")
     keyless = shared if type(shared) is int and shared > 0 else 0
     applies = config.holds(rule.only_if)
-    found = find_layers(tensors, rule, checkpoint.name, keyless) if applies else []
+    found = find_layers(tensors, rule, keyless) if applies else []
     if not found:
         return []
     if config.get("quantization_config.quant_method") == "bitnet":
@@ -91,7 +91,7 @@ def _plan_rule(checkpoint: Checkpoint, family: str, rule: AttentionRule) -> list
         # Attends with the keys and values of the last layer of its type that has some (Gemma 3n).
         if kind not in sources:
             raise CheckpointError(
-                f"{config.name}: config.json: num_kv_shared_layers is {keyless}, but none of the "
+                f"config.json: num_kv_shared_layers is {keyless}, but none of the "
                 f"other layers is of layer {layer}'s type, {kind}"
             )
         source, keyed = sources[kind]
@@ -128,7 +128,7 @@ def _complete_layers(
     missing = sorted(set(range(count)) - {number for number, _ in numbered})
     if missing:
         raise CheckpointError(
-            f"{config.name}: incomplete, the {rule.stack} has {count} layers and layer "
+            f"incomplete, the {rule.stack} has {count} layers and layer "
             f"{missing[0]} has no query weights"
         )
     return numbered
@@ -142,7 +142,7 @@ def _require_stages(found: list[Match], config: Config, rule: AttentionRule, sta
         for block in range(count):
             if (stage, block) not in there:
                 raise CheckpointError(
-                    f"{config.name}: incomplete, stage {stage} of the {rule.stack} has {count} "
+                    f"incomplete, stage {stage} of the {rule.stack} has {count} "
                     f"layers and layer {block} has no query weights"
                 )
 
@@ -173,7 +173,7 @@ def _plan_layer(
         )
     if query.head_width != key.head_width or query.heads % key.heads:
         raise CheckpointError(
-            f"{config.name}: {query.heads} query heads of width {query.head_width} do not fit "
+            f"{query.heads} query heads of width {query.head_width} do not fit "
             f"{key.heads} key heads of width {key.head_width} in layer {layer} of the {rule.stack}"
         )
     return AttentionPlan(
@@ -221,7 +221,7 @@ def _explain_absence(checkpoint: Checkpoint, family: Family) -> None:
     packed = next((n for n in names if n.endswith((".qweight", ".weight_packed"))), None)
     if packed:
         raise CheckpointError(
-            f"{checkpoint.name}: quantized ({packed}); quantized weights cannot be scored; "
+            f"quantized ({packed}); quantized weights cannot be scored; "
             "use the original checkpoint, or dequantize it first"
         )
     rule = family.attention[0]
@@ -229,6 +229,6 @@ def _explain_absence(checkpoint: Checkpoint, family: Family) -> None:
     own = f".{expected.rpartition('.')[2]}."
     like = next((f", got {name!r}" for name in names if own in name), "")
     raise CheckpointError(
-        f"{checkpoint.name}: none of its {len(names)} tensors are the queries and keys of family "
+        f"none of its {len(names)} tensors are the queries and keys of family "
         f"{family.name}; expected names such as {weight_name(expected)!r}{like}"
     )

@@ -100,19 +100,19 @@ def rotary_of(
         width = int(head_width * fraction)
     if width is None or not 0 < width <= head_width:
         raise CheckpointError(
-            f"{config.name}: config.json: rotary positions rotate at most each head's "
+            f"config.json: rotary positions rotate at most each head's "
             f"{head_width} dimensions, got {shown(fraction if width is None else width)}"
         )
     if rule.axes > 1 and width % (2 * rule.axes):
         raise CheckpointError(
-            f"{config.name}: config.json: rotary positions on {rule.axes} axes rotate a multiple "
+            f"config.json: rotary positions on {rule.axes} axes rotate a multiple "
             f"of {2 * rule.axes} dimensions, got {width}"
         )
     local = windowed and rule.local_base
     base = number(rule.local_base if local else rule.base, rule.default_base)
     if base <= 0:
         raise CheckpointError(
-            f"{config.name}: config.json: the base of rotary positions must be positive, got {base}"
+            f"config.json: the base of rotary positions must be positive, got {base}"
         )
     each = width if rule.dealt else width // rule.axes
     frequencies = base ** -(np.arange(0, each, 2, dtype=np.float64) / each)
@@ -127,7 +127,7 @@ def rotary_of(
         return Rotary(frequencies, rule.order, axes=rule.axes)
     if kind not in _SCALINGS:
         raise CheckpointError(
-            f"{config.name}: unknown rotary scaling {shown(kind)}; known are {', '.join(_SCALINGS)}"
+            f"unknown rotary scaling {shown(kind)}; known are {', '.join(_SCALINGS)}"
         )
     try:
         with np.errstate(divide="raise", over="raise", invalid="raise"):
@@ -137,7 +137,7 @@ def rotary_of(
             raise ValueError("a finite number")
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise CheckpointError(
-            f"{config.name}: config.json: rotary scaling {kind!r} lacks or misstates {error!s:.60}"
+            f"config.json: rotary scaling {kind!r} lacks or misstates {error!s:.60}"
         ) from None
     return Rotary(scaled, rule.order, amplitude, rule.axes)
 

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from wqk.errors import CheckpointError
-from wqk.families.latent import latent
-from wqk.families.layouts import Composed, Projection, sectioned, separate, within_heads
-from wqk.families.norms import Norm
+from wqk.families.layouts import Composed, Norm, Projection, sectioned, separate, within_heads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -141,14 +139,14 @@ def projections_of(
     heads = config.optional_whole(rule.heads, layer)
     if heads is None:
         raise CheckpointError(
-            f"{config.name}: config.json lacks {' or '.join(rule.heads)}; give the number of query "
+            f"config.json lacks {' or '.join(rule.heads)}; give the number of query "
             "heads with heads_per_layer=N"
         )
     key_heads = config.optional_whole(rule.key_heads, layer)
     if rule.kind == "self" and (pruned := config.pruned_heads(layer)):
         if pruned >= heads or key_heads not in (None, heads):
             raise CheckpointError(
-                f"{config.name}: config.json: pruned_heads has {pruned} heads of layer {layer}, "
+                f"config.json: pruned_heads has {pruned} heads of layer {layer}, "
                 f"which has {heads} query heads and {key_heads or heads} key heads"
             )
         heads, key_heads = heads - pruned, None
@@ -158,9 +156,9 @@ def projections_of(
     for tensor in (query, key):
         shape = tensors[tensor].shape
         if len(shape) != 2 or 0 in shape:
-            raise CheckpointError(f"{config.name}: {tensor} must be a matrix, got shape {shape}")
+            raise CheckpointError(f"{tensor} must be a matrix, got shape {shape}")
     if rule.layout == "latent":
-        return latent(config, rule, match, heads)
+        return _latent(config, rule, match, heads)
     if rule.layout in ("separate", "gated"):
         value = match.weight(rule.value)
         together = value == key  # one tensor holds the keys, then the values
@@ -170,7 +168,7 @@ def projections_of(
         widths = config.head_widths
         if widths and rows % heads == 0 and rows // heads not in widths:
             raise CheckpointError(
-                f"{config.name}: {query}: {rows} rows do not fit {heads} query heads of width "
+                f"{query}: {rows} rows do not fit {heads} query heads of width "
                 f"{' or '.join(map(str, sorted(widths)))} (config.json); is the file one of "
                 "several parts, or the family another model's?"
             )
@@ -207,5 +205,74 @@ def _output(rule: AttentionRule, match: Match, heads: int) -> Side | None:
     stored_in_out = rule.layout == "conv1d"
     inputs = match.tensors[name].shape[0 if stored_in_out else 1]
     if inputs % heads:
-        raise CheckpointError(f"{name}: {inputs} inputs do not divide into {heads} heads")
+        raise CheckpointError(f"{inputs} inputs do not divide into {heads} heads")
     return Side(Projection(name, None, not stored_in_out, heads, inputs // heads))
+
+
+def _latent(
+    config: Config, rule: AttentionRule, match: Match, heads: int
+) -> dict[str, Projection | Composed]:
+    """Latent attention (DeepSeek-V2), whose queries and keys go through a narrow latent.
+
+    Some dimensions of each head are content, projected from the latent; others hold the position,
+    the key's projected from the input and shared by all heads. The content is the form; positions
+    are apart, as ``q_position`` and ``k_position``, because they have no single distance.
+
+    Raises `CheckpointError` if the widths do not fit the tensors, or a factor has a bias.
+    """
+    content = config.whole((rule.content_width,))
+    none = config.get(rule.position_width) == 0
+    position = 0 if none else config.whole((rule.position_width,))
+    epsilon = config.optional_number(rule.norm_epsilon) or 0.0
+    query, key, tensors = match.query, match.key, match.tensors
+    up, width = tensors[key].shape[0] // heads, tensors[key].shape[1]
+    query_down = match.weight(rule.query_inner)
+    key_down = match.weight(rule.key_inner)
+    if key_down is None:
+        raise CheckpointError(
+            f"incomplete, {key!r} is there, but what comes before it is not; "
+            f"expected {rule.key_inner[0].replace('{layer}', str(match.index[0]))!r}"
+        )
+    for tensor in (query, key, query_down, key_down):
+        bias = f"{(tensor or '').removesuffix('weight')}bias"
+        if bias in tensors:
+            raise CheckpointError(f"latent attention is read without biases, got {bias!r}")
+
+    def composed(
+        outer: Projection, down: str | None, norm: tuple[str, ...]
+    ) -> Projection | Composed:
+        if down is None:
+            return outer
+        gain = match.part(tuple(f"{name}.weight" for name in norm))
+        if gain is None:
+            raise CheckpointError(f"incomplete, {down!r} has no norm after it")
+        rank = tensors[outer.tensor].shape[1]
+        after = Norm(rule.norm, (gain,), epsilon=epsilon)
+        return Composed(outer, Projection(down, ((0, rank),), False, 1, rank), after)
+
+    def of_query(start: int, stop: int) -> Projection | Composed:
+        outer = within_heads(query, tensors[query].shape, heads, start, stop)
+        return composed(outer, query_down, rule.query_inner_norm)
+
+    def of_key(start: int, stop: int) -> Projection | Composed:
+        outer = within_heads(key, tensors[key].shape, heads, start, stop)
+        return composed(outer, key_down, rule.key_inner_norm)
+
+    if tensors[key_down].shape[0] != width + position:
+        raise CheckpointError(
+            f"{key_down} must have {width} outputs for the latent and {position} "
+            f"for positions, got {tensors[key_down].shape[0]}"
+        )
+    roles: dict[str, Projection | Composed] = {
+        "q": of_query(0, content),
+        "k": of_key(0, content),
+        "v": of_key(content, up),
+    }
+    if not position:
+        return roles
+    return roles | {
+        "q_position": of_query(content, content + position),
+        "k_position": Projection(
+            key_down, ((width, width + position),), False, heads=1, head_width=position
+        ),
+    }
