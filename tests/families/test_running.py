@@ -13,7 +13,7 @@ from tests.families.architectures import NAMED
 from tests.families.proving import edit_config, save
 
 from wqk.attention.verification import verify
-from wqk.errors import CheckpointError, FormError, UnknownFamily
+from wqk.errors import CheckpointError, FormError, MissingPackage, UnknownFamily
 
 
 def test_a_model_that_transformers_does_not_know(tmp_path: Path) -> None:
@@ -27,7 +27,7 @@ def test_a_model_that_transformers_does_not_know(tmp_path: Path) -> None:
 def test_transformers_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(NAMED["bert"], tmp_path)
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(CheckpointError, match="transformers is not installed"):
+    with pytest.raises(MissingPackage, match="needs transformers: pip install"):
         verify(tmp_path)
 
 

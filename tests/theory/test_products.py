@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wqk.forms import BilinearForm
-from wqk.theory.products import cosine, inner_product
+from wqk.theory.evidence import cosine, inner_product
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.integers(1, 5), st.integers(1, 5))

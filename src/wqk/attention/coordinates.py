@@ -78,12 +78,8 @@ class Block(NamedTuple):
 def read_block(checkpoint: Checkpoint, plan: AttentionPlan, coordinates: Coordinates) -> Block:
     """Read the tensors that the coordinates need, and build the block's forms.
 
-    For each distance, ``forms`` gives the heads as a stack (G, H/G).
-
-    Raises
-    ------
-    CheckpointError
-        The block has no values and outputs; or, from ``forms``, no rotary positions.
+    For each distance, ``forms`` gives the heads as a stack (G, H/G). Raises `CheckpointError` if
+    the block has no values and outputs; or, from ``forms``, no rotary positions.
     """
     left, right = _circuit(checkpoint, plan, coordinates.circuit)
     weights = left.weight, right.weight

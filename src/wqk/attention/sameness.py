@@ -108,12 +108,8 @@ def distances(a: Scoring, b: Scoring, at: Sequence[int]) -> Distances:
 def mismatches(a: Scoring, b: Scoring, at: Sequence[int]) -> tuple[Mismatch, ...]:
     """How b differs from a: not at all, by known changes, or `Unexplained`.
 
-    Parameters
-    ----------
-    a, b
-        Blocks with the same number of query heads and the same width.
-    at
-        Relative positions to compare at, 0 first; only 0 counts without rotary positions.
+    Both have the same number of query heads and the same width. They are compared ``at`` relative
+    positions, 0 first; only 0 counts without rotary positions.
     """
     if distances(a, b, at).agree:
         return ()

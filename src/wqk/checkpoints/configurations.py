@@ -21,21 +21,14 @@ if TYPE_CHECKING:
     from wqk.checkpoints.formats import Format
 
 
-class Embedded(NamedTuple):
-    """A configuration inside a file of weights."""
-
-    key: str
-    needs: frozenset[str] = frozenset()  # keys that it has to have
-    model_type: str = ""
-
-
-EMBEDDED = (
-    Embedded("model_args", frozenset({"n_layer", "n_head", "n_embd"}), "nanogpt"),
-    Embedded("model_args", frozenset({"dim", "n_layers", "n_heads"}), "llama-original"),
-    Embedded("args", frozenset({"num_layers", "tensor_model_parallel_size"}), "megatron"),
-    Embedded("hyper_parameters"),
-    Embedded("model_args"),
-    Embedded("config"),
+# Configurations inside files of weights: under which key, which keys they have, their model type.
+EMBEDDED: tuple[tuple[str, set[str], str], ...] = (
+    ("model_args", {"n_layer", "n_head", "n_embd"}, "nanogpt"),
+    ("model_args", {"dim", "n_layers", "n_heads"}, "llama-original"),
+    ("args", {"num_layers", "tensor_model_parallel_size"}, "megatron"),
+    ("hyper_parameters", set(), ""),
+    ("model_args", set(), ""),
+    ("config", set(), ""),
 )
 
 # No size of a model is larger.

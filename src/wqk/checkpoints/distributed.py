@@ -75,20 +75,11 @@ class Slice:
 def open_distributed(
     source: ByteSource, open_file: Callable[[str], ByteSource | None]
 ) -> PiecedFile:
-    """All tensors of a folder of `torch.distributed.checkpoint`.
+    """All tensors of a folder of `torch.distributed.checkpoint`, from its ``.metadata``.
 
-    Parameters
-    ----------
-    source
-        The bytes of its ``.metadata``.
-    open_file
-        The bytes of a file beside it; None if there is no such file.
-
-    Raises
-    ------
-    CheckpointError
-        The description is damaged, names anything but this format's records, or has chunks that do
-        not make up the tensors.
+    ``open_file`` opens a file beside it; None if there is no such file. Raises `CheckpointError` if
+    the description is damaged, names anything but this format's records, or has chunks that do not
+    make up the tensors.
     """
     records, places = _description(source)
 

@@ -165,12 +165,8 @@ def join_files(
     """Files that each hold some rows or columns of a model's tensors, in order, as one file.
 
     ``axis`` gives the axis along which a tensor of some name and shape is split; None if every file
-    has all of it.
-
-    Raises
-    ------
-    CheckpointError
-        Pieces of a tensor differ in type, or along an axis that is not split.
+    has all of it. Raises `CheckpointError` if pieces of a tensor differ in type, or along an axis
+    that is not split.
     """
     tensors: dict[str, TensorInfo] = {}
     pieces: dict[str, list[Piece]] = {}

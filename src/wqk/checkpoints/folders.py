@@ -72,10 +72,7 @@ class Folder(NamedTuple):
 def read_folder(folder: Folder, weights: Weights | None = None) -> StoredCheckpoint:
     """The checkpoint in a folder, or of some of its files; headers are read, weights are not.
 
-    Raises
-    ------
-    CheckpointError
-        Weights are missing, or cannot be scored.
+    Raises `CheckpointError` if weights are missing, or cannot be scored.
     """
     chosen = weights or choose_weights(folder)
     layout = chosen.format

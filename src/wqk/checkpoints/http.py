@@ -50,20 +50,11 @@ class Absent(HubError):
 
 
 class RemoteFile:
-    """A file behind HTTP, as a source of bytes.
+    """A file behind HTTP, as a source of bytes, which ``traffic`` counts.
 
-    Parameters
-    ----------
-    url
-        Where it is resolved; redirects are followed, remembered while they work, never stored.
-    name
-        Its name in errors, without secrets.
-    headers
-        Sent to the origin of ``url`` only, as they may contain credentials.
-    traffic
-        Where bytes are counted.
-    size
-        In bytes, if known; otherwise learned from the first request.
+    ``name`` is for errors, without secrets; ``headers`` are sent to the origin of ``url`` only, as
+    they may contain credentials. Redirects are followed, remembered while they work, never stored.
+    A ``size`` that is not known is learned from the first request.
     """
 
     def __init__(

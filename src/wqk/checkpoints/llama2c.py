@@ -15,12 +15,23 @@ from wqk.checkpoints.files import RowFile
 from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from wqk.checkpoints.files import ByteSource
 
 MAGIC = b"24ka"  # 0x616b3432, little-endian
 SIZES = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "max_seq_len")
+
+# The order of a file's tensors; names without an ending are of all layers.
+NORMS = ("attention_norm", "ffn_norm")
+ATTENTION = ("attention.wq", "attention.wk", "attention.wv", "attention.wo")
+FORWARD = ("feed_forward.w1", "feed_forward.w2", "feed_forward.w3")
+LAYERS = (*ATTENTION, *FORWARD)
+FIRST_KIND = (
+    "tok_embeddings.weight", "attention_norm", *ATTENTION, "ffn_norm", *FORWARD,
+    "norm.weight", "freqs_cos", "freqs_sin", "output.weight",
+)  # fmt: skip
+VERSION_1 = (*NORMS, "norm.weight", "tok_embeddings.weight", *LAYERS, "output.weight")
 
 # No model of this format is larger.
 LARGEST, MOST_LAYERS = 2**20, 10_000
@@ -32,7 +43,10 @@ def is_llama2c(source: ByteSource) -> bool:
     if start[:4] == MAGIC:
         return True
     sizes = _sizes(start)
-    return sizes is not None and _length(_legacy(sizes)) == source.size - 28
+    if sizes is None:
+        return False
+    tensors = _tensors(sizes, FIRST_KIND, shared=sizes["vocab_size"] > 0)
+    return sum(4 * math.prod(shape) for _, shape in tensors) == source.size - 28
 
 
 def open_llama2c(source: ByteSource) -> RowFile:
@@ -50,7 +64,9 @@ def open_llama2c(source: ByteSource) -> RowFile:
     sizes = _sizes(start if is_legacy else start[8:])
     if sizes is None:
         raise CheckpointError("its header does not hold the sizes of a model")
-    shapes = _legacy(sizes) if is_legacy else _first(sizes, shared=start[36] != 0)
+    # In files of the first kind, a negative vocabulary means an output matrix of its own.
+    shared = sizes["vocab_size"] > 0 if is_legacy else start[36] != 0
+    shapes = _tensors(sizes, FIRST_KIND if is_legacy else VERSION_1, shared)
     position = 28 if is_legacy else 256
     starts: dict[str, int] = {}
     tensors: dict[str, TensorInfo] = {}
@@ -84,49 +100,25 @@ def _sizes(header: bytes) -> dict[str, int] | None:
     return sizes if fits and sizes["n_layers"] <= MOST_LAYERS else None
 
 
-def _layers(sizes: Mapping[str, int], *kinds: str) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """All layers' tensors of one kind, then all of the next."""
-    dim, hidden = sizes["dim"], sizes["hidden_dim"]
-    keys = dim // sizes["n_heads"] * sizes["n_kv_heads"]
+def _tensors(
+    sizes: Mapping[str, int], order: Iterable[str], shared: bool
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes in this order; without an output matrix if it is the embeddings'."""
+    dim, hidden, vocabulary = sizes["dim"], sizes["hidden_dim"], abs(sizes["vocab_size"])
+    head_width = dim // sizes["n_heads"]
+    keys, turned = head_width * sizes["n_kv_heads"], (sizes["max_seq_len"], head_width // 2)
     shapes: dict[str, tuple[int, ...]] = {
+        "tok_embeddings.weight": (vocabulary, dim), "output.weight": (vocabulary, dim),
+        "norm.weight": (dim,), "freqs_cos": turned, "freqs_sin": turned,
         "attention_norm": (dim,), "ffn_norm": (dim,),
         "attention.wq": (dim, dim), "attention.wk": (keys, dim), "attention.wv": (keys, dim),
         "attention.wo": (dim, dim),
         "feed_forward.w1": (hidden, dim), "feed_forward.w2": (dim, hidden),
         "feed_forward.w3": (hidden, dim),
     }  # fmt: skip
-    for kind in kinds:
-        for layer in range(sizes["n_layers"]):
-            yield f"layers.{layer}.{kind}.weight", shapes[kind]
-
-
-ATTENTION = ("attention.wq", "attention.wk", "attention.wv", "attention.wo")
-FORWARD = ("feed_forward.w1", "feed_forward.w2", "feed_forward.w3")
-
-
-def _legacy(sizes: Mapping[str, int]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The tensors of the first kind; a negative vocabulary means a separate output matrix."""
-    dim, vocabulary = sizes["dim"], abs(sizes["vocab_size"])
-    turned = (sizes["max_seq_len"], dim // sizes["n_heads"] // 2)
-    yield "tok_embeddings.weight", (vocabulary, dim)
-    yield from _layers(sizes, "attention_norm", *ATTENTION, "ffn_norm", *FORWARD)
-    yield "norm.weight", (dim,)
-    yield "freqs_cos", turned
-    yield "freqs_sin", turned
-    if sizes["vocab_size"] < 0:
-        yield "output.weight", (vocabulary, dim)
-
-
-def _first(sizes: Mapping[str, int], shared: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The tensors of version 1."""
-    dim, vocabulary = sizes["dim"], abs(sizes["vocab_size"])
-    yield from _layers(sizes, "attention_norm", "ffn_norm")
-    yield "norm.weight", (dim,)
-    yield "tok_embeddings.weight", (vocabulary, dim)
-    yield from _layers(sizes, *ATTENTION, *FORWARD)
-    if not shared:
-        yield "output.weight", (vocabulary, dim)
-
-
-def _length(shapes: Iterator[tuple[str, tuple[int, ...]]]) -> int:
-    return sum(4 * math.prod(shape) for _, shape in shapes)
+    for name in order:
+        if name in (*LAYERS, *NORMS):
+            for layer in range(sizes["n_layers"]):
+                yield f"layers.{layer}.{name}.weight", shapes[name]
+        elif name != "output.weight" or not shared:
+            yield name, shapes[name]

@@ -147,22 +147,11 @@ def apply_scales(
     name: str,
     block: tuple[int, int] | None = None,
 ) -> None:
-    """Multiply the rows of a float8 matrix by their scales, in place.
+    """Multiply ``values``, the widened rows of a float8 matrix, by their scales, in place.
 
-    Parameters
-    ----------
-    values
-        The widened rows that were read, joined: (sum of row ranges, columns).
-    scales
-        One value, (rows,), (rows, 1) or a grid of blocks (row blocks, column blocks).
-    shape
-        Shape of the whole matrix.
-    rows
-        Which rows of it ``values`` are.
-    name
-        The scales' tensor, for the error.
-    block
-        Height and width of a block, where the configuration says them.
+    ``shape`` is that of the whole matrix, ``rows`` are those of it that were read. ``scales``, from
+    the tensor ``name``, are one value, (rows,), (rows, 1) or a grid of blocks (row blocks, column
+    blocks); ``block`` is a block's height and width, where the configuration says them.
 
     Examples
     --------

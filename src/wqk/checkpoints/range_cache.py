@@ -40,13 +40,9 @@ ABANDONED = 3600
 class RangeCache:
     """Ranges by identity and position, and small notes by name.
 
-    Parameters
-    ----------
-    folder
-        The cache's folder, created on the first write. A read-only folder is only read.
-    limit
-        Most bytes. The least recently used ranges make room, except for those of this process: a
-        checkpoint larger than the limit is cached up to it.
+    The folder is created on the first write; a read-only one is only read. Within ``limit`` bytes,
+    the least recently used ranges make room, except for those of this process: a checkpoint larger
+    than the limit is cached up to it.
     """
 
     def __init__(self, folder: Path, limit: int = LIMIT) -> None:

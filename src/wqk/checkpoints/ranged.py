@@ -108,19 +108,10 @@ class Span(NamedTuple):
 class RangedFile:
     """A remote file as a source of bytes, with what was read before.
 
-    Parameters
-    ----------
-    remote
-        The file; its size is known.
-    content
-        What tells its content from any other; by default its address, tag and size. A file without
-        a tag is not cached, as nothing vouches for it.
-    cache, workers
-        Shared by a checkpoint's files.
-    offline
-        Whether nothing may be fetched.
-    start
-        The file's first bytes, if known already.
+    ``content`` tells the file's content from any other: by default its address, tag and size.
+    Without a tag it is not cached, as nothing vouches for it. ``cache`` and ``workers`` are shared
+    by a checkpoint's files. If ``offline``, nothing may be fetched; ``start`` is the file's first
+    bytes, if known already.
     """
 
     def __init__(

@@ -25,11 +25,9 @@ LARGEST_HEADER = 100_000_000
 def open_safetensors(source: ByteSource) -> RowFile:
     """A safetensors file, of which only the header is read.
 
-    Raises
-    ------
-    CheckpointError
-        The header does not describe the file: it is too short or long, or not JSON; a name occurs
-        twice; a type or shape is invalid; offsets overlap, exceed the file or contradict the shape.
+    Raises `CheckpointError` if the header does not describe the file: it is too short or long, or
+    not JSON; a name occurs twice; a type or shape is invalid; offsets overlap, exceed the file or
+    contradict the shape.
     """
     header, data_start = _read_header(source)
     if not isinstance(header.pop("__metadata__", {}), dict):

@@ -166,12 +166,7 @@ class Family:
 
 
 def parse_family(text: str, source: str) -> Family:
-    """A family from TOML.
-
-    Raises
-    ------
-    UnknownFamily
-        The text is not TOML, or not of this schema.
+    """A family from TOML; `UnknownFamily` if the text is not TOML, or not of this schema.
 
     Examples
     --------
@@ -307,12 +302,7 @@ def family_of_type(model_type: object) -> Family | None:
 
 
 def _parsed(kind: type[Table], table: dict[str, Any], source: str) -> Table:
-    """A dataclass from a table.
-
-    Raises
-    ------
-    UnknownFamily
-        A key is unknown or missing, or a value is of another type.
+    """A dataclass from a table; `UnknownFamily` for a wrong key, a missing one or a wrong type.
 
     Examples
     --------

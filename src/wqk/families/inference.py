@@ -75,13 +75,9 @@ class HeadCount:
 def infer_family(checkpoint: Checkpoint, count_heads: bool = True) -> Family:
     """A family, ``inferred``, for a checkpoint of unknown type or with foreign names.
 
-    ``count_heads`` is false if the numbers of heads are known from elsewhere.
-
-    Raises
-    ------
-    UnknownFamily
-        No two tensors look like queries and keys of softmax attention, or the configuration does
-        not count their heads.
+    ``count_heads`` is false if the numbers of heads are known from elsewhere. Raises
+    `UnknownFamily` if no two tensors look like queries and keys of softmax attention, or if the
+    configuration does not count their heads.
     """
     tensors = checkpoint.tensors()
     named = candidates(tensors)

@@ -241,18 +241,9 @@ def sectioned(
 ) -> dict[str, Projection]:
     """The roles of a fused tensor, each block of which holds them one after the other.
 
-    Parameters
-    ----------
-    tensor, shape
-        The stored tensor.
-    heads
-        Number of heads of each role in ``order``: H for ``q``, G for ``k`` and ``v``.
-    order
-        The roles in the order in which they lie, such as ``"qkv"``.
-    blocks
-        How often the order repeats. With G blocks, each holds one key head with its queries.
-    transposed
-        Whether the tensor is (in, out).
+    ``order`` is that of the roles, such as ``"qkv"``, and ``heads`` are their numbers of heads: H
+    for ``q``, G for ``k`` and ``v``. The order repeats in each of the ``blocks``; with G blocks,
+    each holds one key head with its queries. A ``transposed`` tensor is (in, out).
 
     Examples
     --------

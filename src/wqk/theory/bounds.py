@@ -16,8 +16,7 @@ import numpy as np
 
 from wqk.forms import BilinearForm
 from wqk.forms.scores import directionality, symmetry
-from wqk.theory.evidence import sample_of
-from wqk.theory.products import ratio
+from wqk.theory.evidence import ratio, sample_of
 from wqk.theory.verdict import Sample, Statement
 
 if TYPE_CHECKING:

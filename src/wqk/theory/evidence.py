@@ -5,6 +5,7 @@ Axes: B batch, N tokens (i predicted, j context), D width.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -194,6 +195,28 @@ def sample_of(
         name: np.array([[n[name] for n in unit] for unit in units]) for name in (quantity, *others)
     }
     return Sample(tables.pop(quantity), unit, tuple(measured), tables)
+
+
+def inner_product(one: BilinearForm, other: BilinearForm) -> float:
+    """⟨M, N⟩ = Σ_kl M_kl N_kl = tr(M Nᵀ), from the factors of two forms.
+
+    Examples
+    --------
+    >>> form = BilinearForm(np.array([[1.0], [2.0]]), np.array([[3.0], [4.0]]))
+    >>> inner_product(form, form), inner_product(form, form.T), round(cosine(form, form * -2.0), 12)
+    (125.0, 121.0, -1.0)
+    """
+    return float(((one.query.T @ other.query) * (one.key.T @ other.key)).sum())
+
+
+def cosine(one: BilinearForm, other: BilinearForm) -> float:
+    """⟨M, N⟩ / ‖M‖ ‖N‖; NaN if one of them is the zero matrix."""
+    return ratio(inner_product(one, other), float(one.norm * other.norm))
+
+
+def ratio(part: Any, whole: Any) -> float:
+    """One number over another; NaN if that is 0, as in a layer without a gradient."""
+    return float(part / whole) if whole else math.nan
 
 
 NOT_FOR = {

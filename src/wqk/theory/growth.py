@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from wqk._typing import Array, Float
-from wqk.theory.evidence import Update, of_layers
-from wqk.theory.products import ratio
+from wqk.theory.evidence import Update, of_layers, ratio
 from wqk.theory.verdict import Sample, Statement
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from wqk._typing import Array, Float
-from wqk.theory.evidence import sample_of
-from wqk.theory.products import cosine
+from wqk.theory.evidence import cosine, sample_of
 from wqk.theory.tails import ALIKE, MORE, RATIO, lost, tails_of
 from wqk.theory.updates import first_order
 from wqk.theory.verdict import Sample, Statement

@@ -18,7 +18,7 @@ import numpy as np
 from wqk._typing import Array, Bool, Float
 from wqk.errors import TheoryError
 from wqk.forms.scores import symmetry
-from wqk.theory.products import inner_product, ratio
+from wqk.theory.evidence import inner_product, ratio
 from wqk.theory.verdict import Sample, Statement
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from wqk.theory.evidence import of_layers
-from wqk.theory.products import ratio
+from wqk.theory.evidence import of_layers, ratio
 from wqk.theory.verdict import Sample, Statement
 
 if TYPE_CHECKING:

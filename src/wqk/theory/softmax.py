@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from wqk.forms.scores import symmetry
-from wqk.theory.evidence import of_layers, sample_of
-from wqk.theory.products import cosine, ratio
+from wqk.theory.evidence import cosine, of_layers, ratio, sample_of
 from wqk.theory.updates import parameter_gradients
 from wqk.theory.verdict import Sample, Statement
 

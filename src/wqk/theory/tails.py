@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from wqk.forms.scores import directionality
-from wqk.theory.evidence import sample_of
-from wqk.theory.products import ratio
+from wqk.theory.evidence import ratio, sample_of
 from wqk.theory.verdict import Sample, Statement
 
 if TYPE_CHECKING:

@@ -22,8 +22,7 @@ from wqk.attention import load_attention
 from wqk.checkpoints import open_checkpoint
 from wqk.forms import BilinearForm
 from wqk.forms.scores import symmetry
-from wqk.theory.evidence import of_layers
-from wqk.theory.products import cosine
+from wqk.theory.evidence import cosine, of_layers
 from wqk.theory.verdict import Statement
 
 if TYPE_CHECKING:

@@ -51,12 +51,8 @@ class Wanted(NamedTuple):
 def inputs_of(model: Any, tokens: Sequence[int] | None, length: int, seed: int) -> dict[str, Any]:
     """What the model is given: its main input, and a text to continue if it has a decoder.
 
-    Raises
-    ------
-    UnknownFamily
-        No rule makes the model's input.
-    FormError
-        There are more tokens than the model has positions for.
+    Raises `UnknownFamily` if no rule makes the model's input, and `FormError` if there are more
+    tokens than the model has positions for.
     """
     import torch
 

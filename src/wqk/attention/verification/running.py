@@ -54,7 +54,7 @@ def run(
     plans: Sequence[AttentionPlan],
     family: FilePath | None,
     *,
-    adapter: Adapter | None,
+    adapter: Adapter | None = None,
     text: str | None,
     tokens: Sequence[int] | None,
     length: int,
