@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from wqk._typing import Float, Int
+from wqk.attention.sameness import Heads, InnerProducts
 from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -92,24 +93,15 @@ def decay(attention: Attention, distances: Sequence[int]) -> Decay:
     Patches of a picture are taken to be N rows and N columns apart.
     """
     rotary = attention.plan.rotary or attention.plan.axial
-    rotary = rotary.turning if rotary else None
     query = attention.query.weight.astype(np.float64)
     key = attention.key.weight.astype(np.float64)
     key = key.repeat(len(query) // len(key), axis=0)
-    queries, keys = query @ query.swapaxes(-1, -2), key @ key.swapaxes(-1, -2)
-    own = (queries * keys).sum(axis=(-2, -1))
-    norms, cosines = [], []
-    for distance in distances:
-        if rotary is None or distance == 0:
-            once = twice = queries
-        else:
-            at = np.full(queries.shape[-2], distance)
-            once = rotary.rotate(queries, at)  # of M(0) with M(N), then of M(N) with itself
-            twice = rotary.rotate(once.swapaxes(-1, -2), at)
-        squares = (twice * keys).sum(axis=(-2, -1))
-        norms.append(np.sqrt(_ratio(squares, own)))
-        cosines.append(_ratio((once * keys).sum(axis=(-2, -1)), np.sqrt(squares * own)))
-    return Decay(np.stack(norms, axis=-1), np.stack(cosines, axis=-1))
+    still = Heads(query, key, None)
+    turned = still._replace(rotary=rotary.turning if rotary else None)
+    pairs = InnerProducts(turned, turned), InnerProducts(still, turned)
+    squares, products = (np.stack([pair.at(n) for n in distances], axis=-1) for pair in pairs)
+    own = pairs[0].at(0)[:, None]
+    return Decay(np.sqrt(_ratio(squares, own)), _ratio(products, np.sqrt(squares * own)))
 
 
 def _ratio(value: np.ndarray, size: np.ndarray) -> np.ndarray:

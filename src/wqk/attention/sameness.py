@@ -229,7 +229,7 @@ def _factors(a: Heads, b: Heads, rounding: float) -> np.ndarray:
 
     A pruned head, which any factor fits, gets the median of the others.
     """
-    across, own = _Inner(a, b).at(0), _Inner(b, b).at(0)
+    across, own = InnerProducts(a, b).at(0), InnerProducts(b, b).at(0)
     pruned = own == 0
     factors = across / np.where(pruned, 1.0, own)
     factors[pruned] = 1.0 if pruned.all() else np.median(factors[~pruned])
@@ -239,7 +239,7 @@ def _factors(a: Heads, b: Heads, rounding: float) -> np.ndarray:
 def _distances(
     a: Heads, b: Heads, at: Sequence[int], rounding_a: float, rounding_b: float
 ) -> Distances:
-    own, other, both = _Inner(a, a), _Inner(b, b), _Inner(a, b)
+    own, other, both = InnerProducts(a, a), InnerProducts(b, b), InnerProducts(a, b)
     squares = np.stack([own.at(n) for n in at])
     across = squares + np.stack([other.at(n) - 2 * both.at(n) for n in at])
     norms = np.sqrt(np.where(squares > 0, squares, 1.0))
@@ -254,7 +254,7 @@ def _distances(
     )
 
 
-class _Inner:
+class InnerProducts:
     """⟨M_a(N), M_b(N)⟩ of each head, at any N from the same Gram matrices."""
 
     def __init__(self, a: Heads, b: Heads) -> None:

@@ -126,9 +126,8 @@ def _together(
 
 def _mean(values: Any) -> np.ndarray:
     """The mean over the first axis of what is finite; NaN where nothing is."""
-    known = np.isfinite(values)
-    count, total = known.sum(axis=0), np.where(known, values, 0).sum(axis=0)
-    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+    mean: np.ndarray = np.ma.masked_invalid(values).mean(axis=0).filled(np.nan)
+    return mean
 
 
 def study(
