@@ -95,7 +95,7 @@ class AttentionRule:
     # Norms between projection and score.
     query_norm: tuple[str, ...] = ()
     key_norm: tuple[str, ...] = ()
-    norm: str = "rms"  # see wqk.families.norms
+    norm: str = "rms"  # or "layer"
     norm_gain: bool = True  # false where they have none, and so no tensors
     norm_over: str = ""  # "head" where every head is normalized alone with gains of its own
     norm_offset: float = 0.0  # 1 where the gain is stored as its difference from 1
