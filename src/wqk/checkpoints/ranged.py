@@ -104,6 +104,14 @@ class Span(NamedTuple):
     stop: int
     coming: Future[bytearray | None] | None  # the bytes; None if they are cached, as is its result
 
+    @property
+    def outcome(self) -> bytearray | BaseException | None:
+        """The bytes, if they are in memory alone, or why they could not be fetched."""
+        if self.coming is None or not self.coming.done():
+            return None
+        error = self.coming.exception()
+        return self.coming.result() if error is None else error
+
 
 class RangedFile:
     """A remote file as a source of bytes, with what was read before.
@@ -179,13 +187,15 @@ class RangedFile:
                 self._spans = [
                     span
                     for span in self._spans
-                    if span.stop <= start or span.start >= stop or not _is_held(span)
+                    if span.stop <= start
+                    or span.start >= stop
+                    or not isinstance(span.outcome, bytearray)
                 ]
 
     def clean(self) -> None:
         """Drop failed requests, so that they are made again."""
         with self._lock:
-            self._spans = [span for span in self._spans if not _is_lost(span)]
+            self._spans = [s for s in self._spans if not isinstance(s.outcome, BaseException)]
 
     def _job(self, start: int, stop: int) -> Callable[[], bytearray | None]:
         remote, cache, offline = self._remote, self._cache, self._offline
@@ -276,19 +286,3 @@ def split(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
         size = -(-(stop - start) // count)
         pieces += [(a, min(a + size, stop)) for a in range(start, stop, size)]
     return pieces
-
-
-def _is_lost(span: Span) -> bool:
-    coming = span.coming
-    return coming is not None and coming.done() and coming.exception() is not None
-
-
-def _is_held(span: Span) -> bool:
-    """Whether a span's bytes are in memory alone."""
-    coming = span.coming
-    return (
-        coming is not None
-        and coming.done()
-        and coming.exception() is None
-        and coming.result() is not None
-    )
