@@ -83,6 +83,26 @@ def test_weights_nested_in_a_training_scripts_dictionary(tmp_path, key):
     assert_holds(open_checkpoint(tmp_path), tensors)
 
 
+@pytest.mark.parametrize("key", ["net", "generator"])
+def test_the_only_weights_in_a_dictionary_are_read_whatever_they_are_called(tmp_path, key):
+    tensors = weights(0, "a")
+    optimizer = {"state": {0: {"exp_avg": torch.ones(2)}}, "param_groups": [{"params": [0]}]}
+    held = {"loss": torch.ones(()), "optimizer": optimizer, key: tensors}
+    torch.save(held, tmp_path / "model.pt")
+    assert_holds(open_checkpoint(tmp_path), tensors)
+
+
+def test_other_weights_beside_the_model_s_are_told(tmp_path):
+    one, other = ({"layers.0.q": tensor} for tensor in weights(0, "a", "b").values())
+    torch.save({"ema": other, "model": one}, tmp_path / "model.pt")
+    checkpoint = open_checkpoint(tmp_path)
+    assert_holds(checkpoint, one)
+    assert checkpoint.notes == ("passed over further weights in the archive: ema",)
+    torch.save({"student": one, "teacher": other}, tmp_path / "model.pt")
+    with pytest.raises(CheckpointError, match="student and teacher may be; save one"):
+        open_checkpoint(tmp_path)
+
+
 @pytest.mark.parametrize("content", [{}, {"epoch": 3}, [torch.ones(2)], {"model": [1]}, 5])
 def test_an_archive_without_a_state_dict(tmp_path, content):
     torch.save(content, tmp_path / "model.pt")

@@ -106,8 +106,10 @@ def read_folder(folder: Folder, weights: Weights | None = None) -> StoredCheckpo
         files = [join_files(files, partial(layout.split_axis, width=config.get("dim")))]
     tensors = {name: info for file in files for name, info in file.tensors.items()}
     complete = configured(layout, Opened(config, about, tensors))
+    others = dict.fromkeys(key for file in files for key in getattr(file, "passed_over", ()))
+    notes = (f"passed over further weights in the archive: {', '.join(others)}",) if others else ()
     return StoredCheckpoint(
-        folder.name, files, complete, _step(about), chosen.notes, folder.workers
+        folder.name, files, complete, _step(about), (*chosen.notes, *notes), folder.workers
     )
 
 

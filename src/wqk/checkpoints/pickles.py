@@ -12,9 +12,8 @@ import math
 import pickle
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from wqk.checkpoints.files import check_sizes, is_text
+from wqk.checkpoints.files import check_sizes
 from wqk.checkpoints.number_types import ITEM_BITS
-from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -172,11 +171,6 @@ def _hashable(key: Any) -> Any:
     raise pickle.UnpicklingError("a dictionary has a key that is neither text nor a number")
 
 
-# Where training scripts keep the weights inside a larger dictionary, outermost first.
-NESTED_UNDER = (
-    "state_dict", "model_state_dict", "model", "module", "language_model", "encoder", "transformer",
-)  # fmt: skip
-
 # Plain values nested deeper than this, or longer lists, describe no model.
 DEEPEST, LONGEST = 5, 10_000
 
@@ -251,37 +245,6 @@ class StoredTensor(NamedTuple):
             ranges, row = ((0, self.extent),), 1
         item = ITEM_BITS[self.dtype] // 8
         return [((self.offset + a * row) * item, (self.offset + b * row) * item) for a, b in ranges]
-
-
-def state_dict(content: Any) -> dict[str, StoredTensor]:
-    """The named tensors, or those in a nested dictionary in which scripts keep them."""
-    for _ in range(4):
-        if not isinstance(content, dict):
-            break
-        # Inner dictionaries first: a loss may stand beside them, as a tensor of its own.
-        inner = next((content[key] for key in NESTED_UNDER if _has_tensors(content.get(key))), None)
-        if inner is not None:
-            content = inner
-            continue
-        tensors = {
-            key: value
-            for key, value in content.items()
-            if isinstance(key, str) and isinstance(value, StoredTensor)
-        }
-        if not all(map(is_text, tensors)):
-            raise CheckpointError("a tensor's name is not text")
-        if tensors:
-            return tensors
-        break
-    raise CheckpointError("contains no state dict of named tensors")
-
-
-def _has_tensors(content: Any, depth: int = 3) -> bool:
-    """Whether there are tensors in a dictionary, or in one nested in it."""
-    return isinstance(content, dict) and (
-        any(isinstance(value, StoredTensor) for value in content.values())
-        or (depth > 0 and any(_has_tensors(content.get(key), depth - 1) for key in NESTED_UNDER))
-    )
 
 
 def plain(value: Any, depth: int = 0) -> Any:

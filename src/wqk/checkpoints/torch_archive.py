@@ -18,8 +18,9 @@ import numpy as np
 
 from wqk.checkpoints.checkpoint import TensorInfo
 from wqk.checkpoints.files import refuse_pointer
+from wqk.checkpoints.nesting import state_dict
 from wqk.checkpoints.number_types import ITEM_BITS, widened
-from wqk.checkpoints.pickles import Refused, Storage, StoredTensor, load, plain, state_dict
+from wqk.checkpoints.pickles import Refused, Storage, StoredTensor, load, plain
 from wqk.errors import CheckpointError, WqkError, concerning, first_line
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class TorchFile:
             raise CheckpointError(f"not a readable torch archive ({first_line(error)})") from None
         if bare and isinstance(content, StoredTensor):
             content = {"": content}
-        self._stored = state_dict(content)
+        self._stored, self.passed_over = state_dict(content)
         self.about: Mapping[str, Any] = plain(content) if isinstance(content, dict) else {}
         self.tensors: Mapping[str, TensorInfo] = {
             name: TensorInfo(t.dtype, t.shape, math.prod(t.shape) * ITEM_BITS[t.dtype] // 8)
