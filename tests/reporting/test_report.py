@@ -167,8 +167,8 @@ def test_statuses_are_told_in_words(tmp_path):
     text = written(tmp_path, scores).text
     assert "odd: the form of layer 1 is the zero matrix and has no scores." in text
     assert "new: every layer's form looks as if it had never been trained" in text
-    assert "rotary: every layer's form is not all" in text
-    assert "scores with (the norms are outside)." in text
+    assert "rotary: every layer's form is not the model's whole attention score" in text
+    assert "attention score (the norms are outside)." in text
     assert "guessed from q_proj; check with wqk verify." in text
 
 

@@ -14,7 +14,7 @@ const CONFIG = {
 const probe = document.body.appendChild(document.createElement('i'));
 probe.hidden = true;
 
-/** A color of the stylesheet in the present theme, or a mix with nothing of that opacity. */
+/** A color of the stylesheet in the current theme, with an opacity. */
 function color(name, opacity = 1) {
   probe.style.color = `var(--${name})`;
   const channels = getComputedStyle(probe).color.match(/[\d.]+/g).slice(0, 3);
@@ -25,23 +25,23 @@ function seriesColor(index, opacity) {
   return color(`series-${index % 6}`, opacity);
 }
 
-/** From −limit to limit through the paper's color. */
+/** A diverging scale through the background color. */
 function diverging() {
   return ['negative-2', 'negative-1', 'zero', 'positive-1', 'positive-2']
     .map((name, i) => [i / 4, color(name)]);
 }
 
-/** From nothing to much. */
+/** A sequential scale. */
 function rising() {
   return ['zero', 'series-0', 'negative-2'].map((name, i) => [i / 2, color(name)]);
 }
 
-/** Text that plotly shows as it is: it would read tags and entities. */
+/** Escapes text, since plotly interprets tags and entities. */
 function plain(text) {
   return String(text).replaceAll('&', '&amp;').replaceAll('<', '&lt;').replaceAll('>', '&gt;');
 }
 
-/* Models differ by color, dash and mark. Two marks are reserved: dots for the null, crosses for chance. */
+/* Models differ by color, dash and marker. Dots are reserved for the null, crosses for chance. */
 const DASHES = ['solid', 'dash', 'dashdot', 'longdash', 'longdashdot'];
 const SYMBOLS = ['circle', 'square', 'triangle-up', 'star', 'pentagon', 'triangle-down', 'hexagon'];
 
@@ -64,7 +64,7 @@ function axis(title, more = {}) {
   };
 }
 
-/** An axis of layer or head numbers up to the last: about ten ticks, all of them whole. */
+/** An axis of layer or head numbers: about ten ticks, all of them integers. */
 function wholeAxis(title, last, more = {}) {
   const step = [1, 2, 5, 10, 20, 50].find((size) => last / size <= 12) ?? 100;
   return axis(title, {dtick: step, zeroline: false, range: [-0.6, last + 0.6], ...more});
@@ -109,12 +109,12 @@ function colorBar(title) {
   return {title: {text: title, side: 'right'}, thickness: 10, outlinewidth: 0, len: 0.9};
 }
 
-/** A color bar of layer numbers: whole ones only. */
+/** A color bar of layer numbers, with integers only. */
 function layerBar(last) {
   return {...colorBar('layer'), tick0: 0, dtick: Math.max(1, Math.ceil(last / 6))};
 }
 
-/** As many captioned figures in a container as there are items; gives each its place to draw in. */
+/** Adds a captioned figure to a container for each item, and draws each in its place. */
 function panels(container, items, draw) {
   while (container.children.length > items.length) {
     Plotly.purge(container.lastElementChild.querySelector('.plot'));

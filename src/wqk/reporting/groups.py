@@ -1,4 +1,4 @@
-"""Groups of a report: the rows of one kind of attention in one model."""
+"""The groups of a report: rows of one kind of attention in one model."""
 
 from __future__ import annotations
 
@@ -19,17 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Group:
-    """One model's attention of one kind, at all its steps and distances.
-
-    Attributes
-    ----------
-    label
-        Short name, which no other group of the report has.
-    rows
-        Its part of the tables.
-    metadata
-        How its scores were made.
-    """
+    """One model's attention of one kind, at all its steps and distances, with a unique label."""
 
     label: str
     rows: pl.DataFrame
@@ -45,15 +35,15 @@ class Group:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """A row of the group, for the values that all its rows share."""
+        """One row of the group, for the values that all rows share."""
         layers = self.latest.filter(pl.col("head").is_null())
         return (layers if layers.height else self.latest).row(0, named=True)
 
 
 def groups(tables: Sequence[ScoreTable]) -> list[Group]:
-    """The groups of all tables, in order, with the shortest distinct names.
+    """The groups of all tables in order, with the shortest names that are distinct.
 
-    Of rows with the same key, the first table's are kept.
+    Of rows with the same key, the first table's is kept.
 
     Examples
     --------
@@ -72,24 +62,19 @@ def groups(tables: Sequence[ScoreTable]) -> list[Group]:
     parts = frame.partition_by("model", "stack", "kind", "circuit", maintain_order=True)
     firsts = [part.row(0, named=True) for part in parts]
     short = short_names(list(dict.fromkeys(first["model"] for first in firsts)))
-    of_model = [(short[first["model"]], first) for first in firsts]
-    labels = []
-    for name, first in of_model:
-        others = [other for label, other in of_model if label == name]
-        words = [
-            str(first[column])
-            for column in ("stack", "kind", "circuit")
-            if len({other[column] for other in others}) > 1
-        ]
-        labels.append(", ".join([name, *words]))
-    return [
-        Group(label, part.drop("model", "table"), tables[part["table"][0]].metadata)
-        for label, part in zip(labels, parts, strict=True)
-    ]
+    found = []
+    for first, part in zip(firsts, parts, strict=True):
+        label = short[first["model"]]
+        others = [other for other in firsts if short[other["model"]] == label]
+        for column in ("stack", "kind", "circuit"):
+            if len({other[column] for other in others}) > 1:
+                label += f", {first[column]}"
+        found.append(Group(label, part.drop("model", "table"), tables[first["table"]].metadata))
+    return found
 
 
 def model_name() -> pl.Expr:
-    """A checkpoint without the folder of its step, with a revision that is not a step."""
+    """The checkpoint without its step's folder, and the revision unless that is a step."""
     step = pl.concat_str(pl.lit("checkpoint-"), pl.col("step"))
     without = pl.col("checkpoint").str.strip_suffix(step).str.strip_chars_end("/\\")
     name = pl.when(pl.col("step").is_null()).then(pl.col("checkpoint")).otherwise(without)
@@ -98,7 +83,7 @@ def model_name() -> pl.Expr:
 
 
 def short_names(names: Sequence[str]) -> dict[str, str]:
-    """For each name, the shortest distinct suffix; Hub ids stay whole.
+    """The shortest distinct suffix of each name; Hub ids stay whole.
 
     Examples
     --------

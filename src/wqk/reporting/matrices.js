@@ -1,5 +1,5 @@
 'use strict';
-/* What the side file adds: matrices with their norms, coupling of heads, outlying dimensions. */
+/* What details add: matrices with their norms, coupling of heads, outlying dimensions. */
 
 const LEVELS = 127;
 
@@ -23,7 +23,7 @@ function pixels({image, shape: [height, width], unit}) {
     Array.from(bytes.subarray(i * width, (i + 1) * width), (level) => unit * level / LEVELS));
 }
 
-/** The middles of as many equal parts of a length. */
+/** The midpoints of equal parts of a length. */
 function middles(length, parts) {
   return Array.from({length: parts}, (_, i) => (i + 0.5) * length / parts - 0.5);
 }
@@ -102,7 +102,7 @@ function couplingFigure({group, block}, width) {
   };
 }
 
-/** The pair of heads that comes closest to being each other's transpose. */
+/** The pair of heads closest to being each other's transposes. */
 function strongest(coupling) {
   const pairs = coupling.flatMap((row, a) => row.slice(a + 1).map((value, i) => ({a, b: a + 1 + i, value})));
   if (!pairs.length) return 'A single head.';

@@ -1,5 +1,5 @@
 'use strict';
-/* What is chosen, the controls that choose it, and when figures are drawn: once they are seen. */
+/* The choices, their controls, and the drawing of figures as they come into view. */
 
 const DRAW = {
   published: drawPublished,
@@ -11,7 +11,7 @@ const DRAW = {
   matrices: drawMatrices,
 };
 
-/* What a section needs; one without it says so, or is missing. */
+/* What a section needs; without it, the section says so or is omitted. */
 const THERE = {
   published: DATA.published !== null,
   course: courseColumn() !== undefined,
@@ -31,12 +31,12 @@ const chosen = {
   zoomed: false,
 };
 
-/** Whether axes of scores reach only as far as the data. */
+/** Whether axes of scores are limited to the data. */
 function zoomed() {
   return chosen.zoomed;
 }
 
-/* Sections that can be drawn, those of them that are in sight, and those to be drawn anew. */
+/* Sections that can be drawn, those in view, and those to be redrawn. */
 const drawable = new Set();
 const seen = new Set();
 const stale = new Set();
@@ -47,14 +47,14 @@ function drawSeen() {
   }
 }
 
-/** Something was chosen: the figures of these sections are out of date. */
+/** Redraws the figures of these sections after a choice. */
 function choose(change, sections = Object.keys(DRAW)) {
   Object.assign(chosen, change);
   for (const id of sections) stale.add(id);
   drawSeen();
 }
 
-/** For paper, which shows what nobody has scrolled to. */
+/** Draws all sections before printing. */
 function drawEverything() {
   for (const id of drawable) {
     stale.delete(id);
@@ -150,7 +150,7 @@ function startControls() {
   startLayer();
 }
 
-/** The models with their colors, dashes and marks: one legend for all figures. */
+/** The models with their colors, dashes and markers: one legend for all figures. */
 function legend() {
   const list = document.createElement('ul');
   list.id = 'legend';
@@ -170,7 +170,7 @@ const MARKS = {circle: '●', square: '■', 'triangle-up': '▲', star: '★', 
   'triangle-down': '▼', hexagon: '⬢'};
 const LINES = {solid: '', dash: '7 4', dashdot: '7 3 2 3', longdash: '11 4', longdashdot: '11 3 2 3'};
 
-/** A short piece of a model's line with its mark. */
+/** A short piece of a model's line with its marker. */
 function legendKey(index) {
   const svg = document.createElementNS('http://www.w3.org/2000/svg', 'svg');
   svg.setAttribute('viewBox', '0 0 36 14');
@@ -187,7 +187,7 @@ function legendKey(index) {
   return svg;
 }
 
-/** Lets all axes of scores reach as far as the data, or from −1 to 1 again. */
+/** Limits all axes of scores to the data, or sets them to −1 to 1 again. */
 function zoomButton() {
   const button = Object.assign(document.createElement('button'), {type: 'button', id: 'zoom'});
   const tell = () => {
@@ -216,7 +216,7 @@ function setLayer(layer) {
   choose({layer}, ['matrices']);
 }
 
-/** Everything the file holds about one head, and the matrices of its layer. */
+/** All data of one head, and the matrices of its layer. */
 function openHead(group, row) {
   const card = document.getElementById('head');
   const terms = Object.entries(row).filter(([name, value]) => typeof value === 'number' && !NAMED.has(name));
@@ -255,7 +255,7 @@ function partners(block, head) {
   return line;
 }
 
-/** Tabs as the keyboard expects them: one stop, arrows, Home and End. */
+/** Keyboard navigation of tabs: one tab stop, arrows, Home and End. */
 function startTabs() {
   const list = document.querySelector('[role="tablist"]');
   const scores = {...SCORES, norm: 'norm'};

@@ -1,6 +1,6 @@
 """The data of the page's script: scores, details and published values as one JSON object.
 
-Numbers are rounded to six digits; columns with a single value, or few distinct strings, are stored
+Numbers are rounded to six digits; repeated strings, and the value of a constant column, are stored
 once.
 """
 
@@ -10,6 +10,7 @@ import base64
 import json
 import math
 from dataclasses import asdict
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,27 +24,17 @@ if TYPE_CHECKING:
     from wqk.reporting.groups import Group
     from wqk.scanning.details import BlockDetails, Details
 
-# Pixels of all images together, and bins of the longest vector of norms: more look the same, and
-# make the file too large to send.
+# Pixels of all images together, and bins of a vector of norms: more would look the same, in a file
+# too large to send.
 PIXELS = 4_000_000
 BINS = 512
 
-# How many outlying rows and columns are marked in each layer, the largest first.
+# At most this many outlying rows and columns are marked per layer, the largest.
 MARKED = 32
 
 
 def payload(groups: Sequence[Group], details: Sequence[Details], published: Any) -> str:
-    """The JSON object, safe inside a script element.
-
-    Parameters
-    ----------
-    groups
-        Rows, in the order in which the page shows them.
-    details
-        Details for images; layers outside all groups are left out.
-    published
-        Published values to draw the models among, as JSON can hold them.
-    """
+    """The JSON object, safe inside a script element, without details of layers in no group."""
     columns = dict.fromkeys(name for group in groups for name in group.rows.columns)
     whole = {
         "extra": [name for name in columns if name not in SCHEMA],
@@ -63,7 +54,7 @@ def payload(groups: Sequence[Group], details: Sequence[Details], published: Any)
 
 
 def in_script(text: str) -> str:
-    """JSON in which nothing can end the script element or begin a comment in it.
+    """JSON that can neither end its script element nor begin a comment.
 
     Examples
     --------
@@ -74,7 +65,7 @@ def in_script(text: str) -> str:
 
 
 def digits(value: float) -> float | None:
-    """Six digits of a number; None for NaN and infinity.
+    """A number to six digits; None for NaN and infinity.
 
     Examples
     --------
@@ -85,10 +76,9 @@ def digits(value: float) -> float | None:
 
 
 def _column(values: pl.Series) -> dict[str, Any]:
-    """A column in its shortest form: one value for all, words and their numbers, or a list."""
+    """A column in its shortest form: a single value, words and their indices, or a list."""
     if values.dtype == pl.Float64:
-        numbers = [None if value is None else digits(value) for value in values]
-        return {"values": numbers}
+        return {"values": [None if value is None else digits(value) for value in values]}
     if values.n_unique() <= 1:
         return {"all": values[0] if len(values) else None}
     if values.dtype == pl.String:
@@ -99,7 +89,7 @@ def _column(values: pl.Series) -> dict[str, Any]:
 
 
 def _details(groups: Sequence[Group], details: Sequence[Details]) -> list[dict[str, Any]]:
-    """The blocks whose layers are in the table, each with the number of its group."""
+    """The blocks of layers in the tables, each with the number of its group."""
     columns = ("checkpoint", "revision", "step", "stack", "kind", "layer", "circuit", "distance")
     owner = {
         key: number
@@ -107,8 +97,8 @@ def _details(groups: Sequence[Group], details: Sequence[Details]) -> list[dict[s
         for key in group.rows.select(columns).iter_rows()
     }
     layers: dict[tuple[Any, ...], BlockDetails] = {}
-    for block in (block for part in details for block in part.blocks):
-        key = tuple(asdict(block.key)[name] for name in columns)
+    for block in chain.from_iterable(part.blocks for part in details):
+        key = tuple(getattr(block.key, name) for name in columns)
         if key in owner:
             layers.setdefault(key, block)
     side = max(64, math.isqrt(PIXELS // max(1, len(layers))))
@@ -142,7 +132,7 @@ def _pictures(block: BlockDetails, side: int) -> dict[str, Any]:
 
 
 def _fewer(values: np.ndarray, length: int, axis: int = 0) -> np.ndarray:
-    """At most ``length`` values along an axis; of those at one position, the largest."""
+    """At most ``length`` values along an axis: of each bin, the largest in magnitude."""
     if values.shape[axis] <= length:
         return values
     starts = np.linspace(0, values.shape[axis], length + 1).round().astype(int)[:-1]
@@ -152,6 +142,6 @@ def _fewer(values: np.ndarray, length: int, axis: int = 0) -> np.ndarray:
 
 
 def _largest(numbers: np.ndarray, norms: np.ndarray) -> list[tuple[int, float | None]]:
-    """The outlying rows or columns with the largest norms: number and norm."""
+    """Numbers and norms of the most outlying rows or columns."""
     chosen = numbers[np.argsort(-norms[numbers])][:MARKED]
     return [(int(number), digits(norms[number])) for number in chosen]

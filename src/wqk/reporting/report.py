@@ -17,15 +17,21 @@ from wqk._version import __version__
 from wqk.errors import MissingPackage, TableError
 from wqk.reporting.groups import groups
 from wqk.reporting.payload import payload
-from wqk.reporting.placing import placement_list, placements, points
-from wqk.reporting.summary import notes, provenance, summary_table
+from wqk.reporting.summary import (
+    notes,
+    placement_list,
+    placements,
+    points,
+    provenance,
+    summary_table,
+)
 from wqk.scanning.details import Details
 from wqk.scanning.tables import ScoreTable
 
 SCRIPTS = ("scores.js", "drawing.js", "sections.js", "matrices.js", "table.js", "page.js")
 ENDINGS = (".html", ".htm")
 
-# Models that the heading names.
+# At most this many models are named in the heading.
 NAMED = 12
 
 
@@ -36,24 +42,24 @@ def write_report(
     details: Details | Sequence[Details] = (),
     title: str | None = None,
 ) -> None:
-    """Write score tables as one interactive HTML file, which opens without a network.
+    """Write score tables as one interactive HTML file that needs no network.
 
     Parameters
     ----------
     tables
-        One table, or several: of different models, or of one at different steps.
+        One table, or several, of different models or of one at different steps.
     path
-        File to write, ``.html``; whole or not at all.
+        The file, ``.html``, written atomically.
     details
-        Details in addition to the tables' own (``wqk.scan(ref, details=True)``), from files: see
-        `wqk.scanning.details.read_details`. Without any, the report says that they are missing.
+        Details from files (`wqk.scanning.details.read_details`), in addition to the tables' own
+        (``wqk.scan(ref, details=True)``). Without any, the report says that they are missing.
     title
         Heading; the models' names otherwise.
 
     Raises
     ------
     TableError
-        There are no rows, or details are of none of the tables' checkpoints.
+        There are no rows, or some details are of none of the tables' checkpoints.
     OutputError
         The file cannot be written.
     MissingPackage
@@ -116,7 +122,7 @@ def page(tables: Sequence[ScoreTable], details: Sequence[Details], title: str | 
 
 
 def _heading(labels: Sequence[str]) -> str:
-    """All models by name; if too many for a heading, the first ones and how many follow."""
+    """The names of all models, or of the first and the number of the others."""
     names = list(dict.fromkeys(labels))
     if len(names) > NAMED:
         names[NAMED - 1 :] = [f"and {len(names) - NAMED + 1} more"]
@@ -124,7 +130,6 @@ def _heading(labels: Sequence[str]) -> str:
 
 
 def _plotly() -> str:
-    """The script that draws."""
     from plotly.offline import get_plotlyjs
 
     return str(get_plotlyjs())
@@ -135,12 +140,12 @@ def _asset(name: str) -> str:
 
 
 def _script(text: str) -> str:
-    """A script as the browser will see it inside its element, so that it has the same hash."""
+    """A script as the browser reads it from its element, so that the hashes agree."""
     return text.replace("\r\n", "\n").replace("</script", "<\\/script")
 
 
 def _policy(scripts: Sequence[str]) -> str:
-    """Forbid every connection, and every script but these."""
+    """A content security policy without connections, and with these scripts only."""
     hashes = (hashlib.sha256(script.encode()).digest() for script in scripts)
     allowed = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in hashes)
     return (

@@ -1,5 +1,5 @@
 'use strict';
-/* The scores as rows, and what is counted over them. */
+/* The scores as rows, and statistics over them. */
 
 const DATA = JSON.parse(document.getElementById('data').textContent);
 
@@ -9,7 +9,7 @@ const SCORES = {
   directionality_excess: 'directionality (excess)',
 };
 
-/** How a column that tells repeated values once is read. */
+/** Reads a column, in which repeated values are stored once. */
 function reader(column) {
   if ('all' in column) return () => column.all;
   if (column.words) return (i) => column.words[column.codes[i]];
@@ -39,22 +39,22 @@ const GROUPS = DATA.groups.map((group, index) => {
   };
 });
 
-/** The different values, in ascending order; null is a value. */
+/** The distinct values in ascending order; null is a value. */
 function distinct(values) {
   return [...new Set(values)].sort((a, b) => a - b);
 }
 
-/** All different numbers of a column, over all groups. */
+/** All distinct numbers of a column, over all groups. */
 function everywhere(column) {
   return distinct(GROUPS.flatMap((group) => group[column])).filter((value) => value !== null);
 }
 
-/** The last of the sorted values that does not exceed the wanted one; the first if all do. */
+/** The largest of the sorted values up to the wanted one; the first if all are larger. */
 function notAfter(values, wanted) {
   return values.findLast((value) => wanted === null || value <= wanted) ?? values[0];
 }
 
-/** A group's layers, heads and details at the step and distance that are chosen. */
+/** A group's layers, heads and details at the chosen step and distance. */
 function look(group, chosen) {
   const step = notAfter(group.steps, chosen.step);
   const distance = notAfter(group.distances, chosen.distance);
@@ -67,7 +67,7 @@ function look(group, chosen) {
   };
 }
 
-/** Rows by the value of one column, in the order of their first appearance. */
+/** Rows grouped by the value of a column, in order of first appearance. */
 function grouped(rows, column) {
   const parts = new Map();
   for (const row of rows) {
@@ -77,7 +77,7 @@ function grouped(rows, column) {
   return parts;
 }
 
-/** Quantile by linear interpolation; null where there is no number. */
+/** Quantile by linear interpolation; null if there are no numbers. */
 function quantile(values, q) {
   const sorted = values.filter((value) => value !== null).sort((a, b) => a - b);
   if (!sorted.length) return null;
@@ -87,7 +87,7 @@ function quantile(values, q) {
   return sorted[below] + (place - below) * (sorted[above] - sorted[below]);
 }
 
-/** A number of that many decimals, without a negative zero, with a minus that is one. */
+/** A number with so many decimals and a proper minus sign, without a negative zero. */
 function decimals(value, count) {
   const text = value.toFixed(count);
   return Number(text) === 0 ? text.replace('-', '') : text.replace('-', '\u2212');

@@ -1,11 +1,11 @@
 'use strict';
-/* What each section of the page draws, from what is chosen. */
+/* What each section of the page draws. */
 
 const SIDE_BY_SIDE = 4;
 const PUBLISHED = {encoder: 'circle', decoder: 'circle-open'};
 const MANY_HEADS = 2000;
 
-/* Measures on request, what each is by chance, and those that have a sign. */
+/* Optional measures, their values by chance, and those with a sign. */
 const MEASURES = {
   spectral_norm: 'largest singular value σ₁',
   stable_rank: 'stable rank',
@@ -24,7 +24,7 @@ const SIGNED = new Set(['eigenvalue_positivity']);
 const MEASURED = Object.keys(MEASURES)
   .filter((name) => GROUPS.some(({rows}) => rows.some((row) => (row[name] ?? null) !== null)));
 
-/** The groups that sections with a figure for each one show. */
+/** The groups shown by sections with a figure for each. */
 function shownGroups(chosen) {
   return GROUPS.length <= SIDE_BY_SIDE ? GROUPS : [GROUPS[chosen.group]];
 }
@@ -85,7 +85,7 @@ function layerCurve(group, {layers, heads}, score) {
   return curves;
 }
 
-/* Measures that a scan adds on request. */
+/* Optional measures of a scan. */
 
 function drawMeasures(chosen) {
   const looks = GROUPS.map((group) => look(group, chosen));
@@ -163,7 +163,7 @@ function drawHeads(chosen) {
   panels(drawing('heads'), figures, (draw) => draw());
 }
 
-/** What is shown of a head under the mouse. */
+/** The text shown for a head under the pointer. */
 function headText(row) {
   const numbers = Object.keys(SCORES).map((score) => `${SCORES[score]} ${cellText(row[score], score)}`);
   return [`layer ${row.layer}, head ${row.head}`, ...numbers, `norm ${cellText(row.norm, 'norm')}`].join('<br>');
@@ -225,7 +225,7 @@ function headDots({group, heads}) {
   };
 }
 
-/** Too many heads for dots: how many of them fall into each cell. */
+/** A density, in place of too many dots. */
 function headDensity({group, heads}) {
   return {
     caption: `${group.label}: ${heads.length.toLocaleString('en')} heads`,

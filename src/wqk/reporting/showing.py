@@ -1,4 +1,4 @@
-"""One form, the coupling of heads, scores over distances, or rotary planes, of any checkpoint."""
+"""Views of a checkpoint: one form, the coupling of heads, scores by distance, or rotary planes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def show(
     key_heads: int | None = None,
     **hub: Unpack[HubOptions],
 ) -> View:
-    """Show one layer's form, one head's, the coupling of its heads, or what positions do to it.
+    """Show a layer's or a head's form, the coupling of heads, or the effect of positions.
 
     Parameters
     ----------
@@ -44,19 +44,19 @@ def show(
     head
         One head instead of the layer.
     coupling
-        How far each pair of heads are each other's transposes, instead of a form.
+        How far each pair of heads are each other's transposes.
     distances
-        Scores at these relative distances, instead of a form (rotary models).
+        Scores at these relative distances (rotary models).
     bands
-        How weight is spread over rotary planes, and how forms change with the distance: of one
+        How weight is distributed over rotary planes, and how forms change with the distance: of one
         layer's heads, or without ``layer`` of all layers.
     gamma
-        Outliers exceed the mean norm by this many standard deviations.
+        Threshold of outlying norms, in standard deviations above the mean.
 
     Returns
     -------
     View
-        ``values`` holds the numbers; ``figure()`` draws, ``save(path)`` writes the picture.
+        ``values`` holds the numbers, ``figure()`` draws them, ``save(path)`` writes the figure.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The text and numbers of a report that precede its figures, as escaped HTML."""
+"""The text and numbers of a report outside its figures, as escaped HTML."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from wqk._console import count, number
+from wqk.atlas import place, sound_models
 from wqk.scanning.rendering import left_out
 from wqk.scanning.schema import GROUP, SUMMARIZED
 from wqk.scanning.tables import ScoreTable
@@ -16,6 +17,7 @@ from wqk.scanning.tables import ScoreTable
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from wqk.atlas import Placement
     from wqk.reporting.groups import Group
 
 STATUSES = {
@@ -23,9 +25,8 @@ STATUSES = {
     "random-looking": "looks as if it had never been trained: its weights and its symmetry are "
     "those of independent random entries",
     "guessed": "was guessed from the names of tensors; its scale and positions are not known",
-    "partial": "is not all of what the model scores with",
+    "partial": "is not the model's whole attention score",
 }
-
 
 HEADINGS = (
     "model",
@@ -39,7 +40,7 @@ HEADINGS = (
 
 
 def summary_table(groups: Sequence[Group]) -> str:
-    """One line for each group: what it is, and medians and quartiles over its layers."""
+    """A table with a row for each group: what it is, medians and quartiles over its layers."""
     header = "".join(f'<th scope="col">{heading}</th>' for heading in HEADINGS)
     body = "".join(_summary_row(number, group) for number, group in enumerate(groups))
     return f"<table><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table>"
@@ -74,7 +75,7 @@ def _summary_row(number: int, group: Group) -> str:
 
 
 def _several(layers: pl.DataFrame, first: str, second: str) -> str:
-    """Values of two columns over the layers: one number, a range, or two."""
+    """The values of two columns over the layers, joined unless they are equal."""
     one, other = (_span(layers[column].drop_nulls().to_list()) for column in (first, second))
     if one == other:
         return one
@@ -89,7 +90,7 @@ def _span(values: Sequence[int]) -> str:
 
 
 def _median(summary: pl.DataFrame, score: str) -> str:
-    """``median`` and the quartiles, of a summary's first row."""
+    """Median and quartiles in the first row of a summary."""
     if not summary.height or summary[f"{score}_median"][0] is None:
         return "–"
     middle, low, high = (summary[f"{score}_{name}"][0] for name in ("median", "q25", "q75"))
@@ -97,8 +98,37 @@ def _median(summary: pl.DataFrame, score: str) -> str:
     return f"{middle} <small>{low} to {high}</small>"
 
 
+def placements(groups: Sequence[Group]) -> dict[int, Placement]:
+    """By number, each comparable group's rank among the published models."""
+    placed = {
+        number: place(ScoreTable(group.latest, group.metadata))
+        for number, group in enumerate(groups)
+    }
+    return {number: found[0] for number, found in placed.items() if found}
+
+
+def placement_list(groups: Sequence[Group], placed: dict[int, Placement]) -> str:
+    """One sentence for each group, as HTML."""
+    items = (
+        f"<li>{escape(groups[number].label)}: {escape(str(placement))}.</li>"
+        for number, placement in placed.items()
+    )
+    return f"<ul>{''.join(items)}</ul>"
+
+
+def points(placed: dict[int, Placement]) -> dict[str, Any] | None:
+    """The sound published models and the report's own, as data for the page's script."""
+    own = [
+        {"group": number, "symmetry": p.symmetry.value, "directionality": p.directionality.value}
+        for number, p in placed.items()
+        if p.symmetry and p.directionality
+    ]
+    rows = sound_models().select("name", "stack", "symmetry", "directionality").drop_nulls()
+    return {"models": rows.to_dicts(), "own": own} if own else None
+
+
 def notes(groups: Sequence[Group], tables: Sequence[ScoreTable]) -> str:
-    """The caveats of the numbers as a list; empty if all statuses are ``ok``."""
+    """Caveats as an HTML list; empty if there are none."""
     lines = [escape(line) for line in dict.fromkeys(_notes(groups, tables))]
     items = "".join(f"<li>{line}</li>" for line in lines)
     return f'<ul class="notes">{items}</ul>' if items else ""
@@ -121,24 +151,24 @@ def _notes(groups: Sequence[Group], tables: Sequence[ScoreTable]) -> Iterator[st
         if layers.height and layers["symmetry"].is_null().all():
             yield f"{group.label}: the two sides have different widths, so there is no symmetry."
         if group.rows["head"].is_null().all():
-            yield f"{group.label}: single heads are not in the table; scan with --heads for them."
+            yield f"{group.label}: the table has no rows of single heads; scan with --heads."
     for table in tables:
         for line in left_out(table):
             yield f"{line[0].upper()}{line[1:]}."
         for guess in table.metadata.get("inferred") or []:
             yield f"{', '.join(_sources(table))}: family {guess}; check with wqk verify."
         for name in table.metadata.get("unread") or []:
-            yield f"{', '.join(_sources(table))}: not read, though named like attention: {name}."
+            yield f"{', '.join(_sources(table))}: named like attention but not read: {name}."
         for note in table.metadata.get("notes") or []:
             yield f"{', '.join(_sources(table))}: {note}."
     gammas = {table.metadata.get("gamma", 2.0) for table in tables}
     if len(gammas) > 1:
         listed = ", ".join(map(str, sorted(gammas, key=str)))
-        yield f"Directionalities were made with different gammas ({listed}); do not compare them."
+        yield f"Directionality was computed with different gammas ({listed}); do not compare it."
 
 
 def _layers(numbers: Sequence[int], of: int) -> str:
-    """Which layers, as the subject of a sentence in the singular."""
+    """Some layers, as the subject of a sentence in the singular."""
     if len(numbers) == of:
         return "every layer's form"
     listed = ", ".join(map(str, numbers[:12])) + (", …" if len(numbers) > 12 else "")
@@ -167,7 +197,7 @@ def provenance(tables: Sequence[ScoreTable]) -> str:
 
 
 def _sources(table: ScoreTable) -> list[str]:
-    """Checkpoints and revisions that a table is about."""
+    """The checkpoints and revisions of a table."""
     rows = table.frame.select(GROUP[:2]).unique(maintain_order=True).iter_rows()
     return [f"{name}{f' @ {revision}' if revision else ''}" for name, revision in rows]
 

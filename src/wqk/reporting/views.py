@@ -1,4 +1,4 @@
-"""A view of one form or of one layer's heads: its values and its figure."""
+"""Views of one form, or of one layer's heads: values and a figure."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
     from wqk.families import AttentionPlan
 
 
-# Distances along which forms are followed: 0, and four for each doubling up to 4096.
+# Distances at which forms are compared: 0, and four per doubling up to 4096.
 DISTANCES = [0, *sorted({round(2 ** (k / 4)) for k in range(49)})]
 
 
 @dataclass(frozen=True)
 class View:
-    """A view of one layer.
+    """A view of a checkpoint's forms.
 
     Attributes
     ----------
     title, subtitle
-        Heading with the scores.
+        Name and scores.
     values
-        The numbers behind the figure, ready for JSON.
+        The numbers behind the figure, as JSON can hold them.
     figure
-        Draws the picture (needs matplotlib).
+        Draws the figure (needs matplotlib).
     """
 
     title: str
@@ -51,25 +51,22 @@ class View:
     figure: Callable[[], Figure]
 
     def save(self, path: Path) -> None:
-        """Write the picture; whole or not at all."""
+        """Write the figure as .png, .pdf or .svg, atomically."""
         figures.save_figure(self.figure(), path)
 
 
 def form_view(attention: Attention, name: str, head: int | None = None, gamma: float = 2.0) -> View:
-    """A layer's form, or one head's: its image, norms, and outlying rows and columns.
+    """A layer's or a head's form: image, norms, outlying rows and columns.
 
-    Raises
-    ------
-    FormError
-        There is no such head.
+    FormError if there is no such head.
     """
     if head is not None and not 0 <= head < attention.head_count:
         raise FormError(f"{name}: no head {head}; heads are 0 to {attention.head_count - 1}")
     form = attention.form if head is None else attention.head(head)
     title = name if head is None else f"{name}, head {head}"
     image = matrix_image(form, gamma=gamma)
-    scores = {
-        **({"symmetry": float(symmetry(form))} if form.is_square else {}),
+    scores = {"symmetry": float(symmetry(form))} if form.is_square else {}
+    scores |= {
         "directionality": float(directionality(form, gamma)),
         "directionality_excess": float(directionality(form, gamma, "excess")),
     }
@@ -116,31 +113,24 @@ def distance_view(
 
 
 def bands_view(attentions: Iterable[Attention], name: str, by_head: bool) -> View:
-    """How weight is spread over rotary planes, and how forms change with the distance.
+    """How weight is distributed over rotary planes, and how forms change with the distance.
 
-    Rows are layers, with planes summed and curves as medians over heads, or one layer's heads.
-
-    Raises
-    ------
-    CheckpointError
-        Positions are not rotary.
-    FormError
-        The layers have different numbers of planes.
+    Rows are one layer's heads, or layers: sums (planes) and medians (curves) over their heads.
+    CheckpointError without rotary positions; FormError if layers differ in the number of planes.
     """
     parts: list[tuple[np.ndarray, ...]] = []
     numbers: list[int] = []
     for attention in attentions:
         bands, along = rotary_bands(attention), decay(attention, DISTANCES)
-        energies, norm, cosine = bands.energies, along.norm, along.cosine
+        norm, cosine = along.norm, along.cosine
         if not by_head:
-            energies = energies.sum(axis=0, keepdims=True)
+            bands = bands._replace(energies=bands.energies.sum(axis=0, keepdims=True))
             alive = np.isfinite(norm).all(axis=1)
             norm, cosine = (_medians(curves[alive]) for curves in (norm, cosine))
-        if parts and parts[0][0].shape[1] != energies.shape[1]:
+        if parts and parts[0][0].shape[1] != bands.shares.shape[1]:
             raise FormError(f"{name}: layers differ in their rotary planes; choose a layer")
-        bands = bands._replace(energies=energies)
         parts.append((bands.shares, bands.low_share, norm, cosine))
-        numbers += range(len(energies)) if by_head else [attention.layer]
+        numbers += range(len(bands.energies)) if by_head else [attention.layer]
     shares, low, norms, cosines = map(np.concatenate, zip(*parts, strict=True))
     values = {
         "rows": "head" if by_head else "layer",
@@ -162,7 +152,7 @@ def bands_view(attentions: Iterable[Attention], name: str, by_head: bool) -> Vie
 
 
 def _medians(curves: np.ndarray) -> np.ndarray:
-    """Medians (1, N) over curves (H, N); NaN if there are none."""
+    """The median (1, N) of curves (H, N); NaN without curves."""
     if not len(curves):
         return np.full((1, curves.shape[1]), np.nan)
     return np.asarray(np.median(curves, axis=0, keepdims=True))
@@ -171,19 +161,17 @@ def _medians(curves: np.ndarray) -> np.ndarray:
 def coupling_view(attention: Attention, name: str) -> View:
     """How far each pair of a layer's heads are each other's transposes."""
     matrix = np.asarray(coupling(attention.heads))
-    # Heads whose form is zero couple to none.
-    pairs = [
-        (a, b)
-        for a, b in zip(*np.triu_indices(len(matrix), 1), strict=True)
-        if np.isfinite(matrix[a, b])
-    ]
-    title = f"{name}, coupling of heads"
+    a, b = np.triu_indices(len(matrix), 1)
+    finite = np.isfinite(matrix[a, b])  # the coupling of a head that is zero is NaN
+    a, b = a[finite], b[finite]
     subtitle = "no two heads to compare"
-    if pairs:
-        a, b = max(pairs, key=lambda pair: abs(matrix[pair]))
-        positive = np.mean([matrix[pair] > 0 for pair in pairs])
+    if len(a):
+        pairs = matrix[a, b]
+        strongest = np.argmax(np.abs(pairs))
         subtitle = (
-            f"strongest pair {a} and {b}: {matrix[a, b]:.2f}; {positive:.0%} of pairs positive"
+            f"strongest pair {a[strongest]} and {b[strongest]}: {pairs[strongest]:.2f}; "
+            f"{np.mean(pairs > 0):.0%} of pairs positive"
         )
+    title = f"{name}, coupling of heads"
     values = {"layer": attention.layer, "coupling": matrix.tolist()}
     return View(title, subtitle, values, lambda: figures.coupling(matrix, title))
