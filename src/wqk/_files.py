@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from wqk.errors import OutputError, RunError
+from wqk.errors import OutputError, RunError, WqkError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -93,6 +93,15 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def read_text(path: Path, error: type[WqkError], expected: str = "") -> str:
+    """The text of a file; this error, which ends with what was expected, if it has none."""
+    try:
+        return path.read_text("utf-8")
+    except (OSError, ValueError) as problem:
+        reason = getattr(problem, "strerror", None) or "it is not UTF-8 text"
+        raise error(f"{path}: cannot be read ({reason}){expected}") from None
 
 
 def append_lines(path: Path, *records: Mapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
 
+from wqk._files import read_text
 from wqk._typing import FilePath
 from wqk.errors import UnknownFamily
 from wqk.families.layouts import LAYOUTS, NORMS
@@ -287,12 +288,7 @@ def default_counts(model_type: str) -> Mapping[str, Any]:
 
 def load_family(path: FilePath) -> Family:
     """A family from the user's own file, in the format of the shipped ones."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise UnknownFamily(f"{path}: cannot be read ({reason})") from None
-    family = parse_family(text, os.fspath(path))
+    family = parse_family(read_text(Path(path), UnknownFamily), os.fspath(path))
     return replace(family, attention=tuple(replace(r, exact=True) for r in family.attention))
 
 

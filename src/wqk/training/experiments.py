@@ -39,7 +39,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from wqk._files import read_lines, write_whole
+from wqk._files import read_lines, read_text, write_whole
 from wqk.errors import RunError, required_by
 from wqk.runs.groups import comparable
 from wqk.runs.run import METRICS, SETTINGS, Run, checkpoints_in, open_run
@@ -51,12 +51,12 @@ from wqk.training.recipe import Recipe, differences, make_recipe
 class Trial:
     """One run of an experiment."""
 
-    cell: str  # name of its cell
-    recipe: Recipe  # its recipe, seed included
-    corpus: Path  # its token store
-    folder: Path  # the run's folder
-    goal: int  # the step at which it ends
-    threads: int | None  # number of CPU threads; None for an equal share of the cores
+    cell: str  #: Name of its cell.
+    recipe: Recipe  #: Its recipe, seed included.
+    corpus: Path  #: Its token store.
+    folder: Path  #: The run's folder.
+    goal: int  #: The step at which it ends.
+    threads: int | None  #: Number of CPU threads; None for an equal share of the cores.
 
     @property
     def step(self) -> int | None:
@@ -128,14 +128,14 @@ def read_experiments(
     ['random-1', 'paired-1', 'random-2', 'paired-2']
     """
     path = Path(path)
+    text = read_text(path, RunError)
     try:
-        content = tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise RunError(f"{path}: cannot be read ({error.strerror})") from None
+        content = tomllib.loads(text)
     except ValueError as error:
         raise RunError(f"{path}: not a TOML file ({error})") from None
     cells, shared = content.get("cell"), content.get("recipe", {})
-    if not isinstance(cells, list) or not cells or not isinstance(shared, dict):
+    tables = isinstance(cells, list) and all(isinstance(table, dict) for table in [shared, *cells])
+    if not tables or not cells:
         raise RunError(f"{path}: expected [[cell]] tables and a [recipe] table")
     trials: list[tuple[int, Trial]] = []
     for cell in cells:
@@ -164,13 +164,17 @@ def _trials(cell: Mapping[str, Any], corpora: Path, out: Path) -> list[Trial]:
     stop, threads, preset = (values.pop(key, None) for key in ("stop", "threads", "preset"))
     if Path(name).name != name:
         raise RunError(f"a cell's name must be a valid folder name; got {name!r}")
+    if "seed" in values:
+        raise RunError(f"a cell lists its seeds; got seed {values['seed']!r}")
     if len(set(map(str, seeds))) < len(seeds):
         raise RunError(f"the seeds of a cell must be distinct; got {seeds}")
+    if threads is not None and (type(threads) is not int or threads < 1):
+        raise RunError(f"threads must be 1 or more; got {threads!r}")
     trials = []
     for seed in seeds:
         recipe = make_recipe(preset or "fast", **values, seed=seed)
         goal = recipe.steps if stop is None else stop
-        if not isinstance(goal, int) or not 0 < goal <= recipe.steps:
+        if type(goal) is not int or not 0 < goal <= recipe.steps:
             raise RunError(f"stop must be one of the {recipe.steps} steps; got {stop!r}")
         trials.append(Trial(name, recipe, corpora / corpus, out / f"{name}-{seed}", goal, threads))
     return trials

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from wqk._files import read_text
 from wqk.errors import CorpusError, required_by
 
 # GLUE's own metrics; other tasks have accuracy, or, if labels are numbers, both correlations.
@@ -35,10 +36,10 @@ class Split:
 class SentenceTask:
     """A task with its data."""
 
-    name: str  # that of its folder, or of its file without the ending
+    name: str  #: That of its folder, or of its file without the ending.
     train: Split
     validation: Split
-    classes: int | None  # None if the labels are numbers to be predicted
+    classes: int | None  #: None if the labels are numbers to be predicted.
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -89,15 +90,9 @@ def read_task(path: Path) -> SentenceTask:
 
 
 def _rows(path: Path) -> list[tuple[tuple[str, ...], float]]:
-    try:
-        lines = path.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise CorpusError(
-            f"{path}: cannot be read ({reason}); expected a task's rows as JSON Lines"
-        ) from None
     rows = []
-    for number, line in enumerate(lines, start=1):
+    text = read_text(path, CorpusError, "; expected a task's rows as JSON Lines")
+    for number, line in enumerate(text.splitlines(), start=1):
         try:
             row = json.loads(line)
             names = ("sentence",) if "sentence" in row else ("sentence1", "sentence2")

@@ -163,7 +163,7 @@ def test_a_vocabulary_file_keeps_its_numbers(tmp_path: Path) -> None:
     [
         (b"[PAD]\n[MASK]\n[UNK]\n", r"lacks \[SEP\]"),
         (b"[PAD]\n[MASK]\n[UNK]\n[SEP]\na\na\n", "repeats a token"),
-        (b"\xff\xfe", "expected UTF-8"),
+        (b"\xff\xfe", "not UTF-8 text"),
         (b"", r"lacks \[PAD\]"),
     ],
     ids=repr,

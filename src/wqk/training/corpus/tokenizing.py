@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from wqk._files import read_text
 from wqk.errors import CorpusError, all_lines, required_by
 from wqk.training.corpus.writing import Chunk
 
@@ -95,12 +96,7 @@ def learn_words(
 
 def read_words(path: Path, lower: bool) -> str:
     """A WordPiece tokenizer from a ``vocab.txt`` with one token per line, numbered by line."""
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except OSError as error:
-        raise CorpusError(f"{path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise CorpusError(f"{path}: expected UTF-8 text with one token per line") from None
+    lines = read_text(path, CorpusError, "; expected one token per line").split("\n")
     pieces = [line.rstrip("\r") for line in (lines if lines[-1] else lines[:-1])]
     names = {piece: number for number, piece in enumerate(pieces)}
     if missing := [name for name in SPECIAL if name not in names]:
