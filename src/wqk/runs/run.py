@@ -44,17 +44,10 @@ METRICS_SCHEMA: dict[str, pl.DataType] = {
 
 @dataclass(frozen=True)
 class Run:
-    """One training run's directory; files are read on first access and cached.
-
-    Attributes
-    ----------
-    folder
-        The run's directory.
-    settings
-        What ``run.json`` holds: ``recipe``, ``model``, ``corpus``, ``environment``.
-    """
+    """One training run's directory; files are read on first access and cached."""
 
     folder: Path
+    #: What ``run.json`` holds: ``recipe``, ``model``, ``corpus``, ``environment``.
     settings: Mapping[str, Any] = field(repr=False)
 
     @property

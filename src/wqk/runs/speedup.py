@@ -42,28 +42,18 @@ POWER = 0.8  # at which an effect counts as detectable
 
 @dataclass(frozen=True)
 class Paired:
-    """A mean of differences, one for each seed, by Student's t.
+    """A mean of differences, one for each seed, with its 95 % interval by Student's t.
 
-    Attributes
-    ----------
-    count
-        Number of seeds.
-    mean
-        Mean of the differences.
-    low, high
-        The mean's 95 % interval; None, as are ``p`` and ``detectable``, for a single seed or if all
-        differences are equal, so that their spread is unknown.
-    p
-        Two-sided, of the hypothesis that the mean is zero.
-    detectable
-        The smallest true difference that this many seeds of this spread detect with power 80 %.
+    Interval, ``p`` and ``detectable`` are None for a single seed, or if all differences are equal,
+    so that their spread is unknown.
     """
 
-    count: int
+    count: int  #: Number of seeds.
     mean: float
     low: float | None = None
     high: float | None = None
-    p: float | None = None
+    p: float | None = None  #: Two-sided, of the hypothesis that the mean is zero.
+    #: The smallest true difference that this many seeds of this spread detect with power 80 %.
     detectable: float | None = None
 
 
@@ -99,27 +89,17 @@ def paired(differences: Sequence[float]) -> Paired:
 class SpeedUp:
     """One candidate's run against the baseline's run of the same seed.
 
-    Attributes
-    ----------
-    seed
-        Of both runs.
-    baseline_loss, loss
-        Final losses in nats per predicted token, smoothed.
-    first
-        Share of the steps saved when the loss first reaches the baseline's final loss, from −1 to
-        1; negative if the baseline ends lower.
-    lasting
-        The same for the step from which it stays there.
-    baseline_below, below
-        The step at which the run's training loss falls below the given level; None if it does not,
-        or without a level.
+    Losses are the final ones, smoothed, in nats per predicted token; ``below`` is the step at which
+    the training loss falls below the given level, None if it does not, or without a level.
     """
 
     seed: int
     baseline_loss: float
     loss: float
+    #: Share of the steps saved when the loss first reaches the baseline's final loss, from −1 to 1;
+    #: negative if the baseline ends lower.
     first: float
-    lasting: float
+    lasting: float  #: The same for the step from which it stays there.
     baseline_below: int | None = None
     below: int | None = None
 
@@ -131,25 +111,13 @@ class SpeedUp:
 
 @dataclass(frozen=True)
 class StartSpeedUp:
-    """An initialization against the baseline, over their common seeds.
+    """An initialization against the baseline, over their common seeds."""
 
-    Attributes
-    ----------
-    start
-        That of the candidate's runs, such as ``symmetric``.
-    baseline
-        That of the runs they are compared with.
-    step, steps
-        The step at which runs are compared, and the number of steps of the schedule.
-    runs
-        One for each seed.
-    """
-
-    start: str
-    baseline: str
-    step: int
-    steps: int
-    runs: tuple[SpeedUp, ...]
+    start: str  #: That of the candidate's runs, such as ``symmetric``.
+    baseline: str  #: That of the runs they are compared with.
+    step: int  #: At which the runs are compared.
+    steps: int  #: Of the schedule.
+    runs: tuple[SpeedUp, ...]  #: One for each seed.
 
     def over_seeds(self, name: Field) -> Paired:
         """Mean, interval, p and smallest detectable effect of a field."""

@@ -68,30 +68,19 @@ class LayerKey:
 class BlockDetails:
     """The data for images of one layer's form.
 
-    Attributes
-    ----------
-    key
-        Which layer it is.
-    row_norms, column_norms
-        L2 norms of all rows (d_query,) and columns (d_key,).
-    outlying_rows, outlying_columns
-        Numbers of those that exceed mean + gamma · std.
-    image
-        At most 256 × 256 pixels (height, width), each the entry of largest magnitude, in steps of
-        ``image_unit / 127`` and cut off beyond ±``image_unit``.
-    image_unit
-        Magnitude at which the image is cut off: the 99.5 % quantile of the pixels.
-    coupling
-        (H, H), see `wqk.coupling`; None if the form is not square.
+    Outlying rows and columns are those whose L2 norms exceed mean + gamma · std. The image has at
+    most 256 × 256 pixels (height, width), each the entry of largest magnitude, in steps of
+    ``image_unit / 127`` and cut off beyond ±``image_unit``.
     """
 
     key: LayerKey
     row_norms: Float[Array, " d_query"]
     column_norms: Float[Array, " d_key"]
-    outlying_rows: np.ndarray
-    outlying_columns: np.ndarray
+    outlying_rows: np.ndarray  #: Their numbers.
+    outlying_columns: np.ndarray  #: Their numbers.
     image: np.ndarray
-    image_unit: float
+    image_unit: float  #: The 99.5 % quantile of the pixels' magnitudes.
+    #: See `wqk.coupling`; None if the form is not square.
     coupling: Float[Array, "heads heads"] | None = None
 
 

@@ -27,29 +27,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainingProgress:
-    """Steps done, and the latest losses, speed and score, each None until it is known.
+    """Steps done, and the latest losses, speed and score, each None until it is known."""
 
-    Attributes
-    ----------
-    steps_done, steps
-        Updates so far, and of the whole run.
-    loss, held_out_loss
-        In nats per predicted token: of training since the previous entry, and of held-out blocks.
-    tokens_per_second
-        Between the latest two entries.
-    held_out_is_new
-        Whether the held-out loss was computed at this step.
-    symmetry
-        Median over layers of the symmetry of W_qk.
-    """
-
-    steps_done: int
-    steps: int
-    loss: float | None
-    held_out_loss: float | None
-    tokens_per_second: float | None
-    held_out_is_new: bool
-    symmetry: float | None = None
+    steps_done: int  #: Updates so far.
+    steps: int  #: Updates of the whole run.
+    loss: float | None  #: Of training since the previous entry, in nats per predicted token.
+    held_out_loss: float | None  #: In nats per predicted token.
+    tokens_per_second: float | None  #: Between the latest two entries.
+    held_out_is_new: bool  #: Whether the held-out loss was computed at this step.
+    symmetry: float | None = None  #: Median over layers of the symmetry of W_qk.
 
 
 def train(

@@ -60,22 +60,13 @@ WHERE = ("source", "row", "hash", "length")
 
 @dataclass(frozen=True)
 class CorpusProgress:
-    """Progress of a build.
+    """Progress of a build, and what this call has processed in the stage."""
 
-    Attributes
-    ----------
-    stage
-        ``reading``, ``learning``, ``tokenizing`` or ``writing``.
-    documents, characters, tokens
-        Processed by this call in this stage.
-    share
-        Completed share of the stage, from 0 to 1, earlier calls included; None if unknown.
-    """
-
-    stage: str
+    stage: str  #: ``reading``, ``learning``, ``tokenizing`` or ``writing``.
     documents: int = 0
     characters: int = 0
     tokens: int = 0
+    #: Completed share of the stage, from 0 to 1, earlier calls included; None if unknown.
     share: float | None = None
 
     def plus(self, documents: int, characters: int, tokens: int = 0) -> CorpusProgress:

@@ -57,23 +57,6 @@ class Split:
 class TokenStore:
     r"""Tokens of a corpus, on disk; opened by `TokenStore.open`. Needs no PyTorch.
 
-    Attributes
-    ----------
-    folder
-        The store's folder.
-    unit
-        The kind of token: ``words``, ``characters``, or ``tokenizer`` for a given one.
-    vocabulary_size
-        Number of ids, special ones included.
-    special
-        Ids of ``padding``, ``mask``, ``unknown`` and ``separator``, where they exist.
-    tokenizer_sha256
-        SHA-256 of ``tokenizer.json``.
-    splits
-        Counts and hashes of ``train`` and ``held_out``.
-    about
-        Source and processing of the text; not part of the fingerprint.
-
     Examples
     --------
     >>> import tempfile
@@ -91,11 +74,13 @@ class TokenStore:
     """
 
     folder: Path
-    unit: str
-    vocabulary_size: int
+    unit: str  #: The kind of token: ``words``, ``characters``, or that of a given ``tokenizer``.
+    vocabulary_size: int  #: Number of ids, special ones included.
+    #: Ids of ``padding``, ``mask``, ``unknown`` and ``separator``, where they exist.
     special: Mapping[str, int]
     tokenizer_sha256: str
-    splits: Mapping[str, Split]
+    splits: Mapping[str, Split]  #: Counts and hashes of ``train`` and ``held_out``.
+    #: Source and processing of the text; not part of the fingerprint.
     about: Mapping[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:

@@ -25,21 +25,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Consecutive documents.
+    """Consecutive documents."""
 
-    Attributes
-    ----------
-    tokens
-        Ids in one dimension, separators included.
-    lengths
-        Number of tokens of each document; they add up to all tokens.
-    characters
-        Number of characters of the documents' text.
-    """
-
-    tokens: NDArray[np.integer[Any]]
-    lengths: NDArray[np.integer[Any]]
-    characters: int = 0
+    tokens: NDArray[np.integer[Any]]  #: Ids in one dimension, separators included.
+    lengths: NDArray[np.integer[Any]]  #: Tokens of each document; they add up to all tokens.
+    characters: int = 0  #: Of the documents' text.
 
 
 def write_store(

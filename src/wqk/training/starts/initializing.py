@@ -34,22 +34,15 @@ Copies = dict[str, np.ndarray]
 class LayerScores(NamedTuple):
     """Scores of a layer's form, which includes the gains of query and key norms.
 
-    Attributes
-    ----------
-    symmetry, trace, norm
-        Of W_qk.
-    own_score
-        Expected attention logit of a token with itself, averaged over heads, if its components are
-        independent with unit variance, as after a layer norm: scale · trace / H.
-    value_norm
-        ‖W_v‖; NaN if values are not a single projection.
+    ``own_score`` is the expected attention logit of a token with itself, averaged over heads, if
+    its components are independent with unit variance, as after a layer norm: scale · trace / H.
     """
 
     symmetry: float
     trace: float
     norm: float
     own_score: float
-    value_norm: float
+    value_norm: float  #: ‖W_v‖; NaN if values are not a single projection.
 
 
 @dataclass(frozen=True)
@@ -75,18 +68,10 @@ class LayerChange:
 
 @dataclass(frozen=True, repr=False)
 class Initialization:
-    """The layers that were set, in order; printing it shows a line for each.
+    """The layers that were set, in order; printing it shows a line for each."""
 
-    Attributes
-    ----------
-    kind
-        The kind of initialization.
-    layers
-        Each with its scores before and after.
-    """
-
-    kind: str
-    layers: tuple[LayerChange, ...]
+    kind: str  #: The kind of initialization.
+    layers: tuple[LayerChange, ...]  #: Each with its scores before and after.
 
     def __repr__(self) -> str:
         head = f"{self.kind} initialization of {counted(len(self.layers), 'layer')}"
