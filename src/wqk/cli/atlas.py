@@ -93,7 +93,7 @@ def atlas(
     if table_file:
         own = read_table(table_file)
     elif scanned is not None:
-        own = _scan(scanned or _only_checkpoint(matching))
+        own = _scan(scanned, matching)
     else:
         own = None
     compared = [(row, _comparison(row, own, survey)) for row in matching.iter_rows(named=True)]
@@ -126,25 +126,23 @@ def _chosen(
     return rows.sort(key, descending=sort == "symmetry", nulls_last=True, maintain_order=True)
 
 
-def _scan(ref: str) -> ScoreTable:
-    """Scores of the layers of a checkpoint, with a bar."""
+def _scan(ref: str, matching: pl.DataFrame) -> ScoreTable:
+    """Scores of the layers of a checkpoint, by default of the one that the rows are about."""
     from wqk.checkpoints import open_checkpoint
     from wqk.cli import display
     from wqk.scanning.scan import scan
 
+    if not ref:
+        ref, *others = matching["model"].unique(maintain_order=True).to_list()
+        if others:
+            raise click.UsageError(
+                f"this name matches {', '.join([ref, *others])}; name one of them"
+            )
     with display.bar(ref, display.scan_progress) as on_progress:
         checkpoint = open_checkpoint(ref)
         table = scan(checkpoint, heads=False, on_progress=on_progress)
     display.say_traffic(checkpoint)
     return table
-
-
-def _only_checkpoint(matching: pl.DataFrame) -> str:
-    """The one Hub id that a name stands for."""
-    models = matching["model"].unique(maintain_order=True).to_list()
-    if len(models) > 1:
-        raise click.UsageError(f"this name matches {', '.join(models)}; name one of them")
-    return str(models[0])
 
 
 def _comparison(

@@ -81,7 +81,11 @@ def print_model(
 ) -> None:
     """Rows in full, their flags explained, and below each the scan that it is compared with."""
     if as_json:
-        rows = [{**row, "comparison": _as_json(comparison)} for row, comparison in compared]
+        parts = ("scan", "differences", "verdict")
+        rows = [
+            {**row, "comparison": found and {part: getattr(found, part) for part in parts}}
+            for row, found in compared
+        ]
         display.print_object({"rows": rows, "flags": _explained(rows)})
         return
     for row, comparison in compared:
@@ -91,17 +95,6 @@ def print_model(
 def _explained(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """The flags of some rows in full, for JSON."""
     return {name: flags()[name].sentence for name in marks(rows)}
-
-
-def _as_json(comparison: Comparison | None) -> dict[str, Any] | None:
-    """A comparison for JSON, without its row."""
-    if comparison is None:
-        return None
-    return {
-        "scan": comparison.scan,
-        "differences": comparison.differences,
-        "verdict": comparison.verdict,
-    }
 
 
 def _print_row(row: Mapping[str, Any], comparison: Comparison | None) -> None:

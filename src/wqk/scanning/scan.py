@@ -261,6 +261,7 @@ def scan_plans(
                     key = LayerKey(**{name: rows[0][name] for name in LAYER})
                     pictured.append(block_details(key, form, gamma, layer))
             rows = with_status(rows, plan, coordinates, block)
+            del block, form, layer  # large, and no longer needed
             if {"ceiling", "bands"} & set(measures):
                 rows = with_block_measures(rows, checkpoint, plan, coordinates, measures)
         return rows, pictured
@@ -314,7 +315,7 @@ def _metadata(
 def _reasons(plans: Sequence[AttentionPlan], coordinates: Coordinates) -> dict[str, str]:
     """Why rows are ``partial``, by stack."""
     unfolded = {
-        plan.stack: "of some layers no norm is known that feeds them, and none was folded in"
+        plan.stack: "some layers have no known norm in front of them, so that none was folded in"
         for plan in plans
         if lacks_norm(plan, coordinates)
     }
