@@ -217,7 +217,8 @@ def concerning(checkpoint: str) -> Iterator[None]:
         yield
     except (CheckpointError, HubError, UnknownFamily) as error:
         error.checkpoint = checkpoint  # outside of its files is the checkpoint that was asked for
-        if checkpoint not in str(error):
+        # A file's own name begins with that of the folder or repository.
+        if not str(error).startswith((f"{checkpoint}:", f"{checkpoint}/", f"{checkpoint} ")):
             error.args = (f"{checkpoint}: {error}",)
         raise
 

@@ -355,6 +355,15 @@ def test_a_folder_without_weights(folder, name):
         open_checkpoint(folder)
 
 
+def test_an_error_begins_with_a_name_that_its_message_also_contains(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("model").mkdir()
+    with pytest.raises(
+        CheckpointError, match=r"^model: no weights here; expected model\.safetensors"
+    ):
+        open_checkpoint("model")
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

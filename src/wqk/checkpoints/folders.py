@@ -214,7 +214,7 @@ def open_local(path: Path) -> Checkpoint:
         except OSError as error:
             raise CheckpointError(f"cannot be opened ({error.strerror})") from None
         except ValueError:  # a zero byte or a lone surrogate in the name
-            raise CheckpointError(f"{name!r}: no such file or folder") from None
+            raise CheckpointError("no such file or folder") from None
     checkpoint.name = name
     checkpoint.step = checkpoint.step if step is None else step
     return checkpoint
