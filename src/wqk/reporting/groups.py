@@ -91,14 +91,14 @@ def short_names(names: Sequence[str]) -> dict[str, str]:
     ['a/bert', 'b/bert', 'gpt', 'owner/model']
     """
     parts = {name: PurePath(name).parts or (name,) for name in names}
-    length = {name: 2 if len(p) == 2 and p[0] != "/" else 1 for name, p in parts.items()}
-    while True:
-        short = {name: "/".join(parts[name][-length[name] :]) for name in names}
-        values = list(short.values())
-        crowded = [n for n in names if values.count(short[n]) > 1 and length[n] < len(parts[n])]
-        if not crowded:
-            return {
-                name: label if values.count(label) == 1 else name for name, label in short.items()
-            }
-        for name in crowded:
-            length[name] += 1
+
+    def shorten(name: str) -> str:
+        own = parts[name]
+        is_hub_id = len(own) == 2 and own[0] != "/"
+        for length in range(2 if is_hub_id else 1, len(own) + 1):
+            suffix = own[-length:]
+            if sum(other[-length:] == suffix for other in parts.values()) == 1:
+                return "/".join(suffix)
+        return name
+
+    return {name: shorten(name) for name in names}

@@ -15,7 +15,7 @@ from wqk.scanning.schema import GROUP, SUMMARIZED
 from wqk.scanning.tables import ScoreTable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from wqk.atlas import Placement
     from wqk.reporting.groups import Group
@@ -26,6 +26,11 @@ STATUSES = {
     "those of independent random entries",
     "guessed": "was guessed from the names of tensors; its scale and positions are not known",
     "partial": "is not the model's whole attention score",
+}  # Entries of a table's metadata that are lists, and what is said of each item.
+METADATA = {
+    "inferred": "family {}; check with wqk verify",
+    "unread": "named like attention but not read: {}",
+    "notes": "{}",
 }
 
 HEADINGS = (
@@ -135,11 +140,10 @@ def notes(groups: Sequence[Group], tables: Sequence[ScoreTable]) -> str:
 
 
 def _notes(groups: Sequence[Group], tables: Sequence[ScoreTable]) -> Iterator[str]:
-    reasons = {
-        stack: reason
-        for table in reversed(tables)
-        for stack, reason in _mapping(table.metadata.get("partial")).items()
-    }
+    reasons: dict[str, str] = {}
+    for table in reversed(tables):
+        if isinstance(partial := table.metadata.get("partial"), dict):
+            reasons |= partial
     for group in groups:
         layers = group.latest.filter(pl.col("head").is_null())
         for status, meaning in STATUSES.items():
@@ -155,12 +159,9 @@ def _notes(groups: Sequence[Group], tables: Sequence[ScoreTable]) -> Iterator[st
     for table in tables:
         for line in left_out(table):
             yield f"{line[0].upper()}{line[1:]}."
-        for guess in table.metadata.get("inferred") or []:
-            yield f"{', '.join(_sources(table))}: family {guess}; check with wqk verify."
-        for name in table.metadata.get("unread") or []:
-            yield f"{', '.join(_sources(table))}: named like attention but not read: {name}."
-        for note in table.metadata.get("notes") or []:
-            yield f"{', '.join(_sources(table))}: {note}."
+        for entry, sentence in METADATA.items():
+            for value in table.metadata.get(entry) or []:
+                yield f"{', '.join(_sources(table))}: {sentence.format(value)}."
     gammas = {table.metadata.get("gamma", 2.0) for table in tables}
     if len(gammas) > 1:
         listed = ", ".join(map(str, sorted(gammas, key=str)))
@@ -173,10 +174,6 @@ def _layers(numbers: Sequence[int], of: int) -> str:
         return "every layer's form"
     listed = ", ".join(map(str, numbers[:12])) + (", …" if len(numbers) > 12 else "")
     return f"the form of {'layer' if len(numbers) == 1 else 'each of the layers'} {listed}"
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 def provenance(tables: Sequence[ScoreTable]) -> str:
