@@ -67,8 +67,8 @@ def demo_introduction() -> str:
         f"{config['hidden_size']}, {config['num_attention_heads']} heads), trained from the same "
         f"start on the same {training['tokens'] / 1e6:.1f} million characters of Wikipedia. The "
         "encoder fills in masked characters from both sides, the decoder predicts the next one "
-        f"from the left. Held-out loss {encoder:.2f} and {decoder:.2f} nats; letters by their "
-        f"frequency alone cost {training['unigram_entropy']:.2f}."
+        f"from the left. Held-out losses are {encoder:.2f} and {decoder:.2f} nats; from "
+        f"the frequencies of characters alone, {training['unigram_entropy']:.2f}."
     )
 
 

@@ -116,22 +116,22 @@ def loss_by_scale(rows: pl.DataFrame) -> Figure:
 
 def _draw(axis: Axes, rows: pl.DataFrame, quantity: str, looks: Mapping[str, Any]) -> None:
     for start, look in looks.items():
-        some = rows.filter(start=start)
-        if some.is_empty():
+        shown = rows.filter(start=start)
+        if shown.is_empty():
             continue
-        reached = some.drop_nulls(quantity).sort("factor")
+        reached = shown.drop_nulls(quantity).sort("factor")
         for seed in reached.partition_by("seed"):
             axis.plot(
                 seed["factor"], seed[quantity],
                 marker="o", color=look["color"], markersize=2.5, linewidth=0.5, alpha=0.5,
             )  # fmt: skip
-        never = some.filter(pl.col(quantity).is_null())
+        never = shown.filter(pl.col(quantity).is_null())
         axis.plot(never["factor"], never["step"], "^", color=look["color"], fillstyle="none")
         # Means over all seeds, whose factors differ in the last digits.
         means = (
             reached.group_by(pl.col("factor").log(10).round(2).alias("group"))
             .agg(pl.col("factor", quantity).mean(), pl.col("seed").n_unique())
-            .filter(seed=some["seed"].n_unique())
+            .filter(seed=shown["seed"].n_unique())
             .sort("factor")
         )
         axis.plot(means["factor"], means[quantity], label=start, **look)
@@ -146,5 +146,5 @@ def _factor(run: Run, scale: str) -> float:
     report = run.settings.get("initialization") or [{}]
     ratios = [layer.get(scale) for layer in report]
     if None in ratios:
-        raise RunError(f"{run.folder}: its start has no report of scales; train it anew")
+        raise RunError(f"{run.folder}: its start has no report of scales; train it again")
     return float(median(ratios))

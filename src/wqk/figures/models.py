@@ -199,9 +199,9 @@ def _draw_models(axis: Axes, rows: pl.DataFrame, score: str) -> list[Annotation]
 def _extremes(rows: pl.DataFrame, score: str) -> pl.DataFrame:
     """Of each stack, the models with the lowest and the highest score, and the largest."""
     chosen = [
-        pl.concat([some.sort(score)[[0, -1]], some.sort("parameters")[-1:]])
-        for some in rows.partition_by("stack")
-        if some.height >= EXTREMES
+        pl.concat([stack.sort(score)[[0, -1]], stack.sort("parameters")[-1:]])
+        for stack in rows.partition_by("stack")
+        if stack.height >= EXTREMES
     ]
     return pl.concat(chosen).unique(maintain_order=True) if chosen else rows.clear()
 

@@ -69,11 +69,11 @@ def training_results(runs: Sequence[Run]) -> list[TrainingResult]:
     encoders = [run for run in runs if run.recipe.get("mode") == "encoder" and _last(run)[0]]
     if runs and not encoders:
         raise RunError(f"table1 needs trained encoders; got {len(runs)} other runs")
-    some = cells(encoders)
+    grouped = cells(encoders)
     named: dict[tuple[str, ...], Cell] = {}
     results = []
-    for cell in some:
-        result = _result(cell, next((c for c in some if _is_baseline(c, cell)), None))
+    for cell in grouped:
+        result = _result(cell, next((c for c in grouped if _is_baseline(c, cell)), None))
         name = (result.size, result.dataset, result.initialization)
         if other := named.get(name):
             fields = dict.fromkeys([*other.shared, *cell.shared])

@@ -69,8 +69,8 @@ def medians_and_layers(curves: pl.DataFrame) -> Figure:
     figure = new_figure(PAGE, 3.8)
     axes = figure.subplots(2, 3, sharex=True, sharey="row")
     for row, score, letters in zip(axes, SCORES, ("ac", "bd"), strict=True):
-        some = curves.filter(quantity=score)
-        ends = [_draw_medians(row[0], some), *_draw_layers(row[1:], some)]
+        shown = curves.filter(quantity=score)
+        ends = [_draw_medians(row[0], shown), *_draw_layers(row[1:], shown)]
         finish_row(row, LABELS[score], ends)
         for axis, name in zip(row, letters, strict=False):
             letter(axis, name)

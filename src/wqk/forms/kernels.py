@@ -38,7 +38,7 @@ class Moments:
     exponent: Float[Array, "*stack"]
     # AᵀA and BᵀB, on the route that needs them; M / 2**exponent, if it is formed at once.
     grams: tuple[Float[Array, "... r r"], Float[Array, "... r r"]] | None = None
-    whole: Float[Array, "... d_query d_key"] | None = None
+    matrix: Float[Array, "... d_query d_key"] | None = None
     # ‖M‖²_F; tr(M M), for square forms; L2 norms of the rows and of the columns.
     square_norm: Float[Array, "*stack"]
     trace_of_square: Float[Array, "*stack"]
@@ -219,9 +219,9 @@ class Tiles(Moments):
         return tile_sums(self.query, self.key, self._xp)
 
     @cached_property
-    def whole(self) -> Float[Array, "... d_query d_key"] | None:
+    def matrix(self) -> Float[Array, "... d_query d_key"] | None:
         """M, if it is small."""
-        return self._sums.whole
+        return self._sums.matrix
 
     @cached_property
     def square_norm(self) -> Float[Array, "*stack"]:

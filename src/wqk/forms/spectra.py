@@ -187,8 +187,8 @@ def _random_factors(
 def _by_iteration(form: BilinearForm, xp: Any) -> Float[Array, "*stack"] | None:
     """σ₁ / 2**exponent; None if it did not converge for some form."""
     moments = form.moments
-    if moments.whole is not None:  # M = M Iᵀ
-        sides = [[moments.whole, xp.matrix_transpose(moments.whole)], []]
+    if moments.matrix is not None:  # M = M Iᵀ
+        sides = [[moments.matrix, xp.matrix_transpose(moments.matrix)], []]
     elif moments.grams is not None:
         sides = [[gram] for gram in moments.grams]
     else:

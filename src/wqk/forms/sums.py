@@ -77,7 +77,7 @@ class TileSums(NamedTuple):
     rows: Float[Array, "... d_query"]
     columns: Float[Array, "... d_key"]
     trace_of_square: Float[Array, "*stack"] | None
-    whole: Float[Array, "... d_query d_key"] | None
+    matrix: Float[Array, "... d_query d_key"] | None
 
 
 def tile_sums(query: Array, key: Array, xp: Any) -> TileSums:
@@ -96,11 +96,11 @@ def tile_sums(query: Array, key: Array, xp: Any) -> TileSums:
     keys = xp.matrix_transpose(key)
     # One product takes less time than the tiles of a small form.
     is_small = stack * query.shape[-2] * key.shape[-2] <= 2 * BLOCK
-    whole = xp.matmul(query, keys) if is_small else None
+    matrix = xp.matmul(query, keys) if is_small else None
 
     def tile(i: int, j: int) -> Array:
-        if whole is not None:
-            entries = whole[..., row_parts[i], column_parts[j]]
+        if matrix is not None:
+            entries = matrix[..., row_parts[i], column_parts[j]]
         else:
             entries = xp.matmul(query[..., row_parts[i], :], keys[..., column_parts[j]])
         squares = entries * entries
@@ -116,5 +116,5 @@ def tile_sums(query: Array, key: Array, xp: Any) -> TileSums:
                 weight = 1.0 if i == j else 2.0
                 trace = trace + weight * inner(entries, xp.matrix_transpose(mirror), xp)
     return TileSums(
-        xp.concat(rows, axis=-1), xp.concat(columns, axis=-1), trace if is_square else None, whole
+        xp.concat(rows, axis=-1), xp.concat(columns, axis=-1), trace if is_square else None, matrix
     )

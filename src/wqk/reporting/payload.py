@@ -36,7 +36,7 @@ MARKED = 32
 def payload(groups: Sequence[Group], details: Sequence[Details], published: Any) -> str:
     """The JSON object, safe inside a script element, without details of layers in no group."""
     columns = dict.fromkeys(name for group in groups for name in group.rows.columns)
-    whole = {
+    data = {
         "extra": [name for name in columns if name not in SCHEMA],
         "groups": [
             {
@@ -49,7 +49,7 @@ def payload(groups: Sequence[Group], details: Sequence[Details], published: Any)
         "details": _details(groups, details),
         "published": published,
     }
-    text = json.dumps(whole, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return in_script(text)
 
 
