@@ -320,12 +320,11 @@ def difference_table(table: DifferenceTable) -> Iterator[Any]:
     first = frame.row(0, named=True)
     before = {"checkpoint": first["before"], "revision": first["before_revision"]}
     yield Text.assemble("\n", (title(before), "bold"), " → ", (title(first), "bold"))
-    headings = {name: name for name in ("norm", "moved", "cosine", "symmetry", "directionality")}
-    headings["directionality_excess"] = "(excess)"
-    if frame["head"].is_not_null().any():
-        headings = {"head": "head", **headings}
-    if (frame["status"] != "ok").any():
-        headings["status"] = "status"
+    headings = {name: text for name, (text, _) in table.printed.items() if name != "layer"}
+    if frame["head"].is_null().all():
+        del headings["head"]
+    if (frame["status"] == "ok").all():
+        del headings["status"]
     unusual = conditions(frame, table.metadata, every=False)
     for rows in frame.partition_by("stack", "kind", maintain_order=True):
         row = rows.row(0, named=True)

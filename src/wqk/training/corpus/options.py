@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ ALPHABET = 124
 # Held out by default: this share, but at least this many documents if there are 8 times as many.
 HELD_OUT, FEWEST_HELD_OUT = 0.01, 16
 
+optional = partial(option, default=None)
+
 
 @dataclass(frozen=True)
 class CorpusOptions:
@@ -35,47 +38,30 @@ class CorpusOptions:
     text: str = option(
         "Tokens are word pieces, or characters.", default="words", choices=("words", "characters")
     )
-    vocabulary: str | os.PathLike[str] | int | None = option(  # noqa: RUF009
-        "vocab.txt, or how many word pieces to learn.  [default: 30522]",
-        default=None,
-        metavar="FILE|SIZE",
+    vocabulary: str | os.PathLike[str] | int | None = optional(  # noqa: RUF009
+        "vocab.txt, or how many word pieces to learn.  [default: 30522]", metavar="FILE|SIZE"
     )
-    tokenizer: str | os.PathLike[str] | None = option(  # noqa: RUF009
-        "A tokenizer.json, or the Hub model whose tokenizer to use.",
-        default=None,
-        metavar="FILE|ID",
+    tokenizer: str | os.PathLike[str] | None = optional(  # noqa: RUF009
+        "A tokenizer.json, or the Hub model whose tokenizer to use.", metavar="FILE|ID"
     )
-    characters: int | None = option(
-        "Size of the alphabet.  [default: 124]", default=None, least=1, metavar="N"
-    )
-    lower: bool | None = option(
+    characters: int | None = optional("Size of the alphabet.  [default: 124]", least=1, metavar="N")
+    lower: bool | None = optional(
         "Remove capitals and accents, or keep them.  [default: words lower, characters cased]",
-        default=None,
         flags="--lower/--cased",
     )
-    held_out: float | None = option(
-        "Held-out documents: a fraction or a number.  [default: 1 %]",
-        default=None,
-        metavar="SHARE|N",
+    held_out: float | None = optional(
+        "Held-out documents: a fraction or a number.  [default: 1 %]", metavar="SHARE|N"
     )
-    field: str | None = option(
-        "Column or field with the text.  [default: text]", default=None, metavar="NAME"
-    )
+    field: str | None = optional("Column or field with the text.  [default: text]", metavar="NAME")
     document: str = option(
         "How plain text is split into documents.",
         default="file",
         choices=("file", "paragraph", "line"),
     )
-    subset: str | None = option("Configuration of a Hub data set.", default=None, metavar="NAME")
-    split: str | None = option(
-        "Split of a Hub data set.  [default: train]", default=None, metavar="NAME"
-    )
-    max_documents: int | None = option(
-        "Stop after this many documents.", default=None, least=1, metavar="N"
-    )
-    max_characters: int | None = option(
-        "Stop after this many characters.", default=None, least=1, metavar="N"
-    )
+    subset: str | None = optional("Configuration of a Hub data set.", metavar="NAME")
+    split: str | None = optional("Split of a Hub data set.  [default: train]", metavar="NAME")
+    max_documents: int | None = optional("Stop after this many documents.", least=1, metavar="N")
+    max_characters: int | None = optional("Stop after this many characters.", least=1, metavar="N")
 
     def __post_init__(self) -> None:
         for entry in fields(self):
