@@ -15,6 +15,7 @@ from polars.testing import assert_frame_equal
 from tests.stand_in import Module
 
 import wqk
+from wqk.attention.mismatches import OtherHeadOrder
 from wqk.scanning.scan import Progress
 
 # Per-layer symmetries of BERT-base, from the published result files.
@@ -176,3 +177,26 @@ def test_a_device_that_is_not_there_is_named() -> None:
     pytest.importorskip("torch")
     with pytest.raises(wqk.errors.MissingPackage, match="'nowhere': PyTorch cannot use it"):
         wqk.scan(wqk.demo_model("encoder"), device="nowhere")
+
+
+def test_sides_of_unequal_widths_have_every_score_but_symmetry() -> None:
+    random = np.random.default_rng(0)
+    at = "layers.0.cross_attn"
+    query, key = random.standard_normal((16, 16)), random.standard_normal((16, 8))
+    tensors = {f"{at}.q_proj.weight": query, f"{at}.k_proj.weight": key}
+    frame = wqk.scan(tensors, heads_per_layer=4).frame
+    assert frame["symmetry"].null_count() == len(frame) == 5
+    assert set(zip(frame["d_query"], frame["d_key"], strict=True)) == {(16, 8)}
+    dense = [query[4 * h : 4 * h + 4].T @ key[4 * h : 4 * h + 4] for h in range(4)]
+    for form, row in zip([sum(dense), *dense], frame.iter_rows(named=True), strict=True):
+        assert row["norm"] == pytest.approx(np.linalg.norm(form))
+        rows, columns = np.linalg.norm(form, axis=1), np.linalg.norm(form, axis=0)
+        tails = [n[n > n.mean() + 2 * n.std(ddof=1)].sum() for n in (rows, columns)]
+        expected = (tails[0] - tails[1]) / (sum(tails) or 1)
+        assert row["directionality"] == pytest.approx(expected)
+    turned = {
+        name: weight.reshape(4, 4, -1)[::-1].reshape(16, -1) for name, weight in tensors.items()
+    }
+    config = {"num_attention_heads": 4}
+    (block,) = wqk.same(Module(tensors, config), Module(turned, config)).blocks
+    assert block.mismatches == (OtherHeadOrder((3, 2, 1, 0)),)

@@ -187,12 +187,15 @@ class Match(NamedTuple):
 def _match(a: Scoring, b: Scoring) -> Match | None:
     """The pair of b's heads most like each of a's heads at distance 0, by random probes."""
     random = np.random.default_rng(0)
-    left, right = random.standard_normal((2, PROBES, a.query.shape[-1]))
+    left, right = (random.standard_normal((PROBES, w.shape[-1])) for w in (a.query, a.key))
     ours = _probed(a.heads().query @ left.T, a.heads().key @ right.T)
     straight = _probed((b.query @ left.T)[:, None], (b.key @ right.T)[None])
-    flipped = _probed((b.query @ right.T)[:, None], (b.key @ left.T)[None]).swapaxes(-1, -2)
+    candidates = [(False, straight)]
+    if left.shape == right.shape:
+        flipped = _probed((b.query @ right.T)[:, None], (b.key @ left.T)[None])
+        candidates.append((True, flipped.swapaxes(-1, -2)))
     heads = np.arange(len(a.query))
-    for is_flipped, theirs in ((False, straight), (True, flipped)):
+    for is_flipped, theirs in candidates:
         cosines = np.abs(np.einsum("hij,qkij->hqk", ours, theirs))
         # Pruned heads, whose scores are zero, are alike.
         silent, theirs_silent = ((some == 0).all(axis=(-2, -1)) for some in (ours, theirs))

@@ -111,10 +111,10 @@ def checkpoint_columns(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def _scores(form: BilinearForm, gamma: float, measures: Collection[str]) -> dict[str, Any]:
     """Every score of a form or a stack; symmetry only if both sides are the same space."""
-    square = {"symmetry": symmetry(form), "symmetry_null": symmetry_null(form)}
+    square = {"symmetry": symmetry, "symmetry_null": symmetry_null} if form.is_square else {}
     return {
         "norm": form.norm,
-        **(square if form.is_square else {}),
+        **{name: score(form) for name, score in square.items()},
         "directionality": directionality(form, gamma, "norm"),
         "directionality_excess": directionality(form, gamma, "excess"),
         **form_measures(form, measures),
