@@ -86,6 +86,7 @@ def with_dropout(tiny: Any, **overrides: Any) -> Recipe:
 def whole(corpus: TokenStore, tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run that nothing has interrupted."""
     folder = tmp_path_factory.mktemp("whole") / "run"
+    torch.set_num_threads(1)  # as every test does, but this comes before the first
     return train(with_dropout(tiny), corpus.folder, folder)
 
 
