@@ -7,11 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from tests.stand_in import Module
 
 import wqk
 from wqk.attention import attention_plans
 from wqk.checkpoints import open_checkpoint
+from wqk.errors import CheckpointError
 
 D, HEADS, KEY_HEADS, WIDTH = 12, 4, 2, 3
 
@@ -155,3 +157,21 @@ def test_a_guessed_family_gives_a_real_models_own_attention(shared: Path, tmp_pa
     columns = ["layer", "head", "norm", "symmetry", "directionality"]
     guessed, proven = (wqk.scan(ref).frame.select(columns) for ref in (source, tmp_path))
     assert guessed.equals(proven)
+
+
+def test_pytorch_s_own_decoder_has_cross_attention() -> None:
+    model = torch.nn.Transformer(D, 4, 2, 2, 32, batch_first=True)
+    plans = attention_plans(open_checkpoint(model), heads_per_layer=4)
+    told = {(plan.stack, plan.kind) for plan in plans}
+    assert told == {("encoder", "self"), ("decoder", "self"), ("decoder", "cross")}
+
+
+def test_layers_whose_weights_are_in_another_form_are_not_left_out() -> None:
+    tensors = {f"layers.{n}.attn.{r}_proj.weight": draw(D, D) for n in range(2) for r in "qk"}
+    for form in ("qweight", "weight_packed", "base_layer.weight"):
+        names = {
+            name: name.replace("1.attn.q_proj.weight", f"1.attn.q_proj.{form}") for name in tensors
+        }
+        mixed = {names[name]: weight for name, weight in tensors.items()}
+        with pytest.raises(CheckpointError, match=rf"incomplete, 'layers.1.attn.q_proj.{form}'"):
+            wqk.scan(mixed, heads_per_layer=3)

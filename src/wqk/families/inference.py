@@ -167,8 +167,11 @@ def _role(
 ) -> tuple[str, str]:
     """Stack and kind of attention, from the words of a name."""
     words = candidate.query.lower().split(".")
-    # Diffusers' second attention of a block is that to the text.
-    second = "attn2" in words and any(".attn1." in other.query for other in others)
+    # The second attention of a block, in diffusers and in PyTorch's own decoder.
+    second = any(
+        name in words and any(f".{first}." in other.query for other in others)
+        for first, name in (("attn1", "attn2"), ("self_attn", "multihead_attn"))
+    )
     crosses = second or any(word.startswith(CROSS) for word in words)
     kind = "cross" if crosses or candidate.shape[1] != candidate.key_shape[1] else "self"
     for stack, names in STACKS.items():

@@ -103,6 +103,8 @@ def find_layers(
         found = []
         own = (match for match in matches if match["prefix"] == prefix)
         indices = sorted(tuple(int(n) for n in match.groups()[1:]) for match in own)
+        if not rule.every_layer:  # else the gap is noticed
+            _require_plain_weights(tensors, prefix, query, indices)
         for number, index in enumerate(indices):
             stems = [prefix + _fill(spelling, index) for spelling in (query, key)]
             names = [weight_name(stem) for stem in stems]
@@ -115,6 +117,22 @@ def find_layers(
             found.append(Match(tensors, index, names[0], names[1], prefix))
         return found
     return []
+
+
+def _require_plain_weights(
+    tensors: Mapping[str, TensorInfo],
+    prefix: str,
+    spelling: str,
+    indices: list[tuple[int, ...]],
+) -> None:
+    """Check that no layer has its queries in another form, as quantized ones beside plain ones."""
+    within = re.compile(rf"{re.escape(prefix)}{_numbered(spelling)}\.(?!bias$).+")
+    for match in filter(None, map(within.fullmatch, tensors)):
+        if tuple(map(int, match.groups())) not in indices:
+            raise CheckpointError(
+                f"incomplete, {match[0]!r} stands for the weight of some layers: quantized "
+                "or adapted weights cannot be scored; dequantize or merge them first"
+            )
 
 
 def _is_recurrent(module: str, tensors: Mapping[str, TensorInfo]) -> bool:
@@ -146,10 +164,15 @@ def _matches(
     tensors: Mapping[str, TensorInfo], spelling: str, prefix: str | None
 ) -> list[re.Match[str]]:
     """The full names of weights of this spelling, under the given prefix or under any."""
-    body = re.sub(r"\\\{\w+\\\}", r"([0-9]{1,9})", re.escape(weight_name(spelling)))
+    body = _numbered(weight_name(spelling))
     before = r"(?:.+\.)?" if prefix is None else re.escape(prefix)
     pattern = re.compile(rf"(?P<prefix>{before}){body}")
     return [match for match in map(pattern.fullmatch, tensors) if match]
+
+
+def _numbered(spelling: str) -> str:
+    """A pattern of the names with this spelling, with a group for each number."""
+    return re.sub(r"\\\{\w+\\\}", r"([0-9]{1,9})", re.escape(spelling))
 
 
 def _fill(spelling: str, index: tuple[int, ...]) -> str:
