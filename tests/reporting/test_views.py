@@ -299,3 +299,16 @@ def test_diff_prints_layers_and_heads() -> None:
     told = json.loads(run("diff", ENCODER, ENCODER, "--heads", "--json").stdout)
     assert len(told["rows"]) == 20
     assert {row["moved"] for row in told["rows"]} == {0.0}
+
+
+def test_titles_tell_the_attentions_of_a_model_apart() -> None:
+    random = np.random.default_rng(0)
+    kinds = (
+        "encoder.layers.0.self_attn",
+        "decoder.layers.0.self_attn",
+        "decoder.layers.0.cross_attn",
+    )
+    tensors = {f"{k}.{s}_proj.weight": random.standard_normal((8, 8)) for k in kinds for s in "qk"}
+    shown = [("encoder", "self"), ("decoder", "self"), ("decoder", "cross")]
+    titles = [wqk.show(tensors, 0, stack=s, kind=k, heads_per_layer=2).title for s, k in shown]
+    assert titles == [f"state dict, {stack} {kind}, layer 0" for stack, kind in shown]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import random
+import shutil
 import sys
 import threading
 import time
@@ -274,3 +275,11 @@ def test_other_forms_say_so_wherever_they_are_shown(tmp_path):
 def test_what_a_form_leaves_out_is_said_under_it():
     assert "not in the form: biases" in repr(wqk.scan(ENCODER))
     assert "biases" not in repr(wqk.scan(ENCODER, bias=True)).split("not in the form")[-1][:60]
+
+
+def test_a_checkpoint_without_a_step_has_none_in_the_overview(tmp_path):
+    step = tmp_path / "checkpoint-7"
+    shutil.copytree(ENCODER, step)
+    lines = repr(wqk.scan([step, ENCODER], heads=False)).splitlines()
+    assert any(" 7 " in line for line in lines)
+    assert not any("None" in line for line in lines)

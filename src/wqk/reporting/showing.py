@@ -90,7 +90,9 @@ def show(
         attentions = (load_attention(checkpoint, p) for p in chosen)
         return bands_view(attentions, Path(checkpoint.name).name, by_head=False)
     plan = attention_plan(checkpoint, plans, layer, stack, kind)
-    name = f"{Path(checkpoint.name).name}, layer {plan.layer}"
+    several = len({(p.stack, p.kind) for p in plans}) > 1
+    which = f"{plan.stack} {plan.kind}, " if several else ""
+    name = f"{Path(checkpoint.name).name}, {which}layer {plan.layer}"
     if distances is not None:
         return distance_view(checkpoint, plan, name, distances, gamma)
     attention = load_attention(checkpoint, plan)

@@ -286,7 +286,7 @@ def overview(table: ScoreTable) -> Iterator[Any]:
     for column in lines.columns[1:]:
         column.no_wrap = True
     for row in rows.head(MOST_LINES).iter_rows(named=True):
-        step = [str(row["step"])] if steps else []
+        step = ["–" if row["step"] is None else str(row["step"])] if steps else []
         medians = (number(row[f"{score}_median"]) for score in SUMMARIZED)
         lines.add_row(title(row), *step, f"{row['stack']} {row['kind']}", *medians)
     conditional = conditions(table.frame, table.metadata, every=False)
