@@ -55,7 +55,7 @@ def test_bert_bases_symmetry_is_split_as_known(shared: Path) -> None:
     table = wqk.scan(shared / "checkpoints" / "bert-base-uncased", heads=False)
     np.testing.assert_allclose(within_and_between(table), BERT_BASE, atol=0.006)
     layers = table.layers.frame
-    # Where heads are clearly more, and less, symmetric than the same dimensions dealt at random.
+    # Where heads are clearly more, and less, symmetric than the same dimensions assigned at random.
     beyond_chance = layers["symmetry_within_heads"] - layers["symmetry_within_random"]
     assert {n for n, margin in enumerate(beyond_chance) if margin > 0.02} == {0, 1, 3, 4, 9, 10}
     assert beyond_chance[7] < -0.02

@@ -38,8 +38,8 @@ MOST_CELLS = 10_000
 # What headings and statuses mean, for those that are shown.
 LEGEND = {
     "null": "null: symmetry left when the signs of rows are random",
-    "in heads": "in heads: the part of symmetry within single heads; (dealt): the same if the rank "
-    "dimensions were dealt to heads at random",
+    "in heads": "in heads: the part of symmetry within single heads; (random): the same if the rank "
+    "dimensions were assigned to heads at random",
     "(excess)": "(excess): sums norm − threshold, the rule of the published tables",
     "window": "window: tokens that local attention reaches",
     "degenerate": "degenerate: the form is zero",
@@ -167,7 +167,7 @@ def _columns(layers: pl.DataFrame, extras: Sequence[str]) -> list[Column]:
             columns.append(("null", plain("symmetry_null")))
         if "terms" in extras:
             columns.append(("in heads", plain("symmetry_within_heads")))
-            columns.append(("(dealt)", plain("symmetry_within_random")))
+            columns.append(("(random)", plain("symmetry_within_random")))
     columns += [("directionality", plain("directionality")), *as_bar("directionality")]
     columns.append(("(excess)", plain("directionality_excess")))
     if (layers["status"] != "ok").any():

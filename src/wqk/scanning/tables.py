@@ -30,7 +30,7 @@ _PRINTED = {
     "symmetry": ("symmetry", "$s$"),
     "symmetry_null": ("null", "$s_0$"),
     "symmetry_within_heads": ("in heads", "$s$ in heads"),
-    "symmetry_within_random": ("(dealt)", "(dealt)"),
+    "symmetry_within_random": ("(random)", "(random)"),
     "directionality": ("directionality", "$d$"),
     "directionality_excess": ("(excess)", "$d$ (excess)"),
     "norm": ("norm", r"$\lVert W_{qk} \rVert$"),
