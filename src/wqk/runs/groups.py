@@ -29,7 +29,7 @@ MODE = ("mode", "objective")
 START = ("init", "init_norm", "init_values", "penalty", "penalty_weight")
 
 # Fields that titles omit: shown elsewhere, or without effect on the numbers.
-UNTOLD = {
+UNNAMED = {
     "mode", "corpus", "fingerprint", *START,
     "log_every", "held_out_every", "held_out_blocks", "score_every",
 }  # fmt: skip
@@ -235,8 +235,8 @@ def _titles(some: Sequence[Cell]) -> list[str]:
             words.append(str(cell.shared["fingerprint"])[:8])
         if len({other.start for other in others}) > 1:
             words.append(cell.start)
-        told = [name for name in cell.shared if name in varying - UNTOLD]
-        words += [f"{name.replace('_', ' ')} {cell.shared[name]}" for name in told]
+        named = [name for name in cell.shared if name in varying - UNNAMED]
+        words += [f"{name.replace('_', ' ')} {cell.shared[name]}" for name in named]
         titles.append(", ".join(words))
     return titles
 

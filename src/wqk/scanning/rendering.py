@@ -38,8 +38,8 @@ MOST_CELLS = 10_000
 # What headings and statuses mean, for those that are shown.
 LEGEND = {
     "null": "null: symmetry left when the signs of rows are random",
-    "in heads": "in heads: the part of symmetry within single heads; (random): the same if the rank "
-    "dimensions were assigned to heads at random",
+    "in heads": "in heads: the part of symmetry within single heads; (random): the same if the "
+    "rank dimensions were assigned to heads at random",
     "(excess)": "(excess): sums norm − threshold, the rule of the published tables",
     "window": "window: tokens that local attention reaches",
     "degenerate": "degenerate: the form is zero",

@@ -115,7 +115,7 @@ def _run_all(
     """
     import torch
 
-    given, failures, told = [], [], []
+    given, failures, reasons = [], [], []
     for prefix, part in _models(model):
         own = [record for tensor, record in blocks if tensor.startswith(prefix)]
         if not own or any(own):
@@ -131,10 +131,10 @@ def _run_all(
             given.append(inputs)
         except Exception as error:  # the model's own code may fail in any way
             failures.append(error)
-            told.append(f"{prefix.rstrip('.') or type(model).__name__}: {first_line(error)}")
+            reasons.append(f"{prefix.rstrip('.') or type(model).__name__}: {first_line(error)}")
     if failures and not any(record for _, record in blocks):
         raise failures[0]
-    return given, told
+    return given, reasons
 
 
 def _models(model: Any) -> Iterator[tuple[str, Any]]:

@@ -71,14 +71,14 @@ class SurveyFolder:
         about = {"key": job.key, "checkpoint": job.name, "revision": job.revision}
         seconds = round(outcome.seconds, 3)
         if outcome.table is None:
-            told = {"error": outcome.error, "reason": outcome.reason, "seconds": seconds}
-            told |= {"trace": outcome.trace} if outcome.trace else {}
-            self.note({"event": "failed", **about, **told})
+            result = {"error": outcome.error, "reason": outcome.reason, "seconds": seconds}
+            result |= {"trace": outcome.trace} if outcome.trace else {}
+            self.note({"event": "failed", **about, **result})
             return
         outcome.table.write(self.part(job.key))
-        told = {"step": job.step, "rows": len(outcome.table), "bytes": outcome.bytes_read}
-        told |= {"seconds": seconds, "weights": outcome.weights, "files": outcome.files}
-        self.note({"event": "done", **about, **told})
+        result = {"step": job.step, "rows": len(outcome.table), "bytes": outcome.bytes_read}
+        result |= {"seconds": seconds, "weights": outcome.weights, "files": outcome.files}
+        self.note({"event": "done", **about, **result})
 
     def part(self, key: str) -> Path:
         """The file with a job's table."""
