@@ -96,8 +96,8 @@ def test_a_model_is_as_large_as_its_recipe_and_vocabulary(tiny: Any) -> None:
 @pytest.mark.parametrize(
     ("mode", "config", "message"),
     [
-        ("encoder", {"model_type": "llama", "hidden_size": 32}, "no encoder of type llama"),
-        ("decoder", {"model_type": "vit"}, "no decoder of type vit"),
+        ("encoder", {"model_type": "llama", "hidden_size": 32}, "the encoder of type llama"),
+        ("decoder", {"model_type": "vit"}, "the decoder of type vit"),
         ("decoder", {"model_type": "nonsense"}, "must be known to transformers; got 'nonsense'"),
         ("decoder", {"hidden_size": 32}, "must be known to transformers; got None"),
         ("decoder", {"model_type": "gpt2", "n_positions": 8}, "the configuration has 8"),

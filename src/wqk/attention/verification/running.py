@@ -23,7 +23,14 @@ from wqk.attention.verification.recording import (
     require_records,
 )
 from wqk.checkpoints import open_checkpoint
-from wqk.errors import CheckpointError, UnknownFamily, WqkError, first_line, required_by
+from wqk.errors import (
+    CheckpointError,
+    MissingPackage,
+    UnknownFamily,
+    WqkError,
+    first_line,
+    required_by,
+)
 from wqk.families import find_family, load_family
 
 if TYPE_CHECKING:
@@ -215,7 +222,7 @@ def _load_model(
             f"{checkpoint.name}: the installed transformers has no code for model type "
             f"{model_type!r}, so its attention cannot be run and compared"
         )
-    source = {"pretrained_model_name_or_path": ref, "trust_remote_code": False, **hub}
+    source = {"pretrained_model_name_or_path": ref, **hub}
     if adapter:
         source |= {"pretrained_model_name_or_path": adapter.base, "revision": adapter.revision}
         source.pop("subfolder", None)
@@ -224,13 +231,17 @@ def _load_model(
             f"{checkpoint.name}: verify runs models as transformers loads them, and there is no "
             "config.json"
         )
-    config = CONFIG_MAPPING[code].from_pretrained(**source)
+    config = CONFIG_MAPPING[code].from_pretrained(**source, trust_remote_code=False)
     config._experts_implementation = "eager"  # the fused kernels know no float64
     # An adapter names the modules of the model with its head.
     with_head = family.runs_with_head or adapter
     named = (config.architectures or [""])[0] if with_head else ""
     model = getattr(transformers, named, AutoModel).from_pretrained(
-        **source, config=config, dtype=torch.float64, attn_implementation="eager"
+        **source,
+        config=config,
+        dtype=torch.float64,
+        attn_implementation="eager",
+        trust_remote_code=False,
     )
     return (_merged(model, ref, hub) if adapter else model).eval()
 
@@ -240,7 +251,7 @@ def _merged(model: Any, adapter: Any, hub: Mapping[str, Any]) -> Any:
     try:
         import peft
     except ImportError:
-        raise CheckpointError(
-            f"{adapter}: verify runs an adapter with PEFT, which is not installed; pip install peft"
+        raise MissingPackage(
+            f"{adapter}: verify runs an adapter with PEFT: pip install peft", package="peft"
         ) from None
     return peft.PeftModel.from_pretrained(model, adapter, **hub).merge_and_unload()
