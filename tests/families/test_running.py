@@ -70,7 +70,7 @@ def test_an_adapter_is_run_on_its_base_model(
     assert verification.ok
     assert verification.difference < 1e-12
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(CheckpointError, match=r"adapter: .* PEFT, which is not installed"):
+    with pytest.raises(MissingPackage, match=r"adapter: .* PEFT: pip install peft"):
         verify(tmp_path / "adapter")
 
 
