@@ -116,7 +116,7 @@ def test_scans_in_threads_are_the_same_and_leave_blas_as_it_was(monkeypatch):
     assert all(frame.equals(alone) for frame in frames)
     assert blas_threads() == before
     # Small and large blocks at a time, the latter alone with every thread.
-    monkeypatch.setattr("wqk.scanning.cores.SPARE_MEMORY", 0)
+    monkeypatch.setattr("wqk.scanning.memory.SPARE_MEMORY", 0)
     with ThreadPoolExecutor(4) as pool:
         frames = [table.frame for table in pool.map(wqk.scan, [DECODER] * 4)]
     assert all(frame.equals(frames[0]) for frame in frames)

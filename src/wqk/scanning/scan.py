@@ -17,23 +17,16 @@ from wqk.attention import attention_plans, unread_attention
 from wqk.attention.coordinates import PLAIN, Block, Coordinates, lacks_norm, left_out, read_block
 from wqk.checkpoints import open_checkpoint, steps_of
 from wqk.checkpoints.options import check_options
-from wqk.errors import CheckpointError, MissingPackage, concerning, first_line
-from wqk.forms import BilinearForm
-from wqk.scanning.cores import (
-    all_blas_threads,
-    blocks_that_fit,
-    is_confined,
-    one_blas_thread,
-    plan_bytes,
-    usable_cores,
-    wanted_parts,
-)
+from wqk.errors import CheckpointError, concerning
+from wqk.scanning.cores import all_blas_threads, is_confined, one_blas_thread, usable_cores
 from wqk.scanning.details import BlockDetails, Details, LayerKey, block_details
+from wqk.scanning.device import mover
 from wqk.scanning.measures import (
     check_measures,
     measure_metadata,
     with_block_measures,
 )
+from wqk.scanning.memory import blocks_that_fit, plan_bytes, wanted_parts
 from wqk.scanning.rows import block_columns, checkpoint_columns, score_heads, with_status
 from wqk.scanning.schema import LAYER
 from wqk.scanning.tables import ScoreTable, join
@@ -164,30 +157,6 @@ def scan(
             )
 
     return join([scan_one(one) for one in _single_refs(ref)])
-
-
-def mover(device: str) -> Callable[[BilinearForm], BilinearForm]:
-    """A function that moves a form to a device, such as ``"cuda"``.
-
-    Raises `MissingPackage` if PyTorch is not installed, or cannot use the device.
-    """
-    try:
-        import torch
-    except ImportError:
-        raise MissingPackage(
-            "a device needs PyTorch: pip install 'wqk[train]'", package="torch", extra="train"
-        ) from None
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise MissingPackage(
-            f"device {device!r}: PyTorch cannot use it here ({first_line(error)})", package="torch"
-        ) from None
-
-    def move(form: BilinearForm) -> BilinearForm:
-        return BilinearForm(*(torch.tensor(f, device=device) for f in (form.query, form.key)))
-
-    return move
 
 
 def chosen_layers(

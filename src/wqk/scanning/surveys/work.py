@@ -15,7 +15,8 @@ from wqk._version import __version__
 from wqk.attention import attention_plans
 from wqk.checkpoints import Checkpoint, open_checkpoint
 from wqk.errors import CheckpointError, RunError, WqkError, all_lines
-from wqk.scanning.cores import one_blas_thread, plan_bytes
+from wqk.scanning.cores import one_blas_thread
+from wqk.scanning.memory import plan_bytes
 from wqk.scanning.scan import scan
 
 if TYPE_CHECKING:

@@ -1,0 +1,32 @@
+"""Forms on a PyTorch device, such as a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from wqk.errors import MissingPackage, first_line
+from wqk.forms import BilinearForm
+
+
+def mover(device: str) -> Callable[[BilinearForm], BilinearForm]:
+    """A function that moves a form to a device, such as ``"cuda"``.
+
+    Raises `MissingPackage` if PyTorch is not installed, or cannot use the device.
+    """
+    try:
+        import torch
+    except ImportError:
+        raise MissingPackage(
+            "a device needs PyTorch: pip install 'wqk[train]'", package="torch", extra="train"
+        ) from None
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise MissingPackage(
+            f"device {device!r}: PyTorch cannot use it here ({first_line(error)})", package="torch"
+        ) from None
+
+    def move(form: BilinearForm) -> BilinearForm:
+        return BilinearForm(*(torch.tensor(f, device=device) for f in (form.query, form.key)))
+
+    return move
