@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import re
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -149,12 +150,12 @@ def cleaning(console: Console) -> Console:
     return console
 
 
-class Shown:
+class Shown(ABC):
     """Base of objects that the command, a prompt and a notebook show alike."""
 
+    @abstractmethod
     def _shown(self, width: int) -> Iterable[Any]:
         """Renderables for lines of this width."""
-        raise NotImplementedError
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for renderable in self._shown(options.max_width):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+from copy import copy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -96,10 +97,10 @@ def read_adapter(folder: Folder) -> Adapter | None:
 class AdaptedCheckpoint(Checkpoint):
     """A base model with an adapter, named after the adapter.
 
-    What the adapter adds is rounded to the type that its base is read in, unless it is ``exact``.
+    What the adapter adds is rounded to the type that its base is read in.
     """
 
-    exact = False
+    _rounded = True
 
     def __init__(self, base: Checkpoint, adapter: Adapter) -> None:
         self.name, self.config = adapter.tensors.name, base.config
@@ -154,7 +155,14 @@ class AdaptedCheckpoint(Checkpoint):
         rows = np.concatenate([whole[0][start:stop] for start, stop in ranges])
         product = rows.astype(np.float64) @ whole[1].astype(np.float64)
         adapted = array + update.scale * product
-        return adapted if self.exact else adapted.astype(array.dtype)
+        return adapted.astype(array.dtype) if self._rounded else adapted
+
+
+def unrounded(checkpoint: AdaptedCheckpoint) -> AdaptedCheckpoint:
+    """The same checkpoint, its adapted weights in float64 as PEFT merges them in float64."""
+    other = copy(checkpoint)
+    other._rounded = False
+    return other
 
 
 def _updates(base: Checkpoint, adapter: Adapter) -> tuple[dict[str, Update], dict[str, str]]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wqk.attention.coordinates import Block, Coordinates, lacks_norm
+from wqk.forms.kernels import on_host
 from wqk.forms.randomness import looks_random
 from wqk.forms.scores import directionality, head_terms, symmetry, symmetry_null
 from wqk.scanning.measures import form_measures
@@ -45,8 +46,7 @@ def score_heads(
     if not heads:
         return [row]
     columns = {
-        name: np.ravel(values.cpu() if hasattr(values, "cpu") else values)
-        for name, values in _scores(stack, gamma, measures).items()
+        name: np.ravel(on_host(values)) for name, values in _scores(stack, gamma, measures).items()
     }
     _, sharing = stack.stack
     return [row] + [

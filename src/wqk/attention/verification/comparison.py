@@ -27,7 +27,7 @@ from wqk.attention.verification.products import form_difference
 from wqk.attention.verification.recomputation import holds_whole_score, recomputed
 from wqk.attention.verification.running import run
 from wqk.checkpoints import Checkpoint, open_checkpoint, steps_of
-from wqk.checkpoints.adapters import AdaptedCheckpoint
+from wqk.checkpoints.adapters import AdaptedCheckpoint, unrounded
 from wqk.checkpoints.options import check_options
 
 if TYPE_CHECKING:
@@ -234,7 +234,7 @@ def verify(
     stored = open_checkpoint(ref, **hub)
     adapter = None
     if isinstance(stored, AdaptedCheckpoint):
-        adapter, stored.exact = stored.adapter, True
+        adapter, stored = stored.adapter, unrounded(stored)
     checkpoint = _InDoublePrecision(stored)
     plans = attention_plans(checkpoint, family)
     given: dict[str, Any] = {"text": text, "tokens": tokens, "length": length, "seed": seed, **hub}

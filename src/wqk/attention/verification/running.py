@@ -246,12 +246,12 @@ def _load_model(
     return (_merged(model, ref, hub) if adapter else model).eval()
 
 
-def _merged(model: Any, adapter: Any, hub: Mapping[str, Any]) -> Any:
+def _merged(model: Any, ref: Any, hub: Mapping[str, Any]) -> Any:
     """The model with an adapter's products in its weights."""
     try:
         import peft
     except ImportError:
         raise MissingPackage(
-            f"{adapter}: verify runs an adapter with PEFT: pip install peft", package="peft"
+            f"{ref}: verify runs an adapter with PEFT: pip install peft", package="peft"
         ) from None
-    return peft.PeftModel.from_pretrained(model, adapter, **hub).merge_and_unload()
+    return peft.PeftModel.from_pretrained(model, ref, **hub).merge_and_unload()
