@@ -101,10 +101,10 @@ def test_resuming_needs_no_more_than_the_folder(where: list[str], tmp_path: Path
     ("arguments", "message"),
     [
         (["--heads", "3", "--width", "16"], "divisible by the number of heads"),
-        (["--steps", "0"], "steps must be at least 1, got --steps 0"),
+        (["--steps", "0"], "--steps 0 must be at least 1"),
         (["--steps", "many"], "Invalid value for '--steps'"),
         (["--penalty", "symmetric"], "a kind and a weight such as symmetric=0.1"),
-        (["--penalty", "round=1"], "penalty must be one of none, symmetric, skew"),
+        (["--penalty", "round=1"], "--penalty 'round' must be one of none, symmetric, skew"),
         (["--mode", "decoder", "--objective", "masked"], "an encoder's objective must be masked"),
         (["--preset", "slow"], "Invalid value for '--preset'"),
         (["--config", __file__], "contains no JSON object"),

@@ -38,12 +38,12 @@ def checked(entry: Field[Any], value: Any, error: Callable[[str], Exception]) ->
     if type(value) is not TYPES.get(wanted, type(value)) or (
         wanted.startswith("Mapping") and not isinstance(value, Mapping)
     ):
-        raise error(f"{name} must be of type {wanted}, got {name}={value!r}")
+        raise error(f"{name}={value!r} must be of type {wanted}")
     for bound, (phrase, holds) in _BOUNDS.items():
         if bound in entry.metadata and not holds(value, entry.metadata[bound]):
             shown = entry.metadata[bound]
             listed = ", ".join(shown) if isinstance(shown, tuple) else shown
-            raise error(f"{name} must be {phrase} {listed}, got {name}={value!r}")
+            raise error(f"{name}={value!r} must be {phrase} {listed}")
     if isinstance(value, float) and not math.isfinite(value):
-        raise error(f"{name} must be a finite number, got {name}={value!r}")
+        raise error(f"{name}={value!r} must be a finite number")
     return value

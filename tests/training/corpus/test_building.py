@@ -199,18 +199,24 @@ def test_one_document_is_not_enough_to_hold_one_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "fault"),
     [
-        ({"text": "letters"}, "text must be one of words, characters, got text='letters'"),
-        ({"document": "page"}, "document must be one of"),
-        ({"held_out": -0.1}, "held_out must be"),
-        ({"held_out": 1.5}, "held_out must be"),
-        ({"held_out": float("nan")}, "held_out must be"),
-        ({"held_out": float("inf")}, "held_out must be"),
-        ({"vocabulary": 5}, "vocabulary must be at least 100, got vocabulary=5"),
+        ({"text": "letters"}, "text='letters' must be one of words, characters"),
+        ({"document": "page"}, "document='page' must be one of"),
+        ({"held_out": -0.1}, r"held_out=[-\w.]+ must be a (finite number|fraction below 1)"),
+        ({"held_out": 1.5}, r"held_out=[-\w.]+ must be a (finite number|fraction below 1)"),
+        (
+            {"held_out": float("nan")},
+            r"held_out=[-\w.]+ must be a (finite number|fraction below 1)",
+        ),
+        (
+            {"held_out": float("inf")},
+            r"held_out=[-\w.]+ must be a (finite number|fraction below 1)",
+        ),
+        ({"vocabulary": 5}, "vocabulary=5 must be at least 100"),
         (
             {"text": "characters", "characters": 0},
-            "characters must be at least 1, got characters=0",
+            "characters=0 must be at least 1",
         ),
-        ({"max_documents": 0}, "max_documents must be at least 1, got max_documents=0"),
+        ({"max_documents": 0}, "max_documents=0 must be at least 1"),
         (
             {"text": "characters", "vocabulary": 500},
             "text=characters and vocabulary=500 contradict",

@@ -75,13 +75,11 @@ class CorpusOptions:
         else:
             self._excludes("text", "characters")
         if isinstance(self.vocabulary, int) and self.vocabulary < FEWEST_PIECES:
-            raise CorpusError(
-                f"vocabulary must be at least {FEWEST_PIECES}, got vocabulary={self.vocabulary}"
-            )
+            raise CorpusError(f"vocabulary={self.vocabulary} must be at least {FEWEST_PIECES}")
         some = self.held_out
         if some is not None and not (0 <= some < 1 or (some >= 1 and some.is_integer())):
             raise CorpusError(
-                f"held_out must be a fraction below 1 or a number of documents, got held_out={some}"
+                f"held_out={some} must be a fraction below 1 or a number of documents"
             )
         if some is not None and (some >= 1 or not some):
             object.__setattr__(self, "held_out", int(some))
