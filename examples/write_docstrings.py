@@ -14,7 +14,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from wqk._files import write_whole
+from wqk._files import write_atomically
 
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "lib2to3", "idlelib"}
@@ -42,7 +42,7 @@ def main() -> None:
     texts = map(docstrings, modules(Path(sysconfig.get_path("stdlib"))))
     lines = [json.dumps({"text": text}) + "\n" for text in texts if text]
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(out, "".join(lines).encode())
+    write_atomically(out, "".join(lines).encode())
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import pytest
 
 import wqk
 from wqk import errors
-from wqk._files import check_output, write_whole
+from wqk._files import check_output, write_atomically
 from wqk.errors import OutputError, UnknownName, WqkError, first_line
 
 
@@ -66,5 +66,5 @@ def test_an_output_is_checked_before_the_work(tmp_path):
 
 def test_writing_says_what_could_not_be_written(tmp_path):
     with pytest.raises(OutputError) as raised:
-        write_whole(tmp_path / "missing" / "file", b"")
+        write_atomically(tmp_path / "missing" / "file", b"")
     assert raised.value.path == tmp_path / "missing" / "file"

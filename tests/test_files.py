@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from wqk._files import append_lines, locked, read_lines, write_whole
+from wqk._files import append_lines, locked, read_lines, write_atomically
 from wqk.errors import OutputError, RunError
 
 HOLDER = """
@@ -62,7 +62,7 @@ def test_a_disk_that_fills_up_leaves_whole_lines(tmp_path: Path, monkeypatch: py
     with pytest.raises(OutputError, match="cannot be written"):
         append_lines(path, {"n": 2})
     with pytest.raises(OutputError, match="cannot be written"):
-        write_whole(path, b"new")
+        write_atomically(path, b"new")
     assert read_lines(path) == [{"n": 1}]
     assert [p.name for p in tmp_path.iterdir()] == ["a.jsonl"]
 

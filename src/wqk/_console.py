@@ -95,12 +95,12 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def sheet(*headings: str, left: Collection[str] = ()) -> Table:
+def plain_table(*headings: str, left: Collection[str] = ()) -> Table:
     """An empty table without lines; the columns ``left`` are left-aligned, the others right.
 
     Examples
     --------
-    >>> table = sheet("task", "score", left=["task"])
+    >>> table = plain_table("task", "score", left=["task"])
     >>> table.add_row("mnli", "0.84")
     >>> print(plain(table))
     task  score

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def write_whole(path: Path, *contents: bytes | bytearray, sync: bool = True) -> None:
+def write_atomically(path: Path, *contents: bytes | bytearray, sync: bool = True) -> None:
     """Replace a file atomically; a reader sees either the old file or the complete new one.
 
     Its contents are given in pieces; ``sync`` waits until they are on the disk. OutputError if the
@@ -30,7 +30,7 @@ def write_whole(path: Path, *contents: bytes | bytearray, sync: bool = True) -> 
     >>> from pathlib import Path
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
-    ...     write_whole(Path(folder, "a.txt"), b"one ", b"two")
+    ...     write_atomically(Path(folder, "a.txt"), b"one ", b"two")
     ...     Path(folder, "a.txt").read_bytes()
     b'one two'
     """

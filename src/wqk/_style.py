@@ -6,7 +6,7 @@ import io
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from wqk._files import check_output, write_whole
+from wqk._files import check_output, write_atomically
 from wqk.errors import required_by
 
 if TYPE_CHECKING:
@@ -101,4 +101,4 @@ def save_figure(figure: Figure, path: Path) -> None:
     check_picture(path)
     buffer = io.BytesIO()
     figure.savefig(buffer, format=path.suffix[1:])
-    write_whole(path, buffer.getvalue())
+    write_atomically(path, buffer.getvalue())

@@ -125,7 +125,7 @@ def test_another_rotary_order_is_another_attention() -> None:
     assert "weights lie interleaved, are read half" in str(mismatch)
 
 
-def test_a_width_that_cannot_be_dealt_to_two_axes_is_refused() -> None:
+def test_a_width_that_two_axes_cannot_share_is_refused() -> None:
     config = {**configuration("qwen2_vl").to_dict(), "num_heads": 8}
     with pytest.raises(CheckpointError, match="a multiple of 4 dimensions, got 2"):
         read_attention(tower(config), 0)

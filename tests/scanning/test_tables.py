@@ -23,7 +23,7 @@ from click.testing import CliRunner
 from polars.testing import assert_frame_equal
 
 import wqk
-from wqk._files import write_whole
+from wqk._files import write_atomically
 from wqk.cli.main import command
 from wqk.errors import OutputError, TableError
 from wqk.scanning.formats import CONDITIONS
@@ -500,7 +500,7 @@ def test_a_place_where_nothing_can_be_written(tmp_path, name):
 def test_a_new_file_has_the_users_rights(tmp_path):
     before = os.umask(0o027)
     try:
-        write_whole(tmp_path / "t", b"content")
+        write_atomically(tmp_path / "t", b"content")
     finally:
         os.umask(before)
     assert (tmp_path / "t").stat().st_mode & 0o777 == 0o640

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from wqk._files import read_lines
-from wqk.runs.run import METRICS, Run, open_run
+from wqk.runs.run import METRICS, SETTINGS, Run, open_run
 from wqk.training import loop
 from wqk.training.corpus import TokenStore
 from wqk.training.recipe import Recipe
@@ -163,13 +163,25 @@ def interrupted(recipe: Recipe, corpus: TokenStore, folder: Path, step: int) -> 
 
 
 def test_an_exception_is_survived_too(
-    corpus: TokenStore, whole: Run, tiny: Any, tmp_path: Path
+    corpus: TokenStore, whole: Run, tiny: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     stopped = interrupted(with_dropout(tiny), corpus, tmp_path / "stopped", 20)
     assert [step for step, _ in stopped.checkpoints] == [0, 10, 14]
     finished = train(None, None, tmp_path / "stopped", resume=True)
     assert result(finished) == result(whole)
     assert_same_scores(finished, whole)
+    assert "resumed with" not in caplog.text
+
+
+def test_resuming_in_another_environment_says_so(
+    corpus: TokenStore, tiny: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = train(tiny(steps=4), corpus.folder, tmp_path, stop=2).settings
+    begun_in = settings["environment"] | {"threads": 3, "torch": "2.0.1"}
+    (tmp_path / SETTINGS).write_text(json.dumps({**settings, "environment": begun_in}))
+    train(None, None, tmp_path, resume=True)
+    told = f"torch {torch.__version__} instead of 2.0.1, threads 1 instead of 3; its numbers can"
+    assert f"{tmp_path}: resumed with {told}" in caplog.text
 
 
 def test_without_the_optimizer_s_state_a_run_ends_elsewhere(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from wqk._console import Shown, sheet, size
+from wqk._console import Shown, plain_table, size
 from wqk._typing import FilePath
 from wqk.attention import attention_plans, unread_attention
 from wqk.checkpoints import open_checkpoint
@@ -94,7 +94,7 @@ class Explanation(Shown):
         ):
             yield Text(f"{stack} {kind}-attention, layers {layers}")
             headings = ("role", "tensor", "layout", "heads", "stored", "bytes")
-            table = sheet(*headings, left=headings)
+            table = plain_table(*headings, left=headings)
             for use in uses:
                 stored = f"{use.dtype} {'×'.join(map(str, use.shape))}"
                 table.add_row(use.role, use.tensor, use.layout, use.heads, stored, size(use.bytes))

@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wqk._files import write_whole
+from wqk._files import write_atomically
 from wqk.errors import OutputError
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def _write(path: Path, *contents: bytes | bytearray) -> bool:
     """Write a file, or none; a cache that cannot be written to is no error."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, *contents, sync=False)
+        write_atomically(path, *contents, sync=False)
     except (OSError, OutputError):
         return False
     return True

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from wqk._console import count, number, sheet
+from wqk._console import count, number, plain_table
 from wqk.atlas import flags
 from wqk.atlas.comparison import TOLERANCES
 from wqk.atlas.medians import spread
@@ -40,7 +40,7 @@ def print_rows(frame: pl.DataFrame, as_json: bool) -> None:
     console = display.output()
     letters = marks(rows)
     columns = _columns(console.width, letters, own=any(r["source"] == "own" for r in rows))
-    table = sheet(*columns, left=columns.keys() - TOLERANCES.keys())
+    table = plain_table(*columns, left=columns.keys() - TOLERANCES.keys())
     for column in table.columns:
         column.no_wrap = column.justify == "right"
     for row in rows:
@@ -113,7 +113,7 @@ def _print_row(row: Mapping[str, Any], comparison: Comparison | None) -> None:
         )
     )
     headings = ("", "symmetry", "directionality (excess)")
-    table = sheet(*headings, left=headings)
+    table = plain_table(*headings, left=headings)
     table.add_row(row["source"], spread(row, "symmetry"), spread(row, "directionality"))
     if comparison:
         scan = comparison.scan

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wqk._console import sheet
+from wqk._console import plain_table
 from wqk.cli.options import COUNT, PATH, POSITIVE, below
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _print_table(trials: Sequence[Trial], speed: float) -> None:
     from wqk.cli import display
     from wqk.training.experiments import flops_left
 
-    table = sheet("run", "step", "of", "state", left=["run"])
+    table = plain_table("run", "step", "of", "state", left=["run"])
     for trial in trials:
         state = "done" if trial.done else "to do" if trial.step is None else "begun"
         table.add_row(trial.folder.name, str(trial.step or 0), str(trial.goal), state)

@@ -121,13 +121,13 @@ def _own_models(part: str | None) -> Sources:
 
 def _write_table(name: Any, sources: Sources, out: Path | None) -> None:
     """Write one of the paper's tables, or print it."""
-    from wqk._files import write_whole
+    from wqk._files import write_atomically
     from wqk.cli import display
     from wqk.figures import table_text
 
     text = table_text(name, sources, out.suffix if out else ".md")
     if out:
-        write_whole(out, text.encode())
+        write_atomically(out, text.encode())
         display.say(f"{name}: {out}")
     else:
         click.echo(text, nl=False)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wqk._console import sheet
+from wqk._console import plain_table
 from wqk.cli.options import COUNT, PATH, POSITIVE, REF, json_output, threads
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _table(
     names = [Path(result.model).name for result in outcomes[0][2]]
     compared = ["difference", "p", "detectable"] if len(names) == 2 else []
     headings = ("task", "metric", "majority", "bag of words", *names, *compared)
-    table = sheet(*headings, left=["task", "metric"])
+    table = plain_table(*headings, left=["task", "metric"])
     for task, floor, results in outcomes:
         for metric in task.metrics:
             cells = [f"{floor[name][metric]:.1%}" for name in ("majority", "bag of words")]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wqk._console import sheet
+from wqk._console import plain_table
 from wqk.cli.options import FILE, REF, family_file, json_output, revision_of_each
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def _lines(result: CheckpointComparison) -> Iterator[Any]:
         return
     at = list(differing[0].distance)
     headings = ("attention", "layer", *(f"N={n}" for n in at), "reason")
-    table = sheet(*headings, left=["attention", "reason"])
+    table = plain_table(*headings, left=["attention", "reason"])
     for block in differing:
         distances = (f"{block.distance[n]:.1e}" for n in at)
         place = (f"{block.stack} {block.kind}", str(block.layer))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from wqk._console import sheet
+from wqk._console import plain_table
 from wqk.cli.options import PATH, Number, below, json_output
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def lines_of(
 
     level = [] if below is None else [f"below {below:g}"]
     names = ("start", "seeds", "difference", "p", "detectable", "speed-up", "lasting", *level)
-    table = sheet(*names, left=["start"])
+    table = plain_table(*names, left=["start"])
     for comparison in comparisons:
         difference, first, lasting = (comparison.over_seeds(name) for name in FIELDS)
         table.add_row(

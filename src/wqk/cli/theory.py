@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from wqk._console import sheet
+from wqk._console import plain_table
 from wqk.cli.options import COUNT, FILE, PATH, REF, Number, json_output, ranges, revision
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def _print_verdicts(reports: Sequence[Report]) -> None:
     console = display.output()
     for number, report in enumerate(reports, start=1):
         console.print(Text(f"{number}  {report.title}"))
-    table = sheet("statement", left=["statement"])
+    table = plain_table("statement", left=["statement"])
     for number in range(1, len(reports) + 1):
         table.add_column(str(number), justify="right", no_wrap=True)
     verdicts = [{_key(f): f.verdict for f in report.findings} for report in reports]

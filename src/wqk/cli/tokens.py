@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wqk._console import number, sheet
+from wqk._console import number, plain_table
 from wqk.cli.options import COUNT, REF, family_file, json_output, revision, stack
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _side_by_side(
     label: Callable[[TokenPair], str],
 ) -> Table:
     """Two lists of token pairs and their scores."""
-    table = sheet(columns[0], "score", columns[1], "score", left=columns)
+    table = plain_table(columns[0], "score", columns[1], "score", left=columns)
     for scores in table.columns[1::2]:
         scores.no_wrap = True
     for pairs in zip_longest(left, right):

@@ -51,7 +51,7 @@ class RotaryRule:
     base: tuple[str, ...] = ("rope_theta",)
     local_base: tuple[str, ...] = ()  # base in windowed layers, where it differs
     axes: int = 1  # 2: the first planes turn with a patch's row, as many others with its column
-    dealt: bool = False  # each axis has every second frequency; all of them otherwise
+    alternating: bool = False  # each axis has every second frequency; all of them otherwise
     reversed: bool = False  # turns the other way round
     only_if: str = ""  # switches of models that are rotary or not
     layers: str = ""  # list that says of each layer whether it is rotary

@@ -114,9 +114,9 @@ def rotary_of(
         raise CheckpointError(
             f"config.json: the base of rotary positions must be positive, got {base}"
         )
-    each = width if rule.dealt else width // rule.axes
+    each = width if rule.alternating else width // rule.axes
     frequencies = base ** -(np.arange(0, each, 2, dtype=np.float64) / each)
-    if rule.dealt:
+    if rule.alternating:
         frequencies = np.concatenate([frequencies[k :: rule.axes] for k in range(rule.axes)])
     else:
         frequencies = np.tile(frequencies, rule.axes)

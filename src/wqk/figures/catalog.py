@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import polars as pl
 
-from wqk._files import check_output, write_whole
+from wqk._files import check_output, write_atomically
 from wqk._style import PICTURES, save_figure
 from wqk.errors import RunError, UnknownName
 from wqk.figures import distances, dose, heads, models, starts, terms, training
@@ -138,7 +138,7 @@ def save(name: str, sources: Sources, path: Path) -> None:
     check_ending(path)
     if path.suffix == ".csv":
         plain = numbers(name, sources).with_columns(pl.col(pl.List(pl.String)).list.join(" "))
-        write_whole(path, plain.write_csv().encode())
+        write_atomically(path, plain.write_csv().encode())
     else:
         save_figure(draw(name, sources), path)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from wqk._files import json_line, read_lines, unwritable, write_whole
+from wqk._files import json_line, read_lines, unwritable, write_atomically
 from wqk.errors import OutputError, RunError
 from wqk.runs.run import drop_after
 
@@ -47,5 +47,5 @@ def begin(path: Path, keep: int, metadata: Mapping[str, Any]) -> int:
     drop_after(path, keep)
     if read_lines(path)[1:]:
         return 0
-    write_whole(path, json_line({"metadata": dict(metadata)}))
+    write_atomically(path, json_line({"metadata": dict(metadata)}))
     return max(0, before - 1)

@@ -12,7 +12,7 @@ from os import PathLike
 from pathlib import Path
 from string import Template
 
-from wqk._files import check_output, write_whole
+from wqk._files import check_output, write_atomically
 from wqk._version import __version__
 from wqk.errors import MissingPackage, TableError
 from wqk.reporting.groups import groups
@@ -86,7 +86,7 @@ def write_report(
                 f"of {', '.join(names)}; leave them out, or add their table"
             )
     details += [table.details for table in tables if table.details is not None]
-    write_whole(path, page(tables, details, title).encode())
+    write_atomically(path, page(tables, details, title).encode())
 
 
 def check_report(path: Path) -> None:

@@ -25,7 +25,7 @@ from typing import Any
 
 import polars as pl
 
-from wqk._files import json_line, read_lines, write_whole
+from wqk._files import json_line, read_lines, write_atomically
 from wqk.errors import RunError, first_line
 from wqk.scanning.tables import ScoreTable
 
@@ -156,7 +156,7 @@ def create_run(folder: str | PathLike[str], settings: Mapping[str, Any]) -> Run:
     except OSError as error:
         raise RunError(f"{folder}: cannot be created ({error.strerror})") from None
     content = json.dumps(dict(settings), indent=2, ensure_ascii=False) + "\n"
-    write_whole(folder / SETTINGS, content.encode())
+    write_atomically(folder / SETTINGS, content.encode())
     return Run(folder, dict(settings))
 
 
@@ -172,7 +172,7 @@ def drop_after(path: Path, step: int) -> None:
         lines = read_lines(path)
         if any(not isinstance(line.get("step", 0), int) for line in lines):
             raise RunError(f"{path}: expected a number as the step of every line")
-        write_whole(path, *(json_line(line) for line in lines if line.get("step", 0) <= step))
+        write_atomically(path, *(json_line(line) for line in lines if line.get("step", 0) <= step))
 
 
 def read_table(path: Path) -> ScoreTable:

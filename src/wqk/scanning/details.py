@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wqk._console import counted
-from wqk._files import check_output, write_whole
+from wqk._files import check_output, write_atomically
 from wqk._typing import Array, Float
 from wqk.errors import TableError, first_line
 from wqk.forms.images import matrix_image
@@ -132,7 +132,7 @@ class Details:
         buffer = io.BytesIO()
         text = np.frombuffer(json.dumps(contents).encode(), np.uint8)
         np.savez_compressed(buffer, contents=text, **arrays)  # type: ignore[arg-type]
-        write_whole(path, buffer.getvalue())
+        write_atomically(path, buffer.getvalue())
 
 
 def read_details(path: str | PathLike[str]) -> Details:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 from rich.text import Text
 
-from wqk._console import sheet
+from wqk._console import plain_table
 from wqk.errors import TableError
 from wqk.scanning.schema import MEASURES
 
@@ -33,7 +33,7 @@ SHORT = {
 def measured(
     table: ScoreTable, measures: Sequence[str], sort_by: str | None, top: int | None
 ) -> Iterator[Any]:
-    """A sheet of scores and one for each measure, of the first ``top`` rows by a column."""
+    """A table of scores and one for each measure, of the first ``top`` rows by a column."""
     frame = table.frame
     if sort_by is not None:
         if sort_by not in frame.columns:
@@ -52,7 +52,7 @@ def measured(
         if sort_by is not None and sort_by not in (*there, *index):
             there.append(sort_by)
         names = (*index, *there)
-        lines = sheet(*(SHORT.get(name, name.replace("_", " ")) for name in names))
+        lines = plain_table(*(SHORT.get(name, name.replace("_", " ")) for name in names))
         for row in frame.head(top or frame.height).iter_rows(named=True):
             cells = ["all" if row[name] is None else str(row[name]) for name in index]
             lines.add_row(*cells, *(_cell(row[n], row.get(BESIDE.get(n, ""))) for n in there))

@@ -10,7 +10,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from wqk._console import counted, number, one_line, sheet
+from wqk._console import counted, number, one_line, plain_table
 from wqk.scanning.bars import NEGATIVE, POSITIVE, Bar
 from wqk.scanning.conditions import conditions
 from wqk.scanning.schema import SUMMARIZED, UPDATE_TERMS
@@ -204,7 +204,7 @@ def _hundredths(value: float | None) -> Text:
 def _head_summary(heads: pl.DataFrame) -> Table:
     """Quartiles over heads that are too many to list."""
     title = f"{heads.height:,} heads"
-    result = sheet(title, "lowest", "q25", "median", "q75", "highest", left=[title])
+    result = plain_table(title, "lowest", "q25", "median", "q75", "highest", left=[title])
     for score in SUMMARIZED:
         values = heads[score].fill_nan(None).drop_nulls()
         if len(values):
@@ -282,7 +282,7 @@ def overview(table: ScoreTable) -> Iterator[Any]:
     rows = rows.filter(pl.col("over") == over)
     steps = ["step"] if rows["step"].is_not_null().any() else []
     columns = ("checkpoint", *steps, "attention", "symmetry", "directionality", "(excess)")
-    lines = sheet(*columns, left=["checkpoint", "attention"])
+    lines = plain_table(*columns, left=["checkpoint", "attention"])
     for column in lines.columns[1:]:
         column.no_wrap = True
     for row in rows.head(MOST_LINES).iter_rows(named=True):

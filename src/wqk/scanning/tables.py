@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 import polars as pl
 
 from wqk._console import Shown
-from wqk._files import check_output, write_whole
+from wqk._files import check_output, write_atomically
 from wqk.errors import MissingPackage, TableError, first_line
 from wqk.scanning.details import Details
 from wqk.scanning.schema import GROUP, OPTIONAL, SCHEMA, SCHEMA_VERSION, SUMMARIZED, present
@@ -120,7 +120,7 @@ class Table(Shown):
 
         path = Path(path)
         check_table_output(path)
-        write_whole(path, WRITERS[path.suffix](self))
+        write_atomically(path, WRITERS[path.suffix](self))
 
 
 @dataclass(frozen=True, eq=False, repr=False)

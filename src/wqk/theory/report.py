@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from wqk._files import check_output, finite, write_whole
+from wqk._files import check_output, finite, write_atomically
 from wqk.theory.verdict import VERDICTS
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def save(reports: Sequence[Report], path: Path) -> None:
         The name has another ending, or the file cannot be written.
     """
     check_output(path, FINDINGS, WRITERS)
-    write_whole(path, WRITERS[path.suffix](reports).encode())
+    write_atomically(path, WRITERS[path.suffix](reports).encode())
 
 
 def as_objects(reports: Sequence[Report]) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from wqk._files import read_lines, read_text, write_whole
+from wqk._files import read_lines, read_text, write_atomically
 from wqk.errors import RunError, required_by
 from wqk.runs.groups import comparable
 from wqk.runs.run import METRICS, SETTINGS, Run, checkpoints_in, open_run
@@ -229,7 +229,7 @@ def run_experiments(
             tell(trial, "training")
             trial.folder.parent.mkdir(parents=True, exist_ok=True)
             if trial.recipe.config:
-                write_whole(trial.configuration, json.dumps(trial.recipe.config).encode())
+                write_atomically(trial.configuration, json.dumps(trial.recipe.config).encode())
             chosen = {} if device is None else {"CUDA_VISIBLE_DEVICES": device}
             with trial.folder.with_suffix(".txt").open("a") as file:
                 process = subprocess.run(

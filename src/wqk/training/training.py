@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from os import PathLike
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
     from wqk.training.corpus.store import TokenStore
     from wqk.training.starts import Initialization
+
+LOG = logging.getLogger("wqk.training")
 
 
 @dataclass(frozen=True)
@@ -141,6 +144,9 @@ def train(
     with lock, torch.random.fork_rng([device] if device.type == "cuda" else []):
         if first and not resume:
             create_run(folder, _settings(recipe, store, model, start, accelerator))
+        elif first:
+            begun_in = open_run(folder).settings.get("environment", {})
+            _tell_changes(folder, begun_in, _environment(recipe, accelerator))
         saved = checkpoints_in(folder) if resume else []
         whole = [(step, path) for step, path in saved if step and (path / OPTIMIZER).is_file()]
         checkpoint = whole[-1] if whole else None
@@ -216,13 +222,6 @@ def _settings(
     accelerator: Any,
 ) -> dict[str, Any]:
     """The contents of ``run.json``."""
-    import accelerate  # type: ignore[import-untyped]
-    import torch
-    import transformers
-
-    from wqk.training.models import available_precision
-
-    device = accelerator.device
     return {
         "schema_version": 1,
         "recipe": recipe.to_json(),
@@ -247,16 +246,44 @@ def _settings(
             "unit": store.unit,
             "vocabulary_size": store.vocabulary_size,
         },
-        "environment": {
-            "wqk": __version__,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "accelerate": accelerate.__version__,
-            "platform": platform.platform(),
-            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-            "precision": available_precision(recipe.precision),
-            "processes": accelerator.num_processes,
-            "threads": torch.get_num_threads(),
-        },
+        "environment": _environment(recipe, accelerator),
     }
+
+
+def _environment(recipe: Recipe, accelerator: Any) -> dict[str, Any]:
+    """All that determines a run's bits besides its recipe and corpus."""
+    import accelerate  # type: ignore[import-untyped]
+    import torch
+    import transformers
+
+    from wqk.training.models import available_precision
+
+    device = accelerator.device
+    return {
+        "wqk": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "accelerate": accelerate.__version__,
+        "platform": platform.platform(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "precision": available_precision(recipe.precision),
+        "processes": accelerator.num_processes,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _tell_changes(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Warn that a run is resumed in another environment than it was begun in."""
+    changed = [
+        f"{name} {now[name]} instead of {before[name]}"
+        for name in now
+        if name in before and now[name] != before[name]
+    ]
+    if changed:
+        LOG.warning(
+            "%s: resumed with %s; its numbers can differ in their last digits from those of a run "
+            "that was never interrupted",
+            folder,
+            ", ".join(changed),
+        )

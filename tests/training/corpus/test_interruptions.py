@@ -42,7 +42,7 @@ def test_a_build_that_ends_anywhere_goes_on(
     options: CorpusOptions, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = content(build_corpus([text_file], tmp_path / "whole", options).folder)
-    write = work.write_whole
+    write = work.write_atomically
     left = 0
 
     def write_some(path: Path, text: bytes) -> None:
@@ -52,7 +52,7 @@ def test_a_build_that_ends_anywhere_goes_on(
         left -= 1
         write(path, text)
 
-    monkeypatch.setattr(work, "write_whole", write_some)
+    monkeypatch.setattr(work, "write_atomically", write_some)
     ended = 0
     for files in (0, 1, 2, 3, 5, 2, 6, 1000):
         left = files

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wqk._console import Shown, sheet
+from wqk._console import Shown, plain_table
 from wqk._typing import FilePath
 from wqk.attention import attention_plans, load_attention
 from wqk.attention.ceilings import ceilings
@@ -166,7 +166,7 @@ class Verification(Shown):
 
         yield Text.assemble((self.checkpoint, "bold"), f"\nfamily {self.family}\n")
         headings = ("attention", "layer", "largest difference", "largest score", "ceiling", "")
-        table = sheet(*headings, left=["attention", ""])
+        table = plain_table(*headings, left=["attention", ""])
         for block in self.blocks:
             layer = str(block.layer) + (f", use {block.application}" if block.application else "")
             shown = block.difference if block.verdict == RIGHT else block.form_difference

@@ -27,7 +27,7 @@ from typing import Any
 
 import polars as pl
 
-from wqk._files import locked, unwritable, write_whole
+from wqk._files import locked, unwritable, write_atomically
 from wqk.errors import CorpusError, WqkError
 
 
@@ -41,7 +41,7 @@ class Work:
         """The content of a small file, which is made if it does not exist."""
         path = self.folder / name
         if not path.exists():
-            write_whole(path, make().encode())
+            write_atomically(path, make().encode())
         return path.read_text("utf-8")
 
     def shards(self) -> list[Path]:
@@ -70,7 +70,7 @@ class Work:
         """Write a shard, or its tokens."""
         content = io.BytesIO()
         frame.write_parquet(content, compression="zstd", compression_level=1)
-        write_whole(path, content.getvalue())
+        write_atomically(path, content.getvalue())
 
 
 @contextmanager
@@ -94,7 +94,7 @@ def open_work(folder: Path, plan: Mapping[str, Any]) -> Iterator[Work]:
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
         except OSError as error:
             raise unwritable(building, error) from None
-        write_whole(noted, wanted)
+        write_atomically(noted, wanted)
         try:
             yield work
         except WqkError:
