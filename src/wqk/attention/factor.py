@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from array_api_compat import array_namespace
@@ -93,11 +93,7 @@ def load_factor(stored: Mapping[Part, Array], side: Side, name: str) -> Factor:
     projection, norm = side.projection, side.norm
     weight = projection.weight(stored)
     xp = array_namespace(weight)
-
-    def joined(parts: tuple[Part, ...]) -> Array | None:
-        return xp.concat([stored[part].reshape(-1) for part in parts]) if parts else None
-
-    shift = joined(norm.bias) if norm else None
+    shift = _joined(stored, norm.bias, xp) if norm else None
     if shift is not None:
         shift = xp.broadcast_to(shift.reshape(-1, weight.shape[1]), weight.shape[:2])
     temperature = None
@@ -108,7 +104,7 @@ def load_factor(stored: Mapping[Part, Array], side: Side, name: str) -> Factor:
         side,
         weight,
         None if side.bias is None else stored[side.bias].reshape(weight.shape[:2]),
-        joined(norm.gain) if norm else None,
+        _joined(stored, norm.gain, xp) if norm else None,
         shift,
         temperature,
         projection.inner.weight(stored)[0] if isinstance(projection, Composed) else None,
@@ -117,6 +113,11 @@ def load_factor(stored: Mapping[Part, Array], side: Side, name: str) -> Factor:
         if part is not None and array is not None:
             _require_finite(array, f"{name}: {part.name}")
     return factor
+
+
+def _joined(stored: Mapping[Part, Array], parts: tuple[Part, ...], xp: Any) -> Array | None:
+    """The entries of all parts one after the other; None if there are none."""
+    return xp.concat([stored[part].reshape(-1) for part in parts]) if parts else None
 
 
 def _projected(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:

@@ -19,7 +19,7 @@ from wqk.errors import CheckpointError, shown
 from wqk.families.config import as_number, as_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from wqk.families.config import Config
     from wqk.families.family import RotaryRule
@@ -86,16 +86,8 @@ def rotary_of(
     if unseen or not config.holds(rule.only_if):
         return None
     scaling = _parameters(config, layer, windowed)
-
-    def number(keys: tuple[str, ...], default: float) -> float:
-        own = next((scaling[k] for k in keys if scaling.get(k) is not None), None)
-        value = config.optional_number(keys) if own is None else as_number(own)
-        if own is not None and value is None:
-            raise config.wrong(keys, "a number", own)
-        return default if value is None else value
-
     width = config.optional_whole(rule.width) if rule.width else None
-    fraction = number(rule.fraction, rule.default_fraction)
+    fraction = _number(config, scaling, rule.fraction, rule.default_fraction)
     if width is None and 0 < fraction <= 1:
         width = int(head_width * fraction)
     if width is None or not 0 < width <= head_width:
@@ -109,7 +101,8 @@ def rotary_of(
             f"of {2 * rule.axes} dimensions, got {width}"
         )
     local = windowed and rule.local_base
-    base = number(rule.local_base if local else rule.base, rule.default_base)
+    bases = rule.local_base if local else rule.base
+    base = _number(config, scaling, bases, rule.default_base)
     if base <= 0:
         raise CheckpointError(
             f"config.json: the base of rotary positions must be positive, got {base}"
@@ -140,6 +133,17 @@ def rotary_of(
             f"config.json: rotary scaling {kind!r} lacks or misstates {error!s:.60}"
         ) from None
     return Rotary(scaled, rule.order, amplitude, rule.axes)
+
+
+def _number(
+    config: Config, scaling: Mapping[str, Any], keys: tuple[str, ...], default: float
+) -> float:
+    """A number from the rotary parameters, or else from the configuration itself."""
+    own = next((scaling[key] for key in keys if scaling.get(key) is not None), None)
+    value = config.optional_number(keys) if own is None else as_number(own)
+    if own is not None and value is None:
+        raise config.wrong(keys, "a number", own)
+    return default if value is None else value
 
 
 def _parameters(config: Config, layer: int, windowed: bool) -> dict[str, Any]:

@@ -98,23 +98,29 @@ def tile_sums(query: Array, key: Array, xp: Any) -> TileSums:
     is_small = stack * query.shape[-2] * key.shape[-2] <= 2 * BLOCK
     matrix = xp.matmul(query, keys) if is_small else None
 
-    def tile(i: int, j: int) -> Array:
-        if matrix is not None:
-            entries = matrix[..., row_parts[i], column_parts[j]]
-        else:
-            entries = xp.matmul(query[..., row_parts[i], :], keys[..., column_parts[j]])
-        squares = entries * entries
-        rows[i] = rows[i] + xp.sum(squares, axis=-1)
-        columns[j] = columns[j] + xp.sum(squares, axis=-2)
-        return entries
-
     for i in range(len(row_parts)):
         for j in range(i if is_square else 0, len(column_parts)):
-            entries = tile(i, j)
+            places = dict.fromkeys([(i, j), (j, i)] if is_square else [(i, j)])
+            tiles = {
+                (row, column): _tile(query, keys, matrix, row_parts[row], column_parts[column], xp)
+                for row, column in places
+            }
+            for (row, column), entries in tiles.items():
+                squares = entries * entries
+                rows[row] = rows[row] + xp.sum(squares, axis=-1)
+                columns[column] = columns[column] + xp.sum(squares, axis=-2)
             if is_square:
-                mirror = entries if i == j else tile(j, i)
-                weight = 1.0 if i == j else 2.0
-                trace = trace + weight * inner(entries, xp.matrix_transpose(mirror), xp)
+                mirror = xp.matrix_transpose(tiles[j, i])
+                trace = trace + len(tiles) * inner(tiles[i, j], mirror, xp)
     return TileSums(
         xp.concat(rows, axis=-1), xp.concat(columns, axis=-1), trace if is_square else None, matrix
     )
+
+
+def _tile(
+    query: Array, keys: Array, matrix: Array | None, rows: slice, columns: slice, xp: Any
+) -> Array:
+    """A block of M's entries, computed from the factors unless M is at hand."""
+    if matrix is not None:
+        return matrix[..., rows, columns]
+    return xp.matmul(query[..., rows, :], keys[..., columns])
