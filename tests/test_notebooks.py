@@ -18,7 +18,10 @@ def read(path: Path) -> Any:
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path: Path, tmp_path: Path):
     nbclient = pytest.importorskip("nbclient")
-    nbclient.NotebookClient(read(path), timeout=900).execute(cwd=str(tmp_path))
+    notebook = read(path)
+    for cell in notebook.cells:  # what it shows is kept from a whole run
+        cell.source = cell.source.replace('"steps": 300', '"steps": 100')
+    nbclient.NotebookClient(notebook, timeout=900).execute(cwd=str(tmp_path))
     assert not list(tmp_path.iterdir())
 
 

@@ -14,7 +14,13 @@ from wqk.errors import RunError
 from wqk.runs.run import METRICS, create_run, open_run
 from wqk.runs.speedup import SMOOTHING
 from wqk.training.corpus import CorpusOptions, build_corpus
-from wqk.training.experiments import comparable_runs, flops, flops_left, read_experiments
+from wqk.training.experiments import (
+    comparable_runs,
+    flops,
+    flops_left,
+    read_experiments,
+    run_experiments,
+)
 from wqk.training.recipe import make_recipe
 
 SMALL = """
@@ -120,18 +126,28 @@ def test_the_examples_are_experiments(file: Path, tmp_path: Path) -> None:
 def test_a_configuration_of_one_s_own(given: str, tmp_path: Path) -> None:
     config = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2}
     (tmp_path / "own.json").write_text(json.dumps(config))
+    file = written(tmp_path, own_model(given))
+    (trial,) = read_experiments(file, tmp_path, tmp_path)
+    assert trial.recipe.config == config
+    arguments = ["experiments", str(file), "--corpora", str(tmp_path), "-o", str(tmp_path)]
+    assert "cost unknown" in CliRunner().invoke(command, [*arguments, "--dry-run"]).stdout
+
+
+def own_model(given: str) -> str:
+    """An experiment of one step with a configuration."""
     recipe = SMALL.replace("layers = 1\nwidth = 16\nheads = 2\n", "mode = 'decoder'\n")
-    recipe = recipe.replace("steps = 6", f"steps = 1\nconfig = {given}")
-    file = written(tmp_path, recipe + "[[cell]]\nname = 'a'")
+    return recipe.replace("steps = 6", f"steps = 1\nconfig = {given}") + "[[cell]]\nname = 'a'"
+
+
+def test_a_configuration_reaches_the_run(tmp_path: Path) -> None:
+    config = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2}
+    (tmp_path / "own.json").write_text(json.dumps(config))
     (tmp_path / "text.txt").write_text("a rose is a rose\nis a rose is a rose\n" * 20)
     options = CorpusOptions(text="characters", document="line", held_out=1)
     build_corpus([tmp_path / "text.txt"], tmp_path / "text", options)
-    arguments = ["experiments", str(file), "--corpora", str(tmp_path), "-o", str(tmp_path / "runs")]
-    planned = CliRunner().invoke(command, [*arguments, "--dry-run"])
-    assert "cost unknown" in planned.stdout
-    done = CliRunner().invoke(command, arguments)
-    assert done.exit_code == 0, (tmp_path / "runs/a-1.txt").read_text()
-    run = open_run(tmp_path / "runs/a-1")
+    trials = read_experiments(written(tmp_path, own_model('"own.json"')), tmp_path, tmp_path)
+    assert not run_experiments(trials), (tmp_path / "a-1.txt").read_text()
+    run = open_run(tmp_path / "a-1")
     assert run.recipe["config"] == config
     assert run.settings["model"]["config"]["n_embd"] == 16
 
