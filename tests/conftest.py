@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,13 @@ settings.register_profile(
     "wqk", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("wqk")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """Sums keep their order; and the threads of tests side by side do not wait for each other."""
+    if "torch" in sys.modules:  # most do without
+        sys.modules["torch"].set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

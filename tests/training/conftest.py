@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -88,10 +87,3 @@ def tiny() -> MakeRecipe:
         return make_recipe(preset, **{**small, **overrides})
 
     return make
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    """Sums keep their order, and the golden losses their digits."""
-    if "torch" in sys.modules:  # the corpus does without
-        sys.modules["torch"].set_num_threads(1)
