@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tests.theory import subjects
 
+from wqk.attention import attention_plans
 from wqk.checkpoints import open_checkpoint
 from wqk.forms import BilinearForm
 from wqk.theory.evidence import Evidence
-from wqk.theory.gradients import LayerGradient, chosen_plans, load_blocks
+from wqk.theory.gradients import LayerGradient, load_blocks
 from wqk.theory.subject import Subject
 from wqk.theory.text import Text
 
@@ -30,7 +31,7 @@ R = D // H
 def blocks() -> tuple[Attention, ...]:
     """The layers of a BERT, whose weights are replaced."""
     checkpoint = open_checkpoint(subjects.bert(num_hidden_layers=L, hidden_size=D))
-    return tuple(load_blocks(checkpoint, chosen_plans(checkpoint)))
+    return tuple(load_blocks(checkpoint, attention_plans(checkpoint)))
 
 
 def weighted(layer: int, random: np.random.Generator) -> Attention:

@@ -121,7 +121,7 @@ HOSTILE: dict[str, tuple[list[str], str]] = {
     "no run": (["llama", "--steps", "all"], "only a training run has steps"),
     "no step": (["run", "--steps", "3"], "no checkpoint at step 3; saved are 0, 4"),
     "masks": (["llama", "--objective", "masked"], "no masked language model of type 'llama'"),
-    "no layer": (["llama", "--layers", "9"], "has no layer 9; its layers are 0 to 1"),
+    "no layer": (["llama", "--layers", "9"], "no layer 9; layers are numbered from 0 to 1"),
     "revision": (["llama", "--revision", "main"], "only a Hub repository has revisions"),
     "much": (["llama", "--batches", "100000"], "take fewer or shorter ones"),
 }

@@ -14,7 +14,7 @@ from tests.theory.tiny import OBJECTIVES, VARIETY, batch_for, built, linear, obj
 
 from wqk.attention import attention_plans
 from wqk.checkpoints import open_checkpoint
-from wqk.errors import TheoryError
+from wqk.errors import CheckpointError, TheoryError
 from wqk.theory.gradients import LayerGradient, gradients
 from wqk.theory.updates import parameter_gradients
 
@@ -242,7 +242,7 @@ def test_some_layers_alone() -> None:
         batch, loss = batch_for(model), objective(linear, 0)
         both = gradients(model, batch, loss)
         (last,) = gradients(model, batch, loss, layers=[1])
-        with pytest.raises(TheoryError, match="has no layer 7; its layers are 0 to 1"):
+        with pytest.raises(CheckpointError, match="no layer 7; layers are numbered from 0 to 1"):
             gradients(model, batch, loss, layers=[7])
     np.testing.assert_array_equal(last.beta, both[1].beta)
 

@@ -12,7 +12,7 @@ from tests.theory import subjects
 from tests.theory.subjects import torch
 
 from wqk import BilinearForm
-from wqk.errors import TheoryError
+from wqk.errors import CheckpointError
 from wqk.theory.evidence import Evidence
 from wqk.theory.report import Report
 from wqk.theory.study import STATEMENTS, measure, over_seeds, over_steps, study
@@ -104,7 +104,7 @@ def test_weights_and_plans_are_read_once(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_layer_that_is_not_there_is_an_error() -> None:
     subject = subjects.subject(subjects.bert(), "masked")
     assert list(Evidence(subject, subjects.text(), layers=[1]).updates) == ["1"]
-    with pytest.raises(TheoryError, match="has no layer 9; its layers are 0 to 1"):
+    with pytest.raises(CheckpointError, match="no layer 9; layers are numbered from 0 to 1"):
         measure(Evidence(subject, subjects.text(), layers=[0, 9]))
 
 

@@ -22,7 +22,7 @@ from wqk.families.candidates import POSITIONAL, beside, candidates
 from wqk.forms import BilinearForm
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from typing import Unpack
 
     from wqk.checkpoints import Checkpoint
@@ -249,21 +249,31 @@ def attention_plans(
     family: FilePath | None = None,
     heads_per_layer: int | None = None,
     key_heads: int | None = None,
+    layers: Collection[int] | None = None,
 ) -> list[AttentionPlan]:
     """Every attention block of a checkpoint, in order, without reading weights.
 
-    The other arguments are as for `read_attention`.
+    With ``layers``, only the blocks of these layers, of every stack. The other arguments are as for
+    `read_attention`.
 
     Raises
     ------
     UnknownFamily
         No family knows the model, and none can be guessed; or the given file is not a family.
     CheckpointError
-        Tensors are missing, or do not fit the configuration.
+        Tensors are missing, or do not fit the configuration; or there is no such layer.
     """
     chosen = load_family(family) if family else find_family(checkpoint, heads_per_layer is None)
     with concerning(checkpoint.name):
-        return plan(checkpoint, with_head_counts(chosen, checkpoint, heads_per_layer, key_heads))
+        plans = plan(checkpoint, with_head_counts(chosen, checkpoint, heads_per_layer, key_heads))
+        if layers is None:
+            return plans
+        there = {one.layer for one in plans}
+        missing = sorted(set(layers) - there)
+        if missing or not layers:
+            what = f"no layer {missing[0]}" if missing else "no layer was chosen"
+            raise CheckpointError(f"{what}; layers are numbered from {min(there)} to {max(there)}")
+        return [one for one in plans if one.layer in layers]
 
 
 def unread_attention(checkpoint: Checkpoint, plans: Sequence[AttentionPlan]) -> list[str]:

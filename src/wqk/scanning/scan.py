@@ -142,11 +142,11 @@ def scan(
                 return block
             return block._replace(forms=((n, move(form)) for n, form in block.forms))
 
-        plans = attention_plans(checkpoint, family, heads_per_layer, key_heads)
+        plans = attention_plans(checkpoint, family, heads_per_layer, key_heads, layers)
         with concerning(checkpoint.name):
             return scan_plans(
                 checkpoint,
-                chosen_layers(plans, layers),
+                plans,
                 coordinates,
                 gamma=gamma,
                 heads=heads,
@@ -157,20 +157,6 @@ def scan(
             )
 
     return join([scan_one(one) for one in _single_refs(ref)])
-
-
-def chosen_layers(
-    plans: list[AttentionPlan], layers: Collection[int] | None
-) -> list[AttentionPlan]:
-    """The blocks of these layers, of every stack; CheckpointError if one does not exist."""
-    if layers is None:
-        return plans
-    there = {plan.layer for plan in plans}
-    missing = sorted(set(layers) - there)
-    if missing or not layers:
-        what = f"no layer {missing[0]}" if missing else "no layer was chosen"
-        raise CheckpointError(f"{what}; layers are numbered from 0 to {max(there)}")
-    return [plan for plan in plans if plan.layer in layers]
 
 
 def _single_refs(ref: Any) -> list[Any]:

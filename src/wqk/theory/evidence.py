@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from wqk._caching import cached_property
+from wqk.attention import attention_plans
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import TheoryError
 from wqk.forms import BilinearForm
 from wqk.theory.gradients import (
     bilinear_plans,
-    chosen_plans,
     gradients,
     load_blocks,
     load_values,
@@ -71,7 +71,7 @@ class Evidence:
 
     Raises
     ------
-    TheoryError
+    CheckpointError, TheoryError
         On first use: the model has no such layer, or its scores are not bilinear.
     """
 
@@ -90,7 +90,7 @@ class Evidence:
     @cached_property
     def plans(self) -> list[AttentionPlan]:
         """The attention blocks of the chosen layers."""
-        return chosen_plans(open_checkpoint(self.subject.model), self.layers)
+        return attention_plans(open_checkpoint(self.subject.model), layers=self.layers)
 
     @cached_property
     def blocks(self) -> list[Attention]:
@@ -235,7 +235,7 @@ def obstacle(statement: Statement, evidence: Evidence) -> str:
         return ""
     lacking = subject.missing
     if needs == "weights":
-        plans = chosen_plans(open_checkpoint(subject.model))
+        plans = attention_plans(open_checkpoint(subject.model))
         lacking = tuple({part.name for plan in plans for part in plan.parts} & {*lacking})
     elif needs == "forward":  # the language-model head plays no part
         body = f"{subject.model.base_model_prefix}."

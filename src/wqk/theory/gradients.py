@@ -129,24 +129,6 @@ class LayerGradient:
         return np.asarray(self.beta.sum(axis=1) if head is None else self.beta[:, head])
 
 
-def chosen_plans(
-    checkpoint: Checkpoint, layers: Collection[int] | None = None
-) -> list[AttentionPlan]:
-    """The attention blocks of a model, or of some of its layers; `TheoryError` if one is not there.
-
-    `UnknownFamily` if no family knows the model.
-    """
-    plans = attention_plans(checkpoint)
-    present = {plan.layer for plan in plans}
-    absent = set(layers or ()) - present
-    if absent:
-        raise TheoryError(
-            f"{checkpoint.name}: has no layer {min(absent)}; "
-            f"its layers are {min(present)} to {max(present)}"
-        )
-    return [plan for plan in plans if layers is None or plan.layer in layers]
-
-
 def bilinear_plans(name: str, plans: Sequence[AttentionPlan]) -> None:
     """Check that the scores of all blocks are bilinear in their inputs; `TheoryError` says why not.
 
@@ -221,8 +203,10 @@ def gradients(
     Raises
     ------
     TheoryError
-        A block's score is no bilinear form, there is no such layer, or the loss is no scalar
-        tensor or does not depend on the attention that a block reports.
+        A block's score is no bilinear form, or the loss is no scalar tensor or does not depend on
+        the attention that a block reports.
+    CheckpointError
+        There is no such layer.
     UnknownFamily
         No family knows the model.
 
@@ -243,7 +227,7 @@ def gradients(
 
     if blocks is None:
         checkpoint = open_checkpoint(model)
-        plans = chosen_plans(checkpoint, layers)
+        plans = attention_plans(checkpoint, layers=layers)
         bilinear_plans(checkpoint.name, plans)
         blocks = load_blocks(checkpoint, plans)
     plans = [block.plan for block in blocks]

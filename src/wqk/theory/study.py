@@ -57,7 +57,7 @@ def measure(evidence: Evidence, on_progress: OnProgress | None = None) -> list[F
 
     Raises
     ------
-    TheoryError
+    CheckpointError
         The model has no such layer.
     """
     findings = []
@@ -154,8 +154,10 @@ def study(
 
     Raises
     ------
+    CheckpointError
+        A model has no such layer.
     TheoryError
-        A model has no such layer, or the models predict different things.
+        The models predict different things.
     WqkError
         As for `open_subjects`.
     """
