@@ -1,12 +1,39 @@
-"""Progress bars: a total that is not known yet is a question mark."""
+"""Progress bars: what they show, and what is said beside them."""
 
 from __future__ import annotations
 
+import io
+import re
+import sys
 from pathlib import Path
 
+import pytest
+
 import wqk.cli
+from wqk.cli import display
 
 
 def test_no_bar_prints_a_total_that_may_be_none() -> None:
     files = Path(wqk.cli.__file__).parent.glob("*.py")
     assert not [path.name for path in files if "{task.total}" in path.read_text(encoding="utf-8")]
+
+
+class Terminal(io.TextIOWrapper):
+    """A terminal's stream, kept in memory."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_what_is_said_beside_a_bar_has_a_line_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal(io.BytesIO(), "utf-8")
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with display.bar("train", lambda done: {"completed": done, "total": 2, "text": ""}) as update:
+        assert update
+        update(1)
+        display.say("a recipe")
+    terminal.flush()
+    shown = terminal.buffer.getvalue().decode()
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown).replace("\r", "\n").splitlines()
+    assert "a recipe" in [line.rstrip() for line in lines]

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -43,8 +42,9 @@ def output() -> Console:
 
 
 def say(message: str) -> None:
-    """Lines on standard error."""
-    click.echo(printable(message), err=True)
+    """Lines on standard error, above a progress bar if there is one."""
+    # Not click.echo, which writes past the stream that the bar puts in place of standard error.
+    print(printable(message), file=sys.stderr, flush=True)
 
 
 def say_traffic(checkpoint: Checkpoint) -> None:
