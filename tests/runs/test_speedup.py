@@ -202,8 +202,8 @@ def test_what_does_not_compare_is_refused(tmp_path: Path) -> None:
     for runs, message in (
         ([random], "with different initializations"),
         ([random, other], "with different initializations"),
-        ([random, elsewhere], "share none"),
-        ([behind, random], "at one step"),
+        ([random, elsewhere], "have none in common"),
+        ([behind, random], "at the same step"),
     ):
         with pytest.raises(RunError, match=message):
             speedups(runs)

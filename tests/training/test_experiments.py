@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -177,6 +178,27 @@ def test_finished_runs_of_one_goal_and_recipe_are_compared(tmp_path: Path) -> No
     ]
     # Of ten runs, the two of skew have four steps each to go.
     assert flops_left(trials) == flops(trials[0].recipe, 8)
+
+
+def test_cells_without_a_common_seed_do_not_keep_the_others_from_being_compared(
+    tmp_path: Path,
+) -> None:
+    seeds = {"random": [1, 2], "symmetric": [1, 2], "paired": [3]}
+    content = SMALL + "".join(
+        f'[[cell]]\nname = "{init}"\ninit = "{init}"\nseeds = {some}\n'
+        for init, some in seeds.items()
+    )
+    file = written(tmp_path, content)
+    for trial in read_experiments(file, tmp_path, tmp_path):
+        run = create_run(trial.folder, {"recipe": trial.recipe.to_json()})
+        (run.folder / "checkpoint-6").mkdir()
+        loss = 2.0 + 0.1 * trial.recipe.seed + 0.5 * (trial.cell == "symmetric")
+        append_lines(run.folder / METRICS, {"step": 6, "loss": loss, "held_out_loss": loss})
+    arguments = ["experiments", str(file), "--corpora", str(tmp_path), "-o", str(tmp_path)]
+    result = CliRunner().invoke(command, arguments)
+    assert result.exit_code == 0, result.output
+    assert "not compared: paired and random are compared seed by seed" in result.stderr
+    assert re.search(r"symmetric +2 +\+0\.500", result.stdout), result.stdout
 
 
 def test_the_commands_smooth_as_the_library_does() -> None:

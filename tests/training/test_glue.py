@@ -219,7 +219,7 @@ def test_runs_that_cannot_be_paired(encoder: Path, tmp_path: Path) -> None:
     ):
         by_start([one, other, third])
     late = pretrained(encoder, tmp_path, "random", 2, step=8)
-    with pytest.raises(RunError, match=r"at one step; .* 4, 8"):
+    with pytest.raises(RunError, match=r"at the same step; .* 4, 8"):
         by_start([one, other, third, late])
     with pytest.raises(RunError, match="different initializations"):
         by_start([other, third])

@@ -203,15 +203,16 @@ def compare(
     ]
     if not both:
         raise RunError(
-            f"speedup compares runs of one seed; {baseline.start} and {candidate.start} share none"
+            f"{candidate.start} and {baseline.start} are compared seed by seed, and have none in "
+            "common"
         )
     curves = [[_smoothed(run, loss, smoothing) for run in pair] for pair in both]
     ends = {int(steps[-1]) for pair in curves for steps, _ in pair}
     if len(ends) > 1:
         raise RunError(
-            f"speedup compares runs at one step; {baseline.start} and {candidate.start} have their "
+            f"{candidate.start} and {baseline.start} are compared at the same step, and have their "
             f"last {loss} loss at the steps {', '.join(map(str, sorted(ends)))}: resume the "
-            "shorter ones with wqk train --resume"
+            "shorter runs with wqk train --resume"
         )
     compared = []
     for pair, (reference, own) in zip(both, curves, strict=True):

@@ -164,7 +164,7 @@ def by_start(models: Sequence[str | PathLike[str]]) -> dict[str, dict[int, str]]
     steps = {step for run in runs.values() for step, _ in run.checkpoints[-1:]}
     if len(steps) > 1:
         raise RunError(
-            "glue compares runs at one step; their last checkpoints are those of the steps "
+            "glue compares runs at the same step; their last checkpoints are those of the steps "
             f"{', '.join(map(str, sorted(steps)))}: resume the shorter ones with wqk train --resume"
         )
     return {start: dict(group) for start, group in groups.items()}
