@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from wqk._files import append_lines
 from wqk.cli.main import command
-from wqk.errors import RunError
+from wqk.errors import OutputError, RunError
 from wqk.runs.run import METRICS, create_run, open_run
 from wqk.runs.speedup import SMOOTHING
 from wqk.training.corpus import CorpusOptions, build_corpus
@@ -74,6 +74,8 @@ def test_runs_stop_resume_and_are_left_alone(tmp_path: Path) -> None:
         "held": 6,
     }
     assert runs["held"].recipe["penalty_weight"] == 0.1
+    # Patterns such as runs/random-* match runs alone.
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"random-1", "held-1"}
     # A later stop goes on; what is done is not touched again.
     written(tmp_path, SMALL + CELLS.replace("stop = 4", "stop = 6"))
     again = CliRunner().invoke(command, arguments)
@@ -134,6 +136,20 @@ def test_a_configuration_of_one_s_own(given: str, tmp_path: Path) -> None:
     assert "cost unknown" in CliRunner().invoke(command, [*arguments, "--dry-run"]).stdout
 
 
+def test_names_with_a_point_share_no_file(tmp_path: Path) -> None:
+    cells = "".join(f'[[cell]]\nname = "norm-{norm}"\ninit-norm = {norm}\n' for norm in (1.4, 1.5))
+    one, other = read_experiments(written(tmp_path, SMALL + cells), tmp_path, tmp_path)
+    assert one.configuration != other.configuration
+    assert one.log != other.log
+
+
+def test_a_folder_that_cannot_be_created_is_named(tmp_path: Path) -> None:
+    file = written(tmp_path, SMALL + CELLS)
+    trials = read_experiments(file, tmp_path, file)
+    with pytest.raises(OutputError, match=r"own.toml/random-1: cannot be written"):
+        run_experiments(trials)
+
+
 def own_model(given: str) -> str:
     """An experiment of one step with a configuration."""
     recipe = SMALL.replace("layers = 1\nwidth = 16\nheads = 2\n", "mode = 'decoder'\n")
@@ -147,7 +163,7 @@ def test_a_configuration_reaches_the_run(tmp_path: Path) -> None:
     options = CorpusOptions(text="characters", document="line", held_out=1)
     build_corpus([tmp_path / "text.txt"], tmp_path / "text", options)
     trials = read_experiments(written(tmp_path, own_model('"own.json"')), tmp_path, tmp_path)
-    assert not run_experiments(trials), (tmp_path / "a-1.txt").read_text()
+    assert not run_experiments(trials), trials[0].log.read_text()
     run = open_run(tmp_path / "a-1")
     assert run.recipe["config"] == config
     assert run.settings["model"]["config"]["n_embd"] == 16

@@ -73,7 +73,7 @@ def experiments(
     _print_table(trials, speed)
     _print_comparisons(trials, below)
     if not dry_run and failed:
-        logs = ", ".join(str(trial.folder.with_suffix(".txt")) for trial in failed)
+        logs = ", ".join(str(trial.log) for trial in failed)
         raise RunError(f"{len(failed)} of {len(trials)} runs failed; see {logs}")
 
 

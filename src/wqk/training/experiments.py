@@ -39,7 +39,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from wqk._files import read_lines, read_text, write_atomically
+from wqk._files import read_lines, read_text, unwritable, write_atomically
 from wqk.errors import RunError, required_by
 from wqk.runs.groups import comparable
 from wqk.runs.run import METRICS, SETTINGS, Run, checkpoints_in, open_run
@@ -75,7 +75,12 @@ class Trial:
     @property
     def configuration(self) -> Path:
         """The file from which the command reads a recipe's own configuration."""
-        return self.folder.with_suffix(".json")
+        return self.folder / "configuration.json"
+
+    @property
+    def log(self) -> Path:
+        """What the command prints."""
+        return self.folder / "log.txt"
 
     def command(self, threads: int) -> list[str]:
         """The command that trains or resumes it."""
@@ -188,7 +193,7 @@ def run_experiments(
 ) -> list[Trial]:
     """Train the unfinished runs, each in its own process; return the runs that failed.
 
-    An interrupted run is resumed. Its output goes to a ``.txt`` file next to its folder.
+    An interrupted run is resumed. Its output goes to ``log.txt`` in its folder.
 
     Parameters
     ----------
@@ -203,6 +208,8 @@ def run_experiments(
     ------
     RunError
         An existing run has another recipe; nothing was trained.
+    OutputError
+        A run's folder cannot be created.
     """
     tell = on_event or (lambda trial, event: None)
     for trial in trials:
@@ -227,11 +234,14 @@ def run_experiments(
         device = devices.get()
         try:
             tell(trial, "training")
-            trial.folder.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                trial.folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise unwritable(trial.folder, error) from None
             if trial.recipe.config:
                 write_atomically(trial.configuration, json.dumps(trial.recipe.config).encode())
             chosen = {} if device is None else {"CUDA_VISIBLE_DEVICES": device}
-            with trial.folder.with_suffix(".txt").open("a") as file:
+            with trial.log.open("a") as file:
                 process = subprocess.run(
                     trial.command(threads),
                     stdout=file,
