@@ -105,22 +105,13 @@ def _print_comparisons(trials: Sequence[Trial], below: float | None) -> None:
     """The initializations of each recipe against the first, as far as their runs are done."""
     from wqk.cli import display
     from wqk.cli.speedup import lines_of
-    from wqk.errors import RunError
-    from wqk.runs.groups import starts
-    from wqk.runs.speedup import SMOOTHING, compare
+    from wqk.runs.speedup import SMOOTHING, speedups
     from wqk.training.experiments import comparable_runs
 
     for group in comparable_runs(trials):
-        cells = starts(group, "experiments", penalties=True).values()
-        baseline = next(cell for cell in cells if group[0] in cell.runs)
-        comparisons = []
-        for cell in cells:
-            if cell is baseline:
-                continue
-            try:
-                comparisons.append(compare(baseline, cell, level=below))
-            except RunError as error:
-                display.say(f"not compared: {error}")
+        comparisons = speedups(
+            group, level=below, on_skipped=lambda error: display.say(f"not compared: {error}")
+        )
         if comparisons:
             lines = lines_of(comparisons, "held-out", SMOOTHING, below)
             display.output().print("", *lines, sep="\n")

@@ -12,7 +12,7 @@ Runs are compared seed by seed: mean difference, interval, p, smallest detectabl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Literal
@@ -140,6 +140,7 @@ def speedups(
     loss: Loss = "held-out",
     smoothing: float = SMOOTHING,
     level: float | None = None,
+    on_skipped: Callable[[RunError], None] | None = None,
 ) -> list[StartSpeedUp]:
     """Every initialization among the runs against the first run's.
 
@@ -154,6 +155,9 @@ def speedups(
         Window of the trailing mean, as a fraction of all steps.
     level
         Training loss in nats for `SpeedUp.below`, by `first_below`.
+    on_skipped
+        Called with the reason why an initialization cannot be compared, which is then left out;
+        by default that is an error.
 
     Raises
     ------
@@ -162,11 +166,17 @@ def speedups(
     """
     by_start = starts(runs, "speedup", penalties=True)
     baseline = next(cell for cell in by_start.values() if runs[0] in cell.runs)
-    return [
-        compare(baseline, cell, loss, smoothing, level)
-        for cell in by_start.values()
-        if cell is not baseline
-    ]
+    compared = []
+    for cell in by_start.values():
+        if cell is baseline:
+            continue
+        try:
+            compared.append(compare(baseline, cell, loss, smoothing, level))
+        except RunError as error:
+            if on_skipped is None:
+                raise
+            on_skipped(error)
+    return compared
 
 
 def saved_share(
