@@ -15,8 +15,9 @@ from click.testing import CliRunner
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from wqk.cli.main import command
-from wqk.errors import CheckpointError, CorpusError, RunError
+from wqk.errors import CheckpointError, CorpusError, HubError, RunError
 from wqk.runs.run import create_run
+from wqk.training import glue
 from wqk.training.glue import FineTuning, by_start, fine_tune
 from wqk.training.glue_tasks import SentenceTask, Split, baselines, judge, read_task
 
@@ -164,6 +165,18 @@ def test_models_that_cannot_be_fine_tuned(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match="not an encoder with a tokenizer"):
         fine_tune(tmp_path / "empty", task(), (1,))
+
+
+def test_an_unknown_name_is_told_without_the_attempts_of_other_libraries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unknown(ref: str) -> None:
+        raise HubError(f"{ref}: is not a local path")
+
+    monkeypatch.setattr(glue, "open_checkpoint", unknown)
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", pytest.fail)
+    with pytest.raises(HubError, match="nothere: is not a local path"):
+        fine_tune("nothere", task(), (1,))
 
 
 def test_the_command_compares_two(encoder: Path, tmp_path: Path) -> None:

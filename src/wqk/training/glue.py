@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from wqk.attention.verification.running import quiet
+from wqk.checkpoints import open_checkpoint
 from wqk.errors import CheckpointError, RunError, all_lines, required_by
 from wqk.runs.groups import starts
 from wqk.runs.run import SETTINGS, open_run
@@ -174,6 +175,8 @@ def _load(folder: str, task: SentenceTask, how: FineTuning) -> tuple[Any, Any]:
     """Tokenizer and classifier; a new head where the checkpoint has none for this task."""
     import transformers
 
+    if not Path(folder).exists():
+        open_checkpoint(folder)  # an unknown name ends here at once, and not after many attempts
     try:
         with quiet():
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
