@@ -176,7 +176,10 @@ def plain(*renderables: Any, width: int | None = None) -> str:
     from rich.console import Console
 
     target = io.StringIO()
-    console = Console(file=target, width=width, color_system=None, highlight=False, markup=False)
+    console = Console(
+        file=target, width=width, color_system=None, highlight=False, markup=False,
+        force_jupyter=False,
+    )  # fmt: skip
     cleaning(console).print(*renderables, sep="\n", crop=False)
     return "\n".join(line.rstrip() for line in target.getvalue().splitlines()).strip("\n")
 
@@ -187,7 +190,7 @@ def html(*renderables: Any, width: int = 100) -> str:
 
     console = Console(
         file=io.StringIO(), width=width, record=True, highlight=False, markup=False,
-        force_terminal=True, color_system="256",
+        force_terminal=True, force_jupyter=False, color_system="256",
     )  # fmt: skip
     cleaning(console).print(*renderables, sep="\n")
     frame = '<pre style="line-height: normal; font-family: monospace">{code}</pre>'
