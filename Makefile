@@ -86,8 +86,8 @@ campaign: $(READY)
 
 # Every model type of transformers, built tiny and run; an hour and a half on two cores, resumable.
 derive: $(READY)
-	$(BIN)/python -m tests.families.deriving out/records --write
-	$(BIN)/python -m tests.families.deriving.parts
+	$(BIN)/python -m tools.deriving out/records --write
+	$(BIN)/python -m tools.deriving.parts
 
 clean:
 	rm -rf $(VENV) $(FLOORS) dist docs/_build .pytest_cache .mypy_cache .ruff_cache

@@ -19,8 +19,8 @@ import numpy as np
 from playwright.sync_api import sync_playwright
 
 import wqk
-from wqk.demo.demo import demo_table
-from wqk.scanning.tables import ScoreTable
+from wqk.reporting.demo import demo_table
+from wqk.tables.score_table import ScoreTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,7 @@ from benchmarks.machine import PRODUCT, operations, product, reading
 from benchmarks.rounds import Seconds, alternate, estimate
 from wqk import open_checkpoint, same, scan
 from wqk.attention import attention_plans, load_attention
-from wqk.checkpoints.live import StateDict
+from wqk.checkpoints.modules import StateDict
 from wqk.forms.spectra import spectrum
 from wqk.scanning.cores import one_blas_thread
 

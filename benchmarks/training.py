@@ -36,15 +36,15 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from wqk.training.corpus import TokenStore
-from wqk.training.models import build_model
-from wqk.training.recipe import Recipe, make_recipe
-from wqk.training.training import train
+from wqk_lab.training.corpus import TokenStore
+from wqk_lab.training.models import build_model
+from wqk_lab.training.recipe import Recipe, make_recipe
+from wqk_lab.training.training import train
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wqk.training.training import TrainingProgress
+    from wqk_lab.training.training import TrainingProgress
 
     # Trains a few steps in a folder, and says when each of them ends.
     Run = Callable[[str, "Clock"], None]

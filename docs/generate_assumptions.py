@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wqk.theory.study import STATEMENTS, study
+from wqk_lab.theory.study import STATEMENTS, study
 
 if TYPE_CHECKING:
-    from wqk.theory.verdict import Finding
+    from wqk_lab.theory.verdict import Finding
 
 PAGE = Path(__file__).parent / "theory" / "assumptions.md"
 BEGIN, END = "<!-- verdicts: begin -->", "<!-- verdicts: end -->"

@@ -1,6 +1,6 @@
 """The page of covered models, from the families' data and from what running the models showed.
 
-Nothing in it is written by hand: `model-types.jsonl` is written by `tests/families/deriving`, which
+Nothing in it is written by hand: `model-types.jsonl` is written by `tools/deriving`, which
 builds a tiny random model of every type and compares the products of its queries and keys with the
 forms that are read from the saved file.
 """

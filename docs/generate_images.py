@@ -15,8 +15,8 @@ from tempfile import TemporaryDirectory
 from playwright.sync_api import sync_playwright
 
 from wqk import write_report
-from wqk.demo.demo import demo_figure, demo_table
-from wqk.figures import Sources, draw, read_sources, save_figure
+from wqk.reporting.demo import demo_figure, demo_table
+from wqk_lab.figures import Sources, draw, read_sources, save_figure
 
 IMAGES = Path(__file__).parent / "images"
 CHROMIUM = "/usr/bin/chromium"

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from wqk.runs.run import Run, open_run
-from wqk.training.corpus import TokenStore
+from wqk.tables.run import Run, open_run
+from wqk_lab.training.corpus import TokenStore
 
 
 def directionality(form: np.ndarray, *, excess: bool) -> float:

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Sequence
 
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Table
@@ -195,3 +195,20 @@ def html(*renderables: Any, width: int = 100) -> str:
     cleaning(console).print(*renderables, sep="\n")
     frame = '<pre style="line-height: normal; font-family: monospace">{code}</pre>'
     return console.export_html(inline_styles=True, code_format=frame)
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """Write whole numbers as ranges.
+
+    Examples
+    --------
+    >>> spans([0, 1, 2, 5, 7, 8])
+    '0-2, 5, 7-8'
+    """
+    ranges: list[list[int]] = []
+    for number in sorted(numbers):
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)

@@ -13,7 +13,7 @@ import torch
 from wqk import read_attention, same, scan
 from wqk.attention.bands import decay, rotary_bands
 from wqk.checkpoints import Part
-from wqk.checkpoints.live import StateDict
+from wqk.checkpoints.modules import StateDict
 from wqk.errors import CheckpointError
 
 # Modules of transformers, and the classes' names before VisionConfig and VisionRotaryEmbedding.

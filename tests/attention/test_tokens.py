@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import wqk
-from wqk.attention import tokens
-from wqk.attention.tokens import embedding_table, extreme_pairs, match_tokens, token_names
-from wqk.checkpoints.live import StateDict
+from wqk.checkpoints.modules import StateDict
 from wqk.cli import display
 from wqk.cli.tokens import lines_of
 from wqk.errors import CheckpointError
+from wqk.inspecting import tokens
+from wqk.inspecting.tokens import embedding_table, extreme_pairs, match_tokens, token_names
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -101,7 +101,7 @@ def test_a_large_vocabulary_takes_less_than_two_gigabytes(tmp_path: Path) -> Non
     config = {"model_type": "llama", "num_hidden_layers": 1, "num_attention_heads": 1}
     (tmp_path / "config.json").write_text(json.dumps(config | {"hidden_size": width}))
     code = (
-        "import resource, sys\nfrom wqk.attention.tokens import match_tokens\n"
+        "import resource, sys\nfrom wqk.inspecting.tokens import match_tokens\n"
         "found = match_tokens(sys.argv[1], 0, 0, top=5)\n"
         "print(max(p.query for p in found.largest), "
         "resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
@@ -119,7 +119,7 @@ def test_a_large_vocabulary_takes_less_than_two_gigabytes(tmp_path: Path) -> Non
 def test_scores_are_those_of_dense_matrices(
     distance: int, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wqk.attention.tokens.ROWS", rows)
+    monkeypatch.setattr("wqk.inspecting.tokens.ROWS", rows)
     checkpoint = model()
     found = match_tokens(checkpoint, layer=0, head=2, top=3, distance=distance)
     attention = wqk.read_attention(checkpoint, 0)

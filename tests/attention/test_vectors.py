@@ -11,10 +11,10 @@ from tests.families.proving import save
 
 import wqk
 from wqk.attention import attention_plans, load_attention
-from wqk.attention.verification.comparison import _InDoublePrecision
-from wqk.attention.verification.running import run
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import CheckpointError
+from wqk.inspecting.verification.comparison import _InDoublePrecision
+from wqk.inspecting.verification.running import run
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.monitor.models import bert
-from tests.monitor.test_monitor import same
+from tests.live.models import bert
+from tests.live.test_monitor import same
 
 import wqk
 from wqk.checkpoints import open_checkpoint

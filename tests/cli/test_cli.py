@@ -17,8 +17,8 @@ from click.testing import CliRunner, Result
 
 import wqk
 from wqk.cli.main import command
-from wqk.scanning.schema import SCHEMA
-from wqk.scanning.tables import read_table
+from wqk.tables.schema import SCHEMA
+from wqk.tables.score_table import read_table
 
 ENCODER = str(wqk.demo_model("encoder"))
 

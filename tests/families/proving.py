@@ -13,12 +13,17 @@ import numpy as np
 import pytest
 
 from wqk.attention import attention_plans, load_attention
-from wqk.attention.verification import verify
-from wqk.attention.verification.inputs import inputs_of
-from wqk.attention.verification.recording import heads_apart, listen, require_records
-from wqk.attention.verification.running import PADDING_MASKS, _load_model, _models, double_precision
 from wqk.checkpoints import open_checkpoint
 from wqk.families import find_family
+from wqk.inspecting.verification import verify
+from wqk.inspecting.verification.inputs import inputs_of
+from wqk.inspecting.verification.recording import heads_apart, listen, require_records
+from wqk.inspecting.verification.running import (
+    PADDING_MASKS,
+    _load_model,
+    _models,
+    double_precision,
+)
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

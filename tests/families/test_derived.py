@@ -11,11 +11,11 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from tests.families.deriving.deriving import derive
-from tests.families.deriving.probing import record_type
-from tests.families.deriving.proof import WEAK, faults
-from tests.families.deriving.records import Record, read_record
-from tests.families.deriving.writing import BY_TABLE, PAGE, family_text
+from tools.deriving.deriving import derive
+from tools.deriving.probing import record_type
+from tools.deriving.proof import WEAK, faults
+from tools.deriving.records import Record, read_record
+from tools.deriving.writing import BY_TABLE, PAGE, family_text
 
 from wqk.checkpoints import Checkpoint, open_checkpoint
 from wqk.families import find_family

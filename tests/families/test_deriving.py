@@ -11,13 +11,13 @@ import pytest
 pytest.importorskip("transformers")
 
 import torch
-from tests.families.deriving import probing
-from tests.families.deriving.feeding import adapted
-from tests.families.deriving.mending import mended, strong
-from tests.families.deriving.probing import record_type
-from tests.families.deriving.proof import faults
-from tests.families.deriving.records import read_record
-from tests.families.deriving.writing import family_text, rule_table
+from tools.deriving import probing
+from tools.deriving.feeding import adapted
+from tools.deriving.mending import mended, strong
+from tools.deriving.probing import record_type
+from tools.deriving.proof import faults
+from tools.deriving.records import read_record
+from tools.deriving.writing import family_text, rule_table
 
 from wqk.checkpoints import open_checkpoint
 from wqk.families import families
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.families.deriving.records import Record
+    from tools.deriving.records import Record
 
     from wqk.checkpoints import Checkpoint
 

@@ -9,11 +9,11 @@ import pytest
 from tests.stand_in import Module
 
 import wqk
-from wqk.atlas.placing import place
 from wqk.attention import attention_plans, read_attention
-from wqk.attention.explanation import explain
 from wqk.checkpoints import open_checkpoint
+from wqk.comparing.placing import place
 from wqk.errors import CheckpointError, UnknownFamily
+from wqk.inspecting.explanation import explain
 
 D = 24
 CONFIG = {"model_type": "nobody-knows", "num_attention_heads": 4, "hidden_size": D}
@@ -215,7 +215,7 @@ def test_cross_attention_of_bert_is_read() -> None:
 
 
 def test_the_command_says_that_it_guessed_in_its_summary() -> None:
-    from wqk.scanning.rendering import _summary_lines
+    from wqk.tables.rendering import _summary_lines
 
     lines = [line.plain for line in _summary_lines(wqk.scan(model({})))]
     assert all("(guessed)" in line for line in lines)

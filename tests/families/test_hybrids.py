@@ -12,9 +12,9 @@ from tests.families.proving import edit_config, edit_tensors, save
 from tests.stand_in import Module
 
 import wqk
-from wqk.attention.explanation import explain
-from wqk.attention.verification import verify
 from wqk.errors import CheckpointError, UnknownFamily
+from wqk.inspecting.explanation import explain
+from wqk.inspecting.verification import verify
 
 if TYPE_CHECKING:
     from pathlib import Path

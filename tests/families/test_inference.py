@@ -133,7 +133,7 @@ def test_a_guessed_family_gives_a_real_models_own_attention(shared: Path, tmp_pa
     transformers = pytest.importorskip("transformers")
     from safetensors.numpy import load_file, save_file
 
-    from wqk.attention.verification import verify
+    from wqk.inspecting.verification import verify
 
     source = shared / "checkpoints" / "gpt-nano-sort"
     transposed = ("c_attn.weight", "c_proj.weight", "c_fc.weight")

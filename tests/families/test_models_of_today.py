@@ -14,9 +14,9 @@ from tests.families.proving import edit_config, save
 from tests.stand_in import Module
 
 import wqk
-from wqk.attention.explanation import explain
 from wqk.cli.main import command
 from wqk.errors import UnknownFamily
+from wqk.inspecting.explanation import explain
 
 if TYPE_CHECKING:
     from pathlib import Path

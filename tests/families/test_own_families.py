@@ -9,7 +9,7 @@ from tests.families.architectures import Architecture
 from tests.families.architectures.architecture import GROUPED, TOKENS
 from tests.families.proving import save
 
-from wqk.attention.verification import verify
+from wqk.inspecting.verification import verify
 
 if TYPE_CHECKING:
     from pathlib import Path

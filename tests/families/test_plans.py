@@ -14,11 +14,11 @@ from tests.families.proving import edit_config, edit_tensors, save
 
 from wqk import explain, scan
 from wqk.attention import attention_plans, read_attention
-from wqk.attention.verification import verify
 from wqk.checkpoints import open_checkpoint
-from wqk.checkpoints.live import StateDict
+from wqk.checkpoints.modules import StateDict
 from wqk.errors import CheckpointError
 from wqk.families import families
+from wqk.inspecting.verification import verify
 
 if TYPE_CHECKING:
     from pathlib import Path

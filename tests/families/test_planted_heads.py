@@ -12,9 +12,9 @@ from tests.families.architectures.architecture import GROUPED
 from tests.families.proving import edit_tensors, save
 
 from wqk.attention import Attention, attention_plans, load_attention
-from wqk.attention.verification import verify
 from wqk.checkpoints import open_checkpoint
 from wqk.forms.scores import coupling, head_terms, symmetry
+from wqk.inspecting.verification import verify
 
 torch = pytest.importorskip("torch")
 

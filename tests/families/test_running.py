@@ -12,8 +12,8 @@ import torch
 from tests.families.architectures import NAMED
 from tests.families.proving import edit_config, save
 
-from wqk.attention.verification import verify
 from wqk.errors import CheckpointError, FormError, MissingPackage, UnknownFamily
+from wqk.inspecting.verification import verify
 
 
 def test_a_model_that_transformers_does_not_know(tmp_path: Path) -> None:

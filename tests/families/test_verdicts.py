@@ -13,11 +13,11 @@ from tests.families.architectures import Architecture
 from tests.families.architectures.architecture import BERT
 from tests.families.proving import save
 
-from wqk.attention.verification import verify
-from wqk.attention.verification.comparison import VerifiedBlock
-from wqk.attention.verification.products import form_difference
-from wqk.attention.verification.recording import Application
 from wqk.cli.main import command
+from wqk.inspecting.verification import verify
+from wqk.inspecting.verification.comparison import VerifiedBlock
+from wqk.inspecting.verification.products import form_difference
+from wqk.inspecting.verification.recording import Application
 
 # Rotary, causal and scaled, none of which a guess speaks of; as many key heads as query heads.
 LLAMA = Architecture("llama", "LlamaModel", BERT | {"num_hidden_layers": 1})

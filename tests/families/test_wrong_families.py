@@ -11,11 +11,11 @@ from tests.families.architectures import NAMED
 from tests.families.proving import edit_tensors, save
 
 from wqk.attention import Attention
-from wqk.attention.verification import verify
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import CheckpointError, WqkError
 from wqk.families import find_family
 from wqk.forms import BilinearForm
+from wqk.inspecting.verification import verify
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from wqk.scanning.tables import ScoreTable
+from wqk.tables.score_table import ScoreTable
 
 # A name that would end a script, open a tag, run, and be read as an entity or a template. Its last
 # part, which figures show, has all but the first of these.

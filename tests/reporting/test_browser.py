@@ -14,8 +14,8 @@ import pytest
 from tests.reporting.making import EVIL, rows, table, training
 
 import wqk
-from wqk.scanning.details import Details
-from wqk.scanning.schema import SCHEMA
+from wqk.tables.details import Details
+from wqk.tables.schema import SCHEMA
 
 pytest.importorskip("plotly")
 

@@ -21,9 +21,9 @@ import wqk
 from wqk.cli.main import command
 from wqk.errors import MissingPackage, OutputError, TableError
 from wqk.reporting.groups import groups, short_names
-from wqk.scanning.details import Details, LayerKey, block_details
-from wqk.scanning.schema import SCHEMA
-from wqk.scanning.tables import ScoreTable, read_table
+from wqk.tables.details import Details, LayerKey, block_details
+from wqk.tables.schema import SCHEMA
+from wqk.tables.score_table import ScoreTable, read_table
 
 pytest.importorskip("plotly")
 
@@ -381,7 +381,7 @@ def test_bad_input_is_one_line(arguments, message, run, tmp_path):
 
 
 def test_reports_of_runs_and_surveys(run, tmp_path):
-    from wqk.runs.run import create_run
+    from wqk.tables.run import create_run
 
     create_run(tmp_path / "run", {"recipe": {}})
     training("run", (5, 10)).write(tmp_path / "run" / "scores.jsonl")

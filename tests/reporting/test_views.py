@@ -15,11 +15,11 @@ from safetensors.numpy import load_file, save_file
 import wqk
 from wqk.attention.bands import rotary_bands
 from wqk.checkpoints import Part
-from wqk.checkpoints.live import StateDict
+from wqk.checkpoints.modules import StateDict
 from wqk.cli.main import command
 from wqk.errors import CheckpointError, FormError
 from wqk.forms.images import matrix_image
-from wqk.reporting.views import coupling_view
+from wqk.inspecting.views import coupling_view
 
 ENCODER = str(wqk.demo_model("encoder"))
 DECODER = str(wqk.demo_model("decoder"))

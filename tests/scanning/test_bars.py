@@ -12,7 +12,7 @@ from rich.cells import cell_len
 
 import wqk
 from wqk._console import plain
-from wqk.scanning.rendering import one_checkpoint
+from wqk.tables.rendering import one_checkpoint
 
 WIDTHS = (60, 80, 100, 160)
 SNAPSHOTS = Path(__file__).with_name("terminal")

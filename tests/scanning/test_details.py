@@ -19,7 +19,7 @@ from tests.stand_in import Module
 
 import wqk
 from wqk.errors import OutputError, TableError
-from wqk.scanning.details import (
+from wqk.tables.details import (
     SIDE,
     BlockDetails,
     Details,

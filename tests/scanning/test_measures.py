@@ -9,10 +9,10 @@ import pytest
 
 import wqk
 from wqk.attention.bands import decay, rotary_bands
-from wqk.checkpoints.live import StateDict
+from wqk.checkpoints.modules import StateDict
 from wqk.errors import CheckpointError
-from wqk.scanning.schema import MEASURES
-from wqk.scanning.tables import read_table
+from wqk.tables.schema import MEASURES
+from wqk.tables.score_table import read_table
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from wqk.checkpoints.live import StateDict
+from wqk.checkpoints.modules import StateDict
+from wqk.comparing.sameness import same
 from wqk.errors import CheckpointError
-from wqk.scanning.same import same
 
 if TYPE_CHECKING:
     from collections.abc import Callable

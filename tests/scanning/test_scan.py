@@ -15,7 +15,7 @@ from polars.testing import assert_frame_equal
 from tests.stand_in import Module
 
 import wqk
-from wqk.attention.mismatches import OtherHeadOrder
+from wqk.comparing.mistakes import OtherHeadOrder
 from wqk.scanning.scan import Progress
 
 # Per-layer symmetries of BERT-base, from the published result files.

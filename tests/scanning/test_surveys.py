@@ -42,7 +42,7 @@ from wqk.scanning.surveys.executors import run_in_processes
 from wqk.scanning.surveys.jobs import Job, expand
 from wqk.scanning.surveys.model_sets import model_set, model_sets
 from wqk.scanning.surveys.work import Outcome
-from wqk.scanning.tables import ScoreTable, read_table
+from wqk.tables.score_table import ScoreTable, read_table
 
 LAYERS, WIDTH, HEADS = 3, 64, 4
 

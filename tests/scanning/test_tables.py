@@ -26,9 +26,9 @@ import wqk
 from wqk._files import write_atomically
 from wqk.cli.main import command
 from wqk.errors import OutputError, TableError
-from wqk.scanning.formats import CONDITIONS
-from wqk.scanning.schema import KEY, SCHEMA, SCHEMA_VERSION
-from wqk.scanning.tables import ScoreTable, join, read_table, records
+from wqk.tables.formats import CONDITIONS
+from wqk.tables.schema import KEY, SCHEMA, SCHEMA_VERSION
+from wqk.tables.score_table import ScoreTable, join, read_table, records
 
 COLUMNS = [
     *("checkpoint", "revision", "step", "model_type", "family", "parameters", "stack", "kind"),
@@ -509,7 +509,7 @@ def test_a_new_file_has_the_users_rights(tmp_path):
 WRITE_FOREVER = """
 import sys
 from pathlib import Path
-from wqk.scanning.tables import ScoreTable, read_table
+from wqk.tables.score_table import ScoreTable, read_table
 
 path, rows = Path(sys.argv[1]), int(sys.argv[2])
 tables = [

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import wqk
 from wqk.scanning.surveys.watch import watch
-from wqk.scanning.tables import read_table
+from wqk.tables.score_table import read_table
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from wqk._typing import Float, Int
-from wqk.attention.sameness import Heads, InnerProducts
+from wqk.attention.inner_products import Heads, InnerProducts
 from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def rotary_bands(attention: Attention) -> Bands:
     --------
     >>> import numpy as np, wqk
     >>> weights = {f"layers.0.self_attn.{s}_proj.weight": np.eye(8) for s in "qk"}
-    >>> from wqk.checkpoints.live import StateDict
+    >>> from wqk.checkpoints.modules import StateDict
     >>> config = {"model_type": "llama", "num_hidden_layers": 1, "num_attention_heads": 2}
     >>> bands = rotary_bands(wqk.read_attention(StateDict(weights, config, "toy"), 0))
     >>> bands.energies.round(6).tolist(), bands.low_share.round(6).tolist()

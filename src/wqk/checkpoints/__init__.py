@@ -11,7 +11,7 @@ from wqk.checkpoints.adapters import AdaptedCheckpoint
 from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo
 from wqk.checkpoints.folders import exists, has_weights, open_adapter, open_local
 from wqk.checkpoints.hub import is_hub_id, open_base, open_hub
-from wqk.checkpoints.live import open_live
+from wqk.checkpoints.modules import open_live
 from wqk.checkpoints.references import presentable, step_in
 from wqk.checkpoints.web import hub_page, is_url, open_url
 from wqk.errors import CheckpointError, concerning

@@ -17,6 +17,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 import click
@@ -30,14 +31,17 @@ class Boundary(click.Group):
     Their list in the help has sections, with the first sentence of each verb.
     """
 
-    sections: Mapping[str, Sequence[click.Command]]
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.sections: dict[str, list[click.Command]] = {}
 
-    def add_sections(self, sections: Mapping[str, Sequence[click.Command]]) -> None:
-        """Add all commands of all sections."""
-        self.sections = sections
-        for commands in sections.values():
-            for command in commands:
-                self.add_command(command)
+    def add_sections(self, package: str, sections: Mapping[str, Sequence[str]]) -> None:
+        """Add verbs by section of the help; each is a module of the package, by name."""
+        for title, names in sections.items():
+            for name in names:
+                verb = getattr(import_module(f"{package}.{name}"), name)
+                self.sections.setdefault(title, []).append(verb)
+                self.add_command(verb)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the sections, as click writes its one list."""

@@ -25,12 +25,12 @@ def demo(out: Path, report: Path, as_json: bool) -> None:
 
     Needs no network and no PyTorch.
     """
+    from wqk._style import save_figure
     from wqk.cli import display
-    from wqk.demo.demo import demo_figure, demo_introduction, demo_table, demo_verdict
     from wqk.errors import MissingPackage
-    from wqk.figures import save_figure
     from wqk.reporting import write_report
-    from wqk.scanning.rendering import side_by_side
+    from wqk.reporting.demo import demo_figure, demo_introduction, demo_table, demo_verdict
+    from wqk.tables.rendering import side_by_side
 
     table = demo_table()
     if as_json:

@@ -42,8 +42,8 @@ def diff(before: str, after: str, out: Path | None, as_json: bool, **options: An
       wqk diff EleutherAI/pythia-160m EleutherAI/pythia-160m --revision step1000 --revision main
     """
     from wqk.cli import display
-    from wqk.scanning.differences import diff as diff_checkpoints
-    from wqk.scanning.tables import check_table_output, records
+    from wqk.comparing.differences import diff as diff_checkpoints
+    from wqk.tables.score_table import check_table_output, records
 
     if out:
         check_table_output(out)

@@ -22,8 +22,8 @@ def explain(ref: str, as_json: bool, **options: Any) -> None:
     Example:
       wqk explain google-bert/bert-base-uncased
     """
-    from wqk.attention.explanation import explain as explain_checkpoint
     from wqk.cli import display
+    from wqk.inspecting.explanation import explain as explain_checkpoint
 
     explanation = explain_checkpoint(ref, **options)
     display.show(asdict(explanation), explanation, as_json=as_json)

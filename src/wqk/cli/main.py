@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from importlib import import_module
+from importlib.metadata import entry_points
 
 import click
 
@@ -15,10 +15,11 @@ SECTIONS = {
     "Look at a checkpoint": ("scan", "explain", "verify", "show", "tokens"),
     "Compare checkpoints": ("diff", "same"),
     "Score many checkpoints": ("survey", "watch"),
-    "Train": ("corpus", "train", "experiments", "speedup", "glue"),
-    "Explain the paper": ("atlas", "figure", "theory", "demo"),
-    "Publish": ("report",),
+    "Publish": ("report", "demo"),
 }
+# Packages add verbs with an entry point of this group that names a mapping like the one above; the
+# modules are those next to it.
+PLUGINS = "wqk.commands"
 SHOWN = {"help_option_names": ["-h", "--help"], "show_default": True}
 
 
@@ -32,12 +33,9 @@ def command(debug: bool) -> None:
     """
 
 
-command.add_sections(
-    {
-        title: [getattr(import_module(f"wqk.cli.{name}"), name) for name in names]
-        for title, names in SECTIONS.items()
-    }
-)
+command.add_sections("wqk.cli", SECTIONS)
+for plugin in entry_points(group=PLUGINS):
+    command.add_sections(plugin.module, plugin.load())
 
 
 def main() -> None:

@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
+from wqk._options import TYPES, kind_of
 from wqk.errors import required_by
-from wqk.training.options import TYPES, kind_of
 
 # A checkpoint: a path, which a shell completes, or the name of something else.
 REF = click.Path(readable=False)
@@ -104,7 +104,7 @@ def options_of(
     types: Mapping[str, Any] | None = None,
     defaults: Callable[[str], str] | None = None,
 ) -> Callable[..., Any]:
-    """An option for each field of a class that is made of `wqk.training.options.option`.
+    """An option for each field of a class that is made of `wqk._options.option`.
 
     ``types`` parse fields that are not plain text or numbers; with ``defaults``, which tells a
     field's default for the help, options have none themselves.

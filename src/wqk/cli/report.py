@@ -10,7 +10,7 @@ import click
 from wqk.cli.options import FILE, PATH
 
 if TYPE_CHECKING:
-    from wqk.scanning.tables import ScoreTable
+    from wqk.tables.score_table import ScoreTable
 
 
 @click.command()
@@ -39,7 +39,7 @@ def report(
     """
     from wqk.cli import display
     from wqk.reporting import check_report, write_report
-    from wqk.scanning.details import read_details
+    from wqk.tables.details import read_details
 
     check_report(out)
     tables = [_table(source) for source in sources]
@@ -50,9 +50,9 @@ def report(
 
 def _table(source: Path) -> ScoreTable:
     """The scores in a file, in a training run, or in a survey."""
-    from wqk.atlas import survey_table
-    from wqk.runs.run import SETTINGS, open_run
-    from wqk.scanning.tables import read_table
+    from wqk.comparing.medians import survey_table
+    from wqk.tables.run import SETTINGS, open_run
+    from wqk.tables.score_table import read_table
 
     if (source / SETTINGS).is_file():
         return open_run(source).scores

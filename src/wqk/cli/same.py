@@ -12,7 +12,7 @@ from wqk.cli.options import FILE, REF, family_file, json_output, revision_of_eac
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wqk.scanning.same import CheckpointComparison
+    from wqk.comparing.sameness import CheckpointComparison
 
 
 @click.command()
@@ -39,7 +39,7 @@ def same(context: click.Context, /, ref: str, other: str, as_json: bool, **optio
       wqk same meta-llama/Llama-3.2-1B ./my-conversion
     """
     from wqk.cli import display
-    from wqk.scanning.same import same as compare
+    from wqk.comparing.sameness import same as compare
 
     result = compare(ref, other, **options)
     display.show(result.to_dict(), *_lines(result), as_json=as_json)

@@ -24,7 +24,7 @@ from wqk.cli.options import (
 from wqk.errors import WqkError
 
 if TYPE_CHECKING:
-    from wqk.scanning.tables import ScoreTable
+    from wqk.tables.score_table import ScoreTable
 
 
 @click.command()
@@ -106,11 +106,11 @@ def scan(
     from wqk.checkpoints import open_checkpoint, steps_of
     from wqk.cli import display
     from wqk.reporting import check_report, write_report
-    from wqk.scanning.details import check_details_output
-    from wqk.scanning.measured import measured
-    from wqk.scanning.rendering import definitions, one_checkpoint, overview, scores
     from wqk.scanning.scan import scan as scan_checkpoint
-    from wqk.scanning.tables import check_table_output, join
+    from wqk.tables.details import check_details_output
+    from wqk.tables.measured import measured
+    from wqk.tables.rendering import definitions, one_checkpoint, overview, scores
+    from wqk.tables.score_table import check_table_output, join
 
     for path, check in (
         (out, check_table_output),
@@ -186,8 +186,8 @@ def _print_placements(scans: Iterable[ScoreTable]) -> None:
     """The ranks of checkpoints among the published models."""
     from rich.text import Text
 
-    from wqk.atlas import place
     from wqk.cli import display
+    from wqk.comparing.placing import place
 
     placements = [placement for table in scans for placement in place(table)]
     names = {placement.name for placement in placements}

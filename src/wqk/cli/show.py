@@ -50,7 +50,7 @@ def show(ref: str, layer: int | None, out: Path | None, as_json: bool, **options
     """
     from wqk._style import check_picture
     from wqk.cli import display
-    from wqk.reporting.showing import show as show_checkpoint
+    from wqk.inspecting.showing import show as show_checkpoint
 
     views = [options[name] for name in ("head", "coupling", "distances", "bands")]
     if sum(view is not None and view is not False for view in views) > 1:

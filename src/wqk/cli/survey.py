@@ -13,7 +13,7 @@ from wqk.cli.options import COUNT, PATH, REF, every_head, gamma, json_output
 
 if TYPE_CHECKING:
     from wqk.scanning.surveys import SurveyProgress
-    from wqk.scanning.tables import ScoreTable
+    from wqk.tables.score_table import ScoreTable
 
 # Failures and groups of duplicates that are printed; the manifest has all of them.
 MOST_LINES = 20
@@ -105,7 +105,7 @@ def _progress(done: SurveyProgress) -> dict[str, Any]:
 def _print(table: ScoreTable, out: Path, as_json: bool) -> None:
     """The survey's results, duplicates and failures."""
     from wqk.cli import display
-    from wqk.scanning.rendering import overview
+    from wqk.tables.rendering import overview
 
     failed, duplicates = table.metadata["failed"], table.metadata["duplicates"]
     if as_json:

@@ -15,7 +15,7 @@ from wqk.cli.options import COUNT, REF, family_file, json_output, revision, stac
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from wqk.attention.tokens import TokenMatches, TokenPair
+    from wqk.inspecting.tokens import TokenMatches, TokenPair
 
 
 @click.command()
@@ -44,8 +44,8 @@ def tokens(ref: str, layer: int, head: int, as_json: bool, **options: Any) -> No
     Example:
       wqk tokens meta-llama/Llama-3.2-1B --layer 0 --head 3 --fold-norm
     """
-    from wqk.attention.tokens import match_tokens
     from wqk.cli import display
+    from wqk.inspecting.tokens import match_tokens
 
     matches = match_tokens(ref, layer, head, **options)
     kinds = ("largest", "smallest", "most_alike", "least_alike")

@@ -29,8 +29,8 @@ def verify(context: click.Context, /, ref: str, as_json: bool, **options: Any) -
     Example:
       wqk verify google-bert/bert-base-uncased
     """
-    from wqk.attention.verification import verify as verify_checkpoint
     from wqk.cli import display
+    from wqk.inspecting.verification import verify as verify_checkpoint
 
     result = verify_checkpoint(ref, **options)
     value = asdict(result) | {"ok": result.ok, "verdict": result.verdict}

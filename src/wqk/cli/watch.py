@@ -10,7 +10,7 @@ import click
 from wqk.cli.options import FOLDER, PATH, POSITIVE, REF, every_head, gamma
 
 if TYPE_CHECKING:
-    from wqk.scanning.tables import ScoreTable
+    from wqk.tables.score_table import ScoreTable
 
 
 @click.command()

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from wqk.errors import TableError
-from wqk.scanning.schema import KEY
+from wqk.tables.schema import KEY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from wqk.scanning.tables import ScoreTable
+    from wqk.tables.score_table import ScoreTable
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def groups(tables: Sequence[ScoreTable]) -> list[Group]:
 
     Examples
     --------
-    >>> from wqk.scanning.tables import ScoreTable
+    >>> from wqk.tables.score_table import ScoreTable
     >>> rows = [{"checkpoint": f"runs/bert/checkpoint-{step}", "step": step} for step in (1, 2)]
     >>> [(group.label, len(group.rows)) for group in groups([ScoreTable.from_rows(rows)])]
     [('runs/bert', 2)]

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from wqk.scanning.schema import SCHEMA
+from wqk.tables.schema import SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from wqk.reporting.groups import Group
-    from wqk.scanning.details import BlockDetails, Details
+    from wqk.tables.details import BlockDetails, Details
 
 # Pixels of all images together, and bins of a vector of norms: more would look the same, in a file
 # too large to send.

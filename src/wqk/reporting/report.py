@@ -25,8 +25,8 @@ from wqk.reporting.summary import (
     provenance,
     summary_table,
 )
-from wqk.scanning.details import Details
-from wqk.scanning.tables import ScoreTable
+from wqk.tables.details import Details
+from wqk.tables.score_table import ScoreTable
 
 SCRIPTS = ("scores.js", "drawing.js", "sections.js", "matrices.js", "table.js", "page.js")
 ENDINGS = (".html", ".htm")
@@ -51,7 +51,7 @@ def write_report(
     path
         The file, ``.html``, written atomically.
     details
-        Details from files (`wqk.scanning.details.read_details`), in addition to the tables' own
+        Details from files (`wqk.tables.details.read_details`), in addition to the tables' own
         (``wqk.scan(ref, details=True)``). Without any, the report says that they are missing.
     title
         Heading; the models' names otherwise.

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from wqk._console import count, number
-from wqk.atlas import place, sound_models
-from wqk.scanning.rendering import left_out
-from wqk.scanning.schema import GROUP, SUMMARIZED
-from wqk.scanning.tables import ScoreTable
+from wqk.comparing.placing import place, sound_models
+from wqk.tables.rendering import left_out
+from wqk.tables.schema import GROUP, SUMMARIZED
+from wqk.tables.score_table import ScoreTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from wqk.atlas import Placement
+    from wqk.comparing.placing import Placement
     from wqk.reporting.groups import Group
 
 STATUSES = {

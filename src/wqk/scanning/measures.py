@@ -21,7 +21,7 @@ from wqk.attention.bands import rotary_bands
 from wqk.attention.ceilings import ceilings, lacks_ceiling
 from wqk.errors import CheckpointError
 from wqk.forms.spectra import null_spectral_norm, null_spectrum, spectral_norm, spectrum
-from wqk.scanning.schema import MEASURES
+from wqk.tables.schema import MEASURES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

@@ -19,7 +19,6 @@ from wqk.checkpoints import open_checkpoint, steps_of
 from wqk.checkpoints.options import check_options
 from wqk.errors import CheckpointError, concerning
 from wqk.scanning.cores import all_blas_threads, is_confined, one_blas_thread, usable_cores
-from wqk.scanning.details import BlockDetails, Details, LayerKey, block_details
 from wqk.scanning.device import mover
 from wqk.scanning.measures import (
     check_measures,
@@ -28,8 +27,9 @@ from wqk.scanning.measures import (
 )
 from wqk.scanning.memory import blocks_that_fit, plan_bytes, wanted_parts
 from wqk.scanning.rows import block_columns, checkpoint_columns, score_heads, with_status
-from wqk.scanning.schema import LAYER
-from wqk.scanning.tables import ScoreTable, join
+from wqk.tables.details import BlockDetails, Details, LayerKey, block_details
+from wqk.tables.schema import LAYER
+from wqk.tables.score_table import ScoreTable, join
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence

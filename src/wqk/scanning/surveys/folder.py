@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from wqk._files import append_lines, locked, read_lines, unwritable
 from wqk.errors import OutputError, RunError, TableError
-from wqk.scanning.tables import ScoreTable, read_table
+from wqk.tables.score_table import ScoreTable, read_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

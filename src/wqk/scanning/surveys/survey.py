@@ -15,12 +15,12 @@ from wqk._version import __version__
 from wqk.checkpoints.options import HubAccess, check_options
 from wqk.errors import CheckpointError, WqkError
 from wqk.scanning.cores import usable_cores
-from wqk.scanning.schema import SCHEMA_VERSION
 from wqk.scanning.surveys.executors import run_in_processes, run_on
 from wqk.scanning.surveys.folder import SurveyFolder, open_folder
 from wqk.scanning.surveys.jobs import expand, hub_revisions
 from wqk.scanning.surveys.work import Options, failure, files_of, run_job
-from wqk.scanning.tables import ScoreTable, join
+from wqk.tables.schema import SCHEMA_VERSION
+from wqk.tables.score_table import ScoreTable, join
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

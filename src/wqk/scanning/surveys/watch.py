@@ -14,14 +14,14 @@ from wqk.checkpoints.references import step_in
 from wqk.errors import WqkError
 from wqk.scanning.surveys.survey import survey
 from wqk.scanning.surveys.work import files_of
-from wqk.scanning.tables import read_table
+from wqk.tables.score_table import read_table
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator
     from concurrent.futures import Executor
 
-    from wqk.scanning.tables import ScoreTable
+    from wqk.tables.score_table import ScoreTable
 
 
 def watch(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from wqk.checkpoints import Part, TensorInfo
     from wqk.checkpoints.options import HubAccess
     from wqk.scanning.surveys.jobs import Job
-    from wqk.scanning.tables import ScoreTable
+    from wqk.tables.score_table import ScoreTable
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,261 @@
+"""How far, and in which direction, the forms moved between two checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+from rich.text import Text
+
+from wqk._console import number
+from wqk._typing import FilePath
+from wqk._version import __version__
+from wqk.attention import attention_plans, load_attention
+from wqk.attention.coordinates import PLAIN
+from wqk.checkpoints import open_checkpoint
+from wqk.checkpoints.options import HubFolder, check_options
+from wqk.errors import CheckpointError
+from wqk.forms.scores import directionality, symmetry
+from wqk.forms.updates import update_measures
+from wqk.scanning.rows import block_columns, checkpoint_columns
+from wqk.tables.conditions import conditions
+from wqk.tables.rendering import NumberTable, title
+from wqk.tables.schema import SCHEMA, UPDATE_TERMS
+from wqk.tables.score_table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Unpack
+
+    from wqk.attention import Attention
+    from wqk.forms import BilinearForm
+
+_SHARED = ("checkpoint", "revision", "step", "model_type", "family")
+_PLACE = ("stack", "kind", "layer", "head", "key_head", "heads", "key_heads", "d_query", "d_key")
+
+DIFFERENCE_SCHEMA: dict[str, pl.DataType] = {
+    "before": pl.String(),
+    "before_revision": pl.String(),
+    "before_step": pl.Int64(),
+    **{name: SCHEMA[name] for name in (*_SHARED, *_PLACE)},
+    "norm": pl.Float64(),
+    "moved": pl.Float64(),
+    "cosine": pl.Float64(),
+    "symmetry": pl.Float64(),
+    "directionality": pl.Float64(),
+    "directionality_excess": pl.Float64(),
+    "status": pl.String(),
+}
+
+
+# Columns of the Markdown and LaTeX files, with their headings.
+_PRINTED = {
+    "layer": ("layer", "layer"),
+    "head": ("head", "head"),
+    "norm": ("norm", r"$\lVert W_{qk} \rVert$"),
+    "moved": ("moved", r"$\lVert \Delta W_{qk} \rVert / \lVert W_{qk} \rVert$"),
+    "cosine": ("cosine", "cosine"),
+    "symmetry": ("symmetry", "$s$"),
+    "directionality": ("directionality", "$d$"),
+    "directionality_excess": ("(excess)", "$d$ (excess)"),
+    "status": ("status", "status"),
+}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class DifferenceTable(Table):
+    """How the forms of two checkpoints differ, one row for each layer and for each head.
+
+    ``norm`` is that of the form before, ``moved`` the norm of the difference over it, ``cosine``
+    that between the two forms; symmetry and directionality are the difference's own, and null if
+    nothing has moved. The terms of first and second order in the factors follow on request.
+    """
+
+    schema = DIFFERENCE_SCHEMA
+    optional = UPDATE_TERMS
+    printed = _PRINTED
+
+    def _shown(self, width: int) -> Iterator[Any]:
+        return _lines(self)
+
+
+def diff(
+    before: Any,
+    after: Any,
+    *,
+    revisions: tuple[str | None, str | None] = (None, None),
+    gamma: float = 2.0,
+    heads: bool = True,
+    family: FilePath | None = None,
+    heads_per_layer: int | None = None,
+    key_heads: int | None = None,
+    terms: bool = False,
+    **hub: Unpack[HubFolder],
+) -> DifferenceTable:
+    """Compare the forms of two checkpoints of one architecture, such as before and after tuning.
+
+    Parameters
+    ----------
+    before, after
+        As for `wqk.open_checkpoint`; a training run's folder stands for its last step.
+    revisions
+        Revisions of the two, if they are Hub repositories.
+    gamma, heads, family, heads_per_layer, key_heads
+        As for `wqk.scan`.
+    terms
+        Whether to add norm, σ₁ and stable rank of the terms of first and second order in the
+        factors, ΔA Bᵀ + A ΔBᵀ and ΔA ΔBᵀ.
+    **hub
+        ``subfolder``, ``token``, ``cache_dir``, ``local_files_only``: see `open_checkpoint`.
+
+    Returns
+    -------
+    DifferenceTable
+        A row for each layer, and with ``heads`` one for each head after it.
+
+    Raises
+    ------
+    CheckpointError
+        The two do not have the same attention blocks.
+
+    Examples
+    --------
+    >>> import wqk
+    >>> table = wqk.diff(wqk.demo_model("encoder"), wqk.demo_model("encoder"), heads=False)
+    >>> table.frame.select("layer", "moved", "cosine", "symmetry", "status").row(0)
+    (0, 0.0, 1.0, None, 'unmoved')
+    """
+    check_options("diff", hub, HubFolder)
+    old = open_checkpoint(before, revisions[0], **hub)
+    new = open_checkpoint(after, revisions[1], **hub)
+    old_plans, new_plans = (
+        attention_plans(c, family, heads_per_layer, key_heads) for c in (old, new)
+    )
+    layers, new_layers = (
+        [f"{p.rule.stack} {p.kind}-attention, layer {p.layer}" for p in plans]
+        for plans in (old_plans, new_plans)
+    )
+    odd = next((pair for pair in zip_longest(layers, new_layers) if pair[0] != pair[1]), None)
+    if odd:
+        raise CheckpointError(
+            f"{old.name} and {new.name} cannot be compared: one has {odd[0] or 'no more layers'} "
+            f"where the other has {odd[1] or 'no more layers'}"
+        )
+    shared = {
+        "before": old.name,
+        "before_revision": old.revision,
+        "before_step": old.step,
+        **checkpoint_columns(new),
+    }
+    rows = [
+        {**shared, **row}
+        for old_plan, new_plan in zip(old_plans, new_plans, strict=True)
+        for row in _rows(load_attention(old, old_plan), load_attention(new, new_plan), gamma, terms)
+        if heads or row["head"] is None
+    ]
+    columns = {**DIFFERENCE_SCHEMA, **(UPDATE_TERMS if terms else {})}
+    frame = pl.DataFrame(rows, schema=columns, strict=False)
+    return DifferenceTable(frame, {"wqk": __version__, "gamma": gamma})
+
+
+def _rows(old: Attention, new: Attention, gamma: float, terms: bool) -> Iterator[dict[str, Any]]:
+    """The rows of one block: its layer's, then its heads'."""
+    if (old.heads.shape, old.heads.stack, old.heads.rank) != (
+        new.heads.shape,
+        new.heads.stack,
+        new.heads.rank,
+    ):
+        raise CheckpointError(
+            f"layer {old.layer} has {old!r} before and {new!r} after; only equal shapes compare"
+        )
+    _, sharing = new.heads.stack
+    shared = block_columns(new.heads, new.plan, PLAIN, distance=0)
+    for numbers, columns in (
+        ([None], _columns(old.form, new.form, gamma, terms)),
+        (range(old.head_count), _columns(old.heads, new.heads, gamma, terms)),
+    ):
+        for index, head in enumerate(numbers):
+            found = {name: float(column[index]) for name, column in columns.items()}
+            values = {name: None if np.isnan(value) else value for name, value in found.items()}
+            statuses = {old.plan.status, new.plan.status} - {"ok"}
+            moved = values["directionality"] is not None
+            status = min(statuses, default="ok") if moved else "unmoved"
+            if values["norm"] == 0:
+                status = "degenerate"
+            key_head = None if head is None else head // sharing
+            yield {**shared, "head": head, "key_head": key_head, **values, "status": status}
+
+
+def _columns(
+    old: BilinearForm, new: BilinearForm, gamma: float, terms: bool
+) -> dict[str, np.ndarray]:
+    """Each measure of a form, or of a stack of them, flat."""
+    step = new.difference(old)
+    norm, new_norm, moved = (np.asarray(form.norm, np.float64) for form in (old, new, step))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        measures = {
+            "norm": norm,
+            "moved": moved / norm,
+            # ‖M − M₀‖² = ‖M‖² + ‖M₀‖² − 2 ⟨M, M₀⟩, solved for the product.
+            "cosine": (norm / new_norm + new_norm / norm - (moved / norm) * (moved / new_norm)) / 2,
+            "directionality": directionality(step, gamma, "norm"),
+            "directionality_excess": directionality(step, gamma, "excess"),
+        }
+    if step.is_square:
+        measures["symmetry"] = symmetry(step)
+    if terms:
+        measures |= update_measures(old, new)
+    return {name: np.ravel(values) for name, values in measures.items()}
+
+
+def _lines(table: DifferenceTable) -> Iterator[Any]:
+    """One line per compared layer or head."""
+    frame = table.frame
+    if not frame.height:
+        yield Text("no rows")
+        return
+    first = frame.row(0, named=True)
+    before = {"checkpoint": first["before"], "revision": first["before_revision"]}
+    yield Text.assemble("\n", (title(before), "bold"), " → ", (title(first), "bold"))
+    headings = {name: text for name, (text, _) in table.printed.items() if name != "layer"}
+    if frame["head"].is_null().all():
+        del headings["head"]
+    if (frame["status"] == "ok").all():
+        del headings["status"]
+    unusual = conditions(frame, table.metadata, every=False)
+    for rows in frame.partition_by("stack", "kind", maintain_order=True):
+        row = rows.row(0, named=True)
+        where = f"{row['stack']} {row['kind']}-attention"
+        yield Text(" · ".join([str(row["family"]), where, *unusual]))
+        yield _differences(rows, headings)
+        for order in ("first", "second"):
+            if f"{order}_order_norm" in frame.columns:
+                names = [n for n in UPDATE_TERMS if n.startswith(order)]
+                texts = {n: n.removeprefix(f"{order}_order_").replace("_", " ") for n in names}
+                yield Text(f"term of {order} order")
+                yield _differences(
+                    rows, {n: headings[n] for n in ("head",) if n in headings} | texts
+                )
+    yield Text(
+        "moved: norm of the difference over the norm before; symmetry and directionality are the "
+        "difference's own" + ("; unmoved: there is no difference" if "status" in headings else ""),
+        style="dim",
+    )
+
+
+def _differences(rows: pl.DataFrame, headings: dict[str, str]) -> NumberTable:
+    lines = NumberTable("layer", *headings.values(), narrow=True)
+    for row in rows.iter_rows(named=True):
+        lines.add_row(str(row["layer"]), *(_difference_cell(n, row[n]) for n in headings))
+    return lines
+
+
+def _difference_cell(name: str, value: Any) -> str:
+    if name == "head":
+        return "all" if value is None else str(value)
+    if name in UPDATE_TERMS and value is not None:
+        return f"{value:.3g}"
+    return number(value) if isinstance(value, float | None) else str(value)

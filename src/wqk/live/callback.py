@@ -1,0 +1,152 @@
+"""The monitor as a callback of `transformers.Trainer`.
+
+Imported only when `ScoreCallback` is used, since it needs `transformers`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+
+from wqk._typing import FilePath
+from wqk.checkpoints.options import check_options
+from wqk.errors import MissingPackage
+from wqk.live.monitor import Monitor
+from wqk.live.tracking import Tracker
+
+try:
+    from transformers.trainer_callback import TrainerCallback
+except ImportError:
+    raise MissingPackage("ScoreCallback needs transformers: pip install 'wqk[train]'") from None
+
+if TYPE_CHECKING:
+    from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
+
+    from wqk.live.alarms import Alarm
+    from wqk.tables.score_table import ScoreTable
+
+LOG = logging.getLogger("wqk.live")
+
+
+class MonitorOptions(TypedDict, total=False):
+    """What `Monitor` takes besides the model and the file."""
+
+    every: int | None
+    steps: Iterable[int] | Literal["log"]
+    gamma: float
+    heads: bool
+    family: FilePath | None
+    heads_per_layer: int | None
+    name: str | None
+    measures: Collection[str]
+    per_layer: bool
+    on_alarm: Callable[[Alarm], object] | None
+    growth: float | None
+    reference: ScoreTable | str | PathLike[str] | None
+    deviation: float
+    background: bool
+
+
+class ScoreCallback(TrainerCallback):  # type: ignore[misc]
+    """Score the model that a `transformers.Trainer` trains, and log the medians to its loggers.
+
+    Scores are computed before the first step, at the given steps, and after the last step. Rows go
+    to ``scores.jsonl`` and ``updates.jsonl`` in the folder. A resumed run appends to the same
+    files. With `attach`, medians also go to the Trainer's log history and loggers, which a callback
+    that is only added cannot reach.
+
+    Parameters
+    ----------
+    folder
+        The run's folder, such as the Trainer's ``output_dir``.
+    every, steps, ...
+        Everything else that `Monitor` takes; steps are optimizer steps, the Trainer's
+        ``global_step``.
+
+    Examples
+    --------
+    >>> import wqk
+    >>> callback = wqk.ScoreCallback("run", every=200)
+
+    and then ``callback.attach(trainer)``.
+    """
+
+    def __init__(
+        self,
+        folder: str | PathLike[str],
+        **options: Unpack[MonitorOptions],
+    ) -> None:
+        check_options("ScoreCallback", options, MonitorOptions)
+        self.folder = Path(folder)
+        self._options = options
+        self.monitor: Monitor | None = None
+        self._trainer: Trainer | None = None
+
+    def attach(self, trainer: Trainer) -> ScoreCallback:
+        """Add the callback to a Trainer, and log through it.
+
+        Raises
+        ------
+        UnknownFamily, CheckpointError, RunError
+            The Trainer's model cannot be monitored.
+        """
+        self._require_model(trainer.model)
+        self._trainer = trainer
+        if self not in trainer.callback_handler.callbacks:
+            trainer.add_callback(self)
+        return self
+
+    def on_init_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Refuse a model that cannot be monitored as early as possible."""
+        self._require_model(kwargs["model"])
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Find the queries and keys, and score the initial weights."""
+        self.monitor = Monitor(kwargs["model"], self.folder / "scores.jsonl", **self._options)
+        if self._trainer is None and args.report_to:
+            LOG.warning("wqk.ScoreCallback: no logger gets the medians without attach(trainer)")
+        self._log(self.monitor(state.global_step), control)
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Compute scores if they are due, and after the last step."""
+        assert self.monitor is not None
+        is_last = state.global_step >= state.max_steps or control.should_training_stop
+        look = self.monitor.look if is_last else self.monitor
+        self._log(look(state.global_step), control)
+        if is_last:
+            self._log(self.monitor.flush(), control)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Compute scores after the last step of a run that ended early; they are not logged.
+
+        Nor are they computed if the Trainer has replaced the last model by the best one.
+        """
+        assert self.monitor is not None
+        if not args.load_best_model_at_end:
+            self.monitor.look(state.global_step)
+        self.monitor.wait()
+
+    def _log(self, medians: dict[str, float], control: TrainerControl) -> None:
+        """Send medians, and the cost of the latest look, to all of the Trainer's loggers."""
+        if medians and self._trainer is not None:
+            assert self.monitor is not None
+            share = self.monitor.costs[-1].share
+            medians |= {"wqk/look_share": share} if share == share else {}
+            wanted = control.should_log  # which the Trainer resets whenever it logs
+            self._trainer.log(medians)
+            control.should_log = wanted
+
+    def _require_model(self, model: Any) -> None:
+        options = self._options
+        Tracker(model, "", options.get("family"), options.get("heads_per_layer"))

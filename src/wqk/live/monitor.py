@@ -1,0 +1,317 @@
+"""Scores of a model during training, written to a file: for custom training loops."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from wqk._files import append_lines
+from wqk._typing import FilePath
+from wqk.errors import RunError
+from wqk.live import journal
+from wqk.live.alarms import Bounds
+from wqk.live.scoring import medians, score_look, score_update
+from wqk.live.tracking import Tracker, is_first_process
+from wqk.scanning.measures import check_measures
+from wqk.tables.run import read_table
+from wqk.tables.score_table import records
+
+if TYPE_CHECKING:
+    from wqk.live.alarms import Alarm
+    from wqk.live.tracking import Snapshot
+    from wqk.tables.score_table import ScoreTable
+
+LOG = logging.getLogger("wqk.live")
+
+
+class LookCost(NamedTuple):
+    """What computing the scores of one step cost."""
+
+    step: int  # optimizer steps done
+    seconds: float  # how long training waited
+    share: float  # of the time since the previous scores; NaN for the first
+
+
+class Cadence:
+    """Multiples of ``every`` and single ``steps``, or 1, 2, 4, 8, ... if these are ``"log"``."""
+
+    def __init__(self, every: int | None = None, steps: Iterable[int] | str = ()) -> None:
+        if every is not None and every < 1:
+            raise RunError(f"a monitor scores every N steps with N at least 1, got every={every}")
+        self._powers = isinstance(steps, str)
+        if self._powers and steps != "log":
+            raise RunError(f"steps must be numbers, or 'log' for 1, 2, 4, 8, ...; got {steps!r}")
+        self._every, self._steps = every, frozenset(() if self._powers else steps)
+
+    def is_due(self, step: int) -> bool:
+        """Whether scores are due after this many optimizer steps.
+
+        Examples
+        --------
+        >>> cadence = Cadence(every=10, steps="log")
+        >>> [step for step in range(24) if cadence.is_due(step)]
+        [0, 1, 2, 4, 8, 10, 16, 20]
+        """
+        is_multiple = self._every is not None and step % self._every == 0
+        is_power = self._powers and step > 0 and step & (step - 1) == 0
+        return is_multiple or is_power or step in self._steps
+
+
+class Monitor:
+    """Score a model's query-key forms while it trains, and append them to a file.
+
+    Call it with the number of optimizer steps done so far. At the first call and at the given
+    steps it scores every layer and head as `wqk.scan` does, and the change of each form since the
+    previous scores. It never stops a training run: after construction, errors are logged as
+    warnings.
+
+    Parameters
+    ----------
+    model
+        The `nn.Module` that is trained, plain or wrapped by `torch.compile`,
+        `DistributedDataParallel` or `fully_shard`. In a distributed run every process makes a
+        monitor and calls it at the same steps; the first one writes.
+    path
+        A ``.jsonl`` file, such as ``run/scores.jsonl``; the changes go to ``updates.jsonl`` next
+        to it (``NAME-updates.jsonl`` for any other ``NAME.jsonl``).
+    every, steps
+        When to score: at multiples of ``every`` (None for no multiples), and at these steps, or at
+        1, 2, 4, 8, ... with ``"log"``.
+    gamma, heads, family, heads_per_layer
+        As for `wqk.scan`.
+    name
+        The run's name in the column ``checkpoint``; the folder's name by default.
+    measures
+        What to add to the rows, from ``"spectral_norm"``, ``"spectrum"``, ``"ceiling"``,
+        ``"bands"``: see `wqk.scanning.measures`. With one of the first two, changes also get the
+        terms of first and second order in the factors.
+    per_layer
+        Whether to return the numbers of every layer for logging, besides the medians.
+    on_alarm, growth, reference, deviation
+        ``on_alarm`` is called with an `Alarm` when a norm or a ceiling of a layer grows by more
+        than the factor ``growth`` within 1000 steps, or differs from ``reference``, the scores of
+        another run, by more than the factor ``deviation``: once for each layer and column.
+    background
+        Whether to score in a thread while training continues. A step then waits only for the copies
+        of queries and keys, and for the previous scores if they are not ready; its numbers for
+        logging are returned by the next `look`, or by `flush`. The table is the same, bit for bit.
+
+    Attributes
+    ----------
+    latest
+        The latest scores.
+    costs
+        What each look cost.
+
+    Raises
+    ------
+    UnknownFamily
+        The model belongs to no known family, and none can be guessed.
+    CheckpointError
+        Its queries and keys cannot be read.
+    RunError
+        They are sharded in a way that hides them, or the file holds scores of another kind.
+    OutputError
+        The file cannot be written.
+
+    Examples
+    --------
+    >>> from tempfile import mkdtemp
+    >>> from transformers import BertConfig, BertModel
+    >>> import wqk
+    >>> model = BertModel(BertConfig(hidden_size=8, num_hidden_layers=2, num_attention_heads=2))
+    >>> monitor = wqk.Monitor(model, mkdtemp() + "/scores.jsonl", every=2)
+    >>> for step in range(5):
+    ...     looked = monitor(step)
+    ...     _ = model.encoder.layer[0].attention.self.query.weight.data.mul_(1.5)
+    >>> monitor.table.layers.frame.select("step", "layer").rows()
+    [(0, 0), (0, 1), (2, 0), (2, 1), (4, 0), (4, 1)]
+    >>> monitor.updates.layers.frame.select("step", "layer", "status").rows()[:2]
+    [(2, 0, 'ok'), (2, 1, 'degenerate')]
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        path: str | PathLike[str],
+        *,
+        every: int | None = 1000,
+        steps: Iterable[int] | Literal["log"] = (),
+        gamma: float = 2.0,
+        heads: bool = True,
+        family: FilePath | None = None,
+        heads_per_layer: int | None = None,
+        name: str | None = None,
+        measures: Collection[str] = (),
+        per_layer: bool = False,
+        on_alarm: Callable[[Alarm], object] | None = None,
+        growth: float | None = None,
+        reference: ScoreTable | str | PathLike[str] | None = None,
+        deviation: float = 2.0,
+        background: bool = False,
+    ) -> None:
+        path = Path(path)
+        check_measures(measures, "qk")
+        if on_alarm is None and (growth, reference) != (None, None):
+            raise RunError("growth and reference say when to call on_alarm; give it as well")
+        self._cadence = Cadence(every, steps)
+        self._gamma, self._heads = gamma, heads
+        self._measures, self._per_layer, self._on_alarm = measures, per_layer, on_alarm
+        self._bounds = partial(Bounds, growth, reference, deviation)
+        self._watch = self._bounds() if on_alarm else None
+        self._tracker = Tracker(
+            model,
+            name or path.resolve().parent.name,
+            family,
+            heads_per_layer,
+            with_norms="ceiling" in measures,
+        )
+        self._scores, self._updates = journal.journals(path)
+        if is_first_process():
+            journal.check(self._scores, gamma)
+            journal.check(self._updates, gamma)
+        self._step: int | None = None
+        self._has_begun = False
+        self._before: Snapshot | None = None
+        self._warned: set[str] = set()
+        self._thread = ThreadPoolExecutor(1, "wqk-monitor") if background else None
+        self._pending: Future[dict[str, float]] | None = None
+        self._returned: float | None = None
+        self.latest: ScoreTable | None = None
+        self.costs: list[LookCost] = []
+
+    def __call__(self, step: int) -> dict[str, float]:
+        """Compute scores if they are due after ``step`` optimizer steps.
+
+        Returns
+        -------
+        dict
+            As returned by `look`; empty if no scores were due.
+        """
+        is_first = self._step is None or step < self._step
+        return self.look(step) if is_first or self._cadence.is_due(step) else {}
+
+    def look(self, step: int) -> dict[str, float]:
+        """Compute scores now, for instance after the last step, unless this step has been scored.
+
+        In a resumed run, the first call removes the rows of later steps.
+
+        Returns
+        -------
+        dict
+            Medians over layers, to be logged: ``wqk/symmetry_median`` and so on, and
+            ``wqk/update_symmetry_median`` and so on for the change; of the previous look with
+            ``background``. Empty in all processes of a distributed run but the first.
+        """
+        if step == self._step:
+            return {}
+        start = time.perf_counter()
+        found: dict[str, float] = {}
+        if self._step is not None and step < self._step:
+            self.flush()
+            self._has_begun, self._before = False, None
+            self._watch = self._bounds() if self._on_alarm else None
+        self._step = step
+        try:
+            snapshot = self._tracker.snapshot(step)
+            if snapshot is not None and self._thread:
+                found = self.flush()
+                self._pending = self._thread.submit(self._score_safely, snapshot, step)
+            elif snapshot is not None:
+                found = self._score_safely(snapshot, step)
+        except Exception as error:  # scores must not stop a run of weeks
+            self._warn(type(error).__name__, f"step {step} has no scores: {error}")
+        now = time.perf_counter()
+        since = float("nan") if self._returned is None else now - self._returned
+        self.costs.append(LookCost(step, now - start, (now - start) / since))
+        self._returned = now
+        return found
+
+    def flush(self) -> dict[str, float]:
+        """Wait for scores that are being computed in the background; return their medians."""
+        pending, self._pending = self._pending, None
+        return pending.result() if pending else {}
+
+    def __repr__(self) -> str:
+        """The latest scores, as the command shows a scan, and what they cost."""
+        steps = f"wqk.Monitor({str(self._scores)!r}), step {self._step}"
+        if self.costs:
+            _, seconds, share = self.costs[-1]
+            part = "" if share != share else f", {share:.2%} of the time since the previous scores"
+            steps += f"; training waited {seconds:.3f} s{part}"
+        return steps if self.latest is None else f"{steps}\n{self.latest}"
+
+    @property
+    def table(self) -> ScoreTable:
+        """All scores so far, including those of earlier sessions of the run."""
+        self.wait()
+        return read_table(self._scores)
+
+    @property
+    def updates(self) -> ScoreTable:
+        """The scores of all changes between consecutive scored steps; ``step`` is the later one."""
+        self.wait()
+        return read_table(self._updates)
+
+    def wait(self) -> None:
+        """Wait for scores that are being computed in the background; `flush` returns them."""
+        if self._pending:
+            self._pending.result()
+
+    def _score_safely(self, snapshot: Snapshot, step: int) -> dict[str, float]:
+        try:
+            return self._score(snapshot, step)
+        except Exception as error:  # as in `look`
+            self._warn(type(error).__name__, f"step {step} has no scores: {error}")
+            return {}
+
+    def _score(self, snapshot: Snapshot, step: int) -> dict[str, float]:
+        """Score a snapshot and its change, and write both."""
+        plans, before = self._tracker.plans, self._before
+        table = score_look(snapshot, plans, self._gamma, self._heads, self._measures)
+        found = medians(table, layers=self._per_layer)
+        if not self._has_begun:
+            self._begin(step, table.metadata)
+        if before is not None:
+            update = score_update(before, snapshot, plans, self._gamma, self._heads, self._measures)
+            append_lines(self._updates, *records(update.frame))
+            found |= medians(update, "update_", self._per_layer)
+        append_lines(self._scores, *records(table.frame))
+        self._before, self.latest = snapshot, table
+        if snapshot.non_finite:
+            names = sorted(part.name for part in snapshot.non_finite)
+            self._warn(
+                "non-finite",
+                f"at step {step}, {len(names)} query and key tensors have NaN or infinite entries, "
+                f"{names[0]} for one: the loss has probably diverged; their rows have the status "
+                "'non-finite'",
+            )
+        if self._watch and self._on_alarm:
+            for alarm in self._watch.look(table):
+                self._on_alarm(alarm)
+        return {f"wqk/{name}": value for name, value in found.items()}
+
+    def _begin(self, step: int, metadata: Mapping[str, Any]) -> None:
+        """Truncate the files to this step, whose scores are appended next."""
+        lost = journal.begin(self._scores, step - 1, metadata)
+        journal.begin(self._updates, step, {**metadata, "form": "update"})
+        self._has_begun = True
+        if lost:
+            LOG.warning(
+                "wqk.Monitor: %s: %d rows of an earlier run are gone; this one begins at step %d",
+                self._scores,
+                lost,
+                step,
+            )
+
+    def _warn(self, kind: str, message: str) -> None:
+        """Log a warning once for each kind."""
+        if kind not in self._warned:
+            self._warned.add(kind)
+            LOG.warning("wqk.Monitor: %s", message)

@@ -1,0 +1,130 @@
+"""The scores of one step, and of the change since the previously scored step."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from wqk.attention import load_attention
+from wqk.attention.coordinates import Block
+from wqk.forms.updates import change, update_measures
+from wqk.live.alarms import SIZES
+from wqk.scanning.scan import scan_plans
+from wqk.tables.schema import SCHEMA, SUMMARIZED, UPDATE_TERMS
+from wqk.tables.score_table import ScoreTable
+
+if TYPE_CHECKING:
+    from wqk.attention import Attention
+    from wqk.families import AttentionPlan
+    from wqk.forms import BilinearForm
+    from wqk.live.tracking import Snapshot
+
+# What identifies a row of one step.
+ROW = ["stack", "kind", "layer", "head"]
+
+
+def score_look(
+    snapshot: Snapshot,
+    plans: Sequence[AttentionPlan],
+    gamma: float,
+    heads: bool,
+    measures: Collection[str] = (),
+) -> ScoreTable:
+    """The table that `wqk.scan` returns for the model; non-finite blocks are marked."""
+    table = scan_plans(snapshot, plans, gamma=gamma, heads=heads, measures=measures)
+    return _blanked(table, [plan for plan in plans if not snapshot.is_finite(plan)])
+
+
+def score_update(
+    before: Snapshot,
+    after: Snapshot,
+    plans: Sequence[AttentionPlan],
+    gamma: float,
+    heads: bool,
+    measures: Collection[str] = (),
+) -> ScoreTable:
+    """Scores of the forms after minus the forms before, ΔW_qk (paper, Remark S1.6), of rank 2r.
+
+    ``symmetry_within_random`` is null: it assigns dimensions to heads at random, and those of a
+    difference are not the model's. Measures of the spectrum apply to the change as well, and add
+    the columns of `wqk.forms.updates.update_measures`.
+    """
+    measures = [name for name in measures if name in ("spectral_norm", "spectrum")]
+    terms: list[dict[str, Any]] = []
+
+    def read(plan: AttentionPlan) -> Block:
+        old, new = load_attention(before, plan), load_attention(after, plan)
+        if measures:
+            terms.extend(_term_rows(old, new, plan, heads))
+        return Block((), iter([(0, change(old.heads, new.heads))]))
+
+    table = scan_plans(after, plans, gamma=gamma, heads=heads, measures=measures, read=read)
+    if terms:
+        columns = {**{name: SCHEMA[name] for name in ROW}, **UPDATE_TERMS}
+        more = pl.DataFrame(terms, schema=columns, strict=False)
+        frame = table.frame.join(more, on=ROW, how="left", nulls_equal=True)
+        table = ScoreTable(frame, table.metadata)
+    unknown = pl.lit(None, pl.Float64).alias("symmetry_within_random")
+    broken = [plan for plan in plans if not (before.is_finite(plan) and after.is_finite(plan))]
+    frame = _blanked(table, broken).frame.with_columns(unknown)
+    return ScoreTable(frame, {**table.metadata, "form": "update"})
+
+
+def _term_rows(
+    old: Attention, new: Attention, plan: AttentionPlan, heads: bool
+) -> Iterator[dict[str, Any]]:
+    """Measures of the first- and second-order terms, of a layer and of its heads."""
+    numbered: list[tuple[BilinearForm, BilinearForm, Sequence[int | None]]] = [
+        (old.form, new.form, [None])
+    ]
+    if heads:
+        numbered.append((old.heads, new.heads, range(old.head_count)))
+    for before, after, numbers in numbered:
+        columns = {name: np.ravel(v) for name, v in update_measures(before, after).items()}
+        for index, head in enumerate(numbers):
+            values = {name: float(column[index]) for name, column in columns.items()}
+            yield dict(zip(ROW, (plan.stack, plan.kind, plan.layer, head), strict=True)) | values
+
+
+def medians(table: ScoreTable, prefix: str = "", layers: bool = False) -> dict[str, float]:
+    """Medians over layers by name, such as ``symmetry_median``, and on request all layers' values.
+
+    With several stacks or kinds of attention, names begin with these:
+    ``decoder/cross/symmetry_median``; a layer's value is ``layer_03/symmetry``.
+    """
+    frame = table.layers.frame.with_columns(pl.col(pl.Float64).fill_nan(None))
+    sizes = [name for name in SIZES if name != "norm" and name in frame.columns]
+    columns = [*SUMMARIZED, *sizes]
+    leading = [name for name in ("stack", "kind") if frame[name].n_unique() > 1]
+    found: dict[str, float] = {}
+    for part in frame.partition_by("stack", "kind", maintain_order=True):
+        rows = [(f"{prefix}{{}}_median", part.select(pl.col(columns).median()).row(0, named=True))]
+        if layers:
+            rows += [
+                (f"layer_{r['layer']:02d}/{prefix}{{}}", r) for r in part.iter_rows(named=True)
+            ]
+        start = "".join(f"{part[name][0]}/" for name in leading)
+        for name, row in rows:
+            found |= {start + name.format(c): row[c] for c in columns if row[c] is not None}
+    return found
+
+
+def _blanked(table: ScoreTable, broken: Sequence[AttentionPlan]) -> ScoreTable:
+    """The table with no scores for these blocks, and the status ``non-finite``."""
+    if not broken:
+        return table
+    blocks = pl.DataFrame(
+        [(p.stack, p.kind, p.layer) for p in broken],
+        schema=["stack", "kind", "layer"],
+        orient="row",
+    ).with_columns(is_broken=True)
+    is_broken = pl.col("is_broken").fill_null(False)
+    scores = [name for name, kind in table.frame.schema.items() if kind == pl.Float64]
+    frame = table.frame.join(blocks, on=["stack", "kind", "layer"], how="left").with_columns(
+        *(pl.when(~is_broken).then(score).alias(score) for score in scores),
+        status=pl.when(is_broken).then(pl.lit("non-finite")).otherwise("status"),
+    )
+    return ScoreTable(frame, table.metadata)

@@ -1,0 +1,329 @@
+"""Initialize the query, key and value weights of a model, in place, and report what changed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from wqk._console import counted
+from wqk.attention import attention_plans, load_attention
+from wqk.checkpoints import Part, open_checkpoint
+from wqk.checkpoints.modules import Parameters
+from wqk.errors import CheckpointError, FormError, UnknownFamily
+from wqk.families.layouts import Projection, put_outputs
+from wqk.forms.scores import symmetry
+from wqk.live.starts.kinds import KINDS, Kind, mimetic, planes, shared_queries
+
+if TYPE_CHECKING:
+    from wqk._typing import Array, FilePath
+    from wqk.checkpoints import Checkpoint
+    from wqk.families import AttentionPlan, Side
+
+# By how much a start's symmetry may differ from its kind's, in float32.
+TOLERANCE = 1e-4
+
+# Whole tensors of a layer, by name.
+Copies = dict[str, np.ndarray]
+
+
+class LayerScores(NamedTuple):
+    """Scores of a layer's form, which includes the gains of query and key norms.
+
+    ``own_score`` is the expected attention logit of a token with itself, averaged over heads, if
+    its components are independent with unit variance, as after a layer norm: scale · trace / H.
+    """
+
+    symmetry: float
+    trace: float
+    norm: float
+    own_score: float
+    value_norm: float  #: ‖W_v‖; NaN if values are not a single projection.
+
+
+@dataclass(frozen=True)
+class LayerChange:
+    """One layer's form before and after."""
+
+    stack: str
+    layer: int
+    before: LayerScores
+    after: LayerScores
+
+    @property
+    def norm_ratio(self) -> float:
+        """‖W_qk‖ after, divided by that before; NaN if that was zero."""
+        return self.after.norm / self.before.norm if self.before.norm else math.nan
+
+    @property
+    def value_ratio(self) -> float:
+        """‖W_v‖ after, divided by that before; NaN if that was zero or is unknown."""
+        before = self.before.value_norm
+        return self.after.value_norm / before if before else math.nan
+
+
+@dataclass(frozen=True, repr=False)
+class Initialization:
+    """The layers that were set, in order; printing it shows a line for each."""
+
+    kind: str  #: The kind of initialization.
+    layers: tuple[LayerChange, ...]  #: Each with its scores before and after.
+
+    def __repr__(self) -> str:
+        head = f"{self.kind} initialization of {counted(len(self.layers), 'layer')}"
+        columns = (
+            f"{'layer':>18}  {'symmetry':>17}  {'trace':>21}  {'own-token score':>17}"
+            "  norm ratio  values"
+        )
+        return "\n".join([head, columns, *map(_line, self.layers)])
+
+
+def _line(change: LayerChange) -> str:
+    before, after = change.before, change.after
+    return (
+        f"{change.stack:>14} {change.layer:>3}"
+        f"  {before.symmetry:>7.3f} → {after.symmetry:>7.3f}"
+        f"  {before.trace:>9.3g} → {after.trace:>9.3g}"
+        f"  {before.own_score:>7.3f} → {after.own_score:>7.3f}"
+        f"  {change.norm_ratio:>10.3f}  {change.value_ratio:>6.3f}"
+    )
+
+
+def initialize_(
+    model: Any,
+    kind: str,
+    *,
+    seed: int | None = None,
+    norm_ratio: float | None = None,
+    value_ratio: float | None = None,
+    alpha: float = 0.7,
+    beta: float = 0.7,
+    family: FilePath | None = None,
+) -> Initialization:
+    """Set the queries, keys and values of every self-attention of a model, in place.
+
+    Everything else is unchanged, including cross-attention and other parts of fused tensors;
+    parameters keep their identity, type and device. All kinds but ``mimetic`` and ``published``
+    keep the queries and compute the keys from them, so that models from one seed differ only in
+    their keys; where both have biases, the key's is computed in the same way.
+
+    Parameters
+    ----------
+    model
+        An `nn.Module` of `transformers`, of a family that wqk knows.
+    kind
+        ``random``: the model is only measured. ``symmetric``: W_k = W_q (paper, S2.1).
+        ``negated``: W_k = −W_q. ``indefinite``: W_q with half of the signs flipped. ``paired``:
+        every other head is its neighbor's transpose. ``skew``: rotated by 90°, for symmetry −1.
+        ``mimetic``: W_q W_kᵀ ≈ α Z + β I. ``published``: as the paper's code did, queries and
+        values drawn anew, uniform in ±1/√D, W_k = W_q, biases left; and its controls
+        ``published-independent``, ``-indefinite``, ``-negated``, ``-values`` and
+        ``-queries-keys``. The documentation's page on initialization defines each of them.
+    seed
+        For newly drawn weights; PyTorch's own generators are not used. None for the seed that
+        PyTorch was last given.
+    norm_ratio
+        Scale queries and keys equally so that every layer's ‖W_qk‖ changes by this factor.
+    value_ratio
+        Multiply the values by this factor, after the kind has set them.
+    alpha, beta
+        Parameters of ``mimetic``.
+    family
+        A family file, for a model of an unknown family.
+
+    Returns
+    -------
+    Initialization
+        Each layer's symmetry, trace, norm, own-token score and norm of values, before and after.
+
+    Raises
+    ------
+    FormError
+        There is no such kind, or a ratio is not a positive number.
+    UnknownFamily
+        No family describes the model; weights are not written based on a guess.
+    CheckpointError
+        The model's weights are not loaded, or this kind cannot set them. Nothing was written.
+
+    Examples
+    --------
+    >>> import torch, transformers, wqk
+    >>> _ = torch.manual_seed(0)
+    >>> model = transformers.GPT2Model(transformers.GPT2Config(n_embd=32, n_layer=1, n_head=4))
+    >>> report = wqk.initialize_(model, "symmetric")
+    >>> round(report.layers[0].after.symmetry, 6)
+    1.0
+    """
+    if kind not in KINDS:
+        raise FormError(f"an initialization must be one of {', '.join(KINDS)}, got {kind!r}")
+    for name, ratio in (("norm_ratio", norm_ratio), ("value_ratio", value_ratio)):
+        if ratio is not None and not 0 < ratio < float("inf"):
+            raise FormError(f"{name} must be a positive number, got {ratio!r}")
+    import torch
+
+    chosen = KINDS[kind]
+    if kind == "mimetic":
+        chosen = chosen._replace(draw=partial(mimetic, alpha=alpha, beta=beta))
+    writes = chosen != Kind() or norm_ratio is not None or value_ratio is not None
+    parameters = Parameters(model)
+    checkpoint = open_checkpoint(model)
+    plans = [plan for plan in attention_plans(checkpoint, family) if plan.kind == "self"]
+    _require_settable(plans, checkpoint.name, parameters.adapted, writes)
+    # NumPy's generator, since PyTorch's with the model's own seed would repeat its embedding.
+    rng = np.random.default_rng(torch.initial_seed() if seed is None else seed)
+    # All are planned before the first is written: a model is set as a whole or not at all.
+    planned = [_planned(checkpoint, plan, chosen, rng, norm_ratio, value_ratio) for plan in plans]
+    with torch.no_grad():
+        for plan, (_, copies) in zip(plans, planned, strict=True) if writes else ():
+            new = open_checkpoint(copies)
+            for side in filter(None, (plan.query, plan.key, plan.value)):
+                if _is_single(side):
+                    bias = None if side.bias is None else _bias(new, side)
+                    _put(parameters.arrays, side, _weight(new, side), bias)
+    return Initialization(
+        kind,
+        tuple(
+            LayerChange(plan.stack, plan.layer, before, _measured(checkpoint, plan))
+            for plan, (before, _) in zip(plans, planned, strict=True)
+        ),
+    )
+
+
+def _require_settable(
+    plans: Sequence[AttentionPlan], name: str, adapted: Collection[str], writes: bool
+) -> None:
+    if not plans:
+        raise CheckpointError(f"{name}: has no self-attention to initialize")
+    for plan in plans if writes else ():
+        if plan.rule.guess:
+            raise UnknownFamily(
+                f"{name}: the family of this model is unknown, and no weights are "
+                f"written based on a guess ({plan.rule.guess}); describe it in a family file, "
+                "check that with `wqk verify`, and pass it as family="
+            )
+        weights = [part.name for part in (*plan.parts, *(plan.value.parts if plan.value else ()))]
+        if own := next((weight for weight in weights if weight in adapted), None):
+            raise CheckpointError(
+                f"{name}: {own} has an adapter, whose product would be added to what is written; "
+                "initialize the model before it is adapted"
+            )
+        if not (_is_single(plan.query) and _is_single(plan.key)):
+            raise CheckpointError(
+                f"{name}: keys and values share a latent, so the keys cannot be set without the "
+                "values"
+            )
+
+
+def _planned(
+    checkpoint: Checkpoint,
+    plan: AttentionPlan,
+    kind: Kind,
+    rng: np.random.Generator,
+    norm_ratio: float | None,
+    value_ratio: float | None,
+) -> tuple[LayerScores, Copies]:
+    """A layer's current scores, and copies of its tensors with its new weights."""
+    query, key, value = plan.query, plan.key, plan.value
+    names = {part.name for part in (*plan.parts, *(value.parts if value else ()))}
+    copies = {name: checkpoint.read([Part(name)])[0] for name in names}
+    trial = open_checkpoint(copies)  # shows what is written into the copies
+    before = _measured(trial, plan)
+    if kind.draw:
+        sides = {"query": query, "key": key, "value": value}
+        single = {r: side for r, side in sides.items() if side and _is_single(side)}
+        shapes = {role: _weight(trial, side).shape for role, side in single.items()}
+        try:
+            drawn = kind.draw(shapes, rng)
+        except KeyError:
+            raise _values_apart(checkpoint.name, plan, "drawn") from None
+        for role, weight in drawn.items():
+            _put(copies, single[role], weight)
+    if kind.turn:
+        order, turn = planes(plan), kind.turn
+
+        def keys(queries: Array) -> Array:
+            if query.norm and query.norm.kind == "layer":
+                queries = queries - queries.mean(axis=1, keepdims=True)  # as the norm will
+            return turn.keys(shared_queries(queries, key.heads), order)
+
+        with_bias = kind.biases and query.bias is not None and key.bias is not None
+        bias = keys(_bias(trial, query)) if with_bias else None
+        _put(copies, key, keys(_weight(trial, query)), bias)
+    if value_ratio is not None:
+        if value is None or not _is_single(value):
+            raise _values_apart(checkpoint.name, plan, "scaled")
+        _put(copies, value, _weight(trial, value) * np.float32(value_ratio))
+    after = _measured(trial, plan)
+    if kind.turn and not abs(after.symmetry - kind.turn.symmetry) < TOLERANCE:
+        raise CheckpointError(
+            f"{checkpoint.name}: layer {plan.layer} of the {plan.stack} would have symmetry "
+            f"{after.symmetry:.3f} instead of {kind.turn.symmetry:.0f}: its queries are zero, or "
+            "the gains of its query and key norms differ; change these first"
+        )
+    if norm_ratio is not None and after.norm:
+        factor = np.float32((norm_ratio * before.norm / after.norm) ** 0.5)
+        for side in (query, key):
+            bias = None if side.bias is None else _bias(trial, side) * factor
+            _put(copies, side, _weight(trial, side) * factor, bias)
+    return before, copies
+
+
+def _values_apart(name: str, plan: AttentionPlan, change: str) -> CheckpointError:
+    return CheckpointError(
+        f"{name}: the values of layer {plan.layer} are not a single projection and cannot be "
+        f"{change}"
+    )
+
+
+def _is_single(side: Side) -> bool:
+    return isinstance(side.projection, Projection)
+
+
+def _weight(checkpoint: Checkpoint, side: Side) -> np.ndarray:
+    """A side's weight (heads, R, D)."""
+    assert isinstance(side.projection, Projection)
+    weight: np.ndarray = side.projection.take(checkpoint.read([side.projection.part])[0])
+    return weight
+
+
+def _bias(checkpoint: Checkpoint, side: Side) -> np.ndarray:
+    """A side's bias (heads, R, 1)."""
+    assert side.bias is not None
+    bias: np.ndarray = checkpoint.read([side.bias])[0].reshape(side.heads, side.head_width, 1)
+    return bias
+
+
+def _put(
+    tensors: Mapping[str, Any], side: Side, weight: np.ndarray, bias: np.ndarray | None = None
+) -> None:
+    """Write a side's weight, and its bias if given, into whole tensors of NumPy or PyTorch."""
+
+    def as_in(tensor: Any, values: np.ndarray) -> Any:
+        if isinstance(tensor, np.ndarray):
+            return values
+        import torch
+
+        return torch.from_numpy(np.ascontiguousarray(values)).to(tensor)
+
+    assert isinstance(side.projection, Projection)
+    tensor = tensors[side.tensor]
+    side.projection.put(tensor, as_in(tensor, weight))
+    if side.bias is not None and bias is not None:
+        tensor = tensors[side.bias.name]
+        put_outputs(tensor, side.bias.rows, as_in(tensor, bias.reshape(-1)))
+
+
+def _measured(checkpoint: Checkpoint, plan: AttentionPlan) -> LayerScores:
+    """The current scores of one layer."""
+    attention = load_attention(checkpoint, plan)
+    form, value_norm = attention.form, math.nan
+    if plan.value and _is_single(plan.value):
+        weight = _weight(checkpoint, plan.value)
+        value_norm = float(np.linalg.norm(weight.astype(np.float64)))
+    trace = float(form.trace)
+    own_score = plan.scale * trace / attention.head_count
+    return LayerScores(float(symmetry(form)), trace, float(form.norm), own_score, value_norm)

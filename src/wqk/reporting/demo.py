@@ -1,0 +1,112 @@
+"""Two small models that ship with the package: an encoder and a decoder with the same recipe."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from wqk._style import LABELS, new_figure, style
+from wqk.attention import read_attention
+from wqk.checkpoints import open_checkpoint
+from wqk.forms.images import matrix_image
+from wqk.scanning.scan import scan
+from wqk.tables.plotting import layer_curves
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from wqk.tables.score_table import ScoreTable
+
+FOLDER = Path(__file__).parent / "demo_models"
+Name = Literal["encoder", "decoder"]
+MODELS: tuple[Name, ...] = ("encoder", "decoder")
+
+# The paper's claims, by which each of an encoder's scores is larger than a decoder's.
+CLAIMS = {
+    "symmetry": "bidirectional training makes W_qk symmetric",
+    "directionality_excess": "autoregressive training makes columns dominate",
+}
+
+
+def demo_model(name: Name) -> Path:
+    """Folder of a model that ships with the package: its query and key weights and configuration.
+
+    Both have one shape and were trained on one text with one recipe, the encoder to fill in masked
+    characters, the decoder to predict the next one (``examples/train_demo_pair.sh``).
+
+    Examples
+    --------
+    >>> sorted(path.name for path in demo_model("decoder").iterdir())
+    ['config.json', 'model.safetensors']
+    """
+    return FOLDER / name
+
+
+def demo_table() -> ScoreTable:
+    """Scores and details of both models in one table; the checkpoints are their names."""
+    checkpoints = []
+    for name in MODELS:
+        checkpoint = open_checkpoint(FOLDER / name)
+        checkpoint.name = name
+        checkpoints.append(checkpoint)
+    return scan(checkpoints, details=True)
+
+
+def demo_introduction() -> str:
+    """What the two models are and how they were trained."""
+    training, config = (
+        json.loads((FOLDER / file).read_text(encoding="utf-8"))
+        for file in ("training.json", "encoder/config.json")
+    )
+    encoder, decoder = (training[name]["held_out_loss"] for name in MODELS)
+    return (
+        f"Two models of one shape ({config['num_hidden_layers']} layers, width "
+        f"{config['hidden_size']}, {config['num_attention_heads']} heads), trained from the same "
+        f"start on the same {training['tokens'] / 1e6:.1f} million characters of Wikipedia. The "
+        "encoder fills in masked characters from both sides, the decoder predicts the next one "
+        f"from the left. Held-out losses are {encoder:.2f} and {decoder:.2f} nats; from "
+        f"the frequencies of characters alone, {training['unigram_entropy']:.2f}."
+    )
+
+
+def demo_verdict(table: ScoreTable) -> str:
+    """Whether the paper's claims hold in every layer, and the medians."""
+    layers = table.layers.frame
+    encoder, decoder = (layers.filter(checkpoint=name).sort("layer") for name in MODELS)
+    lines = []
+    for score, claim in CLAIMS.items():
+        pairs = zip(encoder["layer"], encoder[score], decoder[score], strict=True)
+        against = [str(layer) for layer, one, other in pairs if not one > other]
+        verdict = f"not in layer {', '.join(against)}" if against else "in every layer"
+        label = score.replace("_excess", " (excess)")
+        lines.append(
+            f"The paper: {claim}. Here: {verdict}; median {label} encoder "
+            f"{np.median(encoder[score]):.2f}, decoder {np.median(decoder[score]):.2f}."
+        )
+    return "\n".join(lines)
+
+
+@style()
+def demo_figure(table: ScoreTable) -> Figure:
+    """Draw the scores of both models, and one layer's matrix of each (needs matplotlib)."""
+    from wqk.reporting.pictures import draw_entries
+
+    # For each model, the layer that shows its structure best.
+    layers = table.layers.frame
+    chosen: dict[Name, int] = {
+        "encoder": layers.filter(checkpoint="encoder").sort("symmetry")["layer"][-1],
+        "decoder": layers.filter(checkpoint="decoder").sort("directionality_excess")["layer"][0],
+    }
+    figure = new_figure(9.4, 2.4)
+    axes = figure.subplots(1, 4, width_ratios=[1.1, 1.1, 1.0, 1.0])
+    for axis, (score, title) in zip(axes[:2], LABELS.items(), strict=True):
+        layer_curves(axis, table, score, title)
+    axes[0].legend(loc="best")
+    for axis, (name, layer) in zip(axes[2:], chosen.items(), strict=True):
+        draw_entries(axis, matrix_image(read_attention(demo_model(name), layer).form))
+        axis.set(title=f"{name}, layer {layer}", xlabel="key side", ylabel="query side")
+        axis.set(xticks=[], yticks=[], box_aspect=1)
+    return figure

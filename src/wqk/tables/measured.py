@@ -1,0 +1,72 @@
+"""Rows of a score table with measures, in the table's order or sorted, for the terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+from rich.text import Text
+
+from wqk._console import plain_table
+from wqk.errors import TableError
+from wqk.tables.schema import MEASURES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from wqk.tables.score_table import ScoreTable
+
+# The value in parentheses: what chance would give.
+BESIDE = {
+    "spectral_norm": "spectral_norm_null",
+    "stable_rank": "stable_rank_null",
+    "effective_rank": "effective_rank_null",
+    "eigenvalue_positivity": "eigenvalue_positivity_spread",
+}
+SHORT = {
+    "eigenvalue_positivity": "positivity",
+    "spectral_norm": "σ₁",
+    "score_ceiling_any_distance": "any distance",
+}
+
+
+def measured(
+    table: ScoreTable, measures: Sequence[str], sort_by: str | None, top: int | None
+) -> Iterator[Any]:
+    """A table of scores and one for each measure, of the first ``top`` rows by a column."""
+    frame = table.frame
+    if sort_by is not None:
+        if sort_by not in frame.columns:
+            raise TableError(f"no column {sort_by!r}; columns are {', '.join(frame.columns)}")
+        nothing = pl.col(sort_by).fill_nan(None) if frame[sort_by].dtype.is_float() else sort_by
+        frame = frame.sort(nothing, descending=True, nulls_last=True, maintain_order=True)
+    sheets = [[n for n in MEASURES[measure] if n not in BESIDE.values()] for measure in measures]
+    sheets = [["symmetry", "directionality", "directionality_excess", "norm"], *sheets]
+    index = [c for c in ("checkpoint", "stack", "kind", "distance") if frame[c].n_unique() > 1]
+    index += ["layer", "head"] if frame["head"].is_not_null().any() else ["layer"]
+    yield Text(table.frame["checkpoint"][0], style="bold")
+    for columns in sheets:
+        there = [c for c in columns if c in frame.columns and frame[c].is_not_null().any()]
+        if not there:
+            continue
+        if sort_by is not None and sort_by not in (*there, *index):
+            there.append(sort_by)
+        names = (*index, *there)
+        lines = plain_table(*(SHORT.get(name, name.replace("_", " ")) for name in names))
+        for row in frame.head(top or frame.height).iter_rows(named=True):
+            cells = ["all" if row[name] is None else str(row[name]) for name in index]
+            lines.add_row(*cells, *(_cell(row[n], row.get(BESIDE.get(n, ""))) for n in there))
+        yield lines
+    chance = any(name in frame.columns for name in BESIDE.values())
+    notes = ["In parentheses: the same of factors with independent entries."] if chance else []
+    reasons = table.metadata.get("no_ceiling") or {}
+    notes += [f"No ceiling ({stack}): {reason}." for stack, reason in reasons.items()]
+    yield from (Text(note, style="dim") for note in notes)
+
+
+def _cell(value: object, beside: float | None) -> str:
+    if value is None:
+        return "–"
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.3g}" + (f" ({beside:.2g})" if beside is not None else "")

@@ -1,0 +1,192 @@
+"""Run directories: what a training run has written so far, readable during training.
+
+::
+
+    RUN/run.json         recipe, model configuration, environment, corpus; written once
+    RUN/metrics.jsonl    losses, one JSON object a line, appended
+    RUN/scores.jsonl     a score table with a `step` on every row, appended
+    RUN/updates.jsonl    the same for the change since the previous scores
+    RUN/checkpoint-N/    the model after N steps, and all that a resumed run needs; renamed into
+                         place when complete
+
+A killed run leaves complete lines and at most one torn last line, which is ignored.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from wqk._files import json_line, read_lines, write_atomically
+from wqk.errors import RunError, first_line
+from wqk.tables.score_table import ScoreTable
+
+SETTINGS, METRICS, SCORES, UPDATES = "run.json", "metrics.jsonl", "scores.jsonl", "updates.jsonl"
+
+METRICS_SCHEMA: dict[str, pl.DataType] = {
+    "step": pl.Int64(),
+    "loss": pl.Float64(),
+    "penalty": pl.Float64(),
+    "held_out_loss": pl.Float64(),
+    "learning_rate": pl.Float64(),
+    "tokens": pl.Int64(),
+    "seconds": pl.Float64(),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run's directory; files are read on first access and cached."""
+
+    folder: Path
+    #: What ``run.json`` holds: ``recipe``, ``model``, ``corpus``, ``environment``.
+    settings: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        """The folder's own name."""
+        return self.folder.resolve().name
+
+    @property
+    def recipe(self) -> Mapping[str, Any]:
+        """All that determines the numbers, as written by `wqk_lab.training.recipe.Recipe`."""
+        return self._setting("recipe")
+
+    @property
+    def corpus(self) -> Mapping[str, Any]:
+        """The token store of the run: ``folder``, ``fingerprint``, ``unit`` and others."""
+        return self._setting("corpus")
+
+    def _setting(self, name: str) -> Mapping[str, Any]:
+        """A part of the settings; RunError if it is missing."""
+        part = self.settings.get(name)
+        if not isinstance(part, dict):
+            raise RunError(f"{self.folder / SETTINGS}: expected an object {name!r}, got {part!r}")
+        return part
+
+    @cached_property
+    def metrics(self) -> pl.DataFrame:
+        """One row for each step that was logged, in order, with the columns of `METRICS_SCHEMA`.
+
+        ``loss`` is the mean in nats per predicted token since the previous row, without the
+        ``penalty``; ``held_out_loss`` is null at steps without one; ``tokens`` and ``seconds`` (of
+        training) are totals.
+
+        Raises
+        ------
+        RunError
+            A line before the last is damaged.
+        """
+        path = self.folder / METRICS
+        try:
+            lines = pl.DataFrame(read_lines(path), schema=METRICS_SCHEMA)
+        except (TypeError, ValueError, OverflowError, pl.exceptions.PolarsError) as error:
+            reason = first_line(error)
+            raise RunError(f"{path}: does not hold a run's metrics ({reason})") from None
+        merged = [pl.col(name).drop_nulls().last() for name in METRICS_SCHEMA if name != "step"]
+        return lines.group_by("step").agg(merged).sort("step")
+
+    @cached_property
+    def scores(self) -> ScoreTable:
+        """Scores during training; empty if none were recorded."""
+        return read_table(self.folder / SCORES)
+
+    @cached_property
+    def updates(self) -> ScoreTable:
+        """Scores of the forms' change since the previous scores; ``step`` is the later one."""
+        return read_table(self.folder / UPDATES)
+
+    @cached_property
+    def checkpoints(self) -> list[tuple[int, Path]]:
+        """Steps and folders of the complete checkpoints, earliest first."""
+        return checkpoints_in(self.folder)
+
+
+def open_run(folder: str | PathLike[str]) -> Run:
+    """The run in a folder, finished or not.
+
+    Raises
+    ------
+    RunError
+        The folder contains no run, or its ``run.json`` cannot be read.
+
+    Examples
+    --------
+    >>> from tempfile import mkdtemp
+    >>> run = create_run(mkdtemp() + "/first", {"recipe": {"steps": 2}})
+    >>> from wqk._files import append_lines
+    >>> append_lines(run.folder / METRICS, {"step": 1, "loss": 2.5, "seconds": 0.1})
+    >>> append_lines(run.folder / METRICS, {"step": 1, "held_out_loss": 2.75})
+    >>> again = open_run(run.folder)
+    >>> again.name, again.recipe["steps"], again.checkpoints
+    ('first', 2, [])
+    >>> again.metrics.select("step", "loss", "held_out_loss").rows()
+    [(1, 2.5, 2.75)]
+    """
+    folder = Path(folder)
+    path = folder / SETTINGS
+    try:
+        settings = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise RunError(f"{folder}: not a run's folder; expected a {SETTINGS} in it") from None
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError):
+        settings = None
+    if not isinstance(settings, dict):
+        raise RunError(f"{path}: expected one JSON object with the run's settings")
+    return Run(folder, settings)
+
+
+def create_run(folder: str | PathLike[str], settings: Mapping[str, Any]) -> Run:
+    """Create a run's folder with its settings; RunError if it already contains a run."""
+    folder = Path(folder)
+    if (folder / SETTINGS).exists():
+        raise RunError(f"{folder}: already contains a run; resume it, or choose another folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{folder}: cannot be created ({error.strerror})") from None
+    content = json.dumps(dict(settings), indent=2, ensure_ascii=False) + "\n"
+    write_atomically(folder / SETTINGS, content.encode())
+    return Run(folder, dict(settings))
+
+
+def checkpoints_in(folder: Path) -> list[tuple[int, Path]]:
+    """Steps and folders of a run's complete checkpoints, earliest first."""
+    matches = ((re.fullmatch(r"checkpoint-(\d+)", path.name), path) for path in folder.iterdir())
+    return sorted((int(match[1]), path) for match, path in matches if match and path.is_dir())
+
+
+def drop_after(path: Path, step: int) -> None:
+    """Rewrite a file of JSON lines without those of later steps, and without a torn line."""
+    if path.exists():
+        lines = read_lines(path)
+        if any(not isinstance(line.get("step", 0), int) for line in lines):
+            raise RunError(f"{path}: expected a number as the step of every line")
+        write_atomically(path, *(json_line(line) for line in lines if line.get("step", 0) <= step))
+
+
+def read_table(path: Path) -> ScoreTable:
+    """A score table that is being appended to: as `wqk.read_table`, but without a torn last line.
+
+    Raises
+    ------
+    RunError
+        A complete line is not a row of a score table, or the file cannot be read.
+    """
+    lines = read_lines(path)
+    metadata = lines.pop(0)["metadata"] if lines and "metadata" in lines[0] else {}
+    try:
+        return ScoreTable.from_rows(lines, metadata)
+    except (TypeError, ValueError, OverflowError, pl.exceptions.PolarsError) as error:
+        reason = first_line(error)
+        raise RunError(f"{path}: does not hold a run's scores ({reason})") from None

@@ -1,0 +1,319 @@
+"""Tables with a schema: a polars frame, its metadata, and every export."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+import polars as pl
+
+from wqk._console import Shown
+from wqk._files import check_output, write_atomically
+from wqk.errors import MissingPackage, TableError, first_line
+from wqk.tables.details import Details
+from wqk.tables.schema import GROUP, OPTIONAL, SCHEMA, SCHEMA_VERSION, SUMMARIZED, present
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from os import PathLike
+
+    import pandas
+    from matplotlib.figure import Figure
+
+
+# Columns of the Markdown and LaTeX files, with their headings.
+_PRINTED = {
+    "window": ("window", "window"),
+    "layer": ("layer", "layer"),
+    "head": ("head", "head"),
+    "symmetry": ("symmetry", "$s$"),
+    "symmetry_null": ("null", "$s_0$"),
+    "symmetry_within_heads": ("in heads", "$s$ in heads"),
+    "symmetry_within_random": ("(random)", "(random)"),
+    "directionality": ("directionality", "$d$"),
+    "directionality_excess": ("(excess)", "$d$ (excess)"),
+    "norm": ("norm", r"$\lVert W_{qk} \rVert$"),
+    "status": ("status", "status"),
+}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Table(Shown):
+    """Rows for layers and, with ``head`` filled in, for heads.
+
+    The frame's columns are those of `schema`, in that order, then those of `optional` that are
+    present. The metadata, how the numbers were made, is kept by Parquet and JSON Lines files.
+    """
+
+    schema: ClassVar[Mapping[str, pl.DataType]]
+    optional: ClassVar[Mapping[str, pl.DataType]] = {}
+    printed: ClassVar[Mapping[str, tuple[str, str]]]
+
+    frame: pl.DataFrame
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        missing = [name for name in self.schema if name not in self.frame.columns]
+        if missing:
+            raise TableError(f"a score table needs the columns {', '.join(missing)}")
+        try:
+            columns = {**self.schema, **present(self.optional, self.frame.columns)}
+            frame = self.frame.select(pl.col(n).cast(t) for n, t in columns.items())
+        except pl.exceptions.PolarsError as error:
+            raise TableError(
+                f"a column has the wrong type for a score table: {first_line(error)}"
+            ) from None
+        object.__setattr__(self, "frame", frame)
+
+    @property
+    def layers(self) -> Self:
+        """Only the rows of whole layers."""
+        return self.filter(pl.col("head").is_null())
+
+    @property
+    def heads(self) -> Self:
+        """Only the rows of single heads."""
+        return self.filter(pl.col("head").is_not_null())
+
+    def filter(self, *predicates: pl.Expr) -> Self:
+        """The rows for which all polars expressions are true."""
+        return replace(self, frame=self.frame.filter(*predicates))
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """The frame as a pandas frame.
+
+        Raises
+        ------
+        MissingPackage
+            pandas or pyarrow, through which polars converts, is not installed.
+        """
+        try:
+            import pandas  # noqa: F401
+            import pyarrow  # type: ignore[import-untyped]  # noqa: F401
+        except ImportError as error:
+            raise MissingPackage(
+                f"to_pandas() needs pandas and pyarrow, and {error.name} is not installed: "
+                "pip install pandas pyarrow",
+                package=error.name,
+            ) from None
+        return self.frame.to_pandas()
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        return self.frame.__arrow_c_stream__(requested_schema)
+
+    def __len__(self) -> int:
+        return self.frame.height
+
+    def write(self, path: str | PathLike[str]) -> None:
+        """Write the table in the format of the file's ending; whole or not at all.
+
+        `read_table` reads ``.parquet``, ``.jsonl`` and ``.csv``; ``.tex`` and ``.md`` are for
+        reading. All contain every row and describe how the numbers were computed.
+
+        Raises
+        ------
+        OutputError
+            The ending names no format, or the file cannot be written.
+        """
+        from wqk.tables.formats import WRITERS
+
+        path = Path(path)
+        check_table_output(path)
+        write_atomically(path, WRITERS[path.suffix](self))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ScoreTable(Table):
+    """Scores, one row for each layer and, with ``head`` filled in, for each head.
+
+    Attributes
+    ----------
+    frame
+        A polars frame with the columns of `wqk.tables.schema.SCHEMA`, in that order, then those
+        of the measures that were asked for.
+    metadata
+        How the scores were made: gamma, folded norms, biases, software and schema version, and why
+        rows are ``partial``. Kept by Parquet and JSON Lines files.
+    details
+        The data for pictures, if the scan was asked for it. Kept by a file of its own:
+        ``table.details.write("forms.npz")``.
+
+    Examples
+    --------
+    >>> import wqk
+    >>> table = wqk.scan(wqk.demo_model("encoder"))
+    >>> table.layers.frame.select("layer", "head", "rank").rows()[:2]
+    [(0, None, 128), (1, None, 128)]
+    >>> len(table) == 4 * (1 + 4)
+    True
+    """
+
+    schema = SCHEMA
+    optional = OPTIONAL
+    printed = _PRINTED
+
+    details: Details | None = None
+
+    @classmethod
+    def from_rows(
+        cls,
+        rows: Iterable[Mapping[str, Any]],
+        metadata: Mapping[str, Any] | None = None,
+        details: Details | None = None,
+    ) -> ScoreTable:
+        """A table from one mapping for each row; absent columns are null."""
+        listed = list(rows)
+        columns = {**SCHEMA, **present(OPTIONAL, {name for row in listed for name in row})}
+        frame = pl.DataFrame(listed, schema=columns, strict=False)
+        return cls(frame, {"schema_version": SCHEMA_VERSION, **(metadata or {})}, details)
+
+    def summary(self) -> pl.DataFrame:
+        """Median and quartiles of each score, over layers and over heads.
+
+        One row for each checkpoint, stack, kind of attention, circuit and distance, and ``over``
+        (``layers`` or ``heads``), with ``count``, and for each score ``{score}_median``, ``_q25``
+        and ``_q75`` (linear interpolation). Degenerate rows are excluded.
+        """
+        scored = self.frame.with_columns(
+            pl.when(pl.col("head").is_null())
+            .then(pl.lit("layers"))
+            .otherwise(pl.lit("heads"))
+            .alias("over"),
+            *(pl.col(score).fill_nan(None) for score in SUMMARIZED),
+        )
+        quartiles = {"q25": 0.25, "median": 0.5, "q75": 0.75}
+        return scored.group_by([*GROUP, "over"], maintain_order=True).agg(
+            pl.col("directionality").count().alias("count"),
+            *(
+                pl.col(score).quantile(q, "linear").alias(f"{score}_{name}")
+                for score in SUMMARIZED
+                for name, q in quartiles.items()
+            ),
+        )
+
+    def join(self, *others: ScoreTable) -> ScoreTable:
+        """All rows of this table and of others; see `wqk.join`."""
+        return join([self, *others])
+
+    def plot(self, view: Literal["layers", "heads"] = "layers") -> Figure:
+        """Draw the table (needs matplotlib).
+
+        Parameters
+        ----------
+        view
+            ``layers``: symmetry and directionality over the layers, a curve for each model.
+            ``heads``: a map of each, layers down and heads across, for at most eight models.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            Displayed by notebooks; save it with ``figure.savefig(path)``.
+
+        Raises
+        ------
+        TableError
+            The view is neither, or the table has no such rows.
+
+        Examples
+        --------
+        >>> import wqk
+        >>> figure = wqk.scan(wqk.demo_model("encoder")).plot("heads")
+        >>> [axis.get_title(loc="left") for axis in figure.axes[:2]]
+        ['symmetry', 'directionality (excess)']
+        """
+        from wqk.tables.plotting import plot_table
+
+        return plot_table(self, view)
+
+    def _shown(self, width: int) -> Iterator[Any]:
+        from wqk.tables.rendering import score_table
+
+        return score_table(self, width)
+
+
+def check_table_output(path: Path) -> None:
+    """Raise `OutputError` if no table can be written to this path."""
+    from wqk.tables.formats import WRITERS
+
+    check_output(path, "a table", WRITERS)
+
+
+def read_table(path: str | PathLike[str]) -> ScoreTable:
+    """Read a score table from a ``.parquet``, ``.jsonl`` or ``.csv`` file.
+
+    Raises
+    ------
+    TableError
+        There is no such file, or it contains no score table.
+
+    Examples
+    --------
+    >>> import tempfile, wqk
+    >>> path = Path(tempfile.mkdtemp()) / "scores.parquet"
+    >>> wqk.scan(wqk.demo_model("encoder")).write(path)
+    >>> len(read_table(path))
+    20
+    """
+    from wqk.tables.formats import READERS, UNREADABLE
+
+    path = Path(path)
+    reader = READERS.get(path.suffix)
+    if reader is None:
+        missing = "" if path.exists() else "no such file or folder; "
+        raise TableError(
+            f"{path}: {missing}expected a table in {', '.join(READERS)}; got {path.suffix!r}",
+            path=path,
+        )
+    try:
+        return ScoreTable(*reader(path.read_bytes()))
+    except OSError as error:
+        raise TableError(f"{path}: cannot be read ({error.strerror})", path=path) from None
+    except UNREADABLE as error:
+        raise TableError(
+            f"{path}: contains no score table ({first_line(error)})", path=path
+        ) from None
+
+
+def join(tables: Sequence[ScoreTable]) -> ScoreTable:
+    """All rows of several tables in one, and their details.
+
+    If metadata disagrees, the first table's is kept; entries about single checkpoints are merged.
+
+    Raises
+    ------
+    TableError
+        There is no table.
+
+    Examples
+    --------
+    >>> import wqk
+    >>> models = [wqk.demo_model(name) for name in ("encoder", "decoder")]
+    >>> len(wqk.join([wqk.scan(model, heads=False) for model in models]))
+    8
+    """
+    tables = list(tables)
+    if not tables:
+        raise TableError("at least one table is needed, got none")
+    metadata: dict[str, Any] = {}
+    for table in reversed(tables):
+        for name, value in table.metadata.items():
+            known = metadata.get(name)
+            if isinstance(known, dict) and isinstance(value, dict):
+                value = {**known, **value}
+            elif isinstance(known, list) and isinstance(value, list):
+                value = [*value, *(line for line in known if line not in value)]
+            metadata[name] = value
+    details = [table.details for table in tables if table.details is not None]
+    return ScoreTable(
+        pl.concat([table.frame for table in tables], how="diagonal"),
+        metadata,
+        Details(tuple(block for part in details for block in part.blocks), details[0].gamma)
+        if details
+        else None,
+    )
+
+
+def records(frame: pl.DataFrame) -> list[dict[str, Any]]:
+    """A frame's rows ready for JSON: NaN becomes null."""
+    return frame.fill_nan(None).to_dicts()

@@ -1,0 +1,35 @@
+"""The atlas: the paper's published scores, and how a scan ranks among them."""
+
+from wqk.comparing.medians import summarize, survey_table
+from wqk.comparing.placing import Placement, place, sound_models
+from wqk.comparing.published import Flag, flags, published
+from wqk_lab.atlas.comparison import Comparison, compare
+from wqk_lab.atlas.lookup import all_published, lookup
+from wqk_lab.atlas.paper_tables import TrainingResult, paper_table
+from wqk_lab.atlas.reference import (
+    drawn_models,
+    published_layers,
+    published_losses,
+    published_training,
+)
+
+__all__ = [
+    "Comparison",
+    "Flag",
+    "Placement",
+    "TrainingResult",
+    "all_published",
+    "compare",
+    "drawn_models",
+    "flags",
+    "lookup",
+    "paper_table",
+    "place",
+    "published",
+    "published_layers",
+    "published_losses",
+    "published_training",
+    "sound_models",
+    "summarize",
+    "survey_table",
+]

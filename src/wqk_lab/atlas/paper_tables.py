@@ -1,0 +1,204 @@
+"""Tables 1, S2 and S3 of the paper, with own results next to the printed ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Literal
+
+import polars as pl
+
+from wqk._console import number
+from wqk.comparing.medians import interquartile, of_model, summarize
+from wqk.comparing.published import flags, marks, published, split_flags
+from wqk.errors import TableError, UnknownName
+from wqk.tables.score_table import ScoreTable
+from wqk_lab.atlas.reference import DATA
+from wqk_lab.atlas.rendering import Cell, TextTable, latex, markdown
+
+Name = Literal["table1", "tableS2", "tableS3"]
+
+FORMATS: dict[str, Callable[[TextTable], str]] = {"markdown": markdown, "latex": latex}
+
+SCORE_OF = {"tableS2": "symmetry", "tableS3": "directionality"}
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """One line of Table 1: models of one size, recipe and initialization.
+
+    Attributes
+    ----------
+    size, dataset, initialization
+        ``4-layer``, ``Wikipedia``, ``random`` or ``symmetric`` (the printed ones), or others. The
+        size of own models includes width, number of training steps and batch size.
+    loss
+        At the end of training, in nats: the mean over seeds.
+    loss_interval
+        Its 95 % interval, if there are several seeds.
+    speed_up, speed_up_interval
+        Share of the training steps saved in reaching the random start's final loss, from −1 to 1,
+        with its interval over seeds; None for the random start itself.
+    seeds
+        Number of runs; None for the printed ones (one).
+    """
+
+    size: str
+    dataset: str
+    initialization: str
+    loss: float
+    loss_interval: tuple[float, float] | None = None
+    speed_up: float | None = None
+    speed_up_interval: tuple[float, float] | None = None
+    seeds: int | None = None
+
+
+def paper_table(
+    name: Name,
+    format: Literal["markdown", "latex"] = "markdown",
+    own: ScoreTable | Iterable[TrainingResult] | None = None,
+) -> str:
+    r"""A table in the paper's layout, with footnotes on rows with known problems.
+
+    Parameters
+    ----------
+    name
+        ``table1`` (symmetric initialization), ``tableS2`` (symmetry) or ``tableS3``
+        (directionality).
+    format
+        ``markdown``, or ``latex`` for a booktabs tabular.
+    own
+        Results to print next to the published ones. For Tables S2 and S3, a score table, in which
+        models are identified by their Hub ids (such as that of a `wqk.survey` of
+        ``paper:language``); of several revisions, the last is used. For Table 1, training results,
+        printed on lines of their own below.
+
+    Raises
+    ------
+    TableError
+        There is no such table or format, the results are of the other kind, or two training results
+        have the same name.
+
+    Examples
+    --------
+    >>> for line in paper_table("table1").splitlines()[2:7]:
+    ...     print(line)
+    | Model | Loss | Speed-up |
+    | :-- | --: | --: |
+    | **4-layer model** |  |  |
+    | Jigsaw | 2.782 |  |
+    | Jigsaw (+ symmetric)<sup>a</sup> | 2.758 | 26 % |
+    >>> mine = TrainingResult("4 layers of width 64", "jigsaw", "random", loss=2.8, seeds=1)
+    >>> print("\n".join(paper_table("table1", own=[mine]).splitlines()[18:20]))
+    | **4 layers of width 64** |  |  |  |
+    | jigsaw | 2.800 |  | 1 |
+    """
+    for value, kind, known in (
+        (name, "table", ("table1", *SCORE_OF)),
+        (format, "format", tuple(FORMATS)),
+    ):
+        if value not in known:
+            raise UnknownName(
+                f"{value}: no such {kind}; expected {', '.join(known)}", name=value, close=known
+            )
+    if name == "table1":
+        if isinstance(own, ScoreTable):
+            raise TableError("table1 accepts training results (TrainingResult), got a score table")
+        table = _training(list(own or ()))
+    else:
+        if not isinstance(own, ScoreTable | None):
+            raise TableError(f"{name} accepts a score table, got training results")
+        table = _scores(SCORE_OF[name], own)
+    return FORMATS[format](table)
+
+
+def _scores(score: str, own: ScoreTable | None) -> TextTable:
+    """Table S2 or S3: two halves side by side."""
+    rows = published().filter(pl.col(score).is_not_null()).to_dicts()
+    mine = None if own is None else summarize(own)
+    letters = marks(rows)
+    lines = []
+    for row in rows:
+        cells = [Cell(row["name"], _letters(row, letters)), *_median_cells(row, score)]
+        if mine is not None:
+            own_rows = of_model(mine, row).to_dicts()
+            cells += _median_cells(own_rows[-1], score) if own_rows else [Cell(""), Cell("")]
+        lines.append(cells)
+    half = len(lines) // 2
+    header, alignment = ["Model", "Median", "Interquartile range"], "lrl"
+    if mine is not None:
+        header, alignment = [*header, "Own median", "Own range"], alignment + "rl"
+    return TextTable(
+        f"Median {score} over layers, and the distances to the quartiles, as published"
+        + ("." if mine is None else ", with own results next to them."),
+        header * 2,
+        alignment * 2,
+        [[*left, *right] for left, right in zip(lines[:half], lines[half:], strict=True)],
+        _notes(letters),
+    )
+
+
+def _median_cells(row: Mapping[str, Any], score: str) -> list[Cell]:
+    if row[score] is None:
+        return [Cell("–"), Cell("")]
+    median = number(row[score], 2).replace("-", "−")
+    return [Cell(median), Cell(f"± {interquartile(row, score)}")]
+
+
+def _training(own: Sequence[TrainingResult]) -> TextTable:
+    """Table 1, by size, data set and start, and own results below it."""
+    rows = (
+        pl.read_csv(DATA / "table1.csv", comment_prefix="#").with_columns(split_flags()).to_dicts()
+    )
+    letters = marks(rows)
+    results = []
+    for row in rows:
+        mark = _letters(row, letters)
+        del row["flags"]
+        results.append((f"{row['size']} model", TrainingResult(**row), mark))
+    results += [(one.size, one, "") for one in sorted(own, key=lambda one: one.size)]
+    lines: list[list[Cell]] = []
+    names = set()
+    for heading, group in groupby(results, key=lambda entry: entry[0]):
+        lines.append([Cell(heading)])
+        for _, result, mark in group:
+            name = (result.size, result.dataset, result.initialization)
+            if name in names:
+                raise TableError(f"table1: two results are called {', '.join(name)}")
+            names.add(name)
+            start = result.initialization
+            label = result.dataset if start == "random" else f"{result.dataset} (+ {start})"
+            seeds = [Cell(str(result.seeds or 1))] if own else []
+            lines.append([Cell(label, mark), *_result_cells(result), *seeds])
+    return TextTable(
+        "Loss at the end of training, and speed-up over the random start, as published"
+        + (", and own results below, with 95 % intervals over seeds." if own else "."),
+        ["Model", "Loss", "Speed-up", *(["Seeds"] if own else [])],
+        "lrrr" if own else "lrr",
+        lines,
+        _notes(letters),
+    )
+
+
+def _result_cells(result: TrainingResult) -> list[Cell]:
+    """Loss and speed-up, each with its interval over seeds, if any."""
+    loss, speed_up = f"{result.loss:.3f}", ""
+    if result.loss_interval:
+        loss += " [{:.3f}, {:.3f}]".format(*result.loss_interval)
+    if result.speed_up is not None:
+        speed_up = f"{100 * result.speed_up:.0f}"
+        if result.speed_up_interval:
+            low, high = (100 * end for end in result.speed_up_interval)
+            speed_up += f" [{low:.0f}, {high:.0f}]"
+        speed_up = f"{speed_up} %".replace("-", "−")
+    return [Cell(loss), Cell(speed_up)]
+
+
+def _letters(row: Mapping[str, Any], letters: Mapping[str, str]) -> str:
+    return "".join(sorted(letters[flag] for flag in row["flags"]))
+
+
+def _notes(letters: Mapping[str, str]) -> dict[str, str]:
+    """The footnotes of a table."""
+    return {letter: flags()[flag].sentence for flag, letter in letters.items()}

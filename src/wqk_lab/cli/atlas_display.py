@@ -1,0 +1,141 @@
+"""What the atlas shows: rows, their flags, and comparisons with scans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from wqk._console import count, number, plain_table
+from wqk.cli import display
+from wqk.comparing.medians import spread
+from wqk.comparing.published import marks
+from wqk_lab.atlas import flags
+from wqk_lab.atlas.comparison import TOLERANCES
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from wqk_lab.atlas import Comparison
+
+    Row = Mapping[str, Any]
+
+# From these widths on, the checkpoints' ids are shown, and then the quartiles.
+ROOM_FOR_MODELS = 100
+ROOM_FOR_SPREADS = 140
+
+STYLES = {"agrees": "bold green", "differs": "bold yellow", "artifact": "bold red"}
+
+
+def print_rows(frame: pl.DataFrame, as_json: bool) -> None:
+    """One line for each row, and what the letters of their flags mean."""
+    rows = frame.to_dicts()
+    if as_json:
+        display.print_object({"rows": rows, "flags": _explained(rows)})
+        return
+    if not rows:
+        display.say("No row matches.")
+        return
+    console = display.output()
+    letters = marks(rows)
+    columns = _columns(console.width, letters, own=any(r["source"] == "own" for r in rows))
+    table = plain_table(*columns, left=columns.keys() - TOLERANCES.keys())
+    for column in table.columns:
+        column.no_wrap = column.justify == "right"
+    for row in rows:
+        table.add_row(
+            *(cell(row) for cell in columns.values()), style="" if row["sound"] else "dim"
+        )
+    console.print(table)
+    known = flags()
+    for name, letter in letters.items():
+        artifact = "; an artifact" if known[name].artifact else ""
+        console.print(Text(f"{letter}: {known[name].title}{artifact}", style="dim"))
+    console.print(
+        Text(
+            "Medians over layers; directionality by excess. wqk atlas NAME explains a row's flags.",
+            style="dim",
+        )
+    )
+
+
+def _columns(width: int, letters: Mapping[str, str], own: bool) -> dict[str, Callable[[Row], str]]:
+    """The text of a row's cell, by the heading of its column."""
+    score = spread if width >= ROOM_FOR_SPREADS else lambda row, name: number(row[name], 2)
+    columns: dict[str, Callable[[Row], str]] = {"name": lambda row: row["name"]}
+    if width >= ROOM_FOR_MODELS:
+        columns["checkpoint"] = lambda row: row["model"]
+    if own:
+        columns[""] = lambda row: "own" if row["source"] == "own" else ""
+    return columns | {
+        "stack": lambda row: row["stack"],
+        "symmetry": lambda row: score(row, "symmetry"),
+        "directionality": lambda row: score(row, "directionality"),
+        "flags": lambda row: " ".join(sorted(letters[flag] for flag in row["flags"])),
+    }
+
+
+def print_model(
+    compared: Sequence[tuple[Mapping[str, Any], Comparison | None]], as_json: bool
+) -> None:
+    """Rows in full, their flags explained, and below each the scan that it is compared with."""
+    if as_json:
+        parts = ("scan", "differences", "verdict")
+        rows = [
+            {**row, "comparison": found and {part: getattr(found, part) for part in parts}}
+            for row, found in compared
+        ]
+        display.print_object({"rows": rows, "flags": _explained(rows)})
+        return
+    for row, comparison in compared:
+        _print_row(row, comparison)
+
+
+def _explained(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The flags of some rows in full, for JSON."""
+    return {name: flags()[name].sentence for name in marks(rows)}
+
+
+def _print_row(row: Mapping[str, Any], comparison: Comparison | None) -> None:
+    console = display.output()
+    about = [
+        row["stack"],
+        row["modality"],
+        row["parameters"] and f"{count(row['parameters'])} parameters",
+    ]
+    console.print(
+        Text.assemble(
+            "\n",
+            (row["name"], "bold"),
+            f" · {row['model']}\n" if row["model"] != row["name"] else "\n",
+            " · ".join(text for text in about if text),
+        )
+    )
+    headings = ("", "symmetry", "directionality (excess)")
+    table = plain_table(*headings, left=headings)
+    table.add_row(row["source"], spread(row, "symmetry"), spread(row, "directionality"))
+    if comparison:
+        scan = comparison.scan
+        table.add_row("scan", spread(scan, "symmetry"), spread(scan, "directionality"))
+        changes = (
+            f"{comparison.differences[score]:+.2f}" if score in comparison.differences else "–"
+            for score in TOLERANCES
+        )
+        table.add_row("difference", *changes)
+    console.print(table)
+    for name in row["flags"]:
+        console.print(Text(f"• {flags()[name].sentence}"))
+    if comparison:
+        console.print(Text.assemble((_verdict(comparison), STYLES[comparison.verdict]), "."))
+
+
+def _verdict(comparison: Comparison) -> str:
+    """A verdict in words, with its tolerances."""
+    if comparison.verdict == "artifact":
+        return "The published row is an artifact; the scan need not agree with it"
+    tolerated = [f"{TOLERANCES[score]:.2f} of {score}" for score in comparison.differences]
+    if comparison.verdict == "agrees":
+        return f"The scan agrees with the published row, within {' and '.join(tolerated)}"
+    beyond = " and ".join(f"{TOLERANCES[score]:.2f} of {score}" for score in comparison.beyond)
+    return f"The scan differs from the published row, by more than {beyond}"

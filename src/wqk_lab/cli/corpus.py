@@ -1,0 +1,117 @@
+"""``wqk corpus``: text into a token store, to train on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from wqk.cli.options import COUNT, PATH, REF, Number, json_output, options_of
+from wqk_lab.training.corpus.options import CorpusOptions
+
+if TYPE_CHECKING:
+    from wqk_lab.training.corpus import CorpusProgress, TokenStore
+
+
+def _size_or_file(text: str) -> int | str:
+    return int(text) if text.isdecimal() else text
+
+
+@click.command()
+@click.argument("texts", nargs=-1, required=True, metavar="TEXT...", type=REF)
+@click.option(
+    "--out", "-o", type=PATH, required=True, metavar="DIR",
+    help="Folder of the store; an interrupted build resumes.",
+)  # fmt: skip
+@options_of(CorpusOptions, types={"vocabulary": _size_or_file, "held_out": Number(min=0)})
+@click.option("--jobs", type=COUNT, metavar="N", help="Threads.  [default: all cores]")
+@json_output
+def corpus(
+    texts: tuple[str, ...],
+    out: Path,
+    jobs: int | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Turn text into a token store, DIR, for wqk train.
+
+    TEXT is a file (.txt, .jsonl, .csv, .parquet; also .xz, .gz, .bz2, .zst), a folder of them, a
+    Hub data set (owner/name), or wikipedia, jigsaw or redpajama. The same text and options
+    give the same store, byte for byte. After an interruption, the same command resumes.
+
+    \b
+    Examples:
+      wqk corpus articles.jsonl.xz -o store
+      wqk corpus articles.jsonl.xz --text characters -o store
+      wqk corpus comments.csv --field comment_text --vocabulary vocab.txt -o store
+      wqk corpus book.txt --document paragraph --vocabulary 4000 -o store
+    """
+    from wqk.cli import display
+    from wqk_lab.training.corpus import build_corpus
+
+    with display.bar("reading", _progress()) as on_progress:
+        try:
+            store = build_corpus(
+                texts, out, CorpusOptions(**options), jobs=jobs, on_progress=on_progress
+            )
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(f"repeat the command to resume in {out}") from None
+    _print(store, as_json)
+
+
+def _progress() -> Callable[[CorpusProgress], dict[str, Any]]:
+    """What the bar shows: the stage of the build, and what is done in it, with the speed."""
+    begun: dict[str, float] = {}
+
+    def changes(done: CorpusProgress) -> dict[str, Any]:
+        seconds = time.perf_counter() - begun.setdefault(done.stage, time.perf_counter())
+        share = {"total": 1.0, "completed": done.share} if done.share else {"total": None}
+        return {"description": done.stage, "text": _rate(done, seconds), **share}
+
+    return changes
+
+
+def _rate(done: CorpusProgress, seconds: float) -> str:
+    """Progress and speed of a stage.
+
+    Examples
+    --------
+    >>> from wqk_lab.training.corpus import CorpusProgress
+    >>> _rate(CorpusProgress("tokenizing", 1200, 8_000_000, 1_700_000, 0.5), 2.0)
+    '1,200 documents, 8.0 M characters, 0.85 M tokens/s'
+    """
+    if not done.documents:
+        return ""
+    amount, name = (done.tokens, "tokens") if done.tokens else (done.characters, "characters")
+    speed = f"{amount / max(seconds, 1e-9) / 1e6:.2g} M {name}/s"
+    return f"{done.documents:,} documents, {done.characters / 1e6:.1f} M characters, {speed}"
+
+
+def _print(store: TokenStore, as_json: bool) -> None:
+    from wqk.cli import display
+
+    if as_json:
+        splits = {name: dict(vars(split)) for name, split in store.splits.items()}
+        display.print_object(
+            {
+                "folder": str(store.folder),
+                "fingerprint": store.fingerprint,
+                "unit": store.unit,
+                "vocabulary_size": store.vocabulary_size,
+                "special": dict(store.special),
+                "splits": splits,
+                **store.about,
+            }
+        )
+        return
+    click.echo(f"{store.folder}: {store.unit}, vocabulary of {store.vocabulary_size:,}")
+    for name, split in store.splits.items():
+        click.echo(
+            f"  {name.replace('_', ' '):9}{split.documents:>10,} documents {split.tokens:>14,} "
+            f"tokens {split.characters:>14,} characters"
+        )
+    click.echo(f"  fingerprint {store.fingerprint[:16]}")
+    display.say(f"train on it: wqk train --corpus {store.folder} -o RUN")

@@ -1,0 +1,117 @@
+"""``wqk experiments``: many runs from one file, several at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from wqk._console import plain_table
+from wqk.cli.options import COUNT, PATH, POSITIVE, below
+
+if TYPE_CHECKING:
+    from wqk_lab.training.experiments import Trial
+
+
+@click.command()
+@click.argument("file", type=PATH, metavar="FILE.toml")
+@click.option(
+    "--corpora", type=PATH, required=True, metavar="DIR",
+    help="Folder with the cells' token stores.",
+)  # fmt: skip
+@click.option("-o", "--out", type=PATH, required=True, metavar="DIR", help="Folder of the runs.")
+@click.option(
+    "--jobs", type=COUNT, metavar="N",
+    help="Number of simultaneous runs.  [default: one per GPU, or one]",
+)  # fmt: skip
+@click.option(
+    "--only", metavar="NAME", default="", show_default=False,
+    help="Only cells whose name contains NAME.",
+)  # fmt: skip
+@click.option(
+    "--dry-run", is_flag=True, help="Show which runs are finished and what the others will cost."
+)
+@click.option(
+    "--speed", type=POSITIVE, default=0.07, metavar="TFLOPS",
+    help="For the cost: speed of the device in 10¹² operations a second; by default of one core.",
+)  # fmt: skip
+@below
+def experiments(
+    file: Path,
+    corpora: Path,
+    out: Path,
+    jobs: int | None,
+    only: str,
+    dry_run: bool,
+    speed: float,
+    below: float | None,
+) -> None:
+    """Train every cell of FILE.toml once per seed, and compare the initializations.
+
+    The same command resumes: finished runs are skipped, interrupted runs continue. Finished runs
+    that differ only in initialization are compared seed by seed, as by wqk speedup.
+
+    \b
+    Examples:
+      wqk experiments table1-cpu.toml --corpora corpora --out runs --dry-run
+      wqk experiments table1-cpu.toml --corpora corpora --out runs --jobs 2
+    """
+    from wqk.cli import display
+    from wqk.errors import RunError
+    from wqk_lab.training.experiments import read_experiments, run_experiments
+
+    trials = [trial for trial in read_experiments(file, corpora, out) if only in trial.cell]
+    if not trials:
+        raise RunError(f"{file}: no cell has a name that contains {only!r}")
+    if not dry_run:
+        failed = run_experiments(
+            trials, jobs=jobs, on_event=lambda trial, event: display.say(f"{trial.folder}: {event}")
+        )
+    _print_table(trials, speed)
+    _print_comparisons(trials, below)
+    if not dry_run and failed:
+        logs = ", ".join(str(trial.log) for trial in failed)
+        raise RunError(f"{len(failed)} of {len(trials)} runs failed; see {logs}")
+
+
+def _print_table(trials: Sequence[Trial], speed: float) -> None:
+    """One line per run, and what remains to be done."""
+    from wqk.cli import display
+    from wqk_lab.training.experiments import flops_left
+
+    table = plain_table("run", "step", "of", "state", left=["run"])
+    for trial in trials:
+        state = "done" if trial.done else "to do" if trial.step is None else "begun"
+        table.add_row(trial.folder.name, str(trial.step or 0), str(trial.goal), state)
+    console = display.output()
+    console.print(table)
+    unfinished = sum(not trial.done for trial in trials)
+    if unfinished:
+        operations = flops_left(trials)
+        hours = operations / (speed * 1e12) / 3600
+        cost = (
+            "at a cost unknown with a configuration of their own"
+            if math.isnan(operations)
+            else f"{operations:.2g} operations, about {hours:.2g} hours of one device at "
+            f"{speed:g} TFLOP/s"
+        )
+        console.print(f"To do: {unfinished} of {len(trials)} runs, {cost}.", style="dim")
+
+
+def _print_comparisons(trials: Sequence[Trial], below: float | None) -> None:
+    """The initializations of each recipe against the first, as far as their runs are done."""
+    from wqk.cli import display
+    from wqk_lab.cli.speedup import lines_of
+    from wqk_lab.runs.speedup import SMOOTHING, speedups
+    from wqk_lab.training.experiments import comparable_runs
+
+    for group in comparable_runs(trials):
+        comparisons = speedups(
+            group, level=below, on_skipped=lambda error: display.say(f"not compared: {error}")
+        )
+        if comparisons:
+            lines = lines_of(comparisons, "held-out", SMOOTHING, below)
+            display.output().print("", *lines, sep="\n")

@@ -1,0 +1,133 @@
+"""``wqk figure``: the paper's figures and tables, and others, from your own results."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from wqk.cli.options import FILE, PATH, Number
+
+if TYPE_CHECKING:
+    from wqk_lab.figures import Sources
+
+# Repeated here so that nothing heavy is loaded for their names; a test compares them.
+FIGURES = (
+    "fig2", "fig3", "s1", "s2", "s3", "s4", "s5", "losses", "dose", "updates", "heads", "coupling",
+    "distances",
+)  # fmt: skip
+TABLES = ("table1", "tableS2", "tableS3")
+
+
+@click.command()
+@click.argument("name", type=click.Choice([*FIGURES, *TABLES]), metavar="NAME")
+@click.argument("more", nargs=-1, type=PATH, metavar="[SOURCE]...")
+@click.option(
+    "--from", "sources", type=PATH, multiple=True, metavar="SOURCE",
+    help="Same as SOURCE; repeatable.",
+)  # fmt: skip
+@click.option(
+    "--out",
+    type=FILE,
+    help="Picture: .pdf, .svg, .png; numbers: .csv; table: .md, .tex.  [default: NAME.pdf]",
+)
+@click.option(
+    "--published", is_flag=True, help="Below your runs, draw the paper's own as well (s3, s4)."
+)
+@click.option(
+    "--below", "level", type=Number(min=0), metavar="NATS",
+    help="Training loss for which dose shows when runs fall below it.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print the numbers behind a figure as JSON.")
+def figure(
+    name: str,
+    more: tuple[Path, ...],
+    sources: tuple[Path, ...],
+    out: Path | None,
+    published: bool,
+    level: float | None,
+    as_json: bool,
+) -> None:
+    """Draw a figure of the paper, or an additional one, from published results and your own.
+
+    SOURCE is the folder of a training run, of several runs, or of a survey, a score table, or
+    details of a scan (.npz).
+
+    \b
+    From published scores, with your surveys and tables added:
+      fig2       symmetry and directionality against parameters, language
+      s1         the same, vision and audio
+      s2         the same, models with an encoder and a decoder
+      table1, tableS2, tableS3
+    From training runs:
+      fig3       an encoder and a decoder during training, medians and layers
+      s3, s4     the same for several corpora: medians; layers
+      s5         initializations: loss, symmetry, gap between layers, layers
+      losses     initializations and penalties: loss, difference from random
+      dose       loss against the scale of the start
+      updates    symmetry and directionality of each form's change
+    From tables and details:
+      heads      symmetry within and between heads, and by chance
+      coupling   how heads transpose each other (.npz)
+      distances  scores over relative distance (rotary models)
+
+    \b
+    Examples:
+      wqk figure fig2 --from survey --out fig2.pdf
+      wqk figure fig3 runs/wikipedia-*/
+      wqk figure tableS2 --from survey --out tableS2.tex
+    """
+    from wqk_lab.figures import read_sources
+
+    found = replace(read_sources(*sources, *more), published=published, level=level)
+    if name in TABLES:
+        if as_json:
+            raise click.UsageError(f"{name} is text; wqk atlas --json prints its rows")
+        _write_table(name, found, out)
+    else:
+        _draw(name, found, out or Path(f"{name}.pdf"), as_json)
+
+
+def _draw(name: str, sources: Sources, out: Path, as_json: bool) -> None:
+    """Save a figure, or print its numbers."""
+    from wqk.cli import display
+    from wqk.tables.score_table import records
+    from wqk_lab.figures import FIGURES, Sources, numbers
+    from wqk_lab.figures.catalog import check_ending, save
+
+    check_ending(out)
+    if replace(sources, published=False, level=None) == Sources():
+        sources = _own_models(FIGURES[name].stand_in)
+    if as_json:
+        display.print_object({"figure": name, "rows": records(numbers(name, sources))})
+    else:
+        save(name, sources, out)
+        display.say(f"{name}: {out}")
+
+
+def _own_models(part: str | None) -> Sources:
+    """What a figure shows of the two models that ship with the package."""
+    from wqk.reporting.demo import demo_table
+    from wqk_lab.figures import Sources
+
+    table = demo_table()
+    return Sources(
+        table=table if part == "table" else None,
+        blocks=table.details.blocks if part == "blocks" and table.details else (),
+    )
+
+
+def _write_table(name: Any, sources: Sources, out: Path | None) -> None:
+    """Write one of the paper's tables, or print it."""
+    from wqk._files import write_atomically
+    from wqk.cli import display
+    from wqk_lab.figures import table_text
+
+    text = table_text(name, sources, out.suffix if out else ".md")
+    if out:
+        write_atomically(out, text.encode())
+        display.say(f"{name}: {out}")
+    else:
+        click.echo(text, nl=False)

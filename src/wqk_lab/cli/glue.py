@@ -1,0 +1,119 @@
+"""``wqk glue``: encoders fine-tuned on sentence tasks, with baselines."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from wqk._console import plain_table
+from wqk.cli.options import COUNT, PATH, POSITIVE, REF, json_output, threads
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from wqk_lab.training.glue import TaskResult
+    from wqk_lab.training.glue_tasks import SentenceTask
+
+
+@click.command()
+@click.argument("models", nargs=-1, required=True, metavar="MODEL...", type=REF)
+@click.option("--data", type=PATH, metavar="DIR", default=Path("glue"), help="Folder of the tasks.")
+@click.option(
+    "--tasks", default="cola,sst2,mrpc,stsb,rte,wnli", metavar="NAMES|FILE.jsonl",
+    help="Folders in DIR with train.jsonl and validation.jsonl, or your own files.",
+)  # fmt: skip
+@click.option("--seeds", type=COUNT, default=5)
+@click.option("--epochs", type=click.IntRange(min=0), default=3)
+@click.option("--learning-rate", type=POSITIVE, default=5e-5)
+@click.option("--batch", type=COUNT, default=32)
+@click.option("--length", type=click.IntRange(min=2), default=128)
+@threads
+@json_output
+def glue(
+    models: tuple[str, ...],
+    data: Path,
+    tasks: str,
+    seeds: int,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Fine-tune encoders on GLUE or your own tasks and compare two of them over seeds.
+
+    MODEL is a training run (its last checkpoint), a checkpoint with its tokenizer, or a Hub id.
+    With --epochs 0 it is evaluated without fine-tuning. Metrics are those of each task: Matthews
+    correlation, F1 and accuracy, Pearson and Spearman correlation. Two models are compared over
+    seeds of fine-tuning. More than two must be training runs from two initializations, which are
+    compared over seeds of pre-training.
+
+    \b
+    Examples:
+      wqk glue runs/random --data glue --tasks sst2,rte
+      wqk glue runs/random runs/symmetric --data glue --seeds 5
+      wqk glue runs/random-* runs/symmetric-* --data glue --seeds 3
+      wqk glue runs/random --tasks reviews.jsonl
+    """
+    from wqk.cli import display
+    from wqk_lab.training.glue import FineTuning, by_start, fine_tune, over_runs
+    from wqk_lab.training.glue_tasks import baselines, read_task
+
+    groups = by_start(models) if len(models) > 2 else None
+    how = FineTuning(**options)
+    chosen = [
+        read_task(Path(name) if name.endswith(".jsonl") else data / name)
+        for name in filter(None, tasks.split(","))
+    ]
+    if not chosen:
+        raise click.UsageError("--tasks names no task")
+    outcomes = []
+    for task in chosen:
+        each = {}
+        for model in models:
+            display.say(f"{task.name}: {model}")
+            each[model] = fine_tune(model, task, range(1, seeds + 1), how)
+        results = [each[model] for model in models]
+        if groups is not None:
+            results = [
+                over_runs(start, {seed: each[model] for seed, model in runs.items()})
+                for start, runs in groups.items()
+            ]
+        outcomes.append((task, baselines(task), results, each))
+    value = {
+        "fine_tuning": asdict(how),
+        "tasks": [
+            {
+                "task": task.name,
+                "baselines": floor,
+                "results": [*map(asdict, results)],
+                **({"runs": [*map(asdict, each.values())]} if groups else {}),
+            }
+            for task, floor, results, each in outcomes
+        ],
+    }
+    display.show(value, _table([outcome[:3] for outcome in outcomes]), as_json=as_json)
+
+
+def _table(
+    outcomes: list[tuple[SentenceTask, dict[str, dict[str, float]], list[TaskResult]]],
+) -> Table:
+    """One line for each task and metric, in percent."""
+    from wqk_lab.cli.speedup import interval
+    from wqk_lab.training.glue import differences
+
+    names = [Path(result.model).name for result in outcomes[0][2]]
+    compared = ["difference", "p", "detectable"] if len(names) == 2 else []
+    headings = ("task", "metric", "majority", "bag of words", *names, *compared)
+    table = plain_table(*headings, left=["task", "metric"])
+    for task, floor, results in outcomes:
+        for metric in task.metrics:
+            cells = [f"{floor[name][metric]:.1%}" for name in ("majority", "bag of words")]
+            cells += [interval(result.over_seeds(metric), ".1%") for result in results]
+            if len(results) == 2:
+                difference = differences(results[0], results[1], metric)
+                p = "–" if difference.p is None else f"{difference.p:.2g}"
+                least = difference.detectable
+                cells += [interval(difference, "+.1%"), p, "–" if least is None else f"{least:.1%}"]
+            table.add_row(task.name, metric, *cells)
+    return table

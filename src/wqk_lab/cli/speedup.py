@@ -1,0 +1,141 @@
+"""``wqk speedup``: how much sooner one initialization reaches another's final loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from wqk._console import plain_table
+from wqk.cli.options import PATH, Number, below, json_output
+
+if TYPE_CHECKING:
+    from wqk_lab.runs.speedup import Field, Paired, StartSpeedUp
+
+
+@click.command()
+@click.argument("folders", nargs=-1, required=True, type=PATH, metavar="RUN RUN...")
+@click.option(
+    "--loss", type=click.Choice(["held-out", "training"]), default="held-out",
+    help="Compare held-out losses, or training losses.",
+)  # fmt: skip
+@click.option(
+    "--smoothing", type=Number(min=0, max=1), default=0.05,
+    help="Window of the trailing mean over the loss, as a fraction of all steps.",
+)  # fmt: skip
+@below
+@json_output
+def speedup(
+    folders: tuple[Path, ...],
+    loss: Literal["held-out", "training"],
+    smoothing: float,
+    below: float | None,
+    as_json: bool,
+) -> None:
+    """Compare runs with other initializations to the first run's, seed by seed.
+
+    The speed-up is that of the paper's Table 1: the share of steps saved when the loss first
+    reaches the final loss of the baseline's run with the same seed. If the candidate's final loss
+    is higher, the roles are swapped and the speed-up is negative. Means have 95 % intervals, p is
+    that of a paired t-test, and the detectable difference is the smallest that this number of seeds
+    finds with power 80 %.
+
+    \b
+    Examples:
+      wqk speedup runs/random runs/symmetric
+      wqk speedup runs/random-* runs/symmetric-* runs/paired-*
+      wqk speedup runs/random-* runs/published-* --below 3.0
+    """
+    from wqk.cli import display
+    from wqk.tables.run import open_run
+    from wqk_lab.runs.speedup import first_below, speedups
+
+    runs = [open_run(folder) for folder in folders]
+    comparisons = speedups(runs, loss=loss, smoothing=smoothing, level=below)
+    value = {
+        "loss": loss,
+        "smoothing": smoothing,
+        "comparisons": [*map(_as_object, comparisons)],
+        "below": {run.name: first_below(run, below) for run in runs if below is not None},
+    }
+    display.show(value, *lines_of(comparisons, loss, smoothing, below), as_json=as_json)
+
+
+FIELDS: tuple[Field, ...] = ("difference", "first", "lasting")
+
+
+def _as_object(comparison: StartSpeedUp) -> dict[str, Any]:
+    """A comparison for JSON, with its means over seeds."""
+    means = {f"{name}_over_seeds": asdict(comparison.over_seeds(name)) for name in FIELDS}
+    later = comparison.steps_later
+    return {**asdict(comparison), **means, "steps_later": later and asdict(later)}
+
+
+def lines_of(
+    comparisons: Sequence[StartSpeedUp], loss: str, smoothing: float, below: float | None = None
+) -> Iterator[Any]:
+    """One line per initialization, and how to read it."""
+    from rich.text import Text
+
+    level = [] if below is None else [f"below {below:g}"]
+    names = ("start", "seeds", "difference", "p", "detectable", "speed-up", "lasting", *level)
+    table = plain_table(*names, left=["start"])
+    for comparison in comparisons:
+        difference, first, lasting = (comparison.over_seeds(name) for name in FIELDS)
+        table.add_row(
+            comparison.start,
+            str(difference.count),
+            interval(difference, "+.3f"),
+            "–" if difference.p is None else f"{difference.p:.2g}",
+            "–" if difference.detectable is None else f"{difference.detectable:.3f}",
+            interval(first, "+.0%"),
+            interval(lasting, "+.0%"),
+            *([] if below is None else [crossing(comparison)]),
+        )
+    one = comparisons[0]
+    yield table
+    yield Text(
+        f"Against {one.baseline} at step {one.step:,} of {one.steps:,}, seed by seed. "
+        f"Difference: {loss} loss in nats (trailing mean over {smoothing:.0%} of the steps), mean "
+        "and 95 % interval; none for a single seed. Speed-up: share of the steps saved until "
+        "the loss first reaches where the other ends; lasting: until it stays there."
+        + ("" if below is None else f" Below {below:g}: steps later than the baseline."),
+        style="dim",
+    )
+
+
+def crossing(comparison: StartSpeedUp) -> str:
+    """How many steps later than the baseline the loss falls below the level.
+
+    Examples
+    --------
+    >>> from wqk_lab.runs.speedup import SpeedUp, StartSpeedUp
+    >>> runs = SpeedUp(1, 2, 1, 0, 0, 300, 250), SpeedUp(2, 2, 1, 0, 0, None, 400)
+    >>> crossing(StartSpeedUp("paired", "random", 500, 500, runs))
+    'by 500: 2 of 2, baseline 1 of 2'
+    >>> crossing(StartSpeedUp("paired", "random", 500, 500, runs[:1]))
+    '−50'
+    """
+    if comparison.steps_later is not None:
+        return interval(comparison.steps_later, "+.0f")
+    runs = comparison.runs
+    own = sum(run.below is not None for run in runs)
+    other = sum(run.baseline_below is not None for run in runs)
+    return f"by {comparison.step:,}: {own} of {len(runs)}, baseline {other} of {len(runs)}"
+
+
+def interval(result: Paired, form: str) -> str:
+    """A mean and its interval.
+
+    Examples
+    --------
+    >>> from wqk_lab.runs.speedup import Paired
+    >>> interval(Paired(2, -0.5, -0.75, 0.25), "+.2f"), interval(Paired(1, 0.5), "+.0%")
+    ('−0.50 [−0.75, +0.25]', '+50%')
+    """
+    numbers = [result.mean] if result.low is None else [result.mean, result.low, result.high]
+    mean, *ends = (format(number, form).replace("-", "−") for number in numbers)
+    return f"{mean} [{', '.join(ends)}]" if ends else mean

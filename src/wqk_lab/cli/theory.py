@@ -1,0 +1,183 @@
+"""``wqk theory``: the paper's statements on a model and a text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from wqk._console import plain_table
+from wqk.cli.options import COUNT, FILE, PATH, REF, Number, json_output, ranges, revision
+
+if TYPE_CHECKING:
+    from wqk_lab.theory.report import Report
+    from wqk_lab.theory.verdict import Finding
+
+MARKS = {"holds": "✓", "fails": "✗", "undecided": "?", "not tested": "–", "identity": "="}
+STYLES = {"holds": "green", "fails": "red", "undecided": "yellow"}
+STYLES |= dict.fromkeys(("not tested", "identity"), "dim")
+
+# Width in a pipe, so that every finding is one line for grep.
+IN_A_PIPE = 400
+
+
+def some_steps(text: str) -> tuple[int, ...]:
+    """Steps of a run: ``all``, which is the empty choice, or numbers and ranges."""
+    return () if text == "all" else ranges(text)
+
+
+@click.command()
+@click.argument("refs", metavar="REF...", nargs=-1, required=True, type=REF)
+@click.option(
+    "--corpus", required=True, type=PATH, metavar="PATH",
+    help="Token store, text file, or token ids as .npy.",
+)  # fmt: skip
+@click.option("--batches", type=click.IntRange(min=2), default=8, help="How many batches.")
+@click.option("--batch", type=COUNT, default=8, help="Blocks in a batch.")
+@click.option("--block", type=click.IntRange(min=4), default=64, help="Tokens in a block.")
+@click.option(
+    "--objective",
+    type=click.Choice(["masked", "each", "causal"]),
+    help="What the model predicts: some masked tokens, each token from all others (one masked at "
+    "a time), or each next token.  [default: by its architecture]",
+)
+@click.option(
+    "--mask-share", type=Number(0, 1, min_open=True, max_open=True), default=0.15,
+    help="Fraction of masked tokens.",
+)  # fmt: skip
+@click.option("--layers", type=ranges, metavar="N,N:M", help="Only these layers.")
+@click.option("--steps", type=some_steps, metavar="all|N,N", help="Saved steps of a run.")
+@click.option("--seed", default=0, help="Seed of blocks, masks and fresh weights.")
+@revision
+@click.option(
+    "-v", "--verbose", is_flag=True, help="Show what each statement assumes and predicts."
+)
+@click.option("--out", type=FILE, help="Save the findings: .json (with all numbers), .md or .csv.")
+@click.option("--figure", type=FILE, help="Draw the updates' tails by layer: .png, .pdf or .svg.")
+@json_output
+def theory(
+    refs: tuple[str, ...],
+    corpus: Path,
+    objective: Literal["masked", "each", "causal"] | None,
+    layers: tuple[int, ...] | None,
+    verbose: bool,
+    out: Path | None,
+    figure: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Test the paper's statements on a model and a text.
+
+    REF is a checkpoint's folder or Hub id, a training run's folder, or, for freshly drawn weights,
+    a config.json or a model type such as bert. Several that differ only in their seed are also
+    evaluated together. Needs PyTorch and transformers (pip install 'wqk[train]'); takes a minute
+    for a small model.
+
+    \b
+    Examples:
+      wqk theory google-bert/bert-base-uncased --corpus wikitext.txt
+      wqk theory ./run --corpus ./corpus --steps all --out findings.json
+      wqk theory ./seed-1 ./seed-2 ./seed-3 --corpus ./corpus -v
+    """
+    from wqk._files import check_output
+    from wqk._style import PICTURES, save_figure
+    from wqk.cli import display
+    from wqk_lab.figures.theory import tails
+    from wqk_lab.theory.causes import curves
+    from wqk_lab.theory.report import FINDINGS, WRITERS, as_objects, save
+    from wqk_lab.theory.study import study
+
+    for path, what, endings in ((out, FINDINGS, WRITERS), (figure, "a picture", PICTURES)):
+        if path:
+            check_output(path, what, endings)
+    with display.bar("model", _progress) as on_progress:
+        reports = study(
+            refs, corpus, layers=layers, objective=objective, on_progress=on_progress, **options
+        )
+    if as_json:
+        display.print_object(as_objects(reports))
+    else:
+        if len(reports) > 1:
+            _print_verdicts(reports)
+        _print_findings(reports[-1], verbose)
+    if out:
+        save(reports, out)
+        display.say(f"{out}: {sum(len(one.findings) for one in reports)} findings")
+    if figure:
+        save_figure(tails(curves(reports[-1].findings), reports[-1].model), figure)
+        display.say(f"picture: {figure}")
+
+
+def _progress(name: str, done: int, total: int) -> dict[str, Any]:
+    """What the bar shows: the batches of a model."""
+    return {"description": name, "completed": done, "total": total, "text": f"{done}/{total}"}
+
+
+def _print_findings(report: Report, verbose: bool) -> None:
+    """The tally, a line for each finding, and why the other statements could not be tested."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from wqk.cli import display
+    from wqk_lab.theory.report import line
+
+    console = display.output()
+    if not console.is_terminal:
+        console.width = IN_A_PIPE
+    console.print(Text(f"\n{report.title}", style="bold"), soft_wrap=True)
+    tally = [Text(f"{n} {v}", style=STYLES[v]) for v, n in report.tally.items() if n]
+    console.print(Text(", ").join(tally), soft_wrap=True)
+    for note in report.notes:
+        console.print(Text(f"! {note}", style="yellow"), soft_wrap=True)
+    doubtful = "!" if report.caveat else ""
+    table = Table(box=None, padding=(0, 1), show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_column(overflow="fold")
+    untested: dict[str, list[str]] = {}
+    for finding in report.findings:
+        cells = line(finding)
+        if finding.verdict == "not tested" and not verbose:
+            untested.setdefault(finding.why, []).append(finding.statement.number)
+            continue
+        verdict = Text(finding.verdict + doubtful, style=STYLES[finding.verdict])
+        statement = Text.assemble((f"{cells['number']}: ", "bold"), cells["says"])
+        measured = f"{cells['estimate']} ({cells['prediction']})" if finding.estimate else ""
+        facts = [measured, cells["why"], cells["layers"] if finding.verdict != "identity" else ""]
+        table.add_row(verdict, statement, Text("; ".join(filter(None, facts))))
+        if verbose:
+            for label in ("quantity", "over", "assumes"):
+                if cells[label]:
+                    table.add_row("", Text(f"{label}: {cells[label]}", style="dim"), "")
+    console.print(table)
+    for why, numbers in untested.items():
+        said = f"not tested{doubtful}, {why}: {'; '.join(dict.fromkeys(numbers))}"
+        console.print(
+            Text(f" {said}", style=STYLES["not tested"]), soft_wrap=not console.is_terminal
+        )
+
+
+def _print_verdicts(reports: Sequence[Report]) -> None:
+    """Statements down, models or steps across."""
+    from rich.text import Text
+
+    from wqk.cli import display
+
+    console = display.output()
+    for number, report in enumerate(reports, start=1):
+        console.print(Text(f"{number}  {report.title}"))
+    table = plain_table("statement", left=["statement"])
+    for number in range(1, len(reports) + 1):
+        table.add_column(str(number), justify="right", no_wrap=True)
+    verdicts = [{_key(f): f.verdict for f in report.findings} for report in reports]
+    for key in verdicts[-1]:
+        shown = [some.get(key, "not tested") for some in verdicts]
+        table.add_row(": ".join(key), *(Text(MARKS[v], style=STYLES[v]) for v in shown))
+    console.print(table)
+    console.print(Text(", ".join(f"{MARKS[v]} {v}" for v in STYLES), style="dim"))
+
+
+def _key(finding: Finding) -> tuple[str, str]:
+    return finding.statement.number, finding.statement.says

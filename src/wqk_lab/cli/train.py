@@ -1,0 +1,232 @@
+"""``wqk train``: an encoder or a decoder, from a token store to a run's directory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from wqk._console import counted
+from wqk.cli.options import COUNT, FOLDER, options_of, threads
+from wqk_lab.training.recipe import PRESETS, SIZES, Recipe, make_recipe
+
+if TYPE_CHECKING:
+    from wqk.tables.run import Run
+    from wqk_lab.training.training import TrainingProgress
+
+# Fields of the recipe whose options do not have the form `--name VALUE`.
+SPECIAL = ("preset", "config", "penalty", "penalty_weight")
+
+
+def _presets(name: str) -> str:
+    """The presets' values of a field, at their own sizes."""
+    fast, paper = (getattr(make_recipe(preset), name) for preset in ("fast", "paper"))
+    if fast is None:
+        return ""
+    return f"  [default: {fast}]" if fast == paper else f"  [default: {fast}; paper: {paper}]"
+
+
+def _penalty(text: str) -> dict[str, Any]:
+    kind, _, weight = text.partition("=")
+    try:
+        return {"penalty": kind, "penalty_weight": float(weight)}
+    except ValueError:
+        raise click.BadParameter(
+            f"expected a kind and a weight such as symmetric=0.1, got {text!r}"
+        ) from None
+
+
+@click.command()
+@click.option(
+    "--preset",
+    type=click.Choice(list(PRESETS)),
+    help="Source of all other defaults: fast (default), or paper.",
+)
+@click.option("--size", type=click.Choice(list(SIZES)), help="Layers, width and heads.")
+@click.option(
+    "--corpus", type=FOLDER, metavar="DIR", help="Token store to train on, written by wqk corpus."
+)
+@click.option("-o", "--out", type=FOLDER, required=True, metavar="RUN", help="Folder of the run.")
+@click.option("--resume", is_flag=True, help="Resume from the run's last checkpoint.")
+@click.option(
+    "--stop", type=COUNT, metavar="STEP",
+    help="Stop after this step; --resume continues. The schedule remains that of all steps.",
+)  # fmt: skip
+@click.option(
+    "--config", type=click.Path(path_type=Path, dir_okay=False, exists=True), metavar="FILE.json",
+    help="A transformers configuration instead of size and norm.",
+)  # fmt: skip
+@click.option(
+    "--penalty", type=_penalty, metavar="KIND=WEIGHT",
+    help="Add a penalty to the loss: symmetric=0.1 or skew=0.1.",
+)  # fmt: skip
+@options_of(Recipe, omit=SPECIAL, defaults=_presets)
+@threads
+@click.option(
+    "--report-to", multiple=True, metavar="LOGGER",
+    help="An accelerate tracker, such as tensorboard; repeatable.",
+)  # fmt: skip
+def train(
+    preset: str | None,
+    size: str | None,
+    corpus: Path | None,
+    out: Path,
+    resume: bool,
+    stop: int | None,
+    config: Path | None,
+    penalty: dict[str, Any] | None,
+    report_to: tuple[str, ...],
+    **chosen: Any,
+) -> None:
+    """Train a small encoder or decoder and record losses, scores and checkpoints in RUN.
+
+    Unset options come from the preset. Defaults are shown for each preset's own size; in fast, the
+    learning rate and the initial weights depend on the width, intervals and warmup on the
+    steps. --resume continues an interrupted run; any options must equal its original ones. For
+    several GPUs or processes: torchrun --nproc-per-node N -m wqk train.
+
+    \b
+    Examples:
+      wqk train --corpus wikipedia -o runs/encoder
+      wqk train --mode decoder --steps 4000 --corpus wikipedia -o runs/decoder
+      wqk train --preset paper --size mini --init symmetric --corpus wikipedia -o runs/symmetric
+      wqk train --resume -o runs/encoder
+    """
+    from wqk.tables.run import SETTINGS, open_run
+    from wqk_lab.training.models import read_configuration
+    from wqk_lab.training.training import train as train_model
+
+    if corpus is None and not resume:
+        raise click.UsageError("Missing option '--corpus': a token store made by wqk corpus.")
+    overrides = {name: value for name, value in chosen.items() if value is not None}
+    overrides |= penalty or {}
+    if config:
+        overrides["config"] = read_configuration(config)
+    if resume:
+        before = Recipe.from_json(open_run(out).recipe)
+        named: dict[str, Any] = {"preset": preset} if preset else {}
+        recipe = replace(before, **(named | SIZES.get(size or "", {}) | overrides))
+    else:
+        recipe = make_recipe(preset or "fast", size=size, **overrides)
+    is_first = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun starts
+    with _progress(recipe) if is_first else nullcontext() as on_progress:
+        try:
+            run = train_model(
+                recipe,
+                corpus,
+                out,
+                resume=resume,
+                stop=stop,
+                report_to=report_to,
+                on_progress=on_progress,
+            )
+        except KeyboardInterrupt:
+            begun = (out / SETTINGS).exists()
+            next_step = f"wqk train --resume -o {out} resumes it" if begun else "no run was begun"
+            raise KeyboardInterrupt(next_step) from None
+    if is_first:
+        _print_outcome(run)
+
+
+@contextmanager
+def _progress(recipe: Recipe) -> Iterator[Callable[[TrainingProgress], None]]:
+    """The recipe, then a bar on a terminal, or a line for each held-out loss in a pipe.
+
+    The recipe is shown once training has begun, so that a mistake is one line.
+    """
+    from wqk.cli import display
+
+    def changes(done: TrainingProgress) -> dict[str, Any]:
+        text = f"{done.steps_done}/{done.steps} steps, {state(done)}"
+        return {"total": done.steps, "completed": done.steps_done, "text": text}
+
+    with display.bar("train", changes) as update:
+        begun = False
+
+        def show(done: TrainingProgress) -> None:
+            nonlocal begun
+            if not begun:
+                display.say(summary(recipe))
+                begun = True
+            if update:
+                update(done)
+            elif done.held_out_is_new:
+                display.say(f"step {done.steps_done}/{done.steps}: {state(done)}")
+
+        yield show
+
+
+def summary(recipe: Recipe) -> str:
+    """A recipe and the machine in one line."""
+    import torch
+
+    from wqk_lab.training.models import available_precision
+
+    layers, heads = recipe.layers or 0, recipe.heads or 0
+    sizes = (
+        [counted(layers, "layer"), f"width {recipe.width}", counted(heads, "head")]
+        if recipe.config is None
+        else [f"a model of type {recipe.config.get('model_type')}"]
+    )
+    penalty = [] if recipe.penalty == "none" else [f"penalty {recipe.penalty}"]
+    gpu = torch.cuda.is_available()
+    idle = 0 if "WORLD_SIZE" in os.environ else max(0, torch.cuda.device_count() - 1)
+    threads, blocks = torch.get_num_threads(), recipe.batch * recipe.accumulation
+    device = "a GPU" if gpu else counted(threads, "thread")
+    return ", ".join(
+        [
+            f"{recipe.mode} ({recipe.objective})",
+            *sizes,
+            f"init {recipe.init}",
+            *penalty,
+            f"{counted(recipe.steps, 'step')} of {blocks} × {recipe.block} tokens",
+            f"learning rate {recipe.learning_rate:g}",
+            f"seed {recipe.seed}",
+            f"{available_precision(recipe.precision)} on {device}",
+            *([f"{counted(idle, 'more GPU')} idle: torchrun uses all"] if idle else []),
+        ]
+    )
+
+
+def state(done: TrainingProgress) -> str:
+    """Losses in nats, median symmetry and speed, as far as they are known.
+
+    Examples
+    --------
+    >>> from wqk_lab.training.training import TrainingProgress
+    >>> state(TrainingProgress(20, 100, 2.5, 2.625, 24_000.0, True, 0.31))
+    'loss 2.500, held out 2.625, symmetry 0.31, 24,000 tokens/s'
+    """
+    losses = (("loss", done.loss), ("held out", done.held_out_loss))
+    known = [f"{name} {value:.3f}" for name, value in losses if value is not None]
+    if done.symmetry is not None:
+        known.append(f"symmetry {done.symmetry:.2f}")
+    if done.tokens_per_second is not None:
+        known.append(f"{done.tokens_per_second:,.0f} tokens/s")
+    return ", ".join(known)
+
+
+def _print_outcome(run: Run) -> None:
+    """What came out of a run, and what to do next."""
+    import polars as pl
+
+    from wqk.cli import display
+
+    held_out = run.metrics.drop_nulls("held_out_loss")["held_out_loss"]
+    last = run.metrics.filter(pl.col("seconds").is_not_null()).row(-1, named=True)
+    took = timedelta(seconds=round(last["seconds"]))
+    console = display.output()
+    console.print(
+        f"{run.folder}: {counted(last['step'], 'step')}, {last['tokens']:,} tokens in {took}; "
+        f"held-out loss {held_out[0]:.3f} → {held_out[-1]:.3f} nats",
+        soft_wrap=True,
+    )
+    console.print(
+        f"next: wqk scan {run.folder}, or wqk figure updates {run.folder}", soft_wrap=True
+    )

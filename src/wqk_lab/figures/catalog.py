@@ -1,0 +1,149 @@
+"""All figures by name: where the numbers behind each come from, and what draws them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+import polars as pl
+
+from wqk._files import check_output, write_atomically
+from wqk._style import PICTURES, save_figure
+from wqk.errors import RunError, UnknownName
+from wqk.reporting.pictures import distances, heads, terms
+from wqk.reporting.pictures.matrix import examples
+from wqk_lab.figures import dose, models, starts, training
+from wqk_lab.figures.published import published_pairs, published_starts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from matplotlib.figure import Figure
+
+    from wqk_lab.figures.sources import Sources
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One figure: its numbers, as a frame in long form, and the function that draws these."""
+
+    numbers: Callable[[Sources], pl.DataFrame]
+    draw: Callable[..., Figure]
+    # Without sources, this part of a scan of the demo's models is drawn.
+    stand_in: Literal["table", "blocks"] | None = None
+    # Whether `draw` also takes examples of the sources' matrices.
+    with_matrices: bool = False
+
+
+def _models(name: str, sources: Sources) -> pl.DataFrame:
+    return models.model_rows(name, sources.scores)
+
+
+def _pairs(name: str, sources: Sources) -> pl.DataFrame:
+    """The curves of the given runs, of the paper's if none are given, or of both."""
+    if not sources.runs:
+        return published_pairs(name)
+    own = training.pair_curves(sources.runs, name)
+    return pl.concat([own, published_pairs(name)]) if sources.published else own
+
+
+FIGURES = {
+    "fig2": Entry(partial(_models, "fig2"), models.by_size, "blocks", with_matrices=True),
+    "s1": Entry(partial(_models, "s1"), models.by_size),
+    "s2": Entry(partial(_models, "s2"), models.by_size),
+    "fig3": Entry(partial(_pairs, "fig3"), training.medians_and_layers),
+    "s3": Entry(partial(_pairs, "s3"), training.medians_by_comparison),
+    "s4": Entry(partial(_pairs, "s4"), training.layers_by_comparison),
+    "s5": Entry(
+        lambda given: starts.start_curves(given.runs) if given.runs else published_starts(),
+        starts.loss_and_symmetry,
+    ),
+    "losses": Entry(
+        lambda given: starts.losses_by_start(given.runs), starts.losses_and_differences
+    ),
+    "dose": Entry(lambda given: dose.dose_rows(given.runs, given.level), dose.loss_by_scale),
+    "updates": Entry(
+        lambda given: training.update_curves(given.runs), training.medians_by_comparison
+    ),
+    "heads": Entry(lambda given: terms.head_terms(given.scores), terms.terms_by_layer, "table"),
+    "coupling": Entry(
+        lambda given: heads.coupling_rows(given.blocks), heads.coupling_by_layer, "blocks"
+    ),
+    "distances": Entry(
+        lambda given: distances.distance_rows(given.scores), distances.distances_by_layer
+    ),
+}
+
+# The figures that can show the paper's runs below one's own, and when a loss falls below a level.
+WITH_PUBLISHED = ("s3", "s4")
+WITH_LEVEL = "dose"
+
+
+def numbers(name: str, sources: Sources) -> pl.DataFrame:
+    """The numbers that a figure shows.
+
+    Raises
+    ------
+    WqkError
+        The figure does not exist, the sources lack what it needs, or it cannot combine them.
+
+    Examples
+    --------
+    >>> from wqk_lab.figures import Sources
+    >>> numbers("fig2", Sources()).height
+    74
+    """
+    if name not in FIGURES:
+        raise UnknownName(
+            f"{name}: no such figure; figures are {', '.join(FIGURES)}", name=name, close=[*FIGURES]
+        )
+    if sources.published and sources.runs and name not in WITH_PUBLISHED:
+        raise RunError(
+            f"published=True draws the paper's runs below yours in {' and '.join(WITH_PUBLISHED)}; "
+            f"got {name}"
+        )
+    if sources.level is not None and name != WITH_LEVEL:
+        raise RunError(f"level={sources.level:g} is for {WITH_LEVEL}; got {name}: leave it out")
+    return FIGURES[name].numbers(sources)
+
+
+def draw(name: str, sources: Sources) -> Figure:
+    """Draw a figure, for `save_figure` or a notebook.
+
+    Raises
+    ------
+    WqkError
+        As for `numbers`; or matplotlib is not installed.
+
+    Examples
+    --------
+    >>> from wqk_lab.figures import Sources
+    >>> [axis.get_ylabel() for axis in draw("fig2", Sources()).axes]
+    ['symmetry', 'directionality (excess)']
+    """
+    rows = numbers(name, sources)
+    entry = FIGURES[name]
+    return entry.draw(rows, examples(sources.blocks)) if entry.with_matrices else entry.draw(rows)
+
+
+def save(name: str, sources: Sources, path: Path) -> None:
+    """Write a figure, or as ``.csv`` its numbers, atomically.
+
+    Raises
+    ------
+    WqkError
+        As for `draw`, or the file has another ending or cannot be written.
+    """
+    check_ending(path)
+    if path.suffix == ".csv":
+        plain = numbers(name, sources).with_columns(pl.col(pl.List(pl.String)).list.join(" "))
+        write_atomically(path, plain.write_csv().encode())
+    else:
+        save_figure(draw(name, sources), path)
+
+
+def check_ending(path: Path) -> None:
+    """Raise `OutputError` if no figure can be written to this path."""
+    check_output(path, "a figure", (*PICTURES, ".csv"))

@@ -1,0 +1,147 @@
+"""Curves over training: lines and bands from the scores and losses of several seeds.
+
+Curves are rows of a frame in long form. ``quantity`` and ``layer`` (null: over all layers) say what
+is shown; ``value`` is the mean over seeds, ``low`` and ``high`` the least and the greatest;
+``q25`` and ``q75`` are the quartiles over layers, averaged over seeds.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import polars as pl
+
+from wqk.comparing.medians import plain_layers
+from wqk.errors import RunError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from wqk.tables.run import Run
+    from wqk.tables.score_table import ScoreTable
+
+SCORES = ("symmetry", "directionality_excess")
+
+CURVE: dict[str, pl.DataType] = {
+    "quantity": pl.String(),
+    "layer": pl.Int64(),
+    "step": pl.Int64(),
+    "value": pl.Float64(),
+    "low": pl.Float64(),
+    "high": pl.Float64(),
+    "q25": pl.Float64(),
+    "q75": pl.Float64(),
+    "runs": pl.UInt32(),
+}
+
+
+def score_curves(runs: Sequence[Run], of: Literal["scores", "updates"] = "scores") -> pl.DataFrame:
+    """Symmetry and directionality (excess) along runs of one cell.
+
+    By layer, and median and quartiles over layers; ``symmetry_gap`` is the difference between the
+    most and the least symmetric layer. Steps that some run has not scored are omitted.
+
+    Raises
+    ------
+    RunError
+        The runs have no scored step in common.
+    """
+    curves = over_seeds([layer_curves(getattr(run, of)) for run in runs])
+    return _not_empty(curves, runs, of)
+
+
+def loss_curves(runs: Sequence[Run]) -> pl.DataFrame:
+    """The held-out loss along runs of one cell, in nats per token.
+
+    Raises
+    ------
+    RunError
+        The runs have no step with a held-out loss in common.
+    """
+    curves = over_seeds([held_out_losses(run) for run in runs])
+    return _not_empty(curves, runs, "a held-out loss")
+
+
+def loss_differences(runs: Sequence[Run], baseline: Sequence[Run]) -> pl.DataFrame:
+    """Held-out losses minus those of the baseline with the same seed, in nats per token.
+
+    Empty if no seed has both.
+    """
+    others = {run.recipe.get("seed"): held_out_losses(run) for run in baseline}
+    return over_seeds(
+        [
+            held_out_losses(run)
+            .join(others[seed].select("step", other="value"), on="step")
+            .select("step", pl.col("value") - pl.col("other"), quantity=pl.lit("loss_difference"))
+            for run in runs
+            if (seed := run.recipe.get("seed")) in others
+        ]
+    )
+
+
+def of_cells(curves: Mapping[str, pl.DataFrame], name: str) -> pl.DataFrame:
+    """Curves of several cells in one frame, distinguished by the column ``name``."""
+    return pl.concat(
+        [frame.select(pl.lit(key).alias(name), pl.all()) for key, frame in curves.items()]
+    )
+
+
+def layer_curves(table: ScoreTable) -> pl.DataFrame:
+    """The curves of one run's plain self-attention, by layer and over layers."""
+    return from_layers(plain_layers(table).frame)
+
+
+def from_layers(scores: pl.DataFrame) -> pl.DataFrame:
+    """Curves by layer and over layers, from ``step``, ``layer`` and the scores."""
+    layers = (
+        scores.select("step", "layer", *SCORES)
+        .unpivot(SCORES, index=["step", "layer"], variable_name="quantity")
+        .with_columns(pl.col("value").fill_nan(None))
+        .drop_nulls("value")
+    )
+    value = pl.col("value")
+    steps = layers.group_by("step", "quantity")
+    medians = steps.agg(
+        value.median(),
+        q25=value.quantile(0.25, "linear"),
+        q75=value.quantile(0.75, "linear"),
+    )
+    gaps = (
+        steps.agg(value.max() - value.min())
+        .filter(quantity="symmetry")
+        .with_columns(quantity=pl.lit("symmetry_gap"))
+    )
+    return pl.concat([layers, medians, gaps], how="diagonal")
+
+
+def held_out_losses(run: Run) -> pl.DataFrame:
+    """The curve of one run's held-out losses."""
+    return run.metrics.select(
+        "step", quantity=pl.lit("held_out_loss"), value="held_out_loss"
+    ).drop_nulls("value")
+
+
+def over_seeds(frames: Sequence[pl.DataFrame]) -> pl.DataFrame:
+    """Mean, minimum and maximum of the runs' curves, at the steps that all of them have."""
+    value = pl.col("value")
+    return (
+        pl.concat([pl.DataFrame(schema=CURVE), *frames], how="diagonal_relaxed")
+        .group_by("quantity", "layer", "step")
+        .agg(
+            value.mean(),
+            pl.col("q25", "q75").mean(),
+            low=value.min(),
+            high=value.max(),
+            runs=pl.len(),
+        )
+        .filter(runs=len(frames))
+        .sort("quantity", "layer", "step")
+        .select(pl.col(name).cast(kind) for name, kind in CURVE.items())
+    )
+
+
+def _not_empty(curves: pl.DataFrame, runs: Sequence[Run], what: str) -> pl.DataFrame:
+    if curves.is_empty():
+        names = ", ".join(run.name for run in runs)
+        raise RunError(f"{names}: no step has {what} in all of these runs")
+    return curves

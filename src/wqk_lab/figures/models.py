@@ -1,0 +1,245 @@
+"""Trained models by size: Figures 2, S1 and S2."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from wqk._style import (
+    COLORS,
+    DIRECTIONALITY,
+    GRAY,
+    PAGE,
+    SYMMETRY,
+    new_figure,
+    style,
+)
+from wqk.comparing.published import COLUMNS, last_part
+from wqk.reporting.pictures.matrix import draw_form
+from wqk.reporting.pictures.panels import letter, separate_labels
+from wqk.reporting.pictures.selection import latest
+from wqk.scanning.surveys.model_sets import model_set, model_sets
+from wqk_lab.atlas import drawn_models, flags, published, sound_models, summarize
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+    from matplotlib.text import Annotation
+
+    from wqk.forms.images import MatrixImage
+    from wqk.tables.score_table import ScoreTable
+
+SCORES = {"symmetry": SYMMETRY, "directionality": DIRECTIONALITY}
+
+# The paper's sets of models that each figure shows.
+SETS = {
+    "fig2": ("paper:language",),
+    "s1": ("paper:vision", "paper:audio"),
+    "s2": ("paper:encoder-decoder",),
+}
+
+# What counts as an encoder and as a decoder; other stacks are not drawn.
+STACKS = {"encoder": "encoder", "vision": "encoder", "decoder": "decoder"}
+
+MARKERS = {"encoder": "o", "decoder": "s"}
+
+# Rows that do not describe a trained model's own form are hollow, with the marker of their first
+# flag in this order.
+HOLLOW = {
+    "random-looking": "X",
+    "grouped-heads": "D",
+    "fused-tensor": "v",
+    "missing-layers": "^",
+    "cross-attention": "<",
+}
+
+# Up to this many own scans are all labeled.
+LABELED = 8
+
+# Otherwise the extremes of a stack are labeled, if it has at least this many models.
+EXTREMES = 3
+
+# From this share on, a checkpoint holds only queries and keys: its size is not its model's.
+QUERIES_AND_KEYS_ALONE = 0.9
+
+
+def model_rows(figure: str, table: ScoreTable | None = None) -> pl.DataFrame:
+    """The rows behind ``fig2`` (language), ``s1`` (vision, audio) or ``s2`` (encoder-decoder).
+
+    Every sound published model once, every published artifact, then own scores at their last step.
+    Own models are shown in the figure whose set they belong to; those of no set in ``s2`` if they
+    have an encoder and a decoder, otherwise in the other two. Columns are those of
+    `wqk.comparing.published`, with ``encoder`` or ``decoder`` as ``stack``.
+
+    Examples
+    --------
+    >>> rows = model_rows("fig2")
+    >>> rows.group_by("stack", "sound").len().sort("stack", "sound").rows()
+    [('decoder', False, 28), ('decoder', True, 21), ('encoder', False, 4), ('encoder', True, 21)]
+    """
+    return pl.concat(
+        rows.filter([_belongs(figure, row, rows) for row in rows.iter_rows(named=True)])
+        for rows in (_published_rows(), _own_rows(table))
+    )
+
+
+@style()
+def by_size(rows: pl.DataFrame, matrices: Mapping[str, MatrixImage] | None = None) -> Figure:
+    """Draw medians and quartiles of `model_rows` against parameters, beside up to two matrices."""
+    # The reason for a hollow marker; null where the row is sound.
+    flagged = [pl.when(pl.col("flags").list.contains(flag)).then(pl.lit(flag)) for flag in HOLLOW]
+    rows = rows.with_columns(reason=pl.coalesce(flagged))
+    matrices = matrices or {}
+    figure = new_figure(PAGE, 5.4 if matrices else 3.0)
+    labels = {}
+    shape, widths = ((2, 2), [1.6, 1.0]) if matrices else ((1, 2), [1.0, 1.0])
+    grid = figure.add_gridspec(*shape, width_ratios=widths)
+    for index, (score, label) in enumerate(SCORES.items()):
+        axis = figure.add_subplot(grid[index, 0] if matrices else grid[0, index])
+        labels[axis] = _draw_models(axis, rows.drop_nulls(score), score)
+        axis.set_ylabel(label)
+        letter(axis, "ab"[index])
+    for index, (title, image) in enumerate(matrices.items()):
+        cell = grid[index, 1] if len(matrices) > 1 else grid[:, 1]
+        draw_form(figure, cell, image, title, "cd"[index])
+    figure.legend(handles=_handles(rows), loc="outside lower center", ncols=3)
+    for axis, some in labels.items():
+        separate_labels(axis, some)
+    return figure
+
+
+@cache
+def _published_rows() -> pl.DataFrame:
+    """Every sound model once, printed or only drawn, and every artifact."""
+    artifacts = published().filter(~pl.col("sound"))
+    once = artifacts.unique(["model", *SCORES], keep="last", maintain_order=True)
+    return pl.concat([sound_models(), once, drawn_models()])
+
+
+def _own_rows(table: ScoreTable | None) -> pl.DataFrame:
+    """One row for each encoder and decoder in a score table."""
+    if table is None:
+        return pl.DataFrame(schema=COLUMNS)
+    rows = summarize(latest(_whole_models(table)))
+    return rows.with_columns(pl.col("stack").replace_strict(STACKS, default=None)).drop_nulls(
+        ["stack", "parameters"]
+    )
+
+
+def _whole_models(table: ScoreTable) -> ScoreTable:
+    """The table without checkpoints that hold only queries and keys: their size is unknown."""
+    layers = table.layers.frame.unique(["checkpoint", "revision", "step", "stack", "kind", "layer"])
+    # The layer's form has rank G·R: its keys hold G·R·D weights, its queries H/G times as many.
+    weights = pl.col("rank") * (
+        pl.col("d_query") * pl.col("heads") / pl.col("key_heads") + pl.col("d_key")
+    )
+    read = layers.group_by("checkpoint").agg(
+        weights.sum().alias("read"), pl.col("parameters").max()
+    )
+    alone = read.filter(pl.col("read") >= QUERIES_AND_KEYS_ALONE * pl.col("parameters"))
+    return table.filter(~pl.col("checkpoint").is_in(alone["checkpoint"].implode()))
+
+
+def _belongs(figure: str, row: Mapping[str, Any], rows: pl.DataFrame) -> bool:
+    """Whether a figure shows one of these rows."""
+    name = last_part(row["model"]).lower()
+    sets = [some for some in model_sets() if name in _names(some)]
+    stacks = rows.filter(model=row["model"])["stack"].n_unique()
+    if SETS["s2"][0] in sets or (not sets and stacks > 1):
+        return figure == "s2"
+    return figure != "s2" and (not sets or any(some in sets for some in SETS[figure]))
+
+
+@cache
+def _names(some: str) -> set[str]:
+    """The names of a set's models, without their owners."""
+    return {last_part(model).lower() for model in model_set(some)}
+
+
+def _draw_models(axis: Axes, rows: pl.DataFrame, score: str) -> list[Annotation]:
+    """Draw markers with quartiles; return the labels of some of them."""
+    from matplotlib.patheffects import withStroke
+
+    own = rows.filter(source="own")
+    for row in rows.iter_rows(named=True):
+        look = _look(row, faint=bool(own.height))
+        below, above = (row[f"{score}_{side}"] for side in ("below", "above"))
+        axis.errorbar(
+            row["parameters"],
+            row[score],
+            [[max(below, 0)], [max(above, 0)]],
+            linestyle="",
+            elinewidth=0.7,
+            **look,
+        )
+    labeled = own if 0 < own.height <= LABELED else _extremes(rows.filter("sound"), score)
+    labels = [
+        axis.annotate(
+            row["name"],
+            (row["parameters"], row[score]),
+            xytext=(5, 3),
+            textcoords="offset points",
+            fontsize=6.5 if row["source"] == "own" else 5.5,
+            color=COLORS[row["stack"]],
+            zorder=5,
+            path_effects=[withStroke(linewidth=1.5, foreground="white")],
+        )
+        for row in labeled.iter_rows(named=True)
+    ]
+    axis.axhline(0, color=GRAY, linewidth=0.5, zorder=0)
+    axis.set(xscale="log", xlabel="parameters")
+    return labels
+
+
+def _extremes(rows: pl.DataFrame, score: str) -> pl.DataFrame:
+    """Of each stack, the models with the lowest and the highest score, and the largest."""
+    chosen = [
+        pl.concat([stack.sort(score)[[0, -1]], stack.sort("parameters")[-1:]])
+        for stack in rows.partition_by("stack")
+        if stack.height >= EXTREMES
+    ]
+    return pl.concat(chosen).unique(maintain_order=True) if chosen else rows.clear()
+
+
+def _look(row: Mapping[str, Any], faint: bool) -> dict[str, Any]:
+    """The marker of a row; ``faint`` if it is published and shown next to own rows."""
+    if row["reason"]:
+        return {
+            "marker": HOLLOW[row["reason"]], "color": GRAY, "mfc": "white",
+            "mew": 0.7, "ms": 4, "alpha": 0.6, "zorder": 1,
+        }  # fmt: skip
+    own = row["source"] == "own"
+    return {
+        "marker": MARKERS[row["stack"]],
+        "color": COLORS[row["stack"]],
+        "mec": "black" if own else "white",
+        "mew": 0.7 if own else 0.4,
+        "ms": 6.0 if own else 4.5,
+        "alpha": 0.45 if faint and not own else 1.0,
+        "zorder": 4 if own else 3,
+    }
+
+
+def _handles(rows: pl.DataFrame) -> list[Line2D]:
+    """The legend: encoders, decoders, and the reasons for hollow markers, with their numbers."""
+    from matplotlib.lines import Line2D
+
+    groups = {
+        f"{stack}, {title}": rows.filter("sound", source=source, stack=stack)
+        for source, title in (("published", "published"), ("own", "own scan"))
+        for stack in COLORS
+    }
+    groups |= {flags()[flag].title: rows.filter(reason=flag) for flag in HOLLOW}
+    return [
+        Line2D(
+            [], [], linestyle="", label=f"{title} ({group.height})",
+            **_look(group.row(0, named=True), faint=False),
+        )
+        for title, group in groups.items()
+        if group.height
+    ]  # fmt: skip

@@ -1,0 +1,66 @@
+"""The curves of the paper's own training runs: Figures 3, S3, S4 and S5."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from wqk_lab.atlas import published_losses, published_training
+from wqk_lab.figures.curves import from_layers, of_cells, over_seeds
+
+# Corpora of the figures that show the 12-layer models; S5 shows a 4-layer one.
+CORPORA = {
+    "fig3": ("Wikipedia",), "s3": ("Jigsaw", "Red Pajama"), "s4": ("Jigsaw", "Red Pajama"),
+}  # fmt: skip
+SIZE = "12-layer"
+STARTS = {"size": "4-layer", "dataset": "Red Pajama", "mode": "encoder"}
+
+
+def published_pairs(figure: str) -> pl.DataFrame:
+    """Scores along the training of the paper's encoders and decoders, from random starts.
+
+    Columns are ``comparison`` (size and corpus), ``mode`` and those of `wqk_lab.figures.curves`.
+
+    Examples
+    --------
+    >>> published_pairs("fig3")["mode"].unique(maintain_order=True).to_list()
+    ['encoder', 'decoder']
+    """
+    modes = ("encoder", "decoder")
+    pairs = {
+        f"published: {dataset}, {SIZE}": {
+            mode: _score_curves(size=SIZE, dataset=dataset, mode=mode) for mode in modes
+        }
+        for dataset in CORPORA[figure]
+    }
+    return of_cells({name: of_cells(pair, "mode") for name, pair in pairs.items()}, "comparison")
+
+
+def published_starts() -> pl.DataFrame:
+    """Figure S5 as far as it was published: both losses, and the scores from random initialization.
+
+    Columns are ``start`` and those of `wqk_lab.figures.curves`; losses are ``training_loss``.
+
+    Examples
+    --------
+    >>> published_starts().group_by("start", maintain_order=True).len().rows()
+    [('random', 3200), ('symmetric', 1000)]
+    """
+    losses = published_losses().filter(**STARTS)
+    curves = {
+        start: over_seeds(
+            [
+                losses.filter(initialization=start).select(
+                    "step", quantity=pl.lit("training_loss"), value="loss"
+                )
+            ]
+        )
+        for start in ("random", "symmetric")
+    }
+    curves["random"] = pl.concat([_score_curves(**STARTS), curves["random"]])
+    return of_cells(curves, "start")
+
+
+def _score_curves(**run: str) -> pl.DataFrame:
+    """The curves of one run, by layer and over layers."""
+    scores = published_training().filter(**run)
+    return over_seeds([from_layers(scores.rename({"directionality": "directionality_excess"}))])

@@ -1,0 +1,138 @@
+"""The paper's tables, with your own scores and losses next to the published ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from wqk.errors import OutputError, RunError, TableError
+from wqk_lab.atlas import TrainingResult, paper_table
+from wqk_lab.figures.curves import held_out_losses
+from wqk_lab.runs.groups import cells, differ_in_start
+from wqk_lab.runs.speedup import compare, paired
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from wqk.tables.run import Run
+    from wqk_lab.atlas.paper_tables import Name
+    from wqk_lab.figures.sources import Sources
+    from wqk_lab.runs.groups import Cell
+    from wqk_lab.runs.speedup import Paired
+
+TEXTS: dict[str, Literal["markdown", "latex"]] = {".md": "markdown", ".tex": "latex"}
+
+
+def table_text(name: Name, sources: Sources, ending: str = ".md") -> str:
+    """Table 1, S2 or S3 as text, with the sources' results next to the published ones.
+
+    Parameters
+    ----------
+    name
+        As for `wqk_lab.atlas.paper_table`.
+    sources
+        Training runs for ``table1``, any scores for the others; none for the table as published.
+    ending
+        ``.md`` or ``.tex``.
+
+    Raises
+    ------
+    TableError
+        The sources are of the wrong kind, or the ending is unknown.
+
+    Examples
+    --------
+    >>> from wqk_lab.figures.sources import Sources
+    >>> table_text("table1", Sources()).splitlines()[2]
+    '| Model | Loss | Speed-up |'
+    """
+    if ending not in TEXTS:
+        reason = f"{name} is written as {' or '.join(TEXTS)}"
+        raise OutputError(f"{reason}; got the ending {ending!r}", reason=reason)
+    own = training_results(sources.runs) if name == "table1" else sources.scores
+    if not own and (sources.runs or sources.table or sources.blocks):
+        needed = "training runs" if name == "table1" else "scores (wqk survey, wqk scan --out)"
+        raise TableError(f"{name} takes {needed} next to the published values; got none")
+    return paper_table(name, TEXTS[ending], own or None)
+
+
+def training_results(runs: Sequence[Run]) -> list[TrainingResult]:
+    """Encoders' held-out loss at their last step, and their speed-up, by size, corpus and start.
+
+    Speed-ups are over the random start of the same recipe, if there is one
+    (`wqk_lab.runs.speedup`).
+
+    Raises
+    ------
+    RunError
+        No run is an encoder with a held-out loss, runs of a cell end at different steps, or two
+        cells have one name.
+    """
+    encoders = [run for run in runs if run.recipe.get("mode") == "encoder" and _last(run)[0]]
+    if runs and not encoders:
+        raise RunError(f"table1 needs trained encoders; got {len(runs)} other runs")
+    grouped = cells(encoders)
+    named: dict[tuple[str, ...], Cell] = {}
+    results = []
+    for cell in grouped:
+        result = _result(cell, next((c for c in grouped if _is_baseline(c, cell)), None))
+        name = (result.size, result.dataset, result.initialization)
+        if other := named.get(name):
+            fields = dict.fromkeys([*other.shared, *cell.shared])
+            differing = [f for f in fields if other.shared.get(f) != cell.shared.get(f)]
+            raise RunError(
+                f"table1: {', '.join(name)} are two cells, {cell.runs[0].folder} and "
+                f"{other.runs[0].folder}, which differ in {', '.join(differing)}; give the runs of "
+                "one"
+            )
+        named[name] = cell
+        results.append(result)
+    return results
+
+
+def _is_baseline(baseline: Cell, cell: Cell) -> bool:
+    """Whether a cell starts at random, and another differs in the start but shares a seed."""
+    seeds = ({run.recipe.get("seed") for run in some.runs} for some in (baseline, cell))
+    return (
+        baseline is not cell
+        and baseline.start == "random"
+        and differ_in_start(baseline, cell)
+        and bool(set.intersection(*seeds))
+    )
+
+
+def _result(cell: Cell, baseline: Cell | None) -> TrainingResult:
+    steps = sorted({_last(run)[0] for run in cell.runs})
+    if len(steps) > 1:
+        raise RunError(
+            f"table1: the runs of {cell.start} end at the steps {', '.join(map(str, steps))}"
+            "; resume the shorter ones, or leave them out"
+        )
+    loss = paired([_last(run)[1] for run in cell.runs])
+    saved = compare(baseline, cell).over_seeds("first") if baseline else None
+    step, shared = steps[0], cell.shared
+    model = "own model" if shared.get("config") else "{layers} layers of width {width}"
+    batch = shared.get("batch", 0) * shared.get("accumulation", 1)
+    until = "" if step == shared.get("steps") else f" of {shared.get('steps'):,}"
+    return TrainingResult(
+        size=f"{model.format_map({**shared})}, {step:,}{until} steps of "
+        f"{batch} × {shared.get('block')} tokens",
+        dataset=str(shared["corpus"]),
+        initialization=cell.start,
+        loss=loss.mean,
+        loss_interval=_interval(loss),
+        speed_up=saved.mean if saved else None,
+        speed_up_interval=_interval(saved),
+        seeds=loss.count,
+    )
+
+
+def _interval(result: Paired | None) -> tuple[float, float] | None:
+    if result is None or result.low is None or result.high is None:
+        return None
+    return result.low, result.high
+
+
+def _last(run: Run) -> tuple[int, float]:
+    """Step and value of a run's last held-out loss; step 0 without one."""
+    losses = held_out_losses(run)
+    return (int(losses["step"][-1]), float(losses["value"][-1])) if losses.height else (0, 0.0)

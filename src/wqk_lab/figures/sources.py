@@ -1,0 +1,93 @@
+"""The sources of figures: score tables, surveys, training runs and details, by their paths."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+
+from wqk.errors import TableError
+from wqk.tables.details import BlockDetails, read_details
+from wqk.tables.run import SETTINGS, Run, open_run
+from wqk.tables.score_table import ScoreTable, join, read_table
+from wqk_lab.atlas import survey_table
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Everything that a figure can draw.
+
+    Attributes
+    ----------
+    runs
+        Training runs, finished or not.
+    table
+        The scores of all tables and surveys, if any.
+    blocks
+        The layers of all ``.npz`` files of details.
+    published
+        Whether the paper's own training runs are drawn below the given ones.
+    level
+        Training loss in nats; the figure ``dose`` shows when runs fall below it.
+    """
+
+    runs: tuple[Run, ...] = ()
+    table: ScoreTable | None = None
+    blocks: tuple[BlockDetails, ...] = ()
+    published: bool = False
+    level: float | None = None
+
+    @property
+    def scores(self) -> ScoreTable | None:
+        """The scores of the table and of all runs, if any."""
+        tables = [self.table] if self.table is not None else []
+        tables += [run.scores for run in self.runs]
+        return join(tables) if tables else None
+
+
+def read_sources(*paths: str | PathLike[str]) -> Sources:
+    """Open the sources at some paths.
+
+    A path is a training run's folder, a folder of such folders, the folder of a survey, a score
+    table (``.parquet``, ``.jsonl``, ``.csv``) or the details of a scan (``.npz``).
+
+    Raises
+    ------
+    WqkError
+        A path holds none of these, or something that cannot be read.
+
+    Examples
+    --------
+    >>> import tempfile, wqk
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     wqk.scan(wqk.demo_model("encoder")).write(folder + "/scores.parquet")
+    ...     sources = read_sources(folder + "/scores.parquet")
+    >>> len(sources.runs), len(sources.table)
+    (0, 20)
+    """
+    runs: list[Run] = []
+    tables: list[ScoreTable] = []
+    blocks: list[BlockDetails] = []
+    for path in map(Path, paths):
+        settings = [path / SETTINGS] if (path / SETTINGS).is_file() else path.glob(f"*/{SETTINGS}")
+        if folders := sorted(file.parent for file in settings):
+            runs += map(open_run, folders)
+        elif path.is_dir():
+            tables.append(_survey(path))
+        elif path.suffix == ".npz":
+            blocks += read_details(path).blocks
+        elif not path.exists():
+            raise TableError(f"{path}: no such file or folder", path=path)
+        else:
+            tables.append(read_table(path))
+    return Sources(tuple(runs), join(tables) if tables else None, tuple(blocks))
+
+
+def _survey(folder: Path) -> ScoreTable:
+    try:
+        return survey_table(folder)
+    except TableError:
+        raise TableError(
+            f"{folder}: contains no training run and no survey; expected a folder written by wqk "
+            "train or wqk survey, a score table or details (.npz)"
+        ) from None

@@ -1,0 +1,206 @@
+"""Initializations side by side: Figure S5, and the held-out losses."""
+
+from __future__ import annotations
+
+import math
+from itertools import cycle
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from wqk._style import (
+    BLUE,
+    GRAY,
+    GREEN,
+    ORANGE,
+    PAGE,
+    PURPLE,
+    SKY,
+    YELLOW,
+    new_figure,
+    style,
+)
+from wqk.reporting.pictures.panels import (
+    draw_curve,
+    draw_layers,
+    finish_row,
+    label_steps,
+    letter,
+    note,
+    panel_grid,
+)
+from wqk_lab.figures.curves import loss_curves, loss_differences, of_cells, score_curves
+from wqk_lab.runs.groups import starts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure, FigureBase
+
+    from wqk.tables.run import Run
+
+# Line styles that remain distinguishable in grayscale; penalties and combinations take the others.
+LOOKS: dict[str, dict[str, Any]] = {
+    "random": {"color": "black", "linestyle": "-"},
+    "symmetric": {"color": BLUE, "linestyle": "--"},
+    "indefinite": {"color": GREEN, "linestyle": "-."},
+    "paired": {"color": ORANGE, "linestyle": ":"},
+    "skew": {"color": PURPLE, "linestyle": (0, (6, 1, 1, 1, 1, 1))},
+    "mimetic": {"color": SKY, "linestyle": (0, (8, 2))},
+}
+OTHERS: tuple[dict[str, Any], ...] = (
+    {"color": YELLOW, "linestyle": "-"},
+    {"color": GRAY, "linestyle": "--"},
+    {"color": SKY, "linestyle": "-."},
+    {"color": PURPLE, "linestyle": ":"},
+)
+
+# Own runs have the first, the paper's the second.
+LOSSES = {"held_out_loss": "held-out", "training_loss": "training"}
+
+# The scale of losses is that after this share of the steps: before it, all fall alike.
+SETTLED = 0.1
+
+
+def start_curves(runs: Sequence[Run]) -> pl.DataFrame:
+    """The curves of Figure S5: held-out loss and symmetry from different initializations.
+
+    Columns are ``start`` and those of `wqk_lab.figures.curves`.
+
+    Raises
+    ------
+    RunError
+        The runs have fewer than two initializations, or some have no scores or losses.
+    """
+    cells = starts(runs, "s5", penalties=False)
+    curves = {
+        start: pl.concat([score_curves(cell.runs), loss_curves(cell.runs)])
+        for start, cell in cells.items()
+    }
+    return of_cells(curves, "start")
+
+
+def losses_by_start(runs: Sequence[Run]) -> pl.DataFrame:
+    """Held-out losses for all initializations and penalties, and their differences from the first.
+
+    The first is random initialization, if present. Differences are between runs of equal seed.
+
+    Raises
+    ------
+    RunError
+        The runs have fewer than two initializations, or some have no losses.
+    """
+    cells = starts(runs, "losses", penalties=True)
+    baseline, *others = (cell.runs for cell in cells.values())
+    seeds = {run.recipe.get("seed") for run in baseline}
+    shared = seeds & {run.recipe.get("seed") for some in others for run in some} or seeds
+
+    def curves(some: Sequence[Run]) -> pl.DataFrame:
+        # Both panels show the same runs: those whose seed the baseline has, too.
+        paired = [run for run in some if run.recipe.get("seed") in shared] or some
+        return pl.concat([loss_curves(paired), loss_differences(paired, baseline)])
+
+    return of_cells({start: curves(cell.runs) for start, cell in cells.items()}, "start")
+
+
+@style()
+def loss_and_symmetry(curves: pl.DataFrame) -> Figure:
+    """Draw Figure S5: loss (a), median symmetry and gap between layers (b), every layer (c)."""
+    looks = looks_of(curves)
+    scored = looks_of(curves.drop_nulls("layer"))  # the paper's symmetric runs have no scores
+    rows = 1 if len(scored) < 5 else 2
+    columns = math.ceil(len(scored) / rows)
+    figure = new_figure(PAGE, 2.8 + 1.6 * rows)
+    parts = figure.subfigures(2, 1, height_ratios=[2.6, 0.2 + 1.6 * rows], squeeze=False)
+    upper, lower = parts[:, 0]
+    above = upper.subplots(1, 3)
+    medians = curves.filter(pl.col("layer").is_null())
+    _draw_losses(above[0], medians, looks)
+    for axis, quantity, label, band in (
+        (above[1], "symmetry", "median symmetry", ("q25", "q75")),
+        (above[2], "symmetry_gap", "gap between layers", ("low", "high")),
+    ):
+        _draw_starts(axis, medians.filter(quantity=quantity), looks, band)
+        finish_row([axis], label)
+    _add_legend(upper, above[0])
+    below = panel_grid(lower, len(scored), columns, sharex=True, sharey=True)
+    symmetry = curves.filter(pl.col("layer").is_not_null(), quantity="symmetry")
+    ends = []
+    for axis, (start, look) in zip(below, scored.items(), strict=True):
+        color = GRAY if look["color"] == "black" else look["color"]
+        ends.append(draw_layers(axis, symmetry.filter(start=start), color))
+        axis.set_title(start)
+        axis.tick_params(labelbottom=True)
+    for first in range(0, len(below), columns):
+        finish_row(below[first:][:columns], "symmetry", ends[first:])
+    label_steps([[*above, *below]])
+    for axis, name in zip((above[0], above[1], below[0]), "abc", strict=True):
+        letter(axis, name)
+    note(
+        figure,
+        "Bands: the range over seeds; of the median symmetry, the quartiles over layers. The "
+        "numbers are layers.",
+    )
+    return figure
+
+
+@style()
+def losses_and_differences(curves: pl.DataFrame) -> Figure:
+    """Draw held-out losses from all initializations, and their differences from the first."""
+    looks = looks_of(curves)
+    figure = new_figure(PAGE, 2.9)
+    axes = figure.subplots(1, 2)
+    _draw_losses(axes[0], curves, looks)
+    differences = curves.filter(quantity="loss_difference")
+    _draw_starts(axes[1], differences, looks, ("low", "high"))
+    _from_settled(axes[1], differences)
+    finish_row([axes[1]], f"difference to {next(iter(looks))} (nats)")
+    label_steps([[*axes]])
+    _add_legend(figure, axes[0])
+    note(figure, "Bands: the range over seeds. Both panels show the seeds that have a partner.")
+    return figure
+
+
+def _add_legend(figure: FigureBase, axis: Axes) -> None:
+    """Put one panel's legend above all panels, in as many columns as fit on a page."""
+    handles, labels = axis.get_legend_handles_labels()
+    inches = 0.6 + 0.06 * max(map(len, labels))
+    figure.legend(handles, labels, loc="outside upper center", ncols=max(1, int(PAGE / inches)))
+
+
+def _draw_losses(axis: Axes, curves: pl.DataFrame, looks: Mapping[str, Any]) -> None:
+    losses = curves.filter(pl.col("quantity").is_in(list(LOSSES)))
+    _draw_starts(axis, losses, looks, ("low", "high"))
+    _from_settled(axis, losses)
+    axis.set_ylabel(f"{LOSSES[losses['quantity'][0]]} loss (nats)")
+
+
+def _draw_starts(
+    axis: Axes, curves: pl.DataFrame, looks: Mapping[str, Any], band: tuple[str, str]
+) -> None:
+    for start, look in looks.items():
+        curve = curves.filter(start=start)
+        if curve.is_empty():
+            continue
+        runs = curve["runs"][0]
+        label = f"{start}, {runs} run{'s' * (runs != 1)}"
+        draw_curve(axis, curve, band, label=label, **look)
+
+
+def _from_settled(axis: Axes, curves: pl.DataFrame) -> None:
+    """Fit the limits to the steps after the first fall, if there are any."""
+    settled = curves.filter(pl.col("step") >= SETTLED * pl.col("step").max())
+    ends = settled.select("low", "high").to_numpy()
+    if ends.size and np.ptp(ends) > 0:
+        margin = 0.05 * np.ptp(ends)
+        axis.set_ylim(ends.min() - margin, ends.max() + margin)
+
+
+def looks_of(curves: pl.DataFrame) -> dict[str, dict[str, Any]]:
+    """A style for every initialization, the same in all figures."""
+    names = curves["start"].unique(maintain_order=True)
+    known = {name: look for name, look in LOOKS.items() if name in names}
+    others = (name for name in names if name not in LOOKS)
+    return known | dict(zip(others, cycle(OTHERS), strict=False))

@@ -1,0 +1,154 @@
+"""Symmetry and directionality during training (Figures 3, S3 and S4), and of the updates."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import polars as pl
+
+from wqk._style import COLORS, LABELS, PAGE, new_figure, style
+from wqk.errors import RunError
+from wqk.reporting.pictures.panels import (
+    draw_curve,
+    draw_layers,
+    finish_row,
+    heading,
+    label_steps,
+    letter,
+    note,
+)
+from wqk_lab.figures.curves import SCORES, of_cells, score_curves
+from wqk_lab.runs.groups import modes, one, pairs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from wqk.reporting.pictures.panels import End
+    from wqk.tables.run import Run
+    from wqk_lab.runs.groups import ModeGroup
+
+LINES = {"encoder": "-", "decoder": "--"}
+
+MEDIAN_BANDS = "Medians over layers; bands reach from quartile to quartile."
+LAYER_BANDS = "The numbers are layers; bands span the seeds."
+
+
+def pair_curves(runs: Sequence[Run], figure: str) -> pl.DataFrame:
+    """Curves of encoders and decoders with otherwise equal recipes; Figure 3 shows one such pair.
+
+    Columns are ``comparison`` (the corpus), ``mode`` and those of `wqk_lab.figures.curves`.
+
+    Raises
+    ------
+    RunError
+        The runs contain no such pair, several for Figure 3, or one without scores.
+    """
+    found = pairs(runs, figure)
+    return _curves([one(found, figure, "s3 or s4")] if figure == "fig3" else found)
+
+
+def update_curves(runs: Sequence[Run]) -> pl.DataFrame:
+    """Scores of each form's change since it was last scored, of encoders, decoders or both.
+
+    Raises
+    ------
+    RunError
+        There are no runs, or some without updates.
+    """
+    if not runs:
+        raise RunError("updates needs runs (wqk train); got none")
+    return _curves(modes(runs), "updates")
+
+
+@style()
+def medians_and_layers(curves: pl.DataFrame) -> Figure:
+    """Draw Figure 3: medians over layers (a, b), every layer of encoder and decoder (c, d)."""
+    figure = new_figure(PAGE, 3.8)
+    axes = figure.subplots(2, 3, sharex=True, sharey="row")
+    for row, score, letters in zip(axes, SCORES, ("ac", "bd"), strict=True):
+        shown = curves.filter(quantity=score)
+        ends = [_draw_medians(row[0], shown), *_draw_layers(row[1:], shown)]
+        finish_row(row, LABELS[score], ends)
+        for axis, name in zip(row, letters, strict=False):
+            letter(axis, name)
+    titles = ("median over layers", "encoder, by layer", "decoder, by layer")
+    for axis, title in zip(axes[0], titles, strict=True):
+        axis.set_title(title)
+    label_steps(axes)
+    note(figure, f"Left: {MEDIAN_BANDS.lower()} Right: {LAYER_BANDS.lower()}")
+    return figure
+
+
+@style()
+def medians_by_comparison(curves: pl.DataFrame) -> Figure:
+    """Draw Figure S3, or updates: medians over layers, a row for every corpus."""
+    groups = curves.partition_by("comparison", maintain_order=True)
+    figure = new_figure(0.8 * PAGE, 0.4 + 1.6 * len(groups))
+    axes = figure.subplots(len(groups), 2, sharex="row", sharey="col", squeeze=False)
+    for column, score in zip(axes.T, SCORES, strict=True):
+        ends = [
+            _draw_medians(axis, group.filter(quantity=score))
+            for axis, group in zip(column, groups, strict=True)
+        ]
+        # The column shares one scale, which is final once all of it is drawn.
+        for axis, some in zip(column, ends, strict=True):
+            finish_row([axis], LABELS[score], [some])
+    for axis, group in zip(axes[:, 0], groups, strict=True):
+        axis.set_title(group["comparison"][0])
+    for axis, name in zip(axes[0], "ab", strict=True):
+        letter(axis, name)
+    label_steps(axes)
+    note(figure, MEDIAN_BANDS)
+    return figure
+
+
+@style()
+def layers_by_comparison(curves: pl.DataFrame) -> Figure:
+    """Draw Figure S4: every layer of encoder and decoder, a row for every corpus."""
+    groups = curves.partition_by("comparison", maintain_order=True)
+    figure = new_figure(PAGE, 0.3 + 1.75 * len(groups))
+    axes = figure.subplots(len(groups), 4, sharex="row", squeeze=False)
+    for row, group in zip(axes, groups, strict=True):
+        for pair, score in zip((row[:2], row[2:]), SCORES, strict=True):
+            pair[1].sharey(pair[0])
+            pair[1].tick_params(labelleft=False)
+            ends = _draw_layers(pair, group.filter(quantity=score))
+            finish_row(pair, LABELS[score], ends)
+        for axis, mode in zip(row, [*COLORS] * 2, strict=True):
+            axis.set_title(f"\n{mode}", fontweight="normal", fontsize=8)
+        heading(row[0], group["comparison"][0])
+    label_steps(axes)
+    note(figure, LAYER_BANDS)
+    return figure
+
+
+def _curves(
+    groups: Iterable[ModeGroup], of: Literal["scores", "updates"] = "scores"
+) -> pl.DataFrame:
+    curves = {
+        group.title: {mode: score_curves(cell.runs, of) for mode, cell in group.cells.items()}
+        for group in groups
+    }
+    return of_cells({name: of_cells(modes, "mode") for name, modes in curves.items()}, "comparison")
+
+
+def _draw_layers(axes: Sequence[Axes], curves: pl.DataFrame) -> list[list[End]]:
+    """Draw every layer, in a panel for each mode."""
+    return [
+        draw_layers(axis, curves.filter(mode=mode), COLORS[mode], linestyle=LINES[mode])
+        for axis, mode in zip(axes, COLORS, strict=True)
+    ]
+
+
+def _draw_medians(axis: Axes, curves: pl.DataFrame) -> list[End]:
+    """Draw each mode's median over layers, with a band from quartile to quartile."""
+    medians = curves.filter(pl.col("layer").is_null())
+    ends: list[End] = []
+    for curve in medians.partition_by("mode", maintain_order=True):
+        mode = curve["mode"][0]
+        draw_curve(axis, curve, ("q25", "q75"), color=COLORS[mode], linestyle=LINES[mode])
+        ends.append((curve["value"][-1], mode, COLORS[mode]))
+    return ends

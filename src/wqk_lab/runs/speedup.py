@@ -1,0 +1,269 @@
+"""How much sooner one initialization reaches another's final loss: the speed-up of Table 1.
+
+By the table's caption, it is the share of the steps that remain when the candidate first reaches
+the baseline's final loss. If the baseline's final loss is lower, the roles are swapped and the
+speed-up is negative. So it is always defined: the run that ends lower reaches the other's loss.
+
+A noisy loss falls below a level before it stays there. It is therefore smoothed, and the step at
+which it first falls below is reported together with the step from which it stays there.
+
+Runs are compared seed by seed: mean difference, interval, p, smallest detectable difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import polars as pl
+
+from wqk.errors import RunError, required_by
+from wqk_lab.runs.groups import starts
+
+if TYPE_CHECKING:
+    from wqk._typing import Array, Float
+    from wqk.tables.run import Run
+    from wqk_lab.runs.groups import Cell
+
+Loss = Literal["held-out", "training"]
+Field = Literal["first", "lasting", "difference"]
+
+# Window of the trailing mean of a loss, as a fraction of all steps, by default.
+SMOOTHING = 0.05
+
+COLUMNS: dict[Loss, str] = {"held-out": "held_out_loss", "training": "loss"}
+
+LEVEL = 0.95  # of intervals; the test's size is 1 − LEVEL
+POWER = 0.8  # at which an effect counts as detectable
+
+
+@dataclass(frozen=True)
+class Paired:
+    """A mean of differences, one for each seed, with its 95 % interval by Student's t.
+
+    Interval, ``p`` and ``detectable`` are None for a single seed, or if all differences are equal,
+    so that their spread is unknown.
+    """
+
+    count: int  #: Number of seeds.
+    mean: float
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None  #: Two-sided, of the hypothesis that the mean is zero.
+    #: The smallest true difference that this many seeds of this spread detect with power 80 %.
+    detectable: float | None = None
+
+
+def paired(differences: Sequence[float]) -> Paired:
+    """The mean of differences compared with zero.
+
+    Raises
+    ------
+    MissingPackage
+        SciPy is not installed.
+
+    Examples
+    --------
+    >>> result = paired([0.1, 0.3, 0.2])
+    >>> [round(value, 3) for value in (result.mean, result.low, result.high, result.p)]
+    [0.2, -0.048, 0.448, 0.074]
+    >>> paired([0.5])
+    Paired(count=1, mean=0.5, low=None, high=None, p=None, detectable=None)
+    """
+    count, mean = len(differences), fmean(differences)
+    if count < 2 or not (deviation := stdev(differences)):
+        return Paired(count, mean)
+    with required_by("an interval over seeds"):
+        from scipy.stats import t  # type: ignore[import-untyped]
+    error, freedom = deviation / count**0.5, count - 1
+    quantile, power = (float(t.ppf(share, freedom)) for share in ((1 + LEVEL) / 2, POWER))
+    low, high = mean - quantile * error, mean + quantile * error
+    p = float(2 * t.sf(abs(mean) / error, freedom))
+    return Paired(count, mean, low, high, p, (quantile + power) * error)
+
+
+@dataclass(frozen=True)
+class SpeedUp:
+    """One candidate's run against the baseline's run of the same seed.
+
+    Losses are the final ones, smoothed, in nats per predicted token; ``below`` is the step at which
+    the training loss falls below the given level, None if it does not, or without a level.
+    """
+
+    seed: int
+    baseline_loss: float
+    loss: float
+    #: Share of the steps saved when the loss first reaches the baseline's final loss, from −1 to 1;
+    #: negative if the baseline ends lower.
+    first: float
+    lasting: float  #: The same for the step from which it stays there.
+    baseline_below: int | None = None
+    below: int | None = None
+
+    @property
+    def difference(self) -> float:
+        """The candidate's final loss minus the baseline's, in nats."""
+        return self.loss - self.baseline_loss
+
+
+@dataclass(frozen=True)
+class StartSpeedUp:
+    """An initialization against the baseline, over their common seeds."""
+
+    start: str  #: That of the candidate's runs, such as ``symmetric``.
+    baseline: str  #: That of the runs they are compared with.
+    step: int  #: At which the runs are compared.
+    steps: int  #: Of the schedule.
+    runs: tuple[SpeedUp, ...]  #: One for each seed.
+
+    def over_seeds(self, name: Field) -> Paired:
+        """Mean, interval, p and smallest detectable effect of a field."""
+        return paired([float(getattr(run, name)) for run in self.runs])
+
+    @property
+    def steps_later(self) -> Paired | None:
+        """How many steps later than the baseline the candidate falls below the level.
+
+        None if some run never does, since a mean would leave out the slowest.
+        """
+        steps = [(run.below, run.baseline_below) for run in self.runs]
+        both = [own - other for own, other in steps if own is not None and other is not None]
+        return paired(both) if len(both) == len(steps) else None
+
+
+def speedups(
+    runs: Sequence[Run],
+    *,
+    loss: Loss = "held-out",
+    smoothing: float = SMOOTHING,
+    level: float | None = None,
+    on_skipped: Callable[[RunError], None] | None = None,
+) -> list[StartSpeedUp]:
+    """Every initialization among the runs against the first run's.
+
+    Parameters
+    ----------
+    runs
+        Runs that differ only in initialization, penalty and seed, all trained to the same
+        step.
+    loss
+        Of held-out text, or of training.
+    smoothing
+        Window of the trailing mean, as a fraction of all steps.
+    level
+        Training loss in nats for `SpeedUp.below`, by `first_below`.
+    on_skipped
+        Called with the reason why an initialization cannot be compared, which is then left out;
+        by default that is an error.
+
+    Raises
+    ------
+    RunError
+        Runs differ in more, end at different steps, or share no seed.
+    """
+    by_start = starts(runs, "speedup", penalties=True)
+    baseline = next(cell for cell in by_start.values() if runs[0] in cell.runs)
+    compared = []
+    for cell in by_start.values():
+        if cell is baseline:
+            continue
+        try:
+            compared.append(compare(baseline, cell, loss, smoothing, level))
+        except RunError as error:
+            if on_skipped is None:
+                raise
+            on_skipped(error)
+    return compared
+
+
+def saved_share(
+    steps: Float[Array, " looks"], losses: Float[Array, " looks"], target: float
+) -> tuple[float, float]:
+    """Share of the steps saved when a loss first reaches a target, and when it stays there.
+
+    The last loss, at the last step of training, must not exceed the target.
+
+    Examples
+    --------
+    >>> steps, losses = np.array([1.0, 2, 3, 4]), np.array([3.0, 1.9, 2.1, 1.8])
+    >>> saved_share(steps, losses, target=2.0)
+    (0.5, 0.0)
+    """
+    above = np.flatnonzero(losses > target)
+    lasting = above[-1] + 1 if len(above) else 0
+    total = steps[-1]
+    first, stays = steps[(losses <= target).argmax()], steps[lasting]
+    return float((total - first) / total), float((total - stays) / total)
+
+
+def compare(
+    baseline: Cell,
+    candidate: Cell,
+    loss: Loss = "held-out",
+    smoothing: float = SMOOTHING,
+    level: float | None = None,
+) -> StartSpeedUp:
+    """One cell against another, over their common seeds; errors as for `speedups`."""
+    others = {run.recipe.get("seed"): run for run in baseline.runs}
+    both = [
+        (others[seed], run) for run in candidate.runs if (seed := run.recipe.get("seed")) in others
+    ]
+    if not both:
+        raise RunError(
+            f"{candidate.start} and {baseline.start} are compared seed by seed, and have none in "
+            "common"
+        )
+    curves = [[_smoothed(run, loss, smoothing) for run in pair] for pair in both]
+    ends = {int(steps[-1]) for pair in curves for steps, _ in pair}
+    if len(ends) > 1:
+        raise RunError(
+            f"{candidate.start} and {baseline.start} are compared at the same step, and have their "
+            f"last {loss} loss at the steps {', '.join(map(str, sorted(ends)))}: resume the "
+            "shorter runs with wqk train --resume"
+        )
+    compared = []
+    for pair, (reference, own) in zip(both, curves, strict=True):
+        before, after = float(reference[1][-1]), float(own[1][-1])
+        sign, faster, target = (1, own, before) if after <= before else (-1, reference, after)
+        first, lasting = (sign * share for share in saved_share(*faster, target))
+        below = (None if level is None else first_below(run, level) for run in pair)
+        seed = int(pair[1].recipe.get("seed", 0))
+        compared.append(SpeedUp(seed, before, after, first, lasting, *below))
+    steps = int(candidate.shared.get("steps", 0))
+    return StartSpeedUp(candidate.start, baseline.start, ends.pop(), steps, tuple(compared))
+
+
+def first_below(run: Run, level: float, steps: int = 100) -> int | None:
+    """The step at which the trailing mean of the training loss is first below a level, if ever.
+
+    Raises
+    ------
+    RunError
+        The loss was not logged.
+    """
+    curve = run.metrics.select("step", "loss").drop_nulls()
+    if curve.is_empty():
+        raise RunError(f"{run.folder}: has no training loss yet")
+    at, means = _trailing(curve, "loss", steps)
+    below = np.flatnonzero((means < level) & (at >= steps))
+    return int(at[below[0]]) if len(below) else None
+
+
+def _smoothed(run: Run, loss: Loss, smoothing: float) -> tuple[np.ndarray, np.ndarray]:
+    """Steps after the start, and means of the loss over the window that ends at each."""
+    column = COLUMNS[loss]
+    curve = run.metrics.select("step", column).drop_nulls().filter(pl.col("step") > 0)
+    if curve.is_empty():
+        raise RunError(f"{run.folder}: has no {loss} loss after the start; resume the run")
+    return _trailing(curve, column, smoothing * run.recipe.get("steps", 0))
+
+
+def _trailing(curve: pl.DataFrame, column: str, window: float) -> tuple[np.ndarray, np.ndarray]:
+    """Steps, and means over the steps of a window that ends at each."""
+    steps, losses = curve["step"].to_numpy().astype(float), curve[column].to_numpy()
+    begins = np.searchsorted(steps, steps - window, side="right")
+    windows = (losses[min(begin, end) : end + 1] for end, begin in enumerate(begins))
+    return steps, np.array([window.mean() for window in windows])

@@ -1,0 +1,91 @@
+"""What a running model's attention is given and gives, in a pass that gradients flow through.
+
+Attention runs as plain matrix products (``eager``) and reports its probabilities: the very tensor
+that is multiplied with the values, so that ∂loss/∂α can be computed.
+
+Axes: B examples, H query heads, N tokens (I queries), R head width.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from wqk.errors import TheoryError
+from wqk.inspecting.verification.recording import attach, module_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from wqk.families import AttentionPlan
+    from wqk.inspecting.verification.recording import Heard
+
+
+class Record(NamedTuple):
+    """All uses of one block in a pass: one, unless layers share their weights."""
+
+    uses: list[Heard]
+    mixed: list[Any]  # what W_o is given: the heads' Σ_j α_ij v_j side by side, (B, I, H · R)
+
+
+@contextmanager
+def attention_recorded(model: Any, plans: Sequence[AttentionPlan]) -> Iterator[list[Record]]:
+    """Record the blocks of a `transformers` model, given as plans, in every pass.
+
+    Within the context the model is in evaluation mode with gradients on; then it is as before.
+    """
+    import torch
+
+    records = [Record([], []) for _ in plans]
+    handles = [model.register_forward_pre_hook(_asking_for_attention, with_kwargs=True)]
+    for plan, record in zip(plans, records, strict=True):
+        handles += attach(model, plan, record.uses.append)
+        if plan.output:
+            output = model.get_submodule(module_of(plan.output.tensor))
+            handles.append(
+                output.register_forward_pre_hook(
+                    lambda module, args, record=record: record.mixed.append(args[0])
+                )
+            )
+    training = model.training
+    model.eval()
+    try:
+        with torch.enable_grad(), _plain_implementations(model):
+            yield records
+    finally:
+        for handle in handles:
+            handle.remove()
+        model.train(training)
+
+
+def require_records(model: Any, plans: Sequence[AttentionPlan], records: Sequence[Record]) -> None:
+    """Check that every block has reported the attention that meets its values.
+
+    `TheoryError` names the first layer that was not run or did not.
+    """
+    for plan, record in zip(plans, records, strict=True):
+        if not record.uses or not all(use.attention.requires_grad for use in record.uses):
+            raise TheoryError(
+                f"{type(model).__name__}: layer {plan.layer} of the {plan.stack} "
+                f"({plan.kind}-attention) reports no attention that gradients flow through; "
+                "leave its layer out"
+            )
+
+
+@contextmanager
+def _plain_implementations(model: Any) -> Iterator[None]:
+    """Let all parts run attention that reports its probabilities, and experts of any precision."""
+    names = ("_attn_implementation", "_experts_implementation")
+    configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
+    before = [(c, name, getattr(c, name, None)) for c in configs.values() for name in names]
+    for config, name, _ in before:
+        setattr(config, name, "eager")
+    try:
+        yield
+    finally:
+        for config, name, value in before:
+            setattr(config, name, value)
+
+
+def _asking_for_attention(module: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    return args, kwargs | {"output_attentions": True}

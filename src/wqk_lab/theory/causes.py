@@ -1,0 +1,151 @@
+"""What makes an update directional: the text's order, the mean of the inputs, or their coordinates.
+
+A layer's update Σ_ij β_ij x_i x_jᵀ and the tails of its rows and columns are computed again with
+one thing changed. Every row of β sums to 0, so that the mean of the inputs drops out of the context
+side of an update, and stays on the other side.
+
+Axes: B batch, N tokens (i predicted, j context), D width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wqk_lab.theory.tails import MORE, RATIO, in_updates, lost, tails_of
+from wqk_lab.theory.verdict import Estimate, Sample, Statement
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from wqk.forms import BilinearForm
+    from wqk_lab.theory.evidence import Evidence, Update
+    from wqk_lab.theory.subject import Subject
+    from wqk_lab.theory.verdict import Finding
+
+# Directions with less than this share of the largest variance are rounding.
+FLAT = 1e-6
+
+
+def in_isolation(updates: Sequence[Update], seed: int = 0) -> dict[str, list[BilinearForm]]:
+    """One layer's updates on several batches, with one thing changed.
+
+    ``centered``: inputs less their mean over all batches. ``isotropic``: centered, with equal
+    variance in all directions. ``rotated``: in a random orthonormal basis. ``random signs``: each
+    β_ij with a random sign.
+
+    Examples
+    --------
+    >>> from wqk_lab.theory.evidence import Update
+    >>> random = np.random.default_rng(0)
+    >>> beta = np.tril(random.standard_normal((2, 8, 8)))
+    >>> sorted(in_isolation([Update(5 + random.standard_normal((2, 8, 4)), beta)]))
+    ['centered', 'isotropic', 'random signs', 'rotated']
+    """
+    random = np.random.default_rng(seed)
+    width = updates[0].inputs.shape[-1]
+    everything = np.concatenate([update.inputs.reshape(-1, width) for update in updates])
+    everything = everything.astype(np.float64)
+    mean = everything.mean(axis=0)
+    whitening = _inverse_root(np.cov(everything, rowvar=False))
+    basis = np.linalg.qr(random.standard_normal((width, width)))[0]
+
+    changes: dict[str, Callable[[Update], Update]] = {
+        "centered": lambda update: update._replace(inputs=update.inputs - mean),
+        "isotropic": lambda update: update._replace(inputs=(update.inputs - mean) @ whitening),
+        "rotated": lambda update: update._replace(inputs=update.inputs @ basis),
+        "random signs": lambda update: update._replace(
+            beta=update.beta * random.choice([-1.0, 1.0], update.beta.shape)
+        ),
+    }
+    return {name: [change(update).form for update in updates] for name, change in changes.items()}
+
+
+def rearranged(subject: Subject) -> dict[str, Subject]:
+    """The subject on its blocks shuffled, and on its blocks reversed.
+
+    Examples
+    --------
+    >>> from wqk_lab.theory.subject import Subject
+    >>> subject = Subject("none", None, "causal", np.arange(8).reshape(1, 2, 4))
+    >>> rearranged(subject)["reversed"].blocks.tolist()
+    [[[3, 2, 1, 0], [7, 6, 5, 4]]]
+    """
+    random = np.random.default_rng(subject.seed)
+    return {
+        "shuffled": replace(subject, blocks=random.permuted(subject.blocks, axis=-1)),
+        "reversed": replace(subject, blocks=np.ascontiguousarray(subject.blocks[..., ::-1])),
+    }
+
+
+def _order(evidence: Evidence) -> Sample:
+    samples = {"as it is": evidence.once(in_updates)}
+    for name, subject in rearranged(evidence.subject).items():
+        samples[name] = in_updates(evidence.on(subject))
+    return lost(samples)
+
+
+def _coordinates(evidence: Evidence) -> Sample:
+    changed = {k: in_isolation(u, evidence.subject.seed) for k, u in evidence.updates.items()}
+    samples = {"as it is": evidence.once(in_updates)}
+    for name in ("isotropic", "centered", "rotated", "random signs"):
+        samples[name] = tails_of({layer: forms[name] for layer, forms in changed.items()})
+    return lost(samples)
+
+
+def _inverse_root(covariance: np.ndarray) -> np.ndarray:
+    """Σ^(−1/2), of the directions in which there is any variance."""
+    values, vectors = np.linalg.eigh(covariance)
+    kept = values > FLAT * values.max()
+    return np.asarray(vectors[:, kept] / np.sqrt(values[kept]) @ vectors[:, kept].T)
+
+
+ORDER = Statement(
+    "Theorem S1.12, Equation S96 as a cause",
+    "the order of the text makes the update's columns dominate",
+    "the same model and tokens, each block shuffled",
+    f"how much of {RATIO} of Σ β K shuffling takes away",
+    "above",
+    MORE,
+    _order,
+    objectives=("causal",),
+)
+
+STATEMENTS = (
+    ORDER,
+    replace(
+        ORDER,
+        number="Theorem S1.12, Cov(x) ≠ σ²I as a cause",
+        says="anisotropic inputs make the update's columns dominate",
+        assumes="the same β, with inputs centered and made isotropic",
+        quantity=f"how much of {RATIO} of Σ β K isotropic inputs take away",
+        measure=_coordinates,
+    ),
+)
+
+
+def curves(findings: Sequence[Finding]) -> list[dict[str, Any]]:
+    """The tails of the updates by layer, as they are and with one thing changed, for a figure.
+
+    A layer is its label, the name of its stack included where there are several.
+    """
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for finding in findings:
+        sample = finding.sample
+        if sample is None:
+            continue
+        tables = dict(sample.details) if "as it is" in sample.details else {}
+        if finding.statement.quantity == f"{RATIO} of Σ β K":
+            tables = {"as it is": sample.values}
+        for change, values in tables.items():
+            for layer, column in zip(sample.layers, values.T, strict=True):
+                one = Estimate.of(Sample(column[:, None], sample.unit))
+                rows[change, layer] = {
+                    "change": change,
+                    "layer": layer,
+                    "log_variance_ratio": one.value,
+                    "log_variance_ratio_error": one.high - one.value,
+                }
+    return list(rows.values())

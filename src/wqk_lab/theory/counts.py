@@ -1,0 +1,219 @@
+"""How many tokens each token predicts, and how many predict it (paper, Proposition S1.10).
+
+In a model that reads from left to right, token k of N (from 1) is context to the N − k tokens after
+it and is predicted from the k − 1 before it. In a model that fills in masked tokens, each unmasked
+token is context to every masked one. Over all tokens both counts add up to the same number.
+
+Axes: N tokens, P pieces of text that are read as a whole, C chunks of pieces, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+
+from wqk.errors import CorpusError
+from wqk_lab.theory.verdict import Sample, Statement
+from wqk_lab.training.objectives import IGNORED
+
+if TYPE_CHECKING:
+    from wqk_lab.theory.evidence import Evidence
+
+Cut = Literal["stream", "documents"]
+
+# With fewer occurrences in a chunk of text, a ratio is mostly chance.
+AT_LEAST = 8
+
+# The smallest deviation of a share of the vocabulary from one half that matters.
+MOST = 0.05
+
+
+class Pieces(NamedTuple):
+    """Where each piece of text starts and stops in the stream of tokens, (P,) each."""
+
+    starts: np.ndarray
+    stops: np.ndarray
+
+
+def cut(documents: np.ndarray, how: Cut, block: int) -> Pieces:
+    """Cut a text into the pieces that a model reads: blocks of a ``stream``, or ``documents``.
+
+    ``documents`` says where each starts, and where the last one ends, (documents + 1,). Blocks of a
+    stream have one length, and begin anywhere in a document.
+
+    Raises
+    ------
+    CorpusError
+        The text is shorter than a block of the stream.
+
+    Examples
+    --------
+    >>> documents = np.array([0, 5, 7])
+    >>> for how in ("stream", "documents"):
+    ...     starts, stops = cut(documents, how, block=3)
+    ...     print(how, list(zip(starts.tolist(), stops.tolist())))
+    stream [(0, 3), (3, 6)]
+    documents [(0, 5), (5, 7)]
+    """
+    if how == "documents":
+        return Pieces(documents[:-1], documents[1:])
+    total = int(documents[-1])
+    if total < block:
+        raise CorpusError(f"a block is {block} tokens; the whole text is {total}")
+    starts = np.arange(0, total - block + 1, block)
+    return Pieces(starts, starts + block)
+
+
+@dataclass(frozen=True, eq=False)
+class PairCounts:
+    """Pairs (predicted token, context token) by vocabulary entry, in chunks of the text.
+
+    Attributes
+    ----------
+    context, prediction
+        μ_c and μ_p: how many tokens each entry was context to, and was predicted from, (C, V).
+    occurrences
+        How often each entry was read, (C, V).
+    """
+
+    context: np.ndarray
+    prediction: np.ndarray
+    occurrences: np.ndarray
+
+    @property
+    def ratio(self) -> np.ndarray:
+        """μ_c / μ_p over the whole text, (V,): infinite if never predicted, NaN if unseen."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.asarray(self.context.sum(axis=0) / self.prediction.sum(axis=0))
+
+
+def count_pairs(
+    tokens: np.ndarray, pieces: Pieces, vocabulary_size: int, *, chunks: int = 32
+) -> PairCounts:
+    """Count, for each entry, what it predicts and what predicts it, from left to right (S72, S73).
+
+    No pair of ``tokens``, (N,), spans two pieces. The ``chunks``, C, are runs of pieces with about
+    equally many tokens: the units of an interval.
+
+    Examples
+    --------
+    >>> tokens = np.array([0, 1, 1, 0, 2, 1])
+    >>> counts = count_pairs(tokens, cut(np.array([0, 6]), "stream", 3), 3, chunks=1)
+    >>> counts.context.tolist(), counts.prediction.tolist()
+    ([[4.0, 1.0, 1.0]], [[0.0, 5.0, 1.0]])
+    """
+    lengths = pieces.stops - pieces.starts
+    begins = lengths.cumsum() - lengths
+    chunk_of = begins * chunks // max(1, int(lengths.sum()))
+    edges = np.searchsorted(chunk_of, np.arange(chunks + 1))
+    tables = []
+    for first, last in pairwise(edges):
+        some = lengths[first:last]
+        # How many tokens of its piece stand before each token, and how many after it.
+        before = np.arange(some.sum()) - np.repeat(some.cumsum() - some, some)
+        after = np.repeat(some - 1, some) - before
+        ids = np.asarray(tokens[np.repeat(pieces.starts[first:last], some) + before])
+        sides = after, before, np.ones(len(ids))
+        tables.append([np.bincount(ids, side, vocabulary_size) for side in sides])
+    return PairCounts(*np.array(tables).swapaxes(0, 1))
+
+
+def shares_above_one(counts: PairCounts, at_least: int = AT_LEAST) -> dict[str, np.ndarray]:
+    """How much of each chunk is context more often than prediction, (C,) each.
+
+    ``entries``: the share of vocabulary entries with a ratio above 1, which Theorem S1.12 assumes
+    to be most; ties count half. ``mass``: the same, weighted by occurrences. Entries that occur
+    less than ``at_least`` times in a chunk are left out there.
+
+    Raises
+    ------
+    CorpusError
+        No entry occurs often enough in two chunks.
+
+    Examples
+    --------
+    >>> tokens = np.tile(np.repeat(np.arange(3), 2), 200)
+    >>> counts = count_pairs(tokens, cut(np.array([0, len(tokens)]), "stream", 6), 3, chunks=4)
+    >>> shares_above_one(counts)["entries"]  # the first of the three entries; the second is even
+    array([0.5, 0.5, 0.5, 0.5])
+    """
+    often = counts.occurrences >= at_least
+    kept = often.any(axis=1)
+    if kept.sum() < 2:
+        raise CorpusError(f"no token occurs {at_least} times in two chunks; count more text")
+    surplus, often = (counts.context - counts.prediction)[kept], often[kept]
+    above = np.where(surplus == 0, 0.5, surplus > 0)
+    weights = np.where(often, counts.occurrences[kept], 0)
+    return {
+        "entries": np.asarray(above.mean(axis=1, where=often)),
+        "mass": np.asarray((above * weights).sum(axis=1) / weights.sum(axis=1)),
+    }
+
+
+def own_masks(evidence: Evidence) -> PairCounts:
+    """Counts on the subject's own masks, batch by batch (Equations S77, S78)."""
+    tables, size = [], evidence.text.vocabulary_size
+    for tokens, (_, labels) in zip(
+        evidence.subject.blocks, evidence.subject.examples(), strict=True
+    ):
+        masked = labels != IGNORED
+        ids = tokens.repeat(len(masked) // len(tokens), axis=0)
+        hidden = masked.sum(axis=1, keepdims=True)
+        seen = masked.shape[1] - hidden
+        sides = np.where(masked, 0, hidden), np.where(masked, seen, 0), np.ones(masked.shape)
+        tables.append([np.bincount(ids.ravel(), side.ravel(), size) for side in sides])
+    return PairCounts(*np.array(tables).swapaxes(0, 1))
+
+
+def _in_total(evidence: Evidence) -> Sample:
+    """μ_c/μ_p − 1 of all entries together, beside the shares of `shares_above_one`."""
+    counts = own_masks(evidence)
+    total = counts.context.sum(axis=1) / counts.prediction.sum(axis=1) - 1
+    shares = {name: share[:, None] for name, share in shares_above_one(counts, 1).items()}
+    return Sample(total[:, None], "batches", (), shares)
+
+
+def _above_one(evidence: Evidence, how: Cut) -> Sample:
+    """`shares_above_one` of the chunks of the text, cut one way."""
+    text, block = evidence.text, evidence.subject.blocks.shape[-1]
+    counts = count_pairs(text.tokens, cut(text.documents, how, block), text.vocabulary_size)
+    shares = shares_above_one(counts)
+    return Sample(shares["entries"][:, None], "chunks", (), {"mass": shares["mass"][:, None]})
+
+
+STREAM = Statement(
+    "Theorem S1.12, Equation S96",
+    "most tokens are context more often than prediction, in blocks cut from a stream",
+    "a token's place in its block tells which token it is",
+    "share of the vocabulary with μ_c/μ_p > 1",
+    "above",
+    MOST,
+    lambda evidence: _above_one(evidence, "stream"),
+    null=0.5,
+    needs="text",
+    objectives=("causal",),
+)
+
+STATEMENTS = (
+    STREAM,
+    replace(
+        STREAM,
+        says="most tokens are context more often than prediction, in whole documents",
+        assumes="a token's place in its document tells which token it is",
+        measure=lambda evidence: _above_one(evidence, "documents"),
+    ),
+    Statement(
+        "Proposition S1.10, Equation S69",
+        "masked tokens are context as often as prediction",
+        "masks do not depend on the token, as the model's own here do not",
+        "μ_c/μ_p − 1 of all tokens, on the model's own masks",
+        "identity",
+        1e-6,
+        _in_total,
+        needs="text",
+        objectives=("masked", "each"),
+    ),
+)

@@ -1,0 +1,246 @@
+"""What the statements are measured on: a subject's weights and gradients, each computed once.
+
+Axes: B batch, N tokens (i predicted, j context), D width.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from wqk._caching import cached_property
+from wqk.attention import attention_plans
+from wqk.checkpoints import open_checkpoint
+from wqk.errors import TheoryError
+from wqk.forms import BilinearForm
+from wqk_lab.theory.gradients import (
+    bilinear_plans,
+    gradients,
+    load_blocks,
+    load_values,
+)
+from wqk_lab.theory.verdict import Sample
+from wqk_lab.training.objectives import IGNORED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from wqk.attention import Attention
+    from wqk.attention.factor import Factor
+    from wqk.families import AttentionPlan
+    from wqk_lab.theory.gradients import LayerGradient
+    from wqk_lab.theory.subject import Subject
+    from wqk_lab.theory.text import Text
+    from wqk_lab.theory.verdict import Statement
+
+Kept = TypeVar("Kept")
+
+
+class Update(NamedTuple):
+    """The update of one self-attention layer on one batch."""
+
+    inputs: np.ndarray  # x, of the query and the key projections, (B, N, D)
+    beta: np.ndarray  # β, summed over heads, (B, N, N)
+
+    @classmethod
+    def of(cls, layer: LayerGradient) -> Update:
+        """The update that a layer's gradient stands for."""
+        return cls(layer.query_input, np.asarray(layer.beta.sum(axis=1)))
+
+    @property
+    def form(self) -> BilinearForm:
+        """Σ_ij β_ij x_i x_jᵀ over the batch."""
+        width = self.inputs.shape[-1]
+        context = (self.beta @ self.inputs).reshape(-1, width)
+        return BilinearForm(self.inputs.reshape(-1, width).T, context.T)
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """A subject on its text; what several statements need is computed once.
+
+    Attributes
+    ----------
+    subject, text
+        The model with its blocks, and the whole text that the blocks are from.
+    layers
+        Numbers of the layers to measure; None for all.
+
+    Raises
+    ------
+    CheckpointError, TheoryError
+        On first use: the model has no such layer, or its scores are not bilinear.
+    """
+
+    subject: Subject
+    text: Text
+    layers: Collection[int] | None = None
+    _kept: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+    def once(self, compute: Callable[[Evidence], Kept]) -> Kept:
+        """The result of a function of this evidence, computed on the first call."""
+        if compute not in self._kept:
+            self._kept[compute] = compute(self)
+        kept: Kept = self._kept[compute]
+        return kept
+
+    @cached_property
+    def plans(self) -> list[AttentionPlan]:
+        """The attention blocks of the chosen layers."""
+        return attention_plans(open_checkpoint(self.subject.model), layers=self.layers)
+
+    @cached_property
+    def blocks(self) -> list[Attention]:
+        """Their queries and keys, read once."""
+        return load_blocks(open_checkpoint(self.subject.model), self.plans)
+
+    @cached_property
+    def values(self) -> dict[str, Factor | None]:
+        """The values' weights of each self-attention layer; None if the family names none."""
+        checkpoint = open_checkpoint(self.subject.model)
+        plans = [plan for plan in self.plans if plan.kind == "self"]
+        return {self.label(plan): load_values(checkpoint, plan) for plan in plans}
+
+    @cached_property
+    def batches(self) -> list[dict[str, object]]:
+        """The subject's batches, as PyTorch tensors."""
+        return list(self.subject.batches())
+
+    @cached_property
+    def gradients(self) -> list[list[LayerGradient]]:
+        """Gradients of the model's own loss, a list for each batch; self-attention only."""
+        bilinear_plans(self.subject.name, self.plans)
+        model, blocks = self.subject.model, self.blocks
+        all_layers = (gradients(model, batch, blocks=blocks) for batch in self.batches)
+        return [[g for g in layers if g.attention.plan.kind == "self"] for layers in all_layers]
+
+    @property
+    def by_layer(self) -> dict[str, list[LayerGradient]]:
+        """`gradients` by layer, one for each batch."""
+        columns = zip(*self.gradients, strict=True)
+        return {self.label(column[0].attention.plan): list(column) for column in columns}
+
+    @cached_property
+    def updates(self) -> dict[str, list[Update]]:
+        """Each layer's updates, one for each batch."""
+        return {
+            label: [Update.of(layer) for layer in some] for label, some in self.by_layer.items()
+        }
+
+    @cached_property
+    def forms(self) -> dict[str, BilinearForm]:
+        """W_qk of each self-attention layer with a square form, the sum over its heads."""
+        forms = {
+            self.label(block.plan): block.form
+            for block in self.blocks
+            if block.plan.kind == "self" and block.form.is_square
+        }
+        if not forms:
+            raise TheoryError(f"{self.subject.name}: no self-attention layer has a square form")
+        return forms
+
+    @cached_property
+    def predicted(self) -> list[np.ndarray]:
+        """Which tokens of each batch are predicted, (B, N)."""
+        return [np.asarray(labels != IGNORED) for _, labels in self.subject.examples()]
+
+    def label(self, plan: AttentionPlan) -> str:
+        """A layer's name: its number, preceded by its stack where the model has several."""
+        several = len({p.stack for p in self.plans}) > 1
+        return f"{plan.stack} {plan.layer}" if several else str(plan.layer)
+
+    def on(self, subject: Subject) -> Evidence:
+        """The same layers of another subject with the same model."""
+        other = Evidence(subject, self.text, self.layers)
+        other.__dict__.update(plans=self.plans, blocks=self.blocks)
+        return other
+
+    def sample(self, measure: Callable[[LayerGradient, int], Mapping[str, float]]) -> Sample:
+        """Measure every layer on every batch, as for `sample_of`.
+
+        ``measure`` is given a layer's gradient and the number of its batch.
+        """
+        return sample_of(
+            {
+                label: [measure(layer, index) for index, layer in enumerate(batches)]
+                for label, batches in self.by_layer.items()
+            }
+        )
+
+
+def of_layers(
+    measure: Callable[[LayerGradient], Mapping[str, float]],
+) -> Callable[[Evidence], Sample]:
+    """A statement's measure, from that of one layer's gradient on one batch."""
+    return lambda evidence: evidence.sample(lambda layer, _: measure(layer))
+
+
+def sample_of(
+    measured: Mapping[str, Sequence[Mapping[str, float]]], unit: str = "batches"
+) -> Sample:
+    """A sample from each layer's numbers, unit by unit: first the quantity, then its details.
+
+    Examples
+    --------
+    >>> sample = sample_of({"0": [{"s": 1.0, "n": 3.0}], "1": [{"s": 2.0, "n": 4.0}]})
+    >>> sample.values.tolist(), sample.layers, sample.details["n"].tolist()
+    ([[1.0, 2.0]], ('0', '1'), [[3.0, 4.0]])
+    """
+    units = list(zip(*measured.values(), strict=True))
+    quantity, *others = units[0][0]
+    tables = {
+        name: np.array([[n[name] for n in unit] for unit in units]) for name in (quantity, *others)
+    }
+    return Sample(tables.pop(quantity), unit, tuple(measured), tables)
+
+
+def inner_product(one: BilinearForm, other: BilinearForm) -> float:
+    """⟨M, N⟩ = Σ_kl M_kl N_kl = tr(M Nᵀ), from the factors of two forms.
+
+    Examples
+    --------
+    >>> form = BilinearForm(np.array([[1.0], [2.0]]), np.array([[3.0], [4.0]]))
+    >>> inner_product(form, form), inner_product(form, form.T), round(cosine(form, form * -2.0), 12)
+    (125.0, 121.0, -1.0)
+    """
+    return float(((one.query.T @ other.query) * (one.key.T @ other.key)).sum())
+
+
+def cosine(one: BilinearForm, other: BilinearForm) -> float:
+    """⟨M, N⟩ / ‖M‖ ‖N‖; NaN if one of them is the zero matrix."""
+    return ratio(inner_product(one, other), float(one.norm * other.norm))
+
+
+def ratio(part: Any, whole: Any) -> float:
+    """One number over another; NaN if that is 0, as in a layer without a gradient."""
+    return float(part / whole) if whole else math.nan
+
+
+NOT_FOR = {
+    "causal": "about models that see both sides; this one sees what came before",
+    "masked": "about models that predict each next token; this one fills in masked ones",
+    "each": "about some tokens masked at a time; here each is predicted from all others",
+}
+
+
+def obstacle(statement: Statement, evidence: Evidence) -> str:
+    """Why a statement cannot be tested on some evidence; empty if it can."""
+    subject, needs = evidence.subject, statement.needs
+    if subject.objective not in statement.objectives:
+        return NOT_FOR[subject.objective]
+    if needs in ("nothing", "text") or not subject.missing:
+        return ""
+    lacking = subject.missing
+    if needs == "weights":
+        plans = attention_plans(open_checkpoint(subject.model))
+        lacking = tuple({part.name for plan in plans for part in plan.parts} & {*lacking})
+    elif needs == "forward":  # the language-model head plays no part
+        body = f"{subject.model.base_model_prefix}."
+        lacking = tuple(name for name in lacking if name.startswith(body))
+    if not lacking:
+        return ""
+    more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+    return f"rests on tensors that the checkpoint lacks: {min(lacking)}{more}"

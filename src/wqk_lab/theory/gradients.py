@@ -1,0 +1,316 @@
+"""Proposition 2.2: the gradient of W_qk is a sum of rank-1 matrices, one for each pair of tokens.
+
+With score_ij = x_i W_qk y_jᵀ and any loss::
+
+    ∂loss/∂W_qk = Σ_ij β_ij x_iᵀ y_j,    β_ij = ∂loss/∂score_ij
+                = c_ij α_ij (e_ij − Σ_j' α_ij' e_ij'),    e_ij = ∂loss/∂α_ij
+
+c_ij is what the score is multiplied by before the softmax: its scale, and the slope of the soft cap
+if there is one. The rows x are the queries' inputs, y the keys'; in self-attention they are the
+same. Gradient descent moves W_qk against this gradient; the paper's ΔW_qk is its negative.
+
+Axes: B batch, H query heads, G key heads, N tokens (I queries, J keys), D width, R head width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wqk._typing import Array, Float
+from wqk.attention import attention_plans, load_attention
+from wqk.attention.factor import load_factor
+from wqk.checkpoints import open_checkpoint
+from wqk.errors import TheoryError
+from wqk.families import Composed
+from wqk.forms import BilinearForm
+from wqk_lab.theory.capture import attention_recorded, require_records
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from wqk.attention import Attention
+    from wqk.attention.factor import Factor
+    from wqk.checkpoints import Checkpoint
+    from wqk.families import AttentionPlan
+    from wqk_lab.theory.capture import Record
+
+    Loss = Callable[[Any, Mapping[str, Any]], Any]
+
+
+@dataclass(frozen=True, eq=False)
+class LayerGradient:
+    """The gradient of a loss with respect to the scores of one block's attention.
+
+    Where a model applies a block several times, its applications are further examples.
+
+    Attributes
+    ----------
+    attention
+        The block's weights and plan.
+    query_input, key_input
+        What queries and keys are projected from, after the block's norm, (B, I, D) and (B, J, D).
+    probabilities
+        α_ij, (B, H, I, J).
+    error
+        e_ij = ∂loss/∂α_ij, (B, H, I, J): the error at the heads' output times each value, which is
+        the paper's δ_iᵀ x_j (S31, S35).
+    beta
+        β_ij = ∂loss/∂(x_i W_qk y_jᵀ), (B, H, I, J), the softmax included (S36). 0 where i does not
+        see j. Without a soft cap and sinks every row sums to 0, because a softmax ignores what all
+        its scores share.
+    value_input, mixed
+        What the values are projected from, (B, J, D), and what W_o is given, (B, I, H·R); None
+        where the family does not name them.
+    """
+
+    attention: Attention
+    query_input: Float[Array, "batch queries d"]
+    key_input: Float[Array, "batch keys d"]
+    probabilities: Float[Array, "batch heads queries keys"]
+    error: Float[Array, "batch heads queries keys"]
+    beta: Float[Array, "batch heads queries keys"]
+    value_input: Float[Array, "batch keys d"] | None = field(default=None, kw_only=True)
+    mixed: Float[Array, "batch queries width"] | None = field(default=None, kw_only=True)
+
+    def by_prediction(self, head: int | None = None) -> BilinearForm:
+        """Σ_i x_iᵀ (Σ_j β_ij y_j): one rank-1 matrix for each predicted token (S37); rank B·I.
+
+        The gradient of one head's form, or the sum of all heads' gradients. In rotary models it is
+        the gradient of a term E that all distances share, in scores x_i (A R(−N) Bᵀ + E) y_jᵀ; for
+        the form at one distance see `at_distance`.
+        """
+        x, context = self.query_input, self._weights(head) @ self.key_input
+        return BilinearForm(_columns(x), _columns(context))
+
+    def by_context(self, head: int | None = None) -> BilinearForm:
+        """Σ_j (Σ_i β_ij x_i)ᵀ y_j: the same, one rank-1 matrix for each context token (S38)."""
+        predicted = self._weights(head).swapaxes(-1, -2) @ self.query_input
+        return BilinearForm(_columns(predicted), _columns(self.key_input))
+
+    def at_distance(self, distance: int, head: int | None = None) -> BilinearForm:
+        """The gradient of the form at a distance i − j: the sum over the pairs that far apart.
+
+        Raises
+        ------
+        TheoryError
+            No pair is that far apart.
+        """
+        count = min(self.beta.shape[-2], self.beta.shape[-1] + distance) - max(distance, 0)
+        if count < 1:
+            raise TheoryError(
+                f"no pair of {self.beta.shape[-1]} tokens has the distance {distance}"
+            )
+        i = max(distance, 0) + np.arange(count)
+        weights = self._weights(head)[:, i, i - distance]
+        x, y = self.query_input[:, i], self.key_input[:, i - distance]
+        return BilinearForm(_columns(weights[..., None] * x), _columns(y))
+
+    def factor_gradients(
+        self,
+    ) -> tuple[Float[Array, "heads width d_query"], Float[Array, "key_heads width d_key"]]:
+        """The gradients of W_q and W_k that β implies (Remark S1.6), (H, R, D) and (G, R, D).
+
+        Σ_i x_i (Σ_j β_ij k_j) and Σ_j y_j (Σ_i β_ij q_i), turned back by the tokens' positions, in
+        the shapes of the stored weights. They are the parameters' own gradients unless queries or
+        keys also enter other terms of the score.
+        """
+        met_by_queries = self.beta @ self.attention.keys(self.key_input)
+        met_by_keys = self.beta.swapaxes(-1, -2) @ self.attention.queries(self.query_input)
+        query = _projected_gradient(self.attention, met_by_queries, self.query_input)
+        key = _projected_gradient(self.attention, met_by_keys, self.key_input)
+        groups = self.attention.key_head_count
+        return query, key.reshape(groups, -1, *key.shape[1:]).sum(axis=1)
+
+    def _weights(self, head: int | None) -> np.ndarray:
+        """β of one head, or summed over heads, (B, I, J)."""
+        return np.asarray(self.beta.sum(axis=1) if head is None else self.beta[:, head])
+
+
+def bilinear_plans(name: str, plans: Sequence[AttentionPlan]) -> None:
+    """Check that the scores of all blocks are bilinear in their inputs; `TheoryError` says why not.
+
+    Terms that are added to a form's score, such as a bias of positions, do no harm.
+    """
+    for plan in plans:
+        sides = plan.query, plan.key
+        reasons = {
+            "queries and keys are normalized token by token before they meet": any(
+                side.norm for side in sides
+            ),
+            "queries or keys go through a latent that is normalized token by token": any(
+                isinstance(side.projection, Composed) for side in sides
+            ),
+            f"queries and keys are clipped at ±{plan.clip}": plan.clip is not None,
+            "its linear biases are added twice in the attention it reports": (
+                plan.position == "scaled alibi"
+            ),
+        }
+        for reason, true in reasons.items():
+            if true:
+                raise TheoryError(
+                    f"{name}: the scores of layer {plan.layer} of the {plan.stack} are not a "
+                    f"bilinear form of its inputs: {reason}"
+                )
+
+
+def load_blocks(checkpoint: Checkpoint, plans: Sequence[AttentionPlan]) -> list[Attention]:
+    """The queries and keys of each block."""
+    return [load_attention(checkpoint, plan) for plan in plans]
+
+
+def load_values(checkpoint: Checkpoint, plan: AttentionPlan) -> Factor | None:
+    """The weights and biases of a block's values; None if the family does not name them."""
+    if plan.value is None:
+        return None
+    parts = plan.value.parts
+    return load_factor(
+        dict(zip(parts, checkpoint.read(parts), strict=True)), plan.value, checkpoint.name
+    )
+
+
+def gradients(
+    model: Any,
+    batch: Mapping[str, Any],
+    loss: Loss | None = None,
+    layers: Collection[int] | None = None,
+    *,
+    blocks: Sequence[Attention] | None = None,
+) -> list[LayerGradient]:
+    """The exact β_ij of a loss, for every head of every layer (paper, Proposition 2.2).
+
+    The model is run in evaluation mode, without dropout, and is left as it was, including the
+    gradients of its parameters. Numbers are as precise as the model's; for float64 throughout,
+    build it and run this within ``wqk.inspecting.verification.running.double_precision()``.
+
+    Parameters
+    ----------
+    model
+        A `transformers` model of a family that wqk knows.
+    batch
+        Keyword arguments for it.
+    loss
+        Takes the model and the batch, and returns a scalar tensor; by default the ``loss`` of
+        ``model(**batch)``.
+    layers
+        Numbers of the layers to measure; by default all. The attention of a whole pass is held in
+        memory, (B, H, N, N) for each layer, as in training.
+    blocks
+        Weights that `load_blocks` has read already; they replace ``layers``.
+
+    Raises
+    ------
+    TheoryError
+        A block's score is no bilinear form, or the loss is no scalar tensor or does not depend on
+        the attention that a block reports.
+    CheckpointError
+        There is no such layer.
+    UnknownFamily
+        No family knows the model.
+
+    Examples
+    --------
+    >>> import torch, transformers
+    >>> shape = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
+    >>> config = transformers.BertConfig(vocab_size=9, intermediate_size=8, **shape)
+    >>> tokens = torch.tensor([[3, 1, 4, 1, 5]])
+    >>> batch = {"input_ids": tokens, "labels": tokens}
+    >>> (gradient,) = gradients(transformers.BertForMaskedLM(config), batch)
+    >>> gradient.beta.shape
+    (1, 2, 5, 5)
+    >>> gradient.by_prediction(head=0)
+    BilinearForm(16 × 16, rank 5)
+    """
+    import torch
+
+    if blocks is None:
+        checkpoint = open_checkpoint(model)
+        plans = attention_plans(checkpoint, layers=layers)
+        bilinear_plans(checkpoint.name, plans)
+        blocks = load_blocks(checkpoint, plans)
+    plans = [block.plan for block in blocks]
+    with attention_recorded(model, plans) as records:
+        value = _own_loss(model, batch) if loss is None else loss(model, batch)
+        require_records(model, plans, records)
+        recorded = [use.attention for record in records for use in record.uses]
+        if getattr(value, "ndim", None) != 0 or not value.requires_grad:
+            raise TheoryError("a loss must be a scalar tensor that depends on the model's weights")
+        errors = iter(torch.autograd.grad(value, recorded, allow_unused=True))
+    result = []
+    for block, record in zip(blocks, records, strict=True):
+        own = [next(errors) for _ in record.uses]
+        if any(error is None for error in own):
+            raise TheoryError(
+                f"{type(model).__name__}: the loss does not depend on the attention that layer "
+                f"{block.layer} of the {block.plan.stack} reports; leave the layer out"
+            )
+        result.append(_layer_gradient(block, record, own))
+    return result
+
+
+def example() -> LayerGradient:
+    """The gradient of one layer of a small random BERT on five tokens, for doctests."""
+    import torch
+    from transformers import BertConfig, BertForMaskedLM
+
+    shape = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
+    model = BertForMaskedLM(BertConfig(vocab_size=9, intermediate_size=8, **shape))
+    tokens = torch.tensor([[3, 1, 4, 1, 5]])
+    return gradients(model, {"input_ids": tokens, "labels": tokens})[0]
+
+
+def _own_loss(model: Any, batch: Mapping[str, Any]) -> Any:
+    value = getattr(model(**batch), "loss", None)
+    if value is None:
+        raise TheoryError(
+            f"{type(model).__name__} gives no loss for {', '.join(batch)}; add labels to the batch "
+            "or pass a loss of your own"
+        )
+    return value
+
+
+def _layer_gradient(attention: Attention, record: Record, errors: Sequence[Any]) -> LayerGradient:
+    tokens, contexts = record.uses[0].attention.shape[-2:]
+
+    def inputs(side: str, count: int) -> np.ndarray:
+        array = _joined([use.inputs.get(side, use.inputs["key"]) for use in record.uses])
+        return array.reshape(-1, count, array.shape[-1])
+
+    x, y = inputs("query", tokens), inputs("key", contexts)
+    shape = -1, attention.head_count, tokens, contexts
+    shares = _joined([use.attention for use in record.uses]).reshape(shape)
+    error = _joined(errors).reshape(shape)
+    centered = error - (shares * error).sum(axis=-1, keepdims=True)
+    beta = _slope(attention, x, y) * shares * centered
+    mixed = _joined(record.mixed).reshape(len(shares), tokens, -1) if record.mixed else None
+    values = inputs("value", contexts)
+    return LayerGradient(attention, x, y, shares, error, beta, value_input=values, mixed=mixed)
+
+
+def _joined(tensors: Sequence[Any]) -> np.ndarray:
+    """Tensors of several applications as one array, in float64 if they are, else in float32."""
+    hosts = [tensor.detach().cpu() for tensor in tensors]
+    return np.concatenate([h if h.dtype.itemsize == 8 else h.float() for h in hosts])
+
+
+def _slope(attention: Attention, x: np.ndarray, y: np.ndarray) -> np.ndarray | float:
+    """What a change of x_i W_qk y_jᵀ is multiplied by before the softmax."""
+    plan = attention.plan
+    if not plan.softcap:
+        return plan.scale
+    return np.asarray(plan.scale * (1 - (attention.logits(x, y) / plan.softcap) ** 2))
+
+
+def _columns(vectors: np.ndarray) -> np.ndarray:
+    """Row vectors (B, N, D) of all examples as the columns of a factor, (D, B·N)."""
+    return vectors.reshape(-1, vectors.shape[-1]).T
+
+
+def _projected_gradient(attention: Attention, met: np.ndarray, inputs: np.ndarray) -> np.ndarray:
+    """Gradient (H, R, D) of a weight whose vectors have the gradients ``met`` (B, H, N, R)."""
+    rotary = attention.plan.rotary
+    if rotary is not None:  # the transpose of a turn is the turn back
+        met = rotary.rotate(met, -np.arange(met.shape[-2])).astype(met.dtype, copy=False)
+    return np.asarray((met.swapaxes(-1, -2) @ inputs[:, None]).sum(axis=0))

@@ -1,0 +1,238 @@
+"""What one token adds to rows and columns, as context and as prediction (Propositions S1.7-S1.9).
+
+The update Σ_ij β_ij x_i x_jᵀ is a sum over context tokens j of u_j x_jᵀ, with u_j = Σ_i β_ij x_i,
+and likewise a sum over predicted tokens i of x_i v_iᵀ, with v_i = Σ_j β_ij x_j. Each term has rank
+one: the squared norms of its columns and of its rows add up to the same number. What differs is how
+they are spread over the D columns and the D rows. If predicted tokens have the covariance Σ and the
+context token an isotropic one, a column outgrows row m by Tr(Σ)/(D Σ_mm) as context (S62), and the
+other way round as prediction (S67).
+
+Axes: ``...`` batches, N tokens (i predicted, j context), D width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from wqk._typing import Array, Float
+from wqk_lab.theory.evidence import Update, of_layers, ratio
+from wqk_lab.theory.verdict import Sample, Statement
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from wqk_lab.theory.evidence import Evidence
+    from wqk_lab.theory.gradients import LayerGradient
+
+
+class Contributions(NamedTuple):
+    """Squared norms of the columns and rows of what each token adds, all (..., N, D)."""
+
+    context_columns: np.ndarray
+    context_rows: np.ndarray
+    prediction_columns: np.ndarray
+    prediction_rows: np.ndarray
+
+
+def contributions(inputs: Float[Array, "... n d"], beta: Float[Array, "... n n"]) -> Contributions:
+    """What each token adds to the update, as context and as prediction (Equations S42-S45).
+
+    ``inputs`` are the x that both projections are applied to; the rows of ``beta`` are predicted
+    tokens i, its columns context tokens j.
+
+    Examples
+    --------
+    >>> inputs = np.array([[1.0, 0.0], [3.0, 4.0]])
+    >>> added = contributions(inputs, np.array([[0.0, 0.0], [2.0, 0.0]]))
+    >>> added.context_columns[0].tolist(), added.context_rows[0].tolist()  # 2 (3, 4) (1, 0)ᵀ
+    ([100.0, 0.0], [36.0, 64.0])
+    """
+    squares = inputs**2
+    sizes = squares.sum(axis=-1, keepdims=True)
+    predicted = np.swapaxes(beta, -1, -2) @ inputs  # u
+    context = beta @ inputs  # v
+    return Contributions(
+        context_columns=squares * (predicted**2).sum(axis=-1, keepdims=True),
+        context_rows=predicted**2 * sizes,
+        prediction_columns=context**2 * sizes,
+        prediction_rows=squares * (context**2).sum(axis=-1, keepdims=True),
+    )
+
+
+def share_above(columns: Float[Array, "... d"], rows: Float[Array, "... d"]) -> np.ndarray:
+    """Share of all pairs of a column and a row in which the column is larger; ties count half.
+
+    Mann and Whitney's U over the number of pairs.
+
+    Examples
+    --------
+    >>> float(share_above(np.array([2.0, 2.0, 2.0]), np.array([1.0, 1.0, 4.0])))
+    0.6666666666666666
+    """
+    from scipy.stats import rankdata  # type: ignore[import-untyped]
+
+    width = columns.shape[-1]
+    ranks = rankdata(np.concatenate([columns, rows], axis=-1), axis=-1)[..., :width]
+    return np.asarray((ranks.sum(axis=-1) - width * (width + 1) / 2) / width**2)
+
+
+class Spread(NamedTuple):
+    """How vectors are distributed about the origin: what Proposition S1.8 assumes of embeddings.
+
+    Attributes
+    ----------
+    mean_share
+        ‖mean‖² / E‖x‖²: 0 for centered vectors.
+    dimensions
+        Tr(Σ)² / Tr(Σ²) / D: 1 for an isotropic covariance, 1/D for a line. What a sample of this
+        size adds to Tr(Σ²) by chance is subtracted.
+    below
+        Share of coordinates with less than the average variance: the rows m of Equation S53.
+    """
+
+    mean_share: float
+    dimensions: float
+    below: float
+
+
+def spread_of(vectors: Float[Array, "n d"]) -> Spread:
+    """The spread of vectors (N, D).
+
+    Examples
+    --------
+    >>> spread = spread_of(np.random.default_rng(0).standard_normal((400, 100)))
+    >>> round(spread.mean_share, 2), round(spread.dimensions, 1)
+    (0.0, 1.0)
+    """
+    vectors = np.asarray(vectors, np.float64)
+    count, width = vectors.shape
+    mean = vectors.mean(axis=0)
+    covariance = (vectors - mean).T @ (vectors - mean) / (count - 1)
+    variances = np.diag(covariance)
+    total = float(variances.sum())
+    squares = float((covariance**2).sum()) - total**2 / (count - 1)
+    size = float(mean @ mean)
+    return Spread(
+        mean_share=ratio(max(0.0, size - total / count), size + total),
+        dimensions=ratio(total**2, max(squares, total**2 / width)) / width,
+        below=float((variances < variances.mean()).mean()),
+    )
+
+
+def as_printed(update: Update) -> float:
+    """The mean cosine of what a predicted token adds and Equation S50.
+
+    S50 has (Σ_j β_ij x_j) x_iᵀ, the transpose of the term x_i (Σ_j β_ij x_j)ᵀ in S46.
+    """
+    x, context = update.inputs, update.beta @ update.inputs
+    sizes = (x**2).sum(axis=-1) * (context**2).sum(axis=-1)
+    products = (x * context).sum(axis=-1) ** 2
+    some = sizes > 0
+    return float((products[some] / sizes[some]).mean()) if some.any() else np.nan
+
+
+def _groupings(update: Update) -> dict[str, float]:
+    """The largest difference of the two sums, and of columns and rows in total."""
+    x, beta = (a.astype(np.float64) for a in update)
+    added = contributions(x, beta)
+    by_context = np.einsum("bnm,bnk->mk", beta.swapaxes(-1, -2) @ x, x)
+    by_prediction = np.einsum("bnm,bnk->mk", x, beta @ x)
+    errors = [ratio(np.abs(by_context - by_prediction).max(), np.abs(by_context).max())]
+    errors += [abs(ratio(c.sum(), r.sum()) - 1) for c, r in (added[:2], added[2:])]
+    return {"largest": max(errors)}
+
+
+def _growth(update: Update) -> dict[str, float]:
+    """`share_above` of each token's own columns and rows, on average over tokens."""
+    added = contributions(*update)
+    sides = {"as_context": added[:2], "as_prediction": added[2:]}
+    shares = {}
+    for name, (columns, rows) in sides.items():
+        some = columns.any(axis=-1)
+        shares[name] = ratio(share_above(columns[some], rows[some]).sum(), some.sum())
+    return shares
+
+
+def _inputs(evidence: Evidence, first: str) -> Sample:
+    """The spread of the inputs of context tokens; ``first`` is the quantity."""
+    everything = evidence.subject.objective == "causal"
+
+    def measure(layer: LayerGradient, index: int) -> dict[str, float]:
+        x = layer.query_input
+        if not everything:
+            predicted = evidence.predicted[index]
+            x = x.reshape(-1, *predicted.shape, x.shape[-1])[:, ~predicted]
+        numbers = spread_of(x.reshape(-1, x.shape[-1]))._asdict()
+        return {first: numbers.pop(first), **numbers}
+
+    return evidence.sample(measure)
+
+
+def _of_updates(measure: Callable[[Update], Mapping[str, float]]) -> Callable[[Evidence], Sample]:
+    return of_layers(lambda layer: measure(Update.of(layer)))
+
+
+AS_CONTEXT = Statement(
+    "Proposition S1.8",
+    "as context, a token makes columns grow more than rows",
+    "centered, independent inputs, isotropic on the context side alone; here the model's own",
+    "share of the pairs of a column and a row in which a token's column is the larger",
+    "above",
+    0.05,
+    _of_updates(_growth),
+    null=0.5,
+)
+CENTERED = Statement(
+    "Proposition S1.8, assumption",
+    "inputs are centered",
+    "none",
+    "the mean's share of the mean square",
+    "near",
+    0.05,
+    lambda evidence: _inputs(evidence, "mean_share"),
+    needs="forward",
+)
+
+STATEMENTS = (
+    Statement(
+        "Proposition S1.7, Equations S42-S49",
+        "an update is a sum over context tokens, and one over predicted tokens",
+        "none",
+        "largest difference of the two sums, and of columns and rows in total",
+        "identity",
+        1e-4,
+        _of_updates(_groupings),
+    ),
+    Statement(
+        "Proposition S1.7, Equation S50",
+        "a predicted token adds (Σ_j β_ij x_j) x_iᵀ",
+        "none; the derivation S46 has its transpose",
+        "mean cosine with what it really adds",
+        "near",
+        0.1,
+        _of_updates(lambda update: {"cosine": as_printed(update)}),
+        null=1.0,
+    ),
+    AS_CONTEXT,
+    replace(
+        AS_CONTEXT,
+        number="Corollary S1.9",
+        says="as prediction, a token makes rows grow more than columns",
+        assumes="as Proposition S1.8",
+        direction="below",
+        measure=_of_updates(lambda update: dict(reversed(_growth(update).items()))),
+    ),
+    CENTERED,
+    replace(
+        CENTERED,
+        says="context tokens are isotropic",
+        assumes="that predicted tokens are not; both sides are the same tokens",
+        quantity="dimensions that the inputs of context tokens use, as a share of d",
+        matters=0.2,
+        measure=lambda evidence: _inputs(evidence, "dimensions"),
+        null=1.0,
+    ),
+)

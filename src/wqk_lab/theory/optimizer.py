@@ -1,0 +1,177 @@
+"""What an optimizer makes of the gradient: rows and columns of the step that W_qk really takes.
+
+Adam's first step moves every weight by the sign of its gradient, and later steps are similar. The
+gradient of W_q is Σ_i x_i (Σ_j β_ij k_j): the mean of the inputs gives its rows a common part,
+which signs amplify. From that of W_k, Σ_j x_j (Σ_i β_ij q_i), the mean drops out, because every row
+of β sums to 0. So the two factors change differently, whatever the objective is.
+
+Statements on a run are measured on what changed between its saved steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from wqk._typing import Array, Float
+from wqk_lab.theory.evidence import cosine, sample_of
+from wqk_lab.theory.tails import ALIKE, MORE, RATIO, lost, tails_of
+from wqk_lab.theory.updates import first_order
+from wqk_lab.theory.verdict import Sample, Statement
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from wqk.forms import BilinearForm
+    from wqk_lab.theory.evidence import Evidence
+    from wqk_lab.theory.gradients import LayerGradient
+
+Step = Literal["gradient", "descent", "signs", "centered"]
+
+
+def steps(gradient: LayerGradient, mean: Float[Array, " d"]) -> dict[Step, BilinearForm]:
+    """To first order, the change of a layer's form in one step of several kinds.
+
+    ``gradient``: of the form itself, Σ_ij β_ij x_i x_jᵀ. ``descent``: through the factors, by plain
+    gradient descent. ``signs``: through the factors, by the signs of their gradients. ``centered``:
+    by signs, with the ``mean`` of the layer's inputs, (D,), subtracted in the gradient of W_q.
+
+    Examples
+    --------
+    >>> from wqk_lab.theory.gradients import example
+    >>> gradient = example()
+    >>> list(steps(gradient, gradient.query_input.mean(axis=(0, 1))))
+    ['gradient', 'descent', 'signs', 'centered']
+    """
+    query, key = gradient.factor_gradients()
+    centered, _ = replace(gradient, query_input=gradient.query_input - mean).factor_gradients()
+
+    step = partial(first_order, gradient.attention)
+    return {
+        "gradient": gradient.by_prediction(),
+        "descent": step(query, key),
+        "signs": step(np.sign(query), np.sign(key)),
+        "centered": step(np.sign(centered), np.sign(key)),
+    }
+
+
+def all_steps(evidence: Evidence) -> dict[Step, dict[str, list[BilinearForm]]]:
+    """Every kind of step of each layer on each batch."""
+    taken: dict[Step, dict[str, list[BilinearForm]]] = {}
+    for label, several in evidence.by_layer.items():
+        mean = np.mean([layer.query_input.mean(axis=(0, 1)) for layer in several], axis=0)
+        for layer in several:
+            for kind, form in steps(layer, mean).items():
+                taken.setdefault(kind, {}).setdefault(label, []).append(form)
+    return taken
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A saved step of a run: each layer's form, and a step by the signs of its gradient."""
+
+    forms: Mapping[str, BilinearForm]
+    signs: Mapping[str, BilinearForm]
+
+
+def moment(evidence: Evidence) -> Moment:
+    """The moment of a subject that is a saved step of a run."""
+    signs = {}
+    for label, several in evidence.by_layer.items():
+        sides = zip(*(layer.factor_gradients() for layer in several), strict=True)
+        query, key = (np.sign(np.sum(side, axis=0)) for side in sides)
+        signs[label] = first_order(several[0].attention, query, key)
+    return Moment(evidence.forms, signs)
+
+
+def changes(moments: Sequence[Moment]) -> dict[str, list[BilinearForm]]:
+    """The changes of each layer's form from one saved step to the next."""
+    return {
+        layer: [b.forms[layer].difference(a.forms[layer]) for a, b in pairwise(moments)]
+        for layer in moments[0].forms
+    }
+
+
+def along_the_signs(moments: Sequence[Moment]) -> Sample:
+    """Cosine of each change and the step by signs before it; NaN if there is no change."""
+    measured = {
+        layer: [
+            {"cosine": cosine(change, before.signs[layer])}
+            for change, before in zip(some, moments[:-1], strict=True)
+        ]
+        for layer, some in changes(moments).items()
+    }
+    return sample_of(measured, "changes")
+
+
+def _columns(evidence: Evidence, kind: Step) -> Sample:
+    return tails_of(evidence.once(all_steps)[kind])
+
+
+STEP = Statement(
+    "Theorem 2.3 through Remark S1.6",
+    "a step of gradient descent on W_q and W_k makes columns dominate",
+    "plain gradient descent",
+    f"{RATIO} of the step",
+    "above",
+    MORE,
+    lambda evidence: _columns(evidence, "descent"),
+    objectives=("causal",),
+)
+SIGNS = replace(
+    STEP,
+    number="Remark S1.6 with Adam",
+    says="a step by the signs of the gradients of W_q and W_k makes columns dominate",
+    assumes="an optimizer that divides each gradient by its size; whatever the objective is",
+    measure=lambda evidence: _columns(evidence, "signs"),
+    objectives=("masked", "each", "causal"),
+)
+STATEMENTS = (
+    STEP,
+    SIGNS,
+    replace(
+        SIGNS,
+        number="Remark S1.6 with Adam, the cause",
+        says="the mean of the inputs makes columns dominate in a step by signs",
+        assumes="the same step with inputs centered in the gradient of W_q",
+        quantity=f"how much of {RATIO} of the step centering takes away",
+        measure=lambda evidence: lost(
+            {kind: _columns(evidence, kind) for kind in ("signs", "centered")}
+        ),
+    ),
+)
+
+# Of a run, measured on its saved steps.
+ALONG = replace(
+    STEP,
+    number="Theorem 2.3, along training",
+    says="columns dominate in what changes between saved steps",
+    assumes="with the optimizer's own scaling of the gradients",
+    quantity=f"{RATIO} of the change",
+    measure=lambda moments: tails_of(changes(moments), "changes"),
+    needs="run",
+)
+RUN_STATEMENTS = (
+    ALONG,
+    replace(
+        ALONG,
+        number="Corollary S1.13, along training",
+        says="columns and rows vary alike in what changes between saved steps",
+        direction="near",
+        matters=ALIKE,
+        objectives=("masked", "each"),
+    ),
+    replace(
+        ALONG,
+        number="Remark S1.6 with Adam, along training",
+        says="what changes between saved steps follows the signs of the gradients",
+        assumes="the signs at the earlier step, on the batches at hand",
+        quantity="cosine of the change and the step by signs",
+        measure=along_the_signs,
+        objectives=("masked", "each", "causal"),
+    ),
+)

@@ -1,0 +1,256 @@
+"""Theorems 2.4 and S1.14, Remark S1.15: how β_ij and β_ji pair up, and how symmetric that is.
+
+The theorem assumes that β_ij and β_ji have one sign and about one size, so that each pair of tokens
+adds a nearly symmetric matrix β_ij K_ij + β_ji K_ijᵀ. That is tested on pairs of two predicted
+tokens: under a causal mask one of the two is 0, and in the last layer also if only one token is
+predicted. Where each token is predicted from all others (S9), β_ij is from the pass that predicts
+i, and β_ji from the one that predicts j.
+
+Axes: B blocks, H query heads, N tokens (i predicted, j context), D width, U batches.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from wqk._typing import Array, Bool, Float
+from wqk.errors import TheoryError
+from wqk.forms.scores import symmetry
+from wqk_lab.theory.evidence import inner_product, ratio
+from wqk_lab.theory.verdict import Sample, Statement
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from wqk.forms import BilinearForm
+    from wqk_lab.theory.evidence import Evidence
+    from wqk_lab.theory.gradients import LayerGradient
+    from wqk_lab.theory.subject import Objective
+
+# The smallest correlation, and the smallest part of the symmetry, that matter.
+CORRELATED, SYMMETRIC = 0.5, 0.1
+
+
+class Pairs(NamedTuple):
+    """β_ij and β_ji of one layer side by side.
+
+    Attributes
+    ----------
+    beta
+        β_ij of the pass that predicts i, (B, H, N, N).
+    overlap
+        (x_i · x'_i)(x_j · x'_j), (B, N, N), of the inputs x of the pass that predicts i and x' of
+        the one that predicts j. In a single pass, ‖x_i‖² ‖x_j‖².
+    cross
+        (x_i · x_j)² in the pass that predicts i, (B, N, N).
+    predicted
+        Which tokens are predicted, (B, N).
+    """
+
+    beta: Float[Array, "blocks heads tokens tokens"]
+    overlap: Float[Array, "blocks tokens tokens"]
+    cross: Float[Array, "blocks tokens tokens"]
+    predicted: Bool[Array, "blocks tokens"]
+
+    @property
+    def both(self) -> Bool[Array, "blocks tokens tokens"]:
+        """Which pairs i ≠ j are of two predicted tokens."""
+        different = ~np.eye(self.predicted.shape[-1], dtype=bool)
+        return np.asarray(self.predicted[:, :, None] & self.predicted[:, None, :] & different)
+
+
+def pairs_of(gradient: LayerGradient, predicted: Bool[Array, "batch tokens"]) -> Pairs:
+    """The pairs of one layer, given which tokens are predicted in each application of it.
+
+    Where each example predicts one token, in turn, N examples make up one block.
+
+    Raises
+    ------
+    TheoryError
+        The block is cross-attention.
+    """
+    if gradient.attention.plan.kind != "self":
+        raise TheoryError("only in self-attention does a pair of tokens meet both ways")
+    beta, x = gradient.beta.astype(np.float64), gradient.query_input.astype(np.float64)
+    tokens = beta.shape[-1]
+    turn = np.arange(tokens)
+    predicted = np.tile(predicted, (len(x) // len(predicted), 1))
+    in_turn = np.arange(len(x))[:, None] % tokens == turn
+    if len(x) % tokens or (predicted != in_turn).any():
+        squares = (x**2).sum(axis=-1)
+        overlap = squares[:, :, None] * squares[:, None, :]
+        return Pairs(beta, overlap, (x @ x.swapaxes(-1, -2)) ** 2, predicted)
+    x = x.reshape(-1, tokens, tokens, x.shape[-1])  # (B, pass, N, D)
+    beta = beta.reshape(len(x), tokens, -1, tokens, tokens)[:, turn, :, turn]  # (N, B, H, N)
+    own = x[:, turn, turn]  # x_i in the pass that predicts it
+    overlap = np.einsum("bid,bjid->bij", own, x)  # x_i · x'_i
+    overlap = overlap * overlap.swapaxes(-1, -2)
+    cross = np.einsum("bid,bijd->bij", own, x) ** 2
+    return Pairs(beta.transpose(1, 2, 0, 3), overlap, cross, np.ones(x.shape[:2], bool))
+
+
+def correlation(pairs: Pairs) -> dict[str, float]:
+    """The correlation of β_ij and β_ji over the pairs of two predicted tokens, of all heads.
+
+    Also ``agreement``, the share of one sign among the pairs without a 0, and the number of
+    ``pairs``.
+    """
+    heads = np.broadcast_to(pairs.both[:, None], pairs.beta.shape)
+    one, other = pairs.beta[heads], pairs.beta.swapaxes(-1, -2)[heads]
+    products = one * other
+    mean = one.mean() if one.size else 0.0
+    size = float((one - mean) @ (one - mean))
+    return {
+        "correlation": ratio((one - mean) @ (other - mean), size),
+        "agreement": ratio((products > 0).sum(), (products != 0).sum()),
+        "pairs": float(heads.sum() / 2),
+    }
+
+
+def parts_of_symmetry(gradient: LayerGradient, pairs: Pairs) -> dict[str, float]:
+    """The symmetry of G = Σ β_ij x_iᵀ x_j in three parts, and as a whole.
+
+    tr(G G) = Σ_{i≠j} β_ij β_ji ‖x_i‖² ‖x_j‖² (``from_pairs``, which the theorem is about)
+    + Σ_i β_ii² ‖x_i‖⁴ (``from_diagonal``) + what is due to tokens that resemble others
+    (``from_likeness``).
+
+    Examples
+    --------
+    >>> from wqk_lab.theory.gradients import example
+    >>> gradient = example()
+    >>> numbers = parts_of_symmetry(gradient, pairs_of(gradient, np.ones((1, 5), bool)))
+    >>> *parts, whole = numbers.values()
+    >>> abs(sum(parts) - whole) < 1e-6
+    True
+    """
+    form = gradient.by_prediction()
+    size = float(form.norm) ** 2
+    summed = pairs.beta.sum(axis=1)
+    reciprocal = summed * summed.swapaxes(-1, -2) * pairs.overlap
+    itself = np.eye(summed.shape[-1], dtype=bool)
+    diagonal = ratio(reciprocal.sum(where=itself), size)
+    between = ratio(reciprocal.sum(where=~itself), size)
+    whole = float(symmetry(form))
+    return {
+        "from_pairs": between,
+        "from_diagonal": diagonal,
+        "from_likeness": whole - diagonal - between,
+        "symmetry": whole,
+    }
+
+
+def share_of_predicted(pairs: Pairs) -> dict[str, float]:
+    """The symmetric part of pairs of two predicted tokens, relative to pairs with one.
+
+    ``count`` is the ratio of their numbers, near p/(1−p) (S119), ``size`` that of their squared
+    norms, and ``ratio`` is size/count: 1 if two predicted tokens add a symmetric matrix (S118, the
+    part with S_ij), any other pair none, and all β_ij K_ij are of one size. NaN if no block has two
+    predicted tokens and one that is not.
+    """
+    summed = pairs.beta.sum(axis=1)
+    one = pairs.predicted[:, :, None] & ~pairs.predicted[:, None, :]
+    count = pairs.both.sum() / one.sum() if one.any() else 0.0
+    whole = float((summed**2 * pairs.overlap)[one].sum())
+    if not count or not whole:
+        return {"ratio": np.nan, "count": np.nan, "size": np.nan}
+    # (β_ij + β_ji)² ‖S_ij‖² for each unordered pair, with ‖S_ij‖² = (‖K_ij‖² + (x_i · x_j)²)/2.
+    squares = (summed + summed.swapaxes(-1, -2)) ** 2 * (pairs.overlap + pairs.cross) / 4
+    size = float(squares[pairs.both].sum()) / whole
+    return {"ratio": size / count, "count": float(count), "size": size}
+
+
+def common_symmetry(updates: Sequence[BilinearForm]) -> np.ndarray:
+    """The symmetry of what three or more updates have in common, as jackknife pseudo-values.
+
+    Σ_{a≠b} tr(G_a G_b) / Σ_{a≠b} ⟨G_a, G_b⟩ over pairs of different batches: the symmetry of the
+    expected update, without the noise of single batches, which can hide what adds up over many.
+
+    Examples
+    --------
+    >>> from wqk.forms import BilinearForm
+    >>> random = np.random.default_rng(0)
+    >>> symmetric = np.diag([1.0, 2.0, 3.0, 4.0])
+    >>> noise = 2 * random.standard_normal((40, 4, 4))
+    >>> values = common_symmetry([BilinearForm(symmetric + n, np.eye(4)) for n in noise])
+    >>> bool(0.8 < values.mean() < 1.2)
+    True
+    """
+    count = len(updates)
+    if count < 3:
+        raise TheoryError(f"what batches have in common takes three of them, got {count}")
+    inner, traces = (
+        np.array([[inner_product(a, b) for b in others] for a in updates])
+        for others in (updates, [b.T for b in updates])
+    )
+    for table in (inner, traces):
+        np.fill_diagonal(table, 0)
+
+    def without(left_out: np.ndarray) -> np.ndarray:
+        """The ratio without none or one of the batches, whose row and column are subtracted."""
+        over, under = (t.sum() - 2 * left_out @ t.sum(axis=0) for t in (traces, inner))
+        return np.array([ratio(a, b) for a, b in zip(over, under, strict=True)])
+
+    none, each = np.zeros((1, count)), np.eye(count)
+    return np.asarray(count * without(none) - (count - 1) * without(each))
+
+
+def _of_pairs(
+    measure: Callable[[LayerGradient, Pairs], dict[str, float]],
+) -> Callable[[Evidence], Sample]:
+    return lambda evidence: evidence.sample(
+        lambda layer, index: measure(layer, pairs_of(layer, evidence.predicted[index]))
+    )
+
+
+def _common(evidence: Evidence) -> Sample:
+    values = [common_symmetry([u.form for u in updates]) for updates in evidence.updates.values()]
+    return Sample(np.array(values).T, "batches", tuple(evidence.updates))
+
+
+BIDIRECTIONAL: tuple[Objective, ...] = ("masked", "each")
+
+STATEMENTS = (
+    Statement(
+        "Theorem S1.14, assumption",
+        "β_ij and β_ji have one sign and about one size",
+        "predicting i from j is like predicting j from i; pairs of which both are predicted",
+        "correlation of β_ij and β_ji",
+        "above",
+        CORRELATED,
+        _of_pairs(lambda layer, pairs: correlation(pairs)),
+        objectives=BIDIRECTIONAL,
+    ),
+    Statement(
+        "Theorems 2.4 and S1.14",
+        "the update is symmetric, made so by its pairs",
+        "β_ij ≈ β_ji",
+        "part of the symmetry of Σ β K that is from pairs",
+        "above",
+        SYMMETRIC,
+        _of_pairs(parts_of_symmetry),
+        objectives=BIDIRECTIONAL,
+    ),
+    Statement(
+        "Theorem 2.4, on average",
+        "what the updates of all batches have in common is symmetric",
+        "the theorem, in expectation",
+        "symmetry of what two batches share",
+        "above",
+        SYMMETRIC,
+        _common,
+        objectives=BIDIRECTIONAL,
+    ),
+    Statement(
+        "Remark S1.15, Equation S119",
+        "p/(1−p) of the updates are symmetric, 25 % at p = 20 %",
+        "a pair of predicted tokens is symmetric, any other is not; all are of one size",
+        "size of the symmetric part of predicted pairs over that of the others, by their numbers",
+        "near",
+        0.25,
+        _of_pairs(lambda layer, pairs: share_of_predicted(pairs)),
+        null=1.0,
+        objectives=("masked",),
+    ),
+)

@@ -1,0 +1,187 @@
+"""Findings about one model, or several states of one, and the files they are written to."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from wqk._files import check_output, finite, write_atomically
+from wqk_lab.theory.verdict import VERDICTS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from wqk_lab.theory.subject import Objective, Subject
+    from wqk_lab.theory.text import Text
+    from wqk_lab.theory.verdict import Finding
+
+# The columns of a Markdown table; a CSV file has those of `line`.
+COLUMNS = ("verdict", "number", "says", "estimate", "prediction", "layers", "why")
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was found about one state of one model, or about several together.
+
+    Attributes
+    ----------
+    model, text
+        Their names; the model's with its step, or all models that were evaluated together.
+    objective, mask_share
+        ``masked``, ``each`` or ``causal``; the fraction of masked tokens, None unless ``masked``.
+    batches, batch, block
+        Number of batches, blocks in each, tokens in a block.
+    seed
+        Of blocks, masks and simulations.
+    caveat
+        A reason to doubt every finding; empty if there is none.
+    missing
+        How many tensors the checkpoint lacks.
+    findings
+        In the order of the paper.
+    """
+
+    model: str
+    text: str
+    objective: Objective
+    batches: int
+    batch: int
+    block: int
+    mask_share: float | None
+    seed: int
+    caveat: str
+    missing: int
+    findings: tuple[Finding, ...]
+
+    @property
+    def title(self) -> str:
+        """The model, what it predicts, and what it read, in one line."""
+        masks = "" if self.mask_share is None else f", {self.mask_share:.0%} masked"
+        read = f"{self.batches} × {self.batch} blocks of {self.block} tokens of {self.text}"
+        return f"{self.model}: {self.objective}{masks}; {read}"
+
+    @property
+    def tally(self) -> dict[str, int]:
+        """The number of findings with each verdict."""
+        counted = Counter(finding.verdict for finding in self.findings)
+        return {verdict: counted[verdict] for verdict in VERDICTS}
+
+    @property
+    def notes(self) -> list[str]:
+        """What to know before trusting a finding."""
+        lacks = f"the checkpoint lacks {self.missing} tensors; statements on them are not tested"
+        return [self.caveat] * bool(self.caveat) + [lacks] * bool(self.missing)
+
+
+def report(subject: Subject, text: Text, findings: Sequence[Finding]) -> Report:
+    """Findings on a subject and a text, as a report."""
+    batches, batch, block = subject.blocks.shape
+    return Report(
+        subject.name + ("" if subject.step is None else f", step {subject.step}"),
+        text.name,
+        subject.objective,
+        batches,
+        batch,
+        block,
+        mask_share=subject.mask_share if subject.objective == "masked" else None,
+        seed=subject.seed,
+        caveat=subject.caveat,
+        missing=len(subject.missing),
+        findings=tuple(findings),
+    )
+
+
+def line(finding: Finding) -> dict[str, Any]:
+    """A finding as a row of a table."""
+    statement, estimate = finding.statement, finding.estimate
+    return {
+        "verdict": finding.verdict,
+        "number": statement.number,
+        "says": statement.says,
+        "estimate": "" if estimate is None else str(estimate),
+        "prediction": statement.prediction,
+        "layers": "" if finding.layers is None else str(finding.layers),
+        "why": finding.why,
+        "assumes": statement.assumes,
+        "quantity": statement.quantity,
+        "over": "" if estimate is None else estimate.over,
+        "matters": statement.matters,
+        "p": finding.p,
+    }
+
+
+def save(reports: Sequence[Report], path: Path) -> None:
+    """Write reports: .json with all numbers, .md and .csv with a line for each finding.
+
+    Raises
+    ------
+    OutputError
+        The name has another ending, or the file cannot be written.
+    """
+    check_output(path, FINDINGS, WRITERS)
+    write_atomically(path, WRITERS[path.suffix](reports).encode())
+
+
+def as_objects(reports: Sequence[Report]) -> dict[str, Any]:
+    """Reports as JSON objects, with every measurement."""
+
+    def numbers(finding: Finding) -> dict[str, Any]:
+        return line(finding) | {
+            "estimate": finding.estimate and vars(finding.estimate),
+            "layers": finding.layers and vars(finding.layers),
+            "numbers": finding.sample.rows() if finding.sample else [],
+        }
+
+    return {
+        "reports": [
+            vars(one) | {"tally": one.tally, "findings": [numbers(f) for f in one.findings]}
+            for one in reports
+        ]
+    }
+
+
+def _json(reports: Sequence[Report]) -> str:
+    objects = finite(as_objects(reports))
+    return json.dumps(objects, ensure_ascii=False, indent=1, allow_nan=False) + "\n"
+
+
+def _markdown(reports: Sequence[Report]) -> str:
+    lines = []
+    for one in reports:
+        lines += [f"## {one.title}", ""]
+        lines += [f"- {note}" for note in one.notes] + [""] * bool(one.notes)
+        lines += [", ".join(f"{count} {verdict}" for verdict, count in one.tally.items()), ""]
+        lines += [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
+        for finding in one.findings:
+            cells = line(finding)
+            texts = (" ".join(cells[name].split()).replace("|", "\\|") for name in COLUMNS)
+            lines.append(f"| {' | '.join(texts)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _csv(reports: Sequence[Report]) -> str:
+    rows = [
+        {name: getattr(one, name) for name in ("model", "text", "objective", "caveat")}
+        | line(finding)
+        for one in reports
+        for finding in one.findings
+    ]
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, rows[0])
+    writer.writeheader()
+    writer.writerows(rows)
+    return buffer.getvalue()
+
+
+FINDINGS = "a set of findings"
+WRITERS: Mapping[str, Callable[[Sequence[Report]], str]] = {
+    ".json": _json,
+    ".md": _markdown,
+    ".csv": _csv,
+}

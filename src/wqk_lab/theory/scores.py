@@ -1,0 +1,165 @@
+"""Proposition 2.1: scores are a bilinear form, whose order the softmax keeps, and mix convexly.
+
+Axes: B batch, H query heads, G key heads, N tokens (I queries, J keys), D width, R head width.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from wqk_lab.theory.evidence import of_layers, ratio
+from wqk_lab.theory.verdict import Sample, Statement
+
+if TYPE_CHECKING:
+    from wqk.attention.factor import Factor
+    from wqk_lab.theory.evidence import Evidence
+    from wqk_lab.theory.gradients import LayerGradient
+
+# How many pairs of keys estimate the share that is ordered alike, for each query.
+PAIRS = 256
+
+# The largest rounding error of numbers of size 1 in float32.
+ROUNDING = 1e-4
+
+
+def plain_scores(use: LayerGradient) -> np.ndarray:
+    """x_i W_h x_jᵀ of every head, (B, H, I, J), without biases, positions and scale."""
+    x, y = use.query_input[:, None, None], use.key_input[:, None, None]
+    return np.asarray(use.attention.heads(x, y).reshape(use.probabilities.shape))
+
+
+def form_error(use: LayerGradient) -> float:
+    """Largest difference of x_i W_h x_jᵀ, with W_h built, from q_i · k_j, over the largest."""
+    plain, heads = plain_scores(use), use.attention.heads
+    dense = heads.dense().reshape(-1, *heads.shape)
+    found = use.query_input[:, None] @ dense @ use.key_input[:, None].swapaxes(-1, -2)
+    return ratio(np.abs(found - plain).max(), np.abs(plain).max())
+
+
+def attention_error(use: LayerGradient) -> float:
+    """Largest difference of the model's α from the softmax of the scores from its weights (S12).
+
+    NaN where the family adds terms of its own to the scores.
+    """
+    plan, shares = use.attention.plan, use.probabilities
+    if plan.position or plan.sinks:
+        return float("nan")
+    whole = use.attention.logits(use.query_input, use.key_input)
+    weights = np.where(shares > 0, np.exp(whole - whole.max(axis=-1, keepdims=True)), 0)
+    return float(np.abs(weights / weights.sum(axis=-1, keepdims=True) - shares).max())
+
+
+def heads_error(use: LayerGradient) -> float:
+    """Largest relative difference of the layer's scores from the sum of its heads' (S20)."""
+    layer = use.attention.form(use.query_input, use.key_input)
+    return ratio(np.abs(plain_scores(use).sum(axis=1) - layer).max(), np.abs(layer).max())
+
+
+def convexity_error(use: LayerGradient) -> float:
+    """Largest difference of Σ_j α_ij from 1, which a sink takes a share of."""
+    return float(np.abs(use.probabilities.sum(axis=-1) - 1).max())
+
+
+def mixing_error(use: LayerGradient, values: Factor | None) -> float:
+    """Largest relative difference of W_o's input from the heads' Σ_j α_ij (x_j W_v + b_v).
+
+    NaN where the family does not name the values.
+    """
+    if values is None or use.mixed is None or use.value_input is None:
+        return float("nan")
+    each, shares = values.vectors(use.value_input), use.probabilities
+    each = each.repeat(shares.shape[1] // each.shape[1], axis=1)
+    expected = (shares @ each).swapaxes(1, 2)
+    given = use.mixed.reshape(expected.shape)
+    return ratio(np.abs(expected - given).max(), np.abs(given).max())
+
+
+def same_order(use: LayerGradient, *, layer: bool = False) -> float:
+    """Share of the pairs of keys that a form orders as attention does (S15).
+
+    Each head's form is compared with its own attention; with ``layer``, the layer's form, Σ_h W_h,
+    with the heads' mean attention.
+    """
+    scores, shares = plain_scores(use), use.probabilities
+    if layer:
+        scores, shares = (a.mean(axis=1, keepdims=True) for a in (scores, shares))
+    random = np.random.default_rng(0)
+    one, other = random.integers(0, scores.shape[-1], (2, PAIRS))
+    products = (shares[..., one] - shares[..., other]) * (scores[..., one] - scores[..., other])
+    visible = use.probabilities[:, : shares.shape[1]] > 0
+    counted = visible[..., one] & visible[..., other] & (products != 0)
+    return float((products > 0).sum(where=counted) / max(counted.sum(), 1))
+
+
+def _bilinear(use: LayerGradient) -> dict[str, float]:
+    return _with_largest(form=form_error(use), attention=attention_error(use))
+
+
+def _convex(evidence: Evidence) -> Sample:
+    def measure(use: LayerGradient, _: int) -> dict[str, float]:
+        values = evidence.values[evidence.label(use.attention.plan)]
+        return _with_largest(convexity=convexity_error(use), mixing=mixing_error(use, values))
+
+    return evidence.sample(measure)
+
+
+def _with_largest(**errors: float) -> dict[str, float]:
+    return {"largest": float(np.nanmax([*errors.values()])), **errors}
+
+
+STATEMENTS = (
+    Statement(
+        "Proposition 2.1, Equation 2",
+        "scores are a bilinear form of the inputs, and attention is the softmax of them",
+        "no norms of queries and keys; biases, positions and soft caps stand beside the form",
+        "largest difference from q_i · k_j and from the model's attention",
+        "identity",
+        ROUNDING,
+        of_layers(_bilinear),
+        needs="forward",
+    ),
+    Statement(
+        "Proposition 2.1, Equation S15",
+        "attention orders tokens as the bilinear form does",
+        "the form is the whole score: no biases, no positions",
+        "share of the pairs of keys ordered alike",
+        "near",
+        0.01,
+        of_layers(lambda use: {"alike": same_order(use)}),
+        null=1.0,
+        needs="forward",
+    ),
+    Statement(
+        "Proposition 2.1, Equation S16",
+        "attention is a convex combination of the values",
+        "no sinks; of the values x_j W_v, not of the x_j",
+        "largest difference of Σ_j α_ij from 1, and of the heads' output from Σ_j α_ij x_j W_v",
+        "identity",
+        ROUNDING,
+        _convex,
+        needs="forward",
+    ),
+    Statement(
+        "Remark S1.5, Equation S20",
+        "the heads' scores add up to those of one form",
+        "none",
+        "largest difference of Σ_h x_i W_h x_jᵀ from x_i W_qk x_jᵀ",
+        "identity",
+        ROUNDING,
+        of_layers(lambda use: {"largest": heads_error(use)}),
+        needs="forward",
+    ),
+    Statement(
+        "Remark S1.5, Equation S21",
+        "the layer attends by the sum of its heads' forms",
+        "one softmax for all heads; each has its own",
+        "share of the pairs of keys that W_qk orders as the heads' mean attention",
+        "near",
+        0.01,
+        of_layers(lambda use: {"alike": same_order(use, layer=True)}),
+        null=1.0,
+        needs="forward",
+    ),
+)

@@ -1,0 +1,97 @@
+"""What Proposition 2.2 leaves out: its proof takes scores for attention, without the softmax.
+
+Without it (S33) the coefficient of a pair is e_ij = δ_iᵀ x_j (S31, S35, with values and W_o in δ).
+The exact β (see `wqk_lab.theory.gradients`) has rows that sum to 0: what a token gains from one
+context it loses from the others, and a context that equals the average of what it sees does not
+count.
+
+Axes: B batch, H query heads, N tokens (I queries, J keys).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from wqk.forms.scores import symmetry
+from wqk_lab.theory.evidence import cosine, of_layers, ratio, sample_of
+from wqk_lab.theory.updates import parameter_gradients
+from wqk_lab.theory.verdict import Sample, Statement
+
+if TYPE_CHECKING:
+    from wqk_lab.theory.evidence import Evidence
+    from wqk_lab.theory.gradients import LayerGradient
+
+# The largest relative rounding error of a gradient in float32.
+ROUNDING = 1e-3
+
+
+def softmax_effect(gradient: LayerGradient) -> dict[str, float]:
+    """A layer's exact β beside the coefficients derived without the softmax.
+
+    Over all heads and all pairs whose first token sees the second: the ``cosine`` of the two sets
+    of coefficients; ``agreement``, the share of pairs in which they have one sign; ``row_sums``,
+    the largest sum of a row of β over the largest sum of absolute values; and the
+    ``cosine_of_forms`` and symmetries of the two sums Σ β_ij K_ij and Σ e_ij K_ij.
+
+    Examples
+    --------
+    >>> from wqk_lab.theory.gradients import example
+    >>> effect = softmax_effect(example())
+    >>> effect["row_sums"] < 1e-5, -1 <= effect["cosine"] <= 1
+    (True, True)
+    """
+    visible = gradient.probabilities > 0
+    without = replace(gradient, beta=np.where(visible, gradient.error, 0))
+    beta, error = (a.beta[visible].astype(np.float64) for a in (gradient, without))
+    one, other = gradient.by_prediction(), without.by_prediction()
+    size, products = np.abs(gradient.beta).sum(-1).max(), beta * error
+    return {
+        "cosine": ratio(beta @ error, np.sqrt((beta @ beta) * (error @ error))),
+        "agreement": ratio((products > 0).sum(), (products != 0).sum()),
+        "row_sums": ratio(np.abs(gradient.beta.sum(-1)).max(), size),
+        "cosine_of_forms": cosine(one, other),
+        "symmetry": float(symmetry(one)),
+        "symmetry_without": float(symmetry(other)),
+    }
+
+
+def _against_autograd(evidence: Evidence) -> Sample:
+    """On the first batch, the factors' gradients that β implies, beside a backward pass."""
+    model = evidence.subject.model
+    plans = [plan for plan in evidence.plans if plan.kind == "self"]
+    model.zero_grad(set_to_none=True)
+    model(**evidence.batches[0]).loss.backward()
+    exact = dict(zip(map(evidence.label, plans), parameter_gradients(model, plans), strict=True))
+    model.zero_grad(set_to_none=True)
+    errors = {}
+    for label, batches in evidence.by_layer.items():
+        sides = zip(batches[0].factor_gradients(), exact[label], strict=True)
+        largest = max(ratio(np.linalg.norm(a - b), np.linalg.norm(b)) for a, b in sides)
+        errors[label] = [{"largest": largest}]
+    return sample_of(errors)
+
+
+STATEMENTS = (
+    Statement(
+        "Proposition 2.2",
+        "the gradient of W_qk is Σ_ij β_ij x_iᵀ x_j",
+        "β is the gradient of the loss with respect to the scores, softmax included",
+        "relative difference of the implied gradients of W_q and W_k from autograd",
+        "identity",
+        ROUNDING,
+        _against_autograd,
+    ),
+    Statement(
+        "Proposition 2.2, Equations S33-S36",
+        "β_ij is δ_iᵀ x_j, scores being taken for attention",
+        "leaving out the softmax changes no more than the scale of β",
+        "cosine of the exact β and δ_iᵀ x_j",
+        "near",
+        0.1,
+        of_layers(softmax_effect),
+        null=1.0,
+    ),
+)

@@ -1,0 +1,206 @@
+"""All statements on one subject, on the saved steps of a run, and on several seeds together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wqk.errors import TheoryError, WqkError
+from wqk_lab.theory import (
+    bounds,
+    causes,
+    counts,
+    growth,
+    optimizer,
+    pairing,
+    scores,
+    softmax,
+    tails,
+    updates,
+)
+from wqk_lab.theory.evidence import NOT_FOR, Evidence, obstacle
+from wqk_lab.theory.opening import open_subjects
+from wqk_lab.theory.report import Report, report
+from wqk_lab.theory.verdict import Finding, Sample, Statement, decide, not_tested, settle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+    from pathlib import Path
+
+    from wqk_lab.theory.optimizer import Moment
+    from wqk_lab.theory.subject import Objective
+
+    OnProgress = Callable[[str, int, int], None]
+
+# In the order of the paper.
+FILES = (scores, softmax, updates, growth, counts, tails, causes, optimizer, pairing, bounds)
+STATEMENTS: tuple[Statement, ...] = tuple(one for file in FILES for one in file.STATEMENTS)
+
+
+def examine(statement: Statement, evidence: Evidence) -> Finding:
+    """One statement on some evidence, by itself."""
+    reason = obstacle(statement, evidence)
+    if reason:
+        return not_tested(statement, reason)
+    try:
+        return decide(statement, statement.measure(evidence))
+    except WqkError as error:
+        return not_tested(statement, str(error))
+
+
+def measure(evidence: Evidence, on_progress: OnProgress | None = None) -> list[Finding]:
+    """Every statement on one model and text; one that cannot be tested is a finding, too.
+
+    ``on_progress`` is called with the next statement's number, how many are done, and of how many.
+
+    Raises
+    ------
+    CheckpointError
+        The model has no such layer.
+    """
+    findings = []
+    _ = evidence.plans  # reports a wrong layer before anything is measured
+    for done, statement in enumerate(STATEMENTS):
+        if on_progress:
+            on_progress(statement.number, done, len(STATEMENTS))
+        findings.append(examine(statement, evidence))
+    return settle(findings)
+
+
+def follow(moments: Sequence[Moment], objective: Objective, lacking: str = "") -> list[Finding]:
+    """The statements on a run, from its saved steps; not yet settled.
+
+    ``lacking`` says why saved steps have no moment, if some have none.
+    """
+    few = lacking or f"takes three saved steps, got {len(moments)}"
+    findings = []
+    for statement in optimizer.RUN_STATEMENTS:
+        if objective not in statement.objectives:
+            findings.append(not_tested(statement, NOT_FOR[objective]))
+        elif len(moments) < 3:
+            findings.append(not_tested(statement, few))
+        else:
+            findings.append(decide(statement, statement.measure(moments)))
+    return findings
+
+
+def over_steps(states: Sequence[Sequence[Finding]]) -> list[Finding]:
+    """One finding for each statement from those on several saved steps of a run.
+
+    The units stay the batches, which all steps see: each counts with its mean over the steps.
+    """
+
+    def join(samples: Sequence[Sample]) -> Sample:
+        return replace(samples[0], values=_mean([s.values for s in samples]), details={})
+
+    return _together(states, join)
+
+
+def over_seeds(runs: Sequence[Sequence[Finding]]) -> list[Finding]:
+    """One finding for each statement from those on several runs, which become its units."""
+
+    def join(samples: Sequence[Sample]) -> Sample:
+        return Sample(np.array([_mean(s.values) for s in samples]), "seeds", samples[0].layers)
+
+    return _together(runs, join)
+
+
+def _together(
+    several: Sequence[Sequence[Finding]], join: Callable[[Sequence[Sample]], Sample]
+) -> list[Finding]:
+    findings = []
+    for same in zip(*several, strict=True):
+        statement = same[0].statement
+        samples = [finding.sample for finding in same if finding.sample is not None]
+        if statement.needs in ("nothing", "text") or len(samples) < len(same):
+            # Measured on the text, which is the same for all; or not tested on one of them.
+            findings.append(min(same, key=lambda finding: finding.sample is not None))
+        elif len({sample.values.shape[1:] for sample in samples}) > 1:
+            findings.append(not_tested(statement, "the models have different numbers of layers"))
+        else:
+            findings.append(decide(statement, join(samples)))
+    return settle(findings)
+
+
+def _mean(values: Any) -> np.ndarray:
+    """The mean over the first axis of what is finite; NaN where nothing is."""
+    mean: np.ndarray = np.ma.masked_invalid(values).mean(axis=0).filled(np.nan)
+    return mean
+
+
+def study(
+    refs: Sequence[str],
+    corpus: str | Path,
+    *,
+    layers: Collection[int] | None = None,
+    on_progress: OnProgress | None = None,
+    **options: Any,
+) -> list[Report]:
+    """All statements on one model, or on several that differ in their seed, on one text.
+
+    Parameters
+    ----------
+    refs, corpus, options
+        The models, the text, and how it is read: as for `wqk_lab.theory.opening.open_subjects`.
+    layers, on_progress
+        Numbers of the layers to measure, None for all; and as for `measure`.
+
+    Returns
+    -------
+    A report on each model and saved step; after those of a run, one on all its steps; and last, if
+    there are several models, one on all of them.
+
+    Raises
+    ------
+    CheckpointError
+        A model has no such layer.
+    TheoryError
+        The models predict different things.
+    WqkError
+        As for `open_subjects`.
+    """
+    runs = [_study_one(ref, corpus, layers, on_progress, options) for ref in refs]
+    if len({states[0].objective for states in runs}) > 1:
+        raise TheoryError(
+            "models that predict different things cannot be evaluated together; "
+            "name only masked or only causal ones"
+        )
+    reports = [one for states in runs for one in states]
+    if len(runs) == 1:
+        return reports
+    together = over_seeds([states[-1].findings for states in runs])
+    names = ", ".join(states[-1].model for states in runs)
+    return [*reports, replace(reports[-1], model=f"together: {names}", findings=tuple(together))]
+
+
+def _study_one(
+    ref: str,
+    corpus: str | Path,
+    layers: Collection[int] | None,
+    on_progress: OnProgress | None,
+    options: Mapping[str, Any],
+) -> list[Report]:
+    """A report on each state of a model, and if there are several, one on all of them."""
+    text, subjects = open_subjects(ref, corpus, **options)
+    reports: list[Report] = []
+    moments: list[Moment] = []
+    lacking = ""
+    for subject in subjects:
+        evidence = Evidence(subject, text, layers)
+        reports.append(report(subject, text, measure(evidence, on_progress)))
+        if options.get("steps") is not None and not subject.missing:
+            try:
+                moments.append(optimizer.moment(evidence))
+            except WqkError as error:
+                lacking = str(error)
+    if len(reports) == 1:
+        return reports
+    last = reports[-1]
+    findings = [
+        *over_steps([r.findings for r in reports]),
+        *follow(moments, last.objective, lacking),
+    ]
+    name = f"{last.model.rpartition(', step ')[0]}, {len(reports)} saved steps"
+    return [*reports, replace(last, model=name, findings=tuple(settle(findings)))]

@@ -1,0 +1,118 @@
+"""What the statements are tested on: a model, blocks of a text, and what the model predicts.
+
+Axes: B batch, N tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from wqk.errors import CorpusError
+from wqk_lab.training.objectives import IGNORED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Objective = Literal["masked", "each", "causal"]
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A language model and blocks of tokens for it.
+
+    Attributes
+    ----------
+    name, model
+        A `transformers` model with a language-model head, in evaluation mode, and its name.
+    objective
+        What the model predicts. ``causal``: every token from those before it (S7). ``masked``:
+        some masked tokens from the others (S10). ``each``: every token from all others (S9), with
+        one token of a block masked at a time.
+    blocks
+        Token ids of the text, (batches, B, N).
+    mask_token
+        Replaces a token to be predicted; None for ``causal``.
+    mask_share, seed
+        The fraction of each block that ``masked`` predicts, at least one token, and the seed of
+        their choice.
+    step
+        The step of a training run at which the model was saved, if any.
+    missing
+        Names of the tensors that the checkpoint lacks; they were drawn at random.
+    caveat
+        A reason to doubt every finding, such as a text in an unknown vocabulary.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> subject = Subject("none", None, "masked", np.arange(12).reshape(1, 2, 6), mask_token=99)
+    >>> (inputs, labels), = subject.examples()
+    >>> bool(((inputs == 99) == (labels != -100)).all()), (labels != -100).sum(axis=1).tolist()
+    (True, [1, 1])
+    """
+
+    name: str
+    model: Any
+    objective: Objective
+    blocks: np.ndarray
+    mask_token: int | None = None
+    mask_share: float = 0.15
+    seed: int = 0
+    step: int | None = None
+    missing: tuple[str, ...] = ()
+    caveat: str = ""
+
+    def __post_init__(self) -> None:
+        if self.objective != "causal" and self.mask_token is None:
+            raise CorpusError(
+                "masking needs a mask token; the tokenizer or token store of this text has none"
+            )
+        if not 0 < self.mask_share < 1:
+            raise CorpusError(f"the share of masked tokens lies in (0, 1), got {self.mask_share:g}")
+
+    def examples(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Inputs and labels of each batch, (B, N), or (B·N, N) for ``each``.
+
+        Labels are −100 where nothing is predicted. Causal labels are the inputs themselves, which
+        `transformers` models shift by one.
+        """
+        for index, tokens in enumerate(self.blocks):
+            if self.objective == "causal":
+                yield tokens, tokens
+                continue
+            if self.objective == "each":
+                tokens = tokens.repeat(tokens.shape[1], axis=0)
+                masked = np.tile(np.eye(tokens.shape[1], dtype=bool), (len(self.blocks[0]), 1))
+            else:
+                random = np.random.default_rng((self.seed, index))
+                masked = choose(random, tokens.shape, self.mask_share)
+            hidden: np.ndarray = np.where(masked, self.mask_token or 0, tokens)
+            yield hidden, np.where(masked, tokens, IGNORED)
+
+    def batches(self) -> Iterator[dict[str, Any]]:
+        """Keyword arguments for the model: ``input_ids`` and ``labels`` as PyTorch tensors."""
+        import torch
+
+        device = self.model.device
+        for inputs, labels in self.examples():
+            yield {
+                "input_ids": torch.tensor(inputs, device=device),
+                "labels": torch.tensor(labels, device=device),
+            }
+
+
+def choose(random: np.random.Generator, shape: tuple[int, int], share: float) -> np.ndarray:
+    """Draw the masked tokens, (B, N): equally many in each block, at least 1 and less than N.
+
+    Examples
+    --------
+    >>> choose(np.random.default_rng(0), (3, 20), 0.15).sum(axis=1).tolist()
+    [3, 3, 3]
+    """
+    count = min(max(1, round(share * shape[1])), shape[1] - 1)
+    ranks = random.random(shape).argsort(axis=1).argsort(axis=1)
+    chosen: np.ndarray = ranks < count
+    return chosen

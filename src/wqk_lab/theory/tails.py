@@ -1,0 +1,197 @@
+"""Which norms reach further, the columns' or the rows' (Lemma S1.11, Theorems 2.3 and S1.12).
+
+The squared norms of all columns and those of all rows both add up to ‖M‖². In a square form, the
+side whose norms vary more is therefore the one whose mean norm is smaller: Var‖column‖ > Var‖row‖
+if and only if mean ‖column‖ < mean ‖row‖.
+
+Axes: D width.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from wqk.forms.scores import directionality
+from wqk_lab.theory.evidence import ratio, sample_of
+from wqk_lab.theory.verdict import Sample, Statement
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from wqk.forms import BilinearForm
+    from wqk_lab.theory.evidence import Evidence, Update
+
+# Logarithms of a ratio of variances that matter: where columns should vary more, or alike.
+MORE, ALIKE = 0.1, 0.25
+
+
+class Tails(NamedTuple):
+    """The norms of one form's columns beside those of its rows.
+
+    Attributes
+    ----------
+    log_variance_ratio
+        ln(Var‖column‖ / Var‖row‖), which Theorem S1.12 predicts to be positive.
+    reach
+        Largest column norm over largest row norm: above 1, the longest norm is a column's.
+    beyond
+        Share of that side's norms that exceed every norm of the other side: Equation 13 holds from
+        there on.
+    directionality, directionality_excess
+        Definition 3.2 as printed, and by the rule of the published tables; negative where columns
+        dominate. Each side has a threshold of its own.
+    """
+
+    log_variance_ratio: float
+    reach: float
+    beyond: float
+    directionality: float
+    directionality_excess: float
+
+
+def tails(form: BilinearForm) -> Tails:
+    """Compare the norms of a form's columns and rows; NaN for the zero matrix.
+
+    Examples
+    --------
+    >>> from wqk.forms import BilinearForm
+    >>> column = np.ones((16, 1)); column[3] = 10.0
+    >>> one = tails(BilinearForm(np.arange(1.0, 17.0)[:, None], column))
+    >>> one.log_variance_ratio > 0, one.beyond, one.directionality
+    (True, 0.0625, -1.0)
+    """
+    columns, rows = _norms(form)
+    if not columns.any():
+        return Tails(*[math.nan] * len(Tails._fields))
+    longest, other = (columns, rows) if columns.max() >= rows.max() else (rows, columns)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        log_ratio = float(np.log(columns.var() / rows.var()))
+    return Tails(
+        log_variance_ratio=log_ratio,
+        reach=float(columns.max() / rows.max()),
+        beyond=float((longest > other.max()).mean()),
+        directionality=float(directionality(form)),
+        directionality_excess=float(directionality(form, weight="excess")),
+    )
+
+
+def _norms(form: BilinearForm) -> tuple[np.ndarray, np.ndarray]:
+    return np.asarray(form.column_norms, np.float64), np.asarray(form.row_norms, np.float64)
+
+
+def tails_of(forms: Mapping[str, Sequence[BilinearForm]], unit: str = "batches") -> Sample:
+    """The tails of several forms of each layer, one for each unit.
+
+    By chance, the ratio of a matrix with independent entries has a deviation of 2/√(d − 1).
+    """
+    measured = {layer: [tails(form)._asdict() for form in some] for layer, some in forms.items()}
+    width = max(max(some[0].shape) for some in forms.values())
+    return replace(sample_of(measured, unit), chance=2 / math.sqrt(max(width - 1, 1)))
+
+
+def in_updates(evidence: Evidence) -> Sample:
+    """The tails of Σ_ij β_ij x_i x_jᵀ in each layer, batch by batch."""
+    return tails_of({k: [update.form for update in u] for k, u in evidence.updates.items()})
+
+
+def in_weights(evidence: Evidence) -> Sample:
+    """The tails of W_qk in each layer."""
+    return tails_of({layer: [form] for layer, form in evidence.forms.items()}, "models")
+
+
+def _in_total(update: Update) -> dict[str, float]:
+    """Σ‖column‖²/Σ‖row‖² − 1, and the ratio of the mean norms."""
+    columns, rows = _norms(update.form)
+    squares = ratio((columns**2).sum(), (rows**2).sum()) - 1
+    return {"squares": squares, "means": ratio(columns.mean(), rows.mean())}
+
+
+def lost(samples: Mapping[str, Sample]) -> Sample:
+    """How much smaller the second of several samples of tails is than the first."""
+    first, second, *_ = samples.values()
+    details = {name: sample.values for name, sample in samples.items()}
+    return Sample(first.values - second.values, first.unit, first.layers, details)
+
+
+def lemma(sample: Sample) -> Sample:
+    """Whether the side with the larger variance has the longest norm, from a sample of tails.
+
+    One unit of either outcome is added (Laplace's rule of succession), because a few updates that
+    all agree do not show that nearly all do.
+    """
+    wider = sample.values > 0
+    agree = np.where(np.isfinite(sample.values), wider == (sample.details["reach"] > 1), np.nan)
+    either = np.repeat([[0.0], [1.0]], agree.shape[1], axis=1)
+    return Sample(np.concatenate([agree, either]), sample.unit, sample.layers)
+
+
+RATIO = "ln(Var‖column‖/Var‖row‖)"
+SUM = "the weights are the sum of such updates from an even start"
+
+COLUMNS_LEAD = Statement(
+    "Theorems 2.3 and S1.12, update",
+    "the columns of the update have the longer tail",
+    "S96, S97 and Lemma S1.11",
+    f"{RATIO} of Σ β K",
+    "above",
+    MORE,
+    lambda evidence: evidence.once(in_updates),
+    objectives=("causal",),
+)
+VARY_ALIKE = replace(
+    COLUMNS_LEAD,
+    number="Corollary S1.13, update",
+    says="the columns and rows of the update vary alike",
+    assumes="μ_c = μ_p for every token",
+    direction="near",
+    matters=ALIKE,
+    objectives=("masked", "each"),
+)
+
+STATEMENTS = (
+    Statement(
+        "Theorem S1.12, Equations S97-S98",
+        "columns and rows grow by the same in total; the proof has columns grow more",
+        "none",
+        "Σ‖column‖²/Σ‖row‖² − 1",
+        "identity",
+        1e-4,
+        lambda evidence: sample_of(
+            {layer: [_in_total(u) for u in some] for layer, some in evidence.updates.items()}
+        ),
+    ),
+    Statement(
+        "Lemma S1.11",
+        "the side whose norms vary more holds the longest norm",
+        "equal means; the lemma is true of laws of one shape, and false in general",
+        "share of the updates in which it does",
+        "near",
+        0.1,
+        lambda evidence: lemma(evidence.once(in_updates)),
+        null=1.0,
+    ),
+    COLUMNS_LEAD,
+    replace(
+        COLUMNS_LEAD,
+        number="Theorems 2.3 and S1.12, W_qk",
+        says="the columns of W_qk have the longer tail",
+        assumes=SUM,
+        quantity=f"{RATIO} of W_qk",
+        measure=in_weights,
+        needs="weights",
+    ),
+    VARY_ALIKE,
+    replace(
+        VARY_ALIKE,
+        number="Corollary S1.13, W_qk",
+        says="the columns and rows of W_qk vary alike",
+        assumes=SUM,
+        quantity=f"{RATIO} of W_qk",
+        measure=in_weights,
+        needs="weights",
+    ),
+)

@@ -1,0 +1,173 @@
+"""The text of a subject: a token store, or a file that the model's own tokenizer encodes.
+
+Axes: B batch, N tokens of a block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wqk.errors import CorpusError, first_line
+from wqk.inspecting.verification.running import quiet
+from wqk_lab.training.corpus import TokenStore
+from wqk_lab.training.corpus.reading import is_readable, read_documents
+from wqk_lab.training.corpus.store import HEADER, TOKENIZER
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# Tokens read from a plain file: enough to count with, and encoded in seconds.
+LIMIT = 2_000_000
+
+# Documents that a tokenizer encodes at once.
+AT_ONCE = 256
+
+# What transformers and PyTorch raise when they cannot load or run something.
+FAILURES = (ValueError, TypeError, LookupError, OSError, RuntimeError, ImportError, AttributeError)
+
+
+@dataclass(frozen=True, eq=False)
+class Text:
+    """A stream of tokens and the documents in it.
+
+    Attributes
+    ----------
+    name
+        For display.
+    tokens
+        The stream, in one dimension, of ids below ``vocabulary_size``.
+    documents
+        Where each document starts, and where the last one ends.
+    vocabulary_size, mask_token
+        The number of entries, and the id of the mask, if there is one.
+    vocabulary
+        The id of each entry; None where only ids are known.
+
+    Examples
+    --------
+    >>> text = Text("numbers", np.arange(10), np.array([0, 10]), 10, None)
+    >>> text.blocks(1, 2, 3, seed=0).shape
+    (1, 2, 3)
+    """
+
+    name: str
+    tokens: np.ndarray
+    documents: np.ndarray
+    vocabulary_size: int
+    mask_token: int | None
+    vocabulary: Mapping[str, int] | None = None
+
+    def blocks(self, batches: int, batch: int, length: int, seed: int) -> np.ndarray:
+        """Blocks drawn from anywhere in the stream, (batches, B, N), without overlap.
+
+        Raises
+        ------
+        CorpusError
+            The text is too short for so many.
+        """
+        wanted, available = batches * batch, len(self.tokens) // length
+        if wanted > available:
+            raise CorpusError(
+                f"{self.name}: {batches} batches of {batch} blocks of {length} tokens are more "
+                f"than its {len(self.tokens)} tokens; take fewer or shorter ones"
+            )
+        random = np.random.default_rng(seed)
+        offset = random.integers(len(self.tokens) - available * length + 1)
+        starts = offset + length * random.choice(available, wanted, replace=False)
+        blocks = self.tokens[starts[:, None] + np.arange(length)].astype(np.int64)
+        return np.asarray(blocks.reshape(batches, batch, length))
+
+
+def open_text(corpus: Path, ref: str, revision: str | None = None, limit: int = LIMIT) -> Text:
+    """The tokens of a store's training split, of a text file, or of a .npy file of token ids.
+
+    A text file (.txt, .jsonl, .csv, .parquet, compressed or not) is encoded by the tokenizer of the
+    model ``ref``, up to ``limit`` tokens; a paragraph or a row's ``text`` is a document.
+    `CorpusError` if the text cannot be read, or the model has no tokenizer for it.
+    """
+    if (corpus / HEADER).is_file():
+        store = TokenStore.open(corpus)
+        return Text(
+            corpus.name,
+            store.tokens("train"),
+            np.asarray(store.documents("train")),
+            store.vocabulary_size,
+            store.special.get("mask"),
+            vocabulary_of(store.tokenizer),
+        )
+    if not corpus.is_file():
+        missing = "" if corpus.exists() else "no such file or folder; "
+        raise CorpusError(
+            f"{corpus}: {missing}expected a token store (wqk corpus makes one) or a text file"
+        )
+    if corpus.suffix == ".npy":
+        return _numbers(corpus)
+    if not is_readable(corpus):
+        raise CorpusError(f"{corpus}: expected a text file: .txt, .jsonl, .csv or .parquet")
+    return _tokenized(corpus, ref, revision, limit)
+
+
+def _numbers(path: Path) -> Text:
+    try:
+        tokens = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise CorpusError(f"{path}: cannot be read ({first_line(error)})") from None
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu" or not tokens.size or tokens.min() < 0:
+        raise CorpusError(
+            f"{path}: expected token ids in one dimension, got {tokens.dtype} {tokens.shape}"
+        )
+    return Text(path.name, tokens, np.array([0, len(tokens)]), int(tokens.max()) + 1, None)
+
+
+def _tokenized(path: Path, ref: str, revision: str | None, limit: int) -> Text:
+    documents, total = [np.zeros(0, np.int64)], 0
+    with quiet():
+        tokenizer = _tokenizer(ref, revision)
+        texts = filter(str.strip, read_documents(path, "text", "paragraph"))
+        while total < limit and (some := list(islice(texts, AT_ONCE))):
+            for ids in tokenizer(some, add_special_tokens=False)["input_ids"]:
+                if total < limit:
+                    documents.append(np.asarray(ids, np.int64))
+                    total += len(ids)
+    size, mask = len(tokenizer), tokenizer.mask_token_id
+    offsets = np.cumsum([len(document) for document in documents])
+    return Text(path.name, np.concatenate(documents), offsets, size, mask, tokenizer.get_vocab())
+
+
+def vocabulary_of(source: str | Path, revision: str | None = None) -> Mapping[str, int] | None:
+    """The ids of a ``tokenizer.json`` or of a model's own tokenizer; None where there is none."""
+    from transformers import PreTrainedTokenizerFast
+
+    with quiet():
+        try:
+            file = Path(source, TOKENIZER) if Path(source).is_dir() else Path(source)
+            if file.is_file():
+                found = PreTrainedTokenizerFast(tokenizer_file=str(file))
+            else:
+                found = _tokenizer(str(source), revision)
+        except Exception:  # the tokenizers library raises bare exceptions
+            return None
+    vocabulary: dict[str, int] = found.get_vocab()
+    return vocabulary
+
+
+def _tokenizer(ref: str, revision: str | None) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(ref, revision=revision, trust_remote_code=False)
+        # Where a model's files are missing, transformers may make a tokenizer without words.
+        reason = "no vocabulary" if len(tokenizer) <= len(tokenizer.all_special_ids) else ""
+    except FAILURES as error:
+        reason = first_line(error)
+    if reason:
+        raise CorpusError(
+            f"{ref}: has no tokenizer that encodes text ({reason}); "
+            "give a token store, or token ids in a .npy file"
+        )
+    return tokenizer

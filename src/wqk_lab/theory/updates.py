@@ -1,0 +1,166 @@
+"""Remark S1.6: what a step of W_q and W_k does to W_qk, and how symmetric that is.
+
+Gradient descent with rate η moves the factors, not the form::
+
+    ΔW_qk = (W_q − ηG_q)(W_k − ηG_k)ᵀ − W_q W_kᵀ  ≈  −η (G_q W_kᵀ + W_q G_kᵀ)        (S39)
+
+Without biases and rotary positions G_q = G W_k and G_k = Gᵀ W_q, where G = Σ_ij β_ij K_ij is the
+form's own gradient, so that to first order ΔW_qk = −η (G W_k W_kᵀ + W_q W_qᵀ G) (S40). It is not
+proportional to G, and a symmetric G makes it symmetric only if W_q W_qᵀ = W_k W_kᵀ for every head.
+For a symmetric G and independent random factors its symmetry is near `expected_symmetry`.
+
+Axes: H query heads, G key heads, R head width, D width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from wqk._typing import Array, Float
+from wqk.attention import load_attention
+from wqk.checkpoints import open_checkpoint
+from wqk.forms import BilinearForm
+from wqk.forms.scores import symmetry
+from wqk_lab.theory.evidence import cosine, of_layers
+from wqk_lab.theory.verdict import Statement
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from wqk.attention import Attention
+    from wqk.families import AttentionPlan
+    from wqk_lab.theory.gradients import LayerGradient
+
+
+def implicit_update(gradient: LayerGradient, rate: float) -> BilinearForm:
+    """ΔW_qk of a layer in a step of plain gradient descent on W_q and W_k; rank 2·G·R.
+
+    Examples
+    --------
+    >>> from wqk_lab.theory.gradients import example
+    >>> layer = example()
+    >>> update = implicit_update(layer, rate=0.1)
+    >>> update
+    BilinearForm(16 × 16, rank 32)
+    >>> slope = first_order(layer.attention, *layer.factor_gradients())
+    >>> float(update.difference(0.1 * slope).norm / update.norm) < 1e-2
+    True
+    """
+    attention = gradient.attention
+    query, key = gradient.factor_gradients()
+    after = attention.with_weights(
+        attention.query.weight - rate * query, attention.key.weight - rate * key
+    )
+    return after.form.difference(attention.form)
+
+
+def first_order(
+    attention: Attention,
+    query_gradient: Float[Array, "heads width d_query"],
+    key_gradient: Float[Array, "key_heads width d_key"],
+) -> BilinearForm:
+    """−(G_q W_kᵀ + W_q G_kᵀ), summed over heads: ΔW_qk / η as η tends to 0 (S39).
+
+    The gradients have the shapes of the stored weights, (H, R, D) and (G, R, D).
+    """
+    form, gradient = attention.form, attention.with_weights(query_gradient, key_gradient).form
+    return -(BilinearForm(gradient.query, form.key) + BilinearForm(form.query, gradient.key))
+
+
+def parameter_gradients(
+    model: Any, plans: Sequence[AttentionPlan]
+) -> list[tuple[Float[Array, "heads width d_query"], Float[Array, "key_heads width d_key"]]]:
+    """The gradients that a backward pass left on each block's W_q and W_k, in any layout.
+
+    Raises
+    ------
+    CheckpointError
+        A query or key has no gradient: there was no backward pass.
+    """
+    left = {
+        name: parameter.grad
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if parameter.grad is not None
+    }
+    blocks = [load_attention(open_checkpoint(left), plan) for plan in plans]
+    return [(block.query.weight, block.key.weight) for block in blocks]
+
+
+def alignment(gradient: LayerGradient) -> float:
+    """Cosine of the first-order update and −Σ_ij β_ij K_ij: 1 if S40 were right."""
+    return -cosine(_descent(gradient), gradient.by_prediction())
+
+
+def passed_on(gradient: LayerGradient) -> dict[str, float]:
+    """How much of the symmetry of Σ β K an update through W_q and W_k keeps.
+
+    The symmetries of Σ β K, the ``gradient``; of its ``update``; of the update ``if_tied``, with
+    W_k = W_q in each head; and of ``update_of_symmetric_part``, that of (β_ij + β_ji)/2 without
+    biases, beside what is ``expected`` of independent random factors of these sizes.
+
+    Examples
+    --------
+    >>> from wqk_lab.theory.gradients import example
+    >>> numbers = passed_on(example())
+    >>> -1 <= numbers["update"] <= 1, numbers["expected"]
+    (True, 0.5)
+    """
+    attention = gradient.attention
+    query, key = attention.query.stored_weight, attention.key.stored_weight
+    plain, tied = (attention.with_weights(query, k, biases=False) for k in (key, query))
+    both_ways = (gradient.beta + gradient.beta.swapaxes(-1, -2)) / 2
+    return {
+        "update_of_symmetric_part": _symmetry(replace(gradient, attention=plain, beta=both_ways)),
+        "expected": expected_symmetry(*attention.query.weight.shape[:0:-1]),
+        "gradient": float(symmetry(gradient.by_prediction())),
+        "update": _symmetry(gradient),
+        "if_tied": _symmetry(replace(gradient, attention=tied)),
+    }
+
+
+def expected_symmetry(width: int, rank: int) -> float:
+    """Symmetry of G B Bᵀ + A Aᵀ G for a random symmetric G and independent random A, B (D, R).
+
+    2 / (2 + D/R) for large D: if P = A Aᵀ and Q = B Bᵀ are scaled to tr P = tr Q = D, then
+    tr(P²) = D (1 + D/R), and traces of products of independent matrices factorize. Not in the
+    paper.
+
+    Examples
+    --------
+    >>> expected_symmetry(768, 768), round(expected_symmetry(768, 64), 3)
+    (0.6666666666666666, 0.143)
+    """
+    return 2 / (2 + width / rank)
+
+
+def _descent(gradient: LayerGradient) -> BilinearForm:
+    return first_order(gradient.attention, *gradient.factor_gradients())
+
+
+def _symmetry(gradient: LayerGradient) -> float:
+    return float(symmetry(_descent(gradient)))
+
+
+STATEMENTS = (
+    Statement(
+        "Remark S1.6, Equation S40",
+        "W_qk is updated in proportion to Σ_ij β_ij K_ij",
+        "gradient descent on W_q and W_k, to first order in its rate",
+        "cosine of the update and the negative gradient",
+        "near",
+        0.1,
+        of_layers(lambda layer: {"cosine": alignment(layer)}),
+        null=1.0,
+    ),
+    Statement(
+        "Remark S1.6 with Theorem S1.14",
+        "a symmetric Σ β K makes a symmetric update",
+        "W_q W_qᵀ = W_k W_kᵀ for every head, which the paper does not ask for",
+        "symmetry of the update that β made symmetric would give",
+        "near",
+        0.1,
+        of_layers(passed_on),
+        null=1.0,
+    ),
+)

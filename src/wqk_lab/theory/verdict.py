@@ -1,0 +1,379 @@
+"""The one rule that turns numbers into a verdict on a statement.
+
+A statement predicts that a quantity lies above, below or near a null value, and says how large a
+deviation has to be to matter. It is measured on several units (batches, chunks of a text, seeds)
+and layers. The mean has a 95 % interval, on each side the wider of Student's and Hall's, which
+allows for skewness (Hall 1992, On the removal of skewness by transformation).
+
+============  =================================================================================
+holds         the interval lies beyond the null on the predicted side (above, below), or within
+              the margin around it (near)
+fails         the interval excludes every effect that would matter, or lies outside the margin
+undecided     neither: more units are needed
+identity      true of all numbers; shown, but never counted as support
+not tested    gives the reason
+============  =================================================================================
+
+An effect that is beyond chance but too small to matter fails. In a report, only statements whose
+p-values pass Benjamini and Hochberg's rule stay decided, so that on average at most 5 % of the
+decided verdicts are wrong.
+
+Axes: U units, L layers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from wqk_lab.theory.subject import Objective
+
+Verdict = Literal["holds", "fails", "undecided", "not tested", "identity"]
+VERDICTS: tuple[Verdict, ...] = ("holds", "fails", "undecided", "not tested", "identity")
+
+Direction = Literal["above", "below", "near", "identity"]
+
+# What a statement is measured on: nothing of the subject, its text, its queries and keys, a forward
+# pass, a loss, or several saved steps of a run.
+Needs = Literal["nothing", "text", "weights", "forward", "loss", "run"]
+
+# One error in twenty; intervals leave half of it on either side.
+LEVEL = 0.05
+
+# The largest multiple of the number of units that is suggested by number.
+MANY = 1000
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """Measurements of a quantity.
+
+    Attributes
+    ----------
+    values
+        (U, L), or (U, 1) for a quantity without layers; NaN where it is not defined.
+    unit, layers
+        What the U rows are: ``batches``, ``chunks``, ``draws``, ``changes``, ``seeds``, ``models``;
+        and the names of the L columns, empty if there are no layers.
+    details
+        Further numbers of the same shape, by name.
+    chance
+        Standard deviation of a layer's value over random weights, which all units share.
+    """
+
+    values: np.ndarray
+    unit: str
+    layers: tuple[str, ...] = ()
+    details: Mapping[str, np.ndarray] = field(default_factory=dict)
+    chance: float = 0.0
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Every number, one row for each unit and layer."""
+        return [
+            {"unit": f"{self.unit} {u}", **({"layer": self.layers[k]} if self.layers else {})}
+            | {"value": float(value)}
+            | {name: float(numbers[u, k]) for name, numbers in self.details.items()}
+            for (u, k), value in np.ndenumerate(self.values)
+        ]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean with its 95 % interval.
+
+    Attributes
+    ----------
+    value, low, high
+        The mean and the ends of its interval.
+    error, degrees, skewness
+        Its standard error, infinite for a single number; the degrees of freedom; and the mean's
+        third cumulant in units of the error.
+    over
+        What it is a mean over, such as ``8 batches × 4 layers``.
+    """
+
+    value: float
+    low: float
+    high: float
+    error: float
+    degrees: float
+    skewness: float
+    over: str
+
+    @classmethod
+    def of(cls, sample: Sample) -> Estimate:
+        """The mean over units and layers, both taken as random draws from more of their kind.
+
+        The squared error is Var(units)/U + Var(layers)/L, each of means over the other axis: more
+        batches do not help if what a few layers do is a matter of chance. Third cumulants add up
+        likewise. Degrees of freedom are Welch and Satterthwaite's.
+
+        Examples
+        --------
+        >>> Estimate.of(Sample(np.array([[1.0], [2.0], [3.0]]), "batches")).low
+        -0.4841...
+        """
+        values = sample.values[np.isfinite(sample.values).any(axis=1)]
+        values = values[:, np.isfinite(values).any(axis=0)]
+        axes = [np.nanmean(values, axis=1), np.nanmean(values, axis=0)] if values.size else []
+        value = float(np.mean(axes[0])) if axes else math.nan
+        several = [means for means in axes if len(means) > 1]
+        over = _over(values, sample)
+        if not several:
+            return cls(value, -math.inf, math.inf, math.inf, 0.0, 0.0, over)
+        squares, cubes = zip(*map(_cumulants, several), strict=True)
+        free = [len(means) - 1 for means in several]
+        total, error = sum(squares), math.sqrt(sum(squares))
+        if not error:
+            return cls(value, value, value, 0.0, min(free), 0.0, over)
+        degrees = total**2 / sum(s**2 / n for s, n in zip(squares, free, strict=True))
+        skewness = sum(cubes) / error**3
+        below, above = (error * _reach(degrees, side * skewness) for side in (1, -1))
+        return cls(value, value - below, value + above, error, degrees, skewness, over)
+
+    def __str__(self) -> str:
+        if self.low == self.high and abs(self.value) < 1e-3:
+            return f"{self.value:.0e}" if self.value else "0"
+        digits = 2 if not self.high - self.low < 0.02 else 4
+        value, low, high = (f"{x:.{digits}f}" for x in (self.value, self.low, self.high))
+        return value if low in (high, "-inf") else f"{value} [{low}, {high}]"
+
+
+def _cumulants(means: np.ndarray) -> tuple[float, float]:
+    """The second and third cumulant of a mean; rounding of equal numbers is no spread."""
+    count, deviations = len(means), means - means.mean()
+    if np.std(means, ddof=1) < 1e-9 * np.abs(means).max():
+        return 0.0, 0.0
+    third = count * float((deviations**3).sum()) / ((count - 1) * max(count - 2, 1))
+    return float((deviations**2).sum()) / (count - 1) / count, third / count**2
+
+
+def tail(t: float, degrees: float, skewness: float = 0.0) -> float:
+    """Pr[T > t] of Student's T, or of Hall's transform of t if that is larger.
+
+    Examples
+    --------
+    >>> round(tail(12.706, 1), 4), round(tail(3, 7, 0.5), 4), round(tail(3, 7, -0.5), 4)
+    (0.025, 0.01, 0.0698)
+    """
+    from scipy.special import stdtr  # type: ignore[import-untyped]
+
+    hall = t + skewness * t**2 / 3 + skewness**2 * t**3 / 27 + skewness / 6
+    return float(stdtr(degrees, -min(t, hall)))
+
+
+def _reach(degrees: float, skewness: float) -> float:
+    """The t at which `tail` is 2.5 %: how many errors an interval reaches down."""
+    from scipy.special import stdtrit
+
+    t = float(stdtrit(degrees, 1 - LEVEL / 2))
+    if abs(skewness) < 1e-6:  # where the cube root would lose its digits
+        return t
+    return max(t, 3 / skewness * (math.cbrt(1 + skewness * (t - skewness / 6)) - 1))
+
+
+def _over(values: np.ndarray, sample: Sample) -> str:
+    units, layers = values.shape
+    one = "batch" if sample.unit == "batches" else sample.unit.removesuffix("s")
+    names = [f"{units} {sample.unit}" if units > 1 else one]
+    if units == 1 and sample.layers:
+        names = []
+    if sample.layers:
+        names.append(f"{layers} layers" if layers > 1 else f"layer {sample.layers[0]}")
+    return " × ".join(names)
+
+
+@dataclass(frozen=True, eq=False)
+class Statement:
+    """What the paper says, as a prediction of one quantity.
+
+    Attributes
+    ----------
+    number
+        Its number in the paper.
+    says, assumes
+        The statement, and what it rests on.
+    quantity, measure
+        What is measured, and the function that measures it in `Evidence`, or, if it needs a run, in
+        the run's saved steps.
+    direction, null
+        The prediction: ``above``, ``below`` or ``near`` the null value; or ``identity``, which no
+        numbers could contradict: all that shows is rounding.
+    matters
+        The smallest distance from the null that matters; for an identity, the largest rounding.
+    needs, objectives
+        What it is measured on, and the objectives of the models that it is about.
+    """
+
+    number: str
+    says: str
+    assumes: str
+    quantity: str
+    direction: Direction
+    matters: float
+    measure: Callable[[Any], Sample]
+    null: float = 0.0
+    needs: Needs = "loss"
+    objectives: tuple[Objective, ...] = ("masked", "each", "causal")
+
+    @property
+    def prediction(self) -> str:
+        """Where the quantity is predicted to lie, such as ``> 0``."""
+        signs = {"above": ">", "below": "<", "near": "≈", "identity": "="}
+        return f"{signs[self.direction]} {self.null:g}"
+
+
+@dataclass(frozen=True)
+class Layers:
+    """In how many layers, each by itself, a statement holds, fails, and would hold by chance."""
+
+    holds: int
+    fails: int
+    count: int
+    by_chance: float
+
+    def __str__(self) -> str:
+        return f"{self.holds} of {self.count} layers hold ({self.by_chance:.1g} by chance)" + (
+            f", {self.fails} fail" if self.fails else ""
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Finding:
+    """A verdict on a statement, and what it follows from.
+
+    Attributes
+    ----------
+    statement, verdict
+        What was decided.
+    estimate, sample
+        The quantity, and all its measurements; None if it was not measured.
+    layers
+        The verdicts of single layers; None without layers, or if there is only one unit.
+    p
+        The probability that chance alone leads to this verdict, or to the nearer one if undecided;
+        NaN for an identity or without a test.
+    why
+        Why it is not tested, or how many more units would decide.
+    """
+
+    statement: Statement
+    verdict: Verdict
+    estimate: Estimate | None = None
+    layers: Layers | None = None
+    p: float = math.nan
+    why: str = ""
+    sample: Sample | None = None
+
+
+def not_tested(statement: Statement, why: str) -> Finding:
+    """The finding on a statement that these data cannot test."""
+    return Finding(statement, "not tested", why=why)
+
+
+def decide(statement: Statement, sample: Sample) -> Finding:
+    """The verdict on one statement, by itself.
+
+    Examples
+    --------
+    >>> statement = Statement("S0", "x grows", "", "x", "above", 0.1, lambda evidence: sample)
+    >>> sample = Sample(np.array([[1.0], [1.2], [0.9]]), "batches")
+    >>> finding = decide(statement, sample)
+    >>> finding.verdict, str(finding.estimate)
+    ('holds', '1.03 [0.65, 2.07]')
+    >>> decide(statement, Sample(-sample.values, "batches")).verdict
+    'fails'
+    """
+    estimate = Estimate.of(sample)
+    if math.isnan(estimate.value):
+        return not_tested(statement, f"the quantity is not defined on any of the {sample.unit}")
+    if statement.direction == "identity":
+        worst = float(np.nanmax(np.abs(sample.values - statement.null)))
+        verdict: Verdict = "identity" if worst < statement.matters else "fails"
+        seen = Estimate(worst, worst, worst, 0.0, 0.0, 0.0, estimate.over)
+        return Finding(statement, verdict, seen, sample=sample)
+    verdict, p = _verdict(statement, estimate)
+    why = _more(statement, estimate) if verdict == "undecided" else ""
+    return Finding(statement, verdict, estimate, _by_layer(statement, sample), p, why, sample)
+
+
+def settle(findings: Sequence[Finding]) -> list[Finding]:
+    """Findings taken together: verdicts that Benjamini and Hochberg's rule doubts are undecided."""
+    from scipy.stats import false_discovery_control  # type: ignore[import-untyped]
+
+    tested = [k for k, finding in enumerate(findings) if not math.isnan(finding.p)]
+    adjusted = false_discovery_control([findings[k].p for k in tested])
+    settled = list(findings)
+    for k, p in zip(tested, adjusted, strict=True):
+        if p > LEVEL and findings[k].verdict in ("holds", "fails"):
+            why = f"beyond chance by itself, but not as one of {len(tested)} statements"
+            settled[k] = replace(findings[k], verdict="undecided", why=why)
+    return settled
+
+
+def _verdict(statement: Statement, estimate: Estimate) -> tuple[Verdict, float]:
+    """The verdict on an estimate, and its two-sided p-value."""
+    if math.isinf(estimate.error):
+        return "undecided", 1.0
+    holds, fails = _chances(statement, estimate)
+    if fails <= LEVEL / 2:
+        return "fails", 2 * fails
+    if holds <= LEVEL / 2:
+        return "holds", 2 * holds
+    return "undecided", 2 * min(holds, fails, 0.5)
+
+
+def _chances(statement: Statement, estimate: Estimate) -> tuple[float, float]:
+    """How likely as strong evidence for "holds", and for "fails", would be if each were wrong."""
+    effect, margin = _effect(statement, estimate), statement.matters
+
+    def chance(distance: float, side: int) -> float:
+        """That a mean is so far from the true one, on the predicted side (1) or the other (-1)."""
+        if not estimate.error:
+            return 0.0 if distance > 0 else 1.0
+        side = -side if statement.direction == "below" else side
+        return tail(distance / estimate.error, estimate.degrees, side * estimate.skewness)
+
+    if statement.direction == "near":
+        within = max(chance(margin + effect, 1), chance(margin - effect, -1))
+        return within, min(chance(effect - margin, 1), chance(-effect - margin, -1))
+    return chance(effect, 1), chance(margin - effect, -1)
+
+
+def _effect(statement: Statement, estimate: Estimate) -> float:
+    """How far the estimate lies from the null, on the predicted side."""
+    return (estimate.value - statement.null) * (-1 if statement.direction == "below" else 1)
+
+
+def _by_layer(statement: Statement, sample: Sample) -> Layers | None:
+    """Verdicts on single layers; a layer's error includes the chance of its weights."""
+    if len(sample.layers) < 2 or (len(sample.values) < 2 and not sample.chance):
+        return None
+    verdicts = []
+    for column in sample.values.T:
+        one = Estimate.of(Sample(column[:, None], sample.unit))
+        error = math.hypot(0.0 if len(column) < 2 else one.error, sample.chance)
+        degrees = one.degrees if len(column) > 1 else math.inf
+        verdicts.append(_verdict(statement, replace(one, error=error, degrees=degrees))[0])
+    chance = LEVEL / 2 * len(verdicts)
+    return Layers(verdicts.count("holds"), verdicts.count("fails"), len(verdicts), chance)
+
+
+def _more(statement: Statement, estimate: Estimate) -> str:
+    """About how many times as many units of the same kind would decide."""
+    if math.isinf(estimate.error):
+        return f"{estimate.over}: a single number has no interval; take more"
+    effect, margin = _effect(statement, estimate), statement.matters
+    near = statement.direction == "near"
+    room = abs(margin - abs(effect)) if near else max(effect, margin - effect)
+    # An interval narrows a little faster than with the square root of the number of units.
+    times = math.inf if room <= 0 else ((estimate.high - estimate.low) / 2 / room) ** 2
+    if times > MANY:
+        return f"more than {MANY} times as many ({estimate.over}) would be needed"
+    return f"about {max(2, math.ceil(times))} times as many ({estimate.over}) would decide"

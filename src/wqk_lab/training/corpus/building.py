@@ -1,0 +1,291 @@
+"""Building a token store from text: read, hold out, learn, tokenize, write.
+
+Documents are copied into shards of about equal size, and each shard is tokenized on its own, so
+that a build uses all cores and can resume.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from wqk._version import __version__
+from wqk.errors import CorpusError
+from wqk.scanning.cores import usable_cores
+from wqk_lab.training.corpus.options import ALPHABET, VOCABULARY_SIZE, CorpusOptions
+from wqk_lab.training.corpus.reading import find_source
+from wqk_lab.training.corpus.store import SPLITS, sha256
+from wqk_lab.training.corpus.tokenizing import (
+    Encoder,
+    learn_characters,
+    learn_words,
+    library_threads,
+    read_tokenizer,
+    read_words,
+)
+from wqk_lab.training.corpus.work import open_work
+from wqk_lab.training.corpus.writing import Chunk, write_store
+
+if TYPE_CHECKING:
+    from wqk_lab.training.corpus.reading import Source
+    from wqk_lab.training.corpus.store import TokenStore
+    from wqk_lab.training.corpus.work import Work
+
+    Tell = Callable[["CorpusProgress"], None]
+
+# Characters of a shard: what a thread takes at a time, and what an interruption can cost.
+SHARD = 4_000_000
+
+# A shard's columns: the source, the document's row in it (empty documents are counted but left
+# out), 64 bits of the text's BLAKE2, which decide whether it is held out, and its length.
+SCHEMA = {
+    "source": pl.UInt32(),
+    "row": pl.UInt64(),
+    "hash": pl.UInt64(),
+    "length": pl.UInt64(),
+    "text": pl.String(),
+}
+WHERE = ("source", "row", "hash", "length")
+
+
+@dataclass(frozen=True)
+class CorpusProgress:
+    """Progress of a build, and what this call has processed in the stage."""
+
+    stage: str  #: ``reading``, ``learning``, ``tokenizing`` or ``writing``.
+    documents: int = 0
+    characters: int = 0
+    tokens: int = 0
+    #: Completed share of the stage, from 0 to 1, earlier calls included; None if unknown.
+    share: float | None = None
+
+    def plus(self, documents: int, characters: int, tokens: int = 0) -> CorpusProgress:
+        """The progress after so much more."""
+        return replace(
+            self,
+            documents=self.documents + documents,
+            characters=self.characters + characters,
+            tokens=self.tokens + tokens,
+        )
+
+
+def build_corpus(
+    texts: Sequence[str | PathLike[str]],
+    folder: str | PathLike[str],
+    options: CorpusOptions | None = None,
+    *,
+    jobs: int | None = None,
+    on_progress: Callable[[CorpusProgress], None] | None = None,
+) -> TokenStore:
+    r"""Make a token store from text; after an interruption, the same call resumes.
+
+    Parameters
+    ----------
+    texts
+        Files (.txt, .jsonl, .csv, .parquet, also compressed), folders of them, Hub data sets
+        (``owner/name``), or ``wikipedia``, ``jigsaw``, ``redpajama``.
+    folder
+        Folder of the store; it appears once complete.
+    options
+        How the text becomes tokens; by default, words of a learned vocabulary.
+    jobs
+        Number of threads, by default that of the cores; the store does not depend on it.
+    on_progress
+        Called with the progress from time to time.
+
+    Raises
+    ------
+    CorpusError
+        The text cannot be read, there are too few documents to hold some out, or the folder exists
+        already or cannot be written.
+    RunError
+        Another process is building this store.
+    MissingPackage
+        The tokenizers library, or another that a format needs, is not installed.
+    OutputError
+        The disk is full.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     path = Path(place, "fish.txt")
+    ...     _ = path.write_text("one fish\ntwo fish\nred fish\nblue fish\n")
+    ...     options = CorpusOptions(vocabulary=300, document="line", held_out=1)
+    ...     store = build_corpus([path], Path(place, "store"), options)
+    ...     store.decode(store.tokens("train"))
+    'one fish [SEP] red fish [SEP] blue fish [SEP]'
+    """
+    options = options or CorpusOptions()
+    target = Path(folder)
+    sources = [find_source(str(text), options.subset, options.split) for text in texts]
+    if not sources:
+        raise CorpusError("no text: expected files, folders, data sets or named corpora")
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise CorpusError(f"{target}: already exists; choose another folder, or remove it")
+    file = options.vocabulary_file
+    plan = {
+        "options": vars(options) | {"content": sha256(file) if file else None},
+        "sources": [source.state() for source in sources],
+        "wqk": __version__,
+    }
+    tell = on_progress or (lambda _: None)
+    with open_work(target, plan) as work:
+        read = work.once("read.json", lambda: json.dumps(_gather(work, sources, options, tell)))
+        held_out = _held_out(work, options)
+        tokenizer = work.once(
+            "tokenizer.json", lambda: _make_tokenizer(work, options, held_out, jobs != 1, tell)
+        )
+        encoder = Encoder(tokenizer, options.unit)
+        _tokenize(work, encoder, jobs or usable_cores(), tell)
+        tell(CorpusProgress("writing"))
+        return write_store(
+            target,
+            {split: _chunks(work, split == "held_out", held_out) for split in SPLITS},
+            unit=options.unit,
+            vocabulary_size=encoder.vocabulary_size,
+            special=encoder.special,
+            tokenizer=tokenizer.encode(),
+            about={
+                "sources": json.loads(read),
+                "options": options.about(),
+                "wqk": __version__,
+            },
+            beside=work.folder,
+        )
+
+
+def _gather(
+    work: Work, sources: Sequence[Source], options: CorpusOptions, tell: Tell
+) -> list[dict[str, Any]]:
+    """Copy the remaining documents into shards; return each source's name and counts."""
+    progress = CorpusProgress("reading")
+    tell(progress)
+    done = [work.load(shard, *WHERE) for shard in work.shards()]
+    for frame in _shards(sources, options, done):
+        work.save(work.next_shard(), frame)
+        done.append(frame.drop("text"))
+        progress = progress.plus(frame.height, int(frame["length"].sum()))
+        tell(progress)
+    if not done:
+        raise CorpusError("no text: every document is empty")
+    counts = pl.concat(done).group_by("source").agg(pl.len(), pl.col("length").sum())
+    taken = {number: (count, characters) for number, count, characters in counts.iter_rows()}
+    return [
+        {
+            "name": source.name,
+            **({"bytes": source.bytes} if source.files else {}),
+            **dict(zip(("documents", "characters"), taken.get(number, (0, 0)), strict=True)),
+        }
+        for number, source in enumerate(sources)
+    ]
+
+
+def _shards(
+    sources: Sequence[Source], options: CorpusOptions, done: Sequence[pl.DataFrame]
+) -> Iterator[pl.DataFrame]:
+    """Shards of the documents after the last finished one, up to the limits."""
+    documents = sum(frame.height for frame in done)
+    characters = sum(int(frame["length"].sum()) for frame in done)
+    first, after = (done[-1]["source"][-1], done[-1]["row"][-1] + 1) if done else (0, 0)
+    most_documents = options.max_documents or float("inf")
+    most_characters = options.max_characters or float("inf")
+    shard: list[tuple[Any, ...]] = []
+    end = characters + SHARD
+    for number, source in enumerate(sources[first:], first):
+        skip = after if number == first else 0
+        for row, text in enumerate(source.documents(options.field, options.document, skip), skip):
+            if documents >= most_documents or characters >= most_characters:
+                break
+            if not text.strip():
+                continue
+            digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+            shard.append((number, row, int.from_bytes(digest, "little"), len(text), text))
+            documents += 1
+            characters += len(text)
+            if characters >= end:
+                yield pl.DataFrame(shard, schema=SCHEMA, orient="row")
+                shard, end = [], characters + SHARD
+    if shard:
+        yield pl.DataFrame(shard, schema=SCHEMA, orient="row")
+
+
+def _held_out(work: Work, options: CorpusOptions) -> int:
+    """The hash below which documents are held out."""
+    hashes = np.concatenate([work.load(shard, "hash")["hash"] for shard in work.shards()])
+    count = options.count_held_out(len(hashes))
+    distinct = np.unique(hashes)
+    if count >= len(distinct):
+        raise CorpusError(
+            f"{len(distinct)} different documents, of which {count} are to be held out; more "
+            "documents are needed: split plain text with document=paragraph, or set held_out=NUMBER"
+        )
+    return int(distinct[count])
+
+
+def _make_tokenizer(
+    work: Work, options: CorpusOptions, held_out: int, threads: bool, tell: Tell
+) -> str:
+    """The requested tokenizer; if it is learned, then from training text alone."""
+    tell(CorpusProgress("learning"))
+
+    def texts() -> Iterator[list[str]]:
+        for shard in work.shards():
+            frame = work.load(shard, "hash", "text")
+            yield frame.filter(pl.col("hash") >= held_out)["text"].to_list()
+
+    lower, vocabulary = options.lowered, options.vocabulary
+    if options.tokenizer is not None:
+        return read_tokenizer(os.fspath(options.tokenizer))
+    if options.text == "characters":
+        return learn_characters(texts(), options.characters or ALPHABET, lower)
+    if vocabulary is None or isinstance(vocabulary, int):
+        return learn_words(texts, vocabulary or VOCABULARY_SIZE, lower, threads=threads)
+    return read_words(Path(vocabulary), lower)
+
+
+def _tokenize(work: Work, encoder: Encoder, jobs: int, tell: Tell) -> None:
+    """Tokenize all remaining shards."""
+    progress = CorpusProgress("tokenizing")
+    tell(progress)
+    shards = work.shards()
+    missing = [shard for shard in shards if not work.tokens(shard).exists()]
+
+    def tokenize(shard: Path) -> tuple[int, int, int]:
+        texts = work.load(shard, "text")["text"].to_list()
+        chunk = encoder(texts)
+        ids = np.split(chunk.tokens, np.cumsum(chunk.lengths)[:-1])
+        work.save(
+            work.tokens(shard), pl.DataFrame({"tokens": ids}, schema={"tokens": pl.List(pl.UInt32)})
+        )
+        return len(texts), chunk.characters, len(chunk.tokens)
+
+    # Threads suffice: the library releases the interpreter's lock while it works.
+    with library_threads(False), ThreadPoolExecutor(jobs) as pool:
+        before = len(shards) - len(missing)
+        for number, counts in enumerate(pool.map(tokenize, missing), before + 1):
+            progress = replace(progress.plus(*counts), share=number / len(shards))
+            tell(progress)
+
+
+def _chunks(work: Work, is_held_out: bool, held_out: int) -> Iterator[Chunk]:
+    """All tokens of a split, shard by shard."""
+    own = pl.col("hash") < held_out if is_held_out else pl.col("hash") >= held_out
+    for shard in work.shards():
+        frame = work.load(shard, "hash", "length").hstack(work.load(work.tokens(shard)))
+        frame = frame.filter(own)
+        yield Chunk(
+            frame["tokens"].explode().drop_nulls().to_numpy(),
+            frame["tokens"].list.len().to_numpy(),
+            int(frame["length"].sum()),
+        )

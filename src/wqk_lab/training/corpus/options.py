@@ -1,0 +1,136 @@
+"""Options of a corpus: everything besides the text that determines its tokens."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from wqk._options import checked, option
+from wqk.errors import CorpusError
+
+# Of BERT, and of the paper (Table S1).
+VOCABULARY_SIZE = 30_522
+# Leaves room for single characters and special tokens.
+FEWEST_PIECES = 100
+# With the four special tokens, 128 ids.
+ALPHABET = 124
+
+# Held out by default: this share, but at least this many documents if there are 8 times as many.
+HELD_OUT, FEWEST_HELD_OUT = 0.01, 16
+
+optional = partial(option, default=None)
+
+
+@dataclass(frozen=True)
+class CorpusOptions:
+    """How text becomes tokens; the fields are the options of ``wqk corpus``.
+
+    Raises
+    ------
+    CorpusError
+        A value is out of range, or two options contradict each other.
+    """
+
+    text: str = option(
+        "Tokens are word pieces, or characters.", default="words", choices=("words", "characters")
+    )
+    vocabulary: str | os.PathLike[str] | int | None = optional(  # noqa: RUF009
+        "vocab.txt, or how many word pieces to learn.  [default: 30522]", metavar="FILE|SIZE"
+    )
+    tokenizer: str | os.PathLike[str] | None = optional(  # noqa: RUF009
+        "A tokenizer.json, or the Hub model whose tokenizer to use.", metavar="FILE|ID"
+    )
+    characters: int | None = optional("Size of the alphabet.  [default: 124]", least=1, metavar="N")
+    lower: bool | None = optional(
+        "Remove capitals and accents, or keep them.  [default: words lower, characters cased]",
+        flags="--lower/--cased",
+    )
+    held_out: float | None = optional(
+        "Held-out documents: a fraction or a number.  [default: 1 %]", metavar="SHARE|N"
+    )
+    field: str | None = optional("Column or field with the text.  [default: text]", metavar="NAME")
+    document: str = option(
+        "How plain text is split into documents.",
+        default="file",
+        choices=("file", "paragraph", "line"),
+    )
+    subset: str | None = optional("Configuration of a Hub data set.", metavar="NAME")
+    split: str | None = optional("Split of a Hub data set.  [default: train]", metavar="NAME")
+    max_documents: int | None = optional("Stop after this many documents.", least=1, metavar="N")
+    max_characters: int | None = optional("Stop after this many characters.", least=1, metavar="N")
+
+    def __post_init__(self) -> None:
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            value = os.fspath(value) if isinstance(value, os.PathLike) else value
+            object.__setattr__(self, entry.name, checked(entry, value, CorpusError))
+        if self.tokenizer is not None:
+            self._excludes("tokenizer", "vocabulary", "characters", "lower")
+        if self.text == "characters":
+            self._excludes("text", "vocabulary", "tokenizer")
+        else:
+            self._excludes("text", "characters")
+        if isinstance(self.vocabulary, int) and self.vocabulary < FEWEST_PIECES:
+            raise CorpusError(f"vocabulary={self.vocabulary} must be at least {FEWEST_PIECES}")
+        some = self.held_out
+        if some is not None and not (0 <= some < 1 or (some >= 1 and some.is_integer())):
+            raise CorpusError(
+                f"held_out={some} must be a fraction below 1 or a number of documents"
+            )
+        if some is not None and (some >= 1 or not some):
+            object.__setattr__(self, "held_out", int(some))
+
+    @property
+    def unit(self) -> str:
+        """The kind of token."""
+        return self.text if self.tokenizer is None else "tokenizer"
+
+    @property
+    def lowered(self) -> bool:
+        """Whether to remove capitals and accents: by default for words only."""
+        return self.unit == "words" if self.lower is None else self.lower
+
+    @property
+    def vocabulary_file(self) -> Path | None:
+        """The local file with the vocabulary or the tokenizer, if one was given."""
+        named = self.tokenizer if self.tokenizer is not None else self.vocabulary
+        if not isinstance(named, str) or (named == self.tokenizer and not Path(named).exists()):
+            return None
+        return Path(named, "tokenizer.json") if Path(named).is_dir() else Path(named)
+
+    def count_held_out(self, documents: int) -> int:
+        """How many of this many documents to hold out.
+
+        Examples
+        --------
+        >>> [CorpusOptions().count_held_out(documents) for documents in (10_000, 200)]
+        [100, 16]
+        >>> [CorpusOptions(held_out=some).count_held_out(10) for some in (0.2, 3)]
+        [2, 3]
+        """
+        if self.held_out is None:
+            few = min(FEWEST_HELD_OUT, documents // 8)
+            return max(math.ceil(HELD_OUT * documents), few, 1)
+        if self.held_out >= 1 or self.held_out == 0:
+            return int(self.held_out)
+        return max(1, round(self.held_out * documents))
+
+    def about(self) -> dict[str, Any]:
+        """The options for the header, with the names of files instead of their paths."""
+        shown = vars(self) | {"lower": self.lowered if self.tokenizer is None else None}
+        if self.vocabulary_file is not None:
+            given = "vocabulary" if self.tokenizer is None else "tokenizer"
+            shown[given] = self.vocabulary_file.name
+        return shown
+
+    def _excludes(self, name: str, *others: str) -> None:
+        for other in others:
+            if (value := getattr(self, other)) is not None:
+                raise CorpusError(
+                    f"{name}={getattr(self, name)} and {other}={value} contradict each other; "
+                    "leave one of them out"
+                )

@@ -1,0 +1,300 @@
+"""Experiments: a file of cells, each trained once per seed.
+
+::
+
+    [recipe]                      # options of wqk train that all cells share
+    preset = "fast"
+    steps = 3000
+
+    [[cell]]
+    name = "random"               # runs go to OUT/random-1, OUT/random-2
+    corpus = "wikipedia"          # a token store in the folder of corpora
+    seeds = [1, 2]
+
+    [[cell]]
+    name = "symmetric"
+    corpus = "wikipedia"
+    init = "symmetric"
+    seeds = [1, 2]
+    stop = 2000                   # pause here; the schedule stays that of all steps
+
+A ``config`` is a file beside this one, or a table.
+
+Runs are ordered by seed, so that comparisons between cells are complete early.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from wqk._files import read_lines, read_text, unwritable, write_atomically
+from wqk.errors import RunError, required_by
+from wqk.tables.run import METRICS, SETTINGS, Run, checkpoints_in, open_run
+from wqk_lab.runs.groups import comparable
+from wqk_lab.training.models import read_configuration
+from wqk_lab.training.recipe import Recipe, differences, make_recipe
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of an experiment."""
+
+    cell: str  #: Name of its cell.
+    recipe: Recipe  #: Its recipe, seed included.
+    corpus: Path  #: Its token store.
+    folder: Path  #: The run's folder.
+    goal: int  #: The step at which it ends.
+    threads: int | None  #: Number of CPU threads; None for an equal share of the cores.
+
+    @property
+    def step(self) -> int | None:
+        """The last step in its metrics; None if the run does not exist."""
+        if not (self.folder / SETTINGS).is_file():
+            return None
+        lines = read_lines(self.folder / METRICS)
+        return int(lines[-1]["step"]) if lines else 0
+
+    @property
+    def done(self) -> bool:
+        """Whether it has a checkpoint at its goal or after."""
+        saved = checkpoints_in(self.folder) if self.folder.is_dir() else []
+        return any(step >= self.goal for step, _ in saved)
+
+    @property
+    def configuration(self) -> Path:
+        """The file from which the command reads a recipe's own configuration."""
+        return self.folder / "configuration.json"
+
+    @property
+    def log(self) -> Path:
+        """What the command prints."""
+        return self.folder / "log.txt"
+
+    def command(self, threads: int) -> list[str]:
+        """The command that trains or resumes it."""
+        train = [sys.executable, "-m", "wqk", "train", "--out", str(self.folder)]
+        train += ["--corpus", str(self.corpus), "--stop", str(self.goal)]
+        train += ["--threads", str(self.threads or threads)]
+        if self.step is not None:
+            return [*train, "--resume"]
+        values = self.recipe.to_json()
+        penalty, weight = values.pop("penalty"), values.pop("penalty_weight")
+        if penalty != "none":
+            train += ["--penalty", f"{penalty}={weight}"]
+        if values.pop("config"):
+            train += ["--config", str(self.configuration)]
+        for name, value in values.items():
+            if value is not None:
+                train += [f"--{name.replace('_', '-')}", str(value)]
+        return train
+
+
+def read_experiments(
+    path: str | PathLike[str], corpora: str | PathLike[str], out: str | PathLike[str]
+) -> list[Trial]:
+    """The runs of a file of experiments, in training order.
+
+    Raises
+    ------
+    RunError
+        The file is not valid TOML, a cell lacks a field or is a duplicate, or a recipe is
+        wrong; the message names the cell.
+
+    Examples
+    --------
+    >>> from tempfile import mkdtemp
+    >>> file = Path(mkdtemp(), "two.toml")
+    >>> _ = file.write_text('''
+    ... [recipe]
+    ... steps = 10
+    ... [[cell]]
+    ... name = "random"
+    ... corpus = "text"
+    ... seeds = [1, 2]
+    ... [[cell]]
+    ... name = "paired"
+    ... corpus = "text"
+    ... init = "paired"
+    ... seeds = [1, 2]
+    ... ''')
+    >>> [trial.folder.name for trial in read_experiments(file, "corpora", "runs")]
+    ['random-1', 'paired-1', 'random-2', 'paired-2']
+    """
+    path = Path(path)
+    text = read_text(path, RunError)
+    try:
+        content = tomllib.loads(text)
+    except ValueError as error:
+        raise RunError(f"{path}: not a TOML file ({error})") from None
+    cells, shared = content.get("cell"), content.get("recipe", {})
+    tables = isinstance(cells, list) and all(isinstance(table, dict) for table in [shared, *cells])
+    if not tables or not cells:
+        raise RunError(f"{path}: expected [[cell]] tables and a [recipe] table")
+    trials: list[tuple[int, Trial]] = []
+    for cell in cells:
+        name = cell.get("name")
+        if any(trial.cell == name for _, trial in trials):
+            raise RunError(
+                f"{path}: two cells are called {name!r}; a name must be unique, since it names a "
+                "run's folder"
+            )
+        try:
+            values = {**shared, **cell}
+            if isinstance(values.get("config"), str):
+                values["config"] = read_configuration(path.parent / values["config"])
+            trials += enumerate(_trials(values, Path(corpora), Path(out)))
+        except RunError as error:
+            raise RunError(f"{path}: cell {name!r}: {error}") from None
+    return [trial for _, trial in sorted(trials, key=lambda pair: pair[0])]
+
+
+def _trials(cell: Mapping[str, Any], corpora: Path, out: Path) -> list[Trial]:
+    values = {name.replace("-", "_"): value for name, value in cell.items()}
+    for needed, kind in (("name", str), ("corpus", str), ("seeds", list)):
+        if not values.get(needed) or not isinstance(values[needed], kind):
+            raise RunError(f"a cell needs a {needed}, got {values.get(needed)!r}")
+    name, corpus, seeds = (values.pop(key) for key in ("name", "corpus", "seeds"))
+    stop, threads, preset = (values.pop(key, None) for key in ("stop", "threads", "preset"))
+    if Path(name).name != name:
+        raise RunError(f"a cell's name must be a valid folder name; got {name!r}")
+    if "seed" in values:
+        raise RunError(f"a cell lists its seeds; got seed {values['seed']!r}")
+    if len(set(map(str, seeds))) < len(seeds):
+        raise RunError(f"the seeds of a cell must be distinct; got {seeds}")
+    if threads is not None and (type(threads) is not int or threads < 1):
+        raise RunError(f"threads must be 1 or more; got {threads!r}")
+    trials = []
+    for seed in seeds:
+        recipe = make_recipe(preset or "fast", **values, seed=seed)
+        goal = recipe.steps if stop is None else stop
+        if type(goal) is not int or not 0 < goal <= recipe.steps:
+            raise RunError(f"stop must be one of the {recipe.steps} steps; got {stop!r}")
+        trials.append(Trial(name, recipe, corpora / corpus, out / f"{name}-{seed}", goal, threads))
+    return trials
+
+
+def run_experiments(
+    trials: Sequence[Trial],
+    *,
+    jobs: int | None = None,
+    on_event: Callable[[Trial, str], None] | None = None,
+) -> list[Trial]:
+    """Train the unfinished runs, each in its own process; return the runs that failed.
+
+    An interrupted run is resumed. Its output goes to ``log.txt`` in its folder.
+
+    Parameters
+    ----------
+    trials
+        From `read_experiments`.
+    jobs
+        Number of simultaneous runs; None for one per GPU, or one. Each process sees one GPU.
+    on_event
+        Called with ``training``, ``done`` or ``failed`` as each run begins and ends.
+
+    Raises
+    ------
+    RunError
+        An existing run has another recipe; nothing was trained.
+    OutputError
+        A run's folder cannot be created.
+    """
+    tell = on_event or (lambda trial, event: None)
+    for trial in trials:
+        if trial.step is None:
+            continue
+        before = Recipe.from_json(open_run(trial.folder).recipe)
+        if changed := differences(before, trial.recipe):
+            raise RunError(
+                f"{trial.folder}: trained with a different recipe ({'; '.join(changed)}); choose "
+                "another folder, or remove it"
+            )
+    gpus = visible_gpus()
+    jobs = jobs or max(len(gpus), 1)
+    threads = max((os.cpu_count() or 1) // jobs, 1)
+    devices: SimpleQueue[str | None] = SimpleQueue()
+    for job in range(jobs):
+        devices.put(gpus[job % len(gpus)] if gpus else None)
+
+    def train(trial: Trial) -> bool:
+        if trial.done:
+            return True
+        device = devices.get()
+        try:
+            tell(trial, "training")
+            try:
+                trial.folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise unwritable(trial.folder, error) from None
+            if trial.recipe.config:
+                write_atomically(trial.configuration, json.dumps(trial.recipe.config).encode())
+            chosen = {} if device is None else {"CUDA_VISIBLE_DEVICES": device}
+            with trial.log.open("a") as file:
+                process = subprocess.run(
+                    trial.command(threads),
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, **chosen},
+                )
+            tell(trial, "failed" if process.returncode else "done")
+            return process.returncode == 0
+        finally:
+            devices.put(device)
+
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        outcomes = list(pool.map(train, trials))
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return [trial for trial, done in zip(trials, outcomes, strict=True) if not done]
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs that this process may use, by their names in ``CUDA_VISIBLE_DEVICES``."""
+    with required_by("training"):
+        import torch
+
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = listed.split(",") if listed else [str(n) for n in range(torch.cuda.device_count())]
+    return names[: torch.cuda.device_count()]
+
+
+def comparable_runs(trials: Iterable[Trial]) -> list[list[Run]]:
+    """As `wqk_lab.runs.groups.comparable`, for finished runs of each goal, the earliest first."""
+    by_goal: dict[int, list[Run]] = {}
+    for trial in trials:
+        if trial.done:
+            by_goal.setdefault(trial.goal, []).append(open_run(trial.folder))
+    return [group for goal in sorted(by_goal) for group in comparable(by_goal[goal])]
+
+
+def flops(recipe: Recipe, steps: int) -> float:
+    """Floating-point operations of this many steps, at 6 per weight and token.
+
+    Embeddings are left out; the products of queries with keys and of scores with values count. Not
+    a number where the recipe has a configuration of its own.
+    """
+    if recipe.config:
+        return math.nan
+    width, layers = recipe.width or 0, recipe.layers or 0
+    weights = layers * (4 * width**2 + 2 * width * (recipe.intermediate or 0))
+    tokens = steps * recipe.accumulation * recipe.batch * recipe.block
+    return tokens * (6.0 * weights + 12.0 * layers * width * recipe.block)
+
+
+def flops_left(trials: Iterable[Trial]) -> float:
+    """Floating-point operations that the unfinished runs still need."""
+    unfinished = (trial for trial in trials if not trial.done)
+    return sum(flops(t.recipe, max(t.goal - (t.step or 0), 0)) for t in unfinished)

@@ -1,0 +1,262 @@
+"""Fine-tuning encoders on sentence tasks, over several seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from wqk.checkpoints import open_checkpoint
+from wqk.errors import CheckpointError, RunError, all_lines, required_by
+from wqk.inspecting.verification.running import quiet
+from wqk.tables.run import SETTINGS, open_run
+from wqk_lab.runs.groups import starts
+from wqk_lab.runs.speedup import Paired, paired
+from wqk_lab.training.glue_tasks import SentenceTask, judge
+
+
+@dataclass(frozen=True)
+class FineTuning:
+    """Fine-tuning with AdamW; the learning rate falls linearly after a warmup of 6 % of the steps.
+
+    With zero epochs, the model and its classifier are evaluated without training.
+    """
+
+    epochs: int = 3
+    learning_rate: float = 5e-5
+    batch: int = 32
+    length: int = 128
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """A model's metrics on one task, one value for each seed."""
+
+    model: str
+    task: str
+    seeds: tuple[int, ...]
+    metrics: dict[str, tuple[float, ...]]
+
+    def over_seeds(self, metric: str) -> Paired:
+        """Mean and interval of one metric."""
+        return paired(self.metrics[metric])
+
+
+def fine_tune(
+    model: str | PathLike[str],
+    task: SentenceTask,
+    seeds: Sequence[int] = (1, 2, 3, 4, 5),
+    how: FineTuning | None = None,
+    *,
+    on_seed: Callable[[int, dict[str, float]], None] | None = None,
+) -> TaskResult:
+    """Fine-tune a model once per seed, and evaluate it on the validation split.
+
+    A seed determines the new classifier's weights and the order of the rows. With one CPU thread,
+    model, task, seed and software determine the result.
+
+    Parameters
+    ----------
+    model
+        A training run's folder, for its last checkpoint; a checkpoint's folder with its tokenizer;
+        or a Hub id.
+    task
+        From `wqk_lab.training.glue_tasks.read_task`.
+    seeds
+        One fine-tuning for each.
+    how
+        Epochs, learning rate and sizes.
+    on_seed
+        Called with each seed and its metrics.
+
+    Raises
+    ------
+    CheckpointError
+        The model or its tokenizer cannot be loaded, or there is no classifier and no training.
+    RunError
+        The run has no checkpoint, or the loss is not finite.
+    MissingPackage
+        PyTorch or transformers is not installed.
+    """
+    how, folder = how or FineTuning(), str(model)
+    if (Path(model) / SETTINGS).is_file():
+        checkpoints = open_run(model).checkpoints
+        if not checkpoints:
+            raise RunError(f"{model}: the run has no checkpoint yet")
+        folder = str(checkpoints[-1][1])
+    with required_by("fine-tuning"):
+        import torch
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    results = []
+    for seed in seeds:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            tokenizer, network = _load(folder, task, how)
+            network.to(device)
+            _train(network, tokenizer, task, how, seed)
+            results.append(judge(task, _predict(network, tokenizer, task, how)))
+        if on_seed:
+            on_seed(seed, results[-1])
+    values = {name: tuple(result[name] for result in results) for name in task.metrics}
+    return TaskResult(str(model), task.name, tuple(seeds), values)
+
+
+def differences(one: TaskResult, other: TaskResult, metric: str) -> Paired:
+    """One model's metric subtracted from the other's, seed by seed.
+
+    Examples
+    --------
+    >>> one = TaskResult("a", "cola", (1, 2), {"matthews": (0.1, 0.2)})
+    >>> other = TaskResult("b", "cola", (2, 1), {"matthews": (0.25, 0.2)})
+    >>> round(differences(one, other, "matthews").mean, 3)
+    0.075
+    """
+    before = dict(zip(one.seeds, one.metrics[metric], strict=True))
+    after = dict(zip(other.seeds, other.metrics[metric], strict=True))
+    return paired([after[seed] - before[seed] for seed in before if seed in after])
+
+
+def over_runs(start: str, results: Mapping[int, TaskResult]) -> TaskResult:
+    """Runs of one initialization as one result, with a value for each seed of pre-training.
+
+    That is the run's mean over its fine-tunings, whose spread says nothing about other runs.
+
+    Examples
+    --------
+    >>> runs = {seed: TaskResult("run", "cola", (1, 2), {"matthews": (seed / 10, seed / 5)})
+    ...         for seed in (1, 2)}
+    >>> result = over_runs("random", runs)
+    >>> result.seeds, [round(value, 2) for value in result.metrics["matthews"]]
+    ((1, 2), [0.15, 0.3])
+    """
+    first, *_ = results.values()
+    metrics = {
+        name: tuple(fmean(result.metrics[name]) for result in results.values())
+        for name in first.metrics
+    }
+    return TaskResult(start, first.task, tuple(results), metrics)
+
+
+def by_start(models: Sequence[str | PathLike[str]]) -> dict[str, dict[int, str]]:
+    """Training runs by their initialization, the random one first, and by seed of pre-training.
+
+    RunError unless they are runs of two initializations of one recipe, with the same seeds and at
+    the same step.
+    """
+    runs = {str(model): open_run(model) for model in models}
+    cells = starts(list(runs.values()), "glue with more than two models", penalties=True)
+    named = {run.folder: model for model, run in runs.items()}
+    groups = {
+        start: sorted((int(run.recipe.get("seed", 0)), named[run.folder]) for run in cell.runs)
+        for start, cell in cells.items()
+    }
+    seeds = [[seed for seed, _ in group] for group in groups.values()]
+    if len(groups) > 2 or seeds[0] != seeds[1] or len(set(seeds[0])) < len(seeds[0]):
+        found = "; ".join(f"{start} {own}" for start, own in zip(groups, seeds, strict=True))
+        raise RunError(
+            "glue with more than two models compares two initializations, each with the same "
+            f"seeds of pre-training, each once; got {found}"
+        )
+    steps = {step for run in runs.values() for step, _ in run.checkpoints[-1:]}
+    if len(steps) > 1:
+        raise RunError(
+            "glue compares runs at the same step; their last checkpoints are those of the steps "
+            f"{', '.join(map(str, sorted(steps)))}: resume the shorter ones with wqk train --resume"
+        )
+    return {start: dict(group) for start, group in groups.items()}
+
+
+def _load(folder: str, task: SentenceTask, how: FineTuning) -> tuple[Any, Any]:
+    """Tokenizer and classifier; a new head where the checkpoint has none for this task."""
+    import transformers
+
+    if not Path(folder).exists():
+        open_checkpoint(folder)  # an unknown name ends here at once, and not after many attempts
+    try:
+        with quiet():
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+            network, loading = transformers.AutoModelForSequenceClassification.from_pretrained(
+                folder,
+                num_labels=task.classes or 1,
+                trust_remote_code=False,
+                output_loading_info=True,
+            )
+    except Exception as error:  # every model class has its own
+        reason = all_lines(error, 300)
+        raise CheckpointError(f"{folder}: not an encoder with a tokenizer ({reason})") from None
+    if missing := sorted(loading["missing_keys"]) if not how.epochs else []:
+        raise CheckpointError(
+            f"{folder}: without training, all weights must be present; {', '.join(missing[:3])} "
+            f"{'are' if len(missing) > 1 else 'is'} missing"
+        )
+    if tokenizer.pad_token is None:
+        raise CheckpointError(f"{folder}: fine-tuning needs a tokenizer with a padding token")
+    network.config.pad_token_id = tokenizer.pad_token_id
+    network.config.problem_type = "regression" if task.classes is None else None
+    return tokenizer, network
+
+
+def _train(network: Any, tokenizer: Any, task: SentenceTask, how: FineTuning, seed: int) -> None:
+    import torch
+    from transformers import get_linear_schedule_with_warmup
+
+    rows, rng = len(task.train.labels), np.random.default_rng(seed)
+    steps = how.epochs * -(-rows // how.batch)
+    if not steps:
+        return
+    optimizer = torch.optim.AdamW(network.parameters(), how.learning_rate, weight_decay=0.01)
+    schedule = get_linear_schedule_with_warmup(optimizer, int(0.06 * steps), steps)
+    labels = torch.tensor(
+        task.train.labels, dtype=torch.float32 if task.classes is None else torch.long
+    )
+    network.train()
+    for _ in range(how.epochs):
+        order = rng.permutation(rows)
+        for start in range(0, rows, how.batch):
+            chosen = order[start : start + how.batch]
+            batch = _encode(tokenizer, [task.train.texts[i] for i in chosen], network, how)
+            loss = network(**batch, labels=labels[chosen].to(network.device)).loss
+            if not torch.isfinite(loss):
+                raise RunError(f"{task.name}: the loss is {loss.item()}; lower the learning rate")
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+
+
+def _predict(network: Any, tokenizer: Any, task: SentenceTask, how: FineTuning) -> list[float]:
+    import torch
+
+    texts = task.validation.texts
+    network.eval()
+    predictions: list[float] = []
+    with torch.no_grad():
+        for start in range(0, len(texts), how.batch):
+            batch = _encode(tokenizer, texts[start : start + how.batch], network, how)
+            logits = network(**batch).logits
+            best = logits[:, 0] if task.classes is None else logits.argmax(-1)
+            predictions += best.tolist()
+    return predictions
+
+
+def _encode(
+    tokenizer: Any, texts: Sequence[tuple[str, ...]], network: Any, how: FineTuning
+) -> dict[str, Any]:
+    """A batch of texts, padded to the longest and truncated to what model and tokenizer take."""
+    positions = getattr(network.config, "max_position_embeddings", None) or how.length
+    sides: Iterator[tuple[str, ...]] = zip(*texts, strict=True)
+    encoded = tokenizer(
+        *map(list, sides),
+        truncation=True,
+        max_length=min(how.length, positions, tokenizer.model_max_length),
+        padding=True,
+        return_tensors="pt",
+    )
+    names = ("input_ids", "attention_mask", "token_type_ids")
+    return {name: encoded[name].to(network.device) for name in names if name in encoded}

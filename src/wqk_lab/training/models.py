@@ -1,0 +1,266 @@
+"""Models: transformers' own, new for a recipe and a vocabulary, or in a run's checkpoints.
+
+Checkpoints appear and disappear atomically, and include their tokenizer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wqk.errors import CorpusError, RunError, all_lines, first_line, required_by
+from wqk.inspecting.verification.running import quiet
+from wqk.tables.run import checkpoints_in
+from wqk_lab.training.recipe import MODEL_FIELDS
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from wqk_lab.training.corpus.store import TokenStore
+    from wqk_lab.training.recipe import Recipe
+
+# By the position of the layer norm: configuration, encoder and decoder of one architecture.
+ARCHITECTURES = {
+    "post": {"config": "BertConfig", "encoder": "BertForMaskedLM", "decoder": "BertLMHeadModel"},
+    "pre": {
+        "config": "RobertaPreLayerNormConfig",
+        "encoder": "RobertaPreLayerNormForMaskedLM",
+        "decoder": "RobertaPreLayerNormForCausalLM",
+    },
+}
+
+# Where checkpoints are written and removed; they are renamed into and out of it.
+STAGING = ".saving"
+
+# Needed only to resume: the states of the optimizer and of the gradient scaler of float16. Random
+# numbers have no state: they are a function of the step.
+OPTIMIZER, SCALER = "optimizer.pt", "scaler.pt"
+
+# A token store's special tokens as transformers names them.
+TOKEN_NAMES = {
+    "padding": "pad_token",
+    "mask": "mask_token",
+    "unknown": "unk_token",
+    "separator": "sep_token",
+}
+
+
+def build_model(
+    recipe: Recipe, vocabulary_size: int, special: Mapping[str, int]
+) -> PreTrainedModel:
+    """A new model whose weights are determined by the recipe's seed; ``init`` is not applied here.
+
+    An encoder and a decoder of one architecture and seed start with equal weights and differ only
+    in the causal mask. RunError if transformers has no such model, or if it has fewer positions
+    than a block has tokens.
+    """
+    with required_by("training"):
+        import torch
+        import transformers
+
+    # Ids beyond the store's are neither seen nor predicted.
+    multiple = recipe.vocabulary_multiple or 1
+    tokens = {
+        "vocab_size": -(-vocabulary_size // multiple) * multiple,
+        "pad_token_id": special.get("padding"),
+        "bos_token_id": None,
+        "cls_token_id": None,
+        "eos_token_id": None,
+        "sep_token_id": special.get("separator"),
+    }
+    # On the CPU, because on another device the same seed would draw other numbers.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        if recipe.config is not None:
+            return _own_model(recipe, tokens)
+        names = ARCHITECTURES[str(recipe.norm)]
+        config = getattr(transformers, names["config"])(**_configuration(recipe), **tokens)
+        model: PreTrainedModel = getattr(transformers, names[recipe.mode])._from_config(
+            config, attn_implementation=recipe.attention
+        )
+        return model
+
+
+def available_precision(wanted: str) -> str:
+    """The precision, if the device supports it; float32 on a CPU, so that runs are reproducible."""
+    import torch
+
+    if not torch.cuda.is_available() or (wanted == "bf16" and not torch.cuda.is_bf16_supported()):
+        return "float32"
+    return wanted
+
+
+def read_configuration(path: Path) -> dict[str, Any]:
+    """A transformers configuration from a JSON file; RunError if there is none."""
+    try:
+        config = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        config = None
+    if not isinstance(config, dict):
+        raise RunError(
+            f"{path} contains no JSON object; a configuration's values replace "
+            f"{', '.join(MODEL_FIELDS)}"
+        )
+    return config
+
+
+def _configuration(recipe: Recipe) -> dict[str, Any]:
+    """The recipe's values under the names of BERT and its pre-norm variant."""
+    before = recipe.norm == "pre"
+    return {
+        "hidden_size": recipe.width,
+        "num_hidden_layers": recipe.layers,
+        "num_attention_heads": recipe.heads,
+        "intermediate_size": recipe.intermediate,
+        "hidden_dropout_prob": recipe.dropout,
+        "attention_probs_dropout_prob": recipe.dropout,
+        "initializer_range": recipe.initial_std,
+        # RoBERTa counts positions from padding + 1.
+        "max_position_embeddings": recipe.block + (1 if before else 0),
+        "type_vocab_size": 1 if before else 2,
+        "is_decoder": recipe.mode == "decoder",
+        "use_cache": False,
+    }
+
+
+def _own_model(recipe: Recipe, tokens: Mapping[str, Any]) -> PreTrainedModel:
+    """The model of the user's configuration, with this vocabulary."""
+    import transformers
+
+    values = {**(recipe.config or {}), **tokens, "is_decoder": recipe.mode == "decoder"}
+    kind = values.pop("model_type", None)
+    if kind not in transformers.CONFIG_MAPPING:
+        raise RunError(
+            f"the configuration's model_type must be known to transformers; got {kind!r}"
+        )
+    automatic = {
+        "encoder": transformers.AutoModelForMaskedLM,
+        "decoder": transformers.AutoModelForCausalLM,
+    }[recipe.mode]
+    try:
+        config = transformers.AutoConfig.for_model(kind, **{**values, "use_cache": False})
+        model: PreTrainedModel = automatic.from_config(
+            config, attn_implementation=recipe.attention, trust_remote_code=False
+        )
+    except Exception as error:  # every model class has its own
+        reason = all_lines(error)
+        raise RunError(
+            f"transformers cannot build the {recipe.mode} of type {kind} from this configuration "
+            f"({reason})"
+        ) from None
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is not None and positions < recipe.block:
+        raise RunError(
+            f"blocks of {recipe.block} tokens need at least that many positions; the "
+            f"configuration has {positions}"
+        )
+    return model
+
+
+def save_checkpoint(
+    folder: Path,
+    step: int,
+    recipe: Recipe,
+    model: PreTrainedModel,
+    state: Mapping[str, Any],
+    tokenizer: Mapping[str, bytes],
+) -> None:
+    """Add a checkpoint to a run's folder, and remove earlier ones that the recipe does not keep.
+
+    ``state`` has the states of optimizer and scaler by file name, None if there is no scaler.
+    """
+    import torch
+    from safetensors import SafetensorError
+
+    clear_staging(folder)
+    staged = folder / STAGING / f"checkpoint-{step}"
+    try:
+        with quiet():
+            model.save_pretrained(staged)
+        for name, values in state.items():
+            if values is not None:
+                with (staged / name).open("wb") as file:
+                    torch.save(values, file)
+        for name, content in tokenizer.items():
+            (staged / name).write_bytes(content)
+        for path in staged.iterdir():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        staged.rename(folder / staged.name)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        clear_staging(folder)
+        # torch's own message only names a position in the file; the system's reason precedes it.
+        system = getattr(error, "strerror", None) or getattr(error.__context__, "strerror", None)
+        reason = system or first_line(error)
+        raise RunError(
+            f"{folder}: checkpoint-{step} cannot be written ({reason}); free some disk space and "
+            "resume"
+        ) from None
+    clear_staging(folder)
+    thin_out(folder, step, recipe)
+
+
+def load_checkpoint(path: Path, model: PreTrainedModel) -> dict[str, Any]:
+    """Load a checkpoint's weights into a model, in place; return the other states by file name."""
+    import torch
+
+    files = [path / name for name in (OPTIMIZER, SCALER)]
+    try:
+        with quiet():
+            saved = type(model).from_pretrained(path, dtype=torch.float32, trust_remote_code=False)
+        model.load_state_dict(saved.state_dict())
+        return {
+            file.name: torch.load(file, map_location="cpu", weights_only=True)
+            for file in files
+            if file.exists()
+        }
+    except Exception as error:  # the libraries raise anything for a damaged file
+        reason = all_lines(error, 160)
+        raise RunError(
+            f"{path}: cannot be resumed from ({reason}); delete it to resume from an earlier one"
+        ) from None
+
+
+def clear_staging(folder: Path) -> None:
+    """Remove what a killed run has left half written or half removed."""
+    shutil.rmtree(folder / STAGING, ignore_errors=True)
+
+
+def thin_out(folder: Path, newest: int, recipe: Recipe) -> None:
+    """Remove earlier checkpoints, or, of those that the recipe keeps, the states for resuming."""
+    staging = folder / STAGING
+    for step, path in checkpoints_in(folder):
+        if step >= newest or recipe.keep_checkpoints == "all":
+            continue
+        if step in recipe.kept_steps:
+            for name in (OPTIMIZER, SCALER):
+                (path / name).unlink(missing_ok=True)
+        else:
+            staging.mkdir(exist_ok=True)
+            path.rename(staging / path.name)
+    clear_staging(folder)
+
+
+def tokenizer_files(corpus: TokenStore, block: int) -> dict[str, bytes]:
+    """The files that transformers' AutoTokenizer needs in a checkpoint's folder, by name."""
+    from tokenizers import Tokenizer
+
+    try:
+        content = corpus.tokenizer.read_bytes()
+        tokenizer = Tokenizer.from_buffer(content)
+    except Exception as error:  # the library raises nothing narrower
+        reason = all_lines(error)
+        raise CorpusError(f"{corpus.tokenizer}: not a tokenizer ({reason})") from None
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": block,
+        **{TOKEN_NAMES[role]: tokenizer.id_to_token(id) for role, id in corpus.special.items()},
+    }
+    return {
+        "tokenizer.json": content,
+        "tokenizer_config.json": (json.dumps(config, indent=1, ensure_ascii=False) + "\n").encode(),
+    }

@@ -1,0 +1,232 @@
+"""Batches: rows of tokens, what a model sees of them, and which tokens it predicts where.
+
+A batch is a function of the seed and its number alone, so a run that resumes after an interruption,
+or on more processes, sees the same rows, with the same masks, in the same order.
+
+Axis letters: B batch, N tokens of a row, K chosen tokens of a row, P predictions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from wqk.errors import CorpusError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from torch import Generator, Tensor
+    from transformers import PreTrainedModel
+
+    from wqk_lab.training.corpus.store import TokenStore
+    from wqk_lab.training.recipe import Recipe
+
+# A target that PyTorch's cross-entropy leaves out.
+IGNORED = -100
+
+# Independent streams of random numbers of a run.
+BLOCKS, MASKS, HELD_OUT_MASKS, DROPOUT = range(4)
+
+
+def stream_seed(seed: int, stream: int, index: int) -> int:
+    """A seed for one draw of one stream of a run."""
+    state = np.random.SeedSequence((seed, stream, index)).generate_state(1, np.uint64)
+    return int(state[0] >> np.uint64(1))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of batches: blocks at any position of a stream, or single documents, cut or padded.
+
+    Examples
+    --------
+    >>> Rows(np.arange(100), 4).drawn(2, seed=1, index=0)
+    array([[ 1,  2,  3,  4],
+           [49, 50, 51, 52]])
+    >>> Rows(np.arange(1, 8), 3, documents=np.array([0, 2, 7]), padding=0).spaced(2)
+    array([[1, 2, 0],
+           [3, 4, 5]])
+    """
+
+    tokens: npt.NDArray[Any]  # read from its memory map in one gather per batch
+    block: int  # N, the length of a row
+    documents: npt.NDArray[np.int64] | None = None  # their offsets and the end; None for blocks
+    padding: int | None = None  # the token that pads documents
+
+    @classmethod
+    def of(cls, store: TokenStore, split: str, recipe: Recipe) -> Rows:
+        """The rows that a recipe makes of a store's split; documents need a padding token."""
+        if recipe.rows == "blocks":
+            return cls(store.tokens(split), recipe.block)
+        if "padding" not in store.special:
+            raise CorpusError(
+                f"{store.folder}: rows=documents needs a vocabulary with a padding token; train "
+                "with rows=blocks"
+            )
+        padding = store.special["padding"]
+        return cls(store.tokens(split), recipe.block, store.documents(split), padding)
+
+    @property
+    def count(self) -> int:
+        """Number of different rows; CorpusError if there is not even one."""
+        if self.documents is not None and len(self.documents) > 1:
+            return len(self.documents) - 1
+        if self.documents is not None or len(self.tokens) < self.block:
+            raise CorpusError(
+                f"a block needs {self.block} tokens, but the stream has {len(self.tokens)}; use "
+                "shorter blocks or more text"
+            )
+        return len(self.tokens) - self.block + 1
+
+    def drawn(self, batch: int, *, seed: int, index: int) -> npt.NDArray[np.int64]:
+        """Batch number ``index``, (B, N): rows drawn at random, all equally likely."""
+        generator = np.random.default_rng(stream_seed(seed, BLOCKS, index))
+        return self._take(generator.integers(self.count, size=batch))
+
+    def spaced(self, most: int) -> npt.NDArray[np.int64]:
+        """At most this many different rows, evenly spaced; always the same ones."""
+        number = min(most, self.count)
+        return self._take(np.linspace(0, self.count - 1, number).round().astype(np.int64))
+
+    def _take(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        begins = rows if self.documents is None else self.documents[rows]
+        positions = begins[:, None] + np.arange(self.block)
+        if self.documents is None:
+            return np.asarray(self.tokens[positions], np.int64)
+        inside = positions < self.documents[rows + 1][:, None]
+        taken = self.tokens[np.minimum(positions, len(self.tokens) - 1)]
+        return np.asarray(np.where(inside, taken, self.padding), np.int64)
+
+
+class Task(NamedTuple):
+    """Inputs (B, N), rows (P,) of the flattened output, and their targets (P,).
+
+    ``visible`` (B, N) is false at padding; None without padding.
+    """
+
+    inputs: Tensor
+    rows: Tensor
+    targets: Tensor
+    visible: Tensor | None = None
+
+    @property
+    def count(self) -> Tensor:
+        """Number of targets that count."""
+        return (self.targets != IGNORED).sum()
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A training objective with its parameters.
+
+    ``masked`` predicts masked tokens from both sides, equally many in every block. ``causal``
+    predicts each next token. ``masked-next`` predicts the next token wherever it is masked, as the
+    published decoders were trained: a collator for masked language models with a causal model,
+    whose labels are shifted by one. The first token, which nothing precedes, is never chosen.
+
+    With the corruption ``mask``, all chosen tokens become the mask token; with ``bert``, 80 % do,
+    10 % become random tokens, and 10 % stay as they are.
+
+    Random numbers are drawn separately, so that `task` is a pure function, which compiles as one
+    graph, and so that a process can take its own rows of a batch's draws.
+    """
+
+    name: str
+    mask_share: float  # of a block's tokens, in a padded row of those that are no padding
+    corruption: str
+    mask_token: int
+    vocabulary_size: int
+    padding: int | None = None  # pads rows, is neither attended to nor predicted
+
+    def draw(self, batch: int, block: int, generator: Generator) -> tuple[Tensor, ...]:
+        """The random numbers of one batch: tensors with one row for each of B blocks."""
+        import torch
+
+        if self.name == "causal":
+            return ()
+        on: dict[str, Any] = {"generator": generator, "device": generator.device}
+        order = torch.rand((batch, block - self._first), **on)
+        if self.corruption == "mask":
+            return (order,)
+        chosen = (batch, round(self.mask_share * block))
+        fate = torch.rand(chosen, **on)
+        return order, fate, torch.randint(self.vocabulary_size, chosen, **on)
+
+    def task(self, blocks: Tensor, draws: tuple[Tensor, ...]) -> Task:
+        """The task for blocks (B, N), from as many rows of `draw`."""
+        import torch
+
+        block, first = blocks.shape[1], self._first
+        visible = None if self.padding is None else blocks != self.padding
+        if self.name == "causal":
+            before = torch.arange(block - 1, device=blocks.device).expand(len(blocks), -1)
+            targets = blocks[:, 1:]
+            if visible is not None:
+                targets = targets.masked_fill(~visible[:, 1:], IGNORED)
+            return Task(blocks, _flat(before, blocks), targets.flatten(), visible)
+        order, *fates = draws
+        if visible is not None:
+            order = order.masked_fill(~visible[:, first:], -1)
+        chosen = order.topk(round(self.mask_share * block)).indices + first  # (B, K)
+        targets = blocks.gather(1, chosen)
+        shown = torch.full_like(targets, self.mask_token)
+        if fates:
+            fate, anything = fates
+            kept_or_random = torch.where(fate < 0.9, anything, targets)
+            shown = torch.where(fate < 0.8, shown, kept_or_random)
+        if visible is not None:
+            lengths = visible[:, first:].sum(1, keepdim=True)
+            wanted = (self.mask_share * lengths).round().clamp(min=1)
+            rank = torch.arange(chosen.shape[1], device=blocks.device)
+            counts = (rank < wanted) & visible.gather(1, chosen)
+            shown = torch.where(counts, shown, targets)
+            targets = targets.masked_fill(~counts, IGNORED)
+        rows = _flat(chosen - first, blocks)
+        return Task(blocks.scatter(1, chosen, shown), rows, targets.flatten(), visible)
+
+    @property
+    def _first(self) -> int:
+        """First position that can be chosen; also the distance of a prediction from its row."""
+        return 1 if self.name == "masked-next" else 0
+
+
+def _flat(positions: Tensor, blocks: Tensor) -> Tensor:
+    """Positions within blocks, (B, K), as rows of the flattened batch, (B·K,)."""
+    import torch
+
+    batch, block = blocks.shape
+    offsets = torch.arange(0, batch * block, block, device=blocks.device)
+    return (positions + offsets[:, None]).flatten()
+
+
+class RowSelection:
+    """Passes only the predicted rows to a model's language-model head.
+
+    A hook on the base model's output; head and model stay transformers' own. Logits come out as
+    (1, P, vocabulary), and for all rows while ``rows`` is None.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.rows: Tensor | None = None
+        model.base_model.register_forward_hook(self._select)
+
+    def _select(self, module: Any, arguments: Any, output: Any) -> Any:
+        if self.rows is not None:
+            hidden = output.last_hidden_state.flatten(0, 1)
+            output.last_hidden_state = hidden.index_select(0, self.rows).unsqueeze(0)
+        return output
+
+
+def loss_of(model: Any, selection: RowSelection, task: Task) -> Tensor:
+    """Mean cross-entropy in nats per predicted token."""
+    import torch
+
+    selection.rows = task.rows
+    try:
+        hidden = {} if task.visible is None else {"attention_mask": task.visible}
+        logits = model(input_ids=task.inputs, **hidden).logits
+    finally:
+        selection.rows = None
+    return torch.nn.functional.cross_entropy(logits[0].float(), task.targets)

@@ -1,0 +1,319 @@
+"""Recipes: everything that determines the numbers of a training run, as data.
+
+>>> recipe = make_recipe("fast", mode="decoder", steps=1000)
+>>> recipe.objective, recipe.width, recipe.warmup
+('causal', 256, 50)
+>>> Recipe.from_json(recipe.to_json()) == recipe
+True
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, asdict, dataclass, fields
+from typing import Any
+
+from wqk._options import checked, option
+from wqk.errors import RunError
+
+OBJECTIVES = ("masked", "causal", "masked-next")
+
+INITIALIZATIONS = (
+    "random", "symmetric", "negated", "indefinite", "paired", "skew", "mimetic", "published",
+    "published-independent", "published-indefinite", "published-negated", "published-values",
+    "published-queries-keys",
+)  # fmt: skip
+
+SIZES: dict[str, dict[str, int]] = {
+    "mini": {"layers": 4, "width": 256, "heads": 4},
+    "base": {"layers": 12, "width": 768, "heads": 12},
+    "large": {"layers": 24, "width": 1024, "heads": 16},
+}
+
+# The size of each preset. ``paper`` is Appendix S2.3 and Table S1, and for the rest transformers'
+# defaults; ``fast`` leaves the plateau of token frequencies early, and wastes neither tokens nor
+# computation.
+PRESETS = {"paper": "base", "fast": "mini"}
+
+# Fields that the user's configuration determines instead of the recipe.
+MODEL_FIELDS = ("layers", "width", "heads", "intermediate", "norm", "dropout", "initial_std")
+
+
+def _stream_width(chosen: Mapping[str, Any]) -> float:
+    """Width of the model, from the recipe or its configuration."""
+    config = chosen["config"] or {}
+    named = [chosen["width"], *(config.get(name) for name in ("hidden_size", "n_embd", "d_model"))]
+    known = (width for width in named if isinstance(width, int) and width > 0)
+    return float(next(known, SIZES["mini"]["width"]))
+
+
+def _times(number: int) -> Callable[[Mapping[str, Any]], int]:
+    """The interval, in steps, of what happens this many times in a run."""
+    return lambda chosen: max(1, chosen["steps"] // number)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What to train, on what task, and how; build one with `make_recipe`.
+
+    The sizes, ``norm``, ``dropout`` and ``initial_std`` are None if ``config`` holds your
+    own transformers configuration. Runs recorded before a field existed have its default. Each
+    preset's value is one, or a formula of the fields before.
+
+    Raises
+    ------
+    RunError
+        A value has the wrong type or range, or two values are incompatible.
+    """
+
+    preset: str = option("Source of all values that were not given.")
+    mode: str = option(
+        "Attention to both sides, or to earlier tokens only.",
+        default="encoder",
+        choices=("encoder", "decoder"),
+    )
+    objective: str = option(
+        "Predict masked tokens, each next token, or (as the published decoders) the next token "
+        "where it is masked.",
+        formula=lambda chosen: "masked" if chosen["mode"] == "encoder" else "causal",
+        choices=OBJECTIVES,
+    )
+    config: Mapping[str, Any] | None = option("Your own transformers configuration.", default=None)
+    layers: int | None = option("Blocks of attention and feed-forward.", least=1)
+    width: int | None = option("Width of the residual stream.", least=1)
+    heads: int | None = option("Heads in each layer.", least=1)
+    intermediate: int | None = option(
+        "Width of the feed-forward layers.", formula=lambda chosen: 4 * chosen["width"], least=1
+    )
+    norm: str | None = option(
+        "Layer norm before each sublayer, or after it as in BERT.",
+        paper="post",
+        fast="pre",
+        choices=("pre", "post"),
+    )
+    dropout: float | None = option(
+        "Of attention and of hidden units.", paper=0.1, fast=0.0, least=0, below=1
+    )
+    initial_std: float | None = option(
+        "Standard deviation of initial weights.",
+        paper=0.02,
+        fast=lambda chosen: round(0.68 / math.sqrt(_stream_width(chosen)), 4),
+        above=0,
+    )
+    vocabulary_multiple: int | None = option(
+        "Pad the vocabulary to a multiple of this; 64 suits a GPU.", default=None, least=1
+    )
+    attention: str = option(
+        "transformers' implementation.", default="sdpa", choices=("sdpa", "eager")
+    )
+    init: str = option(
+        "How queries, keys and values start.", default="random", choices=INITIALIZATIONS
+    )
+    init_norm: float | None = option(
+        "Norm of W_qk at the start, as a multiple of the random start's.", default=None, above=0
+    )
+    init_values: float | None = option(
+        "Multiply the values that init leaves by this.", default=None, above=0
+    )
+    penalty: str = option(
+        "What to add to the loss (S147, S148).",
+        default="none",
+        choices=("none", "symmetric", "skew"),
+    )
+    penalty_weight: float = option("Factor of the penalty.", default=0.0, least=0)
+    rows: str = option(
+        "Rows of a batch: blocks of the stream of tokens, or single documents, cut or padded to a "
+        "block as in the published runs on Jigsaw.",
+        default="blocks",
+        choices=("blocks", "documents"),
+    )
+    block: int = option("Tokens in a block.", paper=512, fast=128, least=2)
+    batch: int = option("Blocks in a batch, over all processes.", paper=32, fast=64, least=1)
+    accumulation: int = option("Batches in a step.", paper=8, fast=1, least=1)
+    steps: int = option("Updates of the weights.", paper=200_000, fast=20_000, least=1)
+    mask_share: float = option(
+        "Fraction of tokens that are masked.", paper=0.15, fast=0.3, above=0, below=1
+    )
+    corruption: str = option(
+        "Corruption of masked tokens: 80:10:10 as in BERT, or the mask token for all.",
+        paper="bert",
+        fast="mask",
+        choices=("bert", "mask"),
+    )
+    learning_rate: float = option(
+        "Peak learning rate.",
+        paper=5e-5,
+        fast=lambda chosen: float(f"{2e-3 * math.sqrt(128 / _stream_width(chosen)):.2g}"),
+        above=0,
+    )
+    warmup: int = option(
+        "Number of warmup steps.", paper=200, fast=lambda chosen: chosen["steps"] // 20, least=0
+    )
+    schedule: str = option(
+        "Learning-rate schedule after the warmup.",
+        default="linear",
+        choices=("linear", "cosine", "constant"),
+    )
+    weight_decay: float = option(
+        "AdamW's weight decay; not on biases and norms.", paper=0.01, fast=0.1, least=0
+    )
+    clip: float = option("Maximum norm of the gradient.", default=1.0, above=0)
+    precision: str = option(
+        "Precision on accelerators that support it; float32 elsewhere.",
+        default="bf16",
+        choices=("float32", "bf16", "fp16"),
+    )
+    seed: int = option("Seed of weights, blocks, masks and dropout.", default=1, least=0)
+    log_every: int = option(
+        "Steps between entries of metrics.jsonl.", paper=100, fast=_times(200), least=1
+    )
+    held_out_every: int = option(
+        "Steps between held-out losses.", paper=1000, fast=_times(20), least=1
+    )
+    held_out_blocks: int = option(
+        "Number of blocks for the held-out loss.",
+        paper=256,
+        fast=lambda chosen: max(1, 32_768 // chosen["block"]),
+        least=1,
+    )
+    score_every: int = option("Steps between scores.", paper=1000, fast=_times(50), least=1)
+    save_every: int = option(
+        "Steps between checkpoints to resume from.", paper=10_000, fast=_times(10), least=1
+    )
+    keep_checkpoints: str = option(
+        "Checkpoints to keep: spaced (step 0, and 1/512 … 1/2 and all of the steps), all, "
+        "last, or a list of steps such as 0,100,1000.",
+        default="spaced",
+    )
+
+    def __post_init__(self) -> None:
+        for entry in fields(self):
+            value = checked(entry, getattr(self, entry.name), _wrong)
+            object.__setattr__(self, entry.name, value)
+        for rule, message in _RULES:
+            if not rule(self):
+                raise _wrong(message.format(**asdict(self)))
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields, as values for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Recipe:
+        """The recipe from the values of `to_json`; RunError if fields are missing or wrong."""
+        if not isinstance(values, Mapping):
+            raise _wrong(f"expected a JSON object, got {values!r}")
+        needed = {entry.name for entry in fields(cls) if entry.default is MISSING}
+        known = {entry.name for entry in fields(cls)}
+        if odd := sorted((needed - set(values)) | (set(values) - known)):
+            raise _wrong(f"fields are missing or unknown: {', '.join(odd)}")
+        return cls(**values)
+
+    @property
+    def kept_steps(self) -> set[int]:
+        """Steps whose checkpoints are kept."""
+        if self.keep_checkpoints == "all":
+            return {0, *range(0, self.steps, self.save_every), self.steps}
+        if self.keep_checkpoints == "spaced":
+            return {0, *(self.steps >> halvings for halvings in range(10))}
+        listed = set(_step_list(self.keep_checkpoints) or ())
+        return {step for step in listed if step <= self.steps} | {self.steps}
+
+    @property
+    def saved_steps(self) -> set[int]:
+        """Steps after which a checkpoint is saved, to keep or only to resume from."""
+        return {*range(self.save_every, self.steps, self.save_every), *self.kept_steps}
+
+
+def differences(left: Recipe, right: Recipe) -> list[str]:
+    """The fields in which two recipes differ, as ``name: left → right``."""
+    before, after = left.to_json(), right.to_json()
+    return [f"{n}: {before[n]} → {after[n]}" for n in before if before[n] != after[n]]
+
+
+def make_recipe(preset: str = "fast", *, size: str | None = None, **overrides: Any) -> Recipe:
+    """A preset's recipe with your own values, from which its formulas compute the others.
+
+    Parameters
+    ----------
+    preset
+        ``paper`` (Appendix S2.3 and Table S1) or ``fast``.
+    size
+        ``mini``, ``base`` or ``large``; the preset's own (``base``, ``mini``) if not given.
+    overrides
+        Any fields of `Recipe`.
+
+    Raises
+    ------
+    RunError
+        There is no such preset, size or field, or a value is wrong.
+
+    Examples
+    --------
+    >>> make_recipe("paper", size="mini").learning_rate
+    5e-05
+    >>> make_recipe("fast", width=128).learning_rate
+    0.002
+    """
+    explicit = {name: value for name, value in overrides.items() if value is not None}
+    _known("preset", preset, PRESETS)
+    names = {entry.name: entry for entry in fields(Recipe)}
+    if odd := [name for name in explicit if name not in names]:
+        raise _wrong(f"no field named {', '.join(odd)}; fields are {', '.join(names)}")
+    own = explicit.get("config") is not None
+    if own and (twice := [name for name in MODEL_FIELDS if name in explicit or size]):
+        raise _wrong(f"the configuration determines {', '.join(twice)}; give only one of the two")
+    size = size or PRESETS[preset]
+    _known("size", size, SIZES)
+    given = (dict.fromkeys(MODEL_FIELDS) if own else SIZES[size]) | explicit | {"preset": preset}
+    chosen: dict[str, Any] = {}
+    for name, entry in names.items():
+        otherwise = entry.metadata.get(preset, entry.metadata.get("formula", entry.default))
+        value = given.get(name, otherwise)
+        chosen[name] = checked(entry, value(chosen) if callable(value) else value, _wrong)
+    return Recipe(**chosen)
+
+
+def _known(what: str, name: str, known: Mapping[str, Any]) -> None:
+    if name not in known:
+        raise _wrong(f"{what} must be one of {', '.join(known)}; got {name!r}")
+
+
+def _wrong(message: str) -> RunError:
+    return RunError(f"recipe: {message}")
+
+
+def _step_list(text: str) -> list[int] | None:
+    """``0,100`` as numbers; None for any other text."""
+    pieces = [piece.strip() for piece in text.split(",")]
+    return [int(piece) for piece in pieces] if all(p.isdecimal() for p in pieces) else None
+
+
+_RULES: list[tuple[Callable[[Recipe], bool], str]] = [
+    (
+        lambda r: (r.objective == "masked") == (r.mode == "encoder"),
+        "an encoder's objective must be masked, a decoder's causal or "
+        "masked-next; got {objective} for mode {mode}",
+    ),
+    (
+        lambda r: r.width is None or r.heads is None or r.width % r.heads == 0,
+        "the width must be divisible by the number of heads; got width {width} and {heads} heads",
+    ),
+    (
+        lambda r: r.config is not None or None not in (getattr(r, name) for name in MODEL_FIELDS),
+        "without a configuration, all of " + ", ".join(MODEL_FIELDS) + " are needed",
+    ),
+    (lambda r: r.warmup <= r.steps, "warmup must not exceed the steps; got {warmup} of {steps}"),
+    (
+        lambda r: r.objective == "causal" or round(r.mask_share * r.block) >= 1,
+        "mask_share must mask at least one token per block; got {mask_share} of {block}",
+    ),
+    (
+        lambda r: (
+            r.keep_checkpoints in ("spaced", "all", "last")
+            or _step_list(r.keep_checkpoints) is not None
+        ),
+        "keep_checkpoints must be spaced, all, last or a list of steps; got {keep_checkpoints!r}",
+    ),
+]

@@ -1,0 +1,289 @@
+"""One training run, from a recipe and a token store to a run's directory."""
+
+from __future__ import annotations
+
+import logging
+import platform
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wqk._files import locked, read_lines
+from wqk._version import __version__
+from wqk.errors import CorpusError, RunError, required_by
+from wqk.tables.run import METRICS, Run, checkpoints_in, create_run, drop_after, open_run
+from wqk_lab.training.models import OPTIMIZER
+from wqk_lab.training.recipe import Recipe, differences
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from wqk.live.starts import Initialization
+    from wqk_lab.training.corpus.store import TokenStore
+
+LOG = logging.getLogger("wqk_lab.training")
+
+
+@dataclass(frozen=True)
+class TrainingProgress:
+    """Steps done, and the latest losses, speed and score, each None until it is known."""
+
+    steps_done: int  #: Updates so far.
+    steps: int  #: Updates of the whole run.
+    loss: float | None  #: Of training since the previous entry, in nats per predicted token.
+    held_out_loss: float | None  #: In nats per predicted token.
+    tokens_per_second: float | None  #: Between the latest two entries.
+    held_out_is_new: bool  #: Whether the held-out loss was computed at this step.
+    symmetry: float | None = None  #: Median over layers of the symmetry of W_qk.
+
+
+def train(
+    recipe: Recipe | None,
+    corpus: str | PathLike[str] | None,
+    folder: str | PathLike[str],
+    *,
+    resume: bool = False,
+    stop: int | None = None,
+    report_to: Sequence[str] = (),
+    on_progress: Callable[[TrainingProgress], None] | None = None,
+) -> Run:
+    r"""Train a model into a run's folder, or resume an interrupted run.
+
+    In one process on a CPU, recipe, corpus, software and number of threads determine every bit of
+    the result, whatever the interruptions. Under torchrun, every process makes the same call; each
+    processes its share of every batch, and the first one writes.
+
+    Parameters
+    ----------
+    recipe
+        How to train; None, when resuming, for the run's own.
+    corpus
+        A token store's folder; None, when resuming, for the run's own.
+    folder
+        The run's folder, created unless the run is resumed.
+    resume
+        Resume from the last checkpoint, or start over if there is none.
+    stop
+        Stop after this step, with a checkpoint to resume from; the schedule is that of all steps.
+    report_to
+        Trackers of accelerate, such as ``tensorboard``, besides the run's own files.
+    on_progress
+        Called at every entry of the metrics, in the first process.
+
+    Raises
+    ------
+    RunError
+        The folder already contains a run, or, when resuming, no run or one with another recipe or
+        corpus; another process is training there; or the loss is no longer finite.
+    CorpusError
+        The token store cannot be used.
+    UnknownFamily
+        No family says which weights of the model are queries and keys.
+    MissingPackage
+        torch, transformers or accelerate is not installed.
+
+    Examples
+    --------
+    >>> from tempfile import mkdtemp
+    >>> from wqk_lab.training.corpus import CorpusOptions, build_corpus
+    >>> from wqk_lab.training.recipe import make_recipe
+    >>> place = Path(mkdtemp())
+    >>> _ = Path(place, "roses.txt").write_text("a rose is a rose\nis a rose is a rose\n" * 20)
+    >>> options = CorpusOptions(text="characters", document="line", held_out=1)
+    >>> store = build_corpus([place / "roses.txt"], place / "corpus", options)
+    >>> tiny = {"layers": 1, "width": 16, "heads": 2, "block": 8, "batch": 4, "steps": 3}
+    >>> recipe = make_recipe("fast", **tiny, held_out_blocks=4)
+    >>> run = train(recipe, store.folder, place / "run")
+    >>> run.metrics["step"].to_list(), [step for step, _ in run.checkpoints]
+    ([0, 1, 2, 3], [0, 1, 3])
+    """
+    with required_by("training"):
+        import torch
+        from accelerate.tracking import get_available_trackers  # type: ignore[import-untyped]
+
+        from wqk_lab.training.loop import make_accelerator, run_loop
+    from wqk.live.starts import initialize_
+    from wqk_lab.training.models import build_model, tokenizer_files
+    from wqk_lab.training.objectives import Rows
+
+    folder = Path(folder)
+    recipe, store = _recipe_and_store(recipe, corpus, folder, resume)
+    if "mask" not in store.special:
+        raise CorpusError(f"{store.folder}: training needs a vocabulary with a mask token")
+    for split in ("train", "held_out"):
+        _ = Rows.of(store, split, recipe).count  # raises if there are none
+    tokenizer_files(store, recipe.block)
+    available = sorted(str(getattr(name, "value", name)) for name in get_available_trackers())
+    if odd := sorted(set(report_to) - set(available)):
+        raise RunError(
+            f"expected installed loggers: {', '.join(available) or 'none'}; got {', '.join(odd)}"
+        )
+    accelerator = make_accelerator(recipe, folder, report_to)
+    processes, first = accelerator.num_processes, accelerator.is_main_process
+    if recipe.batch % processes:
+        raise RunError(
+            f"the batch must be divisible by the number of processes; got {recipe.batch} blocks "
+            f"and {processes} processes"
+        )
+    model = build_model(recipe, store.vocabulary_size, store.special)
+    start = initialize_(
+        model,
+        recipe.init,
+        seed=recipe.seed,
+        norm_ratio=recipe.init_norm,
+        value_ratio=recipe.init_values,
+    )
+    # The run is created by the holder of the lock, so that of two that start together, one fails.
+    lock = locked(folder / ".lock", "training run") if first else nullcontext()
+    device = accelerator.device
+    # The caller's random numbers stay as they are.
+    with lock, torch.random.fork_rng([device] if device.type == "cuda" else []):
+        if first and not resume:
+            create_run(folder, _settings(recipe, store, model, start, accelerator))
+        elif first:
+            begun_in = open_run(folder).settings.get("environment", {})
+            _tell_changes(folder, begun_in, _environment(recipe, accelerator))
+        saved = checkpoints_in(folder) if resume else []
+        whole = [(step, path) for step, path in saved if step and (path / OPTIMIZER).is_file()]
+        checkpoint = whole[-1] if whole else None
+        seconds = _rewind(folder, checkpoint, recipe) if first else 0.0
+        if report_to:
+            name = folder.resolve().name
+            named = {logger: {"name": name} for logger in ("trackio", "wandb")}
+            values = recipe.to_json().items()
+            plain = {name: v for name, v in values if isinstance(v, int | float | str)}
+            accelerator.init_trackers("wqk", plain, named)
+        try:
+            run_loop(
+                accelerator,
+                model,
+                recipe,
+                store,
+                folder,
+                checkpoint=checkpoint,
+                seconds=seconds,
+                stop=stop,
+                on_progress=on_progress,
+            )
+        finally:
+            for tracker in accelerator.trackers:
+                tracker.finish()
+    return open_run(folder)
+
+
+def _recipe_and_store(
+    recipe: Recipe | None, corpus: str | PathLike[str] | None, folder: Path, resume: bool
+) -> tuple[Recipe, TokenStore]:
+    """The recipe and the corpus; if resuming, the run's own."""
+    from wqk_lab.training.corpus.store import TokenStore
+
+    if not resume:
+        if recipe is None or corpus is None:
+            raise RunError("a new run needs a recipe and a corpus; got only one of them, or none")
+        return recipe, TokenStore.open(corpus)
+    run = open_run(folder)
+    before = Recipe.from_json(run.recipe)
+    if recipe is not None and (changed := differences(before, recipe)):
+        raise RunError(
+            f"{folder}: a run resumes with its own recipe; this one differs in {'; '.join(changed)}"
+        )
+    store = TokenStore.open(run.corpus["folder"] if corpus is None else corpus)
+    if store.fingerprint != (own := run.corpus["fingerprint"]):
+        raise RunError(
+            f"{folder}: a run resumes on its own corpus, {own[:12]}; "
+            f"{store.folder} is {store.fingerprint[:12]}"
+        )
+    return before, store
+
+
+def _rewind(folder: Path, checkpoint: tuple[int, Path] | None, recipe: Recipe) -> float:
+    """Restore a folder to its state at a checkpoint; return the seconds of training until then."""
+    from wqk_lab.training.models import clear_staging, thin_out
+
+    clear_staging(folder)
+    if checkpoint:
+        thin_out(folder, checkpoint[0], recipe)
+    else:
+        for _, path in checkpoints_in(folder):
+            shutil.rmtree(path)
+    drop_after(folder / METRICS, checkpoint[0] if checkpoint else -1)
+    return max((line.get("seconds", 0.0) for line in read_lines(folder / METRICS)), default=0.0)
+
+
+def _settings(
+    recipe: Recipe,
+    store: TokenStore,
+    model: PreTrainedModel,
+    start: Initialization,
+    accelerator: Any,
+) -> dict[str, Any]:
+    """The contents of ``run.json``."""
+    return {
+        "schema_version": 1,
+        "recipe": recipe.to_json(),
+        "model": {
+            "class": type(model).__name__,
+            "parameters": model.num_parameters(),
+            "config": model.config.to_dict(),
+        },
+        "initialization": [
+            {
+                "stack": change.stack,
+                "layer": change.layer,
+                **change.after._asdict(),
+                "norm_ratio": change.norm_ratio,
+                "value_ratio": change.value_ratio,
+            }
+            for change in start.layers
+        ],
+        "corpus": {
+            "folder": str(store.folder.resolve()),
+            "fingerprint": store.fingerprint,
+            "unit": store.unit,
+            "vocabulary_size": store.vocabulary_size,
+        },
+        "environment": _environment(recipe, accelerator),
+    }
+
+
+def _environment(recipe: Recipe, accelerator: Any) -> dict[str, Any]:
+    """All that determines a run's bits besides its recipe and corpus."""
+    import accelerate  # type: ignore[import-untyped]
+    import torch
+    import transformers
+
+    from wqk_lab.training.models import available_precision
+
+    device = accelerator.device
+    return {
+        "wqk": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "accelerate": accelerate.__version__,
+        "platform": platform.platform(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "precision": available_precision(recipe.precision),
+        "processes": accelerator.num_processes,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _tell_changes(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Warn that a run is resumed in another environment than it was begun in."""
+    changed = [
+        f"{name} {now[name]} instead of {before[name]}"
+        for name in now
+        if name in before and now[name] != before[name]
+    ]
+    if changed:
+        LOG.warning(
+            "%s: resumed with %s; its numbers can differ in their last digits from those of a run "
+            "that was never interrupted",
+            folder,
+            ", ".join(changed),
+        )

@@ -1,0 +1,136 @@
+"""The paper's tables: numbers, arrangement, footnotes, own results, and LaTeX's grammar."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from tests.lab.atlas.making import layers
+
+from wqk.errors import TableError, UnknownName
+from wqk.tables.score_table import join
+from wqk_lab.atlas import TrainingResult, flags, paper_table, published
+from wqk_lab.atlas.paper_tables import Name
+
+
+def body(markdown: str) -> list[list[str]]:
+    """Cells of a Markdown table's rows, without the heading."""
+    lines = [line for line in markdown.splitlines() if line.startswith("|")][2:]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("name", "score", "height"), [("tableS2", "symmetry", 35), ("tableS3", "directionality", 34)]
+)
+def test_numbers_and_arrangement_are_the_papers(name: Name, score: str, height: int) -> None:
+    rows = body(paper_table(name))
+    assert len(rows) == height
+    printed = published().filter(published()[score].is_not_null()).to_dicts()
+    for cells, row in zip([r[:3] for r in rows] + [r[3:] for r in rows], printed, strict=True):
+        text, *marks = re.split(r"</?sup>", cells[0])
+        assert text == row["name"]
+        assert len([m for m in ",".join(marks).split(",") if m]) == len(row["flags"])
+        assert float(cells[1].replace("−", "-")) == row[score]
+        assert cells[2] == f"± [{row[f'{score}_below']:.2f}, {row[f'{score}_above']:.2f}]"
+
+
+def test_every_mark_is_explained_once() -> None:
+    for name in ("table1", "tableS2", "tableS3"):
+        text = paper_table(name)
+        table, *notes = text.split("\n\n<sup>")
+        used = {m for group in re.findall(r"<sup>([^<]*)</sup>", table) for m in group.split(",")}
+        assert sorted(used) == [note[0] for note in notes]
+        for note in notes:
+            assert any(flag.explanation in note for flag in flags().values())
+
+
+def test_own_medians_stand_beside_the_published_ones() -> None:
+    table = join(
+        [
+            layers([0.1], [0.1], checkpoint="google-bert/bert-base-uncased", revision="old"),
+            layers([0.4, 0.6], [-0.2, 0.0], checkpoint="google-bert/bert-base-uncased"),
+            layers([0.9], [0.9], checkpoint="no/such-model"),
+        ]
+    )
+    for name, expected in (("tableS2", "0.50"), ("tableS3", "−0.10")):
+        rows = body(paper_table(name, own=table))  # type: ignore[arg-type]
+        halves = [r[:5] for r in rows] + [r[5:] for r in rows]
+        mine = [half for half in halves if half[3]]
+        assert [half[0] for half in mine] == ["BERT-base", "BERT-base"]
+        assert mine[0][3:] == [expected, "± [0.05, 0.05]"]
+
+
+def test_of_an_encoder_decoder_the_rows_stack_is_taken() -> None:
+    stacks = {"encoder": 0.9, "decoder": 0.2}
+    table = join(
+        [layers([s], [0.0], checkpoint="distilbert/distilgpt2", stack=k) for k, s in stacks.items()]
+    )
+    (row,) = [row for row in body(paper_table("tableS2", own=table)) if row[8]]
+    assert row[5:9] == ["DistilGPT2", "0.19", "± [0.05, 0.05]", "0.20"]
+
+
+def test_own_training_stands_below_table_1() -> None:
+    own = [
+        TrainingResult("4 layers of width 64", "jigsaw", "random", 2.7, (2.6, 2.8), seeds=3),
+        TrainingResult("4 layers of width 64", "jigsaw", "paired", 2.6, None, -0.1, (-0.3, 0.1), 2),
+        TrainingResult("2 layers", "C4 | 50% $x_y$", "random", 3.0, seeds=1),
+    ]
+    printed = body(paper_table("table1"))
+    rows = body(paper_table("table1", own=own).replace(r"\|", "¦"))
+    assert [row[:3] for row in rows[: len(printed)]] == printed
+    assert rows[len(printed) :] == [
+        ["**2 layers**", "", "", ""],
+        ["C4 ¦ 50% $x_y$", "3.000", "", "1"],
+        ["**4 layers of width 64**", "", "", ""],
+        ["jigsaw", "2.700 [2.600, 2.800]", "", "3"],
+        ["jigsaw (+ paired)", "2.600", "−10 [−30, 10] %", "2"],
+    ]
+
+
+def test_an_own_result_never_has_a_printed_name() -> None:
+    for own in (
+        [TrainingResult("4-layer", "Jigsaw", "random", 2.0)],
+        [TrainingResult("small", "x", "random", 2.0), TrainingResult("small", "x", "random", 1.0)],
+    ):
+        with pytest.raises(TableError, match="two results are called"):
+            paper_table("table1", own=own)
+
+
+def test_latex_is_balanced_and_escaped() -> None:
+    own = [TrainingResult("4-layer", "50% a_b & $c$ #1 {d}", "random", 3.0)]
+    for text in (
+        paper_table("table1", "latex", own=own),
+        paper_table("tableS2", "latex"),
+        paper_table("tableS3", "latex", own=layers([0.5], [-0.1], checkpoint="x/gpt2")),
+    ):
+        bare = re.sub(r"\\[\\{}%&#$_]", "", re.sub(r"^%.*$", "", text, flags=re.M))
+        assert bare.count("{") == bare.count("}")
+        assert bare.count("$") % 2 == 0
+        assert not re.search(r"[_#−±]", bare)
+        columns = len(re.search(r"tabular\}\{(\w+)\}", text)[1])  # type: ignore[index]
+        inside = bare.split(r"\midrule")[1].split(r"\bottomrule")[0]
+        for line in filter(str.strip, inside.splitlines()):
+            assert line.count("&") == (0 if "multicolumn" in line else columns - 1), line
+        assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 1
+
+
+def test_markdown_and_latex_say_the_same() -> None:
+    latex = paper_table("tableS3", "latex")
+    for row in body(paper_table("tableS3")):
+        for name, median in (row[0:2], row[3:5]):
+            plain = re.sub(r"<sup>(.*)</sup>", r"\\textsuperscript{\1}", name)
+            assert f"{plain} & {median.replace('−', '$-$')} &" in latex
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"name": "tableS4"}, "expected table1, tableS2, tableS3"),
+        ({"name": "table1", "format": "html"}, "expected markdown, latex"),
+        ({"name": "table1", "own": layers([0.1], [0.1])}, "training results"),
+        ({"name": "tableS2", "own": []}, "a score table"),
+    ],
+)
+def test_wrong_requests(arguments: dict[str, object], words: str) -> None:
+    with pytest.raises((TableError, UnknownName), match=words):
+        paper_table(**arguments)  # type: ignore[arg-type]

@@ -1,0 +1,101 @@
+"""``wqk figure``: files, numbers, tables, and errors in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from tests.lab.figures.making import make_run, row, table
+
+from wqk.cli.main import command
+from wqk_lab.cli.figure import FIGURES as NAMES
+from wqk_lab.figures import FIGURES
+
+
+def wqk(*arguments: object) -> Result:
+    return CliRunner().invoke(command, ["figure", *map(str, arguments)])
+
+
+def test_the_command_knows_the_figures() -> None:
+    assert set(NAMES) == set(FIGURES)
+
+
+@pytest.mark.parametrize(
+    ("ending", "head"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")]
+)
+def test_pictures_by_their_endings(ending: str, head: bytes, tmp_path: Path) -> None:
+    out = tmp_path / f"heads.{ending}"
+    result = wqk("heads", "--out", out)
+    assert result.exit_code == 0, result.output
+    assert out.read_bytes().startswith(head)
+    assert [path.name for path in tmp_path.iterdir()] == [out.name]
+
+
+def test_the_default_is_a_pdf_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for mode in ("encoder", "decoder"):
+        make_run(tmp_path / mode, mode=mode)
+    result = wqk("fig3", "--from", "encoder", "decoder")
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "fig3.pdf").is_file()
+
+
+def test_numbers_as_csv_and_json(tmp_path: Path) -> None:
+    table(row(0, checkpoint="mine", symmetry=0.25)).write(tmp_path / "own.parquet")
+    assert wqk("fig2", tmp_path / "own.parquet", "--out", tmp_path / "x.csv").exit_code == 0
+    lines = (tmp_path / "x.csv").read_text().splitlines()
+    assert lines[0].startswith("source,name,model,stack")
+    assert "own,mine,mine,encoder,,1000000,0.25" in lines[-1]
+    result = wqk("fig2", "--from", tmp_path / "own.parquet", "--json")
+    rows = json.loads(result.stdout)["rows"]
+    assert rows[-1]["name"] == "mine"
+    assert len(rows) == len(lines) - 1
+
+
+def test_tables_go_to_the_terminal_or_a_file(tmp_path: Path) -> None:
+    printed = wqk("tableS3")
+    assert printed.exit_code == 0
+    assert "| BERT-tiny | −0.79 |" in printed.stdout
+    assert wqk("tableS3", "--out", tmp_path / "s3.tex").exit_code == 0
+    assert r"\begin{tabular}" in (tmp_path / "s3.tex").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["fig2", "--out", "fig2.doc"], "a figure is written as .png, .pdf, .svg, .csv"),
+        (["table1", "--out", "table1.png"], "table1 is written as .md or .tex"),
+        (["fig2", "--out", "absent/fig2.csv"], "cannot be written"),
+        (["fig2", "--from", "absent.parquet"], "absent.parquet: no such file or folder"),
+        (["coupling", "."], "contains no training run and no survey"),
+    ],
+)
+def test_what_goes_wrong_is_one_line(
+    arguments: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = wqk(*arguments)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("wqk: ")
+    assert told in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_papers_runs_below_ones_own(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / mode, mode=mode) for mode in ("encoder", "decoder")]
+    folders = [str(run.folder) for run in runs]
+    printed = wqk("s3", *folders, "--published", "--json")
+    rows = {row["comparison"] for row in json.loads(printed.stdout)["rows"]}
+    assert rows == {"wikipedia", "published: Jigsaw, 12-layer", "published: Red Pajama, 12-layer"}
+    assert wqk("s4", *folders, "--published", "--out", tmp_path / "s4.png").exit_code == 0
+    refused = wqk("fig3", *folders, "--published")
+    assert refused.exit_code == 2
+    assert "--published draws the paper's runs below yours in s3 and s4" in refused.stderr
+
+
+def test_words_that_do_not_go_together() -> None:
+    assert "Invalid value for" in wqk("fig9").stderr
+    assert "wqk atlas --json" in wqk("table1", "--json").stderr

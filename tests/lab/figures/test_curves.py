@@ -1,0 +1,130 @@
+"""Lines and bands over training against plain Python, seed by seed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import fmean, median, quantiles
+from typing import Any
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.lab.figures.making import make_run, row, table
+
+from wqk._files import append_lines
+from wqk.errors import RunError
+from wqk.tables.run import SCORES, Run
+from wqk_lab.figures.curves import (
+    layer_curves,
+    loss_curves,
+    loss_differences,
+    over_seeds,
+    score_curves,
+)
+
+SCORE = st.floats(-1, 1)
+
+
+def value(curves: pl.DataFrame, column: str = "value", **place: Any) -> float:
+    conditions = [pl.col(name).eq_missing(pl.lit(wanted)) for name, wanted in place.items()]
+    return float(curves.filter(*conditions)[column].item())
+
+
+@settings(max_examples=30)
+@given(st.lists(st.tuples(SCORE, SCORE), min_size=1, max_size=9))
+def test_medians_and_quartiles_are_those_of_the_layers(scores: list[tuple[float, float]]) -> None:
+    rows = [
+        row(layer, step=8, symmetry=symmetry, directionality_excess=excess)
+        for layer, (symmetry, excess) in enumerate(scores)
+    ]
+    curves = layer_curves(table(*rows))
+    for index, quantity in enumerate(("symmetry", "directionality_excess")):
+        column = [pair[index] for pair in scores]
+        place = {"quantity": quantity, "layer": None, "step": 8}
+        low, _, high = quantiles(column, n=4, method="inclusive") if len(column) > 1 else column * 3
+        assert value(curves, **place) == pytest.approx(median(column))
+        assert value(curves, "q25", **place) == pytest.approx(low)
+        assert value(curves, "q75", **place) == pytest.approx(high)
+    symmetries = [symmetry for symmetry, _ in scores]
+    gap = value(curves, quantity="symmetry_gap", layer=None, step=8)
+    assert gap == pytest.approx(max(symmetries) - min(symmetries))
+
+
+@settings(max_examples=30)
+@given(st.lists(st.dictionaries(st.integers(0, 5), SCORE), min_size=1, max_size=4))
+def test_seeds_are_averaged_where_all_of_them_are(seeds: list[dict[int, float]]) -> None:
+    frames = [
+        pl.DataFrame(
+            [{"quantity": "symmetry", "layer": 0, "step": s, "value": v} for s, v in seed.items()],
+            schema={
+                "quantity": pl.String,
+                "layer": pl.Int64,
+                "step": pl.Int64,
+                "value": pl.Float64,
+            },
+        )
+        for seed in seeds
+    ]
+    curves = over_seeds(frames)
+    common = sorted(set.intersection(*(set(seed) for seed in seeds)))
+    assert curves["step"].to_list() == common
+    for step in common:
+        values = [seed[step] for seed in seeds]
+        found = curves.filter(step=step).row(0, named=True)
+        assert found["value"] == pytest.approx(fmean(values))
+        assert (found["low"], found["high"]) == (min(values), max(values))
+        assert found["runs"] == len(seeds)
+
+
+def test_only_plain_self_attention_of_whole_layers_counts() -> None:
+    plain = [row(0, step=0, symmetry=0.5), row(1, step=0, symmetry=float("nan"))]
+    others = [
+        row(0, step=0, symmetry=9.0, **changes)
+        for changes in ({"head": 0}, {"kind": "cross"}, {"circuit": "ov"}, {"distance": 3})
+    ]
+    curves = layer_curves(table(*plain, *others)).filter(quantity="symmetry")
+    assert curves.select("layer", "value").rows() == [(0, 0.5), (None, 0.5)]
+
+
+def test_differences_are_taken_seed_by_seed(tmp_path: Path) -> None:
+    base = [make_run(tmp_path / f"base-{s}", seed=s) for s in (1, 2, 3)]
+    other = [make_run(tmp_path / f"other-{s}", seed=s, init="paired") for s in (2, 3, 9)]
+    differences = loss_differences(other, base)
+    # A run's losses follow from its seed alone, so that those of equal seeds cancel.
+    assert differences["value"].to_list() == pytest.approx([0, 0, 0])
+    assert differences["runs"].to_list() == [2, 2, 2]
+    assert differences["quantity"].unique().to_list() == ["loss_difference"]
+    assert loss_differences(other[-1:], base).is_empty()
+
+
+def test_a_run_that_goes_on_is_read_as_far_as_it_has_come(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / "a", seed=1), make_run(tmp_path / "b", steps=(0, 20), seed=2)]
+    with (runs[1].folder / SCORES).open("a") as file:
+        file.write('{"checkpoint": "torn')
+    assert score_curves(runs)["step"].unique().sort().to_list() == [0, 20]
+    assert loss_curves(runs)["step"].to_list() == [0, 20]
+
+
+def test_runs_without_a_common_step_are_named(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / "a", seed=1), make_run(tmp_path / "b", steps=(), seed=2)]
+    with pytest.raises(RunError, match="a, b: no step has scores in all of these runs"):
+        score_curves(runs)
+    with pytest.raises(RunError, match="a, b: no step has a held-out loss"):
+        loss_curves(runs)
+
+
+def test_updates_are_curves_of_their_own(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a", layers=1)
+    scores, updates = score_curves([run]), score_curves([run], "updates")
+    assert scores["value"].to_list() != updates["value"].to_list()
+    expected = run.updates.frame.sort("step")["symmetry"].to_list()
+    assert updates.filter(quantity="symmetry", layer=0)["value"].to_list() == expected
+
+
+def test_one_layer_and_one_look_are_enough(tmp_path: Path) -> None:
+    run = Run(tmp_path, {})
+    append_lines(tmp_path / SCORES, row(0, step=0, symmetry=0.5))
+    curves = score_curves([run])
+    place = {"quantity": "symmetry", "layer": None, "step": 0}
+    assert [value(curves, c, **place) for c in ("value", "q25", "q75", "low")] == [0.5] * 4

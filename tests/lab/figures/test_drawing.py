@@ -1,0 +1,232 @@
+"""Every figure is drawn, from plenty and from little; what is drawn are the numbers."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib.figure import Figure
+from tests.lab.figures.making import make_run, row, table
+
+from wqk._style import BLUE
+from wqk.errors import RunError, TableError, UnknownName
+from wqk.reporting.demo import demo_table
+from wqk.reporting.pictures.panels import shades, spread_apart
+from wqk_lab.figures import FIGURES, Sources, draw, numbers
+from wqk_lab.figures.curves import score_curves
+from wqk_lab.figures.starts import LOOKS, OTHERS
+
+TRAINING = ("fig3", "s3", "s4", "s5", "losses", "updates")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Sources:
+    """Two corpora, two modes, two seeds; four starts and a penalty on the first."""
+    folder = tmp_path_factory.mktemp("runs")
+    changes: list[dict[str, Any]] = [
+        {}, {"mode": "decoder"}, {"init": "symmetric"}, {"init": "paired"}, {"init": "skew"},
+        {"init": "mimetic"}, {"penalty": "symmetric", "penalty_weight": 0.1},
+    ]  # fmt: skip
+    return Sources(
+        tuple(
+            make_run(folder / f"{index}-{seed}", seed=seed, **change)
+            for index, change in enumerate(changes)
+            for seed in (1, 2)
+        )
+    )
+
+
+def other_corpus(folder: Path) -> Sources:
+    modes = ("encoder", "decoder")
+    return Sources(
+        tuple(make_run(folder / f"{m}{c}", corpus=c, mode=m) for c in ("a", "b") for m in modes)
+    )
+
+
+def laid_out(figure: Figure) -> Figure:
+    """Warnings of a layout that does not fit are errors here."""
+    figure.draw_without_rendering()
+    return figure
+
+
+@pytest.mark.parametrize("name", ["fig3", "s5", "losses", "updates"])
+def test_runs_are_drawn(name: str, runs: Sources) -> None:
+    laid_out(draw(name, runs))
+
+
+@pytest.mark.parametrize("name", ["s3", "s4"])
+def test_corpora_are_rows(name: str, tmp_path: Path) -> None:
+    figure = laid_out(draw(name, other_corpus(tmp_path)))
+    texts = [text.get_text() for a in figure.axes for text in (a.title, *a.texts)]
+    texts += [a.get_title(loc="left") for a in figure.axes]
+    assert {"a", "b"} <= set(texts)
+
+
+@pytest.mark.parametrize("name", ["s3", "s4", "updates"])
+def test_no_row_is_cut_off(name: str, tmp_path: Path) -> None:
+    seeds = {"a": 3, "b": 4, "c": 5}
+    runs = [
+        make_run(tmp_path / f"{mode}{corpus}", corpus=corpus, mode=mode, seed=seed)
+        for corpus, seed in seeds.items()
+        for mode in ("encoder", "decoder")
+    ]
+    for axis in draw(name, Sources(tuple(runs))).axes:
+        low, high = axis.get_ylim()
+        for line in axis.lines:
+            assert low <= min(line.get_ydata()) <= max(line.get_ydata()) <= high
+
+
+def test_two_corpora_do_not_go_into_figure_3(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="fig3 shows one pair"):
+        draw("fig3", other_corpus(tmp_path))
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_one_layer_one_look_one_seed_are_enough(name: str, tmp_path: Path) -> None:
+    change = {"init": "skew"} if name in ("s5", "losses") else {"mode": "decoder"}
+    pair = [make_run(tmp_path / str(i), (0,), layers=1, **c) for i, c in enumerate(({}, change))]
+    laid_out(draw(name, Sources(tuple(pair))))
+
+
+def test_many_layers_are_not_all_named(tmp_path: Path) -> None:
+    pair = [make_run(tmp_path / m, mode=m, layers=30) for m in ("encoder", "decoder")]
+    axes = laid_out(draw("fig3", Sources(tuple(pair)))).axes
+    assert len(axes[1].lines) == 30 + 1
+    assert sum(text.get_text().isdigit() for text in axes[1].texts) == 10
+
+
+def test_lines_are_the_numbers(runs: Sources) -> None:
+    axes = draw("fig3", runs).axes
+    encoders = [run for run in runs.runs if run.name.startswith("0-")]
+    curves = score_curves(encoders).filter(quantity="symmetry")
+    medians = curves.filter(curves["layer"].is_null())
+    assert axes[0].lines[0].get_ydata().tolist() == medians["value"].to_list()
+    for layer in range(3):
+        drawn = axes[1].lines[layer].get_ydata().tolist()
+        assert drawn == curves.filter(layer=layer)["value"].to_list()
+
+
+def test_starts_keep_their_looks_and_no_two_look_alike() -> None:
+    looks = [(look["color"], str(look["linestyle"])) for look in (*LOOKS.values(), *OTHERS)]
+    assert len(set(looks)) == len(looks)
+
+
+@pytest.mark.parametrize("name", ["fig2", "coupling"])
+def test_the_packages_own_models_stand_in(name: str) -> None:
+    assert FIGURES[name].stand_in == "blocks"
+    laid_out(draw(name, Sources(blocks=demo_table().details.blocks)))
+
+
+def test_own_scans_are_named_in_figure_2() -> None:
+    figure = laid_out(draw("fig2", Sources(table=table(row(0, checkpoint="mine")))))
+    assert "mine" in [text.get_text() for text in figure.axes[0].texts]
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels[:2] == ["encoder, published (21)", "decoder, published (21)"]
+    assert "encoder, own scan (1)" in labels
+    assert "wrong pairs of heads (17)" in labels
+
+
+def test_terms_within_and_between_heads() -> None:
+    sources = Sources(table=demo_table())
+    rows = numbers("heads", sources)
+    sums = rows["symmetry_within_heads"] + rows["symmetry_between_heads"]
+    np.testing.assert_allclose(sums, rows["symmetry"], atol=1e-6)
+    axes = laid_out(draw("heads", sources)).axes
+    assert [axis.get_title(loc="left") for axis in axes] == ["encoder", "decoder"]
+    heights = [bar.get_height() for bar in axes[0].patches[:4]]
+    assert heights == rows["symmetry_within_heads"].to_list()[:4]
+
+
+def test_coupling_is_that_of_the_details() -> None:
+    blocks = demo_table().details.blocks
+    axes = laid_out(draw("coupling", Sources(blocks=blocks))).axes
+    for axis, block in zip(axes, blocks, strict=False):
+        np.testing.assert_array_equal(axis.images[0].get_array(), block.coupling)
+
+
+def test_distances_are_curves_of_the_layers() -> None:
+    rows = [row(n, distance=d, symmetry=n + d / 10) for n in (0, 1) for d in (4, 0, 2)]
+    figure = laid_out(draw("distances", Sources(table=table(*rows))))
+    lines = figure.axes[0].lines
+    assert lines[0].get_xdata().tolist() == [0, 2, 4]
+    assert lines[1].get_ydata().tolist() == [1.0, 1.2, 1.4]
+
+
+@pytest.mark.parametrize(
+    ("name", "needed"),
+    [(name, "got no") for name in TRAINING if name not in ("fig3", "s3", "s4", "s5")]
+    + [("distances", "--distance 0:64"), ("heads", "wqk scan"), ("coupling", "--details")],
+)
+def test_what_a_figure_lacks_is_told(name: str, needed: str) -> None:
+    with pytest.raises((RunError, TableError), match=needed):
+        draw(name, Sources())
+
+
+def test_there_is_no_other_figure() -> None:
+    with pytest.raises(UnknownName, match="no such figure; figures are fig2, s1"):
+        draw("fig9", Sources())
+
+
+@settings(max_examples=50)
+@given(st.lists(st.floats(0, 1), max_size=8).map(sorted), st.floats(0.01, 0.2))
+def test_names_are_moved_apart_in_order_and_no_others(heights: list[float], gap: float) -> None:
+    moved = spread_apart(heights, gap)
+    assert (np.diff(moved) >= gap - 1e-9).all()
+    if gap * len(heights) < 1:
+        assert all(-1e-9 <= height <= 1 + 1e-9 for height in moved)
+    if (np.diff(heights) >= gap).all():
+        assert moved == pytest.approx(heights)
+
+
+def test_shades_go_from_light_to_dark() -> None:
+    lightness = [sum(shade) for shade in shades(BLUE, 12)]
+    assert lightness == sorted(lightness, reverse=True)
+
+
+def test_no_title_of_a_form_is_cut_off() -> None:
+    from wqk.reporting.pictures import matrix
+    from wqk.reporting.pictures.matrix import picture
+
+    image = picture(demo_table().details.blocks[0])
+    scores = "symmetry 0.58, directionality -0.05, directionality (excess) -0.10"
+    figure = laid_out(matrix(image, "a-model-with-a-rather-long-name, layer 3, head 11", scores))
+    page = figure.bbox
+    for text in (figure._suptitle, *(axis._left_title for axis in figure.axes)):
+        box = text.get_window_extent()
+        assert page.x0 <= box.x0
+        assert box.x1 <= page.x1
+    assert "−0.10" in figure.axes[1]._left_title.get_text()
+
+
+def test_rows_of_coupling_are_even_and_every_panel_is_labeled() -> None:
+    figure = draw("coupling", Sources(blocks=demo_table().details.blocks))
+    panels = [axis for axis in figure.axes if axis.images]
+    assert len(panels) == 8
+    assert all(axis.get_xlabel() == "head b" for axis in panels)
+
+
+def test_both_panels_of_losses_show_the_seeds_that_have_a_partner(tmp_path: Path) -> None:
+    starts = {"random": (1, 2, 3), "symmetric": (1, 2)}
+    runs = [
+        make_run(tmp_path / f"{start}-{seed}", init=start, seed=seed)
+        for start, seeds in starts.items()
+        for seed in seeds
+    ]
+    shown = numbers("losses", Sources(tuple(runs)))
+    counts = shown.group_by("start", "quantity").agg(pl.col("runs").max())
+    assert set(counts["runs"]) == {2}
+
+
+def test_names_of_models_cover_neither_each_other_nor_an_edge() -> None:
+    figure = draw("fig2", Sources())
+    for axis in figure.axes[:2]:
+        boxes = [text.get_window_extent() for text in axis.texts if len(text.get_text()) > 1]
+        assert len(boxes) > 3
+        assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+        assert all(axis.bbox.x0 <= box.x0 and box.x1 <= axis.bbox.x1 for box in boxes)

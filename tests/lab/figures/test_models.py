@@ -1,0 +1,115 @@
+"""Which models Figures 2, S1 and S2 show, and as what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+import pytest
+from tests.lab.figures.making import row, table
+
+from wqk.reporting.pictures.matrix import examples, picture
+from wqk.tables.score_table import ScoreTable
+from wqk_lab.atlas import all_published, drawn_models, flags, sound_models
+from wqk_lab.figures.models import HOLLOW, by_size, model_rows
+
+
+def own(figure: str, *rows: dict[str, Any]) -> list[tuple[str, str]]:
+    shown = model_rows(figure, table(*rows)).filter(source="own")
+    return shown.select("name", "stack").rows()
+
+
+def test_every_published_model_has_its_place_and_every_artifact_a_reason() -> None:
+    rows = pl.concat([model_rows(figure) for figure in ("fig2", "s1", "s2")])
+    assert rows.filter("sound").height == sound_models().height + drawn_models()["sound"].sum()
+    artifacts = all_published().filter(~pl.col("sound"))
+    assert set(rows.filter(~pl.col("sound"))["model"]) == set(artifacts["model"])
+    assert set(rows["model"]) == set(all_published()["model"])
+    assert set(model_rows("s1")["modality"]) == {"vision", "audio"}
+    assert not rows.filter("sound").select("model", "stack").is_duplicated().any()
+    assert {name for name, flag in flags().items() if flag.artifact} == set(HOLLOW)
+
+
+def test_numbers_are_the_printed_ones() -> None:
+    bert = model_rows("fig2").filter(name="BERT-base")
+    columns = ["symmetry", "symmetry_below", "symmetry_above", "directionality"]
+    assert bert.select(columns).rows() == [(0.51, 0.09, 0.07, -0.08)]
+
+
+def test_medians_and_quartiles_of_own_scores() -> None:
+    rows = [row(layer, symmetry=s) for layer, s in enumerate((0.1, 0.2, 0.4, 0.8, 0.9))]
+    (found,) = model_rows("fig2", table(*rows)).filter(source="own").to_dicts()
+    assert [found[f"symmetry{side}"] for side in ("", "_below", "_above")] == pytest.approx(
+        [0.4, 0.2, 0.4]
+    )
+
+
+def test_models_of_the_papers_sets_are_shown_where_they_belong() -> None:
+    rows = [
+        row(0, checkpoint="openai-community/gpt2", stack="decoder"),
+        row(0, checkpoint="/models/vit-base-patch16-224"),
+        row(0, checkpoint="openai/whisper-tiny"),
+        row(0, checkpoint="openai/whisper-tiny", stack="decoder"),
+    ]
+    assert own("fig2", *rows) == [("gpt2", "decoder")]
+    assert own("s1", *rows) == [("vit-base-patch16-224", "encoder")]
+    assert own("s2", *rows) == [("whisper-tiny", "encoder"), ("whisper-tiny", "decoder")]
+
+
+def test_unknown_models_go_by_their_stacks() -> None:
+    both = [row(0, checkpoint="both", stack=stack) for stack in ("encoder", "decoder")]
+    single = [row(0, checkpoint="mine", stack="vision"), row(0, checkpoint="x", stack="backbone")]
+    assert own("fig2", *both, *single) == [("mine", "encoder")]
+    assert own("s2", *both, *single) == [("both", "encoder"), ("both", "decoder")]
+
+
+def test_of_several_steps_the_last_counts() -> None:
+    rows = [row(0, step=step, symmetry=step / 100) for step in (0, 50, 20)]
+    shown = model_rows("fig2", table(*rows)).filter(source="own")
+    assert shown.select("name", "symmetry").rows() == [("model, step 50", 0.5)]
+
+
+def test_scores_of_other_forms_are_left_out() -> None:
+    folded = ScoreTable(table(row(0)).frame, {"folded_norms": True})
+    assert model_rows("fig2", folded).filter(source="own").is_empty()
+
+
+def test_the_shown_forms_are_the_clearest_ones() -> None:
+    from wqk.reporting.demo import demo_table
+
+    blocks = demo_table().details.blocks
+    layers = demo_table().layers.frame
+    encoder = layers.filter(checkpoint="encoder").sort("symmetry")["layer"][-1]
+    titles = list(examples(blocks))
+    assert titles[0] == f"encoder, layer {encoder}"
+    assert titles[1].startswith("decoder, layer")
+    assert list(examples(blocks[:1])) == ["encoder, layer 0"]
+    image = picture(blocks[0])
+    assert image.outlying_rows.nonzero()[0].tolist() == blocks[0].outlying_rows.tolist()
+    assert image.pixels.shape == (128, 128)
+
+
+def test_one_model_alone_fills_both_panels() -> None:
+    from wqk.reporting.demo import demo_table
+
+    decoder = [block for block in demo_table().details.blocks if block.key.stack == "decoder"]
+    pictures = examples(decoder)
+    assert len(pictures) == 2
+    figure = by_size(model_rows("fig2"), pictures)
+    letters = [text.get_text() for axis in figure.axes for text in axis.texts]
+    assert {"a", "b", "c", "d"} <= set(letters)
+
+
+def test_the_models_that_matter_are_named() -> None:
+    figure = by_size(model_rows("fig2"))
+    names = {text.get_text() for text in figure.axes[0].texts}
+    assert {"BERT-2L-128", "LLaMA2-13B-chat"} <= names
+    assert len(names) < 12
+
+
+def test_a_checkpoint_of_queries_and_keys_alone_has_no_size() -> None:
+    shape = {"rank": 64, "d_query": 64, "d_key": 64, "heads": 4, "key_heads": 4}
+    weights = 2 * 64 * 64
+    alone = row(0, checkpoint="alone", parameters=weights + 128, **shape)
+    whole = row(0, checkpoint="whole", parameters=10 * weights, **shape)
+    assert own("fig2", alone, whole) == [("whole", "encoder")]

@@ -1,0 +1,99 @@
+"""What paths hold: runs, folders of runs, surveys, tables, details."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.lab.figures.making import make_run, row, table
+
+from wqk.errors import OutputError, RunError, TableError
+from wqk.reporting.demo import demo_table
+from wqk_lab.figures import Sources, read_sources, table_text
+from wqk_lab.figures.results import training_results
+
+
+def test_each_kind_of_path_is_known(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        make_run(tmp_path / "runs" / name)
+    (tmp_path / "survey").mkdir()
+    table(row(0)).write(tmp_path / "survey" / "scores.parquet")
+    table(row(1), row(2)).write(tmp_path / "scores.csv")
+    demo_table().details.write(tmp_path / "forms.npz")
+    one = read_sources(tmp_path / "runs" / "a")
+    assert [run.name for run in one.runs] == ["a"]
+    paths = [tmp_path / name for name in ("runs", "survey", "scores.csv", "forms.npz")]
+    found = read_sources(*paths)
+    assert [run.name for run in found.runs] == ["a", "b"]
+    assert found.table is not None
+    assert found.table.frame["layer"].to_list() == [0, 1, 2]
+    assert len(found.blocks) == 8
+    assert found.scores is not None
+    assert len(found.scores) == 3 + 2 * 9
+
+
+def test_what_holds_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TableError, match="contains no training run and no survey; expected"):
+        read_sources(tmp_path)
+    for absent in ("absent.parquet", "runs"):
+        with pytest.raises(TableError, match=f"{absent}: no such file or folder"):
+            read_sources(tmp_path / absent)
+    (tmp_path / "run.json").write_text("[]")
+    with pytest.raises(RunError, match="expected one JSON object"):
+        read_sources(tmp_path)
+
+
+def test_nothing_gives_nothing() -> None:
+    assert read_sources() == Sources()
+    assert Sources().scores is None
+
+
+def test_losses_at_the_end_stand_below_table_1(tmp_path: Path) -> None:
+    runs = (
+        *(make_run(tmp_path / f"{s}", seed=s) for s in (1, 2)),
+        make_run(tmp_path / "decoder", mode="decoder"),
+        make_run(tmp_path / "paired", init="paired"),
+    )
+    first, second = (run.metrics["held_out_loss"][-1] for run in runs[:2])
+    random, paired = training_results(runs)
+    size = "3 layers of width 8, 40 steps of 4 × 16 tokens"
+    assert (random.size, random.dataset, random.initialization) == (size, "wikipedia", "random")
+    assert random.loss == pytest.approx((first + second) / 2)
+    assert random.loss_interval is not None
+    assert random.seeds == 2
+    assert (paired.initialization, paired.loss_interval, paired.seeds) == ("paired", None, 1)
+    text = table_text("table1", Sources(runs))
+    # No printed line has changed but for the number of its seeds, and own lines come below.
+    printed = table_text("table1", Sources()).splitlines()
+    lines = [line.removesuffix(" 1 |") for line in text.splitlines()]
+    assert all(any(line.startswith(old) for line in lines) for old in printed[4:18])
+    assert text.index(size) > text.index("Red Pajama (+ symmetric)")
+    assert table_text("table1", Sources(runs), ".tex").startswith("% ")
+
+
+def test_two_cells_of_one_name_are_an_error(tmp_path: Path) -> None:
+    runs = (make_run(tmp_path / "one"), make_run(tmp_path / "two", learning_rate=0.5))
+    with pytest.raises(RunError, match=r"are two cells, .*two and .*one, which differ in learning"):
+        training_results(runs)
+
+
+def test_runs_of_a_cell_that_end_apart_are_an_error(tmp_path: Path) -> None:
+    runs = (make_run(tmp_path / "one"), make_run(tmp_path / "two", (0, 20), seed=2))
+    with pytest.raises(RunError, match="end at the steps 20, 40"):
+        training_results(runs)
+
+
+def test_tables_with_the_wrong_sources(tmp_path: Path) -> None:
+    with pytest.raises(TableError, match="table1 takes training runs"):
+        table_text("table1", Sources(table=table(row(0))))
+    with pytest.raises(RunError, match="got 1 other runs"):
+        table_text("table1", Sources((make_run(tmp_path / "short", (0,)),)))
+    with pytest.raises(TableError, match="tableS2 takes scores"):
+        table_text("tableS2", Sources(blocks=demo_table().details.blocks))
+    with pytest.raises(OutputError, match=r"written as .md or .tex; got the ending '.pdf'"):
+        table_text("table1", Sources(), ".pdf")
+
+
+def test_own_scores_stand_beside_table_s2() -> None:
+    own = table(row(0, checkpoint="google-bert/bert-base-uncased", symmetry=0.123))
+    assert "0.12" in table_text("tableS2", Sources(table=own))

@@ -1,0 +1,176 @@
+"""Run directories: what a killed or running training leaves, and what only looks like one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import wqk
+from wqk._files import append_lines, locked, read_lines
+from wqk.errors import RunError
+from wqk.tables.run import (
+    METRICS,
+    SCORES,
+    SETTINGS,
+    Run,
+    create_run,
+    drop_after,
+    open_run,
+)
+
+SETTINGS_EXAMPLE = {"recipe": {"steps": 3}, "corpus": {"fingerprint": "ab"}}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    run = create_run(tmp_path / "run", SETTINGS_EXAMPLE)
+    append_lines(run.folder / METRICS, {"step": 0, "held_out_loss": 5})
+    append_lines(run.folder / METRICS, {"step": 2, "loss": 4.5, "tokens": 64, "seconds": 1})
+    append_lines(run.folder / METRICS, {"step": 2, "held_out_loss": 4.25})
+    return run
+
+
+def test_metrics_are_one_row_for_each_step(run: Run) -> None:
+    rows = run.metrics.select("step", "loss", "held_out_loss", "tokens", "seconds").rows()
+    assert rows == [(0, None, 5.0, None, None), (2, 4.5, 4.25, 64, 1.0)]
+
+
+def test_a_run_that_has_just_begun_is_empty(tmp_path: Path) -> None:
+    run = open_run(create_run(tmp_path / "new", SETTINGS_EXAMPLE).folder)
+    assert run.name == "new"
+    assert run.recipe == {"steps": 3}
+    assert (len(run.metrics), len(run.scores), len(run.updates), run.checkpoints) == (0, 0, 0, [])
+
+
+@given(cut=st.integers(0, 200))
+def test_a_line_torn_anywhere_is_not_read(
+    cut: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("torn") / METRICS
+    for step in range(4):
+        append_lines(path, {"step": step, "loss": 1 / (step + 1)})
+    content = path.read_bytes()[:cut]
+    path.write_bytes(content)
+    assert [line["step"] for line in read_lines(path)] == list(range(content.count(b"\n")))
+
+
+def test_scores_come_back_as_a_table(run: Run) -> None:
+    table = wqk.scan(wqk.demo_model("encoder"))
+    append_lines(run.folder / SCORES, {"metadata": {"gamma": 2.0}})
+    for row in table.frame.to_dicts():
+        append_lines(run.folder / SCORES, {**row, "step": 7})
+    with (run.folder / SCORES).open("ab") as file:
+        file.write(b'{"checkpoint": "torn')
+    scores = open_run(run.folder).scores
+    assert scores.metadata["gamma"] == 2.0
+    assert scores.frame.drop("step").equals(table.frame.drop("step"))
+    assert set(scores.frame["step"]) == {7}
+
+
+def test_checkpoints_in_the_order_of_their_steps(run: Run) -> None:
+    for name in ("checkpoint-10", "checkpoint-9", "checkpoint-x", ".saving"):
+        (run.folder / name).mkdir()
+    (run.folder / "checkpoint-11").write_text("no folder")
+    assert [(step, path.name) for step, path in run.checkpoints] == [
+        (9, "checkpoint-9"),
+        (10, "checkpoint-10"),
+    ]
+
+
+def test_going_back_drops_later_lines_and_the_torn_one(run: Run) -> None:
+    path = run.folder / METRICS
+    with path.open("ab") as file:
+        file.write(b'{"step": 1, "lo')
+    drop_after(path, 1)
+    assert read_lines(path) == [{"step": 0, "held_out_loss": 5}]
+    assert path.read_bytes().endswith(b"\n")
+    drop_after(run.folder / "nothing.jsonl", 1)
+    assert not (run.folder / "nothing.jsonl").exists()
+
+
+@pytest.mark.parametrize("content", [b"[1]", b"{", b"\xff", b"", b"[" * 100_000])
+def test_settings_that_are_none(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / SETTINGS).write_bytes(content)
+    with pytest.raises(RunError, match="one JSON object"):
+        open_run(tmp_path)
+
+
+@pytest.mark.parametrize("place", ["nowhere", "."])
+def test_no_run_here(tmp_path: Path, place: str) -> None:
+    with pytest.raises(RunError, match=r"not a run's folder; expected a run\.json"):
+        open_run(tmp_path / place)
+
+
+@pytest.mark.parametrize(
+    "line", [b"[]", b"nonsense", b'{"step": "two"}', b'{"step": 1, "loss": "low"}', b"\xff\xfe"]
+)
+def test_damaged_metrics_are_named(run: Run, line: bytes) -> None:
+    with (run.folder / METRICS).open("ab") as file:
+        file.write(line + b"\n")
+    with pytest.raises(RunError, match=METRICS):
+        _ = run.metrics
+
+
+@pytest.mark.parametrize("line", [{"metadata": 1}, {"step": "two"}, {"layer": {}}])
+def test_damaged_scores_are_named(run: Run, line: dict[str, Any]) -> None:
+    append_lines(run.folder / SCORES, line)
+    with pytest.raises(RunError, match=SCORES):
+        _ = run.scores
+
+
+def test_settings_without_a_recipe(tmp_path: Path) -> None:
+    run = create_run(tmp_path / "run", {"recipe": [], "corpus": {"unit": "words"}})
+    assert run.corpus == {"unit": "words"}
+    with pytest.raises(RunError, match=r"run\.json: expected an object 'recipe', got \[\]"):
+        _ = run.recipe
+
+
+def test_a_run_is_made_once(run: Run) -> None:
+    before = (run.folder / SETTINGS).read_bytes()
+    with pytest.raises(RunError, match="already contains a run"):
+        create_run(run.folder, {})
+    assert (run.folder / SETTINGS).read_bytes() == before
+    assert json.loads(before) == SETTINGS_EXAMPLE
+
+
+def test_a_run_cannot_be_made_under_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="cannot be created"):
+        create_run(tmp_path / "file" / "run", {})
+
+
+def test_one_process_writes(run: Run) -> None:
+    code = (
+        "import sys, pathlib\nfrom wqk._files import locked\n"
+        "with locked(pathlib.Path(sys.argv[1], '.lock'), 'training run'): pass"
+    )
+    command = [sys.executable, "-c", code, str(run.folder)]
+    with locked(run.folder / ".lock", "training run"):
+        refused = subprocess.run(command, capture_output=True, text=True)
+    assert "another training run is running here" in refused.stderr
+    assert subprocess.run(command).returncode == 0
+
+
+def test_runs_are_read_without_torch(run: Run) -> None:
+    code = (
+        f"import sys\nfrom wqk.tables.run import open_run\nopen_run({str(run.folder)!r}).metrics\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("number", ["1" + "0" * 30, "1" * 5_000, "1e999", '"one"'])
+def test_numbers_that_no_column_holds_are_one_line(number: str, tmp_path: Path) -> None:
+    run = create_run(tmp_path / "run", SETTINGS_EXAMPLE)
+    (run.folder / METRICS).write_text('{"step": 0}\n{"step": ' + number + "}\n")
+    with pytest.raises(RunError) as caught:
+        open_run(run.folder).metrics  # noqa: B018
+    assert "metrics.jsonl" in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,228 @@
+"""The speed-up of Table 1, on curves whose speed-up is known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wqk._files import append_lines
+from wqk.cli.main import command
+from wqk.errors import RunError
+from wqk.tables.run import METRICS, Run, create_run, open_run
+from wqk_lab.runs.speedup import SpeedUp, StartSpeedUp, first_below, paired, saved_share, speedups
+
+STEPS = 100
+
+
+def train(
+    folder: Path,
+    losses: list[float],
+    init: str = "random",
+    seed: int = 1,
+    last: int = STEPS,
+    **more,
+) -> Run:
+    """A finished run that was logged at equal distances; the first entry is the start."""
+    recipe = {"mode": "encoder", "init": init, "seed": seed, "steps": STEPS} | more
+    run = create_run(folder / f"{init}-{seed}", {"recipe": recipe})
+    for step, loss in zip(np.linspace(0, last, len(losses)).astype(int), losses, strict=True):
+        append_lines(run.folder / METRICS, {"step": int(step), "held_out_loss": loss, "loss": loss})
+    return open_run(run.folder)
+
+
+def test_a_run_that_is_there_in_half_the_steps_saves_half_of_them(tmp_path: Path) -> None:
+    slow = train(tmp_path, [5, 4, 3, 2, 1])
+    fast = train(tmp_path, [5, 3, 1, 0.5, 0.4], init="symmetric")
+    [comparison] = speedups([slow, fast], smoothing=0)
+    assert (comparison.start, comparison.baseline) == ("symmetric", "random")
+    [run] = comparison.runs
+    assert (run.first, run.lasting, run.loss, run.baseline_loss) == (0.5, 0.5, 0.4, 1)
+
+
+def test_a_slower_start_is_negative_by_the_same_rule(tmp_path: Path) -> None:
+    better = train(tmp_path, [5, 3, 2, 1, 1])
+    worse = train(tmp_path, [5, 4, 3, 2.5, 2], init="paired")
+    [comparison] = speedups([better, worse], smoothing=0)
+    [run] = comparison.runs
+    assert (run.first, run.lasting, run.difference) == (-0.5, -0.5, 1.0)
+
+
+@given(
+    losses=st.lists(
+        st.tuples(st.floats(0.1, 10), st.floats(0.1, 10)), min_size=2, max_size=12, unique=True
+    )
+)
+def test_exchanging_the_two_changes_the_sign(
+    tmp_path_factory: pytest.TempPathFactory, losses: list[tuple[float, float]]
+) -> None:
+    folder = tmp_path_factory.mktemp("pair")
+    one, other = (
+        train(folder, [5, *(pair[side] for pair in losses)], init=init)
+        for side, init in enumerate(("random", "symmetric"))
+    )
+    [there], [back] = (speedups(pair, smoothing=0)[0].runs for pair in ((one, other), (other, one)))
+    if losses[-1][0] != losses[-1][1]:
+        assert (there.first, there.lasting) == (-back.first, -back.lasting)
+    assert there.difference == -back.difference
+
+
+def test_intervals_against_scipys_paired_test(tmp_path: Path) -> None:
+    from scipy.stats import ttest_rel
+
+    pairs = [(1.0, 0.8), (1.1, 1.05), (0.9, 0.92), (1.2, 1.0)]
+    runs = [
+        train(tmp_path, [5, pair[side]], init=init, seed=seed)
+        for side, init in enumerate(("random", "symmetric"))
+        for seed, pair in enumerate(pairs, start=1)
+    ]
+    result = speedups(runs, smoothing=0)[0].over_seeds("difference")
+    known = ttest_rel([b for _, b in pairs], [a for a, _ in pairs])
+    interval = known.confidence_interval()
+    assert (result.p, result.low, result.high) == pytest.approx(
+        (known.pvalue, interval.low, interval.high)
+    )
+
+
+def test_what_is_detectable_is_detected_in_four_of_five_trials() -> None:
+    rng = np.random.default_rng(0)
+    found = [
+        paired(rng.normal(0.5, 1.0, 12).tolist()).p < 0.05  # type: ignore[operator]
+        for _ in range(2000)
+    ]
+    # At the power that was asked for, the effect and the detectable one agree.
+    effects = [paired(rng.normal(0, 1.0, 12).tolist()).detectable or 0 for _ in range(2000)]
+    grown = [
+        paired(rng.normal(float(np.mean(effects)), 1.0, 12).tolist()).p < 0.05  # type: ignore[operator]
+        for _ in range(2000)
+    ]
+    assert np.mean(grown) == pytest.approx(0.8, abs=0.04)
+    assert np.mean(found) < 0.5
+
+
+def test_runs_that_stopped_early_compare_where_they_stopped(tmp_path: Path) -> None:
+    runs = [
+        train(tmp_path, [5, 3, end], init=init, steps=4 * STEPS)
+        for init, end in (("random", 2), ("symmetric", 1))
+    ]
+    [comparison] = speedups(runs)
+    assert (comparison.step, comparison.steps) == (STEPS, 4 * STEPS)
+
+
+def test_the_step_below_a_level_is_that_of_a_mean(tmp_path: Path) -> None:
+    run = train(tmp_path, [5, 4, 2, 2, 1])  # at 0, 25, 50, 75, 100
+    assert first_below(run, 2.5, steps=50) == 75
+    assert first_below(run, 1.2, steps=50) is None
+
+
+def test_steps_to_a_level_are_paired_by_seed(tmp_path: Path) -> None:
+    falls = {("random", 1): 250, ("random", 2): 300, ("paired", 1): 150, ("paired", 2): 180}
+    runs = [
+        train(tmp_path, [5 if step < fall else 1 for step in range(0, 401, 10)], init, seed, 400)
+        for (init, seed), fall in falls.items()
+    ]
+    [comparison] = speedups(runs, level=3)
+    # A window of 10 entries has its mean below 3 when 6 of them are at 1.
+    assert [(run.below, run.baseline_below) for run in comparison.runs] == [(200, 300), (230, 350)]
+    assert comparison.steps_later == paired([-100, -120])
+    [never] = speedups(runs, level=0.5)
+    assert never.steps_later is None
+
+
+def test_a_mean_over_seeds_leaves_out_no_slow_one() -> None:
+    def compared(*steps: tuple[int | None, int | None]) -> StartSpeedUp:
+        runs = (SpeedUp(seed, 2, 1, 0, 0, *both) for seed, both in enumerate(steps))
+        return StartSpeedUp("paired", "random", 900, 900, tuple(runs))
+
+    later = compared((500, 450), (600, 500)).steps_later
+    assert later is not None
+    assert later == paired([-50, -100])
+    assert compared((500, 450), (None, 500)).steps_later is None
+
+
+def test_the_baseline_is_the_start_of_the_first_run(tmp_path: Path) -> None:
+    random = train(tmp_path, [5, 4, 3, 2, 1])
+    symmetric = train(tmp_path, [5, 4, 3, 3, 3], init="symmetric")
+    [comparison] = speedups([symmetric, random], smoothing=0)
+    assert (comparison.start, comparison.baseline) == ("random", "symmetric")
+    assert comparison.runs[0].first == 0.5
+
+
+def test_a_loss_that_touches_the_target_and_rises_is_told_from_one_that_stays(
+    tmp_path: Path,
+) -> None:
+    calm = train(tmp_path, [5, 4, 3, 2, 2])
+    noisy = train(tmp_path, [5, 2, 3, 3, 1], init="symmetric")
+    [run] = speedups([calm, noisy], smoothing=0)[0].runs
+    assert (run.first, run.lasting) == (0.75, 0.0)
+
+
+def test_seeds_are_compared_with_their_own_baseline(tmp_path: Path) -> None:
+    runs = [
+        train(tmp_path, [5, 3, 1], seed=1),
+        train(tmp_path, [5, 3, 2], seed=2),
+        train(tmp_path, [5, 1, 1], init="symmetric", seed=1),
+        train(tmp_path, [5, 3, 2], init="symmetric", seed=2),
+    ]
+    [comparison] = speedups(runs, smoothing=0)
+    assert [run.first for run in comparison.runs] == [0.5, 0.0]
+    assert comparison.over_seeds("first").mean == 0.25
+
+
+@given(losses=st.lists(st.floats(0.1, 10), min_size=2, max_size=30), above=st.floats(0, 5))
+def test_saved_steps_against_a_search_by_hand(losses: list[float], above: float) -> None:
+    steps, target = np.arange(1.0, len(losses) + 1), losses[-1] + above
+    first, lasting = saved_share(steps, np.array(losses), target)
+    total = len(losses)
+    below = [loss <= target for loss in losses]
+    assert first == pytest.approx(1 - (below.index(True) + 1) / total)
+    stays = next(1 - (i + 1) / total for i in range(total) if all(below[i:]))
+    assert lasting == pytest.approx(stays)
+    assert 0 <= lasting <= first < 1
+
+
+def test_smoothing_is_a_trailing_mean(tmp_path: Path) -> None:
+    baseline = train(tmp_path, [5, 5, 4, 2, 2])
+    candidate = train(tmp_path, [5, 3, 1, 3, 3], init="symmetric")
+    [run] = speedups([baseline, candidate], smoothing=0.5)[0].runs
+    # Means of two entries: 5, 4.5, 3, 2 and 3, 2, 2, 3.
+    assert (run.baseline_loss, run.loss, run.first, run.lasting) == (2, 3, -0.25, -0.25)
+
+
+def test_what_does_not_compare_is_refused(tmp_path: Path) -> None:
+    random = train(tmp_path, [5, 3, 1])
+    behind = train(tmp_path, [5, 3], init="paired", last=50)
+    other = train(tmp_path / "wide", [5, 3, 1], init="symmetric", width=64)
+    elsewhere = train(tmp_path, [5, 3, 1], init="symmetric", seed=7)
+    for runs, message in (
+        ([random], "with different initializations"),
+        ([random, other], "with different initializations"),
+        ([random, elsewhere], "have none in common"),
+        ([behind, random], "at the same step"),
+    ):
+        with pytest.raises(RunError, match=message):
+            speedups(runs)
+
+
+def test_the_command(tmp_path: Path) -> None:
+    folders = [
+        str(train(tmp_path, losses, init, seed).folder)
+        for init, losses in (("random", [5, 3, 1]), ("symmetric", [5, 1, 1]))
+        for seed in (1, 2)
+    ]
+    printed = CliRunner().invoke(command, ["speedup", *folders])
+    assert printed.exit_code == 0
+    assert "+50%" in printed.output
+    assert "±" not in printed.output
+    level = CliRunner().invoke(command, ["speedup", *folders, "--below", "0.5"]).output
+    assert "by 100: 0 of 2, baseline 0 of 2" in " ".join(level.split())
+    as_json = json.loads(CliRunner().invoke(command, ["speedup", "--json", *folders]).output)
+    assert [run["first"] for run in as_json["comparisons"][0]["runs"]] == [0.5, 0.5]
+    missing = CliRunner().invoke(command, ["speedup", str(tmp_path / "nothing")])
+    assert missing.exit_code == 2
+    assert "not a run's folder" in missing.output

@@ -1,0 +1,114 @@
+"""Evidence with planted numbers: a small model's weights, and gradients made by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tests.lab.theory import subjects
+
+from wqk.attention import attention_plans
+from wqk.checkpoints import open_checkpoint
+from wqk.forms import BilinearForm
+from wqk_lab.theory.evidence import Evidence
+from wqk_lab.theory.gradients import LayerGradient, load_blocks
+from wqk_lab.theory.subject import Subject
+from wqk_lab.theory.text import Text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from wqk.attention import Attention
+
+U, L, B, H, N, D = 5, 3, 6, 2, 8, 32
+R = D // H
+
+
+@cache
+def blocks() -> tuple[Attention, ...]:
+    """The layers of a BERT, whose weights are replaced."""
+    checkpoint = open_checkpoint(subjects.bert(num_hidden_layers=L, hidden_size=D))
+    return tuple(load_blocks(checkpoint, attention_plans(checkpoint)))
+
+
+def weighted(layer: int, random: np.random.Generator) -> Attention:
+    """A layer with random weights and no biases."""
+    query, key = random.standard_normal((2, H, R, D)) / np.sqrt(D)
+    return blocks()[layer].with_weights(query, key, biases=False)
+
+
+def softmax(scores: np.ndarray) -> np.ndarray:
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
+
+
+def centered_rows(beta: np.ndarray) -> np.ndarray:
+    """Rows that sum to 0, as a softmax makes them."""
+    return np.asarray(beta - beta.mean(axis=-1, keepdims=True))
+
+
+def inputs(random: np.random.Generator, batch: int = B) -> np.ndarray:
+    return random.standard_normal((batch, N, D))
+
+
+def betas(random: np.random.Generator, batch: int = B) -> np.ndarray:
+    return centered_rows(random.standard_normal((batch, H, N, N)))
+
+
+def layer_of(attention: Attention, x: np.ndarray, beta: np.ndarray, **others: Any) -> LayerGradient:
+    """A layer's gradient; its attention is uniform and its error β, unless given."""
+    planted = {"probabilities": np.full(beta.shape, 1 / N), "error": beta, **others}
+    shares, error = planted.pop("probabilities"), planted.pop("error")
+    return LayerGradient(attention, x, x, shares, error, beta, **planted)
+
+
+def subject(objective: Any = "masked", batches: int = U) -> Subject:
+    tokens = np.random.default_rng(0).integers(4, 30, (batches, B, N))
+    mask = None if objective == "causal" else 1
+    return Subject("planted", None, objective, tokens, mask, mask_share=0.5)
+
+
+def evidence(
+    make: Callable[[np.random.Generator, int, int], LayerGradient] | None = None,
+    objective: Any = "masked",
+    seed: int = 0,
+    text: Text | None = None,
+    **kept: Any,
+) -> Evidence:
+    """Evidence whose gradients a function makes of randomness, batch and layer."""
+    one = Evidence(subject(objective), text or subjects.text())
+    plans = [block.plan for block in blocks()]
+    random = np.random.default_rng(seed)
+    planted: dict[str, Any] = {"plans": plans, "blocks": blocks(), **kept}
+    if make:
+        planted["gradients"] = [[make(random, u, k) for k in range(L)] for u in range(U)]
+    one.__dict__.update(planted)
+    return one
+
+
+def with_updates(
+    form: Callable[[int, int], BilinearForm], units: int = U, **others: Any
+) -> Evidence:
+    """Evidence whose updates are forms of the batch and the layer."""
+    updates = {str(k): [SimpleNamespace(form=form(u, k)) for u in range(units)] for k in range(L)}
+    return evidence(updates=updates, **others)
+
+
+def spread_form(
+    columns: np.ndarray, rows: np.ndarray, random: np.random.Generator, rank: int = 60
+) -> BilinearForm:
+    """A random form whose columns and rows have norms near some numbers."""
+    query, key = random.standard_normal((2, len(rows), rank))
+    return BilinearForm(rows[:, None] * query, columns[:, None] * key)
+
+
+def log_normal(random: np.random.Generator, width: int = 60) -> np.ndarray:
+    return np.exp(0.7 * random.standard_normal(width))
+
+
+def without_pairs(pairs: np.ndarray, layer: LayerGradient) -> LayerGradient:
+    """β kept where ``pairs`` (B, N, N) holds."""
+    return replace(layer, beta=np.where(pairs[:, None], layer.beta, 0))

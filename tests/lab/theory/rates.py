@@ -1,0 +1,134 @@
+"""How often chance alone decides: writes the table of docs/theory/false-positives.md.
+
+    python -m tests.lab.theory.rates DRAWS.jsonl [--draws 200]
+
+Draws are appended to the file as they are made, and those that it holds are not made again, so that
+an interrupted run goes on where it stopped.
+
+Besides the planted null itself, each sample is moved to where the rule is tried hardest: so that
+its mean over all draws lies on the null (or, of "near", on the margin), where "holds" is wrong, and
+on the smallest effect that matters, where "fails" is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from tests.lab.theory.planted import BY_CHANCE, CASES, STATEMENTS, by_chance
+
+from wqk_lab.theory.verdict import Sample, decide
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+PAGE = Path(__file__).parents[2] / "docs" / "theory" / "false-positives.md"
+BEGIN, END = "<!-- rates: begin -->", "<!-- rates: end -->"
+
+
+class Rate(NamedTuple):
+    """A share of draws that were decided wrongly, with its exact 95 % interval."""
+
+    wrong: int
+    draws: int
+
+    @property
+    def low(self) -> float:
+        from scipy.stats import beta
+
+        return float(beta.ppf(0.025, self.wrong, self.draws - self.wrong + 1)) if self.wrong else 0
+
+    @property
+    def high(self) -> float:
+        from scipy.stats import beta
+
+        right = self.draws - self.wrong
+        return float(beta.ppf(0.975, self.wrong + 1, right)) if right else 1
+
+    def __str__(self) -> str:
+        share, low, high = (100 * x for x in (self.wrong / self.draws, self.low, self.high))
+        return f"{share:.1f} % [{low:.1f}, {high:.1f}]"
+
+
+class Rates(NamedTuple):
+    """Of the planted null, of "holds" and of "fails" where they are wrong by a hair."""
+
+    planted: Rate
+    holds: Rate
+    fails: Rate
+
+
+def rates_of(key: str, samples: Sequence[Sample]) -> Rates:
+    """How often samples of a statement by chance decide it wrongly."""
+    statement = STATEMENTS[key]
+    mean = np.mean([np.nanmean(sample.values) for sample in samples])
+    beyond, matters = statement.null, statement.matters
+
+    def rate(verdict: str, edge: float | None = None) -> Rate:
+        by = 0.0 if edge is None else edge - mean
+        moved = (replace(sample, values=sample.values + by) for sample in samples)
+        verdicts = [decide(statement, sample).verdict for sample in moved]
+        return Rate(verdicts.count(verdict), len(samples))  # type: ignore[arg-type]
+
+    planted = rate(CASES[key][3])
+    if statement.direction == "near":
+        edges = beyond - matters, beyond + matters
+        return Rates(planted, *(max(rate(v, edge) for edge in edges) for v in ("holds", "fails")))
+    edge = beyond + matters * (1 if statement.direction == "above" else -1)
+    return Rates(planted, rate("holds", beyond), rate("fails", edge))
+
+
+def draws(path: Path, count: int) -> dict[str, list[Sample]]:
+    """So many samples of each statement, those in the file and new ones, which are added to it."""
+    made: dict[str, dict[int, Sample]] = defaultdict(dict)
+    path.touch()
+    whole, newline, _ = path.read_text(encoding="utf-8").rpartition("\n")
+    path.write_text(whole + newline, encoding="utf-8")  # without a line that was cut off
+    for line in whole.splitlines():
+        row = json.loads(line)
+        made[row["statement"]][row["draw"]] = Sample(
+            np.array(row["values"], float), row["unit"], tuple(row["layers"]), {}, row["chance"]
+        )
+    with path.open("a", encoding="utf-8") as file:
+        for key in BY_CHANCE:
+            for draw in sorted({*range(count)} - {*made[key]}):
+                sample = made[key][draw] = by_chance(key, draw)[1]
+                row = {"statement": key, "draw": draw, "values": sample.values.tolist()}
+                row |= {"unit": sample.unit, "layers": sample.layers, "chance": sample.chance}
+                file.write(json.dumps(row) + "\n")
+                file.flush()
+    return {key: [made[key][draw] for draw in range(count)] for key in BY_CHANCE}
+
+
+def table(samples: dict[str, list[Sample]]) -> Iterable[str]:
+    """The page's lines."""
+    yield "| statement | over | planted null | “holds” at the edge | “fails” at the edge |"
+    yield "|---|---|---|---|---|"
+    for key, some in samples.items():
+        rates = rates_of(key, some)
+        count, unit = len(some[0].values), some[0].unit
+        units = f"{count} {unit}" if count > 1 else f"1 {unit.removesuffix('s')}"
+        layers = f" × {len(some[0].layers)} layers" if some[0].layers else ""
+        planted = f"{CASES[key][3]} {rates.planted}"
+        yield f"| {key} | {units}{layers} | {planted} | {rates.holds} | {rates.fails} |"
+
+
+def main() -> None:
+    """Draw what is missing, and write the table into the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("path", type=Path, metavar="DRAWS.jsonl")
+    parser.add_argument("--draws", type=int, default=200)
+    options = parser.parse_args()
+    lines = table(draws(options.path, options.draws))
+    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
+    text = "\n".join([BEGIN, "", *lines, "", END])
+    PAGE.write_text(before + text + rest.split(END)[1], encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

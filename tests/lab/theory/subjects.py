@@ -1,0 +1,131 @@
+"""Small models with language-model heads on disk, and texts for them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from wqk.inspecting.verification.running import quiet
+from wqk.tables.run import create_run
+from wqk_lab.theory.subject import Subject
+from wqk_lab.theory.text import Text
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+VOCABULARY = 40
+MASK = 1
+
+SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 32,
+}
+
+
+def bert(*, decoder: bool = False, seed: int = 0, **shape: Any) -> Any:
+    """A BERT whose initial weights are large enough to attend to something."""
+    torch.manual_seed(seed)
+    config = transformers.BertConfig(
+        **{**SHAPE, **shape}, is_decoder=decoder, initializer_range=0.3
+    )
+    kind = transformers.BertLMHeadModel if decoder else transformers.BertForMaskedLM
+    with quiet():
+        return kind(config).eval()
+
+
+def albert() -> Any:
+    """One layer, applied twice."""
+    torch.manual_seed(0)
+    config = transformers.AlbertConfig(**SHAPE, embedding_size=8, initializer_range=0.3)
+    return transformers.AlbertForMaskedLM(config).eval()
+
+
+def bart() -> Any:
+    """An encoder, and a decoder with self- and cross-attention."""
+    torch.manual_seed(0)
+    sides = [
+        f"{stack}_{what}" for stack in ("encoder", "decoder") for what in ("layers", "ffn_dim")
+    ]
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    config = transformers.BartConfig(
+        **dict.fromkeys(sides, 2), **heads, d_model=16, vocab_size=VOCABULARY,
+        max_position_embeddings=32, init_std=0.3, pad_token_id=0, bos_token_id=2, eos_token_id=3,
+    )  # fmt: skip
+    return transformers.BartForConditionalGeneration(config).eval()
+
+
+def llama() -> Any:
+    """Rotary positions and grouped heads."""
+    torch.manual_seed(0)
+    return transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**SHAPE, num_key_value_heads=1, initializer_range=0.3)
+    ).eval()
+
+
+def qwen3() -> Any:
+    """Norms of queries and keys: no score is one bilinear form."""
+    torch.manual_seed(0)
+    shape = {**SHAPE, "num_key_value_heads": 1, "head_dim": 8}
+    return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**shape)).eval()
+
+
+def text(tokens: int = 6000) -> Text:
+    """Sentences of words that have an order."""
+    random = np.random.default_rng(0)
+    sentences: list[list[int]] = []
+    while sum(map(len, sentences)) < tokens:
+        words = 4 + (np.arange(random.integers(4, 20)) + random.integers(3)) % 30
+        sentences.append([2, *words.tolist(), 3])
+    return Text(
+        "sentences",
+        np.array([token for sentence in sentences for token in sentence], np.uint16),
+        np.cumsum([0, *map(len, sentences)]),
+        VOCABULARY,
+        MASK,
+    )
+
+
+def subject(model: Any, objective: Any, batches: int = 2, **others: Any) -> Subject:
+    """A model on some blocks of the text."""
+    blocks = text().blocks(batches, 3, 16, seed=0)
+    mask = None if objective == "causal" else MASK
+    return Subject("tiny", model, objective, blocks, mask, **others)
+
+
+def save(model: Any, folder: Path) -> Path:
+    """As ``save_pretrained`` leaves it."""
+    with quiet():
+        model.save_pretrained(folder)
+    return folder
+
+
+def tokens_file(folder: Path) -> Path:
+    """Token numbers in a .npy file."""
+    path = folder / "tokens.npy"
+    np.save(path, text().tokens)
+    return path
+
+
+def run_of(models: dict[int, Any], folder: Path) -> Path:
+    """A training run's folder with these models as its checkpoints."""
+    create_run(folder, {"recipe": {"steps": max(models)}})
+    for step, model in models.items():
+        save(model, folder / f"checkpoint-{step}")
+    return folder
+
+
+def configuration(folder: Path, **changes: Any) -> Path:
+    """A ``config.json`` without weights."""
+    path = folder / "config.json"
+    path.write_text(json.dumps({"model_type": "bert", **SHAPE, **changes}))
+    return path

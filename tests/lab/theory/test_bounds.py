@@ -1,0 +1,105 @@
+"""Random-matrix limits with the constants put right, and where their assumptions end."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import wqk
+from wqk import BilinearForm
+from wqk_lab.theory.bounds import LAWS, shares_of_parts, simulate_scores
+
+WIDTH = 24
+
+
+def mean(values: np.ndarray) -> tuple[float, float]:
+    """With its standard error."""
+    return float(values.mean()), float(values.std(ddof=1) / np.sqrt(len(values)))
+
+
+SYMMETRIC = ("normal", "uniform", "sparse", "student", "cauchy")
+
+
+@pytest.mark.parametrize("law", SYMMETRIC)
+@pytest.mark.parametrize("rank", [None, 1, 6])
+def test_the_mean_symmetry_is_one_over_n_at_any_rank(law: str, rank: int | None) -> None:
+    limits = simulate_scores(WIDTH, rank, law, trials=2000)
+    s, error = mean(limits.symmetry)
+    assert abs(s - 1 / WIDTH) < 4 * error
+    # The published constant, eight times as much, is out of reach.
+    assert abs(s - 8 / WIDTH) > 20 * error
+    d, error = mean(limits.directionality)
+    assert abs(d) < 4 * error
+
+
+@pytest.mark.parametrize("rank", [None, 1, 6])
+def test_the_deviation_is_root_two_over_n_where_tails_are_light(rank: int | None) -> None:
+    for law in ("normal", "uniform"):
+        limits = simulate_scores(WIDTH, rank, law, trials=2000)
+        assert limits.symmetry.std() == pytest.approx(2**0.5 / WIDTH, rel=0.1)
+
+
+def test_heavy_tails_widen_the_symmetry_but_do_not_move_it() -> None:
+    deviations = [
+        simulate_scores(WIDTH, None, law, trials=2000).symmetry.std()
+        for law in ("normal", "student", "cauchy")
+    ]
+    assert deviations == sorted(deviations)
+    assert deviations[-1] > 2 * deviations[0]
+
+
+def test_entries_that_are_not_centered_make_a_symmetric_matrix() -> None:
+    limits = simulate_scores(WIDTH, None, "not centered", trials=500)
+    s, error = mean(limits.symmetry)
+    assert s > 10 * error + 1 / WIDTH
+
+
+def test_factors_of_two_laws_have_no_reason_for_directionality_zero() -> None:
+    # E[d] = 0 is due to the transpose being as likely as the matrix.
+    random = np.random.default_rng(0)
+    query = LAWS["normal"](random, (300, WIDTH, 4))
+    key = LAWS["student"](random, (300, WIDTH, 4))
+    scores = wqk.directionality(BilinearForm(query, key))
+    assert scores.mean() < -5 * scores.std() / np.sqrt(300)
+
+
+def test_the_deviation_of_the_directionality_falls_slowly() -> None:
+    wide, narrow = (
+        simulate_scores(width, 16, trials=300).directionality.std() for width in (256, 32)
+    )
+    assert 2 < narrow / wide < 4.5  # √8 = 2.8, and not 8
+
+
+def test_the_simulation_is_that_of_dense_matrices_scored_by_hand() -> None:
+    random = np.random.default_rng(0)
+    dense = random.standard_normal((50, 9, 9))
+    s = np.trace(dense @ dense, axis1=1, axis2=2) / (dense**2).sum(axis=(1, 2))
+    limits = simulate_scores(9, None, trials=50, seed=0)
+    np.testing.assert_allclose(limits.symmetry, s)
+
+
+def test_trials_are_the_same_however_many_are_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = simulate_scores(8, None, trials=64).symmetry
+    monkeypatch.setattr("wqk_lab.theory.bounds.ENTRIES", 64 * 10)
+    np.testing.assert_allclose(simulate_scores(8, None, trials=64).symmetry, whole)
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 10**6), st.integers(1, 6), st.floats(-3, 3))
+def test_parts_are_orthogonal_and_scores_bounded(seed: int, rank: int, bias: float) -> None:
+    random = np.random.default_rng(seed)
+    form = BilinearForm(*(random.standard_normal((2, 7, rank)) ** 3 + bias))
+    symmetric, skew = shares_of_parts(form)
+    assert symmetric + skew == pytest.approx(1)
+    assert symmetric - skew == pytest.approx(float(wqk.symmetry(form)))
+    assert -1 <= float(wqk.symmetry(form)) <= 1
+    assert -1 <= float(wqk.directionality(form)) <= 1
+
+
+def test_equation_s127_is_false_for_every_symmetric_matrix() -> None:
+    dense = np.random.default_rng(0).standard_normal((5, 5))
+    dense = dense + dense.T
+    assert np.trace(dense @ dense) == pytest.approx((dense**2).sum())
+    assert np.trace(dense @ dense) > (dense**2).sum() / 2

@@ -1,0 +1,150 @@
+"""What is changed in an update, and what a softmax makes of the mean of the inputs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.lab.theory import subjects
+
+from wqk import BilinearForm
+from wqk_lab.figures.theory import tails
+from wqk_lab.theory.causes import ORDER, curves, in_isolation, rearranged
+from wqk_lab.theory.evidence import Evidence, Update
+from wqk_lab.theory.gradients import gradients
+from wqk_lab.theory.optimizer import steps
+from wqk_lab.theory.verdict import Finding, Sample
+
+
+def drawn(seed: int, batch: int = 40) -> Update:
+    """An update of correlated inputs with a mean, and β with rows that sum to 0."""
+    random = np.random.default_rng(seed)
+    inputs = 3 + random.standard_normal((batch, 6, 5)) @ random.standard_normal((5, 5))
+    beta = random.standard_normal((batch, 6, 6))
+    return Update(inputs, beta - beta.mean(axis=-1, keepdims=True))
+
+
+def test_an_update_is_the_sum_over_pairs() -> None:
+    update = drawn(0, batch=2)
+    expected = sum(
+        update.beta[b, i, j] * np.outer(update.inputs[b, i], update.inputs[b, j])
+        for b in range(2)
+        for i in range(6)
+        for j in range(6)
+    )
+    np.testing.assert_allclose(update.form.dense(), expected, atol=1e-10)
+
+
+def test_the_mean_falls_out_of_the_context_side_alone() -> None:
+    update = drawn(1)
+    shifted = update.inputs + np.arange(5.0)
+    as_it_is = update.form.dense()
+
+    def between(predicted: np.ndarray, context: np.ndarray) -> np.ndarray:
+        return np.einsum("bij,bik,bjl->kl", update.beta, predicted, context)
+
+    context, predicted = between(update.inputs, shifted), between(shifted, update.inputs)
+    np.testing.assert_allclose(context, as_it_is, atol=1e-9)
+    assert np.abs(predicted - as_it_is).max() > 1
+
+
+def test_isotropic_inputs_have_the_identity_as_covariance() -> None:
+    updates = [drawn(seed) for seed in range(3)]
+    everything = np.concatenate([update.inputs.reshape(-1, 5) for update in updates])
+    values, vectors = np.linalg.eigh(np.cov(everything, rowvar=False))
+    whitened = (everything - everything.mean(axis=0)) @ (vectors / np.sqrt(values)) @ vectors.T
+    np.testing.assert_allclose(np.cov(whitened, rowvar=False), np.eye(5), atol=1e-9)
+    inputs = whitened[: updates[0].inputs.size // 5].reshape(updates[0].inputs.shape)
+    expected = updates[0]._replace(inputs=inputs).form.dense()
+    np.testing.assert_allclose(in_isolation(updates)["isotropic"][0].dense(), expected, atol=1e-8)
+
+
+def test_directions_without_variance_are_left_out() -> None:
+    update = drawn(2)
+    flat = update._replace(inputs=update.inputs * [1, 1, 1, 1, 0])
+    form = in_isolation([flat])["isotropic"][0].dense()
+    assert np.isfinite(form).all()
+    np.testing.assert_allclose(form[-1], 0, atol=1e-9)
+
+
+def test_a_rotation_keeps_all_but_the_coordinates() -> None:
+    changed = in_isolation([drawn(3)])
+    form, rotated = drawn(3).form.dense(), changed["rotated"][0].dense()
+    np.testing.assert_allclose(np.linalg.svd(rotated)[1], np.linalg.svd(form)[1], atol=1e-9)
+    assert np.trace(rotated @ rotated) == pytest.approx(np.trace(form @ form))
+    assert not np.allclose(rotated, form)
+
+
+def test_random_signs_keep_the_sizes_of_beta(monkeypatch: pytest.MonkeyPatch) -> None:
+    update = drawn(4)
+    seen: list[np.ndarray] = []
+    form = property(lambda self: seen.append(self.beta) or BilinearForm(np.eye(5), np.eye(5)))
+    monkeypatch.setattr(Update, "form", form)
+    in_isolation([update])
+    signed = next(beta for beta in seen if (beta != update.beta).any())
+    np.testing.assert_array_equal(np.abs(signed), np.abs(update.beta))
+
+
+def test_rearranged_texts_have_the_same_tokens_in_each_block() -> None:
+    subject = subjects.subject(None, "causal")
+    for changed in rearranged(subject).values():
+        np.testing.assert_array_equal(
+            np.sort(changed.blocks, axis=-1), np.sort(subject.blocks, axis=-1)
+        )
+    again = rearranged(subject)["shuffled"].blocks
+    np.testing.assert_array_equal(rearranged(subject)["shuffled"].blocks, again)
+    assert (again != subject.blocks).any()
+
+
+@pytest.mark.parametrize("objective", ["masked", "causal"])
+def test_rows_of_a_models_own_beta_sum_to_zero(objective: str) -> None:
+    subject = subjects.subject(subjects.bert(decoder=objective == "causal"), objective)
+    updates = Evidence(subject, subjects.text()).updates
+    assert sorted(updates) == ["0", "1"]
+    for some in updates.values():
+        assert len(some) == 2
+        for update in some:
+            assert np.abs(update.beta.sum(axis=-1)).max() < 1e-5 * np.abs(update.beta).max()
+            future = np.triu(np.ones(update.beta.shape[-2:], bool), 1)
+            assert bool((update.beta[:, future] == 0).all()) == (objective == "causal")
+
+
+def test_steps_are_those_of_the_weights_own_gradients() -> None:
+    model = subjects.bert()
+    subject = subjects.subject(model, "masked", batches=1)
+    (batch,) = subject.batches()
+    layer = gradients(model, batch)[0]
+    update = Update.of(layer)
+    mean = update.inputs.mean(axis=(0, 1))
+    made = {kind: form.dense() for kind, form in steps(layer, mean).items()}
+
+    # PyTorch's own gradients, as dense matrices that act on row vectors.
+    model(**batch).loss.backward()
+    attention = model.bert.encoder.layer[0].attention.self
+    weights = [attention.query.weight, attention.key.weight]
+    query, key = (weight.detach().numpy().T for weight in weights)
+    on_query, on_key = (weight.grad.numpy().T for weight in weights)
+    on_bias = attention.query.bias.grad.numpy()
+    np.testing.assert_allclose(made["gradient"], update.form.dense(), atol=1e-6)
+    for kind, (dq, dk) in {
+        "descent": (on_query, on_key),
+        "signs": (np.sign(on_query), np.sign(on_key)),
+        # The bias's gradient is what all rows of the weight's have in common, per unit of input.
+        "centered": (np.sign(on_query - np.outer(mean, on_bias)), np.sign(on_key)),
+    }.items():
+        expected = -(dq @ key.T + query @ dk.T)
+        np.testing.assert_allclose(made[kind], expected, atol=1e-3 * np.abs(expected).max())
+    assert not np.allclose(made["centered"], made["signs"], atol=1e-2)
+
+
+def test_layers_of_several_stacks_are_drawn_apart() -> None:
+    values = np.array([[1.0, 2.0, 3.0], [1.5, 2.5, 3.5]])
+    layers = ("encoder 0", "decoder 0", "decoder 1")
+    sample = Sample(values, "batches", layers, {"as it is": values, "shuffled": values - 1})
+    rows = curves([Finding(ORDER, "not tested", sample=sample)])
+    assert [row["layer"] for row in rows if row["change"] == "shuffled"] == list(layers)
+    axis = tails(rows, "toy").axes[0]
+    (line,) = [line for line in axis.lines if line.get_label() == "as it is"]
+    assert line.get_xdata().tolist() == [0, 1, 2]
+    assert line.get_ydata().tolist() == [1.25, 2.25, 3.25]
+    formatter = axis.xaxis.get_major_formatter()
+    assert [formatter(place, 0) for place in (0, 1, 5)] == ["encoder 0", "decoder 0", ""]

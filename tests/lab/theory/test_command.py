@@ -1,0 +1,159 @@
+"""``wqk theory``: what it prints and writes, and the lines with which it refuses."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from tests.lab.theory import subjects
+
+from wqk.cli.main import command
+from wqk_lab.theory.report import WRITERS, Report, save
+from wqk_lab.theory.verdict import Sample, Statement, decide, not_tested
+
+SMALL = ["--batches", "2", "--batch", "2", "--block", "16"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("command")
+    subjects.save(subjects.llama(), folder / "llama")
+    subjects.run_of({0: subjects.llama(), 4: subjects.bert(decoder=True)}, folder / "run")
+    subjects.save(subjects.bert(decoder=True), folder / "bert")
+    subjects.tokens_file(folder)
+    return folder
+
+
+def run(place: Path, ref: str, *options: str) -> Result:
+    arguments = ["theory", str(place / ref), "--corpus", str(place / "tokens.npy"), *SMALL]
+    return CliRunner().invoke(command, [*arguments, *options])
+
+
+def test_findings_are_printed_saved_and_drawn(place: Path) -> None:
+    out, picture = place / "findings.json", place / "tails.svg"
+    result = run(place, "llama", "--out", str(out), "--figure", str(picture))
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.strip().splitlines()
+    assert lines[0] == "llama: causal; 2 × 2 blocks of 16 tokens of tokens.npy"
+    # The tally comes first; a text in tokens of unknown meaning marks every finding.
+    assert "identity" in lines[1]
+    assert "the model has no tokenizer" in " ".join(" ".join(lines[2:4]).split())
+    assert "not tested!" in result.stdout
+    # A finding is one line in a pipe; statements that cannot be tested share their reason.
+    (finding,) = (text for text in lines if "Theorems 2.3 and S1.12, W_qk: " in text)
+    assert "(> 0)" in finding
+    (reason,) = (text for text in lines if "sees what came before" in text)
+    assert "Corollary S1.13, update; Corollary S1.13, W_qk" in reason
+    assert "quantity:" not in result.stdout
+    assert "isotropic" in picture.read_text()
+    # The same again, as JSON: nothing else on either stream, and the same numbers.
+    result = run(place, "llama", "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    (report,) = json.loads(result.stdout, parse_constant=pytest.fail)["reports"]
+    assert json.loads(out.read_text())["reports"] == [report]
+    assert sum(report["tally"].values()) == len(report["findings"])
+    assert all(f["numbers"] or f["verdict"] == "not tested" for f in report["findings"])
+
+
+def test_details_on_request(place: Path) -> None:
+    result = run(place, "llama", "-v", "--layers", "1")
+    assert result.exit_code == 0, result.output
+    assert "quantity:" in result.stdout
+    assert "assumes:" in result.stdout
+    assert "over: 2 batches × layer 1" in result.stdout
+
+
+def test_files_hold_every_finding(tmp_path: Path) -> None:
+    statement = Statement(
+        "A | b", "x,\n2 grows", "none", "x", "above", 0.1, lambda _: sample, needs="text"
+    )
+    sample = Sample(np.array([[1.5], [np.nan], [1.6]]), "batches")
+    findings = (decide(statement, sample), not_tested(statement, "no way"))
+    report = Report("m, step 3", "t", "masked", 1, 2, 8, 0.15, 0, "beware", 2, findings)
+    for ending in WRITERS:
+        save([report, report], tmp_path / f"findings{ending}")
+    both = json.loads((tmp_path / "findings.json").read_text())["reports"]
+    assert both[0] == both[1]
+    numbers = both[0]["findings"][0]["numbers"]
+    assert [row["value"] for row in numbers] == [1.5, None, 1.6]
+    assert both[0]["tally"] == {
+        "holds": 1, "fails": 0, "undecided": 0, "not tested": 1, "identity": 0,
+    }  # fmt: skip
+    markdown = (tmp_path / "findings.md").read_text()
+    assert "## m, step 3: masked, 15% masked; 1 × 2 blocks of 8 tokens of t" in markdown
+    assert "| holds | A \\| b | x, 2 grows | 1.55 [0.91, 2.19] | > 0 |" in markdown
+    assert "- beware" in markdown
+    with (tmp_path / "findings.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["number"] for row in rows] == ["A | b"] * 4
+    assert rows[1]["verdict"] == "not tested"
+    assert rows[1]["caveat"] == "beware"
+
+
+def test_steps_of_a_run_stand_side_by_side(place: Path) -> None:
+    chosen = ("--layers", "1", "--steps", "all")
+    result = run(place, "run", *chosen, "--out", str(place / "steps.json"))
+    assert result.exit_code == 0, result.output
+    assert "✓ holds, ✗ fails, ? undecided, – not tested, = identity" in result.stdout
+    assert "run, 2 saved steps" in result.stdout
+    reports = json.loads((place / "steps.json").read_text())["reports"]
+    assert [report["model"] for report in reports] == [
+        "run, step 0", "run, step 4", "run, 2 saved steps",
+    ]  # fmt: skip
+    assert "along training" in reports[-1]["findings"][-1]["number"]
+
+
+HOSTILE: dict[str, tuple[list[str], str]] = {
+    "ending": (
+        ["llama", "--out", "findings.txt"],
+        "written as .json, .md, .csv; got the ending '.txt'",
+    ),
+    "folder": (["llama", "--out", "/nowhere/findings.md"], "/nowhere/findings.md"),
+    "picture": (
+        ["llama", "--figure", "tails.gif"],
+        "written as .png, .pdf, .svg; got the ending '.gif'",
+    ),
+    "no model": (["absent"], "no such file or folder"),
+    "no run": (["llama", "--steps", "all"], "only a training run has steps"),
+    "no step": (["run", "--steps", "3"], "no checkpoint at step 3; saved are 0, 4"),
+    "masks": (["llama", "--objective", "masked"], "no masked language model of type 'llama'"),
+    "no layer": (["llama", "--layers", "9"], "no layer 9; layers are numbered from 0 to 1"),
+    "revision": (["llama", "--revision", "main"], "only a Hub repository has revisions"),
+    "much": (["llama", "--batches", "100000"], "take fewer or shorter ones"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_refusals_are_one_line_and_leave_no_file(case: str, place: Path) -> None:
+    arguments, message = HOSTILE[case]
+    arguments = [a.format(place=place) for a in arguments]
+    before = sorted(place.rglob("*"))
+    result = run(place, *arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert sorted(place.rglob("*")) == before
+
+
+IMPOSSIBLE = ("--batches 1", "--block 2", "--mask-share 1", "--steps x", "--layers -")
+
+
+@pytest.mark.parametrize("options", IMPOSSIBLE)
+def test_impossible_options_are_usage_errors(options: str, place: Path) -> None:
+    result = run(place, "llama", *options.split())
+    assert result.exit_code == 2
+    assert "Usage" in result.stderr
+
+
+def test_a_picture_needs_updates(place: Path) -> None:
+    subjects.save(subjects.qwen3(), place / "qwen3")
+    result = run(place, "qwen3", "--figure", str(place / "none.png"))
+    assert result.exit_code == 2
+    assert "no updates to draw" in result.stderr
+    assert not (place / "none.png").exists()
+    assert "not tested" in result.stdout

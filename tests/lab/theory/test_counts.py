@@ -1,0 +1,154 @@
+"""Counts against a loop over all pairs, the paper's equations, and planted orders of words."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wqk.errors import CorpusError
+from wqk_lab.theory.counts import (
+    PairCounts,
+    Pieces,
+    count_pairs,
+    cut,
+    own_masks,
+    shares_above_one,
+)
+from wqk_lab.theory.evidence import Evidence
+from wqk_lab.theory.subject import Subject
+from wqk_lab.theory.text import Text
+
+CUTS = ("stream", "documents")
+
+
+def by_loop(tokens: np.ndarray, pieces: Pieces, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Every pair (i, j) with j before i in one piece: j is context, i is predicted."""
+    context, prediction = np.zeros((2, size))
+    for start, stop in zip(*pieces, strict=True):
+        for i in range(start, stop):
+            for j in range(start, i):
+                context[tokens[j]] += 1
+                prediction[tokens[i]] += 1
+    return context, prediction
+
+
+streams = st.lists(st.lists(st.integers(0, 4), max_size=9), min_size=1, max_size=6)
+
+
+@pytest.mark.parametrize("how", CUTS)
+@settings(max_examples=25)
+@given(documents=streams, block=st.integers(1, 7), chunks=st.integers(1, 4))
+def test_counts_are_those_of_a_loop_over_pairs(
+    how: str, documents: list[list[int]], block: int, chunks: int
+) -> None:
+    tokens = np.array([token for document in documents for token in document], np.uint16)
+    offsets = np.cumsum([0, *map(len, documents)])
+    if how == "stream" and len(tokens) < block:
+        with pytest.raises(CorpusError, match="whole text"):
+            cut(offsets, how, block)
+        return
+    pieces = cut(offsets, how, block)
+    counts = count_pairs(tokens, pieces, 5, chunks=chunks)
+    context, prediction = by_loop(tokens, pieces, 5)
+    assert counts.context.shape == (chunks, 5)
+    np.testing.assert_array_equal(counts.context.sum(axis=0), context)
+    np.testing.assert_array_equal(counts.prediction.sum(axis=0), prediction)
+    assert counts.context.sum() == counts.prediction.sum()
+    read = np.concatenate([tokens[a:b] for a, b in zip(*pieces, strict=True)] or [tokens[:0]])
+    np.testing.assert_array_equal(counts.occurrences.sum(axis=0), np.bincount(read, minlength=5))
+
+
+@settings(max_examples=25)
+@given(streams, st.integers(1, 7))
+def test_whole_documents_keep_every_token(documents: list[list[int]], block: int) -> None:
+    offsets = np.cumsum([0, *map(len, documents)])
+    starts, stops = cut(offsets, "documents", block)
+    assert (stops - starts).sum() == offsets[-1]
+    assert starts.tolist() == offsets[:-1].tolist()
+
+
+def test_equation_s68_gives_the_ratio_from_the_chances_at_each_position() -> None:
+    random = np.random.default_rng(1)
+    blocks = np.stack([random.choice(3, 400, p=p) for p in random.dirichlet(np.ones(3), 6)], axis=1)
+    counts = count_pairs(blocks.ravel(), cut(np.array([0, 2400]), "stream", 6), 3)
+    k = np.arange(1, 7)
+    for token in range(3):
+        chance = (blocks == token).mean(axis=0)
+        expected = ((6 - k) * chance).sum() / ((k - 1) * chance).sum()
+        assert counts.ratio[token] == pytest.approx(expected, rel=1e-12)
+
+
+def masked(share: float, blocks: int = 2000, seed: int = 0) -> Evidence:
+    """Five batches of blocks in which every token has a place of its own."""
+    tokens = np.tile(np.arange(10), (5, blocks, 1))
+    subject = Subject("none", None, "masked", tokens, 10, mask_share=share, seed=seed)
+    return Evidence(subject, Text("t", np.arange(10), np.array([0, 10]), 11, 10))
+
+
+def test_masked_counts_are_equal_on_average_and_have_the_expected_size() -> None:
+    # (N − 1) times the chance to be masked and another not to be, without the further N of
+    # Equations S79 and S80; of exactly k masked tokens that is k (N − k) / N.
+    counts = own_masks(masked(0.3))
+    expected = 10_000 * 3 * 7 / 10
+    for side in (counts.context, counts.prediction):
+        np.testing.assert_allclose(side.sum(axis=0)[:10], expected, rtol=0.05)
+    np.testing.assert_allclose(counts.ratio[:10], 1, rtol=0.05)
+    assert counts.occurrences.sum(axis=0).tolist() == [10_000] * 10 + [0]
+    # The same tokens in the same places, read from left to right, are nothing like equal.
+    stream = np.tile(np.arange(10), 100)
+    causal = count_pairs(stream, cut(np.array([0, 1000]), "stream", 10), 10)
+    assert causal.ratio[[0, -1]].tolist() == [np.inf, 0]
+
+
+def test_masks_are_those_of_the_seed() -> None:
+    one, again, other = (own_masks(masked(0.2, 10, seed)).context for seed in (0, 0, 1))
+    assert (one == again).all()
+    assert (one != other).any()
+
+
+def test_where_blocks_are_cut_from_a_stream_no_token_prefers_a_place() -> None:
+    # Words with a strong order, in sentences of many lengths: nearly the same ratio for all.
+    random = np.random.default_rng(2)
+    sentences = [[0, *random.integers(3, 20, random.integers(3, 30)), 1, 2] for _ in range(8_000)]
+    tokens = np.concatenate(sentences)
+    offsets = np.cumsum([0, *map(len, sentences)])
+    stream = count_pairs(tokens, cut(offsets, "stream", 32), 20)
+    alone = count_pairs(tokens, cut(offsets, "documents", 32), 20)
+    assert np.abs(stream.ratio - 1).max() < 0.08
+    assert alone.ratio[0] == np.inf
+    assert alone.ratio[2] == 0
+
+
+def test_shares_above_one_are_those_of_plain_counting() -> None:
+    random = np.random.default_rng(3)
+    context, prediction = random.poisson(100.0, (2, 8, 40)).astype(float)
+    occurrences = random.integers(1, 30, (8, 40))
+    shares = shares_above_one(PairCounts(context, prediction, occurrences), at_least=10)
+    for chunk in range(8):
+        seen = occurrences[chunk] >= 10
+        above = np.sign(context[chunk] - prediction[chunk])[seen] / 2 + 0.5
+        assert shares["entries"][chunk] == pytest.approx(above.mean())
+        weights = occurrences[chunk][seen]
+        assert shares["mass"][chunk] == pytest.approx((above * weights).sum() / weights.sum())
+
+
+def test_planted_preferences_are_clear() -> None:
+    tokens = np.tile([5, 5, 3, 3, 3, 1], 500)
+    counts = count_pairs(tokens, cut(np.array([0, 3000]), "stream", 6), 6, chunks=5)
+    np.testing.assert_allclose(shares_above_one(counts)["entries"], 1 / 3)
+
+
+def test_as_often_context_as_prediction_counts_half() -> None:
+    counts = PairCounts(np.full((8, 2), 5.0), np.full((8, 2), [5.0, 4.0]), np.full((8, 2), 50))
+    assert set(shares_above_one(counts)["entries"]) == {0.75}
+
+
+def test_too_little_text_is_refused() -> None:
+    counts = count_pairs(np.arange(10), cut(np.array([0, 10]), "stream", 5), 10)
+    with pytest.raises(CorpusError, match="no token occurs 8 times in two chunks"):
+        shares_above_one(counts)
+    counts = count_pairs(np.zeros(100, int), cut(np.array([0, 100]), "documents", 5), 1)
+    with pytest.raises(CorpusError, match="in two chunks; count more text"):
+        shares_above_one(counts)

@@ -1,0 +1,300 @@
+"""β of every family against PyTorch's own gradient of a term that is put into the scores."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.families.architectures import ALL
+from tests.lab.theory.tiny import OBJECTIVES, VARIETY, batch_for, built, linear, objective
+
+from wqk.attention import attention_plans
+from wqk.checkpoints import open_checkpoint
+from wqk.errors import CheckpointError, TheoryError
+from wqk_lab.theory.gradients import LayerGradient, gradients
+from wqk_lab.theory.updates import parameter_gradients
+
+torch = pytest.importorskip("torch")
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from wqk.families import AttentionPlan
+
+DISTANCES = (0, 1, 4)
+
+# Families that are refused, and the reason that is given.
+# fmt: off
+REFUSALS = {
+    "normalized token by token before they meet": (
+        "apertus", "cohere-norms", "dots1", "exaone4", "exaone4-full", "gemma3", "gemma3-hub",
+        "gemma3-text", "gemma3-text-hub", "glm4-moe", "lfm2", "llama4-text", "minimax-m2", "mllama",
+        "nanochat", "olmo2", "olmo3", "olmoe", "persimmon", "phi-norms", "qwen3", "qwen3-moe",
+        "stablelm-norms", "swinv2",
+    ),
+    "go through a latent": (
+        "deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "deepseek-v3-yarn",
+    ),
+    "clipped at ±0.7": ("mpt-clipped", "olmo-clipped"),
+    "linear biases are added twice": ("falcon-alibi",),
+    "reports no attention": (
+        "data2vec-vision", "mask2former", "sam", "siglip", "siglip-hub", "siglip-vision",
+        "wavlm", "wavlm-large",
+    ),
+}
+# fmt: on
+REFUSED = {name: reason for reason, names in REFUSALS.items() for name in names}
+
+
+class PutIntoScores(torch.overrides.TorchFunctionMode):
+    """Adds scale · x E yᵀ to what is given to the softmax, or to the soft cap, of each block.
+
+    Knows nothing of attention probabilities or of β: it waits for the functions by name.
+    """
+
+    def __init__(self, model: Any, plans: list[AttentionPlan]) -> None:
+        super().__init__()
+        self.given: dict[str, Any] = {}
+        self.plan: AttentionPlan | None = None
+        self.terms: dict[int, dict[int | None, Any]] = {}
+        self.handles: list[Any] = []
+        for plan in plans:
+            width, other = (
+                model.get_parameter(side.tensor).shape[0 if side.projection.transposed else 1]
+                for side in (plan.query, plan.key)
+            )
+            self.terms[id(plan)] = {
+                distance: torch.zeros(plan.query.heads, width, other, requires_grad=True)
+                for distance in (None, *(DISTANCES if plan.rotary else ()))
+            }
+            for side in ("query", "key"):
+                module = model.get_submodule(getattr(plan, side).tensor.rpartition(".")[0])
+                self.handles.append(module.register_forward_pre_hook(self._given(side, plan)))
+
+    def _given(self, side: str, plan: AttentionPlan) -> Callable[[Any, Any], None]:
+        def keep(module: Any, args: Any) -> None:
+            # A projection that is used again, for relative positions, comes after the first.
+            if self.plan is not plan:
+                self.given.clear()
+            self.plan = plan
+            self.given.setdefault(side, args[0])
+
+        return keep
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.plan is not None and len(self.given) == 2:
+            capped = self.plan.softcap is not None
+            if func in ((torch.tanh, torch.Tensor.tanh) if capped else SOFTMAXES):
+                scores = args[0] if args else kwargs["input"]
+                args = (self._added(scores), *args[1:])
+        return func(*args, **(kwargs or {}))
+
+    def _added(self, scores: Any) -> Any:
+        plan = self.plan
+        assert plan is not None
+        queries = scores.shape[-2]
+        x = self.given["query"].reshape(-1, 1, queries, self.given["query"].shape[-1])
+        y = self.given["key"].reshape(len(x), 1, -1, self.given["key"].shape[-1])
+        i, j = torch.arange(x.shape[2])[:, None], torch.arange(y.shape[2])
+        term = torch.zeros(())
+        for distance, e in self.terms[id(plan)].items():
+            pairs = torch.ones(()) if distance is None else (i - j == distance).double()
+            term = term + plan.scale / (plan.softcap or 1.0) * (x @ e @ y.mT) * pairs
+        self.given, self.plan = {}, None
+        if plan.sinks:
+            term = torch.nn.functional.pad(term, (0, 1))
+        return scores + term.reshape(scores.shape)
+
+
+SOFTMAXES = (torch.softmax, torch.nn.functional.softmax, torch.Tensor.softmax)
+
+
+def gradients_of_terms(
+    model: Any, plans: list[AttentionPlan], batch: Any, loss: Any
+) -> list[dict[int | None, Any]]:
+    """∂loss/∂E of every block: of an E for all pairs, and for pairs at some distances."""
+    model.eval()
+    mode = PutIntoScores(model, plans)
+    for config in {
+        id(m.config): m.config for m in model.modules() if hasattr(m, "config")
+    }.values():
+        config._attn_implementation = config._experts_implementation = "eager"
+    try:
+        with mode:
+            value = loss(model, batch | {"output_attentions": True})
+    finally:
+        for handle in mode.handles:
+            handle.remove()
+    flat = [e for plan in plans for e in mode.terms[id(plan)].values()]
+    found = iter(torch.autograd.grad(value, flat))
+    return [{distance: next(found) for distance in mode.terms[id(plan)]} for plan in plans]
+
+
+def place(plan: AttentionPlan) -> tuple[str, str, int]:
+    return plan.stack, plan.kind, plan.layer
+
+
+# A family, an objective, whether the second example is padded, and a seed.
+CASES = [
+    (architecture.name, OBJECTIVES[index % 3], index % 2 == 0, index)
+    for index, architecture in enumerate(a for a in ALL if a.name not in REFUSED)
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "padded", "seed"), CASES)
+def test_beta_is_the_gradient_of_the_form(name: str, kind: Any, padded: bool, seed: int) -> None:
+    with built(name) as model:
+        batch, loss = batch_for(model, seed, padded=padded), objective(kind, seed)
+        found = gradients(model, batch, loss)
+        plans = attention_plans(open_checkpoint(model))
+        expected = gradients_of_terms(model, plans, batch, loss)
+    # Where attention is all but certain a block's gradient is a small difference of large numbers.
+    largest = max(np.abs(e.numpy()).max() for terms in expected for e in terms.values())
+    assert largest > 1e-6
+    for plan, terms in zip(plans, expected, strict=True):
+        uses = [g for g in found if place(g.attention.plan) == place(plan)]
+        for head, (distance, term) in itertools.product(range(plan.query.heads), terms.items()):
+            forms = [
+                g.by_prediction(head) if distance is None else g.at_distance(distance, head)
+                for g in uses
+            ]
+            together = sum(form.dense() for form in forms)
+            assert np.abs(together - term[head].numpy()).max() < 1e-10 * largest
+
+
+def test_there_are_a_hundred_cases() -> None:
+    assert len(CASES) >= 100
+
+
+@pytest.mark.parametrize("name", VARIETY)
+def test_factor_gradients_are_those_of_the_parameters(name: str) -> None:
+    with built(name) as model:
+        batch, loss = batch_for(model, 3), objective(linear, 3)
+        found = gradients(model, batch, loss)
+        assert all(parameter.grad is None for parameter in model.parameters())
+        loss(model, batch).backward()
+        expected = parameter_gradients(model, plans := attention_plans(open_checkpoint(model)))
+    for plan, own in zip(plans, expected, strict=True):
+        uses = [g for g in found if place(g.attention.plan) == place(plan)]
+        implied = [g.factor_gradients() for g in uses]
+        for side in range(2):
+            together = sum(factors[side] for factors in implied)
+            assert np.abs(together - own[side]).max() < 1e-10 * np.abs(own[side]).max()
+
+
+@pytest.mark.parametrize("name", VARIETY)
+def test_both_groupings_are_one_sum_and_rows_sum_to_nothing(name: str) -> None:
+    with built(name) as model:
+        found = gradients(model, batch_for(model, 5, padded=True), objective(linear, 5))
+    for gradient in found:
+        one, other = gradient.by_prediction().dense(), gradient.by_context().dense()
+        assert np.abs(one - other).max() < 1e-12 * np.abs(one).max()
+        heads = range(gradient.attention.head_count)
+        together = sum(gradient.by_prediction(head).dense() for head in heads)
+        assert np.abs(one - together).max() < 1e-12 * np.abs(one).max()
+        plan = gradient.attention.plan
+        if not plan.softcap and not plan.sinks:
+            rows = gradient.beta.sum(axis=-1)
+            assert np.abs(rows).max() < 1e-12 * np.abs(gradient.beta).max()
+        if plan.causal:
+            assert not np.triu(gradient.beta, 1).any()
+
+
+def test_distances_add_up_to_all_pairs() -> None:
+    with built("llama") as model:
+        found = gradients(model, batch_for(model, 2), objective(linear, 2))
+    for gradient in found:
+        tokens = gradient.beta.shape[-1]
+        apart = [gradient.at_distance(n).dense() for n in range(-tokens + 1, tokens)]
+        np.testing.assert_allclose(sum(apart), gradient.by_prediction().dense(), atol=1e-12)
+        for distance in (tokens, -tokens):
+            with pytest.raises(TheoryError, match="no pair of 9 tokens has the distance"):
+                gradient.at_distance(distance)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.integers(1, 6), st.integers(1, 4))
+def test_the_sum_is_made_of_rank_one_matrices(
+    seed: int, tokens: int, contexts: int, heads: int
+) -> None:
+    random = np.random.default_rng(seed)
+    x, y = random.standard_normal((2, tokens, 7)), random.standard_normal((2, contexts, 5))
+    beta = random.standard_normal((2, heads, tokens, contexts))
+    gradient = LayerGradient(None, x, y, beta, beta, beta)  # type: ignore[arg-type]
+    expected = np.zeros((7, 5))
+    for b, h, i, j in np.ndindex(beta.shape):
+        expected += beta[b, h, i, j] * np.outer(x[b, i], y[b, j])
+    for form in (gradient.by_prediction(), gradient.by_context()):
+        np.testing.assert_allclose(form.dense(), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_other_scores_are_refused_by_name(name: str) -> None:
+    with built(name) as model, pytest.raises(TheoryError, match=REFUSED[name]):
+        gradients(model, batch_for(model), objective(linear, 0))
+
+
+def test_some_layers_alone() -> None:
+    with built("llama") as model:
+        batch, loss = batch_for(model), objective(linear, 0)
+        both = gradients(model, batch, loss)
+        (last,) = gradients(model, batch, loss, layers=[1])
+        with pytest.raises(CheckpointError, match="no layer 7; layers are numbered from 0 to 1"):
+            gradients(model, batch, loss, layers=[7])
+    np.testing.assert_array_equal(last.beta, both[1].beta)
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    with built("llama") as model:
+        gradients(
+            model, batch_for(model), objective(linear, 0)
+        )  # transformers leaves its own hooks
+        model.train()
+        hooks = hook_count(model)
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        gradients(model, batch_for(model), objective(linear, 0))
+        assert model.training
+        assert model.config._attn_implementation == "sdpa"
+        assert all(parameter.grad is None for parameter in model.parameters())
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+        assert hook_count(model) == hooks
+
+
+def test_single_precision_is_nearly_as_good() -> None:
+    with built("llama") as model:
+        batch = batch_for(model)
+        exact = gradients(model, batch, objective(linear, 0))
+    model = model.float()
+    weights = torch.randn(2, 9, 61, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = gradients(model, batch, lambda m, b: (m(**b).logits * weights).sum())
+    for one, other in zip(found, exact, strict=True):
+        assert one.beta.dtype == np.float32
+        assert np.abs(one.beta - other.beta).max() < 1e-4 * np.abs(other.beta).max()
+
+
+def test_a_loss_has_to_be_one() -> None:
+    with built("bert") as model:
+        batch = batch_for(model)
+        with pytest.raises(TheoryError, match="gives no loss for input_ids"):
+            gradients(model, batch)
+        with pytest.raises(TheoryError, match="a loss must be a scalar"):
+            gradients(model, batch, lambda m, b: m(**b).logits)
+        with pytest.raises(TheoryError, match="a loss must be a scalar"):
+            gradients(model, batch, lambda m, b: m(**b).logits.sum().detach())
+        with pytest.raises(TheoryError, match="a loss must be a scalar"):
+            gradients(model, batch, lambda m, b: float(m(**b).logits.sum()))
+        hooks = hook_count(model)
+        with pytest.raises(TheoryError, match="loss does not depend on the attention that layer 1"):
+            gradients(model, batch, first_hidden_state)
+        assert hook_count(model) == hooks
+
+
+def hook_count(model: Any) -> int:
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+
+def first_hidden_state(model: Any, batch: Any) -> Any:
+    return model(**batch, output_hidden_states=True).hidden_states[1].square().sum()

@@ -1,0 +1,309 @@
+"""Subjects out of checkpoints, runs, configurations and texts; what cannot be one is refused."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.lab.theory import subjects
+from tests.lab.theory.subjects import MASK, VOCABULARY, torch
+
+from wqk.errors import (
+    CheckpointError,
+    CorpusError,
+    MissingPackage,
+    RunError,
+    UnknownFamily,
+    WqkError,
+)
+from wqk_lab.theory.opening import open_subjects
+from wqk_lab.theory.subject import Subject, choose
+from wqk_lab.theory.text import open_text
+
+SMALL: dict[str, Any] = {"batches": 2, "batch": 2, "block": 8}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A BERT, its decoder, a run of two steps, and a text."""
+    folder = tmp_path_factory.mktemp("subjects")
+    subjects.save(subjects.bert(), folder / "bert")
+    subjects.save(subjects.bert(), folder / "mute")  # without a tokenizer
+    subjects.save(subjects.bert(decoder=True), folder / "decoder")
+    subjects.run_of({0: subjects.bert(decoder=True), 7: subjects.llama()}, folder / "run")
+    subjects.tokens_file(folder)
+    write_store(folder / "store")
+    for name in ("bert", "decoder"):
+        own_tokenizer(folder, name)
+    return folder
+
+
+def own_tokenizer(folder: Path, name: str) -> None:
+    """Give a model the store's vocabulary."""
+    tokenizer = (folder / "store/tokenizer.json").read_bytes()
+    (folder / name / "tokenizer.json").write_bytes(tokenizer)
+
+
+def write_store(folder: Path) -> None:
+    from wqk_lab.training.corpus import CorpusOptions, build_corpus
+
+    source = folder.with_suffix(".txt")
+    source.write_text("\n\n".join("ab cd ef gh"[i % 7 :] * 20 for i in range(60)))
+    options = CorpusOptions(text="characters", document="paragraph", held_out=2)
+    build_corpus([source], folder, options)
+
+
+@settings(max_examples=25)
+@given(st.integers(2, 40), st.floats(0.001, 0.999), st.integers(0, 100))
+def test_every_block_has_the_same_number_of_masked_tokens(
+    length: int, share: float, seed: int
+) -> None:
+    masked = choose(np.random.default_rng(seed), (4, length), share)
+    counts = set(masked.sum(axis=1).tolist())
+    assert len(counts) == 1
+    assert 1 <= counts.pop() <= length - 1
+
+
+def test_masked_examples_hide_what_they_ask_for() -> None:
+    subject = subjects.subject(None, "masked", batches=3, mask_share=0.25)
+    for tokens, (inputs, labels) in zip(subject.blocks, subject.examples(), strict=True):
+        asked = labels != -100
+        assert (asked.sum(axis=1) == 4).all()
+        assert (inputs[asked] == MASK).all()
+        assert (labels[asked] == tokens[asked]).all()
+        assert (inputs[~asked] == tokens[~asked]).all()
+    first, second = (labels for _, labels in list(subject.examples())[:2])
+    assert ((first != -100) != (second != -100)).any()
+    again = next(iter(subject.examples()))[1]
+    np.testing.assert_array_equal(again, first)
+
+
+def test_a_checkpoint_says_what_it_predicts(place: Path) -> None:
+    for name, objective in (("bert", "masked"), ("decoder", "causal")):
+        _, states = open_subjects(str(place / name), place / "store", **SMALL)
+        (subject,) = states
+        assert (subject.name, subject.objective, subject.step) == (name, objective, None)
+        assert subject.blocks.shape == (2, 2, 8)
+        assert not subject.missing
+        loss = subject.model(**next(subject.batches())).loss.item()
+        assert 1 < loss < 20
+
+
+def test_one_checkpoint_can_be_made_to_predict_either(place: Path) -> None:
+    """Causal: what comes later changes nothing. Masked: it does."""
+    for objective, leaks in (("causal", False), ("masked", True)):
+        _, states = open_subjects(
+            str(place / "bert"), place / "store", objective=objective, **SMALL
+        )
+        model = next(states).model
+        tokens = torch.arange(8)[None] + 4
+        later = torch.cat([tokens[:, :5], tokens[:, 5:] + 1], dim=1)
+        with torch.no_grad():
+            logits = [model(input_ids=ids).logits[:, :5] for ids in (tokens, later)]
+        assert bool((logits[0] != logits[1]).any()) == leaks
+
+
+def test_the_same_seed_gives_the_same_blocks_and_fresh_weights(place: Path) -> None:
+    drawn = []
+    for seed in (0, 0, 1):
+        _, states = open_subjects(
+            str(subjects.configuration(place)), place / "store", seed=seed, **SMALL
+        )
+        drawn.append(next(states))
+    assert drawn[0].missing == ()
+    weights = [subject.model.state_dict() for subject in drawn]
+    name = "bert.encoder.layer.0.attention.self.query.weight"
+    assert (weights[0][name] == weights[1][name]).all()
+    assert (weights[0][name] != weights[2][name]).any()
+    np.testing.assert_array_equal(drawn[0].blocks, drawn[1].blocks)
+    assert (drawn[0].blocks != drawn[2].blocks).any()
+
+
+def test_a_run_is_opened_at_its_last_step_or_at_others(place: Path) -> None:
+    run = str(place / "run")
+    for steps, expected in ((None, [7]), ((), [0, 7]), ((0,), [0])):
+        _, states = open_subjects(run, place / "tokens.npy", steps=steps, **SMALL)
+        seen = list(states)
+        assert [state.step for state in seen] == expected
+        assert {state.name for state in seen} == {"run"}
+    with pytest.raises(RunError, match="no checkpoint at step 3; saved are 0, 7"):
+        open_subjects(run, place / "tokens.npy", steps=(3,), **SMALL)
+    with pytest.raises(RunError, match="only a training run has steps"):
+        open_subjects(str(place / "bert"), place / "tokens.npy", steps=(), **SMALL)
+
+
+def test_tensors_that_are_not_in_the_checkpoint_are_named(place: Path) -> None:
+    subjects.save(subjects.bert().bert, place / "headless")
+    own_tokenizer(place, "headless")
+    _, states = open_subjects(str(place / "headless"), place / "store", **SMALL)
+    missing = next(states).missing
+    assert any(name.startswith("cls.predictions") for name in missing)
+    assert not any("encoder" in name for name in missing)
+
+
+def test_text_in_the_models_own_tokens(place: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    folder = subjects.save(subjects.bert(), place / "with-tokenizer")
+    words = {"[UNK]": 0, "[MASK]": 1, "one": 2, "two": 3, "fish": 4}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="[UNK]", mask_token="[MASK]"
+    ).save_pretrained(folder)
+    path = place / "fish.jsonl"
+    path.write_text('{"text": "one fish two fish"}\n{"text": ""}\n{"text": "red fish"}\n')
+    text = open_text(path, str(folder))
+    assert text.tokens.tolist() == [2, 4, 3, 4, 0, 4]
+    assert text.documents.tolist() == [0, 4, 6]
+    assert (text.vocabulary_size, text.mask_token) == (5, 1)
+    assert open_text(path, str(folder), limit=3).documents.tolist() == [0, 4]
+
+
+def test_a_store_comes_with_its_documents(place: Path) -> None:
+    text = open_text(place / "store", "unused")
+    assert text.documents[-1] == len(text.tokens)
+    assert text.mask_token is not None
+    assert text.tokens.max() < text.vocabulary_size
+
+
+def test_text_in_another_vocabulary_is_refused_or_doubted(place: Path) -> None:
+    def doubt(ref: Path, corpus: str) -> str:
+        return next(open_subjects(str(ref), place / corpus, **SMALL)[1]).caveat
+
+    assert doubt(place / "bert", "store") == ""
+    assert doubt(subjects.configuration(place), "store") == ""  # its weights know no words
+    assert "token ids alone" in doubt(place / "decoder", "tokens.npy")
+    assert "no tokenizer" in doubt(place / "run", "tokens.npy")
+    # Without a tokenizer the sizes have to be equal: 40 entries against those of the store.
+    with pytest.raises(CorpusError, match="uses another vocabulary"):
+        doubt(place / "run", "store")
+    size = open_text(place / "store", "unused").vocabulary_size
+    subjects.save(subjects.bert(vocab_size=size), place / "bare")
+    assert "no tokenizer" in doubt(place / "bare", "store")
+    # The same words with other numbers are another vocabulary.
+    other = subjects.save(subjects.bert(), place / "other")
+    tokenizer = json.loads((place / "store/tokenizer.json").read_text())
+    words = tokenizer["model"]["vocab"]
+    first, second = list(words)[-2:]
+    words[first], words[second] = words[second], words[first]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(CorpusError, match="give a text in the model's own tokens"):
+        doubt(other, "store")
+
+
+def test_no_code_of_a_checkpoint_is_run(place: Path) -> None:
+    folder = subjects.save(subjects.bert(), place / "hostile")
+    (folder / "evil.py").write_text("raise SystemExit('run')\n")
+    automatic = {"auto_map": {"AutoTokenizer": ["evil.Evil", None]}, "tokenizer_class": "Evil"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(automatic))
+    (place / "words.txt").write_text("one two\n\nthree")
+    with pytest.raises(CorpusError, match="has no tokenizer"):
+        open_text(place / "words.txt", str(folder))
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "evil", "auto_map": {"AutoConfig": "evil.Config"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(WqkError):
+        next(open_subjects(str(folder), place / "tokens.npy", **SMALL)[1])
+
+
+def test_blocks_are_pieces_of_the_text() -> None:
+    blocks = subjects.text().blocks(4, 5, 16, seed=3)
+    whole = subjects.text().tokens
+    windows = np.lib.stride_tricks.sliding_window_view(whole, 16)
+    for block in blocks.reshape(-1, 16):
+        assert (windows == block).all(axis=1).any()
+    with pytest.raises(CorpusError, match="take fewer or shorter"):
+        subjects.text(100).blocks(4, 5, 16, seed=0)
+
+
+HOSTILE: dict[str, tuple[str, dict[str, Any], type[WqkError], str]] = {
+    "no model": ("/nowhere/at/all", {}, CheckpointError, "no such file"),
+    "no language model": ("bert", {"objective": "causal", "vit": True}, UnknownFamily, "vit"),
+    "no mask token": ("bert", {"corpus": "tokens.npy"}, CorpusError, "mask token"),
+    "no text": ("bert", {"corpus": "absent"}, CorpusError, "expected a token store"),
+    "unknown text": ("bert", {"corpus": "model.bin"}, CorpusError, "expected a text file"),
+    "no tokenizer": ("mute", {"corpus": "plain.txt"}, CorpusError, "has no tokenizer"),
+    "two axes": ("decoder", {"corpus": "square.npy"}, CorpusError, "one dimension"),
+    "pickled": ("decoder", {"corpus": "object.npy"}, CorpusError, "cannot be read"),
+    "negative": ("decoder", {"corpus": "negative.npy"}, CorpusError, "token ids"),
+    "foreign": (
+        "decoder",
+        {"corpus": "large.npy"},
+        CorpusError,
+        "another vocabulary \\(1001 entries",
+    ),
+    "short": ("decoder", {"corpus": "tokens.npy", "batches": 10**4}, CorpusError, "take fewer"),
+    "long blocks": ("bert", {"block": 64}, CheckpointError, "try a shorter --block"),
+    "revision of a folder": (
+        "bert",
+        {"revision": "main"},
+        CheckpointError,
+        "only a Hub repository has revisions",
+    ),
+    "all masked": ("bert", {"mask_share": 1.0}, CorpusError, r"lies in \(0, 1\)"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_what_cannot_be_tested_is_refused_in_a_line(case: str, place: Path) -> None:
+    ref, options, error, message = HOSTILE[case]
+    options = {**SMALL, "corpus": "store", **options}
+    (place / "model.bin").write_bytes(b"\0" * 8)
+    (place / "plain.txt").write_text("some words")
+    np.save(place / "square.npy", np.ones((2, 2), int))
+    np.save(place / "negative.npy", np.arange(-3, 300))
+    np.save(place / "large.npy", np.arange(1001))
+    np.save(place / "object.npy", np.array([{}, 1], object), allow_pickle=True)
+    if options.pop("vit", False):
+        ref = str(place / "vit.json")
+        Path(ref).write_text('{"model_type": "vit"}')
+    elif not ref.startswith("/"):
+        ref = str(place / ref)
+    with pytest.raises(error, match=message) as caught:
+        next(open_subjects(ref, place / options.pop("corpus"), **options)[1])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_subject_needs_a_mask_token_only_for_masks() -> None:
+    blocks = np.zeros((1, 1, 4), int)
+    Subject("s", None, "causal", blocks)
+    with pytest.raises(CorpusError, match="mask token"):
+        Subject("s", None, "masked", blocks)
+
+
+def test_a_folder_named_like_a_model_type_is_a_checkpoint(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    _, states = open_subjects("bert", "store", **SMALL)
+    subject = next(states)
+    assert not subject.missing
+    weight = subject.model.bert.encoder.layer[0].attention.self.query.weight
+    expected = subjects.bert().bert.encoder.layer[0].attention.self.query.weight
+    assert (weight == expected).all()
+
+
+def test_without_pytorch_it_is_said_what_to_install(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(MissingPackage, match=r"pip install 'wqk\[train\]'"):
+        open_subjects(str(place / "bert"), place / "store", **SMALL)
+
+
+def test_a_vocabulary_is_that_of_the_text_for_a_bare_type() -> None:
+    from wqk_lab.theory.opening import State, load_model
+
+    assert State("distilbert").is_fresh
+    with torch.device("meta"):  # the type's own sizes are large
+        model, objective, _ = load_model(State("distilbert"), vocabulary_size=VOCABULARY)
+    assert objective == "masked"
+    assert model.get_input_embeddings().num_embeddings == VOCABULARY

@@ -1,0 +1,89 @@
+"""Proposition 2.1 on tiny models, and checks of the checks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.lab.theory.tiny import VARIETY, batch_for, built, linear, objective
+
+from wqk.checkpoints import open_checkpoint
+from wqk_lab.theory import scores
+from wqk_lab.theory.gradients import LayerGradient, gradients, load_values
+
+torch = pytest.importorskip("torch")
+
+
+def uses_of(model: Any, batch: Any, seed: int = 1) -> list[LayerGradient]:
+    return gradients(model, batch, objective(linear, seed))
+
+
+@pytest.mark.parametrize("name", VARIETY)
+def test_attention_is_made_of_bilinear_forms(name: str) -> None:
+    with built(name) as model:
+        uses = uses_of(model, batch_for(model, 1, padded=True))
+        checkpoint = open_checkpoint(model)
+        for use in uses:
+            plan = use.attention.plan
+            mixing = scores.mixing_error(use, load_values(checkpoint, plan))
+            assert max(scores.form_error(use), scores.heads_error(use)) < 1e-13
+            assert np.isnan(mixing) or mixing < 1e-13
+            error = scores.attention_error(use)
+            assert np.isnan(error) == bool(plan.position or plan.sinks)
+            assert np.isnan(error) or error < 1e-12
+            assert scores.convexity_error(use) < 1e-12 or plan.sinks
+            if plan.rotary:
+                assert scores.same_order(use) < 0.95
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_without_biases_and_positions_the_form_alone_orders(name: str) -> None:
+    with built(name) as model:
+        batch = batch_for(model)
+        with torch.no_grad():
+            for parameter_name, parameter in model.named_parameters():
+                if parameter_name.endswith(("query.bias", "key.bias", "c_attn.bias")):
+                    parameter.zero_()
+        assert [scores.same_order(use) for use in uses_of(model, batch)] == [1.0, 1.0]
+
+
+def test_the_bias_of_the_keys_alone_does_not_matter() -> None:
+    # q_i · b is the same for all keys j; b · k_j is not.
+    with built("bert") as model:
+        batch = batch_for(model)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name.endswith("query.bias"):
+                    parameter.zero_()
+        assert [scores.same_order(use) for use in uses_of(model, batch)] == [1.0, 1.0]
+
+
+def test_what_is_wrong_is_seen() -> None:
+    # Numbers that are not the model's: weights are changed between the pass and the comparison.
+    with built("bert") as model:
+        checkpoint = open_checkpoint(model)
+        for use in uses_of(model, batch_for(model)):
+            attention = use.attention
+            query, key = attention.query.weight, attention.key.weight
+            other = replace(use, attention=attention.with_weights(np.roll(query, 1, 0), key))
+            assert scores.attention_error(other) > 1e-3
+            assert scores.same_order(other) < 0.9
+            values = load_values(checkpoint, attention.plan)
+            assert values is not None
+            rolled = replace(values, stored_weight=np.roll(values.stored_weight, 1, 0))
+            assert scores.mixing_error(use, rolled) > 1e-3
+
+
+def test_a_real_model(shared: Any) -> None:
+    transformers = pytest.importorskip("transformers")
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        shared / "checkpoints/stories260k", trust_remote_code=False
+    )
+    tokens = torch.randint(3, 500, (2, 32), generator=torch.Generator().manual_seed(0))
+    checkpoint = open_checkpoint(model)
+    for use in gradients(model, {"input_ids": tokens, "labels": tokens}):
+        errors = [f(use) for f in (scores.form_error, scores.heads_error, scores.attention_error)]
+        mixing = scores.mixing_error(use, load_values(checkpoint, use.attention.plan))
+        assert max(*errors, mixing) < 1e-4

@@ -1,0 +1,85 @@
+"""What the softmax does to β, against explicit sums and the values' own weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.lab.theory.tiny import batch_for, built, linear, objective
+
+from wqk.attention import attention_plans
+from wqk.checkpoints import open_checkpoint
+from wqk.forms import BilinearForm
+from wqk.forms.scores import symmetry
+from wqk_lab.theory.capture import attention_recorded
+from wqk_lab.theory.gradients import LayerGradient, gradients
+from wqk_lab.theory.softmax import softmax_effect
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture(scope="module")
+def layers() -> list[LayerGradient]:
+    with built("bert") as model:
+        return gradients(model, batch_for(model, 4), objective(linear, 4))
+
+
+def test_the_error_is_the_output_gradient_met_with_the_values() -> None:
+    with built("bert") as model:
+        batch, loss = batch_for(model, 4), objective(linear, 4)
+        found = gradients(model, batch, loss)
+        plans = attention_plans(open_checkpoint(model))
+        with attention_recorded(model, plans) as records:
+            value = loss(model, batch)
+        outputs = [record.mixed[0] for record in records]
+        at_outputs = torch.autograd.grad(value, outputs)
+        weights = dict(model.named_parameters())
+    for layer, (gradient, delta) in enumerate(zip(found, at_outputs, strict=True)):
+        name = f"bert.encoder.layer.{layer}.attention.self.value"
+        values = gradient.key_input @ weights[f"{name}.weight"].detach().numpy().T
+        values += weights[f"{name}.bias"].detach().numpy()
+        d, v = (a.reshape(2, 9, 4, 8) for a in (delta.numpy(), values))
+        expected = np.einsum("bihr,bjhr->bhij", d, v)
+        np.testing.assert_allclose(gradient.error, expected, atol=1e-12 * np.abs(expected).max())
+
+
+def test_beta_by_explicit_sums(layers: list[LayerGradient]) -> None:
+    for gradient in layers:
+        alpha, error = gradient.probabilities, gradient.error
+        for b, h, i, j in np.ndindex(2, 2, 9, 9):
+            mean = sum(alpha[b, h, i, k] * error[b, h, i, k] for k in range(9))
+            expected = 8**-0.5 * alpha[b, h, i, j] * (error[b, h, i, j] - mean)
+            assert gradient.beta[b, h, i, j] == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_numbers_by_hand(layers: list[LayerGradient]) -> None:
+    gradient = layers[0]
+    effect = softmax_effect(gradient)
+    beta, error = gradient.beta.ravel(), gradient.error.ravel()
+    assert effect["cosine"] == pytest.approx(
+        beta @ error / np.linalg.norm(beta) / np.linalg.norm(error)
+    )
+    x = gradient.query_input
+    one = np.einsum("bhij,bid,bje->de", gradient.beta, x, x)
+    other = np.einsum("bhij,bid,bje->de", gradient.error, x, x)
+    cosine = (one * other).sum() / np.linalg.norm(one) / np.linalg.norm(other)
+    assert effect["cosine_of_forms"] == pytest.approx(cosine)
+    for value, matrix in ((effect["symmetry"], one), (effect["symmetry_without"], other)):
+        assert value == pytest.approx(float(symmetry(BilinearForm(matrix, np.eye(32)))))
+    assert effect["row_sums"] < 1e-12
+
+
+def test_pairs_that_are_not_seen_do_not_count() -> None:
+    with built("llama") as model:
+        (gradient, _) = gradients(model, batch_for(model, 4), objective(linear, 4))
+    hidden = gradient.probabilities == 0
+    assert hidden.any()
+    other = replace(gradient, error=np.where(hidden, 1e6, gradient.error))
+    assert softmax_effect(other) == softmax_effect(gradient)
+
+
+def test_what_is_proportional_has_cosine_one(layers: list[LayerGradient]) -> None:
+    effect = softmax_effect(replace(layers[0], beta=-3 * layers[0].error))
+    assert effect["cosine"] == pytest.approx(-1)
+    assert effect["agreement"] == 0

@@ -1,0 +1,127 @@
+"""Tails of columns and rows: identities, the lemma's counterexample, the theorem's assumptions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wqk import BilinearForm
+from wqk_lab.theory.tails import tails
+
+
+def simulate_update(
+    variances: np.ndarray,
+    *,
+    context_share: float = 1.0,
+    contexts: int = 256,
+    tokens: int = 16,
+    seed: int = 0,
+) -> BilinearForm:
+    """One update under the assumptions of Proposition S1.8 and Theorem S1.12, drawn at random.
+
+    Of the tokens t*, a share acts as context, Σ_i β_i x_i yᵀ, and the others are predicted,
+    y (Σ_j β_j x_j)ᵀ. Every y has the identity as covariance, as the proposition asks.
+    """
+    random = np.random.default_rng(seed)
+    shape = (contexts, len(variances))
+    # Of normal x_i, the sum Σ_i β_i x_i is normal with the covariance Σ_i β_i² Σ.
+    sizes = np.linalg.norm(random.standard_normal((contexts, tokens)), axis=1, keepdims=True)
+    summed = sizes * random.standard_normal(shape) * np.sqrt(variances)
+    own = random.standard_normal(shape)
+    as_context = np.arange(contexts)[:, None] < context_share * contexts
+    query, key = np.where(as_context, summed, own), np.where(as_context, own, summed)
+    return BilinearForm(query.T, key.T)
+
+
+def random_form(seed: int, width: int = 12) -> BilinearForm:
+    random = np.random.default_rng(seed)
+    scales = np.exp(random.standard_normal((2, width, 1)))
+    return BilinearForm(*(random.standard_normal((2, width, 5)) * scales))
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 10**6))
+def test_totals_are_equal_and_the_smaller_mean_has_the_larger_variance(seed: int) -> None:
+    form = random_form(seed)
+    columns, rows = form.column_norms, form.row_norms
+    assert (columns**2).sum() == pytest.approx((rows**2).sum())
+    assert (columns.var() > rows.var()) == (columns.mean() < rows.mean())
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 10**6))
+def test_tails_are_those_of_the_dense_matrix_and_turn_with_it(seed: int) -> None:
+    form = random_form(seed)
+    dense = form.dense()
+    columns, rows = np.linalg.norm(dense, axis=0), np.linalg.norm(dense, axis=1)
+    one, turned = tails(form), tails(form.T)
+    assert one.log_variance_ratio == pytest.approx(np.log(columns.var() / rows.var()))
+    assert one.reach == pytest.approx(columns.max() / rows.max())
+    longest, other = (columns, rows) if one.reach >= 1 else (rows, columns)
+    assert one.beyond == pytest.approx((longest > other.max()).mean())
+    assert turned.log_variance_ratio == pytest.approx(-one.log_variance_ratio)
+    assert turned.reach == pytest.approx(1 / one.reach)
+    assert turned.directionality == pytest.approx(-one.directionality)
+    assert turned.directionality_excess == pytest.approx(-one.directionality_excess)
+
+
+def some_large(width: int = 96) -> np.ndarray:
+    return np.exp(np.random.default_rng(7).standard_normal(width))
+
+
+def mean_tails(variances: np.ndarray, context_share: float) -> dict[str, float]:
+    many = [
+        tails(simulate_update(variances, context_share=context_share, seed=seed))
+        for seed in range(12)
+    ]
+    return {
+        "ratio": float(np.mean([one.log_variance_ratio for one in many])),
+        "excess": float(np.mean([one.directionality_excess for one in many])),
+        "error": float(np.std([one.directionality_excess for one in many]) / np.sqrt(12)),
+    }
+
+
+def test_under_the_theorems_own_assumptions_rows_have_the_longer_tail() -> None:
+    seen = mean_tails(some_large(), 1.0)
+    assert seen["ratio"] < -2
+    assert seen["excess"] > 0.3
+
+
+def test_more_context_than_prediction_means_longer_rows_and_the_reverse() -> None:
+    ratios = [mean_tails(some_large(), share)["ratio"] for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    assert ratios == sorted(ratios, reverse=True)
+    assert ratios[0] > 2
+    assert abs(ratios[2]) < 0.2
+
+
+def test_isotropic_tokens_favor_neither_side() -> None:
+    seen = mean_tails(np.ones(96), 1.0)
+    assert abs(seen["ratio"]) < 0.2
+    assert abs(seen["excess"]) < 4 * seen["error"]
+
+
+def test_a_larger_variance_is_no_larger_directionality() -> None:
+    # Evenly spread variances: rows vary much more, but none lies two deviations above the mean.
+    seen = mean_tails(np.linspace(0.1, 2, 96), 1.0)
+    assert seen["ratio"] < -1
+    assert seen["excess"] < 0
+
+
+def test_the_simulated_update_is_the_sum_over_tokens_drawn_one_by_one() -> None:
+    # The law of large numbers for E[ΔM ΔMᵀ] and E[ΔMᵀ ΔM], against drawing every x_i.
+    variances, contexts, tokens = np.array([1.0, 4.0, 9.0]), 64, 8
+    random = np.random.default_rng(9)
+    drawn, simulated = np.zeros((2, 2, 3))
+    for seed in range(100):
+        x = random.standard_normal((contexts, tokens, 3)) * np.sqrt(variances)
+        beta, y = (
+            random.standard_normal((contexts, tokens)),
+            random.standard_normal((contexts, 3)),
+        )
+        dense = np.einsum("ti,tim,tk->mk", beta, x, y)
+        drawn += [(dense**2).sum(axis=0), (dense**2).sum(axis=1)]
+        form = simulate_update(variances, contexts=contexts, tokens=tokens, seed=seed)
+        simulated += [form.column_norms**2, form.row_norms**2]
+    np.testing.assert_allclose(simulated, drawn, rtol=0.2)

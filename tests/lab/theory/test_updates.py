@@ -1,0 +1,124 @@
+"""The implicit update against steps that are really made, and its symmetry against simulation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.lab.theory.tiny import batch_for, built, linear, objective
+
+from wqk.attention import attention_plans, load_attention
+from wqk.checkpoints import open_checkpoint
+from wqk.errors import CheckpointError
+from wqk.forms import BilinearForm
+from wqk.forms.scores import symmetry
+from wqk_lab.theory.gradients import LayerGradient, gradients
+from wqk_lab.theory.updates import (
+    alignment,
+    expected_symmetry,
+    first_order,
+    implicit_update,
+    parameter_gradients,
+    passed_on,
+)
+
+torch = pytest.importorskip("torch")
+
+LAYOUTS = ("bert", "gpt2", "gptj", "llama", "phi3", "falcon-grouped", "bloom", "gemma2")
+
+
+def attentions(model: Any) -> list[Any]:
+    checkpoint = open_checkpoint(model)
+    return [load_attention(checkpoint, plan) for plan in attention_plans(checkpoint)]
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_step_of_gradient_descent_does_what_is_said(name: str) -> None:
+    with built(name) as model:
+        batch, loss = batch_for(model, 6), objective(linear, 6)
+        updates = [implicit_update(layer, 1e-3) for layer in gradients(model, batch, loss)]
+        before = attentions(model)
+        loss(model, batch).backward()
+        torch.optim.SGD(model.parameters(), lr=1e-3).step()
+        after = attentions(model)
+    for update, old, new in zip(updates, before, after, strict=True):
+        expected = new.form.dense() - old.form.dense()
+        scale = np.abs(expected).max()
+        np.testing.assert_allclose(update.dense(), expected, atol=1e-9 * scale)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_the_first_order_is_the_slope(name: str) -> None:
+    with built(name) as model:
+        found = gradients(model, batch_for(model, 6), objective(linear, 6))
+    for layer in found:
+        slope = first_order(layer.attention, *layer.factor_gradients()).dense()
+        for rate in (1e-3, 1e-5):
+            step = implicit_update(layer, rate).dense() / rate
+            both = layer.factor_gradients()
+            square = layer.attention.with_weights(*both).form
+            expected = slope + rate * square.dense()
+            np.testing.assert_allclose(step, expected, atol=1e-7 * np.abs(slope).max())
+
+
+def test_equation_s40_without_biases() -> None:
+    with built("bert") as model:
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name.endswith(("query.bias", "key.bias")):
+                    parameter.zero_()
+        found = gradients(model, batch_for(model, 6), objective(linear, 6))
+    for layer in found:
+        expected = np.zeros((32, 32))
+        for head in range(4):
+            form, own = layer.attention.head(head), layer.by_prediction(head).dense()
+            expected -= form.query @ form.query.T @ own + own @ form.key @ form.key.T
+        scale = np.abs(expected).max()
+        found_here = first_order(layer.attention, *layer.factor_gradients()).dense()
+        np.testing.assert_allclose(found_here, expected, atol=1e-12 * scale)
+
+
+def test_gradients_have_to_be_there() -> None:
+    with built("bert") as model, pytest.raises(CheckpointError, match=r"query\.weight"):
+        parameter_gradients(model, attention_plans(open_checkpoint(model)))
+
+
+def symmetric(layer: LayerGradient) -> LayerGradient:
+    return replace(layer, beta=layer.beta + layer.beta.swapaxes(-1, -2))
+
+
+@pytest.mark.parametrize("name", ["bert", "gptj"])
+def test_symmetry_passes_through_tied_factors_only(name: str) -> None:
+    with built(name) as model:
+        found = gradients(model, batch_for(model, 8), objective(linear, 8))
+    for layer in found:
+        row = passed_on(symmetric(layer))
+        assert row["gradient"] == pytest.approx(1)
+        assert row["update_of_symmetric_part"] < 0.8
+        if not layer.attention.plan.rotary:
+            assert row["if_tied"] == pytest.approx(1)
+        again = passed_on(layer)
+        part = again["update_of_symmetric_part"]
+        assert part == pytest.approx(row["update_of_symmetric_part"])
+        update, whole = (
+            first_order(layer.attention, *layer.factor_gradients()).dense(),
+            layer.by_prediction().dense(),
+        )
+        cosine = -(update * whole).sum() / np.linalg.norm(update) / np.linalg.norm(whole)
+        assert alignment(layer) == pytest.approx(cosine)
+        assert again["update"] == pytest.approx((update * update.T).sum() / (update**2).sum())
+
+
+@pytest.mark.parametrize("rank", [24, 48, 96, 192])
+def test_the_expected_symmetry_of_an_update(rank: int) -> None:
+    random = np.random.default_rng(rank)
+    a, b = random.standard_normal((2, 192, rank))
+    gradient = random.standard_normal((192, 192))
+    gradient += gradient.T
+    update = gradient @ b @ b.T + a @ a.T @ gradient
+    found = float(symmetry(BilinearForm(update, np.eye(192))))
+    assert found == pytest.approx(expected_symmetry(192, rank), abs=0.03)
+    tied = gradient @ b @ b.T + b @ b.T @ gradient
+    assert float(symmetry(BilinearForm(tied, np.eye(192)))) == pytest.approx(1)

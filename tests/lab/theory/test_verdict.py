@@ -1,0 +1,173 @@
+"""The rule of verdicts, on numbers whose answer is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from wqk_lab.theory.verdict import (
+    Direction,
+    Estimate,
+    Finding,
+    Sample,
+    Statement,
+    _reach,
+    decide,
+    settle,
+    tail,
+)
+
+# The t that is exceeded with a probability of 2.5 %, from printed tables.
+TABLE = {1: 12.706, 2: 4.303, 5: 2.571, 10: 2.228, 30: 2.042, 120: 1.980}
+
+
+def statement(direction: Direction, null: float = 0.0, matters: float = 0.2) -> Statement:
+    return Statement("S0", "", "", "", direction, matters, lambda _: Sample(X, "batches"), null)
+
+
+X = np.zeros((2, 1))
+
+
+def decided(direction: Direction, mean: float, spread: float, units: int = 8) -> Finding:
+    values = mean + spread * np.resize([1.0, -1.0], units)[:, None]
+    return decide(statement(direction), Sample(values, "batches"))
+
+
+@pytest.mark.parametrize("degrees", TABLE)
+def test_quantiles_are_those_of_the_tables(degrees: int) -> None:
+    assert tail(TABLE[degrees], degrees) == pytest.approx(0.025, abs=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("direction", "mean", "spread", "expected"),
+    [
+        ("above", 1.0, 0.1, "holds"),
+        ("above", -1.0, 0.1, "fails"),
+        ("above", 0.05, 0.01, "fails"),  # beyond chance, and too small to matter
+        ("above", 0.1, 1.0, "undecided"),
+        ("below", -1.0, 0.1, "holds"),
+        ("below", 1.0, 0.1, "fails"),
+        ("near", 0.05, 0.01, "holds"),  # beyond chance, and near enough
+        ("near", 1.0, 0.1, "fails"),
+        ("near", -1.0, 0.1, "fails"),
+        ("near", 0.0, 1.0, "undecided"),  # a wide interval is no sign of likeness
+        ("identity", 0.0, 0.1, "identity"),
+        ("identity", 1.0, 0.1, "fails"),
+    ],
+)
+def test_the_rule(direction: Direction, mean: float, spread: float, expected: str) -> None:
+    assert decided(direction, mean, spread).verdict == expected
+
+
+def test_undecided_says_how_many_would_decide() -> None:
+    finding = decided("above", 0.3, 1.0)
+    assert "times as many (8 batches) would decide" in finding.why
+    times = int(finding.why.split()[1])
+    assert decided("above", 0.3, 1.0, 8 * times).verdict == "holds"
+    alone = decide(statement("above"), Sample(np.ones((1, 1)), "batches"))
+    assert alone.verdict == "undecided"
+    assert str(alone.estimate) == "1.00"
+    assert alone.why == "batch: a single number has no interval; take more"
+
+
+@pytest.mark.parametrize("direction", ["above", "near"])
+@pytest.mark.parametrize("law", ["normal", "uniform"])
+def test_at_the_edge_chance_decides_rarely(direction: Direction, law: str) -> None:
+    """At the null nothing holds above it; at the margin nothing fails above it or holds near."""
+    random = np.random.default_rng(0)
+    shape = (1000, 12, 1)
+    noise = random.standard_normal(shape) if law == "normal" else random.uniform(-1, 1, shape)
+    wrong = {"above": ((0.0, "holds"), (0.2, "fails")), "near": ((0.2, "holds"), (0.2, "fails"))}
+    for edge, verdict in wrong[direction]:
+        found = [
+            decide(statement(direction), Sample(edge + 0.1 * values, "batches")).verdict
+            for values in noise
+        ]
+        assert found.count(verdict) / 1000 <= 0.04
+
+
+@pytest.mark.parametrize("side", [1, -1])
+def test_skewed_numbers_do_not_decide_more_often(side: int) -> None:
+    """Student's interval alone errs in 9 % of the draws on the side of the shorter tail."""
+    random = np.random.default_rng(0)
+    noise = side * (random.exponential(size=(2000, 12, 1)) - 1)
+    for edge, verdict in ((0.0, "holds"), (0.2, "fails")):
+        found = [
+            decide(statement("above"), Sample(edge + 0.1 * values, "batches")).verdict
+            for values in noise
+        ]
+        assert found.count(verdict) / 2000 <= 0.05
+
+
+def test_an_interval_ends_where_its_tail_is_left() -> None:
+    values = np.random.default_rng(1).exponential(size=(12, 3))
+    estimate = Estimate.of(Sample(values, "batches", ("0", "1", "2")))
+    assert estimate.skewness > 0
+    for end, side in ((estimate.low, 1), (estimate.high, -1)):
+        t = abs(estimate.value - end) / estimate.error
+        assert tail(t, estimate.degrees, side * estimate.skewness) == pytest.approx(0.025)
+
+
+@pytest.mark.parametrize("skewness", [0.0, 1e-16, 3e-15, -1e-12, 1e-7])
+def test_rounding_is_no_skewness(skewness: float) -> None:
+    assert _reach(7, skewness) == pytest.approx(_reach(7, 0.0), rel=1e-6)
+
+
+def test_layers_are_drawn_too() -> None:
+    """Many batches do not help where layers differ by chance."""
+    random = np.random.default_rng(1)
+    wrong = 0
+    for _ in range(200):
+        values = random.standard_normal((1, 4)) + 0.01 * random.standard_normal((50, 4))
+        wrong += (
+            decide(statement("above"), Sample(values, "batches", ("0", "1", "2", "3"))).verdict
+            == "holds"
+        )
+    assert wrong <= 0.05 * 200
+
+
+def test_layers_are_counted_beside_chance() -> None:
+    values = np.array([[1.0, -1.0, 0.0]]) + 0.01 * np.array([[1.0], [-1.0], [0.5]])
+    layers = ("0", "1", "2")
+    finding = decide(statement("above"), Sample(values, "batches", layers))
+    assert finding.layers is not None
+    assert (finding.layers.holds, finding.layers.fails, finding.layers.count) == (1, 2, 3)
+    assert finding.layers.by_chance == pytest.approx(0.075)
+    doubtful = decide(statement("above"), Sample(values, "batches", layers, chance=5.0)).layers
+    assert doubtful is not None
+    assert doubtful.holds == doubtful.fails == 0
+
+
+def test_benjamini_and_hochberg() -> None:
+    p = np.random.default_rng(2).uniform(size=20) ** 3
+    order = np.sort(p)
+    expected = [min(1.0, min(order[k:] * 20 / np.arange(k + 1, 21))) for k in range(20)]
+    one = decided("above", 1.0, 0.1)
+    settled = settle([replace(one, p=value) for value in order])
+    assert [f.verdict == "holds" for f in settled] == [value <= 0.05 for value in expected]
+    assert {f.verdict for f in settled} == {"holds", "undecided"}
+
+
+def test_one_of_many_statements_is_not_decided_by_chance() -> None:
+    random = np.random.default_rng(3)
+    decided_alone, settled = 0, 0
+    for _ in range(40):
+        values = random.standard_normal((20, 8, 1))
+        findings = [decide(statement("above", matters=0.0), Sample(v, "batches")) for v in values]
+        decided_alone += any(f.verdict != "undecided" for f in findings)
+        settled += any(f.verdict != "undecided" for f in settle(findings))
+    assert settled <= 4 < decided_alone
+    clear = [decided("above", 1.0, 0.1), decided("above", 1.0, 0.2)]
+    assert [f.verdict for f in settle(clear)] == ["holds", "holds"]
+
+
+def test_what_is_not_defined_is_left_out() -> None:
+    values = np.array([[1.0, np.nan], [1.1, np.nan], [np.nan, np.nan]])
+    finding = decide(statement("above"), Sample(values, "batches", ("0", "1")))
+    assert finding.estimate is not None
+    assert finding.estimate.value == pytest.approx(1.05)
+    assert finding.estimate.over == "2 batches × layer 0"
+    nothing = decide(statement("above"), Sample(np.full((2, 2), np.nan), "batches"))
+    assert nothing.verdict == "not tested"

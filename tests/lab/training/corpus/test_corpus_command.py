@@ -1,0 +1,114 @@
+"""``wqk corpus`` as a stranger uses it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from tests.lab.training.corpus.samples import content, sentences, write_jsonl
+
+from wqk.cli.main import command
+from wqk_lab.training.corpus import CorpusOptions, TokenStore, build_corpus
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(command, ["corpus", *map(str, arguments)])
+
+
+def test_the_command_builds_what_the_function_builds(text_file: Path, tmp_path: Path) -> None:
+    result = run(
+        *(text_file, "-o", tmp_path / "a", "--text", "characters", "--characters", 50),
+        *("--lower", "--held-out", 10, "--max-documents", 100, "--jobs", 2),
+    )
+    assert result.exit_code == 0, result.output
+    options = CorpusOptions(
+        text="characters", characters=50, lower=True, held_out=10, max_documents=100
+    )
+    made = build_corpus([text_file], tmp_path / "b", options)
+    assert content(tmp_path / "a") == content(made.folder)
+    assert "characters, vocabulary of" in result.stdout
+    assert "90 documents" in result.stdout
+    assert made.fingerprint[:16] in result.stdout
+    assert "wqk train --corpus" in result.stderr
+
+
+def test_json_is_the_whole_header(text_file: Path, tmp_path: Path) -> None:
+    result = run(text_file, "-o", tmp_path / "store", "--vocabulary", 300, "--json")
+    told = json.loads(result.stdout)
+    made = TokenStore.open(tmp_path / "store")
+    assert told["fingerprint"] == made.fingerprint
+    assert told["splits"]["train"]["documents"] == made.splits["train"].documents
+    assert told["sources"][0]["name"] == "text.jsonl"
+    assert told["options"]["vocabulary"] == 300
+
+
+def test_a_vocabulary_file_is_named_in_the_header(text_file: Path, tmp_path: Path) -> None:
+    vocabulary = tmp_path / "vocab.txt"
+    vocabulary.write_text("[PAD]\n[MASK]\n[UNK]\n[SEP]\nthe\n")
+    result = run(text_file, "-o", tmp_path / "store", "--vocabulary", vocabulary)
+    assert result.exit_code == 0, result.output
+    made = TokenStore.open(tmp_path / "store")
+    assert made.vocabulary_size == 5
+    assert made.about["options"]["vocabulary"] == "vocab.txt"
+    same = build_corpus([text_file], tmp_path / "same", CorpusOptions(vocabulary=vocabulary))
+    assert content(same.folder) == content(made.folder)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (["nofile.txt"], "no such file or folder"),
+        (["text.jsonl", "--field", "body"], "has no 'body'; set --field NAME to one of text"),
+        (["text.jsonl", "--vocabulary", "nofile"], "nofile: cannot be read"),
+        (["text.jsonl", "--tokenizer", "text.jsonl"], "no tokenizer can be read"),
+        (
+            ["text.jsonl", "--text", "characters", "--vocabulary", "500"],
+            "--text characters and --vocabulary 500 contradict",
+        ),
+        (["text.jsonl", "--held-out", "1.5"], "--held-out 1.5 must be a fraction below 1"),
+        (["text.jsonl", "--held-out", "1000"], "different documents"),
+    ],
+)
+def test_errors_are_one_line(
+    arguments: list[str], fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_jsonl(Path("text.jsonl"), sentences(20))
+    result = run(*arguments, "-o", "store")
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("wqk: ")
+    assert result.stderr.count("\n") == 1
+    assert fault in result.stderr
+    assert not Path("store").exists()
+
+
+def test_an_interrupted_build_says_that_it_goes_on(
+    text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from wqk_lab.training.corpus import building
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(building, "write_store", lambda *_, **__: interrupt())
+        result = run(text_file, "-o", tmp_path / "store")
+    assert result.exit_code == 130
+    assert "repeat the command to resume" in result.stderr
+    assert run(text_file, "-o", tmp_path / "store").exit_code == 0
+
+
+def test_real_text(shared: Path, tmp_path: Path) -> None:
+    result = run(
+        *(shared / "data/toxic_comments.jsonl.xz", "-o", tmp_path / "store"),
+        *("--vocabulary", shared / "data/bert-base-uncased-vocab.txt", "--max-documents", 500),
+    )
+    assert result.exit_code == 0, result.output
+    made = TokenStore.open(tmp_path / "store")
+    made.verify()
+    assert made.vocabulary_size == 30_522
+    assert made.special == {"padding": 0, "mask": 103, "unknown": 100, "separator": 102}
+    assert made.decode(made.tokens()[:6]).startswith("you have yet to identify")

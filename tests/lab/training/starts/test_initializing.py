@@ -1,0 +1,368 @@
+"""How a start is written: in place, whole or not at all, and nothing beside it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from tests.families.architectures import NAMED
+from tests.families.proving import build
+from tests.lab.training.starts.untrained import build_untrained
+
+import wqk
+from wqk.attention import attention_plans, load_attention
+from wqk.checkpoints import open_checkpoint
+from wqk.errors import CheckpointError, FormError, UnknownFamily
+from wqk.live.starts import KINDS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+KEYS = ["symmetric", "negated", "indefinite", "paired", "skew"]
+PUBLISHED = [kind for kind in KINDS if kind.startswith("published")]
+
+
+def bert(**changes: Any) -> Any:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    tiny = {"intermediate_size": 16, "vocab_size": 50}
+    return transformers.BertForMaskedLM(transformers.BertConfig(**(sizes | tiny | changes)))
+
+
+def attention_of(model: Any, layer: int = 0) -> Any:
+    return model.bert.encoder.layer[layer].attention.self
+
+
+def sides_of(model: Any) -> tuple[Any, Any]:
+    return attention_of(model).query, attention_of(model).key
+
+
+def copied(model: Any) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def is_as(model: Any, before: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("kind", [*KEYS, *PUBLISHED, "mimetic"])
+def test_parameters_stay_the_objects_that_they_are(kind):
+    model = bert()
+    attention_of(model).key.weight.requires_grad_(False)
+    before = {
+        name: (id(p), p.data_ptr(), p.dtype, p.device, p.requires_grad, p.is_leaf)
+        for name, p in model.named_parameters()
+    }
+    wqk.initialize_(model, kind)
+    assert before == {
+        name: (id(p), p.data_ptr(), p.dtype, p.device, p.requires_grad, p.is_leaf)
+        for name, p in model.named_parameters()
+    }
+    assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_generators_of_others_are_left_alone(kind):
+    model = bert()
+    states = torch.get_rng_state(), np.random.get_state()[1].copy()
+    wqk.initialize_(model, kind, seed=5)
+    assert torch.equal(states[0], torch.get_rng_state())
+    assert np.array_equal(states[1], np.random.get_state()[1])
+
+
+def test_draws_are_those_of_the_seed():
+    def drawn(**seed: int) -> torch.Tensor:
+        model = bert()
+        wqk.initialize_(model, "mimetic", **seed)
+        return attention_of(model, 1).query.weight
+
+    assert torch.equal(drawn(seed=1), drawn(seed=1))
+    assert not torch.equal(drawn(seed=1), drawn(seed=2))
+    assert torch.equal(drawn(), drawn(seed=0))  # that which PyTorch was given
+
+
+def test_random_measures_and_writes_nothing():
+    model = bert()
+    before = copied(model)
+    report = wqk.initialize_(model, "random")
+    assert is_as(model, before)
+    assert all(layer.before == layer.after for layer in report.layers)
+
+
+def test_symmetric_keys_are_the_queries_to_the_bit():
+    model = bert()
+    attention = attention_of(model, 1)
+    with torch.no_grad():
+        attention.query.bias.normal_()
+        attention.key.bias.normal_()
+    wqk.initialize_(model, "symmetric")
+    assert torch.equal(attention.key.weight, attention.query.weight)
+    assert torch.equal(attention.key.bias, attention.query.bias)
+
+
+@pytest.mark.parametrize("kind", KEYS)
+def test_with_biases_the_scores_of_pairs_are_symmetric(kind):
+    model = bert()
+    query, key = sides_of(model)
+    with torch.no_grad():
+        query.bias.normal_()
+        key.bias.normal_()
+    wqk.initialize_(model, kind)
+    tokens = torch.randn(9, 64)
+    scores = query(tokens) @ key(tokens).T  # of all heads: they add up
+    torch.testing.assert_close(scores, -scores.T if kind == "skew" else scores.T)
+
+
+@pytest.mark.parametrize("name", ["llama", "gptj", "gpt-neox", "codegen", "glm", "phi3"])
+@pytest.mark.parametrize("kind", KEYS)
+def test_with_rotary_positions_the_scores_of_every_pair_are_symmetric(name, kind):
+    model, plans = build_untrained(NAMED[name])
+    wqk.initialize_(model, kind)
+    attention = load_attention(open_checkpoint(model), plans[1])
+    rng, positions = np.random.default_rng(0), np.arange(9)
+    tokens = rng.standard_normal((9, attention.form.shape[0]))
+
+    def turned(weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+        vectors = tokens @ weight.astype(np.float64).swapaxes(-1, -2)
+        return plans[1].rotary.rotate(
+            vectors if bias is None else vectors + bias[:, None], positions
+        )
+
+    queries = turned(attention.query.weight, attention.query.bias)
+    keys = turned(attention.key.weight, attention.key.bias)
+    keys = np.repeat(keys, len(queries) // len(keys), axis=0)
+    scores = (queries @ keys.swapaxes(-1, -2)).sum(0)
+    expected = -scores.T if kind == "skew" else scores.T
+    np.testing.assert_allclose(scores, expected, atol=1e-5 * np.abs(scores).max())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
+def test_the_norm_can_be_chosen(name, kind):
+    model, _ = build_untrained(NAMED[name])
+    report = wqk.initialize_(model, kind, norm_ratio=1.7)
+    assert [layer.norm_ratio for layer in report.layers] == pytest.approx([1.7] * 2, rel=1e-5)
+    if kind in ("symmetric", "published"):  # both sides are scaled, so that they stay equal
+        for plan in attention_plans(open_checkpoint(model)):
+            attention = load_attention(open_checkpoint(model), plan)
+            if plan.query.heads == plan.key.heads:
+                assert np.array_equal(attention.query.weight, attention.key.weight)
+
+
+def test_scores_follow_the_norm_where_there_are_biases():
+    model, tokens = bert(), torch.randn(9, 64)
+    query, key = sides_of(model)
+    with torch.no_grad():
+        query.bias.normal_()
+        key.bias.normal_()
+        before = query(tokens) @ key(tokens).T
+        wqk.initialize_(model, "random", norm_ratio=3.0)
+        torch.testing.assert_close(query(tokens) @ key(tokens).T, 3 * before)
+
+
+def test_values_alone_are_multiplied():
+    model = bert()
+    before = copied(model)
+    report = wqk.initialize_(model, "random", value_ratio=2.6)
+    assert [layer.value_ratio for layer in report.layers] == pytest.approx([2.6] * 2)
+    for name, tensor in model.state_dict().items():
+        scaled = before[name] * (2.6 if "value.weight" in name else 1)
+        torch.testing.assert_close(tensor, scaled)
+
+
+@pytest.mark.parametrize("ratio", [0.0, -1.0, math.nan, math.inf])
+def test_ratios_are_positive_numbers(ratio):
+    for name in ("norm_ratio", "value_ratio"):
+        with pytest.raises(FormError, match=f"{name} must be a positive number"):
+            wqk.initialize_(bert(), "random", **{name: ratio})
+
+
+def test_the_published_start_is_what_the_papers_code_did():
+    model = bert(hidden_size=256, num_hidden_layers=1)
+    before = copied(model)
+    layer = wqk.initialize_(model, "published", seed=1).layers[0]
+    attention = attention_of(model)
+    assert torch.equal(attention.key.weight, attention.query.weight)
+    for side in (attention.query, attention.value):
+        assert side.weight.abs().max() <= 1 / 16
+        assert side.weight.std().item() == pytest.approx(1 / 16 / math.sqrt(3), rel=0.02)
+    redrawn = {"query.weight", "key.weight", "value.weight"}
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name]) != any(name.endswith(end) for end in redrawn)
+    assert layer.after.symmetry == pytest.approx(1)
+    assert layer.norm_ratio == pytest.approx(4.6, rel=0.03)
+    # Σ_r ‖q_r‖² / √R = √R / 3: every token looks at itself.
+    assert layer.after.own_score == pytest.approx(8 / 3, rel=0.02)
+
+
+def test_controls_of_one_seed_share_what_they_draw():
+    def weights(kind: str) -> Any:
+        model = bert()
+        wqk.initialize_(model, kind, seed=3)
+        attention = attention_of(model, 1)
+        return [side.weight.detach() for side in (attention.query, attention.key, attention.value)]
+
+    drawn = dict(zip("qkv", weights("random"), strict=True))
+    query, key, value = weights("published")
+    same = torch.equal
+    assert same(query, key)
+    assert not same(query, drawn["q"])
+    other = weights("published-independent")
+    assert same(other[0], query)
+    assert same(other[2], value)
+    assert abs(torch.corrcoef(torch.stack([other[1].ravel(), query.ravel()]))[0, 1]) < 0.05
+    negated = weights("published-negated")
+    assert same(negated[1], -query)
+    assert same(negated[2], value)
+    indefinite = weights("published-indefinite")
+    assert same(indefinite[1].abs(), query.abs())
+    assert not same(indefinite[1], query)
+    values = weights("published-values")
+    assert same(values[0], drawn["q"])
+    assert same(values[1], drawn["k"])
+    assert same(values[2], value)
+    sides = weights("published-queries-keys")
+    assert same(sides[0], query)
+    assert same(sides[1], other[1])
+    assert same(sides[2], drawn["v"])
+
+
+def test_what_is_drawn_does_not_repeat_the_models_own_draws():
+    """A generator with the model's seed would give the embedding's numbers again."""
+    model = bert(vocab_size=400)
+    wqk.initialize_(model, "published", seed=0)  # the seed that the model was built with
+    queries = attention_of(model).query.weight.detach().ravel()
+    for weight in model.parameters():
+        if weight.numel() >= queries.numel():
+            pair = torch.stack([weight.detach().ravel()[: queries.numel()], queries])
+            same_side = weight.shape == (64, 64) and torch.equal(pair[0].abs(), pair[1].abs())
+            assert same_side or abs(torch.corrcoef(pair)[0, 1]) < 0.08
+
+
+def test_the_norm_grows_as_it_is_told_to():
+    model = bert(hidden_size=128, num_hidden_layers=4)
+    ratios = {
+        kind: np.mean([layer.norm_ratio for layer in wqk.initialize_(model, kind).layers])
+        for kind in ("random", "symmetric")
+    }
+    assert ratios["random"] == 1
+    assert ratios["symmetric"] == pytest.approx(math.sqrt(2 + 1 / 128), rel=0.03)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_other_types_of_numbers(dtype):
+    model = build_untrained(NAMED["llama"])[0].to(dtype)
+    report = wqk.initialize_(model, "symmetric")
+    rounding = 1e-4 if torch.finfo(dtype).bits == 16 else 1e-12
+    assert all(abs(layer.after.symmetry - 1) < rounding for layer in report.layers)
+    assert {p.dtype for p in model.parameters()} == {dtype}
+    own = bert().to(dtype)
+    wqk.initialize_(own, "skew")
+    query, key = (side.weight.abs().flatten().sort()[0] for side in sides_of(own))
+    assert torch.equal(query, key)  # turned, never rounded
+
+
+def test_gains_that_differ_are_refused_before_anything_is_written():
+    model = build(NAMED["qwen3"])
+    before = copied(model)
+    with pytest.raises(CheckpointError, match="gains of its query and key norms differ"):
+        wqk.initialize_(model, "skew")
+    assert is_as(model, before)
+    # They multiply both sides of a form that is symmetric dimension by dimension.
+    report = wqk.initialize_(model, "indefinite")
+    assert all(layer.after.symmetry > 1 - 1e-6 for layer in report.layers)
+
+
+def test_a_model_is_set_as_a_whole_or_not_at_all():
+    model = bert()
+    with torch.no_grad():
+        attention_of(model, 1).query.weight.zero_()
+    before = copied(model)
+    with pytest.raises(CheckpointError, match=r"layer 1 .* its queries are zero"):
+        wqk.initialize_(model, "symmetric")
+    assert is_as(model, before)
+
+
+def test_cross_attention_is_left_alone():
+    model = build(NAMED["bart"])
+    before = copied(model)
+    report = wqk.initialize_(model, "symmetric")
+    assert [(layer.stack, layer.layer) for layer in report.layers] == [
+        *(("encoder", layer) for layer in range(2)),
+        *(("decoder", layer) for layer in range(3)),
+    ]
+    changed = {name for name, value in model.state_dict().items() if (value != before[name]).any()}
+    assert all(".self_attn.k_proj." in name for name in changed)
+    assert len(changed) == 2 * 5
+
+
+def test_zero_forms_are_measured_all_the_same():
+    model = bert()
+    with torch.no_grad():
+        attention_of(model).query.weight.zero_()
+    report = wqk.initialize_(model, "random")
+    assert math.isnan(report.layers[0].norm_ratio)
+    assert "nan" in repr(report)
+    wqk.initialize_(model, "mimetic", norm_ratio=1.0)
+    assert not attention_of(model).key.weight.any()
+
+
+def test_a_guess_is_not_written_to():
+    class Unknown(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.config = {"model_type": "unheard-of", "num_attention_heads": 2}
+            self.layers = torch.nn.ModuleList([torch.nn.Module()])
+            self.layers[0].q_proj = torch.nn.Linear(8, 8)
+            self.layers[0].k_proj = torch.nn.Linear(8, 8)
+
+    model = Unknown()
+    before = copied(model)
+    with pytest.raises(UnknownFamily, match="no weights are written based on a guess"):
+        wqk.initialize_(model, "symmetric")
+    assert is_as(model, before)
+    assert len(wqk.initialize_(model, "random").layers) == 1
+
+
+def test_a_family_of_ones_own(tmp_path: Path):
+    family = tmp_path / "own.toml"
+    family.write_text(
+        'name = "own"\nmodel_types = ["own"]\n[[attention]]\nstack = "encoder"\n'
+        'query = "encoder.layer.{layer}.attention.self.query"\n'
+        'key = "encoder.layer.{layer}.attention.self.key"\n'
+    )
+    model = bert()
+    model.config.model_type = "unheard-of"
+    report = wqk.initialize_(model, "skew", family=family)
+    assert [layer.after.symmetry for layer in report.layers] == pytest.approx([-1, -1])
+
+
+def test_what_cannot_be_set_is_refused():
+    with pytest.raises(FormError, match=r"one of random, symmetric, .*, got 'orthogonal'"):
+        wqk.initialize_(bert(), "orthogonal")
+    with pytest.raises(CheckpointError, match=r"expected an nn\.Module, got dict"):
+        wqk.initialize_({}, "symmetric")
+    with torch.device("meta"), pytest.raises(CheckpointError, match="on the meta device"):
+        wqk.initialize_(bert(), "symmetric")
+    with pytest.raises(CheckpointError, match="heads no wider than the model, got 256 of 48"):
+        wqk.initialize_(build(NAMED["gemma3-hub"]), "mimetic")
+
+
+def test_sharded_parameters_are_refused():
+    model = bert()
+    attention_of(model).key.weight.full_tensor = None  # as a DTensor has
+    with pytest.raises(CheckpointError, match=r"key\.weight is sharded over processes"):
+        wqk.initialize_(model, "symmetric")
+
+
+def test_the_report_is_readable():
+    report = wqk.initialize_(bert(), "symmetric")
+    lines = repr(report).splitlines()
+    assert lines[0] == "symmetric initialization of 2 layers"
+    assert lines[2].split()[:2] == ["encoder", "0"]
+    assert "→   1.000" in lines[2]
+    assert len(lines) == 4

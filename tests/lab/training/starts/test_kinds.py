@@ -1,0 +1,155 @@
+"""The algebra of the starts: exact where it is exact, by many draws where it is a mean.
+
+Axes: H query heads, G key heads, R head width, D width, r = G R.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.families.architectures import NAMED
+from tests.families.proving import build
+
+from wqk.attention import attention_plans
+from wqk.checkpoints import open_checkpoint
+from wqk.live.starts.kinds import TURNS, mimetic, planes, shared_queries
+
+KINDS = pytest.mark.parametrize("kind", TURNS)
+
+
+def drawn(heads: int, width: int, d: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((heads, width, d))
+
+
+def layer_form(query: np.ndarray, key: np.ndarray) -> np.ndarray:
+    """Σ_h Q_hᵀ K_g(h), head by head."""
+    sharing = len(query) // len(key)
+    return sum(q.T @ key[head // sharing] for head, q in enumerate(query))
+
+
+@KINDS
+@given(
+    key_heads=st.integers(1, 5),
+    sharing=st.integers(1, 3),
+    width=st.integers(2, 5),
+    d=st.integers(2, 12),
+    data=st.data(),
+)
+def test_the_layer_has_the_symmetry_of_its_kind(kind, key_heads, sharing, width, d, data):
+    query = drawn(key_heads * sharing, width, d, data.draw(st.integers(0, 2**32 - 1)))
+    order = np.array(data.draw(st.permutations(range(width))))
+    turn, symmetry = TURNS[kind]
+    shared = shared_queries(query, key_heads)
+    key = turn(shared, order)
+    form = layer_form(query, key)
+    np.testing.assert_allclose(form, symmetry * form.T, atol=1e-12 * math.sqrt(d) * width * 10)
+    is_turned = kind != "skew" or width % 2 == 0
+    if is_turned:  # by an orthogonal map, which keeps the keys' size
+        assert np.linalg.norm(key) == pytest.approx(np.linalg.norm(shared))
+    assert key.shape == shared.shape
+
+
+@KINDS
+@pytest.mark.parametrize(("heads", "key_heads"), [(4, 4), (3, 3), (6, 2)])
+def test_the_norm_grows_as_the_table_says(kind, heads, key_heads):
+    width, d, draws = 8, 24, 100
+    turn = TURNS[kind].keys
+    rank = key_heads * width
+    trace, trace_of_square = {
+        "symmetric": (rank, rank),
+        "negated": (-rank, rank),
+        "indefinite": (0, rank),
+        "paired": (0, rank),
+        "skew": (0, -rank),
+    }[kind]
+    ratios = []
+    for seed in range(draws):
+        query = drawn(heads, width, d, seed)
+        key = turn(shared_queries(query, key_heads), np.arange(width))
+        ratios.append((layer_form(query, key) ** 2).sum() / (heads // key_heads * rank * d * d))
+    expected = 1 + (trace**2 + trace_of_square) / (rank * d)
+    assert np.mean(ratios) == pytest.approx(expected, abs=5 * np.std(ratios) / math.sqrt(draws))
+
+
+def test_signs_are_balanced_in_every_head_that_can_be():
+    turn = TURNS["indefinite"].keys
+    for width in (4, 12, 64):
+        assert not turn(np.ones((3, width, 1)), np.arange(width)).sum(1).any()
+    assert not turn(np.ones((2, 6, 1)), np.arange(6)).sum()
+
+
+@pytest.mark.parametrize("name", ["llama", "gptj", "gpt-neox", "codegen", "glm", "bert"])
+def test_planes_are_the_pairs_that_positions_turn(name):
+    model = build(NAMED[name])
+    plan = attention_plans(open_checkpoint(model))[0]
+    width = plan.key.head_width
+    order = planes(plan)
+    assert sorted(order) == list(range(width))
+    if plan.rotary is None:
+        return
+    turned = {}
+    for dimension in range(width):  # which others does a rotation bring in?
+        vector = np.zeros((1, width))
+        vector[0, dimension] = 1
+        moved = np.flatnonzero(np.abs(plan.rotary.rotate(vector, np.array([1]))) > 1e-12)
+        turned[dimension] = set(moved)
+    pairs = [set(pair) for pair in order.reshape(-1, 2)]
+    assert all(turned[a] <= pair for pair in pairs for a in pair)
+    assert sum(len(others) == 2 for others in turned.values()) == 2 * len(plan.rotary.frequencies)
+
+
+@pytest.mark.parametrize("kind", ["symmetric", "indefinite", "skew"])
+def test_the_map_commutes_with_rotations(kind):
+    plan = attention_plans(open_checkpoint(build(NAMED["llama"])))[0]
+    turn = TURNS[kind].keys
+    order, vectors = planes(plan), drawn(2, plan.key.head_width, 7, 0)
+
+    def rotated(stack: np.ndarray) -> Any:
+        return plan.rotary.rotate(stack.swapaxes(-1, -2), np.full(7, 5)).swapaxes(-1, -2)
+
+    np.testing.assert_allclose(turn(rotated(vectors), order), rotated(turn(vectors, order)))
+
+
+def mimetic_sides(heads: int, key_heads: int, width: int, d: int) -> Any:
+    shapes = {"query": (heads, width, d), "key": (key_heads, width, d)}
+    drawn = mimetic(shapes, np.random.default_rng(3), alpha=0.7, beta=0.4)
+    return drawn["query"], drawn["key"]
+
+
+def mimetic_forms(heads: int, key_heads: int, width: int, d: int) -> list[np.ndarray]:
+    query, key = mimetic_sides(heads, key_heads, width, d)
+    sharing = heads // key_heads
+    return [q.T @ key[head // sharing] for head, q in enumerate(query)]
+
+
+def targets(heads: int, d: int) -> np.ndarray:
+    noise = np.random.default_rng(3).standard_normal((heads, d, d))
+    return 0.7 * noise / math.sqrt(d) + 0.4 * np.eye(d)
+
+
+def test_a_mimetic_head_is_the_best_of_its_rank():
+    for target, form in zip(targets(3, 20), mimetic_forms(3, 3, 5, 20), strict=True):
+        left, values, right = np.linalg.svd(target)
+        np.testing.assert_allclose(form, (left[:, :5] * values[:5]) @ right[:5], atol=1e-10)
+
+
+def test_mimetic_sides_share_the_singular_values():
+    query, key = mimetic_sides(2, 2, 5, 20)
+    for q, k, target in zip(query, key, targets(2, 20), strict=True):
+        values = np.linalg.svd(target)[1][:5]
+        for side in (q, k):
+            np.testing.assert_allclose(np.linalg.svd(side)[1] ** 2, values)
+
+
+def test_grouped_mimetic_heads_come_as_near_as_their_key_lets_them():
+    _, key = mimetic_sides(6, 2, 5, 20)
+    for head, (target, form) in enumerate(
+        zip(targets(6, 20), mimetic_forms(6, 2, 5, 20), strict=True)
+    ):
+        # Least squares: what is left over is orthogonal to the key.
+        assert np.abs((target - form) @ key[head // 3].T).max() < 1e-10

@@ -1,0 +1,164 @@
+"""Recipes: presets against the paper, formulas, and values that are refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wqk.errors import RunError
+from wqk.live.starts import KINDS
+from wqk_lab.training.recipe import (
+    INITIALIZATIONS,
+    PRESETS,
+    SIZES,
+    Recipe,
+    differences,
+    make_recipe,
+)
+
+
+@pytest.mark.parametrize(
+    ("size", "layers", "width", "heads", "intermediate"),
+    [("base", 12, 768, 12, 3072), ("mini", 4, 256, 4, 1024)],
+)
+def test_the_paper_s_preset_is_the_paper_s(
+    size: str, layers: int, width: int, heads: int, intermediate: int
+) -> None:
+    recipe = make_recipe("paper", size=size)
+    table_s1 = (recipe.layers, recipe.width, recipe.heads, recipe.intermediate)
+    assert table_s1 == (layers, width, heads, intermediate)
+    assert (recipe.dropout, recipe.block, recipe.norm) == (0.1, 512, "post")
+    assert (recipe.steps, recipe.batch, recipe.accumulation) == (200_000, 32, 8)
+    assert (recipe.learning_rate, recipe.warmup, recipe.schedule) == (5e-5, 200, "linear")
+    assert (recipe.weight_decay, recipe.precision, recipe.mask_share) == (0.01, "bf16", 0.15)
+    assert recipe.corruption == "bert"
+    assert make_recipe("paper", mode="decoder").objective == "causal"
+
+
+def test_the_documented_presets_are_these() -> None:
+    page = Path(__file__).parents[2] / "docs" / "training.md"
+    rows = re.findall(r"^\| `(\w+)` \| (\S+) \| (\S+) \|$", page.read_text("utf-8"), re.MULTILINE)
+    assert len(rows) > 20
+    for name, *cells in rows:
+        values = (getattr(make_recipe(preset), name) for preset in ("paper", "fast"))
+        printed = [f"{value:,}" if isinstance(value, int) else str(value) for value in values]
+        assert cells == printed, name
+
+
+def test_the_paper_s_size_is_base() -> None:
+    assert make_recipe("paper") == make_recipe("paper", size="base")
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("mode", ["encoder", "decoder"])
+def test_recipes_survive_json(preset: str, size: str, mode: str) -> None:
+    recipe = make_recipe(preset, size=size, mode=mode)
+    assert Recipe.from_json(json.loads(json.dumps(recipe.to_json()))) == recipe
+
+
+def test_a_recipe_written_before_a_field_existed_has_its_default() -> None:
+    values = make_recipe().to_json()
+    del values["init_norm"]
+    assert Recipe.from_json(values) == make_recipe()
+
+
+def test_formulas_follow_what_is_said() -> None:
+    assert make_recipe(width=512, heads=8).intermediate == 2048
+    assert make_recipe(width=512, heads=8, intermediate=7).intermediate == 7
+    assert make_recipe(steps=100).warmup == 5
+    assert make_recipe(block=64).held_out_blocks == 512
+    wide = make_recipe(config={"model_type": "gpt2", "n_embd": 512})
+    assert wide.learning_rate == make_recipe(width=512, heads=8).learning_rate
+
+
+def test_a_configuration_takes_the_place_of_the_sizes() -> None:
+    recipe = make_recipe(config={"model_type": "llama"}, mode="decoder")
+    assert (recipe.layers, recipe.width, recipe.norm) == (None, None, None)
+    for twice in ({"layers": 2}, {"size": "mini"}, {"dropout": 0.1}):
+        with pytest.raises(RunError, match="the configuration determines"):
+            make_recipe(config={"model_type": "llama"}, **twice)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"mode": "both"}, "mode='both' must be one of encoder, decoder"),
+        ({"objective": "causal"}, "an encoder's objective must be masked"),
+        ({"mode": "decoder", "objective": "masked"}, "a decoder's causal or masked-next"),
+        ({"width": 30, "heads": 4}, "divisible by the number of heads; got width 30 and 4 heads"),
+        ({"layers": 0}, "layers=0 must be at least 1"),
+        ({"layers": 2.0}, "layers=2.0 must be of type int"),
+        ({"layers": True}, "layers=True must be of type int"),
+        ({"steps": "many"}, "steps='many' must be of type int"),
+        ({"dropout": 1}, "dropout=1.0 must be less than 1"),
+        ({"learning_rate": 0}, "learning_rate=0.0 must be greater than 0"),
+        ({"learning_rate": float("inf")}, "finite"),
+        ({"weight_decay": float("nan")}, "weight_decay=nan must be at least 0"),
+        ({"warmup": 11, "steps": 10}, "warmup must not exceed the steps; got 11 of 10"),
+        ({"block": 2, "mask_share": 0.1}, "at least one token"),
+        ({"keep_checkpoints": "some"}, "got 'some'"),
+        ({"config": "bert"}, "config='bert' must be of type Mapping"),
+        ({"init_norm": "twice"}, "of type float"),
+        ({"lauers": 3}, "no field named lauers"),
+    ],
+)
+def test_wrong_values_are_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(RunError, match=message):
+        make_recipe(**wrong)
+
+
+@pytest.mark.parametrize(("preset", "size"), [("slow", None), ("fast", "huge")])
+def test_unknown_presets_and_sizes(preset: str, size: str | None) -> None:
+    with pytest.raises(RunError, match="must be one of"):
+        make_recipe(preset, size=size)
+
+
+@pytest.mark.parametrize("change", [lambda v: v.pop("steps"), lambda v: v.update(stepz=3)])
+def test_json_with_missing_or_unknown_fields(change: Callable[[dict[str, Any]], Any]) -> None:
+    values = make_recipe().to_json()
+    change(values)
+    with pytest.raises(RunError, match="missing or unknown: step"):
+        Recipe.from_json(values)
+
+
+def test_differences_name_every_field() -> None:
+    first = make_recipe()
+    assert differences(first, first) == []
+    other = replace(first, seed=2, schedule="cosine")
+    assert differences(first, other) == ["schedule: linear → cosine", "seed: 1 → 2"]
+
+
+def test_which_checkpoints_stay() -> None:
+    spaced = make_recipe(steps=1024)
+    assert sorted(spaced.kept_steps) == [0, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]
+    assert sorted(make_recipe(steps=5).kept_steps) == [0, 1, 2, 5]
+    listed = make_recipe(steps=100, keep_checkpoints="0, 7,500", save_every=40)
+    assert sorted(listed.kept_steps) == [0, 7, 100]
+    assert sorted(listed.saved_steps) == [0, 7, 40, 80, 100]
+    last = make_recipe(steps=100, keep_checkpoints="last", save_every=50)
+    assert (sorted(last.kept_steps), sorted(last.saved_steps)) == ([100], [50, 100])
+    everything = make_recipe(steps=100, keep_checkpoints="all", save_every=40)
+    assert sorted(everything.kept_steps) == sorted(everything.saved_steps) == [0, 40, 80, 100]
+
+
+@given(st.sampled_from(fields(Recipe)), st.none() | st.integers() | st.text() | st.lists(st.none()))
+def test_whatever_a_file_holds_is_a_recipe_or_an_error(field: Any, value: Any) -> None:
+    values = {**make_recipe().to_json(), field.name: value}
+    try:
+        recipe = Recipe.from_json(values)
+    except RunError:
+        return
+    assert getattr(recipe, field.name) == value
+
+
+def test_initializations_are_those_there_are() -> None:
+    assert set(INITIALIZATIONS) == set(KINDS)

@@ -1,0 +1,79 @@
+"""Several processes: each takes its share of the same batches, and the run is the same."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from safetensors.numpy import load_file
+
+from wqk.tables.run import open_run
+from wqk_lab.training.corpus import TokenStore
+from wqk_lab.training.training import train
+
+SMALL = {
+    "layers": 2, "width": 32, "heads": 4, "block": 16, "batch": 8, "accumulation": 2, "steps": 12,
+    "warmup": 2, "log-every": 5, "held-out-every": 6, "held-out-blocks": 20, "score-every": 6,
+    "save-every": 4, "keep-checkpoints": "last", "penalty": "symmetric=0.1",
+}  # fmt: skip
+FLAGS = [word for name, value in SMALL.items() for word in (f"--{name}", str(value))]
+
+
+def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    return subprocess.run(
+        [*launcher, "-m", "wqk", "train", *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def test_two_processes_train_as_one(corpus: TokenStore, tiny: Any, tmp_path: Path) -> None:
+    done = torchrun(*FLAGS, "--corpus", str(corpus.folder), "-o", str(tmp_path / "two"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("12 steps") == 1
+    two = open_run(tmp_path / "two")
+    assert two.settings["environment"]["processes"] == 2
+    recipe = tiny(accumulation=2, held_out_blocks=20, penalty="symmetric", penalty_weight=0.1)
+    assert two.recipe == recipe.to_json()
+    one = train(recipe, corpus.folder, tmp_path / "one")
+    # Sums in another order: a few units in the last place of float32, grown over 12 steps.
+    for name in ("loss", "held_out_loss", "penalty"):
+        expected = one.metrics[name].drop_nulls().to_list()
+        assert two.metrics[name].drop_nulls().to_list() == pytest.approx(expected, rel=1e-5), name
+    assert two.metrics["tokens"].equals(one.metrics["tokens"])
+    weights, others = (
+        load_file(run.checkpoints[-1][1] / "model.safetensors") for run in (one, two)
+    )
+    for name, weight in weights.items():
+        if not name.endswith("key.bias"):  # moves no attention weight: its gradient is rounding
+            assert others[name] == pytest.approx(weight, abs=2e-5), name
+    key = ["step", "layer", "head"]
+    assert two.scores.frame.select(key).equals(one.scores.frame.select(key))
+    assert (two.scores.frame["norm"] / one.scores.frame["norm"] - 1).abs().max() < 1e-4
+    assert two.scores.frame.select(pl.struct(key).is_duplicated().any()).item() is False
+
+
+@pytest.mark.campaign
+def test_two_processes_go_on(corpus: TokenStore, tmp_path: Path) -> None:
+    place = ("--corpus", str(corpus.folder), "-o", str(tmp_path / "two"))
+    assert torchrun(*FLAGS, *place).returncode == 0
+    finished = (tmp_path / "two" / "checkpoint-12" / "model.safetensors").read_bytes()
+    again = torchrun("--resume", "-o", str(tmp_path / "two"))
+    assert again.returncode == 0, again.stderr
+    assert (tmp_path / "two" / "checkpoint-12" / "model.safetensors").read_bytes() == finished
+
+
+@pytest.mark.campaign
+def test_a_batch_that_cannot_be_divided(corpus: TokenStore, tmp_path: Path) -> None:
+    place = ("--corpus", str(corpus.folder), "-o", str(tmp_path / "two"))
+    done = torchrun(*FLAGS, "--batch", "7", *place)
+    assert done.returncode
+    assert "divisible by the number of processes; got 7 blocks and 2 processes" in done.stderr
+    assert not (tmp_path / "two").exists()

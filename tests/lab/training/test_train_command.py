@@ -1,0 +1,186 @@
+"""The command: every field has an option, what is given is heard, and mistakes are one line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from wqk.cli.main import command
+from wqk.tables.run import create_run, open_run
+from wqk_lab.training.corpus import TokenStore
+from wqk_lab.training.recipe import Recipe, make_recipe
+
+SMALL = {
+    "layers": 1, "width": 16, "heads": 2, "block": 8, "batch": 4, "steps": 4, "warmup": 1,
+    "held_out_blocks": 4,
+}  # fmt: skip
+
+
+def flags(**fields: Any) -> list[str]:
+    return [
+        word
+        for name, value in fields.items()
+        for word in (f"--{name.replace('_', '-')}", str(value))
+    ]
+
+
+def wqk_train(*arguments: str) -> Result:
+    return CliRunner().invoke(command, ["train", *arguments])
+
+
+@pytest.fixture
+def where(corpus: TokenStore, tmp_path: Path) -> list[str]:
+    return ["--corpus", str(corpus.folder), "-o", str(tmp_path / "run")]
+
+
+def test_every_field_of_a_recipe_has_an_option() -> None:
+    help_text = wqk_train("--help").output
+    for entry in fields(Recipe):
+        if entry.name != "penalty_weight":  # part of --penalty
+            assert f"--{entry.name.replace('_', '-')} " in help_text
+
+
+def test_what_is_given_is_heard_and_the_rest_is_the_preset_s(
+    where: list[str], tmp_path: Path
+) -> None:
+    done = wqk_train(
+        *flags(**SMALL), *where, "--mode", "decoder", "--penalty", "skew=0.5", "--init", "skew",
+        "--init-norm", "1", "--threads", "1",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    run = open_run(tmp_path / "run")
+    expected = make_recipe(
+        "fast", mode="decoder", penalty="skew", penalty_weight=0.5, init="skew",
+        init_norm=1.0, **SMALL,
+    )  # fmt: skip
+    assert run.recipe == expected.to_json()
+    assert "4 steps, 128 tokens" in done.stdout
+    assert f"next: wqk scan {tmp_path / 'run'}" in done.stdout
+    # In a pipe, the recipe in a line, and one for each held-out loss, with the symmetry beside it.
+    recipe, *lines = done.stderr.splitlines()
+    assert recipe == (
+        "decoder (causal), 1 layer, width 16, 2 heads, init skew, penalty skew, 4 steps of "
+        "4 × 8 tokens, learning rate 0.0057, seed 1, float32 on 1 thread"
+    )
+    assert [line.split(":")[0] for line in lines] == [f"step {step}/4" for step in range(5)]
+    assert "symmetry -1.00" in lines[0]
+
+
+def test_a_configuration_of_one_s_own(where: list[str], tmp_path: Path) -> None:
+    config = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    own = ("--config", str(tmp_path / "config.json"), "--mode", "decoder")
+    small = flags(block=8, batch=4, steps=2, warmup=0, held_out_blocks=4)
+    done = wqk_train(*own, *small, *where)
+    assert done.exit_code == 0, done.output
+    run = open_run(tmp_path / "run")
+    assert run.settings["model"]["class"] == "GPT2LMHeadModel"
+    assert run.settings["model"]["config"]["vocab_size"] == 40
+    assert len(run.scores.layers) == 3
+
+
+def test_resuming_needs_no_more_than_the_folder(where: list[str], tmp_path: Path) -> None:
+    assert wqk_train(*flags(**SMALL), *where).exit_code == 0
+    run = str(tmp_path / "run")
+    assert wqk_train("--resume", "-o", run).exit_code == 0
+    # The same command again is as good, another is not.
+    assert wqk_train("--resume", *flags(**SMALL), *where).exit_code == 0
+    refused = wqk_train("--resume", "-o", run, "--seed", "3", "--width", "32")
+    assert refused.exit_code == 2
+    assert "differs in width: 16 → 32; seed: 1 → 3" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--heads", "3", "--width", "16"], "divisible by the number of heads"),
+        (["--steps", "0"], "--steps 0 must be at least 1"),
+        (["--steps", "many"], "Invalid value for '--steps'"),
+        (["--penalty", "symmetric"], "a kind and a weight such as symmetric=0.1"),
+        (["--penalty", "round=1"], "--penalty 'round' must be one of none, symmetric, skew"),
+        (["--mode", "decoder", "--objective", "masked"], "an encoder's objective must be masked"),
+        (["--preset", "slow"], "Invalid value for '--preset'"),
+        (["--config", __file__], "contains no JSON object"),
+        (["--report-to", "nonsense"], "expected installed loggers: "),
+    ],
+)
+def test_mistakes_are_one_line(
+    arguments: list[str], message: str, where: list[str], tmp_path: Path
+) -> None:
+    done = wqk_train(*where, *arguments)
+    assert done.exit_code == 2, done.output
+    assert message in done.stderr
+    assert "Traceback" not in done.output
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_corpus_is_needed(tmp_path: Path) -> None:
+    done = wqk_train("-o", str(tmp_path / "run"))
+    assert done.exit_code == 2
+    assert "--corpus" in done.stderr
+
+
+def test_a_run_that_exists(where: list[str], tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text("{}")
+    done = wqk_train(*flags(**SMALL), *where)
+    assert done.exit_code == 2
+    assert "already contains a run" in done.stderr
+    empty = wqk_train("--resume", "-o", str(tmp_path / "run"))
+    assert empty.exit_code == 2
+    assert "expected an object 'recipe', got None" in empty.stderr
+
+
+def test_without_torch_it_says_what_to_install(where: list[str]) -> None:
+    code = (
+        "import sys\nsys.modules['torch'] = sys.modules['transformers'] = None\n"
+        "from wqk.cli import main\nmain()"
+    )
+    command = [sys.executable, "-c", code, "train", *where]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "pip install 'wqk[train]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_interrupted_it_promises_what_there_is(
+    begun: bool, where: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import wqk_lab.training.training
+
+    def interrupt(recipe: Recipe, corpus: Path, folder: Path, **_: Any) -> None:
+        if begun:
+            create_run(folder, {})
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(wqk_lab.training.training, "train", interrupt)
+    done = wqk_train(*flags(**SMALL), *where)
+    assert done.exit_code == 130
+    promise = f"wqk train --resume -o {tmp_path / 'run'} resumes it"
+    assert done.stderr.strip() == f"wqk: interrupted; {promise if begun else 'no run was begun'}"
+
+
+def test_defaults_are_those_of_the_presets() -> None:
+    text = " ".join(wqk_train("--help").output.split())
+    assert "Tokens in a block. [default: 128; paper: 512]" in text
+    assert "Maximum norm of the gradient. [default: 1.0]" in text
+    assert "float32 elsewhere. [default: bf16]" in text
+
+
+def test_idle_gpus_are_mentioned(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from wqk_lab.cli.train import summary
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert "3 more GPUs idle: torchrun uses all" in summary(make_recipe())
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert "idle" not in summary(make_recipe())

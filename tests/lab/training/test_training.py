@@ -1,0 +1,510 @@
+"""Training runs: golden losses, what a run leaves, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.lab.training.conftest import SPECIAL, one_letter_words
+
+import wqk
+from wqk._files import locked
+from wqk.checkpoints import steps_of
+from wqk.errors import CorpusError, RunError, UnknownFamily
+from wqk.tables.run import METRICS, Run, create_run, open_run
+from wqk_lab.training.corpus import Chunk, TokenStore, write_store
+from wqk_lab.training.models import build_model
+from wqk_lab.training.objectives import (
+    HELD_OUT_MASKS,
+    Objective,
+    Rows,
+    RowSelection,
+    loss_of,
+    stream_seed,
+)
+from wqk_lab.training.training import TrainingProgress, train
+
+# Held-out losses after 0 and 100 steps, and the last training loss; float32 on a CPU. Libraries
+# of other versions, or other processors, sum in another order: 1e-4 of the loss is allowed.
+GOLDEN = {
+    "masked": (3.847446, 3.321422, 3.455114),
+    "causal": (3.904672, 1.058919, 1.748190),
+    "masked-next": (3.931306, 1.777845, 2.629494),
+}
+
+
+@pytest.fixture(scope="module")
+def run(corpus: TokenStore, tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A short run of an encoder with everything in it."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    recipe = tiny(
+        init="symmetric", penalty="symmetric", penalty_weight=0.5, keep_checkpoints="0,4,7"
+    )
+    return train(recipe, corpus.folder, folder)
+
+
+@pytest.mark.parametrize("objective", GOLDEN)
+def test_golden_losses(objective: str, corpus: TokenStore, tiny: Any, tmp_path: Path) -> None:
+    mode = "encoder" if objective == "masked" else "decoder"
+    every = {"log_every": 100, "held_out_every": 100, "save_every": 100, "score_every": 100}
+    recipe = tiny(mode=mode, objective=objective, steps=100, learning_rate=5e-3, **every)
+    metrics = train(recipe, corpus.folder, tmp_path / "run").metrics
+    first, last = metrics.row(0, named=True), metrics.row(-1, named=True)
+    found = (first["held_out_loss"], last["held_out_loss"], last["loss"])
+    assert found == pytest.approx(GOLDEN[objective], rel=1e-4)
+
+
+def test_metrics_say_when_and_how_much(run: Run) -> None:
+    # Logged at its cadence, at every checkpoint and at the end; held out every 6 steps.
+    assert run.metrics["step"].to_list() == [0, 4, 5, 6, 7, 8, 10, 12]
+    held_out = run.metrics.drop_nulls("held_out_loss")
+    assert held_out["step"].to_list() == [0, 6, 12]
+    lines = run.metrics.drop_nulls("loss")
+    assert lines["step"].to_list() == [4, 5, 7, 8, 10, 12]
+    assert lines["tokens"].to_list() == [128 * step for step in lines["step"]]
+    assert lines["seconds"].is_sorted()
+    warmup = lines.filter(lines["step"] == 12)["learning_rate"].item()
+    assert warmup == pytest.approx(run.recipe["learning_rate"] * 1 / 10)
+
+
+def test_settings_tell_all(run: Run, corpus: TokenStore) -> None:
+    assert run.recipe["init"] == "symmetric"
+    assert run.settings["model"]["class"] == "RobertaPreLayerNormForMaskedLM"
+    assert run.settings["model"]["config"]["hidden_size"] == 32
+    assert run.settings["corpus"]["fingerprint"] == corpus.fingerprint
+    assert run.settings["environment"]["torch"] == torch.__version__
+    assert run.settings["environment"]["device"] == "cpu"
+    assert [layer["symmetry"] for layer in run.settings["initialization"]] == pytest.approx([1, 1])
+
+
+def test_kept_checkpoints(run: Run) -> None:
+    assert [step for step, _ in run.checkpoints] == [0, 4, 7, 12]
+    resumable = [step for step, path in run.checkpoints if (path / "optimizer.pt").exists()]
+    assert resumable == [12]
+    assert sorted(path.name for path in run.folder.iterdir() if path.is_file()) == [
+        ".lock",
+        "metrics.jsonl",
+        "run.json",
+        "scores.jsonl",
+        "updates.jsonl",
+    ]
+
+
+@pytest.mark.parametrize(("keep", "steps"), [("last", [12]), ("all", [0, 4, 8, 12])])
+def test_keeping_all_checkpoints_or_the_last(
+    keep: str, steps: list[int], corpus: TokenStore, tiny: Any, tmp_path: Path
+) -> None:
+    run = train(tiny(keep_checkpoints=keep), corpus.folder, tmp_path / "run")
+    assert [step for step, _ in run.checkpoints] == steps
+    assert all((path / "optimizer.pt").exists() for _, path in run.checkpoints)
+
+
+def test_scores_are_those_of_the_checkpoints(run: Run) -> None:
+    # At their own cadence, and at every checkpoint.
+    assert set(run.scores.frame["step"]) == {0, 4, 6, 7, 8, 12}
+    assert set(run.updates.frame["step"]) == {4, 6, 7, 8, 12}
+    scanned = wqk.scan(str(run.checkpoints[-1][1]), heads=True).frame
+    watched = run.scores.frame.filter(run.scores.frame["step"] == 12)
+    for score in ("symmetry", "directionality", "norm"):
+        assert watched[score].to_list() == scanned[score].to_list()
+
+
+def test_a_run_is_scanned_step_by_step(run: Run) -> None:
+    folders = steps_of(str(run.folder))
+    assert [Path(folder).name for folder in folders] == [
+        "checkpoint-0",
+        "checkpoint-4",
+        "checkpoint-7",
+        "checkpoint-12",
+    ]
+    table = wqk.scan(folders[0])
+    assert set(table.frame["step"]) == {0}
+    assert table.layers.frame["symmetry"].to_list() == pytest.approx([1, 1], abs=1e-5)
+
+
+def test_checkpoints_are_transformers_own(run: Run, corpus: TokenStore) -> None:
+    import transformers
+
+    folder = run.checkpoints[-1][1]
+    model = transformers.AutoModelForMaskedLM.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.mask_token_id == corpus.special["mask"]
+    assert tokenizer.convert_ids_to_tokens([4, 5]) == ["a", "b"]
+    logits = model(torch.tensor([[4, 5, 6, tokenizer.mask_token_id]])).logits
+    assert logits.shape == (1, 4, corpus.vocabulary_size)
+
+
+def test_the_held_out_loss_is_what_it_says(run: Run, corpus: TokenStore) -> None:
+    import transformers
+
+    model = transformers.AutoModelForMaskedLM.from_pretrained(run.checkpoints[-1][1]).eval()
+    recipe = run.recipe
+    blocks = Rows(corpus.tokens("held_out"), recipe["block"]).spaced(recipe["held_out_blocks"])
+    objective = Objective(
+        "masked", recipe["mask_share"], recipe["corruption"], 1, corpus.vocabulary_size
+    )
+    losses = []
+    for index in range(2):
+        generator = torch.Generator().manual_seed(stream_seed(1, HELD_OUT_MASKS, index))
+        batch = torch.from_numpy(blocks[8 * index : 8 * index + 8])
+        task = objective.task(batch, objective.draw(*batch.shape, generator))
+        logits = model(task.inputs).logits.flatten(0, 1).double().log_softmax(1)
+        losses.append(-logits[task.rows, task.targets].mean().item())
+    assert run.metrics["held_out_loss"][-1] == pytest.approx(np.mean(losses), rel=1e-5)
+
+
+def test_the_loss_is_told_without_the_penalty(
+    run: Run, corpus: TokenStore, tiny: Any, tmp_path: Path
+) -> None:
+    # The first loss is that of the start, whatever the weight of the penalty; s = 1 there.
+    every = {"steps": 1, "warmup": 0, "log_every": 1, "keep_checkpoints": "last"}
+    losses = [
+        train(replace(tiny(), init="symmetric", **every, **penalty), corpus.folder, folder).metrics
+        for folder, penalty in (
+            (tmp_path / "without", {}),
+            (tmp_path / "with", {"penalty": "symmetric", "penalty_weight": 3.0}),
+        )
+    ]
+    without, with_penalty = (frame.row(-1, named=True) for frame in losses)
+    assert with_penalty["loss"] == pytest.approx(without["loss"], rel=1e-5)
+    assert with_penalty["penalty"] == pytest.approx(1.0, abs=1e-3)
+    assert without["penalty"] is None
+
+
+def test_a_penalty_does_what_it_is_for(corpus: TokenStore, tiny: Any, tmp_path: Path) -> None:
+    recipe = tiny(penalty="symmetric", penalty_weight=1.0, steps=25, learning_rate=1e-2)
+    run = train(recipe, corpus.folder, tmp_path / "run")
+    layers = run.scores.layers.frame
+    before, after = (layers.filter(layers["step"] == step)["symmetry"] for step in (0, 25))
+    assert min(after) > max(before) + 0.2
+
+
+def test_accumulation_is_a_larger_batch(corpus: TokenStore, tiny: Any, tmp_path: Path) -> None:
+    # The mean over two batches of one step: the losses that its two steps would have begun with.
+    common = {"warmup": 0, "log_every": 1, "learning_rate": 1e-12, "weight_decay": 0.0}
+    apart = train(tiny(steps=2, **common), corpus.folder, tmp_path / "apart").metrics
+    together = train(
+        tiny(steps=1, accumulation=2, **common), corpus.folder, tmp_path / "together"
+    ).metrics
+    expected = apart.drop_nulls("loss")["loss"].mean()
+    assert together["loss"][-1] == pytest.approx(expected, rel=1e-6)
+    assert together["tokens"][-1] == apart["tokens"][-1] == 2 * 8 * 16
+
+
+def test_progress_is_told(corpus: TokenStore, tiny: Any, tmp_path: Path) -> None:
+    told: list[TrainingProgress] = []
+    train(tiny(), corpus.folder, tmp_path / "run", on_progress=told.append)
+    assert told[0].steps_done == 0
+    assert told[0].loss is None
+    assert told[0].held_out_is_new
+    assert told[-1].steps_done == told[-1].steps == 12
+    assert told[-1].tokens_per_second
+    new = {progress.steps_done for progress in told if progress.held_out_is_new}
+    assert new == {0, 6, 12}
+
+
+def test_loggers_hear_the_same(corpus: TokenStore, tiny: Any, tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = train(tiny(), corpus.folder, tmp_path / "run", report_to=["tensorboard"])
+    found: dict[str, list[tuple[int, float]]] = {}
+    for file in sorted(run.folder.rglob("events.out.tfevents.*")):
+        events = EventAccumulator(str(file))
+        events.Reload()
+        for name in events.Tags()["scalars"]:
+            found[name] = [(event.step, event.value) for event in events.Scalars(name)]
+    for name in ("loss", "held_out_loss", "learning_rate"):
+        expected = run.metrics.drop_nulls(name).select("step", name).rows()
+        assert [step for step, _ in found[name]] == [step for step, _ in expected]
+        assert [v for _, v in found[name]] == pytest.approx([v for _, v in expected], rel=1e-6)
+    assert [step for step, _ in found["wqk/symmetry_median"]] == [0, 4, 6, 8, 12]
+
+
+def test_a_run_that_exists_is_not_begun_again(run: Run, corpus: TokenStore, tiny: Any) -> None:
+    before = (run.folder / METRICS).read_bytes()
+    with pytest.raises(RunError, match="already contains a run"):
+        train(tiny(), corpus.folder, run.folder)
+    assert (run.folder / METRICS).read_bytes() == before
+
+
+def test_resuming_by_another_recipe_or_corpus_is_refused(
+    run: Run, corpus: TokenStore, other_corpus: TokenStore, tiny: Any
+) -> None:
+    from wqk_lab.training.recipe import Recipe
+
+    recipe = replace(Recipe.from_json(run.recipe), steps=13, seed=2)
+    with pytest.raises(RunError, match="differs in steps: 12 → 13; seed: 1 → 2"):
+        train(recipe, corpus.folder, run.folder, resume=True)
+    with pytest.raises(RunError, match="resumes on its own corpus"):
+        train(None, other_corpus.folder, run.folder, resume=True)
+
+
+def test_resuming_what_is_finished_changes_nothing(run: Run) -> None:
+    before = {path.name: path.stat().st_mtime_ns for path in run.folder.glob("checkpoint-*")}
+    metrics = (run.folder / METRICS).read_bytes()
+    train(None, None, run.folder, resume=True)
+    assert (run.folder / METRICS).read_bytes() == metrics
+    after = {path.name: path.stat().st_mtime_ns for path in run.folder.glob("checkpoint-*")}
+    assert after == before
+
+
+def test_two_do_not_train_in_one_folder(run: Run) -> None:
+    with (
+        locked(run.folder / ".lock", "training run"),
+        pytest.raises(RunError, match="another training run"),
+    ):
+        train(None, None, run.folder, resume=True)
+
+
+def test_a_new_run_needs_a_recipe_and_a_corpus(tiny: Any, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="needs a recipe and a corpus"):
+        train(tiny(), None, tmp_path / "run")
+    with pytest.raises(RunError, match=r"not a run's folder; expected a run\.json"):
+        train(None, None, tmp_path / "run", resume=True)
+    create_run(tmp_path / "odd", {"recipe": None})
+    with pytest.raises(RunError, match="expected an object 'recipe', got None"):
+        train(None, None, tmp_path / "odd", resume=True)
+    create_run(tmp_path / "strange", {"recipe": tiny().to_json()})
+    with pytest.raises(RunError, match="expected an object 'corpus', got None"):
+        train(None, None, tmp_path / "strange", resume=True)
+
+
+def test_a_corpus_without_a_mask_or_too_short(tiny: Any, tmp_path: Path) -> None:
+    def store(name: str, tokens: int, special: dict[str, int]) -> Path:
+        splits = {
+            split: [Chunk(np.zeros(tokens, np.int64), np.array([tokens]))]
+            for split in ("train", "held_out")
+        }
+        write_store(
+            tmp_path / name,
+            splits,
+            unit="characters",
+            vocabulary_size=4,
+            special=special,
+            tokenizer=b'{"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}',
+        )
+        return tmp_path / name
+
+    with pytest.raises(CorpusError, match="needs a vocabulary with a mask token"):
+        train(tiny(), store("maskless", 100, {}), tmp_path / "run")
+    with pytest.raises(CorpusError, match="a block needs 16 tokens, but the stream has 9"):
+        train(tiny(), store("short", 9, {"mask": 1}), tmp_path / "run2")
+    with pytest.raises(CorpusError, match="not a token store"):
+        train(tiny(), tmp_path / "nowhere", tmp_path / "run3")
+    damaged = store("damaged", 100, {"mask": 1})
+    (damaged / "tokenizer.json").write_text("{}")
+    with pytest.raises(CorpusError, match="not a tokenizer"):
+        train(tiny(), damaged, tmp_path / "run4")
+    assert not list(tmp_path.glob("run*"))
+
+
+def test_a_model_whose_queries_nobody_knows(corpus: TokenStore, tiny: Any, tmp_path: Path) -> None:
+    config = {"model_type": "fnet", "hidden_size": 32, "num_hidden_layers": 1}
+    with pytest.raises((UnknownFamily, RunError)):
+        train(tiny(config=config), corpus.folder, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_loss_that_is_no_number_ends_the_run(
+    corpus: TokenStore, tiny: Any, tmp_path: Path
+) -> None:
+    recipe = tiny(learning_rate=1e30, weight_decay=0.0, steps=20, warmup=0, log_every=1)
+    with pytest.raises(RunError, match=r"the loss is (nan|inf) at step \d+; try a lower"):
+        train(recipe, corpus.folder, tmp_path / "run")
+    lines = open_run(tmp_path / "run").metrics.drop_nulls("loss")
+    assert lines["loss"].is_finite().all()
+
+
+def test_the_same_recipe_gives_the_same_bits(corpus: TokenStore, tiny: Any, tmp_path: Path) -> None:
+    recipe = tiny("paper", steps=6, learning_rate=1e-3)  # with dropout
+    runs = [train(recipe, corpus.folder, tmp_path / name) for name in "ab"]
+    first, second = (run.checkpoints[-1][1] / "model.safetensors" for run in runs)
+    assert first.read_bytes() == second.read_bytes()
+    other = train(replace(recipe, seed=2), corpus.folder, tmp_path / "c").checkpoints[-1][1]
+    assert first.read_bytes() != (other / "model.safetensors").read_bytes()
+
+
+def test_loss_of_is_the_trainer_s_loss(corpus: TokenStore, tiny: Any, tmp_path: Path) -> None:
+    from wqk_lab.training.objectives import MASKS
+
+    recipe = tiny(steps=1, warmup=0, log_every=1)
+    run = train(recipe, corpus.folder, tmp_path / "run")
+    model = build_model(recipe, corpus.vocabulary_size, corpus.special)
+    blocks = Rows(corpus.tokens("train"), 16).drawn(8, seed=1, index=0)
+    generator = torch.Generator().manual_seed(stream_seed(1, MASKS, 0))
+    objective = Objective("masked", recipe.mask_share, recipe.corruption, 1, corpus.vocabulary_size)
+    task = objective.task(torch.from_numpy(blocks), objective.draw(8, 16, generator))
+    expected = loss_of(model, RowSelection(model), task).item()
+    assert run.metrics["loss"][-1] == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_padded_vocabulary_is_in_the_model_alone(
+    corpus: TokenStore, tiny: Any, tmp_path: Path
+) -> None:
+    run = train(tiny(vocabulary_multiple=64, steps=2), corpus.folder, tmp_path / "run")
+    assert run.settings["model"]["config"]["vocab_size"] == 64
+    assert run.settings["corpus"]["vocabulary_size"] == 40
+
+
+def test_the_task_and_the_loss_are_one_graph(tiny: Any) -> None:
+    # As on a GPU, where this graph is compiled; fullgraph refuses any break.
+    from wqk_lab.training.loop import Learner
+
+    for name, mode in (("masked", "encoder"), ("causal", "decoder"), ("masked-next", "decoder")):
+        model = build_model(tiny(mode=mode), 40, {"padding": 0, "mask": 1}).eval()
+        learner = Learner(model, Objective(name, 0.3, "bert", 1, 40))
+        blocks = torch.randint(4, 40, (8, 16), generator=torch.Generator().manual_seed(1))
+        draws = learner.objective.draw(8, 16, torch.Generator().manual_seed(2))
+        compiled = torch.compile(learner, backend="eager", fullgraph=True)
+        assert compiled(blocks, draws).item() == pytest.approx(learner(blocks, draws).item())
+        assert learner.selection.rows is None
+    torch._dynamo.reset()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_run_on_a_gpu(corpus: TokenStore, tiny: Any, tmp_path: Path) -> None:
+    run = train(tiny(steps=20, vocabulary_multiple=64), corpus.folder, tmp_path / "run")
+    assert run.settings["environment"]["precision"] == "bf16"
+    held_out = run.metrics.drop_nulls("held_out_loss")["held_out_loss"]
+    assert held_out[-1] < held_out[0]
+    again = train(None, None, run.folder, resume=True)
+    assert again.metrics.equals(run.metrics)
+
+
+BOTH = """
+import sys
+from wqk.errors import RunError
+from wqk_lab.training.recipe import make_recipe
+from wqk_lab.training.training import train
+import wqk_lab.training.loop
+small = {"layers": 1, "width": 16, "heads": 2, "block": 8, "batch": 4, "held_out_blocks": 4}
+print("ready", flush=True)
+sys.stdin.readline()
+try:
+    train(make_recipe(seed=int(sys.argv[1]), steps=60, **small), sys.argv[2], sys.argv[3])
+    print("trained", sys.argv[1])
+except RunError as error:
+    print(error)
+"""
+
+
+def test_a_run_is_created_by_the_holder_of_its_lock(
+    corpus: TokenStore, tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def create(folder: Path, settings: Any) -> Run:
+        with (
+            pytest.raises(RunError, match="another training run"),
+            locked(folder / ".lock", "training run"),
+        ):
+            pass
+        return create_run(folder, settings)
+
+    monkeypatch.setattr("wqk_lab.training.training.create_run", create)
+    assert train(tiny(steps=1, warmup=0), corpus.folder, tmp_path / "run").metrics["step"][-1] == 1
+
+
+def test_of_several_gpus_one_trains(
+    corpus: TokenStore, tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Batches split over GPUs by a wrapper around the model would not match the asked rows.
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.nn.DataParallel, "__init__", lambda *_: pytest.fail("wrapped"))
+    assert train(tiny(steps=1, warmup=0), corpus.folder, tmp_path / "run").metrics["step"][-1] == 1
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("trial", range(10))
+def test_of_two_that_begin_together_one_trains(
+    trial: int, corpus: TokenStore, tmp_path: Path
+) -> None:
+    starting = [
+        subprocess.Popen(
+            [sys.executable, "-c", BOTH, str(seed), str(corpus.folder), str(tmp_path / "run")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        for seed in (1, 2)
+    ]
+    for process in starting:
+        assert process.stdout
+        assert process.stdout.readline() == "ready\n"
+    ended = [process.communicate("go\n")[0].strip() for process in starting]
+    (winner,) = (seed for seed in (1, 2) if f"trained {seed}" in ended)
+    (refusal,) = (line for line in ended if not line.startswith("trained"))
+    assert "another training run is running here" in refusal or "already contains a run" in refusal
+    run = open_run(tmp_path / "run")
+    assert run.recipe["seed"] == winner
+    assert run.metrics["step"][-1] == 60
+
+
+FULL = """
+import resource, signal, sys
+from wqk.errors import WqkError
+from wqk_lab.training.training import train
+from wqk_lab.training.recipe import Recipe
+import json, wqk_lab.training.loop
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[4]), resource.RLIM_INFINITY))
+try:
+    train(Recipe.from_json(json.loads(sys.argv[1])), sys.argv[2], sys.argv[3])
+except WqkError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("most", "said"),
+    [
+        (1_000, r"run\.json: cannot be written"),
+        (20_000, r"checkpoint-0 cannot be written \(.*File too large"),
+    ],
+)
+def test_a_full_disk_is_one_line_and_leaves_whole_lines(
+    most: int, said: str, corpus: TokenStore, tiny: Any, tmp_path: Path
+) -> None:
+    # No file may grow beyond so many bytes: the write that does is short, and the next one fails.
+    recipe = tiny(log_every=1, held_out_every=1, keep_checkpoints="spaced")
+    arguments = (json.dumps(recipe.to_json()), str(corpus.folder), str(tmp_path / "run"), str(most))
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, *arguments], capture_output=True, text=True, check=True
+    )
+    assert re.search(said, done.stdout), done.stdout + done.stderr
+    assert done.stdout.count("\n") == 1
+    assert not (tmp_path / "run" / ".saving").exists()
+    if most > 1_000:
+        assert open_run(tmp_path / "run").metrics["step"].to_list() == [0]
+        assert train(None, None, tmp_path / "run", resume=True).metrics["step"][-1] == 12
+
+
+def test_rows_of_single_documents(tiny: Any, tmp_path: Path) -> None:
+    dice = np.random.default_rng(3)
+    lengths = dice.integers(2, 30, size=200)
+    tokens = dice.integers(4, 9, size=lengths.sum())
+    splits = {split: [Chunk(tokens, lengths, len(tokens))] for split in ("train", "held_out")}
+    some: Any = {
+        "unit": "characters", "vocabulary_size": 9, "tokenizer": one_letter_words(9)
+    }  # fmt: skip
+    store = write_store(tmp_path / "store", splits, special=SPECIAL, **some)
+    recipe = tiny(rows="documents")
+    whole = train(recipe, store.folder, tmp_path / "whole")
+    train(recipe, store.folder, tmp_path / "parts", stop=4)
+    parts = train(None, None, tmp_path / "parts", resume=True)
+    losses = (run.metrics.select("step", "loss").drop_nulls().rows() for run in (whole, parts))
+    assert next(losses) == next(losses)
+    assert whole.metrics["held_out_loss"].drop_nulls()[-1] < 2.2
+    bare = {name: SPECIAL[name] for name in ("mask", "separator")}
+    unpadded = write_store(tmp_path / "bare", splits, special=bare, **some)
+    with pytest.raises(CorpusError, match="a vocabulary with a padding token"):
+        train(recipe, unpadded.folder, tmp_path / "refused")
+    assert not (tmp_path / "refused").exists()

@@ -1,0 +1,52 @@
+"""One process of a distributed run that is monitored; started twice by the tests.
+
+Both processes see the same batches, so that their mean gradient is that of one process, to the last
+digit.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from tests.live.models import train
+from torch import distributed
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import wqk
+
+STEPS = 3
+
+
+def sharded(model: torch.nn.Module, policy: MixedPrecisionPolicy) -> torch.nn.Module:
+    """Every second layer by itself, the rest with the root, as is usual."""
+    fully_shard(model.encoder.layer[0], mp_policy=policy)
+    return fully_shard(model, mp_policy=policy)
+
+
+def in_half_precision(model: torch.nn.Module, path: Path) -> None:
+    """A look after a forward pass without a backward one, which leaves FSDP's copies in place."""
+    sharded(model, MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+    monitor = wqk.Monitor(model, path)
+    with torch.no_grad():
+        model(torch.zeros(1, 4, dtype=torch.long))
+    monitor(0)
+    model(torch.zeros(1, 4, dtype=torch.long)).last_hidden_state.sum().backward()
+
+
+def main(rank: int, folder: Path) -> None:
+    from tests.live.models import bert
+
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2
+    )
+    train(DistributedDataParallel(bert()), folder / "run" / "ddp.jsonl", STEPS)
+    train(sharded(bert(), MixedPrecisionPolicy()), folder / "run" / "fsdp.jsonl", STEPS)
+    in_half_precision(bert(), folder / "run" / "half.jsonl")
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))

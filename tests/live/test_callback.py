@@ -1,0 +1,210 @@
+"""The callback in real Trainers: rows, logs read from TensorBoard, runs resumed and stopped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import torch
+from tests.live.models import SIZES
+from tests.live.test_monitor import same
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
+
+import wqk
+from wqk.errors import UnknownFamily
+
+# Of the Trainer on a machine without an accelerator, and of what TensorBoard's writer imports.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard|torch|google"),
+]
+
+
+def trainer(folder: Path, **arguments: Any) -> Trainer:
+    torch.manual_seed(0)
+    tokens = torch.randint(20, (64, 8))
+    data = [{"input_ids": row, "labels": row} for row in tokens]
+    settings: dict[str, Any] = {
+        "max_steps": 10,
+        "per_device_train_batch_size": 2,
+        "logging_steps": 5,
+        "report_to": [],
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "learning_rate": 1e-3,
+        **arguments,
+    }
+    return Trainer(
+        model=BertForMaskedLM(BertConfig(**SIZES)),
+        args=TrainingArguments(str(folder), **settings),
+        train_dataset=data,
+        eval_dataset=data[:4],
+    )
+
+
+def steps(folder: Path, name: str = "scores") -> list[int]:
+    table = wqk.read_table(folder / f"{name}.jsonl")
+    return sorted(set(table.frame["step"]))
+
+
+class Watcher(TrainerCallback):
+    """Keeps what the Trainer hands to its loggers."""
+
+    def __init__(self) -> None:
+        self.logs: list[tuple[int, dict[str, float]]] = []
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        self.logs.append((state.global_step, dict(logs)))
+
+
+def test_a_watched_run_has_rows_at_its_cadence_and_its_end(tmp_path: Path) -> None:
+    run = trainer(tmp_path, save_strategy="steps", save_steps=5)
+    watcher = Watcher()
+    run.add_callback(watcher)
+    wqk.ScoreCallback(tmp_path, every=4, steps=[5]).attach(run)
+    run.train()
+    assert steps(tmp_path) == [0, 4, 5, 8, 10]
+    assert steps(tmp_path, "updates") == [4, 5, 8, 10]
+    table = wqk.read_table(tmp_path / "scores.jsonl")
+    for step in (5, 10):
+        rows = table.filter(pl.col("step") == step)
+        assert same(rows, wqk.scan(tmp_path / f"checkpoint-{step}"))
+    assert same(rows, wqk.scan(run.model))
+    # Each look is logged once, and the Trainer's own logs come as if nobody watched.
+    looked = {step: log for step, log in watcher.logs if "wqk/symmetry_median" in log}
+    assert list(looked) == [0, 4, 5, 8, 10]
+    assert [step for step, log in watcher.logs if "loss" in log] == [5, 10]
+    assert looked[10]["wqk/symmetry_median"] == rows.layers.frame["symmetry"].median()
+    assert {"wqk/update_symmetry_median", "wqk/directionality_excess_median"} <= looked[4].keys()
+    history = [log["step"] for log in run.state.log_history if "wqk/symmetry_median" in log]
+    assert history == [0, 4, 5, 8, 10]
+
+
+def test_tensorboard_shows_the_medians(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = trainer(tmp_path, report_to=["tensorboard"])
+    callback = wqk.ScoreCallback(tmp_path / "run", every=5, per_layer=True)
+    run.add_callback(callback)
+    assert callback.attach(run) is callback
+    assert run.callback_handler.callbacks.count(callback) == 1
+    run.train()
+    (file,) = tmp_path.rglob("events.out.tfevents.*")
+    events = EventAccumulator(str(file))
+    events.Reload()
+    table = wqk.read_table(tmp_path / "run" / "scores.jsonl")
+    summary = table.summary().filter(over="layers")
+    for score in ("symmetry", "directionality", "directionality_excess"):
+        shown = events.Scalars(f"train/wqk/{score}_median")
+        assert [event.step for event in shown] == summary["step"].to_list() == [0, 5, 10]
+        expected = summary[f"{score}_median"].to_list()
+        assert [event.value for event in shown] == pytest.approx(expected, rel=1e-6)
+    assert [event.step for event in events.Scalars("train/wqk/update_symmetry_median")] == [5, 10]
+    layer = table.layers.filter(pl.col("layer") == 1).frame
+    shown = events.Scalars("train/wqk/layer_01/symmetry")
+    assert [event.value for event in shown] == pytest.approx(layer["symmetry"].to_list(), rel=1e-6)
+    shares = events.Scalars("train/wqk/look_share")
+    assert [event.step for event in shares] == [5, 10]
+    assert all(0 < event.value < 1 for event in shares)
+
+
+def test_scores_in_the_background_are_all_written_and_logged_by_the_end(tmp_path: Path) -> None:
+    tables = []
+    for name, background in (("plain", False), ("behind", True)):
+        run = trainer(tmp_path / name)
+        callback = wqk.ScoreCallback(tmp_path / name, every=4, name="run", background=background)
+        callback.attach(run)
+        run.train()
+        tables.append(wqk.read_table(tmp_path / name / "scores.jsonl"))
+        history = [log for log in run.state.log_history if "wqk/symmetry_median" in log]
+        summary = tables[-1].summary().filter(over="layers")
+        assert [log["wqk/symmetry_median"] for log in history] == (
+            summary["symmetry_median"].to_list()
+        )
+    assert tables[0].frame.equals(tables[1].frame, null_equal=True)
+
+
+def test_a_callback_that_is_only_added_writes_files_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = trainer(tmp_path, report_to=["tensorboard"], max_steps=2)
+    run.add_callback(wqk.ScoreCallback(tmp_path / "run", every=1))
+    run.train()
+    assert steps(tmp_path / "run") == [0, 1, 2]
+    assert not any("wqk/symmetry_median" in log for log in run.state.log_history)
+    assert "no logger gets the medians without attach(trainer)" in caplog.text
+
+
+def test_a_resumed_run_goes_on_in_the_same_files(tmp_path: Path) -> None:
+    settings = {"save_strategy": "steps", "save_steps": 6, "max_steps": 12}
+    whole = trainer(tmp_path / "whole", **settings)
+    whole.add_callback(wqk.ScoreCallback(tmp_path / "whole", every=3))
+    whole.train()
+    first = trainer(tmp_path / "run", **settings)
+    first.add_callback(wqk.ScoreCallback(tmp_path / "run", every=3))
+
+    class Killed(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == 10:
+                raise KeyboardInterrupt
+
+    first.add_callback(Killed())
+    with pytest.raises(KeyboardInterrupt):
+        first.train()
+    assert steps(tmp_path / "run") == [0, 3, 6, 9]
+    second = trainer(tmp_path / "run", **settings)
+    second.add_callback(wqk.ScoreCallback(tmp_path / "run", every=3))
+    second.train(resume_from_checkpoint=True)
+    for name in ("scores", "updates"):
+        tables = (wqk.read_table(tmp_path / run / f"{name}.jsonl") for run in ("run", "whole"))
+        assert same(*tables)
+
+
+class Stopper(TrainerCallback):
+    """Stops a run when it has been evaluated, as early stopping does."""
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        control.should_training_stop = state.global_step == 4
+
+
+@pytest.mark.parametrize("best", [False, True])
+def test_a_run_that_is_stopped_early_has_its_last_step(tmp_path: Path, best: bool) -> None:
+    run = trainer(
+        tmp_path,
+        eval_strategy="steps",
+        eval_steps=2,
+        save_strategy="steps" if best else "no",
+        save_steps=2,
+        load_best_model_at_end=best,
+        learning_rate=1.0,  # so that the best model is not the last
+    )
+    run.add_callback(wqk.ScoreCallback(tmp_path, every=100))
+    run.add_callback(Stopper())
+    run.train()
+    assert run.state.global_step == 4
+    # In the end the model is the best one of an earlier step, which must not pass for the last.
+    assert steps(tmp_path) == ([0] if best else [0, 4])
+
+
+def test_a_model_that_cannot_be_followed_is_refused_before_it_is_trained(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    arguments = TrainingArguments(str(tmp_path), report_to=[], use_cpu=True)
+    callback = wqk.ScoreCallback(tmp_path / "run")
+    with pytest.raises(UnknownFamily):
+        Trainer(model=model, args=arguments, train_dataset=[{}], callbacks=[callback])
+    with pytest.raises(UnknownFamily):
+        callback.attach(Trainer(model=model, args=arguments, train_dataset=[{}]))
+    late = Trainer(model=model, args=arguments, train_dataset=[{}])
+    late.add_callback(callback)
+    with pytest.raises(UnknownFamily):
+        late.train()
+    assert not (tmp_path / "run").exists()

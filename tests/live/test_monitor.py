@@ -1,0 +1,263 @@
+"""What a monitor writes: a scan's own numbers, the forms' changes, and nothing that harms a run."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from tests.live.models import bert, gpt2, llama, train, train_step
+
+import wqk
+from wqk.errors import OutputError, RunError, UnknownFamily
+from wqk.tables.schema import KEY, SCHEMA
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+MODELS = {"separate": bert, "fused": gpt2, "grouped": llama}
+CONTEXT = ["checkpoint", "step", "parameters"]
+
+
+def same(table: wqk.ScoreTable, other: wqk.ScoreTable) -> bool:
+    """Whether two tables hold the same numbers to the last digit, whatever made them."""
+    frames = (t.frame.drop(CONTEXT).fill_nan(None) for t in (table, other))
+    return next(frames).equals(next(frames), null_equal=True)
+
+
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_rows_are_a_scan_s_of_the_model_and_of_its_checkpoint(
+    tmp_path: Path, make: Callable[[], torch.nn.Module]
+) -> None:
+    model = make()
+    monitor = train(model, tmp_path / "run" / "scores.jsonl", steps=2)
+    last = monitor.table.filter(pl.col("step") == 2)
+    assert same(last, wqk.scan(model))
+    assert last.frame["parameters"].to_list() == wqk.scan(model).frame["parameters"].to_list()
+    model.save_pretrained(tmp_path / "checkpoint-2")
+    assert same(last, wqk.scan(tmp_path / "checkpoint-2"))
+    assert same(last, monitor.latest)
+    assert set(monitor.table.frame["checkpoint"]) == {"run"}
+    assert sorted(set(monitor.table.frame["step"])) == [0, 1, 2]
+    made, scanned = dict(monitor.table.metadata), dict(wqk.scan(model).metadata)
+    assert [*made.pop("left_out").values()] == [*scanned.pop("left_out").values()]
+    assert made == scanned
+    assert same(monitor.table, wqk.read_table(tmp_path / "run" / "scores.jsonl"))
+    assert not monitor.table.frame.select(KEY).is_duplicated().any()
+
+
+def dense(model: torch.nn.Module) -> list[np.ndarray]:
+    """Every layer's form in float64, its heads' before it: (H + 1, D, D)."""
+    forms = []
+    for layer in range(2):
+        attention = wqk.read_attention(model, layer)
+        heads = [attention.head(h) for h in range(attention.head_count)]
+        each = np.stack([h.query.astype(float) @ h.key.astype(float).T for h in heads])
+        forms.append(np.concatenate([each.sum(0, keepdims=True), each]))
+    return forms
+
+
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_updates_are_the_differences_of_dense_forms(
+    tmp_path: Path, make: Callable[[], torch.nn.Module]
+) -> None:
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)  # small steps of large forms
+    monitor = wqk.Monitor(model, tmp_path / "scores.jsonl", every=2)
+    monitor(0)
+    before = dense(model)
+    train_step(model, optimizer, 0)
+    assert monitor(1) == {}
+    train_step(model, optimizer, 1)
+    medians = monitor(2)
+    changes = [new - old for new, old in zip(dense(model), before, strict=True)]
+    frame = monitor.updates.frame
+    assert set(frame["step"]) == {2}
+    assert frame["symmetry_within_random"].null_count() == len(frame)
+    for row in frame.iter_rows(named=True):
+        change = changes[row["layer"]][0 if row["head"] is None else row["head"] + 1]
+        square = np.sum(change**2)
+        assert row["norm"] == pytest.approx(math.sqrt(square), rel=1e-4)
+        assert row["symmetry"] == pytest.approx(np.sum(change * change.T) / square, abs=1e-4)
+        scored = wqk.BilinearForm(change, np.eye(len(change)))
+        expected = float(wqk.directionality(scored, weight="excess"))
+        assert row["directionality_excess"] == pytest.approx(expected, abs=1e-3)
+        if row["head"] is None:
+            heads = changes[row["layer"]][1:]
+            within = sum(np.sum(m * m.T) for m in heads) / square
+            assert row["symmetry_within_heads"] == pytest.approx(within, abs=1e-4)
+    layers = monitor.updates.layers.frame
+    assert medians["wqk/update_symmetry_median"] == layers["symmetry"].median()
+    assert medians["wqk/symmetry_median"] == monitor.latest.layers.frame["symmetry"].median()
+
+
+def test_a_cadence_looks_first_and_then_when_due(tmp_path: Path) -> None:
+    model = bert()
+    monitor = wqk.Monitor(model, tmp_path / "scores.jsonl", every=4, steps=[6], heads=False)
+    looked = [step for step in range(3, 10) if monitor(step)]
+    assert looked == [3, 4, 6, 8]
+    assert monitor.look(9)
+    assert not monitor.look(9)
+    assert monitor.table.frame["head"].is_null().all()
+    assert len(monitor.table) == 2 * 5
+
+
+def test_a_weight_that_has_not_moved_has_a_degenerate_update(tmp_path: Path) -> None:
+    model = bert()
+    monitor = wqk.Monitor(model, tmp_path / "scores.jsonl", every=1)
+    monitor(0)
+    model.encoder.layer[1].attention.self.key.weight.data *= 1.5
+    monitor(1)
+    layers = monitor.updates.layers.frame
+    assert layers["status"].to_list() == ["degenerate", "ok"]
+    assert layers["symmetry"][0] is None
+    # The form has grown by half: its change is half of it, of the same shape.
+    scores = monitor.table.layers.filter(pl.col("step") == 0, pl.col("layer") == 1).frame
+    assert layers["norm"][1] == pytest.approx(scores["norm"].item() / 2, rel=1e-5)
+    assert layers["symmetry"][1] == pytest.approx(scores["symmetry"].item(), abs=1e-5)
+
+
+def test_half_precision_is_followed_in_its_own_type(tmp_path: Path) -> None:
+    model = bert().to(torch.bfloat16)
+    monitor = train(model, tmp_path / "scores.jsonl", steps=1)
+    assert same(monitor.latest, wqk.scan(model))
+
+
+# Resuming
+
+
+def test_a_resumed_run_continues_the_files(tmp_path: Path) -> None:
+    whole = train(bert(), tmp_path / "whole" / "scores.jsonl", steps=5)
+    model, path = bert(), tmp_path / "run" / "scores.jsonl"
+    train(model, path, steps=3)
+    saved = {name: value.clone() for name, value in model.state_dict().items()}
+    train(model, path, steps=4, first=3)  # beyond the checkpoint, then killed in a write
+    with path.open("a") as file:
+        file.write('{"checkpoint": "run", "ste')
+    model.load_state_dict(saved)
+    resumed = train(model, path, steps=5, first=3)
+    for table, expected in ((resumed.table, whole.table), (resumed.updates, whole.updates)):
+        assert table.frame.drop("checkpoint").equals(
+            expected.frame.drop("checkpoint"), null_equal=True
+        )
+    wqk.read_table(path)
+
+
+def test_a_resumed_run_may_start_between_two_looks(tmp_path: Path) -> None:
+    model, path = bert(), tmp_path / "scores.jsonl"
+    monitor = wqk.Monitor(model, path, every=10)
+    for step in (0, 10, 20):
+        monitor(step)
+    monitor = wqk.Monitor(model, path, every=10)
+    looked = [step for step in range(15, 31) if monitor(step)]
+    assert looked == [15, 20, 30]
+    assert monitor.table.layers.frame["step"].unique().to_list() == [0, 10, 15, 20, 30]
+    assert monitor.updates.layers.frame["step"].unique().to_list() == [10, 20, 30]
+
+
+def test_a_run_from_the_start_replaces_an_earlier_one_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "scores.jsonl"
+    train(bert(), path, steps=2)
+    assert not caplog.records
+    monitor = train(bert(seed=1), path, steps=1)
+    assert "30 rows of an earlier run are gone" in caplog.text
+    assert sorted(set(monitor.table.frame["step"])) == [0, 1]
+    monitor(0)  # the same monitor in a second loop
+    assert sorted(set(monitor.table.frame["step"])) == [0]
+    assert len(monitor.updates) == 0
+
+
+# Whatever goes wrong
+
+
+def test_weights_that_are_not_finite_have_rows_that_say_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = bert()
+    monitor = wqk.Monitor(model, tmp_path / "scores.jsonl", every=1)
+    monitor(0)
+    query = model.encoder.layer[1].attention.self.query.weight
+    kept = query.data.clone()
+    query.data[3, 4] = math.nan
+    medians = monitor(1)
+    monitor(2)
+    assert caplog.text.count("NaN or infinite") == 1
+    assert "encoder.layer.1.attention.self.query.weight" in caplog.text
+    frame = monitor.latest.frame
+    broken = frame.filter(pl.col("layer") == 1)
+    assert set(broken["status"]) == {"non-finite"}
+    scores = list(SCHEMA)[list(SCHEMA).index("norm") : -1]
+    assert all(broken[score].null_count() == len(broken) for score in scores)
+    sound = wqk.ScoreTable(frame.filter(pl.col("layer") == 0))
+    model.encoder.layer[1].attention.self.query.weight.data = kept
+    assert same(sound, wqk.scan(model).filter(pl.col("layer") == 0))
+    assert medians["wqk/symmetry_median"] == sound.layers.frame["symmetry"].item()
+    updates = monitor.updates.frame
+    assert set(updates.filter(pl.col("layer") == 1)["status"]) == {"non-finite"}
+    monitor(3)  # and back
+    updates = monitor.updates.filter(pl.col("step") == 3).frame
+    assert set(updates.filter(pl.col("layer") == 1)["status"]) == {"non-finite"}
+    monitor(4)
+    updates = monitor.updates.filter(pl.col("step") == 4).frame
+    assert set(updates["status"]) == {"degenerate"}
+
+
+def test_a_disk_that_fails_does_not_end_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monitor = wqk.Monitor(bert(), tmp_path / "scores.jsonl", every=1)
+    monitor(0)
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("wqk._files.os.fsync", full)
+        assert monitor(1) == {}
+        assert monitor(2) == {}
+    assert caplog.text.count("No space left") == 1
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert monitor(3)
+    assert sorted(set(monitor.table.frame["step"])) == [0, 3]
+    assert sorted(set(monitor.updates.frame["step"])) == [3]
+
+
+def test_a_model_that_cannot_be_followed_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(UnknownFamily):
+        wqk.Monitor(torch.nn.Sequential(torch.nn.Linear(4, 4)), tmp_path / "scores.jsonl")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"path": "scores.parquet"}, OutputError, "appends to .jsonl"),
+        ({"path": "file/scores.jsonl"}, OutputError, "file/scores.jsonl: cannot be written"),
+        ({"path": "other.jsonl"}, RunError, "line 1 is not a JSON object"),
+        ({"path": "table.jsonl", "gamma": 3.0}, RunError, "gamma 2.0, but these have gamma 3.0"),
+        ({"every": 0}, RunError, "at least 1, got every=0"),
+        ({"steps": "linear"}, RunError, "'log' for 1, 2, 4, 8, ...; got 'linear'"),
+    ],
+)
+def test_what_a_monitor_cannot_work_with(
+    tmp_path: Path, arguments: dict[str, object], error: type[Exception], message: str
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "other.jsonl").write_text("a,b\n1,2\n")
+    wqk.scan(bert()).write(tmp_path / "table.jsonl")
+    settings = {"path": "scores.jsonl", **arguments}
+    path = tmp_path / str(settings.pop("path"))
+    with pytest.raises(error, match=message):
+        wqk.Monitor(bert(), path, **settings)
+
+
+def test_updates_of_another_file_lie_beside_it(tmp_path: Path) -> None:
+    train(bert(), tmp_path / "seed-1.jsonl", steps=1)
+    assert len(wqk.read_table(tmp_path / "seed-1-updates.jsonl").layers) == 2

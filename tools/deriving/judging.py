@@ -1,0 +1,290 @@
+"""The products q·k of a model beside the forms that wqk reads from its saved file.
+
+A plan is matched with a softmax by numbers alone: some input of a projection x gives, through the
+read weights and biases, every row of the queries that the model multiplied, head by head, up to the
+scale of a token, and likewise the keys of the same group. Names play no part.
+
+Axes: n windows and heads, I queries, J keys, R head width, T tokens, D width, H heads, G key heads.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from tools.deriving.records import Product, Site, Source
+
+    from wqk.attention import Attention
+
+ALIKE = 1e-4  # largest 1 − |cosine|, of single precision
+TINY = 1e-6
+MOST_WINDOWS = 48  # windows and heads that are looked at
+MOST_ROWS = 16  # rows of a window and head that are looked at
+
+
+@dataclass
+class Verdict:
+    """Which plans met which softmax."""
+
+    matched: dict[int, list[int]] = field(default_factory=dict)  # sites of each plan
+    unmatched_sites: list[int] = field(default_factory=list)
+    unmatched_plans: list[int] = field(default_factory=list)
+
+
+def judge(sites: Sequence[Site], attentions: Sequence[Attention]) -> Verdict:
+    """Match every softmax with a plan."""
+    verdict = Verdict()
+    reads = [Read(attention) for attention in attentions]
+    for number, site in enumerate(sites):
+        # Names only order the search: it ends at the first plan whose numbers fit.
+        likely = sorted(range(len(reads)), key=lambda n: not named_alike(reads[n].attention, site))
+        plan = next((n for n in likely if reads[n].fits_some(site)), None)
+        if plan is None:
+            verdict.unmatched_sites.append(number)
+        else:
+            verdict.matched.setdefault(plan, []).append(number)
+    for plan, read in enumerate(reads):
+        if plan not in verdict.matched:
+            also = [number for number, site in enumerate(sites) if read.fits_some(site)]
+            verdict.matched |= {plan: also} if also else {}
+    verdict.unmatched_plans = [n for n in range(len(reads)) if n not in verdict.matched]
+    return verdict
+
+
+def named_alike(attention: Attention, site: Site) -> bool:
+    """Whether queries may come from the tensor that is read: saving changes prefixes of names."""
+    ending = attention.plan.query.tensor.split(".")[-4:]
+    return any(
+        source.parameter.split(".")[-4:] == ending
+        for product in site.products
+        for source in product.query_sources
+    )
+
+
+def content_of(site: Site) -> list[Product]:
+    """The products of what the model was given, rather than of positions alone.
+
+    Products that only choose which keys are seen (an indexer's) are left out.
+    """
+    scores = [p for p in site.products if "topk" not in p.through] or site.products
+    most = max(product.varies for product in scores)
+    return [product for product in scores if product.varies == most]
+
+
+def beside(site: Site) -> bool:
+    """Whether products without content are added to the score."""
+    return any("topk" not in p.through for p in site.products if p not in content_of(site))
+
+
+def is_learned(site: Site) -> bool:
+    """Whether queries or keys are parameters, such as those of a pooling head."""
+    return max(product.varies for product in site.products) < 2
+
+
+def head_biases(product: Product) -> list[np.ndarray]:
+    """Parameters that are added to the queries of every head (H, R)."""
+    return [
+        source.given
+        for source in product.query_sources
+        if source.parameter
+        and source.depth == 0
+        and {"leaf", "add"} <= {*source.operations}
+        and source.given.shape[-1] == product.queries.shape[-1]
+        and len(product.queries) % len(source.given) == 0
+    ]
+
+
+class Read:
+    """One attention as read, in a form that is quickly compared.
+
+    Either the plain forms, W x + b with what is linear in norms, computed here; or, where
+    ``turned`` is set, everything that wqk says of queries and keys, positions included.
+    """
+
+    def __init__(self, attention: Attention, turned: bool = False) -> None:
+        self.attention, self.turned = attention, turned
+        self.heads, self.width, self.d_query = attention.query.weight.shape
+        self.groups, _, self.d_key = attention.key.weight.shape
+        # Latent attention has dimensions for positions alone, which are read on request.
+        apart = attention.positional
+        self.apart = apart[0].weight.shape[1] if apart else 0
+        self.width += self.apart
+
+    def fits_some(self, site: Site) -> bool:
+        """Whether the site's products of what the model was given hold one of this attention."""
+        return any(map(self.fits, content_of(site)))
+
+    def fits(self, product: Product) -> bool:
+        for columns in _columns(product, self.width):
+            some = slice(min(MOST_WINDOWS, len(product.queries)))
+            queries = product.queries[some, ..., columns].astype(np.float64)
+            keys = product.keys[some, ..., columns].astype(np.float64)
+            length = keys.shape[1]
+            for vectors in self._vectors(product.key_sources, length, False):
+                shift = self._shift(False)
+                groups = _owners(keys, vectors, shift)
+                if groups is None or (groups >= 0).sum() == 0:
+                    continue
+                if self._queries_fit(product, queries, groups):
+                    return True
+        return False
+
+    def _queries_fit(self, product: Product, queries: np.ndarray, groups: np.ndarray) -> bool:
+        length = queries.shape[1]
+        for known, vectors in itertools.product(
+            [queries, *self._without_biases(product, queries)],
+            self._vectors(product.query_sources, length, True),
+        ):
+            of_group = vectors.reshape(self.groups, -1, self.width)
+            shift = self._shift(True)
+            shifts = None if shift is None else shift.reshape(self.groups, -1, self.width)[:, 0]
+            own = _owners(known, of_group, shifts, groups)
+            if own is None:
+                continue
+            heads = _owners(known, vectors, shift)
+            if heads is None:  # several heads' queries in one product
+                return True
+            if len(set(heads[heads >= 0])) == self.heads:
+                return True
+        return False
+
+    def _without_biases(self, product: Product, queries: np.ndarray) -> Iterator[np.ndarray]:
+        """Queries without a vector of each head that is added to them all: a term of keys alone."""
+        for bias in head_biases(product):
+            if bias.shape == (self.heads, self.width):
+                yield queries - bias[np.arange(len(queries)) % self.heads][:, None]
+
+    def _shift(self, query: bool) -> Any:
+        factor = self.attention.query if query else self.attention.key
+        return None if self.turned else factor.shift
+
+    def _vectors(
+        self, sources: Sequence[Source], length: int, query: bool, positions: bool = True
+    ) -> Iterator[np.ndarray]:
+        """Queries or keys (heads, T, R) of each input that may be the projection's."""
+        factor = self.attention.query if query else self.attention.key
+        width = factor.weight.shape[-1]
+        seen = set()
+        for source in sources:
+            if source.given.shape[-1] != width or id(source.given) in seen:
+                continue
+            seen.add(id(source.given))
+            x = source.given.astype(np.float64)
+            if self.turned:
+                for first in (0, 1) if positions else (0,):  # some count from 1
+                    numbers = np.arange(len(x)) % length + first
+                    numbers = numbers if positions else np.zeros(len(x))
+                    whole = self.attention.queries if query else self.attention.keys
+                    vectors = np.asarray(whole(x, numbers), np.float64)
+                    vectors = vectors if query else vectors[:: self.heads // self.groups]
+                    yield vectors
+                    if self.apart:  # pairs that turned may be stored as halves
+                        turned = vectors[..., -self.apart :]
+                        halves = [turned[..., ::2], turned[..., 1::2]]
+                        yield np.concatenate([vectors[..., : -self.apart], *halves], axis=-1)
+                continue
+            vectors = x @ np.asarray(factor.weight, np.float64).swapaxes(-1, -2)
+            if factor.bias is not None:
+                vectors = vectors + np.asarray(factor.bias, np.float64)[:, None]
+            yield vectors
+
+    def length(self, query: bool, product: Product) -> float | None:
+        """How much longer the recorded queries or keys are than those that wqk computes.
+
+        NaN where that differs from token to token; None where it cannot be told.
+        """
+        rows = product.queries if query else product.keys
+        sources = product.query_sources if query else product.key_sources
+        if rows.shape[-1] != self.width:
+            return None
+        rows = rows.reshape(-1, self.width)
+        rows = rows[:: max(1, len(rows) // 40)].astype(np.float64)
+        for vectors in self._vectors(sources, 1, query, positions=False):
+            known = vectors.reshape(-1, self.width)
+            sizes = np.linalg.norm(known, axis=-1)
+            found = []
+            for row in rows[np.linalg.norm(rows, axis=-1) > TINY]:
+                size = float(np.linalg.norm(row))
+                along = known @ row / (size * np.maximum(sizes, 1e-30))
+                best = int(along.argmax())
+                if along[best] < 1 - ALIKE:
+                    break
+                found.append(size / float(sizes[best]))
+            else:
+                if found:
+                    alike = max(found) / min(found) < 1.01
+                    return float(np.median(found)) if alike else math.nan
+        return None
+
+
+def _columns(product: Product, width: int) -> Iterator[slice]:
+    """Where the content lies among the columns: all of them, the first, or the last."""
+    whole = product.queries.shape[-1]
+    if whole == width:
+        yield slice(None)
+    elif whole > width:
+        yield slice(0, width)
+        yield slice(whole - width, whole)
+
+
+def _owners(
+    rows: np.ndarray,
+    vectors: np.ndarray,
+    shifts: Any,
+    wanted: np.ndarray | None = None,
+) -> np.ndarray | None:
+    """Whose vectors (owners, T, R) the rows (n, I, R) of each n are; −1 where all rows are zero.
+
+    None where some rows are nobody's, or not those of the ``wanted`` owners.
+    """
+    owners = np.full(len(rows), -1)
+    prepared = [
+        _directions(v, None if shifts is None else np.asarray(shifts[n], np.float64))
+        for n, v in enumerate(vectors)
+    ]
+    for n, all_rows in enumerate(rows):
+        some = all_rows[:: max(1, len(all_rows) // MOST_ROWS)]
+        candidates = range(len(vectors)) if wanted is None else [wanted[n]]
+        for owner in candidates:
+            if owner < 0:
+                owners[n] = -1
+                break
+            known, off = prepared[owner]
+            mine = _unit(some if off is None else some - (some @ off)[:, None] * off)
+            mine = mine[np.abs(mine).max(axis=-1) > 0]
+            if not len(mine):
+                break
+            if not len(known):
+                continue
+            if ((mine @ known.T).max(axis=-1) > 1 - ALIKE).all():
+                owners[n] = owner
+                break
+        else:
+            return None
+    return owners
+
+
+def _directions(vectors: np.ndarray, shift: np.ndarray | None) -> tuple[np.ndarray, Any]:
+    """Unit vectors, off the direction of a shift; and that direction."""
+    vectors = vectors.reshape(-1, vectors.shape[-1])
+    off = None
+    if shift is not None and np.linalg.norm(shift) > TINY:
+        off = shift / np.linalg.norm(shift)
+        vectors = vectors - (vectors @ off)[:, None] * off
+    return _unit(vectors), off
+
+
+def _unit(rows: np.ndarray) -> np.ndarray:
+    lengths = np.linalg.norm(rows, axis=-1, keepdims=True)
+    return np.where(
+        lengths > TINY * max(1.0, float(lengths.max(initial=0))),
+        rows / np.maximum(lengths, 1e-30),
+        0.0,
+    )

@@ -1,0 +1,198 @@
+"""Whether a family says everything right about a recorded model: forms, scale, positions, masks.
+
+Axes: n windows and heads, I queries, J keys, R head width, T tokens, H heads, G key heads.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+from tools.deriving.judging import (
+    Read,
+    beside,
+    content_of,
+    head_biases,
+    is_learned,
+    judge,
+    named_alike,
+)
+
+from wqk.attention import load_attention
+from wqk.families import Composed, plan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from tools.deriving.records import Product, Record, Site
+
+    from wqk.attention import Attention
+    from wqk.checkpoints import Checkpoint
+    from wqk.families import AttentionPlan, Family
+
+# A fault that leaves everything right that is said.
+WEAK = "not said:"
+SAME = 2e-3
+TINY = 1e-6  # relative difference of two numbers of single precision
+
+
+def faults(record: Record, checkpoint: Checkpoint, family: Family) -> list[str]:
+    """What a family says wrongly, or leaves out, about a model; empty where it is proven.
+
+    Raises
+    ------
+    WqkError
+        The family does not fit the saved file.
+    """
+    plans = plan(checkpoint, family)
+    at_once = list(_plain_faults(record, plans, bool(family.model_types)))
+    if at_once:
+        return at_once
+    first = load_attention(checkpoint, plans[0])
+    alike = [site for site in record.sites if named_alike(first, site)]
+    if alike and not any(map(Read(first).fits_some, alike)):
+        return [f"{plans[0].query.tensor} is read wrongly"]
+    attentions = [load_attention(checkpoint, p) for p in plans]
+    judged = judge(record.sites, attentions)
+    found = [
+        f"{WEAK} {site.module} has learned queries"
+        if is_learned(site)
+        else f"{site.module} is not read"
+        for site in (record.sites[n] for n in judged.unmatched_sites)
+    ]
+    found += [f"{plans[n].query.tensor} is read wrongly" for n in judged.unmatched_plans]
+    found += [f"{WEAK} {name} was not run" for name in record.unreached]
+    if not all(fault.startswith(WEAK) for fault in found):
+        return found
+    seen = {site.module for site in record.turned}
+    for number, attention in enumerate(attentions):
+        for site in judged.matched[number]:
+            module = record.sites[site].module
+            if module not in seen:  # run by itself, without what the model gives it
+                found.append(f"positions and mask of {module} were not seen")
+            found += _site_faults(checkpoint, attention, record.sites[site])
+        if all(fault.startswith(WEAK) for fault in found):
+            if plans[number].positional:
+                attention = load_attention(checkpoint, plans[number], positions=True)
+            found += _turned_faults(record.turned, attention, record, judged.matched[number])
+    return list(dict.fromkeys(found))
+
+
+def _plain_faults(record: Record, plans: Sequence[AttentionPlan], alone: bool) -> Iterator[str]:
+    """What shapes and masks tell, before anything is read."""
+    if len(plans) > len(record.sites):
+        yield f"{len(plans)} attentions are said, {len(record.sites)} were seen"
+    widths = {p.queries.shape[-1] for site in record.sites for p in content_of(site)}
+    for p in plans:
+        if not any(width >= p.query.head_width for width in widths):
+            yield f"{p.query.tensor} is read wrongly: no head has width {p.query.head_width}"
+    spoken = re.fullmatch(r".*[_-](text|vision|audio)([_-]model)?", record.model_type)
+    others = {"text", "vision", "audio"} - {spoken[1]} if spoken and alone else set()
+    for p in plans:
+        if p.stack in others:
+            yield f"the stack is {p.stack}, of a part for {spoken[1] if spoken else ''}"
+    own = [site.causal for site in record.sites if site.reach > 0]
+    said = [p.causal for p in plans if p.kind == "self"]
+    if own and said and ((all(own) and not any(said)) or (all(said) and not any(own))):
+        yield f"causal is {own[0]} everywhere"
+
+
+def _site_faults(checkpoint: Checkpoint, attention: Attention, site: Site) -> Iterator[str]:
+    p = attention.plan
+    product = next(c for c in content_of(site) if Read(attention).fits(c))
+    tokens = product.queries.shape[1]
+    if "tanh" in product.through and not p.softcap:
+        yield "scores are capped"
+    if site.reach >= 0 and p.kind == "self":
+        if site.causal != p.causal and tokens > 1:
+            yield f"causal is {site.causal}"
+        if site.causal and p.stack in ("encoder", "vision"):
+            yield "the stack is no encoder"
+        reach = tokens - 1
+        if p.window and p.window.isdigit():
+            size = int(p.window)
+            reach = min(reach, size - 1 if p.causal else size // 2)
+        # Several pictures in a row, each of which sees itself alone.
+        packed = not (p.window or site.causal) and tokens % (site.reach + 1) == 0
+        sized = p.rule.window_axes == 1 and p.window != "local"
+        if sized and site.reach != reach and not packed:
+            yield f"attention reaches {site.reach}, said {reach}"
+    others = beside(site)
+    if not all(Read(attention).fits(c) or c.queries.shape[0] < product.queries.shape[0]
+               for c in content_of(site)) and not p.position and not p.rule.partial:  # fmt: skip
+        yield "another product is added to the form's"
+    if (product.terms or others) and not (p.position or p.sinks):
+        yield f"beside the form: {', '.join(product.terms[:2]) or 'another product'}"
+    shape = attention.query.weight.shape[:2]
+    if any(bias.shape == shape for bias in head_biases(product)) and not p.rule.note:
+        yield "beside the form: a vector of each head that is added to the queries"
+    if p.position == "relative" and not (product.terms or others):
+        yield "nothing is added beside the form"
+    yield from _input_faults(checkpoint, p, product)
+    if (
+        not isinstance(p.query.projection, Composed)
+        and p.positional is None
+        and p.query.temperature is None
+    ):
+        scale = _scale(attention, product)
+        if scale is not None and math.isnan(scale):
+            if p.rule.partial:
+                return
+            yield "tokens have scales of their own, which is not said"
+        elif scale is not None and abs(scale / p.scale - 1) > SAME:
+            yield f"scale is {scale:.6g}, said {p.scale:.6g}"
+
+
+def _input_faults(checkpoint: Checkpoint, p: AttentionPlan, product: Product) -> Iterator[str]:
+    """Whether queries and keys are fed by the norms that are named."""
+    for side, sources in ((p.query, product.query_sources), (p.key, product.key_sources)):
+        ending = side.tensor.split(".")[-3:]
+        named = [s for s in sources if s.parameter]
+        alike = [s for s in named if s.parameter.split(".")[-3:] == ending]
+        own = next(iter(alike or named), None)
+        norm = side.input_norm
+        if own is not None and norm is None and own.norm and own.norm[1]:
+            yield f"{WEAK} {own.norm[1]} feeds {side.tensor}"
+        if own is None or norm is None:
+            continue
+        gain = np.asarray(checkpoint.read([norm.gain[0]])[0], np.float64) + norm.offset
+        shift = np.asarray(checkpoint.read([norm.bias[0]])[0]) if norm.bias else 0.0
+        if norm_kind(own.given, gain, shift) not in (norm.kind, "either"):
+            yield f"{norm.gain[0].name} does not feed {side.tensor}, or as no {norm.kind} norm"
+
+
+def norm_kind(given: np.ndarray, gain: np.ndarray, shift: np.ndarray | float) -> str:
+    """What norm puts out vectors (T, D) with this gain (D,): rms, layer, or none; or either."""
+    if given.shape[-1] != gain.size or not np.all(gain):
+        return "either" if given.shape[-1] == gain.size else "none"
+    normalized = (given - shift) / gain
+    sizes = np.sqrt((normalized**2).mean(axis=-1))
+    known = sizes > TINY  # what fills up a window, or follows the text, is zero
+    if not known.any() or np.abs(sizes[known] - 1).max() > 0.02:
+        return "none"
+    return "layer" if np.abs(normalized.mean(axis=-1)[known]).max() < 1e-3 else "rms"
+
+
+def _scale(attention: Attention, product: Product) -> float | None:
+    """The factor of the score, measured: of the recorded product beside what wqk computes."""
+    read = Read(attention, turned=True)
+    lengths = [read.length(query, product) for query in (True, False)]
+    return None if None in lengths else float(np.prod(lengths) * product.factor)
+
+
+def _turned_faults(
+    turned: Sequence[Site], attention: Attention, record: Record, sites: Sequence[int]
+) -> Iterator[str]:
+    """Whether positions turn queries and keys as the plan says."""
+    p = attention.plan
+    modules = {record.sites[n].module for n in sites}
+    mine = [site for site in turned if site.module in modules]
+    if "rotary" in p.position:
+        if any(map(Read(attention).fits_some, mine)):
+            yield "positions are not rotary"
+        return
+    read = Read(attention, turned=True)
+    if mine and not any(read.fits(product) for site in mine for product in content_of(site)):
+        yield "positions are rotary" if p.rotary is None else "positions are not rotary like that"
