@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 import wqk
-from wqk.checkpoints import Part, open_checkpoint
+from wqk.checkpoints import Checkpoint, Part, TensorInfo, open_checkpoint
+from wqk.checkpoints.adapters import AdaptedCheckpoint, Adapter
+from wqk.checkpoints.patterns import first_matching
 from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -60,14 +66,14 @@ def factors(module: str, rank: int = 3) -> dict[str, np.ndarray]:
         ({"use_rslora": True}, 6 / 3**0.5),
         ({"alpha_pattern": {"q_proj": 12}}, 4.0),
         ({"alpha_pattern": {"k_proj": 12}}, 2.0),
-        ({"fan_in_fan_out": True}, 2.0),
+        ({"alpha_pattern": {"proj": 12, "layers.*q_proj": 3, "q_proj": 9}}, 1.0),
+        ({"fan_in_fan_out": True}, 2.0),  # as PEFT, the module decides: it is no Conv1D
     ],
 )
 def test_an_adapter_adds_its_product(base: Path, config: dict[str, Any], scale: float):
     tensors = factors(QUERY)
     checkpoint = open_checkpoint(adapter(base, tensors, **config))
     product = tensors[f"{QUERY}.lora_B.weight"] @ tensors[f"{QUERY}.lora_A.weight"]
-    product = product.T if config.get("fan_in_fan_out") else product
     expected = draw(16, 16, seed=0) + scale * product
     whole, rows, key = checkpoint.read(
         [Part(f"{QUERY}.weight"), Part(f"{QUERY}.weight", ((9, 12), (0, 2))), Part(f"{KEY}.weight")]
@@ -101,12 +107,93 @@ def test_trained_biases_of_adapted_modules_are_read(base: Path):
         ({"base_model_name_or_path": "https://example.org/x"}, "names no base model"),
         ({"base_model_name_or_path": None}, "names no base model"),
         ({"lora_alpha": "six"}, "lora_alpha must be a number"),
-        ({"alpha_pattern": {"(": 3}}, "not a regular expression"),
+        ({"lora_alpha": 10**400}, "lora_alpha must be a number"),
+        ({"lora_alpha": float("inf")}, "lora_alpha must be a number"),
+        ({"use_rslora": "no"}, "use_rslora must be true or false"),
+        ({"alpha_pattern": {"(": 3}}, "is not one that is read"),
+        ({"alpha_pattern": {"(a+)+$": 3}}, "is not one that is read"),
+        ({"alpha_pattern": [3]}, "alpha_pattern must be a table"),
+        ({"a_variant_of_tomorrow": {}}, "a_variant_of_tomorrow"),
     ],
 )
 def test_other_adapters_are_refused(base: Path, config: dict[str, Any], message: str):
     with pytest.raises(CheckpointError, match=message):
         open_checkpoint(adapter(base, factors(QUERY), **config))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        (
+            {f"{KEY}.weight": draw(16, 12, seed=7)},
+            r"of shape \(16, 16\), with a tensor of \(16, 12",
+        ),
+        ({f"{QUERY}.lora_diag": draw(3, seed=7)}, "lora_diag', which is no part"),
+        ({f"{QUERY}.extra.default.weight": draw(3, seed=7)}, "is no part of the base model"),
+        ({"model.layers.0.gate.weight": draw(3, seed=7)}, "is no part of the base model"),
+        ({f"{QUERY}.lora_A.other.weight": draw(3, 16, seed=7)}, "of several adapters"),
+        (
+            {"x.modules_to_save.a.w": draw(3, seed=7), "x.modules_to_save.b.w": draw(3, seed=7)},
+            "a, b",
+        ),
+    ],
+)
+def test_tensors_that_are_not_understood_are_refused(
+    base: Path, tensors: dict[str, np.ndarray], message: str
+):
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(adapter(base, factors(QUERY) | tensors))
+
+
+def test_two_adapters_in_one_file_are_refused(base: Path):
+    named = {
+        name.replace(".weight", f".{which}.weight"): value
+        for name, value in factors(QUERY).items()
+        for which in ("first", "second")
+    }
+    with pytest.raises(CheckpointError, match="of several adapters"):
+        open_checkpoint(adapter(base, named))
+
+
+def test_a_module_saved_whole_is_read_wherever_its_mark_stands(base: Path):
+    value = draw(16, 16, seed=7)
+    saved = {"model.layers.0.self_attn.modules_to_save.default.k_proj.weight": value}
+    heads = {"score.modules_to_save.default.weight": value, "score.original_module.weight": value}
+    checkpoint = open_checkpoint(adapter(base, factors(QUERY) | saved | heads))
+    np.testing.assert_array_equal(checkpoint.read([Part(f"{KEY}.weight")])[0], value)
+
+
+def test_patterns_of_adapters_end_in_time(base: Path):
+    for hostile in (".*" * 60 + "x", "(.|.)*" * 20 + "x", "a?" * 80, "(" * 15 + "." + ")?" * 15):
+        open_checkpoint(adapter(base, factors(QUERY), alpha_pattern={hostile: 3}))
+
+
+@settings(max_examples=300)
+@given(
+    st.from_regex(r"(\.|a|b|\[ab\]|\.\*|a\+|b\?|\(a\|b\)|\(ab\)\*){1,6}", fullmatch=True),
+    st.from_regex(r"[ab.]{0,12}", fullmatch=True),
+)
+def test_patterns_match_as_in_peft(pattern: str, module: str):
+    expected = re.fullmatch(rf"(.*\.)?({pattern})", module) is not None
+    assert bool(first_matching([pattern], [module])) == expected
+
+
+def test_many_replaced_tensors_take_seconds():
+    class Many(Checkpoint):
+        def __init__(self, name: str, prefix: str) -> None:
+            info = TensorInfo("F32", (2, 2), 16)
+            self.name, self.config = name, {}
+            self._all = {f"{prefix}layers.{i}.mlp.down.weight": info for i in range(50_000)}
+
+        def tensors(self) -> dict[str, TensorInfo]:
+            return self._all
+
+        def read(self, parts: Any) -> list[np.ndarray]:
+            return [np.zeros((2, 2), np.float32) for _ in parts]
+
+    start = time.process_time()
+    AdaptedCheckpoint(Many("base", "model."), Adapter({}, Many("adapter", "base_model.model.")))
+    assert time.process_time() - start < 10
 
 
 @pytest.mark.parametrize("module", ["model.layers.7.self_attn.q_proj", "q_proj.q_proj"])

@@ -9,33 +9,47 @@ Models", equation 3.
 from __future__ import annotations
 
 import math
-import re
+from collections import defaultdict
 from copy import copy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from wqk.checkpoints.adapter_names import BaseNames, adapter_name, module_of
 from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo
+from wqk.checkpoints.configurations import as_number
+from wqk.checkpoints.patterns import first_matching
 from wqk.checkpoints.stored import StoredCheckpoint, weight_file
-from wqk.checkpoints.wrapping import without_adapter
-from wqk.errors import CheckpointError, concerning
+from wqk.errors import CheckpointError, concerning, shortened, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from wqk.checkpoints.folders import Folder
 
 CONFIG = "adapter_config.json"
 FILES = ("adapter_model.safetensors", "adapter_model.bin")
 
-TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+?)\.lora_(?P<side>[AB])(\.\w+)?\.weight")
-WHOLE = re.compile(
-    r"(?:base_model\.model\.)?(?P<name>.+?)(\.modules_to_save(\.\w+)?)?(?P<end>\.\w+)"
-)
-
-# Variants whose forward pass is not W + s B A; initializations that do not change the base model.
-UNSUPPORTED = ("use_dora", "use_qalora", "lora_bias", "layer_replication", "target_parameters")
+# Keys of adapter_config.json that say nothing about W + s B A, or whose values are read here. Any
+# other may stand for a variant, now or in a later PEFT, and must be off.
+WITHOUT_EFFECT = {
+    "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "ensure_weight_tying",
+    "eva_config", "exclude_modules", "inference_mode", "layers_pattern", "layers_to_transform",
+    "loftq_config", "lora_dropout", "lora_ga_config", "megatron_config", "megatron_core",
+    "modules_to_save", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision",
+    "runtime_config", "target_modules", "task_type",
+    # Read here, or decided by the tensors.
+    "alpha_pattern", "fan_in_fan_out", "init_lora_weights", "lora_alpha", "peft_type",
+    "trainable_token_indices", "use_rslora",
+}  # fmt: skip
+OFF: tuple[Any, ...] = (None, False, [])
+# Initializations that do not change the base model.
 PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")
+
+# Models whose modules store their weights (in, out).
+STORED_IN_OUT = {"decision_transformer", "gpt-sw3", "gpt2", "imagegpt", "openai-gpt"}
+# Tables that are saved whole when tokens are added to them.
+RESIZED = ("embed_tokens.weight", "lm_head.weight")
 
 
 class Adapter(NamedTuple):
@@ -82,16 +96,28 @@ def read_adapter(folder: Folder) -> Adapter | None:
     if source is None:
         return None
     config = folder.object(CONFIG)
-    kind = config.get("peft_type")
-    used = [name for name in UNSUPPORTED if config.get(name)]
-    if kind != "LORA" or used or config.get("init_lora_weights") not in PLAIN_STARTS:
-        what = kind if kind != "LORA" else ", ".join(used) or f"start {config['init_lora_weights']}"
-        raise CheckpointError(
-            f"{folder.name}: an adapter ({what}) other than W + s B A; merge it into its base "
-            "model first (peft: model.merge_and_unload().save_pretrained(...))"
-        )
+    with concerning(folder.name):
+        _require_plain(config)
     tensors = StoredCheckpoint(folder.name, [weight_file(source)], {}, workers=folder.workers)
     return Adapter(config, tensors)
+
+
+def _require_plain(config: Mapping[str, Any]) -> None:
+    """Check that the configuration is that of W + s B A, and of nothing more."""
+    kind, start = config.get("peft_type"), config.get("init_lora_weights")
+    more = [
+        key
+        for key, value in config.items()
+        if key not in WITHOUT_EFFECT and not any(value is off or value == off for off in OFF)
+    ]
+    what = kind if kind != "LORA" else ", ".join(more)
+    if not what and not any(start is plain or start == plain for plain in PLAIN_STARTS):
+        what = f"start {start}"
+    if what:
+        raise CheckpointError(
+            f"an adapter ({shortened(str(what), 80)}) other than W + s B A; merge it into its base "
+            "model first (peft: model.merge_and_unload().save_pretrained(...))"
+        )
 
 
 class AdaptedCheckpoint(Checkpoint):
@@ -106,8 +132,11 @@ class AdaptedCheckpoint(Checkpoint):
         self.name, self.config = adapter.tensors.name, base.config
         self.adapter, self._base, self._adapter = adapter, base, adapter.tensors
         with concerning(self.name):
-            self._updates, self._replaced = _updates(base, adapter)
-        layers = f"{len(self._updates)} of its tensors" if self._updates else "none of its tensors"
+            self._changes = _changes(base, adapter)
+        replaced = {n: self._adapter.info(own) for n, own in self._changes.replaced.items()}
+        self._tensors = {**base.tensors(), **replaced}
+        count = len(self._changes.updates)
+        layers = f"{count} of its tensors" if count else "none of its tensors"
         self.notes = (*base.notes, f"{base.name} with a LoRA adapter on {layers}")
 
     @property
@@ -117,27 +146,30 @@ class AdaptedCheckpoint(Checkpoint):
         return None if fetched == (None, None) else sum(filter(None, fetched))
 
     def tensors(self) -> Mapping[str, TensorInfo]:
-        """The base model's tensors."""
-        return self._base.tensors()
+        """The base model's tensors, or the adapter's own where it replaces them."""
+        return self._tensors
 
     def read(self, parts: Sequence[Part]) -> list[np.ndarray]:
         """The wanted rows of each part with what the adapter adds to them."""
-        plain = [part for part in parts if part.name not in self._replaced]
-        arrays = iter(self._base.read(plain))
+        replaced, out = self._changes.replaced, self._changes.unreadable
+        for part in parts:
+            if part.name in out:
+                raise CheckpointError(
+                    f"{self.name}: the adapter trains single rows of {part.name}, which are not "
+                    "read; merge it into its base model first"
+                )
+        arrays = iter(self._base.read([part for part in parts if part.name not in replaced]))
+        own = [part._replace(name=replaced[part.name]) for part in parts if part.name in replaced]
+        others = iter(self._adapter.read(own))
         return [
-            self._adapted(
-                part,
-                next(arrays)
-                if part.name not in self._replaced
-                else self._adapter.read([part._replace(name=self._replaced[part.name])])[0],
-            )
-            for part in parts
+            self._adapted(part, next(others if part.name in replaced else arrays)) for part in parts
         ]
 
     def prefetch(self, parts: Sequence[Part]) -> None:
         """Announce a later read."""
-        self._base.prefetch([part for part in parts if part.name not in self._replaced])
-        updates = [self._updates[part.name] for part in parts if part.name in self._updates]
+        changes = self._changes
+        self._base.prefetch([part for part in parts if part.name not in changes.replaced])
+        updates = [changes.updates[part.name] for part in parts if part.name in changes.updates]
         self._adapter.prefetch([Part(name) for one in updates for name in (one.down, one.up)])
 
     def abandon(self) -> None:
@@ -146,16 +178,17 @@ class AdaptedCheckpoint(Checkpoint):
         self._adapter.abandon()
 
     def _adapted(self, part: Part, array: np.ndarray) -> np.ndarray:
-        update = self._updates.get(part.name)
+        update = self._changes.updates.get(part.name)
         if update is None:
             return array
         down, up = self._adapter.read([Part(update.down), Part(update.up)])
         whole = (down.T, up.T) if update.transposed else (up, down)
         ranges = part.row_ranges(self.info(part.name).shape)
         rows = np.concatenate([whole[0][start:stop] for start, stop in ranges])
-        product = rows.astype(np.float64) @ whole[1].astype(np.float64)
-        adapted = array + update.scale * product
-        return adapted.astype(array.dtype) if self._rounded else adapted
+        with np.errstate(over="ignore", invalid="ignore"):  # told where the weights are used
+            product = rows.astype(np.float64) @ whole[1].astype(np.float64)
+            adapted = array + update.scale * product
+            return adapted.astype(array.dtype) if self._rounded else adapted
 
 
 def unrounded(checkpoint: AdaptedCheckpoint) -> AdaptedCheckpoint:
@@ -165,65 +198,109 @@ def unrounded(checkpoint: AdaptedCheckpoint) -> AdaptedCheckpoint:
     return other
 
 
-def _updates(base: Checkpoint, adapter: Adapter) -> tuple[dict[str, Update], dict[str, str]]:
-    """What is added to the base model's tensors, and which of them the adapter replaces."""
-    sides: dict[str, dict[str, str]] = {}
-    replaced: dict[str, str] = {}
-    for name in adapter.tensors.tensors():
-        if match := TENSOR.fullmatch(name):
-            sides.setdefault(match["module"], {})[match["side"]] = name
-        elif ".lora_" in name:
-            continue  # of embeddings and convolutions, which no query or key is
-        elif match := WHOLE.fullmatch(name):
-            own = _base_name(base, without_adapter(match["name"] + match["end"]))
-            if own:
-                replaced[own] = name
+class Changes(NamedTuple):
+    """What an adapter does to its base model, by the names of the base model's tensors."""
+
+    updates: dict[str, Update]
+    replaced: dict[str, str]  # by these tensors of the adapter
+    unreadable: set[str]  # changed in a way that is not read
+
+
+def _changes(base: Checkpoint, adapter: Adapter) -> Changes:
+    """What becomes of the base model's tensors.
+
+    Raises `CheckpointError` for a tensor that is none of those that are read.
+    """
+    names = BaseNames(base.tensors())
+    roles: dict[str, dict[str, str]] = defaultdict(dict)  # role → the base's name → the adapter's
+    adapters: set[str] = set()
+    for stored in adapter.tensors.tensors():
+        named = adapter_name(stored, names)
+        if named.tensor in roles[named.role] and named.role != "unused":
+            raise CheckpointError(f"holds {shortened(named.tensor, 120)} of several adapters")
+        roles[named.role][named.tensor] = stored
+        adapters |= {named.adapter} - {""}
+    if len(adapters) > 1:
+        several = shortened(", ".join(sorted(adapters)), 80)
+        raise CheckpointError(f"holds several adapters ({several}); save one of them alone")
+    # Tables with more tokens are saved twice, with the mark of modules_to_save and without.
+    whole = roles["saved"] | roles["whole"]
+    replaced = {own: stored for name, stored in whole.items() if (own := _replaced(names, name))}
+    for own, stored in replaced.items():
+        _require_shape(own, base.info(own).shape, adapter.tensors.info(stored).shape)
     updates = {}
-    for module, names in sides.items():
-        own = _base_name(base, f"{module}.weight")
-        if own is None or names.keys() != {"A", "B"}:
-            raise CheckpointError(
-                f"adapts {module}, which {base.name} does not hold, or lacks one of its two factors"
-            )
-        updates[own] = _update(adapter, module, names, base.info(own).shape)
-    return updates, replaced
+    for kind in ("", "embedding_"):
+        down, up = (roles[f"{kind}{side}"] for side in "AB")
+        alphas = _alphas(adapter.config, [module_of(name) for name in down])
+        for name in down | up:
+            own = names.own(name)
+            if own is None or name not in down or name not in up:
+                raise CheckpointError(
+                    f"adapts {shortened(module_of(name), 120)}, which {base.name} does not hold, "
+                    "or lacks one of its two factors"
+                )
+            shape = (
+                adapter.tensors.info(replaced[own]) if own in replaced else base.info(own)
+            ).shape
+            factors = (down[name], up[name])
+            alpha = alphas[module_of(name)]
+            updates[own] = _update(base, adapter, own, factors, shape, alpha, bool(kind))
+    trained = {own for name in roles["rows"] if (own := names.own(name))}
+    return Changes(updates, replaced, trained)
+
+
+def _replaced(names: BaseNames, name: str) -> str | None:
+    """The base model's tensor that one of the adapter's replaces; None for a module of its own."""
+    own = names.own(name)
+    if own is None and names.touches(name):
+        raise CheckpointError(
+            f"holds {shortened(name, 120)!r}, which is no part of the base model and none of the "
+            "factors of W + s B A; merge it into its base model first"
+        )
+    return own
+
+
+def _require_shape(name: str, expected: tuple[int, ...], got: tuple[int, ...]) -> None:
+    """Check that what replaces a tensor has its shape; tables of tokens may have other rows."""
+    if name.endswith(RESIZED) and len(got) == len(expected) == 2 and got[1] == expected[1]:
+        return
+    if got != expected:
+        raise CheckpointError(f"replaces {name}, of shape {expected}, with a tensor of {got}")
+
+
+def _alphas(config: Mapping[str, Any], modules: Collection[str]) -> dict[str, float]:
+    """Each module's alpha: the value of the first pattern that matches it, as in PEFT."""
+    default, patterns = config.get("lora_alpha", 8), config.get("alpha_pattern") or {}
+    if not isinstance(patterns, dict):
+        raise CheckpointError(f"alpha_pattern must be a table, got {shown(patterns)}")
+    found = first_matching(patterns, modules) if patterns else {}
+    alphas = {module: patterns.get(found.get(module), default) for module in modules}
+    numbers = {module: as_number(alpha) for module, alpha in alphas.items()}
+    for module, number in numbers.items():
+        if number is None:
+            raise CheckpointError(f"lora_alpha must be a number, got {shown(alphas[module])}")
+    return {module: number for module, number in numbers.items() if number is not None}
 
 
 def _update(
-    adapter: Adapter, module: str, names: Mapping[str, str], shape: tuple[int, ...]
+    base: Checkpoint,
+    adapter: Adapter,
+    name: str,
+    factors: tuple[str, str],
+    shape: tuple[int, ...],
+    alpha: float,
+    is_table: bool,
 ) -> Update:
-    down, up = (adapter.tensors.info(names[side]).shape for side in "AB")
-    transposed = bool(adapter.config.get("fan_in_fan_out"))
+    down, up = (adapter.tensors.info(factor).shape for factor in factors)
     if len(down) != 2 or len(up) != 2 or down[0] != up[1] or not down[0]:
-        raise CheckpointError(f"the factors of {module} do not fit together")
-    product = (down[1], up[0]) if transposed else (up[0], down[1])
-    if product != shape:
-        raise CheckpointError(f"adds {product} to {module}, whose weight is {shape}")
-    config, rank = adapter.config, down[0]
-    alpha = _pattern(config.get("alpha_pattern"), module, config.get("lora_alpha", 8))
-    if not isinstance(alpha, int | float) or not math.isfinite(alpha):
-        raise CheckpointError(f"lora_alpha must be a number, got {alpha!r}")
-    scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
-    return Update(names["A"], names["B"], scale, transposed)
-
-
-def _pattern(patterns: Any, module: str, default: Any) -> Any:
-    """The value of the first pattern that matches the end of a module's name, as in PEFT."""
-    for pattern, value in patterns.items() if isinstance(patterns, dict) else ():
-        try:
-            if re.fullmatch(rf"(.*\.)?({pattern})", module):
-                return value
-        except re.error:
-            raise CheckpointError(
-                f"alpha_pattern: {pattern!r} is not a regular expression"
-            ) from None
-    return default
-
-
-def _base_name(base: Checkpoint, name: str) -> str | None:
-    """The base model's tensor of this name, under one prefix more or fewer."""
-    tensors = base.tensors()
-    if name in tensors:
-        return name
-    found = [n for n in tensors if n.endswith(f".{name}") or name.endswith(f".{n}")]
-    return found[0] if len(found) == 1 else None
+        raise CheckpointError(f"the factors of {module_of(name)} do not fit together")
+    product, turned = (up[0], down[1]), (down[1], up[0])
+    # As in PEFT, the module's own storage decides, whatever fan_in_fan_out says.
+    stored_in_out = is_table or base.config.get("model_type") in STORED_IN_OUT
+    transposed = turned == shape and (stored_in_out or product != shape)
+    if not transposed and product != shape:
+        raise CheckpointError(f"adds {product} to {name}, whose shape is {shape}")
+    rank, stable = down[0], adapter.config.get("use_rslora") or False
+    if not isinstance(stable, bool):
+        raise CheckpointError(f"use_rslora must be true or false, got {shown(stable)}")
+    return Update(*factors, alpha / (math.sqrt(rank) if stable else rank), transposed)

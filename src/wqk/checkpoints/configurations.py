@@ -6,6 +6,7 @@ computes from other keys or from the name of the architecture.
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from functools import cache
@@ -244,3 +245,20 @@ _COMPLETIONS: Mapping[str, Callable[[Opened], dict[str, Any]]] = {
     "timm": lambda opened: _timm_numbers(opened.config),
     "modded-nanogpt": _modded_nanogpt,
 }
+
+
+def as_number(value: Any) -> float | None:
+    """A finite number; None for anything else.
+
+    Examples
+    --------
+    >>> as_number(3), as_number("3"), as_number(10**400), as_number(True)
+    (3.0, None, None, None)
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None

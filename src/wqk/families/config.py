@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import re
 from typing import TYPE_CHECKING, Any
 
+from wqk.checkpoints.configurations import as_number
 from wqk.errors import CheckpointError, shown
 
 if TYPE_CHECKING:
@@ -232,20 +232,3 @@ def _read_number(text: str) -> float | None:
 def as_text(value: Any) -> str:
     """A value as text, whatever it is; numbers that are too long to print are described."""
     return value if isinstance(value, str) else shown(value)
-
-
-def as_number(value: Any) -> float | None:
-    """A finite number; None for anything else.
-
-    Examples
-    --------
-    >>> as_number(3), as_number("3"), as_number(10**400), as_number(True)
-    (3.0, None, None, None)
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) else None

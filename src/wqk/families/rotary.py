@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from wqk._typing import Array, Float
+from wqk.checkpoints.configurations import as_number
 from wqk.errors import CheckpointError, shown
-from wqk.families.config import as_number, as_text
+from wqk.families.config import as_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

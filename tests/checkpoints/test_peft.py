@@ -1,0 +1,177 @@
+"""Every adapter that the installed PEFT can save is read as PEFT merges it, or refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from wqk.checkpoints import Part, open_checkpoint
+from wqk.checkpoints.adapters import STORED_IN_OUT, WITHOUT_EFFECT, read_adapter
+from wqk.checkpoints.folders import local_folder
+from wqk.errors import CheckpointError
+from wqk.families import families
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+torch = pytest.importorskip("torch")
+peft = pytest.importorskip("peft")
+transformers = pytest.importorskip("transformers")
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+# What is asked of LoraConfig, and whether the adapter is read.
+VARIANTS: list[tuple[dict[str, Any], bool]] = [
+    ({}, True),
+    ({"use_rslora": True}, True),
+    ({"fan_in_fan_out": True}, True),
+    ({"rank_pattern": {"q_proj": 2}, "alpha_pattern": {"q_proj": 3, "v_proj": 5}}, True),
+    ({"alpha_pattern": {r"layers\.[0-9]+\.self_attn\.(q|k)_proj": 3}}, True),
+    ({"alpha_pattern": {"^model.layers.0.self_attn.q_proj": 3}}, True),
+    ({"bias": "all"}, True),
+    ({"bias": "lora_only"}, True),
+    ({"modules_to_save": ["k_proj"], "target_modules": ["q_proj"]}, True),
+    ({"modules_to_save": ["self_attn"], "target_modules": ["down_proj"]}, True),
+    ({"modules_to_save": ["embed_tokens", "lm_head"]}, True),
+    ({"target_modules": ["q_proj", "embed_tokens"]}, True),
+    ({"target_modules": "all-linear"}, True),
+    ({"trainable_token_indices": [1, 5]}, True),
+    ({"init_lora_weights": "gaussian"}, True),
+    ({"init_lora_weights": "orthogonal"}, True),
+    ({"layers_to_transform": [1]}, True),
+    ({"init_lora_weights": "pissa"}, False),
+    ({"init_lora_weights": "pissa_niter_2"}, False),
+    ({"init_lora_weights": "olora"}, False),
+    ({"init_lora_weights": "mica"}, False),
+    ({"use_dora": True}, False),
+    ({"lora_bias": True}, False),
+    ({"use_qalora": True, "qalora_group_size": 4}, False),
+    ({"alora_invocation_tokens": [1, 2]}, False),
+    ({"kasa_config": {}}, False),
+    ({"velora_config": {}}, False),
+    ({"monteclora_config": {}}, False),
+    (
+        {"use_bdlora": {"nblocks": 2, "target_modules_bd_a": ["q_proj"], "match_strict": False}},
+        False,
+    ),
+    ({"layer_replication": [(0, 2), (1, 2)]}, False),
+    ({"target_modules": [], "target_parameters": ["self_attn.q_proj.weight"]}, False),
+]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    config = transformers.Qwen2Config(
+        hidden_size=32,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,  # square, so that nothing but the module's kind tells (in, out)
+        vocab_size=40,
+        tie_word_embeddings=False,
+    )
+    folder = tmp_path_factory.mktemp("peft") / "base"
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    for parameter in model.parameters():  # biases start at zero
+        parameter.data.normal_(std=0.1)
+    model.save_pretrained(folder)
+    return folder
+
+
+def saved(base: Path, folder: Path, options: dict[str, Any]) -> tuple[Any, bool]:
+    """The adapter's model after noise on all that it trains, and whether PEFT could be asked."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    config = {"r": 4, "lora_alpha": 6, "target_modules": ["q_proj", "k_proj"], **options}
+    adapted = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **config))
+    generator = torch.Generator().manual_seed(1)
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:
+            parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
+    adapted.save_pretrained(folder)
+    return adapted
+
+
+def ids(variant: tuple[dict[str, Any], bool]) -> str:
+    return ",".join(f"{key}={value}" for key, value in variant[0].items())[:60] or "plain"
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=map(ids, VARIANTS))
+def test_what_peft_saves_is_read_as_it_merges_or_refused(
+    base: Path, tmp_path: Path, variant: tuple[dict[str, Any], bool]
+):
+    options, is_read = variant
+    known = {field.name for field in dataclasses.fields(peft.LoraConfig)}
+    if not options.keys() <= known:
+        pytest.skip("the installed PEFT is too old for it")
+    adapted = saved(base, tmp_path / "adapter", options)
+    if not is_read:
+        with pytest.raises(CheckpointError, match="merge it into its base"):
+            open_checkpoint(tmp_path / "adapter")
+        return
+    checkpoint = open_checkpoint(tmp_path / "adapter")
+    merged = adapted.merge_and_unload().state_dict()
+    plain = open_checkpoint(base)
+    changed = 0
+    for name, info in checkpoint.tensors().items():
+        if "trainable_token_indices" in options and "embed_tokens" in name:
+            with pytest.raises(CheckpointError, match="trains single rows"):
+                checkpoint.read([Part(name)])
+            continue
+        (read,) = checkpoint.read([Part(name)])
+        assert read.shape == info.shape
+        np.testing.assert_allclose(read, merged[name].numpy(), rtol=1e-4, atol=1e-5, err_msg=name)
+        changed += not np.allclose(read, plain.read([Part(name)])[0])
+    assert changed
+
+
+def test_tables_may_be_saved_with_more_tokens(base: Path, tmp_path: Path):
+    model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    model.resize_token_embeddings(48)
+    config = peft.LoraConfig(target_modules=["q_proj"], modules_to_save=["embed_tokens", "lm_head"])
+    peft.get_peft_model(model, config).save_pretrained(tmp_path)
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint.info("model.embed_tokens.weight").shape == (48, 32)
+    assert checkpoint.read([Part("model.embed_tokens.weight", ((40, 48),))])[0].shape == (8, 32)
+
+
+@pytest.mark.parametrize("kind", [str(kind.value) for kind in peft.PeftType])
+def test_every_type_but_lora_is_refused(tmp_path: Path, kind: str):
+    from safetensors.numpy import save_file
+
+    factors = {"q_proj.lora_A.weight": np.ones((2, 8), np.float32)}
+    save_file(factors, tmp_path / "adapter_model.safetensors")
+    about = {"peft_type": kind, "base_model_name_or_path": "owner/name"}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(about))
+    if kind == "LORA":
+        assert read_adapter(local_folder(tmp_path)) is not None
+        return
+    with pytest.raises(CheckpointError, match=rf"\({kind}\) other than W"):
+        read_adapter(local_folder(tmp_path))
+
+
+def test_every_option_of_lora_is_known_to_be_harmless_or_refused(tmp_path: Path):
+    """Those that PEFT itself marks as variants are none of the harmless ones."""
+    options = dataclasses.fields(peft.LoraConfig)
+    variants = {one.name for one in options if one.metadata.get("is_lora_variant")}
+    assert not variants & WITHOUT_EFFECT
+    assert WITHOUT_EFFECT - {one.name for one in options} <= {"auto_mapping", "peft_version"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        default = peft.LoraConfig().to_dict()
+    assert not [key for key in default.keys() - WITHOUT_EFFECT if default[key]]
+
+
+def test_models_that_store_in_out_are_those_of_the_families():
+    conv1d = {
+        kind
+        for family in families().values()
+        for kind in family.model_types
+        if any(rule.layout == "conv1d" for rule in family.attention)
+    }
+    assert conv1d <= STORED_IN_OUT | {"nanogpt"}
