@@ -1,0 +1,378 @@
+"""Tests of kinship: does one model agree with another more than numberings by chance allow?
+
+Weights are drawn independently, and training treats all heads of a layer alike, all coordinates of
+the stream, and all dimensions of a head. Of a model that shares nothing with another, every
+renumbering was therefore as likely as the one that it has, whatever the two have in common besides
+weights: architecture, recipe, text, order of the text. Each test renumbers the second model many
+times and counts how often the two agree as well as they do:
+
+- ``heads``: the heads of each layer are permuted, those that share a key head together;
+- ``coordinates``: the coordinates of the residual stream are permuted, in all layers at once;
+- ``dimensions``: the units of each head change their signs, in queries and keys at once.
+
+Which layer, and for ``dimensions`` which head, is compared with which is searched: for layers
+within each renumbering again; for heads by numbers that no change of signs alters.
+
+Axes: N renumberings, L layers of the second model, K of the first, H heads, G key heads,
+S sampled coordinates, U units of a head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from wqk._typing import Bool, Float, Int
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from wqk.comparing.fingerprints import Fingerprint
+
+# Numbers in one intermediate array: 8 MB in float32.
+CHUNK = 2**21
+
+# The share of renumberings through which a tail is laid to extrapolate from.
+TAIL = 0.05
+
+
+class Agreement(NamedTuple):
+    """How far two models agree by one numbering: row 0 as they are, the others by chance."""
+
+    layers: Float[np.ndarray, "n layers"]  # of each layer of the second with its best of the first
+    match: Int[np.ndarray, " layers"]  # the first model's layer; -1 if none can be compared
+    heads: tuple[Int[np.ndarray, " heads"], ...]  # of each layer: the first's heads, or -1
+    copy: float  # sum over layers of the second model with a copy of itself
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One test of two models, or why it was left out."""
+
+    name: str
+    p: float | None  # share of renumberings, the observed one included, that agree as well
+    z: float | None  # standard deviations from the mean over renumberings
+    # The smallest agreement, as a share of a copy's, that one in a thousand renumberings exceeds.
+    visible: float | None
+    left_out: str = ""
+
+
+class Evidence(NamedTuple):
+    """All tests of two models, joined."""
+
+    p: float
+    floor: float  # the smallest p that these renumberings can give
+    extrapolated: float  # log10 of the p that a tail through the renumberings suggests
+    outcomes: tuple[Outcome, ...]
+    agreements: dict[str, Agreement]
+
+    @property
+    def strongest(self) -> Outcome:
+        """The test that lies farthest from chance."""
+        return max((o for o in self.outcomes if o.z is not None), key=lambda o: o.z or 0.0)
+
+
+def gather(
+    a: Sequence[Fingerprint], b: Sequence[Fingerprint], count: int, seed: int
+) -> Evidence | None:
+    """Renumber the second model ``count`` times in each test; None if no test applies.
+
+    A renumbering of all tests at once has as p-value of each test its rank among all; the smallest
+    over the tests is compared with that of the observed numbering, so that p needs no correction.
+    """
+    agreements: dict[str, Agreement] = {}
+    reasons: dict[str, str] = {}
+    for place, (name, test) in enumerate(TESTS.items()):
+        found = test(a, b, count, np.random.default_rng([seed, place]))
+        if isinstance(found, str):
+            reasons[name] = found
+        else:
+            agreements[name] = found
+    if not agreements:
+        return None
+    totals = {name: found.layers.sum(axis=1) for name, found in agreements.items()}
+    shares = {name: _shares(total) for name, total in totals.items()}
+    smallest = np.minimum.reduce(list(shares.values()))
+    outcomes = tuple(
+        Outcome(
+            name,
+            float(shares[name][0]),
+            _deviation(totals[name]),
+            _visible(totals[name], agreements[name].copy),
+        )
+        if name in totals
+        else Outcome(name, None, None, None, reasons[name])
+        for name in TESTS
+    )
+    tails = [_tail(total) for total in totals.values()]
+    return Evidence(
+        float(np.mean(smallest <= smallest[0])),
+        1 / (count + 1),
+        min(0.0, min(tails) + float(np.log10(len(tails)))),
+        outcomes,
+        agreements,
+    )
+
+
+def layer_shares(agreement: Agreement) -> Float[np.ndarray, " layers"]:
+    """For each layer, the share of renumberings in which some layer agrees as well.
+
+    The largest agreement over all layers of a renumbering is compared, which corrects for their
+    number.
+    """
+    best = agreement.layers[1:].max(axis=1)
+    exceeding = (best[:, None] >= agreement.layers[0] - _slack(best)).sum(axis=0)
+    return np.asarray((1 + exceeding) / (1 + len(best)))
+
+
+def permute_heads(
+    a: Sequence[Fingerprint], b: Sequence[Fingerprint], count: int, random: np.random.Generator
+) -> Agreement | str:
+    """Agreement of how pairs of heads are related, under permutations of each layer's heads."""
+    differ = next((block.heads_differ for block in (*a, *b) if block.heads_differ), "")
+    if differ:
+        return differ
+
+    def shape(block: Fingerprint) -> tuple[int, int]:
+        return block.head_count, block.key_heads
+
+    comparable = _comparable(a, b, shape)
+    if not comparable.any() or max(map(shape, b))[0] < 2:
+        return "the two have different numbers of heads, or a single one"
+    layers = np.zeros((count + 1, len(b)), np.float32)
+    match = np.full(len(b), -1)
+    copy = 0.0
+    for j, block in enumerate(b):
+        (rows,) = np.nonzero(comparable[:, j])
+        if not len(rows) or block.head_count < 2:
+            continue
+        theirs = np.stack([_relations(a[i]).ravel() for i in rows], axis=1)
+        theirs /= np.sqrt(len(theirs))
+        own = _relations(block)
+        copy += float(np.square(own).sum() / np.sqrt(own.size))
+        orders = _head_orders(count, block.head_count, block.key_heads, random)
+        match[j] = rows[(own.ravel() @ theirs).argmax()]
+        for part in _chunks(count + 1, own.size):
+            at = orders[part]
+            renumbered = own[:, at[:, :, None], at[:, None, :]].swapaxes(0, 1)
+            layers[part, j] = (renumbered.reshape(len(at), -1) @ theirs).max(axis=1)
+    heads = tuple(np.arange(block.head_count) for block in b)
+    return Agreement(layers, match, heads, copy)
+
+
+def permute_coordinates(
+    a: Sequence[Fingerprint], b: Sequence[Fingerprint], count: int, random: np.random.Generator
+) -> Agreement | str:
+    """Agreement of the layers' forms entry by entry, under permutations of the stream."""
+    differ = next((f.coordinates_differ for f in (*a, *b) if f.coordinates_differ), "")
+    if differ:
+        return differ
+    comparable = _comparable(a, b, lambda block: block.width)
+    if not comparable.any():
+        return "the two have different widths"
+    theirs = np.stack([_entries(block).ravel() for block in a], axis=1)
+    theirs /= np.sqrt(len(theirs))
+    layers = np.zeros((count + 1, len(b)), np.float32)
+    match = np.full(len(b), -1)
+    copy = 0.0
+    for width in sorted({block.width for block in b} & {block.width for block in a}):
+        rows = [i for i, block in enumerate(a) if block.width == width]
+        places = [j for j, block in enumerate(b) if block.width == width]
+        own = np.stack([_entries(b[j]) for j in places])
+        copy += float(np.square(own).sum() / own.shape[-1])
+        size = own.shape[-1]
+        orders = random.random((count + 1, size)).argsort(axis=1)
+        orders[0] = np.arange(size)
+        for part in _chunks(count + 1, own.size):
+            at = orders[part]
+            renumbered = own[:, at[:, :, None], at[:, None, :]].reshape(len(places), len(at), -1)
+            found = renumbered @ theirs[:, rows]  # (layers, N, K)
+            layers[part, places] = found.max(axis=-1).T
+            if part.start == 0:
+                match[places] = np.asarray(rows)[found[:, 0].argmax(axis=-1)]
+    heads = tuple(
+        _best_heads(a[i], block) if i >= 0 else np.full(block.head_count, -1)
+        for i, block in zip(match, b, strict=True)
+    )
+    return Agreement(layers, match, heads, copy)
+
+
+def flip_dimensions(
+    a: Sequence[Fingerprint], b: Sequence[Fingerprint], count: int, random: np.random.Generator
+) -> Agreement | str:
+    """Agreement of heads with their closest, under changes of the signs of their units.
+
+    A head's closest is found by the sizes of its units' products, which signs do not change.
+    """
+    differ = next((f.dimensions_differ for f in (*a, *b) if f.dimensions_differ), "")
+    if differ:
+        return differ
+
+    def shape(block: Fingerprint) -> tuple[int, ...]:
+        return block.head_width, *block.grams.shape[2:]
+
+    comparable = _comparable(a, b, shape)
+    if not comparable.any() or max(block.grams.shape[2] for block in b) < 2:
+        return "the two have heads of different widths, or positions that turn them differently"
+    layers = np.zeros((count + 1, len(b)), np.float32)
+    match = np.full(len(b), -1)
+    closest = [np.full(block.head_count, -1) for block in b]
+    copy = 0.0
+    for j, block in enumerate(b):
+        (rows,) = np.nonzero(comparable[:, j])
+        if not len(rows):
+            continue
+        places = [(i, head) for i in rows for head in range(a[i].head_count)]
+        likeness = np.concatenate([_likeness(a[i], block) for i in rows], axis=1)
+        found = [places[k] for k in likeness.argmax(axis=1)]
+        match[j] = np.bincount([i for i, _ in found]).argmax()
+        closest[j] = np.array([head if i == match[j] else -1 for i, head in found])
+        others = np.stack([a[i].grams[head] for i, head in found])
+        products = _products(others, block)
+        signs = random.integers(0, 2, (count + 1, *products.shape[:2])).astype(np.float32) * 2 - 1
+        signs[0] = 1
+        turned = np.matmul(signs.swapaxes(0, 1), products).swapaxes(0, 1)
+        layers[:, j] = (turned * signs).sum(axis=(1, 2))
+        copy += float(_products(block.grams, block).sum())
+    return Agreement(layers, match, tuple(closest), copy)
+
+
+TESTS: dict[str, Callable[..., Agreement | str]] = {
+    "heads": permute_heads,
+    "coordinates": permute_coordinates,
+    "dimensions": flip_dimensions,
+}
+
+
+def _comparable(
+    a: Sequence[Fingerprint], b: Sequence[Fingerprint], of: Callable[[Fingerprint], object]
+) -> Bool[np.ndarray, "k layers"]:
+    """Which layers of the first have the same shape as which of the second."""
+    return np.array([[of(one) == of(other) for other in b] for one in a])
+
+
+def _relations(block: Fingerprint) -> Float[np.ndarray, "two heads heads"]:
+    """How all pairs of heads are related, beside what is usual in the layer.
+
+    Pairs are standardized within three sets that permutations keep apart: a head with itself, heads
+    that share a key head, and others. In place of a head's cosine with itself stands its norm.
+    """
+    heads = block.head_count
+    group = np.arange(heads) // (heads // block.key_heads)
+    kinds = (group[:, None] == group).astype(int) + np.eye(heads, dtype=int)
+    relations = np.array(block.pairs, np.float64)
+    np.fill_diagonal(relations[1], np.log(np.where(block.norms > 0, block.norms, 1.0)))
+    for one in relations:
+        for kind in range(3):
+            one[kinds == kind] = _standardized(one[kinds == kind])
+    return relations.astype(np.float32)
+
+
+def _entries(block: Fingerprint) -> Float[np.ndarray, "s s"]:
+    """The layer's form on the sampled coordinates, freed of the scales of rows and columns."""
+    entries = block.sample.sum(axis=0, dtype=np.float64)
+    for axis in (0, 1):
+        size = np.sqrt(np.square(entries).mean(axis=axis, keepdims=True))
+        entries = entries / np.where(size > 0, np.sqrt(size), 1.0)
+    diagonal = np.eye(len(entries), dtype=bool)
+    for kind in (diagonal, ~diagonal):
+        entries[kind] = _standardized(entries[kind])
+    return entries.astype(np.float32)
+
+
+def _standardized(values: np.ndarray) -> np.ndarray:
+    """Values of mean 0 and variance 1; 0 if they are all the same."""
+    centered = values - values.mean() if values.size else values
+    spread = np.sqrt(np.square(centered).mean()) if values.size else 0.0
+    if spread <= 1e-6 * np.abs(values).max(initial=0.0):
+        return np.zeros_like(values)
+    return np.asarray(centered / spread)
+
+
+def _head_orders(
+    count: int, heads: int, key_heads: int, random: np.random.Generator
+) -> Int[np.ndarray, "n heads"]:
+    """Random orders of heads that keep those of a key head together; row 0 is the model's own."""
+    sharing = heads // key_heads
+    outer = random.random((count + 1, key_heads)).argsort(axis=1)
+    inner = random.random((count + 1, key_heads, sharing)).argsort(axis=2)
+    orders = (outer[:, :, None] * sharing + inner).reshape(count + 1, heads)
+    orders[0] = np.arange(heads)
+    return orders
+
+
+def _best_heads(a: Fingerprint, b: Fingerprint) -> Int[np.ndarray, " heads"]:
+    """For each head of the second block the first's with the largest cosine, on the sample."""
+    ours, theirs = (_unit_rows(x.sample.reshape(x.head_count, -1)) for x in (b, a))
+    return np.asarray((ours @ theirs.T).argmax(axis=1))
+
+
+def _products(others: np.ndarray, block: Fingerprint) -> Float[np.ndarray, "groups u u"]:
+    """Of each pair of units, the agreement of a block's heads with others, by key head.
+
+    Heads that share a key head change their signs together. Of standard deviation 1 in sum.
+    """
+    products = np.einsum("hkuvij,hkuvij->huv", others, block.grams)
+    products = products.reshape(block.key_heads, -1, *products.shape[1:]).sum(axis=1)
+    products[:, np.eye(products.shape[-1], dtype=bool)] = 0
+    spread = np.sqrt(2 * np.square(products).sum())
+    return np.asarray(products / spread if spread > 0 else products, np.float32)
+
+
+def _likeness(a: Fingerprint, b: Fingerprint) -> Float[np.ndarray, "heads_b heads_a"]:
+    """Correlation of the sizes of the units' products, which signs do not change."""
+    ours, theirs = (
+        np.sqrt(np.square(x.grams).sum(axis=(-2, -1))).reshape(x.head_count, -1) for x in (b, a)
+    )
+    ours, theirs = (_unit_rows(x - x.mean(axis=1, keepdims=True)) for x in (ours, theirs))
+    return np.asarray(ours @ theirs.T)
+
+
+def _unit_rows(rows: np.ndarray) -> np.ndarray:
+    """Rows of norm 1, but for those that are 0."""
+    size = np.linalg.norm(rows, axis=1, keepdims=True)
+    return np.asarray(rows / np.where(size > 0, size, 1.0))
+
+
+def _chunks(count: int, size: int) -> list[slice]:
+    """Cut ``range(count)`` so that that many arrays of this size fit into a chunk."""
+    step = max(1, CHUNK // size)
+    return [slice(start, min(start + step, count)) for start in range(0, count, step)]
+
+
+def _slack(values: np.ndarray) -> float:
+    """What rounding adds to a sum: renumberings that change nothing count as equal."""
+    return 1e-4 * float(values.std()) + 1e-9
+
+
+def _shares(totals: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+    """For each renumbering the share of all, itself included, whose total is as large."""
+    ascending = np.sort(totals)
+    below = np.searchsorted(ascending, totals - _slack(totals), side="left")
+    return np.asarray((len(totals) - below) / len(totals))
+
+
+def _deviation(totals: Float[np.ndarray, " n"]) -> float:
+    spread = totals[1:].std()
+    return float((totals[0] - totals[1:].mean()) / spread) if spread > 0 else 0.0
+
+
+def _visible(totals: Float[np.ndarray, " n"], copy: float) -> float | None:
+    mean = totals[1:].mean()
+    if copy <= mean:
+        return None
+    return float((np.quantile(totals[1:], 0.999) - mean) / (copy - mean))
+
+
+def _tail(totals: Float[np.ndarray, " n"]) -> float:
+    """log10 of the chance of the observed total, by an exponential tail through the largest."""
+    chance = np.sort(totals[1:])
+    top = chance[int(len(chance) * (1 - TAIL)) :]
+    excess = float(np.mean(top - top[0]))
+    if totals[0] <= top[0]:
+        return float(np.log10(_shares(totals)[0]))
+    if excess <= _slack(chance):
+        return float(-np.log10(len(totals)))
+    return float(np.log10(TAIL) - (totals[0] - top[0]) / excess / np.log(10))
