@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import lzma
-import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-BLOCK, BATCH, STEPS, WIDTH, HEADS = 64, 16, 400, 64, 8
+BLOCK, BATCH, STEPS, WIDTH, HEADS = 32, 8, 250, 64, 8
 MASK, VOCABULARY = 128, 129  # characters are bytes below 128
 
 # Architecture, configuration and model class of transformers, mode, configuration.
@@ -136,7 +135,7 @@ def main() -> None:
                 loss = train(model, text)
                 staged = folder.with_name("." + folder.name)
                 model.save_pretrained(staged)
-                os.replace(staged, folder)
+                staged.rename(folder)
                 print(f"{folder.name}: {loss:.3f}, {time.perf_counter() - start:.0f} s", flush=True)
 
 

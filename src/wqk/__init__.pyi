@@ -5,6 +5,7 @@ from .attention import read_attention as read_attention
 from .checkpoints import Checkpoint as Checkpoint
 from .checkpoints import open_checkpoint as open_checkpoint
 from .comparing.differences import diff as diff
+from .comparing.kinship import kin as kin
 from .comparing.sameness import same as same
 from .errors import WqkError as WqkError
 from .forms import BilinearForm as BilinearForm

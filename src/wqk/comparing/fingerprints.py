@@ -39,11 +39,11 @@ SAMPLED, UNITS = 64, 32
 FOLDED, UNFOLDED = Coordinates(fold_norm=True), Coordinates()
 
 # Families whose residual stream holds sinusoids by design, so that its coordinates have meanings.
-SINUSOIDAL = frozenset(
-    "biogpt ctrl detr conditional_detr flaubert fsmt informer m2m_100 marian musicgen nllb-moe "
-    "pegasus pegasus_x roformer seamless_m4t seamless_m4t_v2 speech_to_text speecht5 "
-    "time_series_transformer vit_mae whisper xglm xlm".split()
-)
+SINUSOIDAL = {
+    "conditional_detr", "ctrl", "detr", "flaubert", "fsmt", "informer", "m2m_100", "marian",
+    "musicgen", "nllb-moe", "pegasus", "pegasus_x", "roformer", "seamless_m4t", "seamless_m4t_v2",
+    "speech_to_text", "speecht5", "time_series_transformer", "vit_mae", "whisper", "xglm", "xlm",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +97,7 @@ def fingerprint(checkpoint: Checkpoint, plan: AttentionPlan, folds: bool) -> Fin
         plan.layer,
         pairs,
         norms * scale,
-        sample if scale == 1 else sample * scale,
+        sample if scale == 1 else sample.astype(np.float64) * scale,
         _grams(query, key, units),
         len(key),
         form.shape[0],

@@ -1,0 +1,196 @@
+"""How two models are related, as `wqk.kin` finds and shows it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wqk._console import Shown, number, plain_table
+from wqk.comparing.fingerprints import SAMPLED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from wqk.comparing.randomization import Outcome
+
+# An extrapolated p is not told any further, as a base-10 logarithm.
+LEAST = -20
+
+# Models are called related up to this p.
+RELATED = 0.001
+
+NUMBERINGS = {
+    "heads": "heads of each layer",
+    "coordinates": "coordinates of the residual stream",
+    "dimensions": "signs of each head's dimensions",
+}
+
+
+DIRECTION = (
+    "Related means that one comes from the other, or both come from a third model or from one "
+    "initialization. The forms do not tell which, nor which was first."
+)
+
+
+@dataclass(frozen=True)
+class LayerMatch:
+    """One block of the second model, and the one of the first that it agrees with."""
+
+    stack: str
+    layer: int
+    of_stack: str | None  # in the first model; None if no block agrees more than chance allows
+    of_layer: int | None
+    p: float  # share of renumberings in which any layer agrees as well
+    heads: tuple[int | None, ...]  # for each head, the first model's that it is closest to
+    changes: tuple[float | None, ...]  # of each head: ‖M_b − M_a‖ / ‖M_a‖
+
+    @property
+    def change(self) -> float | None:
+        """The median over heads."""
+        known = [change for change in self.changes if change is not None]
+        return float(np.median(known)) if known else None
+
+
+@dataclass(frozen=True, repr=False)
+class Kinship(Shown):
+    """What two models' forms say about their relation."""
+
+    checkpoint: str
+    other: str
+    p: float  # the chance of such an agreement between models that share nothing
+    floor: float  # the smallest p that the number of renumberings allows
+    extrapolated: float  # log10 of the p that an exponential tail through them suggests
+    tests: tuple[Outcome, ...]
+    matches: tuple[LayerMatch, ...]
+    kind: str | None  # copy, rotated copy, changed, grown, pruned, rearranged; None if unrelated
+    # Whether changes are smallest possible ones, from singular values, as coordinates differ.
+    bounds: bool
+
+    @property
+    def related(self) -> bool:
+        """Whether p is at most .001."""
+        return self.p <= RELATED
+
+    @property
+    def change(self) -> float | None:
+        """The median relative change over matched layers; None if the models are unrelated."""
+        known = [m.change for m in self.matches if m.change is not None]
+        return float(np.median(known)) if known else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values, for JSON."""
+        return asdict(self) | {
+            "related": self.related,
+            "change": self.change,
+            "matches": [asdict(match) | {"change": match.change} for match in self.matches],
+            "reading": list(self.reading),
+        }
+
+    @property
+    def reading(self) -> tuple[str, ...]:
+        """What the result means, in sentences."""
+        return tuple(_reading(self))
+
+    def _shown(self, width: int) -> Iterator[Any]:
+        from rich.text import Text
+
+        yield Text.assemble((self.checkpoint, "bold"), "  and  ", (self.other, "bold"))
+        yield _verdict(self)
+        table = plain_table("renumbered", "p", "deviations", "", left=["renumbered", ""])
+        for test in self.tests:
+            numbers = ("–", "–") if test.p is None else (probability(test.p), f"{test.z:.1f}")
+            table.add_row(NUMBERINGS[test.name], *numbers, Text(test.left_out, style="dim"))
+        yield table
+        if self.related:
+            yield _matches_table(self)
+        for sentence in self.reading:
+            yield Text(sentence, style="dim")
+
+
+def _reading(kinship: Kinship) -> Iterator[str]:
+    if not kinship.related:
+        applied = [test for test in kinship.tests if test.visible is not None]
+        visible = ", ".join(
+            f"{test.visible:.0%} by {test.name}" for test in applied if test.visible is not None
+        )
+        yield f"Agreement that would have been seen, as a share of a copy's: {visible}."
+        yield (
+            "A relation is not excluded: renumbered heads, a rotated stream and turned dimensions "
+            "hide one if all three are done."
+        )
+        return
+    yield DIRECTION
+    if kinship.bounds:
+        yield (
+            "The coordinates of the residual stream do not agree; a change is the smallest that "
+            "singular values allow."
+        )
+    elif kinship.matches and kinship.change is not None:
+        yield f"Changes are measured on {SAMPLED} coordinates of the residual stream at most."
+    if kinship.change is not None and kinship.change > 1 and not kinship.bounds:
+        yield (
+            "The forms have changed by more than their own size: the two may share no more than "
+            "an initialization."
+        )
+
+
+def _verdict(kinship: Kinship) -> str:
+    p = f"p = {probability(kinship.p)}"
+    if not kinship.related:
+        return f"No sign that they are related ({p})."
+    count = round(1 / kinship.floor) - 1
+    least = ""
+    if kinship.p <= 3 * kinship.floor:
+        power = (
+            f"10^{kinship.extrapolated:.0f}" if kinship.extrapolated > LEAST else "less than 10^-20"
+        )
+        least = (
+            f", the least that {count:,} renumberings give; an exponential tail through the "
+            f"largest of them suggests {power}"
+        )
+    kind = {"copy": "their forms are equal", "rotated copy": "equal but for a rotation"}.get(
+        str(kinship.kind), str(kinship.kind)
+    )
+    return f"Related: {kind} ({p}{least})."
+
+
+def _matches_table(kinship: Kinship) -> Any:
+    table = plain_table("layer", "of", "heads", "change", left=["of", "heads"])
+    stacks = {match.stack for match in kinship.matches} | {
+        match.of_stack for match in kinship.matches
+    }
+    several = len(stacks - {None}) > 1
+    for match in kinship.matches:
+        own = f"{match.stack} {match.layer}" if several else str(match.layer)
+        if match.of_layer is None:
+            table.add_row(own, "–", "–", "–")
+            continue
+        of = f"{match.of_stack} {match.of_layer}" if several else str(match.of_layer)
+        in_order = list(match.heads) == list(range(len(match.heads)))
+        heads = (
+            "in order" if in_order else " ".join("–" if h is None else str(h) for h in match.heads)
+        )
+        table.add_row(own, of, heads, shown_change(match.change, kinship.bounds))
+    return table
+
+
+def shown_change(change: float | None, bound: bool) -> str:
+    """A relative change, marked if it is the smallest possible one."""
+    return "–" if change is None else f"{'≥ ' if bound else ''}{number(change)}"
+
+
+def probability(p: float) -> str:
+    """A p-value to two digits.
+
+    Examples
+    --------
+    >>> probability(0.3421), probability(0.0002)
+    ('.34', '.0002')
+    """
+    if p >= 0.995:
+        return "1"
+    digits = max(2, 1 - math.floor(math.log10(p)) if p >= 0.01 else -math.floor(math.log10(p)))
+    return f"{p:.{digits}f}".removeprefix("0")
