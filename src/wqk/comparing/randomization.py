@@ -354,9 +354,7 @@ def _shares(totals: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
     return np.asarray((len(totals) - below) / len(totals))
 
 
-def _joined(
-    shares: Float[np.ndarray, "tests n"], totals: Float[np.ndarray, "tests n"]
-) -> float:
+def _joined(shares: Float[np.ndarray, "tests n"], totals: Float[np.ndarray, "tests n"]) -> float:
     """The share of renumberings whose smallest share is as small as the observed one.
 
     Of equal ones that whose total deviates more, in standard deviations, counts as smaller.
