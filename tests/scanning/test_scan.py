@@ -15,7 +15,6 @@ from polars.testing import assert_frame_equal
 from tests.stand_in import Module
 
 import wqk
-from wqk.comparing.mistakes import OtherHeadOrder
 from wqk.scanning.scan import Progress
 
 # Per-layer symmetries of BERT-base, from the published result files.
@@ -199,4 +198,5 @@ def test_sides_of_unequal_widths_have_every_score_but_symmetry() -> None:
     }
     config = {"num_attention_heads": 4}
     (block,) = wqk.same(Module(tensors, config), Module(turned, config)).blocks
-    assert block.mismatches == (OtherHeadOrder((3, 2, 1, 0)),)
+    (mismatch,) = block.mismatches
+    assert (mismatch.verdict, mismatch.heads) == ("same heads in another order", (3, 2, 1, 0))

@@ -172,12 +172,17 @@ def folded(checkpoint: Checkpoint, side: Half) -> Half:
     if norm is None:  # no norm follows W_o on the way to the residual stream
         return side
     gain, *shift = checkpoint.read([*norm.gain, *norm.bias])
-    weight = side.weight * (gain + gain.dtype.type(norm.offset))
-    if norm.kind == "layer":
+    return with_norm(side, gain + gain.dtype.type(norm.offset), shift[0] if shift else None)
+
+
+def with_norm(side: Half, gain: np.ndarray, shift: np.ndarray | None) -> Half:
+    """The factor with the gain and the bias of the norm that feeds it, (D,) each, folded in."""
+    weight = side.weight * gain
+    if side.norm is not None and side.norm.kind == "layer":
         weight = weight - weight.mean(axis=-1, keepdims=True)
     bias = side.bias
-    if shift:
-        moved = side.weight @ shift[0]
+    if shift is not None:
+        moved = side.weight @ shift
         bias = moved if bias is None else bias + moved
     return side._replace(weight=weight, bias=bias)
 

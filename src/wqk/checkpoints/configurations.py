@@ -27,6 +27,7 @@ EMBEDDED: tuple[tuple[str, set[str], str], ...] = (
     ("model_args", {"n_layer", "n_head", "n_embd"}, "nanogpt"),
     ("model_args", {"dim", "n_layers", "n_heads"}, "llama-original"),
     ("args", {"num_layers", "tensor_model_parallel_size"}, "megatron"),
+    ("dims", {"n_audio_head", "n_text_head"}, ""),  # Whisper's own files
     ("hyper_parameters", set(), ""),
     ("model_args", set(), ""),
     ("config", set(), ""),

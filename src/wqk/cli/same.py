@@ -7,72 +7,123 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wqk._console import plain_table
-from wqk.cli.options import FILE, REF, family_file, json_output, revision_of_each
+from wqk.cli.options import FILE, REF, Number, json_output, reading, revision_of_each
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from wqk.comparing.sameness import CheckpointComparison
+    from wqk.comparing.sameness import CheckpointComparison, Place
 
 
 @click.command()
 @click.argument("ref", metavar="A", type=REF)
 @click.argument("other", metavar="B", type=REF)
 @revision_of_each
-@family_file
+@reading
 @click.option("--other-family", type=FILE, metavar="FILE.toml", help="The same for B.")
+@click.option(
+    "--layers", callback=lambda context, option, text: _numbers(text), metavar="0,-1",
+    help="Compare these layers alone; negative numbers count from the last.",
+)  # fmt: skip
+@click.option(
+    "--tolerance", type=Number(min=0), default=0.0, metavar="X",
+    help="Accept heads that lie this far apart, relative to their norm.",
+)  # fmt: skip
 @json_output
 @click.pass_context
 def same(context: click.Context, /, ref: str, other: str, as_json: bool, **options: Any) -> None:
     """Check whether B attends as A does, and if not, find out why.
 
     Compares the weights exactly, across families, layouts and number types. Changes that
-    leave attention unchanged are ignored: rotations within heads, folded norms and scales. Known
-    conversion errors are identified: rotary order or base, the order or the pairing of heads,
-    queries and keys exchanged, a factor, biases.
+    leave attention unchanged are ignored: rotations within heads, folded norms and scales. If the
+    two differ, each row of B's queries and keys is searched for among A's, and the mistake is named
+    with the code that undoes it: rotary order not converted, converted twice or with the wrong
+    number of heads, heads regrouped, copied or left as initialized, queries and keys exchanged or
+    transposed, another layer's weights, another layout of a fused weight, biases, gains of norms, a
+    factor, rotary base, scaling or width, an adapter that was not merged.
 
     Exit status: 0 if the two are equal up to the rounding of their number types, 1 if they differ,
     2 if they cannot be compared.
 
     \b
-    Example:
+    Examples:
       wqk same meta-llama/Llama-3.2-1B ./my-conversion
+      wqk same meta-llama/Llama-3.2-1B model-Q8_0.gguf --layers 0,-1
     """
     from wqk.cli import display
     from wqk.comparing.sameness import same as compare
 
-    result = compare(ref, other, **options)
+    def changes(done: int, count: int) -> dict[str, Any]:
+        return {"completed": done, "total": count, "text": f"{done}/{count} blocks"}
+
+    with display.bar("comparing", changes) as report:
+        result = compare(ref, other, on_progress=report, **options)
     display.show(result.to_dict(), *_lines(result), as_json=as_json)
     if not result.same:
         context.exit(1)
 
 
+def _numbers(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(int(piece) for piece in text.split(","))
+    except ValueError:
+        raise click.BadParameter(f"expected whole numbers such as 0,-1, got {text!r}") from None
+
+
 def _lines(result: CheckpointComparison) -> Iterator[Any]:
-    """The verdict, and a line for each block that differs."""
+    """What differs, where, and how to mend it; the outcome last."""
     from rich.text import Text
 
     yield Text.assemble((result.checkpoint, "bold"), "  and  ", (result.other, "bold"))
+    for note in result.notes:
+        yield Text(note, style="dim")
+    for places, name in ((result.missing, result.checkpoint), (result.added, result.other)):
+        if places:
+            yield f"only in {name}: {_places(places)}"
     differing = [block for block in result.blocks if not block.same]
-    count = len(result.blocks)
-    if not differing:
-        largest, worst = max(
-            ((max(block.distance.values()), block) for block in result.blocks),
-            key=lambda pair: pair[0],
-        )
-        yield (
-            f"The same attention in all {count} blocks: heads lie at most {largest:.1e} apart, "
-            f"relative to their norm; the rounding of stored numbers explains "
-            f"{worst.tolerance:.1e}."
-        )
-        return
-    at = list(differing[0].distance)
-    headings = ("attention", "layer", *(f"N={n}" for n in at), "reason")
-    table = plain_table(*headings, left=["attention", "reason"])
-    for block in differing:
-        distances = (f"{block.distance[n]:.1e}" for n in at)
-        place = (f"{block.stack} {block.kind}", str(block.layer))
-        table.add_row(*place, *distances, Text(block.reason, style="bold"))
-    yield table
-    yield f"{len(differing)} of {count} blocks differ."
-    note = "‖M_A(N) − M_B(N)‖ / ‖M_A(N)‖ of the head farthest off; N tokens from query to key"
-    yield Text(note, style="dim")
+    if differing:
+        at = list(differing[0].distance)
+        headings = ("attention", "layer", *(f"N={n}" for n in at), "reason")
+        table = plain_table(*headings, left=["attention", "reason"])
+        for block in differing:
+            distances = (f"{block.distance[n]:.1e}" for n in at if n in block.distance)
+            place = (f"{block.stack} {block.kind}", str(block.layer))
+            table.add_row(*place, *distances, Text(block.reason, style="bold"))
+        yield table
+        note = "‖M_A(N) − M_B(N)‖ / ‖M_A(N)‖ of the head farthest off; N tokens from query to key"
+        yield Text(note, style="dim")
+        for cause in result.causes:
+            one = cause.mismatch
+            sides = f" ({' and '.join(one.sides)})" if one.sides else ""
+            yield Text.assemble((one.reason, "bold"), f"{sides}, {_places(cause.places)}")
+            if one.repair:
+                yield Text(f"  {one.repair}")
+    yield result.sentence
+
+
+def _places(places: Sequence[Place]) -> str:
+    """Blocks in few words: ``decoder self, layers 0-3 5``."""
+    layers: dict[str, list[int]] = {}
+    for place in places:
+        layers.setdefault(f"{place.stack} {place.kind}", []).append(place.layer)
+    return "; ".join(f"{name}, {_runs(numbers)}" for name, numbers in layers.items())
+
+
+def _runs(numbers: Sequence[int]) -> str:
+    """Numbers with ends of runs alone.
+
+    Examples
+    --------
+    >>> _runs([0, 1, 2, 5])
+    'layers 0-2 5'
+    """
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    text = " ".join("-".join(map(str, run)) for run in runs)
+    return f"{'layer' if len(numbers) == 1 else 'layers'} {text}"

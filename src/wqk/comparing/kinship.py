@@ -15,7 +15,7 @@ from wqk.comparing.fingerprints import Fingerprint, fingerprint, lacks_any_norm
 from wqk.comparing.genealogy import Kinships, Merge
 from wqk.comparing.randomization import Agreement, Evidence, gather, layer_shares
 from wqk.comparing.relations import RELATED, Kinship, LayerMatch
-from wqk.comparing.sameness import ROUNDING
+from wqk.comparing.weights import ROUNDING
 from wqk.errors import CheckpointError
 from wqk.scanning.cores import one_blas_thread
 

@@ -1,168 +1,277 @@
-"""How one block's attention can differ from another's: one small type per kind of mismatch.
+"""How one block's attention differs from another's: what, where, and the code that undoes it.
 
-Each describes the second block: how it was changed, or what it lacks.
+Each mismatch describes the second block: how it was changed, or what it lacks. Its repair is
+PyTorch, in which ``w`` is the second checkpoint's weight of the side, (n, D) as in ``nn.Linear``,
+``b`` its bias, and ``config`` its configuration; ``w_q`` and ``w_k`` tell the sides apart.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from wqk.families.rotary import Rotary
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """A difference between two blocks; as text, the reason in one phrase."""
+    """A difference between two blocks.
 
-    verdict: ClassVar[str]
-
-    def __str__(self) -> str:
-        return self.verdict
-
-
-@dataclass(frozen=True)
-class OtherRotary(Mismatch):
-    """The same form at distance 0, but rotated differently by positions.
-
-    ``order`` and ``speed`` belong to the rotation that would make the blocks equal,
-    ``other_order`` and ``other_speed`` to that of the second block.
+    Attributes
+    ----------
+    verdict
+        Its kind, in the same words for every block.
+    reason
+        What it is, in one phrase.
+    repair
+        Code that undoes it; empty where none is known.
+    sides
+        The sides of the form that it concerns: ``query``, ``key``, or both.
+    heads
+        The heads that it concerns; empty for all.
+    facts
+        Numbers behind the reason, by name.
     """
 
-    verdict: ClassVar[str] = "other rotary positions"
-
-    order: str | None = None  # half or interleaved; None without a rotation
-    other_order: str | None = None
-    speed: float | None = None  # radians per position of the slowest rotated pair
-    other_speed: float | None = None
-    one_side: str = ""  # query or key, if only its dimensions are in the other order
-
-    @classmethod
-    def between(cls, wanted: Rotary | None, has: Rotary | None) -> OtherRotary:
-        """The mismatch of a block that would be the same with another rotation."""
-        facts = [
-            (None, None) if r is None else (r.order, float(np.abs(r.frequencies).min()))
-            for r in (wanted, has)
-        ]
-        (order, speed), (other_order, other_speed) = facts
-        return cls(order, other_order, speed, other_speed)
+    verdict: str
+    reason: str
+    repair: str = ""
+    sides: tuple[str, ...] = ()
+    heads: tuple[int, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __str__(self) -> str:
-        if self.one_side:
-            return f"other rotary order in the {self.one_side} weights alone"
-        if self.order is None or self.other_order is None:
-            here, there = self.order or "no", self.other_order or "none"
-            return f"same at distance 0; {here} rotary positions expected, {there} found"
-        reasons = []
-        if self.order != self.other_order:
-            reasons.append(f"rotary order: weights lie {self.order}, are read {self.other_order}")
-        if self.speed != self.other_speed:
-            reasons.append(
-                f"rotary base or scaling: slowest frequency {self.speed:.3g} expected, "
-                f"{self.other_speed:.3g} found"
-            )
-        return f"same at distance 0, other {'; '.join(reasons)}"
+        return self.reason
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values, for JSON."""
+        plain = asdict(self)
+        return plain | dict(plain.pop("facts"))
 
 
-@dataclass(frozen=True)
-class OtherHeadOrder(Mismatch):
-    """The same heads in another order."""
+# One for each head, or of heads.
+Numbers: TypeAlias = "Sequence[Any] | np.ndarray"
 
-    verdict: ClassVar[str] = "same heads in another order"
-
-    heads: tuple[int, ...]  # for each head of the first block, the equal one of the second
-
-    def __str__(self) -> str:
-        return f"{self.verdict}: {_listed(self.heads)}"
+ROTARY = "other rotary positions"
 
 
-@dataclass(frozen=True)
-class OtherPairing(Mismatch):
-    """The same query and key heads, paired differently."""
-
-    verdict: ClassVar[str] = "other pairing of query and key heads"
-
-    query_heads: tuple[int, ...]  # of the second block, for each head of the first
-    key_heads: tuple[int, ...]
-    groups: int  # number of key heads of the second block
-
-    def __str__(self) -> str:
-        pairs = dict(zip(self.query_heads, self.key_heads, strict=True))
-        if all(key == head % self.groups for head, key in pairs.items()):
-            rule = f"query head h belongs to key head h mod {self.groups}"
-        else:
-            in_order = sorted(pairs)
-            rule = f"query heads {_listed(in_order)} belong to key heads " + _listed(
-                [pairs[head] for head in in_order]
-            )
-        return f"{self.verdict}: {rule}, is read with h // {len(pairs) // self.groups}"
+def reordered(
+    verdict: str, reason: str, repair: str, sides: Sequence[str], **facts: Any
+) -> Mismatch:
+    """Rows of queries or keys that lie in another order."""
+    return Mismatch(verdict, reason, repair, tuple(sides), facts=facts)
 
 
-@dataclass(frozen=True)
-class Transposed(Mismatch):
-    """Queries and keys are exchanged."""
-
-    verdict: ClassVar[str] = "transposed"
-
-    def __str__(self) -> str:
-        return f"{self.verdict}: queries and keys have changed places"
-
-
-@dataclass(frozen=True)
-class Scaled(Mismatch):
-    """Each head's scores are those of the first block times a factor."""
-
-    verdict: ClassVar[str] = "scaled"
-
-    factors: tuple[float, ...]  # one for each head
-    width: int  # of a head: its root is the factor that is most often forgotten, or applied twice
-
-    def __str__(self) -> str:
-        low, high = min(self.factors), max(self.factors)
-        if high - low > 1e-2 * abs(high):
-            return f"{self.verdict}, each head otherwise, by {low:.4g} to {high:.4g}"
-        known = {1 / math.sqrt(self.width): "1/√", math.sqrt(self.width): "√"}
-        near = [text for value, text in known.items() if math.isclose(high, value, rel_tol=1e-2)]
-        named = f" = {near[0]}{self.width}, of the score's scale" if near else ""
-        return f"{self.verdict} by {high:.4g}{named}"
+def other_rotary(wanted: Rotary | None, has: Rotary | None) -> Mismatch:
+    """A block that would be the same with another rotation: order, width, base or scaling."""
+    same_form = "same at distance 0"
+    if wanted is None or has is None:
+        here, there = (r.order if r else none for r, none in ((wanted, "no"), (has, "none")))
+        reason = f"{same_form}; {here} rotary positions expected, {there} found"
+        return Mismatch(ROTARY, reason, facts=_rotary_facts(wanted, has))
+    reasons, repairs = [], []
+    if wanted.order != has.order:
+        reasons.append(f"rotary order: weights lie {wanted.order}, are read {has.order}")
+    pairs, other_pairs = len(wanted.frequencies), len(has.frequencies)
+    if pairs != other_pairs:
+        reasons.append(
+            f"share of rotated dimensions (partial_rotary_factor): {2 * pairs} of each head's "
+            f"expected, {2 * other_pairs} found"
+        )
+        repairs.append(f'config["partial_rotary_factor"] *= {pairs / other_pairs:.4g}')
+    elif not np.allclose(wanted.frequencies, has.frequencies, rtol=1e-6):
+        reason, repair = _frequencies(wanted.frequencies, has.frequencies)
+        reasons.append(reason)
+        repairs.append(repair)
+    reason = f"{same_form}, other {'; '.join(reasons)}"
+    return Mismatch(ROTARY, reason, "; ".join(repairs), facts=_rotary_facts(wanted, has))
 
 
-@dataclass(frozen=True)
-class OtherBias(Mismatch):
+def _rotary_facts(wanted: Rotary | None, has: Rotary | None) -> dict[str, Any]:
+    facts: dict[str, Any] = {}
+    for name, rotary in (("", wanted), ("other_", has)):
+        given = rotary is not None
+        frequencies = rotary.frequencies if rotary is not None else np.zeros(0)
+        facts[f"{name}order"] = rotary.order if rotary is not None else None
+        slowest = float(np.abs(frequencies).min()) if given and len(frequencies) else None
+        facts[f"{name}speed"] = slowest
+        facts[f"{name}base"] = _base(frequencies)
+        facts[f"{name}rotated"] = 2 * len(frequencies) if given else None
+    return facts
+
+
+def _base(frequencies: np.ndarray) -> float | None:
+    """The base, where the frequencies are powers of one; None where they are scaled.
+
+    Examples
+    --------
+    >>> round(_base(500.0 ** -(np.arange(0, 8, 2) / 8)))
+    500
+    """
+    pairs = len(frequencies)
+    if pairs < 2 or not (frequencies > 0).all() or abs(frequencies[0] - 1) > 1e-6:
+        return None
+    logarithms = np.log(frequencies)
+    base = math.exp(-logarithms[1] * pairs)
+    fits = np.allclose(logarithms, logarithms[1] * np.arange(pairs), rtol=1e-5, atol=1e-9)
+    return float(f"{base:.8g}") if fits else None
+
+
+def _frequencies(wanted: np.ndarray, has: np.ndarray) -> tuple[str, str]:
+    """What makes these frequencies differ, and how to set it right: three causes, told apart."""
+    if np.allclose(wanted, -has, rtol=1e-6):
+        return "direction of rotation: the sine has the other sign", "sin = -sin"
+    base, other = _base(wanted), _base(has)
+    if base and other:
+        return (
+            f"rotary base (rope_theta): {base:.8g} expected, {other:.8g} found",
+            f'config["rope_theta"] = {base:.8g}',
+        )
+    ratio = wanted / has
+    if np.ptp(ratio) < 1e-6 * abs(ratio[0]):
+        factor = f"{1 / ratio[0]:.6g}" if ratio[0] < 1 else f"1/{ratio[0]:.6g}"
+        return (
+            f"rotary scaling (rope_scaling): all frequencies divided by {factor} expected",
+            f'config["rope_scaling"] = {{"rope_type": "linear", "factor": {1 / ratio[0]:.6g}}}',
+        )
+    slowest = (
+        f"slowest frequency {np.abs(wanted).min():.3g} expected, {np.abs(has).min():.3g} found"
+    )
+    missing = "scaled" if not base and other else "not scaled" if base else "scaled otherwise"
+    return (
+        f"rotary scaling (rope_scaling): {missing} expected, {slowest}",
+        'config["rope_scaling"] = ' + ("None" if base else "the original's"),
+    )
+
+
+def head_order(heads: Numbers) -> Mismatch:
+    """The same heads in another order; for each head of the first block, the second's."""
+    order = tuple(map(int, heads))
+    verdict = "same heads in another order"
+    repair = f"w = w.view({len(order)}, -1, D)[{list(order)}].reshape(-1, D)"
+    return Mismatch(verdict, f"{verdict}: {listed(order)}", repair, ("query", "key"), order)
+
+
+def pairing(query_heads: Numbers, key_heads: Numbers, groups: int) -> Mismatch:
+    """The same query and key heads, paired differently: which, for each head of the first block."""
+    pairs = dict(zip(map(int, query_heads), map(int, key_heads), strict=True))
+    verdict, repair, share = "other pairing of query and key heads", "", len(pairs) // groups
+    if all(key == head % groups for head, key in pairs.items()):
+        rule = f"query head h belongs to key head h mod {groups}"
+        repair = f"w_q = w_q.view({share}, {groups}, -1, D).transpose(0, 1).reshape(-1, D)"
+    else:
+        heads = sorted(pairs)
+        rule = f"query heads {listed(heads)} belong to key heads " + listed(
+            [pairs[head] for head in heads]
+        )
+    facts = {"query_heads": tuple(pairs), "key_heads": tuple(pairs.values()), "groups": groups}
+    return Mismatch(
+        verdict, f"{verdict}: {rule}, is read with h // {share}", repair, ("query",), facts=facts
+    )
+
+
+def exchanged(biases: bool = False) -> Mismatch:
+    """Queries and keys in each other's place."""
+    reason = "transposed: queries and keys have changed places" + (", biases too" * biases)
+    repair = "w_q, w_k = w_k, w_q" + ("; b_q, b_k = b_k, b_q" if biases else "")
+    return Mismatch("transposed", reason, repair, ("query", "key"))
+
+
+def scaled(factors: Sequence[float], width: int, sides: Sequence[str] = ()) -> Mismatch:
+    """Each head's scores times a factor; the root of the width is forgotten most often."""
+    low, high = min(factors), max(factors)
+    facts = {"factors": tuple(map(float, factors)), "width": width}
+    if high - low > 1e-2 * abs(high):
+        reason = f"scaled, each head otherwise, by {low:.4g} to {high:.4g}"
+        return Mismatch("scaled", reason, "", tuple(sides), facts=facts)
+    known = {1 / math.sqrt(width): "1/√", math.sqrt(width): "√"}
+    near = [text for value, text in known.items() if math.isclose(high, value, rel_tol=1e-2)]
+    named = f" = {near[0]}{width}, of the score's scale" if near else ""
+    repair = "w_q = -w_q" if math.isclose(high, -1, rel_tol=1e-3) else f"w_q = w_q / {high:.6g}"
+    return Mismatch("scaled", f"scaled by {high:.4g}{named}", repair, tuple(sides), facts=facts)
+
+
+def other_bias(reason: str, repair: str = "", sides: Sequence[str] = ()) -> Mismatch:
     """The same weights with other biases, or other biases of the norms before them."""
-
-    verdict: ClassVar[str] = "same weights, other biases"
-
-
-@dataclass(frozen=True)
-class OtherSetting(Mismatch):
-    """A setting outside the form differs."""
-
-    verdict: ClassVar[str] = "other setting"
-
-    name: str
-    value: str
-    other_value: str
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.value} against {self.other_value}"
+    return Mismatch("same weights, other biases", reason, repair, tuple(sides))
 
 
-@dataclass(frozen=True)
-class Unexplained(Mismatch):
-    """No known change makes the blocks equal."""
-
-    verdict: ClassVar[str] = "other"
-
-    def __str__(self) -> str:
-        return "other: no known mistake"
+def other_norm(reason: str, repair: str = "", sides: Sequence[str] = ()) -> Mismatch:
+    """The same weights with other gains of a norm."""
+    return Mismatch("same weights, other norm", reason, repair, tuple(sides))
 
 
-def _listed(numbers: tuple[int, ...] | list[int]) -> str:
+def setting(name: str, value: Any, other: Any, repair: str = "") -> Mismatch:
+    """A setting outside the form that differs."""
+    texts = str(value or "none"), str(other or "none")
+    facts = {"name": name, "value": texts[0], "other_value": texts[1]}
+    return Mismatch("other setting", f"{name}: {texts[0]} against {texts[1]}", repair, facts=facts)
+
+
+def another_layer(layer: int, other: int, tied: bool) -> Mismatch:
+    """The weights of another layer of the first checkpoint."""
+    more = ", as another one does" if tied else ""
+    reason = f"another layer's weights: layer {layer} has those of layer {other}{more}"
+    repair = f"layers[{layer}] = original.layers[{layer}], not [{other}]"
+    return Mismatch("another layer's weights", reason, repair, facts={"other_layer": other})
+
+
+def some_heads(
+    verdict: str, reason: str, sides: Sequence[str], heads: Numbers, repair: str = ""
+) -> Mismatch:
+    """Heads that are not the first block's own, while all others are."""
+    return Mismatch(verdict, reason, repair, tuple(sides), tuple(map(int, heads)))
+
+
+def adapter(reason: str, repair: str, sides: Sequence[str], **facts: Any) -> Mismatch:
+    """A difference of low rank: an adapter that was merged otherwise, or not at all."""
+    return Mismatch("other adapter", reason, repair, tuple(sides), facts=facts)
+
+
+# Distances of two heads, relative to the first: of a copy that was trained on, of unrelated ones.
+CLOSE, UNRELATED = 0.3, 0.9
+
+
+def unexplained(distances: Numbers, tolerances: Numbers) -> Mismatch:
+    """No known change makes the blocks equal: how far apart they are, and in which heads."""
+    far = [head for head, pair in enumerate(zip(distances, tolerances, strict=True)) if
+           pair[0] > pair[1]]  # fmt: skip
+    low, high = (pick(distances[head] for head in far) for pick in (min, max))
+    size = f"{high:.1e}" if low > high / 2 else f"{low:.1e} to {high:.1e}"
+    if len(far) < len(distances):
+        which = f"other in {_counted(far)} alone: relative distance {size}, no known mistake"
+        return Mismatch("other", which, heads=tuple(far), facts={"size": high})
+    if high < CLOSE:
+        reason = f"close, no known mistake: relative distance {size} in all heads"
+        return Mismatch("close", reason, facts={"size": high})
+    kind = "unrelated weights" if low > UNRELATED else "no known mistake"
+    reason = f"other: {kind}, relative distance {size} in all heads"
+    return Mismatch("other", reason, facts={"size": high})
+
+
+def _counted(heads: Numbers) -> str:
+    return f"head {heads[0]}" if len(heads) == 1 else f"heads {listed(heads)}"
+
+
+def listed(numbers: Numbers) -> str:
     """A readable list of numbers that fits a line."""
     shown = " ".join(map(str, numbers[:16]))
     return shown + (" …" if len(numbers) > 16 else "")
+
+
+def distinct(mismatches: Sequence[Mismatch]) -> Iterator[Mismatch]:
+    """Each mismatch once; those of queries and keys that are otherwise equal are joined."""
+    seen: dict[tuple[str, str, str], list[Mismatch]] = {}
+    for one in mismatches:
+        seen.setdefault((one.verdict, one.reason, one.repair), []).append(one)
+    for same in seen.values():
+        first = same[0]
+        sides = tuple(dict.fromkeys(side for one in same for side in one.sides))
+        yield Mismatch(first.verdict, first.reason, first.repair, sides, first.heads, first.facts)

@@ -2,44 +2,50 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from wqk._typing import FilePath
 from wqk.attention import attention_plans
-from wqk.attention.coordinates import Coordinates, lacks_norm, read_block
 from wqk.checkpoints import open_checkpoint
 from wqk.checkpoints.options import HubFolder, check_options
-from wqk.comparing.blocks import Scoring, distances, mismatches
-from wqk.comparing.mistakes import Mismatch, OtherSetting
-from wqk.errors import CheckpointError
+from wqk.comparing import mistakes
+from wqk.comparing.blocks import distances
+from wqk.comparing.conversions import explain
+from wqk.comparing.invariant import signature
+from wqk.comparing.weights import grid, load_block
+from wqk.errors import CheckpointError, UnknownFamily
+from wqk.families.config import Config
 from wqk.scanning.cores import one_blas_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from typing import Unpack
 
     from wqk.checkpoints import Checkpoint
+    from wqk.comparing.mistakes import Mismatch
+    from wqk.comparing.weights import StoredBlock
     from wqk.families import AttentionPlan
-
-# Half the distance between neighboring numbers of a type, relative to them.
-ROUNDING = {
-    "F64": 2.0**-53,
-    "F32": 2.0**-24,
-    "F16": 2.0**-11,
-    "BF16": 2.0**-8,
-    "F8_E4M3": 2.0**-4,
-    "F8_E5M2": 2.0**-3,
-}
 
 # Tokens between query and key at which rotary positions are compared: none, one, many.
 DISTANCES = (0, 1, 1024)
 
-# Norms are folded in and biases kept, so that neither hides a difference or makes one.
-FOLDED = Coordinates(fold_norm=True, bias=True)
-UNFOLDED = Coordinates(bias=True)
+# Signatures of the same heads have at least this cosine.
+ALIKE = 0.99
+
+
+class Place(NamedTuple):
+    """Where a block is."""
+
+    stack: str
+    kind: str
+    layer: int
+
+    def __str__(self) -> str:
+        return f"{self.stack} {self.kind} {self.layer}"
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,7 @@ class BlockComparison:
     layer: int
     distance: dict[int, float]  # largest ‖M_a(N) − M_b(N)‖ / ‖M_a(N)‖ over heads, by position N
     head: int  # the head in which it is largest
-    tolerance: float  # what rounding explains of that head's distance
+    tolerance: float  # what rounding explains of that head's distance, or what was accepted
     mismatches: tuple[Mismatch, ...]  # how the second block differs; none if they are equal
 
     @property
@@ -64,35 +70,111 @@ class BlockComparison:
         """How the blocks differ, as text."""
         return "; ".join(map(str, self.mismatches))
 
+    @property
+    def repair(self) -> str:
+        """Code that makes the second block like the first, as far as it is known."""
+        return "; ".join(one.repair for one in self.mismatches if one.repair)
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A mismatch, and the blocks that have it."""
+
+    mismatch: Mismatch
+    places: tuple[Place, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values, for JSON."""
+        return self.mismatch.to_dict() | {"blocks": [place._asdict() for place in self.places]}
+
 
 @dataclass(frozen=True)
 class CheckpointComparison:
-    """Two checkpoints, block by block."""
+    """Two checkpoints, block by block.
+
+    Attributes
+    ----------
+    checkpoint, other
+        Their names.
+    blocks
+        Those that both have, in the first checkpoint's order.
+    missing, added
+        Blocks that only the first one has, and only the second.
+    notes
+        What was not compared, or is known of the numbers: rounded values in a wider type, guesses.
+    """
 
     checkpoint: str
     other: str
-    blocks: tuple[BlockComparison, ...]  # in the first checkpoint's order
+    blocks: tuple[BlockComparison, ...]
+    missing: tuple[Place, ...] = ()
+    added: tuple[Place, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def same(self) -> bool:
-        """Whether every block attends the same way."""
-        return all(block.same for block in self.blocks)
+        """Whether both have the same blocks, and every block attends the same way."""
+        return not (self.missing or self.added) and all(block.same for block in self.blocks)
+
+    @property
+    def causes(self) -> tuple[Cause, ...]:
+        """What is wrong, each once with the blocks that have it; the most frequent first."""
+        found: dict[tuple[str, str, str], list[tuple[Mismatch, Place]]] = {}
+        for block in self.blocks:
+            for one in block.mismatches:
+                place = Place(block.stack, block.kind, block.layer)
+                # Distances and factors differ from layer to layer.
+                reason = one.reason if one.repair else one.verdict
+                found.setdefault((one.verdict, reason, one.repair), []).append((one, place))
+        causes = [Cause(some[0][0], tuple(place for _, place in some)) for some in found.values()]
+        return tuple(sorted(causes, key=lambda cause: -len(cause.places)))
+
+    @property
+    def sentence(self) -> str:
+        """The outcome in one sentence."""
+        count = len(self.blocks)
+        differing = [block for block in self.blocks if not block.same]
+        parts = [
+            f"{len(places)} {'block' if len(places) == 1 else 'blocks'} only in {name}"
+            for places, name in ((self.missing, self.checkpoint), (self.added, self.other))
+            if places
+        ]
+        if differing:
+            first = self.causes[0].mismatch
+            known = first.reason if first.repair else f"{first.verdict}"
+            sizes = [max(block.distance.values()) for block in differing]
+            spread = f"{min(sizes):.1e} to {max(sizes):.1e}"
+            if max(sizes) <= 2 * min(sizes):
+                spread = f"{max(sizes):.1e}, all alike"
+            verdict = f"{len(differing)} of {count} blocks differ: {known} (distance {spread})"
+            return "; ".join([f"Not the same: {verdict}", *parts]) + "."
+        if parts:
+            return "; ".join([f"Not the same: {count} common blocks are equal", *parts]) + "."
+        largest = max((max(b.distance.values()) for b in self.blocks), default=0.0)
+        allowed = max((b.tolerance for b in self.blocks), default=0.0)
+        return (
+            f"The same attention in all {count} blocks: heads lie at most {largest:.1e} apart, "
+            f"relative to their norm; the rounding of stored numbers explains {allowed:.1e}."
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, for JSON."""
         blocks = [
             asdict(block)
-            | {
-                "same": block.same,
-                "mismatches": [
-                    {"verdict": m.verdict, "reason": str(m), **asdict(m)} for m in block.mismatches
-                ],
-            }
+            | {"same": block.same, "mismatches": [m.to_dict() for m in block.mismatches]}
             for block in self.blocks
         ]
         return {
-            "checkpoint": self.checkpoint, "other": self.other, "same": self.same, "blocks": blocks,
-        }  # fmt: skip
+            "checkpoint": self.checkpoint,
+            "other": self.other,
+            "same": self.same,
+            "sentence": self.sentence,
+            "causes": [cause.to_dict() for cause in self.causes],
+            "missing": [place._asdict() for place in self.missing],
+            "added": [place._asdict() for place in self.added],
+            "notes": list(self.notes),
+            "blocks": blocks,
+        }
 
 
 def same(
@@ -102,6 +184,10 @@ def same(
     revisions: tuple[str | None, str | None] = (None, None),
     family: FilePath | None = None,
     other_family: FilePath | None = None,
+    heads_per_layer: int | None = None,
+    key_heads: int | None = None,
+    layers: Collection[int] | None = None,
+    tolerance: float = 0.0,
     on_progress: Callable[[int, int], None] | None = None,
     **hub: Unpack[HubFolder],
 ) -> CheckpointComparison:
@@ -109,8 +195,9 @@ def same(
 
     Exact, from the weights: no model is run. Changes that leave attention unchanged are ignored:
     rotations within heads, factors moved between queries and keys, folded norms and scales, storage
-    types. If a block differs, known conversion errors are identified: rotary order or base, the
-    order or the pairing of heads, queries and keys exchanged, a factor, biases.
+    types. If a block differs, the mistake is searched for: each row of its queries and keys among
+    the other's, which tells how rows were reordered, then biases, norms, rotary positions and
+    factors. Each mismatch comes with code that undoes it.
 
     Parameters
     ----------
@@ -120,6 +207,13 @@ def same(
         Revisions of the two, if they are Hub repositories.
     family, other_family
         Family files to use instead of the model types' own.
+    heads_per_layer, key_heads
+        Numbers of query and key heads of whichever of the two does not tell its own. Without them
+        they are taken from the other one.
+    layers
+        Only these, by their numbers; negative ones count from the last.
+    tolerance
+        Relative distance of heads that is accepted although rounding does not explain it.
     on_progress
         Called after every block with the number done and the number of all.
     **hub
@@ -128,7 +222,7 @@ def same(
     Raises
     ------
     CheckpointError
-        The two differ in their numbers of blocks, heads or dimensions.
+        The two have no block in common, or differ in their numbers of heads or dimensions.
 
     Examples
     --------
@@ -142,72 +236,270 @@ def same(
         open_checkpoint(ref, revisions[0], **hub),
         open_checkpoint(other, revisions[1], **hub),
     )
-    plans = [
-        attention_plans(checkpoint, chosen)
-        for checkpoint, chosen in zip(checkpoints, (family, other_family), strict=True)
-    ]
-    if len(plans[0]) != len(plans[1]):
+    plans, notes = _plans(checkpoints, (family, other_family), heads_per_layer, key_heads)
+    pairs, missing, added = _paired(*plans)
+    if not pairs:
+        first, second = (", ".join(map(str, one[:3])) for one in (missing, added))
         raise CheckpointError(
-            f"{checkpoints[0].name} has {len(plans[0])} attention blocks and {checkpoints[1].name} "
-            f"{len(plans[1])}; only models of equal depth can be compared"
+            f"{checkpoints[0].name} and {checkpoints[1].name} have no attention block in common: "
+            f"one has {first}, …; the other {second}, …"
         )
-    blocks = []
-    for pair in zip(*plans, strict=True):
+    pairs, missing, added = _chosen(pairs, missing, added, layers)
+    notes += _unknown(pairs)
+    blocks: list[BlockComparison] = []
+    marks: tuple[dict[Place, np.ndarray], dict[Place, np.ndarray]] = ({}, {})
+    rounded: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
+    for pair in pairs:
         # Products of single heads are too small for several threads.
         with one_blas_thread():
-            blocks.append(_compare(checkpoints, pair))
+            stored = _read(checkpoints, pair, rounded)
+            blocks.append(_compare(checkpoints, pair, stored, tolerance))
+            for mark, block in zip(marks, stored, strict=True):
+                mark[_place(pair[0])] = signature(block.scoring()).astype(np.float32)
         if on_progress:
-            on_progress(len(blocks), len(plans[0]))
-    return CheckpointComparison(checkpoints[0].name, checkpoints[1].name, tuple(blocks))
+            on_progress(len(blocks), len(pairs))
+    blocks = _other_layers(blocks, *marks)
+    for checkpoint, grids in zip(checkpoints, rounded, strict=True):
+        notes += [f"{checkpoint.name}: {text}" for text in grids]
+    return CheckpointComparison(
+        checkpoints[0].name, checkpoints[1].name, tuple(blocks), missing, added, tuple(notes)
+    )
+
+
+Pair = tuple["AttentionPlan", "AttentionPlan"]
+
+
+def _plans(
+    checkpoints: Sequence[Checkpoint],
+    families: Sequence[FilePath | None],
+    heads: int | None,
+    key_heads: int | None,
+) -> tuple[list[list[AttentionPlan]], list[str]]:
+    """The blocks of both; a side that does not tell its heads has those given, or the other's."""
+    plans: list[list[AttentionPlan] | None] = []
+    failed: list[Exception] = []
+    for checkpoint, family in zip(checkpoints, families, strict=True):
+        try:
+            plans.append(attention_plans(checkpoint, family))
+        except (CheckpointError, UnknownFamily) as error:
+            plans.append(None)
+            failed.append(error)
+    if len(failed) == 2 and heads is None:
+        raise failed[0]
+    notes: list[str] = []
+    for number, (checkpoint, family) in enumerate(zip(checkpoints, families, strict=True)):
+        if plans[number] is not None:
+            continue
+        counts, told, known = (heads, key_heads), "as given", plans[1 - number]
+        if heads is None and known is not None:
+            counts = known[0].query.heads, known[0].key.heads
+            told = f"as in {checkpoints[1 - number].name}"
+            if counts[0] == counts[1]:
+                counts = counts[0], None
+        try:
+            plans[number] = attention_plans(checkpoint, family, *counts)
+        except (CheckpointError, UnknownFamily):
+            raise failed[0] from None
+        notes.append(
+            f"{checkpoint.name} does not tell its number of heads: {counts[0]} query heads, {told}"
+        )
+    return [plan or [] for plan in plans], notes
+
+
+def _place(plan: AttentionPlan) -> Place:
+    return Place(plan.stack, plan.kind, plan.layer)
+
+
+def _paired(
+    ours: Sequence[AttentionPlan], theirs: Sequence[AttentionPlan]
+) -> tuple[list[Pair], tuple[Place, ...], tuple[Place, ...]]:
+    """Blocks of the same stack, kind and layer; and those of either that have no partner.
+
+    Stacks whose name only one side has, as a guess calls them otherwise, belong together if they
+    are the only ones of their kind, depth and width that are left.
+    """
+    by_place = {_place(plan): plan for plan in theirs}
+    renamed = _renamed(ours, theirs)
+    pairs, missing = [], []
+    for plan in ours:
+        place = _place(plan)
+        called = renamed.get((place.stack, place.kind), place.stack)
+        partner = by_place.pop(place._replace(stack=called), None)
+        if partner is None:
+            missing.append(place)
+        else:
+            pairs.append((plan, partner))
+    return pairs, tuple(missing), tuple(by_place)
+
+
+def _renamed(
+    ours: Sequence[AttentionPlan], theirs: Sequence[AttentionPlan]
+) -> dict[tuple[str, str], str]:
+    """What a stack and kind of the first side is called by the second, where names differ."""
+
+    def groups(plans: Sequence[AttentionPlan]) -> dict[tuple[str, str], tuple[Any, ...]]:
+        found: dict[tuple[str, str], list[tuple[int, ...]]] = {}
+        for plan in plans:
+            size = plan.layer, plan.query.heads * plan.query.head_width
+            found.setdefault((plan.stack, plan.kind), []).append(size)
+        return {key: (key[1], *sorted(sizes)) for key, sizes in found.items()}
+
+    first, second = groups(ours), groups(theirs)
+    left = {key: size for key, size in first.items() if key not in second}
+    right = {key: size for key, size in second.items() if key not in first}
+    renamed = {}
+    for key, size in left.items():
+        fitting = [other for other, same in right.items() if same == size]
+        if len(fitting) == 1 and list(left.values()).count(size) == 1:
+            renamed[key] = fitting[0][0]
+    return renamed
+
+
+def _chosen(
+    pairs: list[Pair],
+    missing: tuple[Place, ...],
+    added: tuple[Place, ...],
+    layers: Collection[int] | None,
+) -> tuple[list[Pair], tuple[Place, ...], tuple[Place, ...]]:
+    """The blocks of these layers; negative numbers count from a stack's last one."""
+    if layers is None:
+        return pairs, missing, added
+    last: dict[tuple[str, str], int] = {}
+    for place in (*(_place(ours) for ours, _ in pairs), *missing, *added):
+        key = place.stack, place.kind
+        last[key] = max(last.get(key, 0), place.layer)
+
+    def wanted(place: Place) -> bool:
+        depth = last[place.stack, place.kind] + 1
+        return any(place.layer == (n if n >= 0 else n + depth) for n in layers)
+
+    chosen = [pair for pair in pairs if wanted(_place(pair[0]))]
+    if not chosen:
+        raise CheckpointError(
+            f"no layer {', '.join(map(str, layers))}; layers are numbered from 0 to "
+            f"{max(last.values())}"
+        )
+    return chosen, tuple(filter(wanted, missing)), tuple(filter(wanted, added))
+
+
+def _unknown(pairs: Sequence[Pair]) -> list[str]:
+    """What is not compared, because a guess does not know it."""
+    guessed = sorted({plan.family for pair in pairs for plan in pair if plan.rule.guess})
+    if not guessed:
+        return []
+    return [
+        "not compared, because a family was guessed from tensor names and does not know them: "
+        "mask, window, rotary positions, the score's scale, and norms that one side leaves open"
+    ]
+
+
+def _read(
+    checkpoints: Sequence[Checkpoint], pair: Pair, rounded: tuple[Counter[str], Counter[str]]
+) -> tuple[StoredBlock, StoredBlock]:
+    """Both blocks, in the same terms: what one of them does not know is the other's."""
+    guessed = [bool(plan.rule.guess) for plan in pair]
+    fed = [all(side.input_norm for side in (plan.query, plan.key)) for plan in pair]
+    norms = fed if not any(guessed) else [all(fed)] * 2
+    known: list[dict[str, Any]] = [{}, {}]
+    for number, plan in enumerate(pair):
+        if guessed[number]:
+            other = pair[1 - number]
+            known[number] = {
+                "scale": other.scale,
+                "rotary": other.rotary or other.axial,
+                "key_bias": other.rotary is not None,
+            }
+        _note_grid(checkpoints[number], plan, rounded[number])
+    first, second = (
+        load_block(checkpoint, plan, norms=fold, **given)
+        for checkpoint, plan, fold, given in zip(checkpoints, pair, norms, known, strict=True)
+    )
+    return first, second
+
+
+def _note_grid(checkpoint: Checkpoint, plan: AttentionPlan, notes: Counter[str]) -> None:
+    """Count weights whose values lie on the grid of a narrower type than they are stored in."""
+    if notes:  # one block tells
+        return
+    dtype = checkpoint.info(plan.query.tensor).dtype
+    if dtype not in ("F64", "F32", "F16"):
+        return
+    part = plan.query.projection.roles[""]
+    found = grid(dtype, checkpoint.read([part])[0])
+    if found != dtype:
+        words = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+        notes[f"values are rounded to {words[found]}, though stored as {dtype}"] += 1
 
 
 def _compare(
-    checkpoints: tuple[Checkpoint, Checkpoint], plans: tuple[AttentionPlan, AttentionPlan]
+    checkpoints: Sequence[Checkpoint],
+    pair: Pair,
+    stored: tuple[StoredBlock, StoredBlock],
+    tolerance: float,
 ) -> BlockComparison:
-    a, b = map(_scoring, checkpoints, plans)
-    if (len(a.query), *a.query.shape[2:]) != (len(b.query), *b.query.shape[2:]):
-        sizes = [f"{len(s.query)} heads on {s.query.shape[-1] - 1} dimensions" for s in (a, b)]
+    a, b = stored
+    if a.query.rows.shape != b.query.rows.shape or a.key.rows.shape[1] != b.key.rows.shape[1]:
+        sizes = [
+            f"{s.query.heads} heads of width {s.query.width} on {s.query.rows.shape[1]} dimensions"
+            for s in stored
+        ]
         raise CheckpointError(
-            f"layer {plans[0].layer} of the {plans[0].stack} has {sizes[0]} in "
-            f"{checkpoints[0].name} and {sizes[1]} in {checkpoints[1].name}; only equal ones can "
-            "be compared"
+            f"layer {pair[0].layer} of the {pair[0].stack} has {sizes[0]} in one checkpoint and "
+            f"{sizes[1]} in the other; only equal ones can be compared"
         )
+    settings = (*_settings(*pair), *_untold(checkpoints, pair))
     at = DISTANCES if a.rotary or b.rotary else DISTANCES[:1]
-    measured = distances(a, b, at)
+    place = _place(pair[0])
+    if a.query.heads != b.query.heads:
+        counts = mistakes.setting(
+            "number of heads", f"{a.query.heads} of width {a.query.width}",
+            f"{b.query.heads} of width {b.query.width}",
+            f'config["num_attention_heads"] = {a.query.heads}',
+        )  # fmt: skip
+        return BlockComparison(*place, dict.fromkeys(at, float("nan")), 0, 0.0, (counts, *settings))
+    measured = distances(a.scoring(), b.scoring(), at, tolerance)
     worst = measured.worst
     return BlockComparison(
-        plans[0].stack,
-        plans[0].kind,
-        plans[0].layer,
+        *place,
         dict(zip(at, map(float, measured.relative.max(axis=1)), strict=True)),
         worst,
         float(measured.tolerance[worst]),
-        (*mismatches(a, b, at), *_settings(*plans)),
+        (*(() if measured.agree else explain(a, b, at, tolerance)), *settings),
     )
 
 
-def _scoring(checkpoint: Checkpoint, plan: AttentionPlan) -> Scoring:
-    """A block's scores in float64, on normalized inputs where a norm feeds it."""
-    coordinates = UNFOLDED if lacks_norm(plan, FOLDED) else FOLDED
-    ((_, form),) = read_block(checkpoint, plan, coordinates).forms
-    query, key = (
-        factor.astype(np.float64).swapaxes(-1, -2).reshape(-1, *factor.shape[:-3:-1])
-        for factor in (form.query, form.key)
-    )
-    rotary = plan.rotary or plan.axial
-    if rotary is not None:
-        query, rotary = rotary.stretch(query.swapaxes(-1, -2)).swapaxes(-1, -2), rotary.turning
-    types = {checkpoint.info(part.name).dtype for part in plan.parts}
-    return Scoring(
-        query * plan.scale,
-        key,
-        rotary,
-        max(ROUNDING.get(dtype, ROUNDING["F8_E5M2"]) for dtype in types),
-    )
+def _other_layers(
+    blocks: Sequence[BlockComparison],
+    ours: dict[Place, np.ndarray],
+    theirs: dict[Place, np.ndarray],
+) -> list[BlockComparison]:
+    """The blocks, with those that are not explained looked for among the other layers."""
+    unexplained = {"other", "close"}
+    found: dict[int, Place] = {}
+    for number, block in enumerate(blocks):
+        if not any(one.verdict in unexplained for one in block.mismatches):
+            continue
+        here = theirs[Place(block.stack, block.kind, block.layer)]
+        for place, mark in ours.items():
+            is_own = place.layer == block.layer or place[:2] != (block.stack, block.kind)
+            if not is_own and mark.shape == here.shape:
+                cosines = np.einsum("hp,hp->h", mark, here)
+                if (cosines > ALIKE).all():
+                    found[number] = place
+                    break
+    taken = Counter(found.values())
+    equal = {Place(b.stack, b.kind, b.layer) for b in blocks if b.same}
+    result = list(blocks)
+    for number, place in found.items():
+        tied = taken[place] > 1 or place in equal
+        named = mistakes.another_layer(blocks[number].layer, place.layer, tied)
+        rest = [m for m in blocks[number].mismatches if m.verdict not in unexplained]
+        result[number] = replace(blocks[number], mismatches=(named, *rest))
+    return result
 
 
-def _settings(a: AttentionPlan, b: AttentionPlan) -> Iterator[OtherSetting]:
-    """The terms of the score besides the form that differ."""
+def _settings(a: AttentionPlan, b: AttentionPlan) -> Iterator[Mismatch]:
+    """The terms of the score besides the form that differ, as far as both are known."""
 
     def of(plan: AttentionPlan) -> dict[str, Any]:
         return {
@@ -221,7 +513,32 @@ def _settings(a: AttentionPlan, b: AttentionPlan) -> Iterator[OtherSetting]:
             "sinks": "learned" if plan.sinks else None,
         }
 
-    theirs = of(b)
-    for name, value in of(a).items():
-        if value != theirs[name]:
-            yield OtherSetting(name, str(value or "none"), str(theirs[name] or "none"))
+    if not (a.rule.guess or b.rule.guess):
+        theirs = of(b)
+        for name, value in of(a).items():
+            if value != theirs[name]:
+                yield mistakes.setting(name, value, theirs[name])
+
+
+def _untold(checkpoints: Sequence[Checkpoint], pair: Pair) -> Iterator[Mismatch]:
+    """Numbers of heads, and their width, that one configuration of two alike does not have.
+
+    The shapes of the weights still tell them here; other programs may take a default.
+    """
+    if pair[0].family != pair[1].family or any(plan.rule.guess for plan in pair):
+        return
+    first, second = (
+        Config(checkpoint.config, plan.rule.config)
+        for checkpoint, plan in zip(checkpoints, pair, strict=True)
+    )
+    keys = pair[0].rule.heads, pair[0].rule.key_heads, ("head_dim",)
+    for names in keys:
+        told = [next((n for n in names if config.get(n) is not None), None) for config in
+                (first, second)]  # fmt: skip
+        if (told[0] is None) == (told[1] is None):
+            continue
+        name = told[0] or told[1] or ""
+        values = [config.get(name) for config in (first, second)]
+        shown = ["not in the configuration" if value is None else value for value in values]
+        repair = f'config["{name}"] = {values[0]}' if values[0] is not None else ""
+        yield mistakes.setting(name, shown[0], shown[1], repair)

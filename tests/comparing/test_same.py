@@ -80,6 +80,10 @@ def interleaved(heads: np.ndarray) -> np.ndarray:
     )
 
 
+def noise(shape: tuple[int, ...], size: float) -> np.ndarray:
+    return size * np.random.default_rng(7).standard_normal(shape)
+
+
 def both(edit: Callable[[np.ndarray], np.ndarray]) -> Tensors:
     return edited(edit, "q") | {n: v for n, v in edited(edit, "k").items() if ".k_proj." in n}
 
@@ -199,7 +203,7 @@ FAULTS: dict[str, tuple[Tensors, dict[str, Any], list[str]]] = {
         ["other rotary positions"],
     ),
     "rotary order of the keys": (edited(interleaved, "k"), {}, ["other rotary positions"]),
-    "order and base": (both(interleaved), {"rope_theta": 5e5}, ["other rotary positions"]),
+    "order and base": (both(interleaved), {"rope_theta": 5e5}, ["other rotary positions"] * 2),
     # Key heads 1, 0 with their queries 3, 4, 5, 0, 1, 2.
     "order of heads": (
         both(lambda heads: np.roll(heads, len(heads) // 2, axis=0)),
@@ -224,7 +228,13 @@ FAULTS: dict[str, tuple[Tensors, dict[str, Any], list[str]]] = {
         ["other rotary positions", "scaled"],
     ),
     "sign": (edited(lambda q: -q, "q"), {}, ["scaled"]),
-    "noise": (edited(lambda q: q[:, ::-1], "q"), {}, ["other"]),
+    "dimensions of the queries": (
+        edited(lambda q: q[:, ::-1], "q"),
+        {},
+        ["other order of dimensions"],
+    ),
+    "noise": (edited(lambda q: q + noise(q.shape, 1.0), "q"), {}, ["other"]),
+    "a copy that was trained on": (edited(lambda q: q + noise(q.shape, 1e-2), "q"), {}, ["close"]),
     "window": (llama(), {"sliding_window": 16}, ["other setting"]),
 }
 
@@ -260,10 +270,11 @@ def test_faults_are_named_beside_a_pruned_head(fault: str, head: int) -> None:
 
 def test_a_head_pruned_in_one_of_two() -> None:
     pruned = edited(lambda q: q * (np.arange(H) != 1).reshape(-1, *[1] * (q.ndim - 1)), "q")
-    assert verdicts(same(opened(llama()), opened(pruned))) == ["other"]
-    comparison = same(opened(pruned), opened(llama()))
-    assert verdicts(comparison) == ["other"]
-    assert comparison.blocks[0].head == 1
+    there, back = same(opened(llama()), opened(pruned)), same(opened(pruned), opened(llama()))
+    assert verdicts(there) == verdicts(back) == ["heads of other weights"]
+    assert there.blocks[0].mismatches[0].heads == back.blocks[0].mismatches[0].heads == (1,)
+    assert there.blocks[0].reason.startswith("query heads 1 are zero")
+    assert back.blocks[0].head == 1
 
 
 def test_what_the_reasons_say() -> None:
@@ -276,8 +287,7 @@ def test_what_the_reasons_say() -> None:
     )
     assert reason("order of heads") == "same heads in another order: 3 4 5 0 1 2"
     assert reason("rotary base") == (
-        "same at distance 0, other rotary base or scaling: slowest frequency 0.001 expected, "
-        "5.32e-05 found"
+        "same at distance 0, other rotary base (rope_theta): 10000 expected, 500000 found"
     )
     assert reason("factor").startswith("scaled by 2.828 = √8")
     assert reason("sign") == "scaled by -1"
@@ -311,14 +321,21 @@ def test_one_line_for_each_block_that_differs() -> None:
 
 
 def test_models_that_cannot_be_compared() -> None:
+    narrow = {n: v[:, : D // 2] if v.ndim > 1 else v for n, v in llama().items()}
+    narrow = {n: v[: D // 2] if "norm" in n else v for n, v in narrow.items()}
     with pytest.raises(CheckpointError, match="only equal ones can be compared"):
-        same(
-            opened(llama()),
-            opened(llama(), num_attention_heads=3, num_key_value_heads=1, head_dim=2 * R),
-        )
+        same(opened(llama()), opened(narrow))
+    fewer = {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 2 * R}
+    assert (
+        same(opened(llama()), opened(llama(), **fewer))
+        .blocks[0]
+        .reason.startswith("number of heads: 6 of width 8 against 3 of width 16")
+    )
     shallow = {n: v for n, v in llama().items() if ".1." not in n}
-    with pytest.raises(CheckpointError, match="has 2 attention blocks and tiny 1"):
-        same(opened(llama()), opened(shallow, num_hidden_layers=1))
+    comparison = same(opened(llama()), opened(shallow, num_hidden_layers=1))
+    assert not comparison.same
+    assert comparison.missing == (("decoder", "self", 1),)
+    assert comparison.sentence == ("Not the same: 1 common blocks are equal; 1 block only in tiny.")
 
 
 def test_a_live_module_and_its_file(tmp_path: Path) -> None:

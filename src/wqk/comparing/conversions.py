@@ -1,0 +1,699 @@
+"""The search for a conversion's mistake: where the rows of each weight come from.
+
+Every row of the second block's queries and keys is looked for among the first's queries, keys and
+values, up to a factor. The rows' origins, read as a permutation, tell the mistake and the code that
+undoes it; what they leave open is told from biases, norms, rotary positions and factors. Each
+repair is applied, and the search succeeds only if the scores then agree.
+
+Axes: H query heads, G key heads, R head width, D model width, n rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import permutations
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from wqk.comparing import mistakes
+from wqk.comparing.blocks import best_factors, distances, distances_of, same_rotation
+from wqk.comparing.invariant import explained
+from wqk.comparing.reorders import Reorder, of_vector, reorders, steps_to, whole_heads
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from wqk.comparing.mistakes import Mismatch
+    from wqk.comparing.weights import StoredBlock, Weights
+
+# Rows are compared in so many random directions, and taken for the same above this cosine.
+DIRECTIONS, ALIKE = 64, 0.9
+# Rows compared at a time, to bound memory.
+SOME = 512
+# Values that differ by less than this, relative to the largest, are the same gains or biases.
+SAME = 2e-2
+# Most directions of a difference that is an adapter's.
+LARGEST_RANK = 64
+
+SIDES = ("query", "key")
+
+
+class Origins(NamedTuple):
+    """Where each of n rows comes from."""
+
+    source: np.ndarray  # 0 query, 1 key, 2 value, −1 none
+    row: np.ndarray  # within the source
+
+    def are(self, source: int) -> bool:
+        """Whether all rows come from one side."""
+        return bool((self.source == source).all())
+
+
+@dataclass(frozen=True, eq=False)
+class Attempt:
+    """The second block with the repairs so far, and what they repair."""
+
+    block: StoredBlock
+    found: tuple[Mismatch, ...] = ()
+    beyond: frozenset[int] = frozenset()  # query heads that no repair brings back
+
+    def with_side(self, side: str, weights: Weights, *found: Mismatch) -> Attempt:
+        """With one side repaired."""
+        given = {side: weights}
+        query, key = given.get("query", self.block.query), given.get("key", self.block.key)
+        block = replace(self.block, query=query, key=key)
+        return replace(self, block=block, found=(*self.found, *found))
+
+
+def explain(
+    a: StoredBlock, b: StoredBlock, at: Sequence[int], tolerance: float = 0.0
+) -> tuple[Mismatch, ...]:
+    """How b differs from a: not at all, by known mistakes, or by how much.
+
+    Both have the same number of query heads and the same width. They are compared ``at`` relative
+    positions, 0 first; only 0 counts without rotary positions.
+    """
+    ours, theirs = a.scoring(), b.scoring()
+    apart = distances(ours, theirs, at, tolerance)
+    if apart.agree:
+        return ()
+    for attempt in _attempts(a, b):
+        finished = _finished(a, attempt, at, tolerance)
+        if finished is not None:
+            return tuple(mistakes.distinct(finished))
+    known = explained(ours, theirs, at)
+    if known:
+        return known
+    merged = _adapter(a, b)
+    if merged is not None:
+        return (merged,)
+    return (mistakes.unexplained(apart.relative.max(axis=0), apart.tolerance),)
+
+
+def _attempts(a: StoredBlock, b: StoredBlock) -> Iterator[Attempt]:
+    """The second block after repairs of its rows: nothing first."""
+    plain = Attempt(b)
+    yield from _with_settings(a, plain)
+    for repaired in _rows_repaired(a, b):
+        yield from _with_settings(a, repaired)
+
+
+def _with_settings(a: StoredBlock, attempt: Attempt) -> Iterator[Attempt]:
+    """An attempt, then with its biases, its norms, or both repaired."""
+    yield attempt
+    biases = _biases_repaired(a, attempt)
+    if biases is not attempt:
+        yield biases
+    for before in dict.fromkeys((attempt, biases)):
+        norms = _norms_repaired(a, before)
+        if norms is not before:
+            yield norms
+
+
+def _finished(
+    a: StoredBlock, attempt: Attempt, at: Sequence[int], tolerance: float
+) -> tuple[Mismatch, ...] | None:
+    """The mismatches, with rotation and factors settled too; None if the blocks still differ."""
+    ours, theirs = a.scoring(), attempt.block.scoring()
+    kept = [head for head in range(len(ours.query)) if head not in attempt.beyond]
+    rotations = [theirs.rotary]
+    if not same_rotation(ours.rotary, theirs.rotary):
+        rotations.append(ours.rotary)
+    roundings = ours.rounding, theirs.rounding
+    for rotary in rotations:
+        turned = replace(theirs, rotary=rotary).heads()
+        factors = best_factors(ours.heads(), turned, sum(roundings))
+        scaled = turned._replace(factor=turned.factor * factors)
+        apart = distances_of(ours.heads(), scaled, at, roundings)
+        allowed = np.maximum(apart.tolerance, tolerance)
+        if not (factors[kept].all() and (apart.relative <= allowed)[:, kept].all()):
+            continue
+        found = list(attempt.found)
+        if rotary is not theirs.rotary:
+            found.append(mistakes.other_rotary(ours.rotary, theirs.rotary))
+        if (factors[kept] != 1).any():
+            found.append(mistakes.scaled([float(f) for f in 1 / factors[kept]], a.query.width))
+        return tuple(found) or None
+    return None
+
+
+# Rows.
+
+
+def _rows_repaired(a: StoredBlock, b: StoredBlock) -> Iterator[Attempt]:
+    """The second block with its rows in the first one's order, as far as they are found."""
+    # As stored; and with the norms before them folded in, on either side or on both.
+    seen: list[tuple[Origins, Origins]] = []
+    for ours, theirs in ((False, False), (True, True), (True, False), (False, True)):
+        if (ours or theirs) and not _has_norms(a, b):
+            continue
+        sources = [_rows(a.query, ours), _rows(a.key, ours)]
+        found = tuple(
+            _origins(_rows(b.side(side), theirs), sources, number, a.side(side), b.side(side))
+            for number, side in enumerate(SIDES)
+        )
+        if not any((one.source >= 0).any() for one in found) or any(
+            all(map(_equal, found, known)) for known in seen
+        ):
+            continue
+        origins = found[0], found[1]
+        seen.append(origins)
+        yield from _read(a, b, origins)
+    transposed = _transposed(a, b)
+    if transposed is not None:
+        yield transposed
+    yield from _fused(a, b)
+
+
+def _equal(a: Origins, b: Origins) -> bool:
+    return np.array_equal(a.source, b.source) and np.array_equal(a.row, b.row)
+
+
+def _has_norms(a: StoredBlock, b: StoredBlock) -> bool:
+    return any(w.gain is not None for block in (a, b) for w in (block.query, block.key))
+
+
+def _rows(weights: Weights, folded: bool) -> np.ndarray:
+    if not folded or weights.gain is None:
+        return weights.rows
+    half = weights.folded(True)
+    return np.asarray(half.weight.reshape(-1, half.weight.shape[-1]))
+
+
+def _origins(
+    rows: np.ndarray, sources: Sequence[np.ndarray], own: int, ours: Weights, theirs: Weights
+) -> Origins:
+    """Where rows come from: of equal ones, from their own side and place."""
+    starts = np.cumsum([0, *(len(source) for source in sources)])
+    place, cosine = _nearest(rows, np.concatenate(list(sources)))
+    # Key heads that are stored repeatedly, or only once, belong to the same one.
+    heads = np.arange(theirs.heads) * ours.heads // theirs.heads
+    usual = (heads[:, None] * ours.width + np.arange(theirs.width) % ours.width).ravel()
+    usual = usual[: len(rows)]
+    at_home = _cosines(rows, sources[own][usual])
+    place = np.where(at_home > cosine - 1e-4, starts[own] + usual, place)
+    cosine = np.maximum(cosine, at_home)
+    source = np.searchsorted(starts, place, side="right") - 1
+    return Origins(
+        np.where(cosine > ALIKE, source, -1), np.where(cosine > ALIKE, place - starts[source], -1)
+    )
+
+
+def _nearest(rows: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For each row the most similar other one, whatever the sign, and their cosine."""
+    directions = np.eye(rows.shape[1], dtype=np.float32)
+    if rows.shape[1] > DIRECTIONS:
+        random = np.random.default_rng(0)
+        directions = random.standard_normal((rows.shape[1], DIRECTIONS)).astype(np.float32)
+    ours, theirs = (_unit(some.astype(np.float32) @ directions) for some in (rows, others))
+    place = np.empty(len(rows), int)
+    for start in range(0, len(rows), SOME):
+        place[start : start + SOME] = np.abs(ours[start : start + SOME] @ theirs.T).argmax(axis=1)
+    # Rows of zeros, of pruned heads, are each other's in their order.
+    silent, other_silent = (np.flatnonzero(~some.any(axis=1)) for some in (rows, others))
+    count = min(len(silent), len(other_silent))
+    place[silent[:count]] = other_silent[:count]
+    return place, _cosines(rows, others[place])
+
+
+def _unit(rows: np.ndarray) -> np.ndarray:
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    return np.asarray(rows / np.where(norms > 0, norms, 1))
+
+
+def _cosines(rows: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Row by row, whatever the sign; 1 for two rows of zeros."""
+    if rows.shape != others.shape:
+        return np.zeros(len(rows))
+    products = np.abs(np.einsum("nd,nd->n", rows, others, dtype=np.float64))
+    norms = [
+        np.sqrt(np.einsum("nd,nd->n", some, some, dtype=np.float64)) for some in (rows, others)
+    ]
+    both = norms[0] * norms[1]
+    silent = (norms[0] == 0) & (norms[1] == 0)
+    return np.where(silent, 1.0, products / np.where(both > 0, both, 1.0))
+
+
+def _read(a: StoredBlock, b: StoredBlock, origins: tuple[Origins, Origins]) -> Iterator[Attempt]:
+    """What the origins of all rows say."""
+    attempt = Attempt(b)
+    if origins[0].are(1) and origins[1].are(0) and a.query.heads == a.key.heads:
+        attempt, origins = _exchanged(a, b), origins[::-1]
+    moved: dict[str, np.ndarray] = {}  # heads that lie in another order, by side
+    for number, side in enumerate(SIDES):
+        ours, theirs = a.side(side), attempt.block.side(side)
+        rows = origins[number].row
+        if ours.heads != theirs.heads:
+            continue
+        if (origins[number].source != number).any():
+            attempt = _strangers(attempt, side, ours, origins[number], number)
+            continue
+        if not np.array_equal(np.sort(rows), np.arange(len(rows))):
+            attempt = _copies(attempt, side, ours, rows)
+            continue
+        order = np.argsort(rows)
+        if np.array_equal(order, np.arange(len(order))):
+            continue
+        heads = whole_heads(order, ours.heads, ours.width)
+        if heads is not None:
+            moved[side] = heads
+        found = () if heads is not None else (_order(side, order, ours, _rotated(a, ours)),)
+        weights = theirs.changed(weight=theirs.rows[order])
+        attempt = attempt.with_side(side, weights, *found)
+        attempt = _bias_moved(attempt, side, ours, theirs, order)
+    if moved:
+        attempt = replace(attempt, found=(*attempt.found, _heads_moved(a, moved)))
+    for side in SIDES:
+        ours, theirs = a.side(side), attempt.block.side(side)
+        if ours.heads == theirs.heads:
+            weights, named = _by_row(side, ours, theirs)
+            attempt = attempt.with_side(side, weights, named) if named else attempt
+    if attempt.found or attempt.beyond:
+        yield attempt
+
+
+def _heads_moved(a: StoredBlock, moved: dict[str, np.ndarray]) -> Mismatch:
+    """Whole heads in another order: on both sides alike, or so that other heads meet."""
+    heads, groups = a.query.heads, a.key.heads
+    share = heads // groups
+    queries = moved.get("query", np.arange(heads))
+    keys = moved.get("key", np.arange(groups)).repeat(share)
+    if np.array_equal(queries // share, keys):
+        return mistakes.head_order(queries)
+    named = mistakes.pairing(queries, keys, groups)
+    code = []
+    for side, order in moved.items():
+        weights = a.side(side)
+        rows = (order[:, None] * weights.width + np.arange(weights.width)).ravel()
+        steps = [each for each in steps_to(rows, weights.heads, weights.width, 0) if len(each) == 1]
+        known = (
+            steps[0][0].code if steps else f"w = w.view(-1, {weights.width}, D)[{order.tolist()}]"
+        )
+        code.append(f"{known}  # {side}")
+    return replace(named, repair="\n".join(code), sides=tuple(moved))
+
+
+def _rotated(block: StoredBlock, weights: Weights) -> int:
+    rotary = block.rotary
+    return 2 * len(rotary.frequencies) if rotary is not None else weights.width
+
+
+def _exchanged(a: StoredBlock, b: StoredBlock) -> Attempt:
+    """Queries and keys in each other's place, with their biases if these were exchanged too."""
+    query, key = b.key.factor.stored_weight, b.query.factor.stored_weight
+    biases = b.query.bias, b.key.bias
+    with_biases = any(bias is not None for bias in biases) and not all(
+        _alike(ours.bias, bias) for ours, bias in zip((a.query, a.key), biases, strict=True)
+    )
+    if with_biases:
+        biases = biases[::-1]
+    block = replace(
+        b,
+        query=b.query.changed(weight=query, bias=biases[0]),
+        key=b.key.changed(weight=key, bias=biases[1]),
+    )
+    return Attempt(block, (mistakes.exchanged(with_biases),))
+
+
+def _order(side: str, order: np.ndarray, ours: Weights, rotated: int) -> Mismatch:
+    """The mistake behind rows in another order; ``order`` brings them back."""
+    heads, width = ours.heads, ours.width
+    steps = steps_to(order, heads, width, rotated)
+    if steps:
+        words = " or ".join(dict.fromkeys(_in_words(each, heads, width) for each in steps))
+        code = "; ".join(step.code for step in steps[0])
+        rotary = all(step.kind != "heads" for step in steps[0])
+        verdict = mistakes.ROTARY if rotary else "same heads in another order"
+        return mistakes.reordered(
+            verdict, words, code, (side,), order=steps[0][-1].kind, heads_taken=steps[0][0].heads
+        )
+    table = order.reshape(heads, width) - width * np.arange(heads)[:, None]
+    if (table == table[0]).all():
+        listed = ", ".join(map(str, table[0]))
+        return mistakes.reordered(
+            "other order of dimensions", "dimensions of each head in another order",
+            f"w = w.view(-1, {width}, D)[:, [{listed}]].reshape(-1, D)", (side,),
+        )  # fmt: skip
+    return mistakes.reordered(
+        "other order of rows", "the same rows in another order, by no known rule", "", (side,)
+    )
+
+
+def _in_words(steps: tuple[Reorder, ...], heads: int, width: int) -> str:
+    """What was done to rows that these steps bring back."""
+    first, last = steps[0], steps[-1]
+    lie = {"half": "interleaved", "interleaved": "half"}
+    if first.kind == "heads":
+        return f"heads regrouped: {first.heads} heads in the order of another grouping"
+    if len(steps) == 1 and (first.heads, first.width) == (heads, width):
+        return (
+            f"rotary order: rows lie {lie[first.kind]}, are read {first.kind} "
+            "(not converted, or converted where it was not needed)"
+        )
+    if len(steps) == 1:
+        return (
+            f"rotary order: rows lie as if there were {first.heads} heads of width "
+            f"{first.width}, not {heads} of {width}"
+        )
+    if first.kind == last.kind and first.heads == last.heads == heads:
+        return f"rotary order: rows were converted twice to {lie[first.kind]}"
+    wrong = first if (first.heads, first.width) != (heads, width) else last
+    if wrong.kind == "heads":
+        return "rotary order and grouping of heads"
+    return (
+        f"rotary order: converted with {wrong.heads} heads of width {wrong.width} instead of "
+        f"{heads} of {width}"
+    )
+
+
+def _by_row(side: str, ours: Weights, weights: Weights) -> tuple[Weights, Mismatch | None]:
+    """A factor or a sign that depends on the dimension within a head alone."""
+    theirs = weights.rows
+    sizes = np.einsum("nd,nd->n", theirs, theirs, dtype=np.float64)
+    products = np.einsum("nd,nd->n", ours.rows, theirs, dtype=np.float64)
+    if ours.rows.shape != theirs.shape or not sizes.all():
+        return weights, None
+    factors = (products / sizes).reshape(weights.heads, weights.width)
+    usual = factors[0]
+    if np.abs(factors - usual).max() > SAME * np.abs(usual).max() or np.ptp(usual) < SAME:
+        return weights, None
+    repaired = weights.changed(
+        weight=theirs * np.tile(usual, weights.heads)[:, None].astype(theirs.dtype)
+    )
+    if np.allclose(np.abs(usual), np.abs(usual[0]), rtol=SAME):
+        negative = np.flatnonzero(usual < 0)
+        if weights.bias is not None:
+            signs = np.sign(np.tile(usual, weights.heads)).astype(weights.bias.dtype)
+            repaired = repaired.changed(bias=weights.bias * signs)
+        reason = f"signs of {len(negative)} of the {len(usual)} dimensions of each head"
+        repair = f"w.view(-1, {weights.width}, D)[:, {_as_slice(negative)}] *= -1"
+        return repaired, mistakes.Mismatch("other signs", reason, repair, (side,))
+    reason = (
+        "each dimension of a head has a factor of its own, as gains of a norm that were folded in, "
+        "or left out"
+    )
+    repair = f"w = (w.view(-1, {weights.width}, D) * gain[:, None]).reshape(-1, D)"
+    return repaired, mistakes.Mismatch("other factors of dimensions", reason, repair, (side,))
+
+
+def _as_slice(numbers: np.ndarray) -> str:
+    if len(numbers) and np.array_equal(numbers, np.arange(numbers[0], numbers[-1] + 1)):
+        return f"{numbers[0]}:{numbers[-1] + 1}"
+    return str(numbers.tolist())
+
+
+def _bias_moved(
+    attempt: Attempt, side: str, ours: Weights, theirs: Weights, order: np.ndarray
+) -> Attempt:
+    """The bias along with its rows, unless it is right where it is: then that is a mistake too."""
+    bias = theirs.bias
+    if bias is None or ours.bias is None:
+        return attempt
+    moved = bias[order]
+    if _alike(ours.bias, moved) or not _alike(ours.bias, bias):
+        weights = attempt.block.side(side)
+        return attempt.with_side(side, weights.changed(bias=moved))
+    note = mistakes.other_bias("biases are in place, the weights' rows are not", "", (side,))
+    return attempt.with_side(side, attempt.block.side(side), note)
+
+
+def _strangers(
+    attempt: Attempt, side: str, ours: Weights, origins: Origins, number: int
+) -> Attempt:
+    """Heads whose rows are not among the first block's."""
+    by_head = origins.source.reshape(ours.heads, ours.width)
+    lost = np.flatnonzero((by_head != number).mean(axis=1) > 0.5)
+    if not len(lost) or len(lost) == ours.heads:
+        return attempt
+    weights = attempt.block.side(side)
+    spread = float(weights.factor.stored_weight[lost].std())
+    others = origins.source.reshape(ours.heads, ours.width)[lost]
+    where = "none of the original's"
+    if (others == 1 - number).all():
+        where = f"{SIDES[1 - number]} heads of the original"
+    reason = (
+        f"{side} heads {mistakes.listed(lost)} are zero, as pruned ones are"
+        if not spread
+        else f"{side} heads {mistakes.listed(lost)} are {where}; left as initialized? "
+        f"(standard deviation {spread:.2g}, the others' "
+        f"{float(np.delete(weights.factor.stored_weight, lost, axis=0).std()):.2g})"
+    )
+    repair = _from_original(ours.width, lost)
+    named = mistakes.some_heads("heads of other weights", reason, (side,), lost, repair)
+    return _beyond(attempt, side, lost, named)
+
+
+def _copies(attempt: Attempt, side: str, ours: Weights, rows: np.ndarray) -> Attempt:
+    """Heads that are copies of others."""
+    origin = whole_heads(rows, ours.heads, ours.width)
+    if origin is None:
+        return attempt
+    copied = np.flatnonzero(origin != np.arange(ours.heads))
+    pairs = ", ".join(f"{head} is a copy of {origin[head]}" for head in copied[:8])
+    repair = _from_original(ours.width, copied)
+    reason = f"{side} heads copied: {pairs}{' …' if len(copied) > 8 else ''}"
+    named = mistakes.some_heads("heads copied from others", reason, (side,), copied, repair)
+    return _beyond(attempt, side, copied, named)
+
+
+def _from_original(width: int, heads: np.ndarray) -> str:
+    """Code that takes whole heads from the original's weight."""
+    which = heads.tolist()
+    return f"w.view(-1, {width}, D)[{which}] = original.view(-1, {width}, D)[{which}]"
+
+
+def _beyond(attempt: Attempt, side: str, heads: np.ndarray, named: Mismatch) -> Attempt:
+    """With heads that are lost; query heads that meet lost keys are lost as well."""
+    block = attempt.block
+    share = block.query.heads // block.key.heads
+    lost = (
+        set(heads.tolist())
+        if side == "query"
+        else {int(h) * share + n for h in heads for n in range(share)}
+    )
+    return replace(attempt, found=(*attempt.found, named), beyond=attempt.beyond | lost)
+
+
+def _transposed(a: StoredBlock, b: StoredBlock) -> Attempt | None:
+    """A square weight that was stored the other way round."""
+    attempt = Attempt(b)
+    for side in SIDES:
+        ours, theirs = a.side(side), attempt.block.side(side)
+        rows = theirs.rows
+        if rows.shape[0] != rows.shape[1] or ours.rows.shape != rows.shape:
+            continue
+        turned = np.ascontiguousarray(rows.T)
+        if (_cosines(turned, ours.rows) > ALIKE).mean() > 0.5:
+            named = mistakes.Mismatch(
+                "stored transposed",
+                "the weight is stored transposed, (in, out)",
+                "w = w.T",
+                (side,),
+            )
+            attempt = attempt.with_side(side, theirs.changed(weight=turned), named)
+    return attempt if attempt.found else None
+
+
+def _fused(a: StoredBlock, b: StoredBlock) -> Iterator[Attempt]:
+    """Queries, keys and values that were read from one tensor, or split, in another order."""
+    shapes = [(block.query.heads, block.key.heads, block.query.width) for block in (a, b)]
+    ours, theirs = a.values(), b.values()
+    if shapes[0] != shapes[1] or ours is None or theirs is None or ours.shape != theirs.shape:
+        return
+    heads, groups, width = shapes[0]
+    lengths = [heads * width, groups * width, groups * width]
+    if len(ours) != lengths[2]:
+        return
+    all_ours = np.concatenate([a.query.rows, a.key.rows, ours])
+    all_theirs = np.concatenate([b.query.rows, b.key.rows, theirs])
+    place, cosine = _nearest(all_ours, all_theirs)
+    if (cosine < ALIKE).any() or not np.array_equal(np.sort(place), np.arange(len(place))):
+        return
+    for named, rows in _fusions(heads, groups, width):
+        if np.array_equal(rows, place):
+            moved = all_theirs[rows]
+            query, key = moved[: lengths[0]], moved[lengths[0] : lengths[0] + lengths[1]]
+            block = replace(b, query=b.query.changed(weight=query), key=b.key.changed(weight=key))
+            yield Attempt(block, (named,))
+            return
+
+
+def _fusions(heads: int, groups: int, width: int) -> Iterator[tuple[Mismatch, np.ndarray]]:
+    """Orders in which the rows of queries, keys and values may have been taken from one tensor.
+
+    Each with the rows that bring [q, k, v] back.
+    """
+    share = heads // groups
+    counts = {"q": heads * width, "k": groups * width, "v": groups * width}
+    total = sum(counts.values())
+    per_group = np.arange(total).reshape(groups, share + 2, width)
+    parts = (per_group[:, :share], per_group[:, share], per_group[:, share + 1])
+    grouped = np.concatenate([part.reshape(-1) for part in parts])
+    split = f"w.view({groups}, {share + 2}, {width}, D).split([{share}, 1, 1], dim=1)"
+    yield (
+        _fusion(
+            "rows lie per key head (its queries, its key, its value), were split as sections",
+            f"q, k, v = {split}",
+        ),
+        grouped,
+    )
+    inverse = np.argsort(grouped)
+    yield (
+        _fusion(
+            "rows lie in sections (all queries, all keys, all values), were split per key head",
+            f"q, k, v = w.split([{counts['q']}, {counts['k']}, {counts['v']}])",
+        ),
+        inverse,
+    )
+    for order in permutations("qkv"):
+        if "".join(order) == "qkv":
+            continue
+        starts, at = {}, 0
+        for role in order:
+            starts[role], at = at, at + counts[role]
+        rows = np.concatenate([starts[r] + np.arange(counts[r]) for r in "qkv"])
+        sizes = ", ".join(str(counts[role]) for role in order)
+        yield (
+            _fusion(
+                f"sections lie in the order {' '.join(order)}, were read as q k v",
+                f"{', '.join(order)} = w.split([{sizes}])",
+            ),
+            rows,
+        )
+
+
+def _fusion(reason: str, repair: str) -> Mismatch:
+    return mistakes.reordered("other layout of the fused weight", reason, repair, SIDES)
+
+
+# Biases, norms and adapters.
+
+
+def _alike(ours: np.ndarray | None, theirs: np.ndarray | None) -> bool:
+    """Whether two vectors are the same, up to rounding."""
+    if ours is None or theirs is None:
+        return (ours is None or not ours.any()) and (theirs is None or not theirs.any())
+    if ours.shape != theirs.shape:
+        return False
+    return bool(np.abs(ours - theirs).max() <= SAME * max(np.abs(ours).max(), 1e-30))
+
+
+def _biases_repaired(a: StoredBlock, attempt: Attempt) -> Attempt:
+    for side in SIDES:
+        ours, theirs = a.side(side), attempt.block.side(side)
+        bias = theirs.bias
+        if _alike(ours.bias, bias) or (side == "key" and not a.key_bias):
+            continue
+        if ours.heads != theirs.heads:
+            continue
+        other = a.side(SIDES[1 - SIDES.index(side)])
+        reason, repair = f"other biases of the {side}", ""
+        if bias is None or not bias.any():
+            reason = f"biases of the {side} are missing"
+            repair = f"b_{side[0]} = the original's"
+        elif ours.bias is None:
+            reason, repair = f"biases of the {side} that the original lacks", f"b_{side[0]}[:] = 0"
+        elif _alike(other.bias, bias):
+            reason = f"the {side} has the biases of the {SIDES[1 - SIDES.index(side)]}"
+            repair = "b_q, b_k = b_k, b_q"
+        else:
+            for step in reorders(ours.heads, ours.width, _rotated(a, ours)):
+                if _alike(ours.bias, bias[step.rows]):
+                    reason = "biases were not reordered along with the weights' rows"
+                    repair = of_vector(step.code, "b")
+                    break
+        named = mistakes.other_bias(f"same weights, {reason}", repair, (side,))
+        attempt = attempt.with_side(side, theirs.changed(bias=ours.bias), named)
+    return attempt
+
+
+def _norms_repaired(a: StoredBlock, attempt: Attempt) -> Attempt:
+    """The gains of norms before and after the projection."""
+    start = attempt
+    for side in SIDES:
+        ours, theirs = a.side(side), attempt.block.side(side)
+        for what, gains, offsets in (
+            ("before the projection", (ours.gain, theirs.gain), (0.0, 0.0)),
+            ("before the score", (ours.factor.gain, theirs.factor.gain), _offsets(ours, theirs)),
+        ):
+            if gains[0] is None or gains[1] is None or gains[0].shape != gains[1].shape:
+                continue
+            wanted, has = gains[0] + offsets[0], gains[1] + offsets[1]
+            if _alike(wanted, has):
+                continue
+            reason, repair = _gains(wanted, has, ours)
+            named = mistakes.other_norm(f"{reason} of the norm {what}", repair, (side,))
+            weights = attempt.block.side(side)
+            if what == "before the projection":
+                weights = replace(weights, gain=wanted)
+            else:
+                weights = weights.changed(after=wanted - offsets[1])
+            attempt = attempt.with_side(side, weights, named)
+        weights = attempt.block.side(side)
+        if not _alike(ours.shift, weights.shift):
+            named = mistakes.other_norm(
+                "other biases of the norm before the projection",
+                "norm.bias = the original's",
+                (side,),
+            )
+            attempt = attempt.with_side(side, replace(weights, shift=ours.shift), named)
+    return attempt if attempt.found != start.found else start
+
+
+def _offsets(ours: Weights, theirs: Weights) -> tuple[float, float]:
+    first, second = (
+        weights.factor.side.norm.offset if weights.factor.side.norm else 0.0
+        for weights in (ours, theirs)
+    )
+    return first, second
+
+
+def _gains(wanted: np.ndarray, has: np.ndarray, ours: Weights) -> tuple[str, str]:
+    if _alike(wanted, has + 1):
+        return "gains are read as stored, but are differences from 1", "gain = 1 + gain"
+    if _alike(wanted, has - 1):
+        return "gains have 1 added that were not differences from 1", "gain = gain - 1"
+    if np.ptp(has) == 0:
+        return f"gains were not converted (all are {has[0]:g})", "gain = the original's"
+    if len(wanted) == ours.width:
+        for step in reorders(1, ours.width, ours.width):
+            if _alike(wanted, has[step.rows]):
+                return "gains were not reordered along with the rows", of_vector(step.code, "gain")
+    return "other gains", "gain = the original's"
+
+
+def _adapter(a: StoredBlock, b: StoredBlock) -> Mismatch | None:
+    """A difference of low rank on either side, as of an adapter that one of them lacks."""
+    ranks = {}
+    for side in SIDES:
+        ours, theirs = a.side(side).rows, b.side(side).rows
+        if ours.shape != theirs.shape:
+            return None
+        step = theirs - ours
+        if not step.any():
+            continue
+        rank = _rank(step, max(a.rounding, b.rounding) * float(np.abs(ours).max()))
+        if rank is None:
+            return None
+        ranks[side] = rank
+    if not ranks:
+        return None
+    high = max(ranks.values())
+    reason = (
+        f"weights differ by an update of rank {high}: an adapter (LoRA) that is merged in one of "
+        "the two alone, or with another scale"
+    )
+    repair = f"w = w ± scale · (B @ A), with A and B of rank {high}"
+    return mistakes.adapter(reason, repair, tuple(ranks), rank=high)
+
+
+def _rank(step: np.ndarray, noise: float) -> int | None:
+    """The rank of a matrix if it is low and plain; None otherwise."""
+    most = min(LARGEST_RANK, min(step.shape) // 4)
+    random = np.random.default_rng(0)
+    sketch = step @ random.standard_normal((step.shape[1], most + 8)).astype(step.dtype)
+    values = np.linalg.svd(sketch, compute_uv=False).astype(np.float64)
+    floor = max(values[0] * 1e-4, noise * np.sqrt(step.size))
+    rank = int((values > floor).sum())
+    return rank if 0 < rank <= most and values[rank] < values[rank - 1] / 3 else None

@@ -1,0 +1,202 @@
+"""A block's weights as stored, with the norms that feed them, and its scores made from these.
+
+What conversions change are stored weights, biases and gains, so that mistakes are looked for there;
+whether they matter is told from the scores.
+
+Axes: H query heads, G key heads, R head width, D model width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from wqk.attention import load_attention
+from wqk.attention.coordinates import Half, augmented, with_norm
+from wqk.checkpoints.quantized import QUANTIZED, rounding
+from wqk.comparing.blocks import Scoring
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from wqk.attention.factor import Factor
+    from wqk.checkpoints import Checkpoint
+    from wqk.families import AttentionPlan, Norm, Rotary
+
+# Of each floating type: half the distance of neighboring numbers, relative to them.
+ROUNDING = {
+    "F64": 2.0**-53,
+    "F32": 2.0**-24,
+    "F16": 2.0**-11,
+    "BF16": 2.0**-8,
+    "F8_E4M3": 2.0**-4,
+    "F8_E5M2": 2.0**-3,
+}
+# The same at zero, where it is not relative.
+AT_ZERO = {"F16": 2.0**-25}
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """One side of a block as stored."""
+
+    factor: Factor
+    norm: Norm | None  # that feeds it, if it is known
+    gain: np.ndarray | None  # of that norm, as it multiplies
+    shift: np.ndarray | None
+
+    @property
+    def rows(self) -> np.ndarray:
+        """The weight's rows, (heads · R, D)."""
+        return np.asarray(
+            self.factor.stored_weight.reshape(-1, self.factor.stored_weight.shape[-1])
+        )
+
+    @property
+    def bias(self) -> np.ndarray | None:
+        """The bias, (heads · R,)."""
+        bias = self.factor.stored_bias
+        return None if bias is None else np.asarray(bias.reshape(-1))
+
+    @property
+    def heads(self) -> int:
+        """Number of heads."""
+        return int(self.factor.stored_weight.shape[0])
+
+    @property
+    def width(self) -> int:
+        """Width of a head."""
+        return int(self.factor.stored_weight.shape[1])
+
+    def folded(self, norms: bool) -> Half:
+        """The factor with what comes after it, and if wanted with the norm before it."""
+        half = Half(self.factor.weight, self.factor.bias, self.norm)
+        return with_norm(half, self.gain, self.shift) if norms and self.gain is not None else half
+
+    def changed(self, **parts: Any) -> Weights:
+        """With other ``weight`` rows, ``bias``, or norm before the score (``after``)."""
+        names = {"weight": "stored_weight", "bias": "stored_bias", "after": "gain"}
+        shape = self.factor.stored_weight.shape
+        new = {
+            names[key]: value.reshape(shape if key == "weight" else shape[:2])
+            if value is not None and key != "after"
+            else value
+            for key, value in parts.items()
+        }
+        return replace(self, factor=replace(self.factor, **new))
+
+
+@dataclass(frozen=True, eq=False)
+class StoredBlock:
+    """A block as its checkpoint stores it."""
+
+    query: Weights
+    key: Weights
+    scale: float
+    rotary: Rotary | None  # of one axis or of two, with its attention factor
+    rounding: float
+    norms: bool  # whether the norms before it are folded into its scores
+    key_bias: bool  # whether the key's bias counts
+    values: Callable[[], np.ndarray | None]  # the values' rows, read when they are needed
+
+    def side(self, name: str) -> Weights:
+        """Its ``query`` or its ``key``."""
+        return self.query if name == "query" else self.key
+
+    def scoring(self) -> Scoring:
+        """Its scores."""
+        query, key = self.query.folded(self.norms), self.key.folded(self.norms)
+        return Scoring(
+            augmented(query.weight, query.bias),
+            augmented(key.weight, key.bias if self.key_bias else None),
+            self.scale,
+            self.rotary,
+            self.rounding,
+        )
+
+
+def load_block(
+    checkpoint: Checkpoint, plan: AttentionPlan, *, norms: bool, **known: Any
+) -> StoredBlock:
+    """A block's weights, and the norms that feed it if they are to be folded in.
+
+    ``known`` replaces what a guessed plan does not know: ``scale``, ``rotary``, ``key_bias``.
+    """
+    attention = load_attention(checkpoint, plan)
+    rotary = plan.rotary or plan.axial
+    sides = [
+        _weights(checkpoint, factor, side.input_norm if norms else None)
+        for factor, side in ((attention.query, plan.query), (attention.key, plan.key))
+    ]
+    block = StoredBlock(
+        sides[0],
+        sides[1],
+        plan.scale,
+        rotary,
+        max(
+            _rounding(checkpoint.info(part.name).dtype, np.asarray(factor.stored_weight))
+            for factor, side in ((attention.query, plan.query), (attention.key, plan.key))
+            for part in side.projection.roles.values()
+        ),
+        norms,
+        plan.rotary is not None,
+        lambda: _values(checkpoint, plan),
+    )
+    return replace(block, **known)
+
+
+def _weights(checkpoint: Checkpoint, factor: Factor, norm: Norm | None) -> Weights:
+    if norm is None:
+        return Weights(factor, None, None, None)
+    gain, *shift = checkpoint.read([*norm.gain, *norm.bias])
+    return Weights(factor, norm, gain + gain.dtype.type(norm.offset), shift[0] if shift else None)
+
+
+def _values(checkpoint: Checkpoint, plan: AttentionPlan) -> np.ndarray | None:
+    """The rows of the values, (G · R, D)."""
+    if plan.value is None:
+        return None
+    parts = list(plan.value.projection.roles.values())
+    stored = dict(zip(parts, checkpoint.read(parts), strict=True))
+    weight = plan.value.projection.weight(stored)
+    return np.asarray(weight.reshape(-1, weight.shape[-1]))
+
+
+def grid(dtype: str, values: np.ndarray) -> str:
+    """The coarsest type that holds these values, where they are stored in a wider one.
+
+    Examples
+    --------
+    >>> grid("F32", np.array([1.0, 0.3], np.float16).astype(np.float32))
+    'F16'
+    """
+    if dtype not in ("F64", "F32", "F16") or values.dtype not in (np.float32, np.float64):
+        return dtype
+    flat = values.reshape(-1)
+    for some in (flat[:4096], flat):  # most weights fail at once
+        single = some.astype(np.float32)
+        with np.errstate(over="ignore"):
+            fits = {
+                "BF16": not (single.view(np.uint32) & 0xFFFF).any(),
+                "F16": dtype != "F16" and np.array_equal(single, single.astype(np.float16)),
+                "F32": dtype == "F64",
+            }
+        if dtype == "F64" and not np.array_equal(some, single):
+            return dtype
+        found = next((name for name, holds in fits.items() if holds), dtype)
+        if found == dtype:
+            return dtype
+    return found if flat.any() else dtype
+
+
+def _rounding(dtype: str, values: np.ndarray) -> float:
+    """Half the distance of neighboring stored numbers, relative to the weight's values."""
+    if dtype in QUANTIZED:
+        whole = values.size % QUANTIZED[dtype].shared == 0
+        return rounding(dtype, values) if whole else QUANTIZED[dtype].steps
+    kind = grid(dtype, values)
+    relative, at_zero = ROUNDING.get(kind, ROUNDING["F8_E5M2"]), AT_ZERO.get(kind, 0.0)
+    size = float(np.sqrt(np.mean(np.square(values, dtype=np.float64))))
+    return max(relative, at_zero / size if size else 0.0)
