@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 LINES = {"encoder": "-", "decoder": "--"}
 
 MEDIAN_BANDS = "Medians over layers; bands reach from quartile to quartile."
-LAYER_BANDS = "The numbers are layers; bands span the seeds."
+LAYER_BANDS = "The numbers are layers, light to dark; bands span the seeds."
 
 
 def pair_curves(runs: Sequence[Run], figure: str) -> pl.DataFrame:

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     # A curve's last value, its name and its color.
     End = tuple[float, str, str | tuple[float, ...]]
 
-# At most this many layers are labeled.
-LABELED_LAYERS = 12
-
 # Minimum distance between two labels at the ends of curves, as a fraction of the axis height.
 LABEL_GAP = 0.085
+
+# A label that is moved further than this from its curve's end gets a line to it.
+NEAR = 0.02
 
 
 def draw_curve(axis: Axes, curve: pl.DataFrame, band: tuple[str, str], **look: Any) -> None:
@@ -43,21 +43,23 @@ def draw_layers(axis: Axes, curves: pl.DataFrame, color: str, **look: Any) -> li
     drawn = list(zip(layers, shades(color, len(layers)), strict=True))
     for curve, shade in drawn:
         draw_curve(axis, curve, ("low", "high"), color=shade, **look)
-    every = max(1, math.ceil(len(layers) / LABELED_LAYERS))
-    return [(curve["value"][-1], str(curve["layer"][0]), shade) for curve, shade in drawn[::every]]
+    return [(curve["value"][-1], str(curve["layer"][0]), shade) for curve, shade in drawn]
 
 
 def finish_row(
     axes: Sequence[Axes], label: str, ends: Iterable[Sequence[End]] = (), zero: bool = True
 ) -> None:
-    """Label a row's shared y axis and, now that its limits are final, the curves; draw zero."""
+    """Label a row's shared y axis and, now that its limits are final, the curves; draw zero.
+
+    Of curves that are numbered, such as layers, those are labeled that have room beside their end.
+    """
     axes[0].set_ylabel(label)
     if zero:
         for axis in axes:
             axis.axhline(0, color=GRAY, linewidth=0.5, zorder=0)
     for axis, some in zip(axes, ends, strict=False):
         axis.set_ylim(axes[0].get_ylim())
-        label_ends(axis, some)
+        label_ends(axis, with_room(axis, some) if all(n.isdigit() for _, n, _ in some) else some)
 
 
 def panel_grid(figure: FigureBase, count: int, columns: int, **share: Any) -> list[Axes]:
@@ -136,14 +138,36 @@ def _above(axis: Axes, text: str, offset: tuple[float, float], size: float) -> A
     )
 
 
+def with_room(axis: Axes, ends: Sequence[End]) -> list[End]:
+    """The curves whose labels stay beside their ends: the first, the last, then what fits."""
+    low, high = axis.get_ylim()
+    kept: list[End] = []
+    for end in sorted(ends, key=lambda end: end not in (ends[0], ends[-1])):
+        if all(abs(end[0] - other[0]) >= LABEL_GAP * (high - low) for other in kept):
+            kept.append(end)
+    return kept
+
+
 def label_ends(axis: Axes, ends: Iterable[End]) -> None:
     """Label curves at their right ends, without overlaps; the limits of the axis must be final."""
     low, high = axis.get_ylim()
     ordered = sorted(ends, key=lambda end: end[0])
-    heights = spread_apart([(value - low) / (high - low) for value, _, _ in ordered], LABEL_GAP)
-    for height, (_, name, color) in zip(heights, ordered, strict=True):
-        axis.text(
-            1.02, height, name, color=color, fontsize=7, va="center", transform=axis.transAxes
+    places = [(value - low) / (high - low) for value, _, _ in ordered]
+    for place, height, (_, name, color) in zip(
+        places, spread_apart(places, LABEL_GAP), ordered, strict=True
+    ):
+        is_near = abs(height - place) <= NEAR
+        axis.annotate(
+            name,
+            (1.0, place),
+            xytext=(1.02 if is_near else 1.06, height),
+            xycoords="axes fraction",
+            color=color,
+            fontsize=7,
+            verticalalignment="center",
+            arrowprops=None
+            if is_near
+            else {"arrowstyle": "-", "color": color, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 0},
         )
 
 
@@ -173,27 +197,37 @@ def spread_apart(heights: Sequence[float], gap: float) -> list[float]:
 
 # Offsets of a label from its point, in points, the preferred ones first.
 OFFSETS = tuple(
-    (x, y, side) for y in (3, -8, 9, -14, 15, -20) for x, side in ((5, "left"), (-5, "right"))
+    (x, y, side)
+    for away in (5, 14, 26)
+    for y in (3, -8, 9, -14, 15, -20, 24, -30, 36, -42)
+    for x, side in ((away, "left"), (-away, "right"))
 )
 
 
 def separate_labels(axis: Axes, labels: Iterable[Annotation]) -> None:
-    """Move the labels of points so that they overlap no marker, edge or other label.
+    """Move the labels of points so that they overlap no marker, error bar, edge or other label.
 
-    Call it last, since the layout decides where points are. If every offset overlaps something, a
-    marker is preferred to another label or an edge.
+    Call it last, since the layout decides where points are. If every offset overlaps something, an
+    error bar is preferred to a marker, and a marker to another label or an edge. A label that had
+    to move far has a line to its point.
     """
     from matplotlib.transforms import Bbox
 
     axis.get_figure(root=True).draw_without_rendering()  # type: ignore[union-attr]
     points = [xy[0] for line in axis.lines if len(xy := np.asarray(line.get_xydata())) == 1]
     markers = [Bbox([xy - 3, xy + 3]) for xy in axis.transData.transform(points)]
+    bars = [
+        Bbox([ends.min(axis=0), ends.max(axis=0)])
+        for bars in axis.collections
+        for segment in getattr(bars, "get_segments", list)()
+        if len(ends := axis.transData.transform(segment))
+    ]
     placed: list[Bbox] = []
 
     def overlap(box: Bbox) -> int:
         outside = min(*(box.p0 - axis.bbox.p0), *(axis.bbox.p1 - box.p1)) < 2
         worse = sum(map(box.overlaps, placed)) + outside
-        return int(sum(map(box.overlaps, markers)) + 9 * worse)
+        return int(sum(map(box.overlaps, bars)) + 4 * sum(map(box.overlaps, markers)) + 50 * worse)
 
     for label in labels:
         boxes = []
@@ -203,4 +237,9 @@ def separate_labels(axis: Axes, labels: Iterable[Annotation]) -> None:
         best = min(range(len(boxes)), key=lambda index: overlap(boxes[index]))
         x, y, side = OFFSETS[best]
         label.set(position=(x, y), horizontalalignment=side)
+        if best >= len(OFFSETS) // 3 or abs(y) > 15:
+            axis.annotate(
+                "", label.xy, xytext=(x, y + 2), textcoords="offset points",
+                arrowprops={"arrowstyle": "-", "linewidth": 0.4, "color": label.get_color(), "shrinkA": 0, "shrinkB": 2},
+            )  # fmt: skip
         placed.append(boxes[best])
