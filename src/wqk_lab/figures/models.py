@@ -95,12 +95,13 @@ def by_size(rows: pl.DataFrame, matrices: Mapping[str, MatrixImage] | None = Non
     flagged = [pl.when(pl.col("flags").list.contains(flag)).then(pl.lit(flag)) for flag in HOLLOW]
     rows = rows.with_columns(reason=pl.coalesce(flagged))
     matrices = matrices or {}
-    figure = new_figure(PAGE, 5.4 if matrices else 3.0)
+    figure = new_figure(PAGE, 5.4)
     labels = {}
-    shape, widths = ((2, 2), [1.6, 1.0]) if matrices else ((1, 2), [1.0, 1.0])
-    grid = figure.add_gridspec(*shape, width_ratios=widths)
+    grid = figure.add_gridspec(
+        2, 2 if matrices else 1, width_ratios=[1.6, 1.0][: 2 if matrices else 1]
+    )
     for index, (score, label) in enumerate(SCORES.items()):
-        axis = figure.add_subplot(grid[index, 0] if matrices else grid[0, index])
+        axis = figure.add_subplot(grid[index, 0])
         labels[axis] = _draw_models(axis, rows.drop_nulls(score), score)
         axis.set_ylabel(label)
         letter(axis, "ab"[index])

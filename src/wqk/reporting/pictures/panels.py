@@ -240,6 +240,9 @@ def separate_labels(axis: Axes, labels: Iterable[Annotation]) -> None:
         if best >= len(OFFSETS) // 3 or abs(y) > 15:
             axis.annotate(
                 "", label.xy, xytext=(x, y + 2), textcoords="offset points",
-                arrowprops={"arrowstyle": "-", "linewidth": 0.4, "color": label.get_color(), "shrinkA": 0, "shrinkB": 2},
+                arrowprops={
+                    "arrowstyle": "-", "linewidth": 0.4, "color": label.get_color(),
+                    "shrinkA": 0, "shrinkB": 2,
+                },
             )  # fmt: skip
         placed.append(boxes[best])
