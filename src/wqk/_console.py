@@ -9,19 +9,22 @@ from __future__ import annotations
 import io
 import re
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Literal
+from html import escape
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from rich.console import Console, ConsoleOptions, RenderResult
-    from rich.table import Table
 
 # ASCII and Latin-1 control characters except the line feed, line separators, marks of text
 # direction, and surrogates.
 UNPRINTABLE = re.compile(
     "[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
+
+# Characters to a line of what a notebook shows in blocks.
+PAGE_WIDTH = 100
 
 
 def printable(text: str) -> str:
@@ -95,25 +98,21 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def plain_table(*headings: str, left: Collection[str] = ()) -> Table:
-    """An empty table without lines; the columns ``left`` are left-aligned, the others right.
+def spans(numbers: Sequence[int]) -> str:
+    """Write whole numbers as ranges.
 
     Examples
     --------
-    >>> table = plain_table("task", "score", left=["task"])
-    >>> table.add_row("mnli", "0.84")
-    >>> print(plain(table))
-    task  score
-     mnli   0.84
+    >>> spans([0, 1, 2, 5, 7, 8])
+    '0-2, 5, 7-8'
     """
-    from rich.table import Table
-
-    table = Table(box=None, padding=(0, 1), header_style="dim")
-    for heading in headings:
-        side: Literal["left", "right"] = "left" if heading in left else "right"
-        longest_word = max(map(len, heading.split()), default=0)
-        table.add_column(heading, justify=side, overflow="fold", min_width=longest_word)
-    return table
+    ranges: list[list[int]] = []
+    for number in sorted(numbers):
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)
 
 
 # Substitutes for the package's own characters on terminals without Unicode.
@@ -184,31 +183,20 @@ def plain(*renderables: Any, width: int | None = None) -> str:
     return "\n".join(line.rstrip() for line in target.getvalue().splitlines()).strip("\n")
 
 
-def html(*renderables: Any, width: int = 100) -> str:
-    """Renderables as HTML for a notebook."""
-    from rich.console import Console
-
-    console = Console(
-        file=io.StringIO(), width=width, record=True, highlight=False, markup=False,
-        force_terminal=True, force_jupyter=False, color_system="256",
-    )  # fmt: skip
-    cleaning(console).print(*renderables, sep="\n")
-    frame = '<pre style="line-height: normal; font-family: monospace">{code}</pre>'
-    return console.export_html(inline_styles=True, code_format=frame)
+def html(*renderables: Any) -> str:
+    """Renderables as HTML for a notebook: tables, and paragraphs of text."""
+    return "".join(map(_in_html, renderables))
 
 
-def spans(numbers: Sequence[int]) -> str:
-    """Write whole numbers as ranges.
-
-    Examples
-    --------
-    >>> spans([0, 1, 2, 5, 7, 8])
-    '0-2, 5, 7-8'
-    """
-    ranges: list[list[int]] = []
-    for number in sorted(numbers):
-        if ranges and number == ranges[-1][1] + 1:
-            ranges[-1][1] = number
-        else:
-            ranges.append([number, number])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)
+def _in_html(renderable: Any) -> str:
+    if isinstance(renderable, Shown):
+        return html(*renderable._shown(PAGE_WIDTH))
+    if hasattr(renderable, "html"):
+        return str(renderable.html())
+    if not isinstance(renderable, str) and not hasattr(renderable, "plain"):
+        return f"<pre>{escape(plain(renderable, width=PAGE_WIDTH))}</pre>"
+    text = escape(printable(str(renderable)).strip("\n")).replace("\n", "<br>")
+    if not text:
+        return ""
+    tag = "b" if "bold" in str(getattr(renderable, "style", "")) else "span"
+    return f"<div><{tag}>{text}</{tag}></div>"

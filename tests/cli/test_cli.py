@@ -47,8 +47,11 @@ def test_scan_prints_a_table_that_fits_the_terminal() -> None:
         lines = result.output.splitlines()
         assert max(map(len, lines)) <= width or any(ENCODER in line for line in lines)
         assert "median symmetry" in result.output
-        assert "Definition 3.2" in result.output
+        assert "is typical of published encoders" in " ".join(result.output.split())
         assert ("█" in result.output) == (width >= 80)
+    full = " ".join(run("scan", ENCODER, "--full", width=80).output.split())
+    assert "Definition 3.2" in full
+    assert "expected by chance" in full
 
 
 @pytest.mark.parametrize(
@@ -254,8 +257,7 @@ def test_several_checkpoints_share_one_legend_and_only_trained_ones_are_placed(
     shutil.copytree(ENCODER, tmp_path / "run" / "checkpoint-10")
     printed = run("scan", str(tmp_path / "run"), width=200).stdout
     assert printed.count("random-looking: as if") == 1
-    assert printed.count("null: symmetry left") == 1
-    assert printed.count("atlas") == 1
+    assert printed.count("\nrank") == 1
     alone = run("scan", str(fresh), width=200).stdout
     assert alone.count("random-looking") >= 4
-    assert "atlas" not in alone
+    assert "\nrank" not in alone

@@ -215,9 +215,9 @@ def test_cross_attention_of_bert_is_read() -> None:
 
 
 def test_the_command_says_that_it_guessed_in_its_summary() -> None:
-    from wqk.tables.rendering import _summary_lines
+    from wqk.tables.rendering import HEADLINE, _medians
 
-    lines = [line.plain for line in _summary_lines(wqk.scan(model({})))]
+    lines = [line.plain for line in _medians(wqk.scan(model({})), HEADLINE)]
     assert all("(guessed)" in line for line in lines)
 
 

@@ -10,7 +10,7 @@ import wqk
 def test_a_table_shows_its_layers():
     scores = wqk.scan(wqk.demo_model("encoder"))
     shown = scores._repr_html_()
-    assert shown.startswith("<pre")
+    assert shown.count("<table") == 1 + 2  # the layers, and the heads of each score
     for value in scores.layers.frame["symmetry"]:
         assert f"{value:.3f}" in shown
 

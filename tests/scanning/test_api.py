@@ -273,8 +273,8 @@ def test_other_forms_say_so_wherever_they_are_shown(tmp_path):
 
 
 def test_what_a_form_leaves_out_is_said_under_it():
-    assert "not in the form: biases" in repr(wqk.scan(ENCODER))
-    assert "biases" not in repr(wqk.scan(ENCODER, bias=True)).split("not in the form")[-1][:60]
+    assert "ignored: biases" in repr(wqk.scan(ENCODER))
+    assert "biases" not in repr(wqk.scan(ENCODER, bias=True)).split("ignored")[-1][:60]
 
 
 def test_a_checkpoint_without_a_step_has_none_in_the_overview(tmp_path):

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wqk._console import plain_table
 from wqk.cli.options import FILE, REF, Number, json_output, reading, revision_of_each
+from wqk.tables.sheet import Cell, Sheet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -86,11 +86,11 @@ def _lines(result: CheckpointComparison) -> Iterator[Any]:
     if differing:
         at = list(differing[0].distance)
         headings = ("attention", "layer", *(f"N={n}" for n in at), "reason")
-        table = plain_table(*headings, left=["attention", "reason"])
+        table = Sheet.of(*headings, text=["attention", "reason"])
         for block in differing:
-            distances = (f"{block.distance[n]:.1e}" for n in at if n in block.distance)
+            distances = (f"{block.distance[n]:.1e}" if n in block.distance else "–" for n in at)
             place = (f"{block.stack} {block.kind}", str(block.layer))
-            table.add_row(*place, *distances, Text(block.reason, style="bold"))
+            table.add(*place, *distances, Cell(block.reason, style="bold"))
         yield table
         note = "‖M_A(N) − M_B(N)‖ / ‖M_A(N)‖ of the head farthest off; N tokens from query to key"
         yield Text(note, style="dim")

@@ -64,6 +64,10 @@ if TYPE_CHECKING:
 @click.option("--spectrum", is_flag=True, help="Add measures of singular values and eigenvalues.")
 @click.option("--ceiling", is_flag=True, help="Add the largest score that any input can produce.")
 @click.option("--bands", is_flag=True, help="Add the share of slow rotary planes.")
+@click.option(
+    "--full", is_flag=True,
+    help="Print every score: what chance gives, heads' shares, directionality by definition.",
+)  # fmt: skip
 @click.option("--sort", "sort_by", metavar="COLUMN", help="Largest values of a column first.")
 @click.option("--top", type=COUNT, metavar="N", help="Print this many rows.")
 @click.option(
@@ -83,6 +87,7 @@ def scan(
     spectrum: bool,
     ceiling: bool,
     bands: bool,
+    full: bool,
     sort_by: str | None,
     top: int | None,
     as_json: bool,
@@ -95,14 +100,19 @@ def scan(
     scored.
 
     \b
+    Columns:
+      symmetry                 1 symmetric, -1 skew-symmetric, about 0 untrained
+      directionality (excess)  below 0: a few columns, the key side, dominate;
+                               above 0: rows do; by the rule of the published tables
+      status                   why a layer's scores are to be doubted
+
+    \b
     Examples:
       wqk scan google-bert/bert-base-uncased
       wqk scan ./my-model --heads --out scores.parquet
       wqk scan ./my-model --details forms.npz --report report.html
       wqk scan ./run --json | jq '.summary[].symmetry_median'
     """
-    from rich.text import Text
-
     from wqk.checkpoints import open_checkpoint, steps_of
     from wqk.cli import display
     from wqk.reporting import check_report, write_report
@@ -154,9 +164,9 @@ def scan(
             if measures or sort_by or top:
                 console.print(*measured(shown, measures, sort_by, top), sep="\n")
             elif len(jobs) > 1:
-                console.print(*scores(shown, console.width), sep="\n")
+                console.print(*scores(shown, console.width, full), sep="\n")
             else:
-                console.print(*one_checkpoint(shown, console.width), sep="\n")
+                console.print(*one_checkpoint(shown, console.width, full), sep="\n")
                 _print_placements([shown])
         display.say_traffic(checkpoint)
     if not tables:
@@ -165,8 +175,7 @@ def scan(
     if as_json:
         display.print_json(whole)
     elif len(jobs) > 1:
-        text = Text("\n".join(definitions(whole, console.width)), style="dim")
-        console.print(*overview(whole), text, sep="\n")
+        console.print(*overview(whole), *definitions(whole, full), sep="\n")
         _print_placements(last.values())
     if out:
         whole.write(out)
@@ -183,7 +192,7 @@ def scan(
 
 
 def _print_placements(scans: Iterable[ScoreTable]) -> None:
-    """The ranks of checkpoints among the published models."""
+    """The ranks of checkpoints among the published models, and what they mean."""
     from rich.text import Text
 
     from wqk.cli import display
@@ -194,4 +203,6 @@ def _print_placements(scans: Iterable[ScoreTable]) -> None:
     for placement in placements:
         name = f" {placement.name}" if len(names) > 1 else ""
         stack = f" {placement.stack}" if len(placements) > len(names) else ""
-        display.output().print(Text.assemble((f"atlas{name}{stack}: ", "dim"), str(placement)))
+        display.output().print(Text.assemble((f"rank{name}{stack}: ", "dim"), str(placement)))
+        if placement.meaning:
+            display.output().print(placement.meaning)

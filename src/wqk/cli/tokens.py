@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wqk._console import number, plain_table
+from wqk._console import number
 from wqk.cli.options import COUNT, REF, family_file, json_output, revision, stack
+from wqk.tables.sheet import Sheet
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from wqk.inspecting.tokens import TokenMatches, TokenPair
 
 
@@ -76,14 +75,12 @@ def _side_by_side(
     left: tuple[TokenPair, ...],
     right: tuple[TokenPair, ...],
     label: Callable[[TokenPair], str],
-) -> Table:
+) -> Sheet:
     """Two lists of token pairs and their scores."""
-    table = plain_table(columns[0], "score", columns[1], "score", left=columns)
-    for scores in table.columns[1::2]:
-        scores.no_wrap = True
+    table = Sheet.of(columns[0], "score", columns[1], "score", text=columns)
     for pairs in zip_longest(left, right):
         cells = [(label(pair), number(pair.score, 2)) if pair else ("", "") for pair in pairs]
-        table.add_row(*(cell for pair in cells for cell in pair))
+        table.add(*(cell for pair in cells for cell in pair))
     return table
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 from rich.text import Text
 
-from wqk._console import number
+from wqk._console import counted, number
 from wqk._typing import FilePath
 from wqk._version import __version__
 from wqk.attention import attention_plans, load_attention
@@ -22,9 +22,10 @@ from wqk.forms.scores import directionality, symmetry
 from wqk.forms.updates import update_measures
 from wqk.scanning.rows import block_columns, checkpoint_columns
 from wqk.tables.conditions import conditions
-from wqk.tables.rendering import NumberTable, title
+from wqk.tables.rendering import label, title
 from wqk.tables.schema import SCHEMA, UPDATE_TERMS
 from wqk.tables.score_table import Table
+from wqk.tables.sheet import Sheet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,6 +78,32 @@ class DifferenceTable(Table):
     schema = DIFFERENCE_SCHEMA
     optional = UPDATE_TERMS
     printed = _PRINTED
+
+    @property
+    def result(self) -> str:
+        """What was found, in one sentence.
+
+        Examples
+        --------
+        >>> import wqk
+        >>> diff(wqk.demo_model("encoder"), wqk.demo_model("encoder"), heads=False).result
+        'Nothing moved: all 4 layers are equal.'
+        """
+        layers = self.layers.frame
+        if not layers.height:
+            return "No layer was compared."
+        if (layers["moved"] == 0).all():
+            return f"Nothing moved: all {counted(layers.height, 'layer')} are equal."
+        most = layers.filter(pl.col("moved").is_finite()).sort("moved")
+        if not most.height:
+            return "How far the layers moved is not known: their forms before have no norm."
+        row = most.row(-1, named=True)
+        others = len(layers["stack"].unique()) > 1 or len(layers["kind"].unique()) > 1
+        where = f" of the {row['stack']} ({row['kind']}-attention)" if others else ""
+        return (
+            f"Layer {row['layer']}{where} moved most, by {row['moved']:.2g} of its norm; half of "
+            f"all layers by {float(np.median(most['moved'])):.2g} or less."
+        )
 
     def _shown(self, width: int) -> Iterator[Any]:
         return _lines(self)
@@ -221,6 +248,8 @@ def _lines(table: DifferenceTable) -> Iterator[Any]:
     before = {"checkpoint": first["before"], "revision": first["before_revision"]}
     yield Text.assemble("\n", (title(before), "bold"), " → ", (title(first), "bold"))
     headings = {name: text for name, (text, _) in table.printed.items() if name != "layer"}
+    del headings["directionality"]
+    headings["directionality_excess"] = label("directionality_excess")
     if frame["head"].is_null().all():
         del headings["head"]
     if (frame["status"] == "ok").all():
@@ -244,12 +273,13 @@ def _lines(table: DifferenceTable) -> Iterator[Any]:
         "difference's own" + ("; unmoved: there is no difference" if "status" in headings else ""),
         style="dim",
     )
+    yield table.result
 
 
-def _differences(rows: pl.DataFrame, headings: dict[str, str]) -> NumberTable:
-    lines = NumberTable("layer", *headings.values(), narrow=True)
+def _differences(rows: pl.DataFrame, headings: dict[str, str]) -> Sheet:
+    lines = Sheet.of("layer", *headings.values())
     for row in rows.iter_rows(named=True):
-        lines.add_row(str(row["layer"]), *(_difference_cell(n, row[n]) for n in headings))
+        lines.add(str(row["layer"]), *(_difference_cell(n, row[n]) for n in headings))
     return lines
 
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from wqk._console import Shown, plain_table
+from wqk._console import Shown
 from wqk.comparing.relations import DIRECTION, probability, shown_change
+from wqk.tables.sheet import Sheet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -78,13 +79,13 @@ class Kinships(Shown):
         from rich.text import Text
 
         letters = [_letter(place) for place in range(len(self.names))]
-        table = plain_table("", "", *letters, left=["", ""])
+        table = Sheet.of("", "", *letters, text=["", ""])
         for i, name in enumerate(self.names):
             cells = [
                 "·" if i == j else probability(self[i, j].p) if j > i else self._change(i, j)
                 for j in range(len(self.names))
             ]
-            table.add_row(letters[i], name, *cells)
+            table.add(letters[i], name, *cells)
         yield table
         yield Text("above the diagonal p, below it the relative change if related", style="dim")
         yield _rich_tree(

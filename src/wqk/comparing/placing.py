@@ -75,6 +75,45 @@ class Placement:
             if position is not None
         )
 
+    @property
+    def meaning(self) -> str:
+        """Of which published models such a symmetry is typical, in one sentence.
+
+        Typical is what lies between the 10 % and the 90 % quantile. Empty without a symmetry.
+        """
+        if self.symmetry is None:
+            return ""
+        value = round(self.symmetry.value, 2) + 0.0
+        ranges = {stack: typical_symmetry(stack) for stack in ("encoder", "decoder")}
+        said = {
+            stack: f"{stack}s ({low:.2f} to {high:.2f})" for stack, (low, high) in ranges.items()
+        }
+        holds = [stack for stack, (low, high) in ranges.items() if low <= value <= high]
+        others = [stack for stack in ranges if stack not in holds]
+        if not others:
+            what = f"found among both {said['encoder']} and {said['decoder']}"
+        elif holds:
+            what = f"typical of published {said[holds[0]]}, not of {said[others[0]]}"
+        else:
+            what = f"typical of neither published {said['encoder']} nor {said['decoder']}"
+        return f"A median symmetry of {value:.2f} is {what}."
+
+
+@cache
+def typical_symmetry(stack: str) -> tuple[float, float]:
+    """The 10 % and the 90 % quantile of the median symmetries of published models.
+
+    Examples
+    --------
+    >>> typical_symmetry("decoder")[1] < typical_symmetry("encoder")[0]
+    True
+    """
+    values = sound_models().filter(stack=stack)["symmetry"].drop_nulls()
+    low, high = (values.quantile(q, "linear") for q in (0.1, 0.9))
+    assert low is not None
+    assert high is not None
+    return round(low, 2) + 0.0, round(high, 2) + 0.0
+
 
 def place(table: ScoreTable) -> list[Placement]:
     """Rank a scan's medians among those of `sound_models`.

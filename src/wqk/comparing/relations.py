@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wqk._console import Shown, number, plain_table
+from wqk._console import Shown, number
 from wqk.comparing.fingerprints import SAMPLED
+from wqk.tables.sheet import Cell, Sheet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -99,10 +100,10 @@ class Kinship(Shown):
 
         yield Text.assemble((self.checkpoint, "bold"), "  and  ", (self.other, "bold"))
         yield _verdict(self)
-        table = plain_table("renumbered", "p", "deviations", "", left=["renumbered", ""])
+        table = Sheet.of("renumbered", "p", "deviations", "", text=["renumbered", ""])
         for test in self.tests:
             numbers = ("–", "–") if test.p is None else (probability(test.p), f"{test.z:.1f}")
-            table.add_row(NUMBERINGS[test.name], *numbers, Text(test.left_out, style="dim"))
+            table.add(NUMBERINGS[test.name], *numbers, Cell(test.left_out, style="dim"))
         yield table
         if self.related:
             yield _matches_table(self)
@@ -158,7 +159,7 @@ def _verdict(kinship: Kinship) -> str:
 
 
 def _matches_table(kinship: Kinship) -> Any:
-    table = plain_table("layer", "of", "heads", "change", left=["of", "heads"])
+    table = Sheet.of("layer", "of", "heads", "change", text=["of", "heads"])
     stacks = {match.stack for match in kinship.matches} | {
         match.of_stack for match in kinship.matches
     }
@@ -166,14 +167,14 @@ def _matches_table(kinship: Kinship) -> Any:
     for match in kinship.matches:
         own = f"{match.stack} {match.layer}" if several else str(match.layer)
         if match.of_layer is None:
-            table.add_row(own, "–", "–", "–")
+            table.add(own, "–", "–", "–")
             continue
         of = f"{match.of_stack} {match.of_layer}" if several else str(match.of_layer)
         in_order = list(match.heads) == list(range(len(match.heads)))
         heads = (
             "in order" if in_order else " ".join("–" if h is None else str(h) for h in match.heads)
         )
-        table.add_row(own, of, heads, shown_change(match.change, kinship.bounds))
+        table.add(own, of, heads, shown_change(match.change, kinship.bounds))
     return table
 
 

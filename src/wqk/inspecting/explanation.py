@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from wqk._console import Shown, plain_table, size, spans
+from wqk._console import Shown, size, spans
 from wqk._typing import FilePath
 from wqk.attention import attention_plans, unread_attention
 from wqk.checkpoints import open_checkpoint
 from wqk.checkpoints.options import check_options
 from wqk.families.candidates import recurrent_layers
+from wqk.tables.sheet import Column, Sheet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -93,11 +94,11 @@ class Explanation(Shown):
             self.uses, key=lambda use: (use.stack, use.kind, use.layers)
         ):
             yield Text(f"{stack} {kind}-attention, layers {layers}")
-            headings = ("role", "tensor", "layout", "heads", "stored", "bytes")
-            table = plain_table(*headings, left=headings)
+            headings = {"role": 0, "tensor": 0, "layout": 1, "heads": 0, "stored": 2, "bytes": 0}
+            table = Sheet([Column(name, True, spare=spare) for name, spare in headings.items()])
             for use in uses:
                 stored = f"{use.dtype} {'×'.join(map(str, use.shape))}"
-                table.add_row(use.role, use.tensor, use.layout, use.heads, stored, size(use.bytes))
+                table.add(use.role, use.tensor, use.layout, use.heads, stored, size(use.bytes))
             yield table
             yield ""
         for note in self.notes:

@@ -11,8 +11,8 @@ from rich.text import Text
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
-# Legible on white and on black.
-POSITIVE, NEGATIVE = "dodger_blue2", "dark_orange3"
+# Legible on white and on black. Blue and orange are for encoders and decoders.
+POSITIVE, NEGATIVE = "spring_green4", "medium_orchid3"
 
 # Middle, whole cell, and the half cell of either side; then for terminals without Unicode.
 BLOCKS = ("│", "█", "▌", "▐")
@@ -32,6 +32,9 @@ class Bar:
     def width(self) -> int:
         """Cells of both halves and the middle."""
         return 2 * self.cells + 1
+
+    def __str__(self) -> str:
+        return bar(self.value, self.cells).plain
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         return Measurement(self.width, self.width)

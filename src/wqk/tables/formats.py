@@ -7,7 +7,6 @@ import io
 import json
 import subprocess
 import sys
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -16,6 +15,7 @@ from wqk._console import number, one_line
 from wqk.errors import TableError
 from wqk.tables.conditions import conditions
 from wqk.tables.schema import GROUP, OPTIONAL, SCHEMA, present
+from wqk.tables.sheet import Column, Sheet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -164,80 +164,37 @@ def from_csv(content: bytes) -> Content:
 
 def to_markdown(table: Table) -> bytes:
     """Every row as readable text, below a description of the numbers."""
-    sheet = _Sheet(table)
-    header = [*sheet.context, *(markdown for markdown, _ in sheet.headings)]
-    rules = [":--"] * len(sheet.context) + ["--:"] * len(sheet.headings)
-    cells = [[_in_markdown(cell) for cell in row] for row in sheet.cells]
-    lines = ["| " + " | ".join(row) + " |" for row in (header, rules, *cells)]
-    about = _in_markdown("; ".join(sheet.about))
-    return ("\n".join([about, "", *lines]) + "\n").encode()
-
-
-def _in_markdown(text: str) -> str:
-    """Text escaped for one cell: no HTML, no emphasis, no link."""
-    for character in "\\`*_[]|":
-        text = text.replace(character, f"\\{character}")
-    return escape(text, quote=False)
-
-
-LATEX_ESCAPES = str.maketrans(
-    {
-        **{character: f"\\{character}" for character in "_%&#${}"},
-        "\\": r"\textbackslash{}",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        "–": "--",
-    }
-)
+    return as_sheet(table).markdown().encode()
 
 
 def to_latex(table: Table) -> bytes:
-    """Every row as a tabular, below a row that describes the numbers."""
-    sheet = _Sheet(table)
-    header = [*sheet.context, *(latex for _, latex in sheet.headings)]
-    header = [name.replace("_", r"\_") if name in sheet.context else name for name in header]
-    cells = [[cell.translate(LATEX_ESCAPES) for cell in row] for row in sheet.cells]
-    body = "\n".join("  " + " & ".join(row) + r" \\" for row in cells)
-    columns = "l" * len(sheet.context) + "r" * len(sheet.headings)
-    about = r" \\".join(
-        f"\n  \\multicolumn{{{len(columns)}}}{{l}}{{{line.translate(LATEX_ESCAPES)}}}"
-        for line in sheet.about
-    )
-    return (
-        f"% needs \\usepackage{{booktabs,amsmath}}\n\\begin{{tabular}}{{{columns}}}\n  \\toprule"
-        f"{about} \\\\\n  \\midrule\n  {' & '.join(header)} \\\\\n  \\midrule\n{body}\n"
-        "  \\bottomrule\n\\end{tabular}\n"
-    ).encode()
+    """Every row as a tabular, below a description of the numbers."""
+    return as_sheet(table).latex().encode()
 
 
-class _Sheet:
-    """A table as text: what all rows share, the nonempty columns, and a list of cells per row."""
-
-    def __init__(self, table: Table) -> None:
-        frame = table.frame
-        # Columns that distinguish attentions come first; headings are in Markdown and in LaTeX.
-        self.context = [c for c in GROUP if c in frame.columns and frame[c].n_unique() > 1]
-        shown = [
-            column
-            for column in table.printed
-            if column == "layer" or frame[column].is_not_null().any()
-        ]
-        if (frame["status"] == "ok").all():
-            shown = [column for column in shown if column != "status"]
-        self.headings = [table.printed[column] for column in shown]
-        self.cells = [
-            [_cell(row[column]) for column in (*self.context, *shown)]
-            for row in frame.iter_rows(named=True)
-        ]
-        checkpoints = frame["checkpoint"].drop_nulls().unique().to_list()
-        names = [one_line(name) for name in checkpoints] if len(checkpoints) == 1 else []
-        self.about = [*names, ", ".join(conditions(frame, table.metadata, every=True))]
+def as_sheet(table: Table) -> Sheet:
+    """A table's nonempty columns in words, below what all rows share."""
+    frame = table.frame
+    # Columns that distinguish attentions come first.
+    context = [c for c in GROUP if c in frame.columns and frame[c].n_unique() > 1]
+    shown = [c for c in table.printed if c == "layer" or frame[c].is_not_null().any()]
+    if (frame["status"] == "ok").all():
+        shown = [column for column in shown if column != "status"]
+    columns = [Column(name, text=True) for name in context]
+    columns += [Column(table.printed[name][0], latex=table.printed[name][1]) for name in shown]
+    checkpoints = frame["checkpoint"].drop_nulls().unique().to_list()
+    names = [one_line(name) for name in checkpoints] if len(checkpoints) == 1 else []
+    about = [*names, ", ".join(conditions(frame, table.metadata, every=True))]
+    sheet = Sheet(columns, caption="; ".join(about))
+    for row in frame.iter_rows(named=True):
+        sheet.add(*(_cell(row[name]) for name in (*context, *shown)))
+    return sheet
 
 
 def _cell(value: Any) -> str:
     if value is None:
         return "–"
-    return number(value) if isinstance(value, float) else one_line(str(value))
+    return number(value) if isinstance(value, float) else str(value)
 
 
 WRITERS: dict[str, Callable[[Any], bytes]] = {

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 from rich.text import Text
 
-from wqk._console import plain_table
 from wqk.errors import TableError
+from wqk.tables.rendering import HEADLINE, label
 from wqk.tables.schema import MEASURES
+from wqk.tables.sheet import Cell, Sheet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -41,7 +42,7 @@ def measured(
         nothing = pl.col(sort_by).fill_nan(None) if frame[sort_by].dtype.is_float() else sort_by
         frame = frame.sort(nothing, descending=True, nulls_last=True, maintain_order=True)
     sheets = [[n for n in MEASURES[measure] if n not in BESIDE.values()] for measure in measures]
-    sheets = [["symmetry", "directionality", "directionality_excess", "norm"], *sheets]
+    sheets = [[*HEADLINE, "norm"], *sheets]
     index = [c for c in ("checkpoint", "stack", "kind", "distance") if frame[c].n_unique() > 1]
     index += ["layer", "head"] if frame["head"].is_not_null().any() else ["layer"]
     yield Text(table.frame["checkpoint"][0], style="bold")
@@ -52,10 +53,10 @@ def measured(
         if sort_by is not None and sort_by not in (*there, *index):
             there.append(sort_by)
         names = (*index, *there)
-        lines = plain_table(*(SHORT.get(name, name.replace("_", " ")) for name in names))
+        lines = Sheet.of(*(SHORT.get(name, label(name).replace("_", " ")) for name in names))
         for row in frame.head(top or frame.height).iter_rows(named=True):
             cells = ["all" if row[name] is None else str(row[name]) for name in index]
-            lines.add_row(*cells, *(_cell(row[n], row.get(BESIDE.get(n, ""))) for n in there))
+            lines.add(*cells, *(_cell(row[n], row.get(BESIDE.get(n, ""))) for n in there))
         yield lines
     chance = any(name in frame.columns for name in BESIDE.values())
     notes = ["In parentheses: the same of factors with independent entries."] if chance else []
@@ -64,9 +65,7 @@ def measured(
     yield from (Text(note, style="dim") for note in notes)
 
 
-def _cell(value: object, beside: float | None) -> str:
-    if value is None:
-        return "–"
+def _cell(value: object, beside: float | None) -> Cell:
     if not isinstance(value, float):
-        return str(value)
-    return f"{value:.3g}" + (f" ({beside:.2g})" if beside is not None else "")
+        return Cell("–" if value is None else str(value))
+    return Cell(f"{value:.3g}", "" if beside is None else f"{beside:.2g}")

@@ -5,61 +5,58 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
-from rich.cells import cell_len
-from rich.measure import Measurement
-from rich.table import Table
 from rich.text import Text
 
-from wqk._console import counted, number, one_line, plain_table
+from wqk._console import counted, number, one_line
 from wqk.tables.bars import NEGATIVE, POSITIVE, Bar
 from wqk.tables.conditions import conditions
 from wqk.tables.schema import SUMMARIZED
+from wqk.tables.sheet import Cell, Column, Sheet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from rich.console import Console, ConsoleOptions, RenderResult
+    from collections.abc import Iterator, Mapping, Sequence
 
     from wqk.tables.score_table import ScoreTable
 
-    Column = tuple[str, Callable[[Mapping[str, Any]], str | Text | Bar]]
+# The scores that are shown unless all are asked for: the headline directionality is the published
+# rule's, by excess, so that tables, ranks, figures and reports agree.
+HEADLINE = ("symmetry", "directionality_excess")
 
-# What is dropped if a terminal is too narrow: first the heads' terms, then the bars, then the null.
-EXTRAS = (("null", "bars", "terms"), ("null", "bars"), ("null",), ())
+# Cells of the shorter half of a bar, where lines are short.
+SHORTEST = 4
 
 # Most heads that are listed instead of summarized, and most lines of an overview.
 MOST_HEADS = 5000
 MOST_LINES = 200
 
-# More than any line of numbers takes.
-MOST_CELLS = 10_000
-
-# What headings and statuses mean, for those that are shown.
+# What the headings mean: in the help of wqk scan, and under a table with all of them.
 LEGEND = {
-    "null": "null: symmetry left when the signs of rows are random",
-    "in heads": "in heads: the part of symmetry within single heads; (random): the same if the "
-    "rank dimensions were assigned to heads at random",
-    "(excess)": "(excess): sums norm − threshold, the rule of the published tables",
-    "window": "window: tokens that local attention reaches",
-    "degenerate": "degenerate: the form is zero",
-    "guessed": "guessed: the family was guessed from tensor names",
-    "random-looking": "random-looking: as if the weights had never been trained",
-    "non-finite": "non-finite: NaN or infinite weights",
+    "window": "tokens that local attention reaches",
+    "symmetry": "1 if the form is symmetric, −1 if skew-symmetric, about 0 if untrained",
+    "null": "symmetry that is expected by chance, with random signs of the rows",
+    "in heads": "the part of symmetry within single heads",
+    "(random)": "the same, if the rank dimensions were assigned to heads at random",
+    "directionality": "by Definition 3.2: norms beyond mean + gamma · standard deviation, summed "
+    "over rows (R) and columns (C), as (R − C) / (R + C); below 0 where columns dominate",
+    "(excess)": "directionality as published: sums what these norms have beyond the threshold",
+}
+STATUSES = {
+    "degenerate": "the form is zero",
+    "guessed": "the family was guessed from tensor names",
+    "random-looking": "as if the weights had never been trained",
+    "non-finite": "NaN or infinite weights",
 }
 
 
-class NumberTable(Table):
-    """A table without lines, wider than the terminal rather than with a number cut short."""
+def label(score: str) -> str:
+    """A score's name on screen.
 
-    def __init__(self, *headings: str, narrow: bool = False) -> None:
-        super().__init__(box=None, padding=(0, 1, 0, 0 if narrow else 1), header_style="dim")
-        for heading in headings:
-            self.add_column(heading, justify="right" if heading else "left", no_wrap=True)
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        needed = Measurement.get(console, options.update(width=MOST_CELLS), self).minimum
-        width = max(needed, options.max_width)
-        return super().__rich_console__(console, options.update(width=width))
+    Examples
+    --------
+    >>> label("directionality_excess")
+    'directionality (excess)'
+    """
+    return score.replace("_excess", " (excess)")
 
 
 def score_table(table: ScoreTable, width: int) -> Iterator[Any]:
@@ -73,37 +70,41 @@ def score_table(table: ScoreTable, width: int) -> Iterator[Any]:
         yield Text("no rows")
 
 
-def one_checkpoint(table: ScoreTable, width: int) -> Iterator[Any]:
-    """The scores of a checkpoint, what the headings mean, and what the forms leave out."""
-    yield from scores(table, width)
-    yield Text("\n".join([*definitions(table, width), *notes(table)]), style="dim")
+def one_checkpoint(table: ScoreTable, width: int, full: bool = False) -> Iterator[Any]:
+    """The scores of a checkpoint, what statuses mean, and what the forms leave out.
+
+    With ``full``, all scores, and what their headings mean.
+    """
+    yield from scores(table, width, full)
+    yield from definitions(table, full)
+    yield from remarks(table)
 
 
-def scores(table: ScoreTable, width: int) -> Iterator[Any]:
+def scores(table: ScoreTable, width: int, full: bool = False) -> Iterator[Any]:
     """A table for each kind of attention of a checkpoint, its heads, and the medians."""
     for frame in table.frame.partition_by("stack", "kind", maintain_order=True):
         layers = frame.filter(pl.col("head").is_null())
         shown = layers if layers.height else frame
         nearest = layers.filter(pl.col("distance") == shown["distance"][0])
-        yield _title(shown.row(0, named=True), nearest.height, table.metadata, frame)
+        yield from _title(shown.row(0, named=True), nearest.height, table.metadata, frame)
         if nearest.height:
-            yield _layer_lines(nearest, width)[1]
+            yield _layers(nearest, full)
         heads = frame.filter(
             pl.col("head").is_not_null(), pl.col("distance") == shown["distance"][0]
         )
         if heads.height > MOST_HEADS:
             yield _head_summary(heads)
-        for score in ("symmetry", "directionality"):
+        for score in HEADLINE:
             if 0 < heads.height <= MOST_HEADS:
                 yield from _across(heads, score, "head", width)
             if nearest.height < layers.height:
                 yield from _across(layers, score, "distance", width)
-    yield from _summary_lines(table)
+    yield from _medians(table, SUMMARIZED if full else HEADLINE)
 
 
 def _title(
     row: Mapping[str, Any], layers: int, metadata: Mapping[str, Any], frame: pl.DataFrame
-) -> Text:
+) -> Iterator[Text]:
     heads = counted(row["heads"], "head") if row["heads"] else ""
     if row["key_heads"] not in (None, row["heads"]):
         heads += f" over {counted(row['key_heads'], 'key head')}"
@@ -118,7 +119,8 @@ def _title(
         f"d {size}",
         *conditions(frame, metadata, every=False),
     ]
-    return Text.assemble("\n", (title(row), "bold"), f"\n{' · '.join(filter(None, facts))}")
+    yield Text(f"\n{title(row)}", style="bold")
+    yield Text(" · ".join(filter(None, facts)))
 
 
 def title(row: Mapping[str, Any]) -> str:
@@ -127,51 +129,36 @@ def title(row: Mapping[str, Any]) -> str:
     return one_line(f"{row['checkpoint'] or 'unnamed'}{revision}")
 
 
-def _layer_lines(layers: pl.DataFrame, width: int) -> tuple[list[str], Table]:
-    """One line per layer, with as many columns as fit, and their headings."""
-    for extras in EXTRAS:
-        columns = _columns(layers, extras)
-        headings = [heading for heading, _ in columns]
-        rows = [[cell(row) for _, cell in columns] for row in layers.iter_rows(named=True)]
-        taken = sum(
-            2 + max(cell.width if isinstance(cell, Bar) else cell_len(str(cell)) for cell in cells)
-            for cells in zip(headings, *rows, strict=True)
-        )
-        if taken <= width or extras == EXTRAS[-1]:
-            break
-    bars = [cell for row in rows for cell in row if isinstance(cell, Bar)]
-    if bars:
-        left_over = (width - taken) * len(rows) // len(bars)
-        for cell in bars:
-            cell.cells = min(Bar.MOST, cell.cells + left_over // 2)
-    result = NumberTable(*headings)
-    for cells in rows:
-        result.add_row(*cells)
-    return headings, result
+def _layers(layers: pl.DataFrame, full: bool) -> Sheet:
+    """One line per layer; what is least needed is left out first where lines are too short."""
+    sheet = Sheet([Column("layer")])
+    filled: list[Any] = [lambda row: str(row["layer"])]
 
+    def add(heading: str, cell: Any, spare: int = 0) -> None:
+        sheet.columns.append(Column(heading, text=not heading, spare=spare))
+        filled.append(cell)
 
-def _columns(layers: pl.DataFrame, extras: Sequence[str]) -> list[Column]:
-    def plain(name: str) -> Callable[[Mapping[str, Any]], str]:
-        return lambda row: number(row[name])
+    def add_score(heading: str, name: str, barred: bool = True, spare: int = 0) -> None:
+        add(heading, lambda row: number(row[name]), spare)
+        if barred:
+            add("", lambda row: Bar(row[name], SHORTEST), 2)
 
-    def as_bar(name: str) -> list[Column]:
-        return [("", lambda row: Bar(row[name]))] if "bars" in extras else []
-
-    columns: list[Column] = [("layer", lambda row: str(row["layer"]))]
     if layers["window"].is_not_null().any():
-        columns.append(("window", lambda row: row["window"] or ""))
+        add("window", lambda row: row["window"] or "")
     if layers["symmetry"].is_not_null().any():
-        columns += [("symmetry", plain("symmetry")), *as_bar("symmetry")]
-        if "null" in extras:
-            columns.append(("null", plain("symmetry_null")))
-        if "terms" in extras:
-            columns.append(("in heads", plain("symmetry_within_heads")))
-            columns.append(("(random)", plain("symmetry_within_random")))
-    columns += [("directionality", plain("directionality")), *as_bar("directionality")]
-    columns.append(("(excess)", plain("directionality_excess")))
+        add_score("symmetry", "symmetry")
+        if full:
+            add_score("null", "symmetry_null", barred=False, spare=1)
+            add_score("in heads", "symmetry_within_heads", barred=False, spare=3)
+            add_score("(random)", "symmetry_within_random", barred=False, spare=3)
+    if full:
+        add_score("directionality", "directionality", barred=False)
+    add_score("(excess)" if full else label("directionality_excess"), "directionality_excess")
     if (layers["status"] != "ok").any():
-        columns.append(("status", lambda row: row["status"]))
-    return columns
+        add("status", lambda row: row["status"])
+    for row in layers.iter_rows(named=True):
+        sheet.add(*(cell(row) for cell in filled))
+    return sheet
 
 
 def _across(frame: pl.DataFrame, score: str, column: str, width: int) -> Iterator[Any]:
@@ -179,71 +166,71 @@ def _across(frame: pl.DataFrame, score: str, column: str, width: int) -> Iterato
     if frame[score].is_null().all():
         return
     labels = frame[column].unique(maintain_order=True).to_list()
-    room = max(1, (width - 6) // (1 + max(4, *(len(str(label)) for label in labels))))
+    room = max(1, (width - 8) // (2 + max(4, *(len(str(label)) for label in labels))))
+    yield Text(f"{label(score)} × 100 by {column}", style="dim")
     for start in range(0, len(labels), room):
-        block = NumberTable(narrow=True)
-        block.add_column("layer", justify="right", style="dim")
         shown = labels[start : start + room]
-        for label in shown:
-            block.add_column(str(label), justify="right", min_width=3, no_wrap=True)
+        block = Sheet.of("layer", *map(str, shown))
         for layer in frame.partition_by("layer", maintain_order=True):
             values = dict(zip(layer[column], layer[score], strict=True))
-            block.add_row(str(layer["layer"][0]), *(_hundredths(values.get(x)) for x in shown))
-        yield Text(f"{score} × 100 by {column}", style="dim")
+            block.add(str(layer["layer"][0]), *(_hundredths(values.get(x)) for x in shown))
         yield block
 
 
-def _hundredths(value: float | None) -> Text:
+def _hundredths(value: float | None) -> Cell:
     if value is None or value != value:
-        return Text("–")
+        return Cell("–")
     strength = "bold " if abs(value) >= 0.5 else ""
-    return Text(number(100 * value, 0), style=strength + (POSITIVE if value >= 0 else NEGATIVE))
+    return Cell(number(100 * value, 0), style=strength + (POSITIVE if value >= 0 else NEGATIVE))
 
 
-def _head_summary(heads: pl.DataFrame) -> Table:
+def _head_summary(heads: pl.DataFrame) -> Sheet:
     """Quartiles over heads that are too many to list."""
     title = f"{heads.height:,} heads"
-    result = plain_table(title, "lowest", "q25", "median", "q75", "highest", left=[title])
-    for score in SUMMARIZED:
+    sheet = Sheet.of(title, "lowest", "q25", "median", "q75", "highest", text=[title])
+    for score in HEADLINE:
         values = heads[score].fill_nan(None).drop_nulls()
         if len(values):
             quantiles = (values.quantile(q, "linear") for q in (0, 0.25, 0.5, 0.75, 1))
-            result.add_row(score.replace("_excess", " (excess)"), *map(number, quantiles))
-    return result
+            sheet.add(label(score), *map(number, quantiles))
+    return sheet
 
 
-def _summary_lines(table: ScoreTable) -> Iterator[Text]:
-    """Medians and quartiles over layers as the paper prints them."""
+def _medians(table: ScoreTable, scores: Sequence[str]) -> Iterator[Text]:
+    """Medians and quartiles over layers."""
     rows = table.summary().filter(
         pl.col("over") == "layers", pl.col("distance") == table.frame["distance"][0]
     )
     for row in rows.iter_rows(named=True):
         where = f" {row['stack']} {row['kind']}" if rows.height > 1 else ""
         where += " (guessed)" if table.metadata.get("inferred") else ""
-        for score in SUMMARIZED:
+        for score in scores:
             if row[f"{score}_median"] is not None:
-                label = score.replace("_excess", " (excess)")
-                yield Text.assemble((f"median {label}{where}: ", "dim"), median(row, score))
+                yield Text.assemble((f"median {label(score)}{where}: ", "dim"), median(row, score))
 
 
 def median(row: Mapping[str, Any], score: str) -> str:
-    """``median ± [median − q25, q75 − median]`` of a summary's row."""
-    middle, low, high = (row[f"{score}_{name}"] for name in ("median", "q25", "q75"))
-    return f"{number(middle, 2)} ± [{number(middle - low, 2)}, {number(high - middle, 2)}]"
+    """The median and the quartiles of a summary's row."""
+    middle, low, high = (number(row[f"{score}_{name}"], 2) for name in ("median", "q25", "q75"))
+    return f"{middle} (quartiles {low} to {high})"
 
 
-def definitions(table: ScoreTable, width: int) -> Iterator[str]:
-    """What the medians, headings and statuses of `scores` mean."""
-    gamma = table.metadata.get("gamma", 2.0)
+def definitions(table: ScoreTable, full: bool = False) -> Iterator[Text]:
+    """What the statuses of `scores` mean; with ``full``, also the headings."""
     statuses = table.frame["status"].drop_nulls().unique().sort().to_list()
-    yield "median ± [a, b]: a and b from the median over layers down and up to the quartiles"
-    yield (
-        f"directionality: below 0 where columns dominate; sums the norms beyond mean + {gamma:g} "
-        "std (Definition 3.2)"
-    )
-    layers = table.frame.filter(pl.col("head").is_null())
-    headings = _layer_lines(layers, width)[0] if layers.height else []
-    yield from (LEGEND[name] for name in [*headings, *statuses] if name in LEGEND)
+    meanings = [f"{name}: {STATUSES[name]}" for name in statuses if name in STATUSES]
+    if full:
+        there = table.frame
+        gone = {"window"} - {name for name in ("window",) if there[name].is_not_null().any()}
+        meanings = [f"{n}: {text}" for n, text in LEGEND.items() if n not in gone] + meanings
+    if meanings:
+        yield Text("\n".join(meanings), style="dim")
+
+
+def remarks(table: ScoreTable) -> Iterator[Text]:
+    """`notes`, if there are any."""
+    if lines := list(notes(table)):
+        yield Text("\n".join(lines), style="dim")
 
 
 def notes(table: ScoreTable) -> Iterator[str]:
@@ -271,7 +258,7 @@ def left_out(table: ScoreTable) -> Iterator[str]:
             term if len(models) == count else f"{term} ({len(models)} of {count} checkpoints)"
             for term, models in terms.items()
         )
-        yield f"not in the form: {'; '.join(listed)} (wqk explain)"
+        yield f"ignored: {'; '.join(listed)} (wqk explain)"
 
 
 def overview(table: ScoreTable) -> Iterator[Any]:
@@ -279,32 +266,34 @@ def overview(table: ScoreTable) -> Iterator[Any]:
     rows = table.summary()
     over = "layers" if (rows["over"] == "layers").any() else "heads"
     rows = rows.filter(pl.col("over") == over)
-    steps = ["step"] if rows["step"].is_not_null().any() else []
-    columns = ("checkpoint", *steps, "attention", "symmetry", "directionality", "(excess)")
-    lines = plain_table(*columns, left=["checkpoint", "attention"])
-    for column in lines.columns[1:]:
-        column.no_wrap = True
+    has_steps = rows["step"].is_not_null().any()
+    headings = ["checkpoint", *(["step"] if has_steps else []), "attention", *map(label, HEADLINE)]
+    sheet = Sheet.of(*headings, text=["checkpoint", "attention"])
     for row in rows.head(MOST_LINES).iter_rows(named=True):
-        step = ["–" if row["step"] is None else str(row["step"])] if steps else []
-        medians = (number(row[f"{score}_median"]) for score in SUMMARIZED)
-        lines.add_row(title(row), *step, f"{row['stack']} {row['kind']}", *medians)
+        step = ["–" if row["step"] is None else str(row["step"])] if has_steps else []
+        medians = (number(row[f"{score}_median"]) for score in HEADLINE)
+        sheet.add(title(row), *step, f"{row['stack']} {row['kind']}", *medians)
     conditional = conditions(table.frame, table.metadata, every=False)
     yield Text(f"\nmedians over {', '.join([over, *conditional])}", style="dim")
-    yield lines
+    yield sheet
     if rows.height > MOST_LINES:
         yield Text(f"and {rows.height - MOST_LINES:,} more", style="dim")
-    yield Text("\n".join(notes(table)), style="dim")
+    yield from remarks(table)
 
 
 def side_by_side(table: ScoreTable) -> Iterator[Any]:
-    """Symmetry, then directionality as published: layers down, checkpoints across."""
+    """Each score with layers down and checkpoints across."""
     names = table.frame["checkpoint"].unique(maintain_order=True).to_list()
     layers = table.layers.frame
-    for score in ("symmetry", "directionality_excess"):
-        side = NumberTable("layer", *(heading for name in names for heading in (name, "")))
+    for score in HEADLINE:
+        sheet = Sheet([Column("layer")])
+        for name in names:
+            sheet.columns += [Column(name), Column("", text=True, spare=1)]
         for layer in layers.partition_by("layer", maintain_order=True):
             values = dict(zip(layer["checkpoint"], layer[score], strict=True))
-            cells = (cell(values.get(name)) for name in names for cell in (number, Bar))
-            side.add_row(str(layer["layer"][0]), *cells)
-        yield Text(f"\n{score.replace('_excess', ' (excess)')}", style="bold")
-        yield side
+            cells: list[Any] = []
+            for name in names:
+                cells += [number(values.get(name)), Bar(values.get(name), SHORTEST)]
+            sheet.add(str(layer["layer"][0]), *cells)
+        yield Text(f"\n{label(score)}", style="bold")
+        yield sheet

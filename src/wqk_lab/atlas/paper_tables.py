@@ -14,12 +14,12 @@ from wqk.comparing.medians import interquartile, of_model, summarize
 from wqk.comparing.published import flags, marks, published, split_flags
 from wqk.errors import TableError, UnknownName
 from wqk.tables.score_table import ScoreTable
+from wqk.tables.sheet import Cell, Column, Sheet
 from wqk_lab.atlas.reference import DATA
-from wqk_lab.atlas.rendering import Cell, TextTable, latex, markdown
 
 Name = Literal["table1", "tableS2", "tableS3"]
 
-FORMATS: dict[str, Callable[[TextTable], str]] = {"markdown": markdown, "latex": latex}
+FORMATS: dict[str, Callable[[Sheet], str]] = {"markdown": Sheet.markdown, "latex": Sheet.latex}
 
 SCORE_OF = {"tableS2": "symmetry", "tableS3": "directionality"}
 
@@ -113,28 +113,27 @@ def paper_table(
     return FORMATS[format](table)
 
 
-def _scores(score: str, own: ScoreTable | None) -> TextTable:
+def _scores(score: str, own: ScoreTable | None) -> Sheet:
     """Table S2 or S3: two halves side by side."""
     rows = published().filter(pl.col(score).is_not_null()).to_dicts()
     mine = None if own is None else summarize(own)
     letters = marks(rows)
     lines = []
     for row in rows:
-        cells = [Cell(row["name"], _letters(row, letters)), *_median_cells(row, score)]
+        cells = [Cell(row["name"], marks=_letters(row, letters)), *_median_cells(row, score)]
         if mine is not None:
             own_rows = of_model(mine, row).to_dicts()
             cells += _median_cells(own_rows[-1], score) if own_rows else [Cell(""), Cell("")]
         lines.append(cells)
     half = len(lines) // 2
-    header, alignment = ["Model", "Median", "Interquartile range"], "lrl"
+    columns = [Column("Model", text=True), Column("Median"), Column("Interquartile range", True)]
     if mine is not None:
-        header, alignment = [*header, "Own median", "Own range"], alignment + "rl"
-    return TextTable(
+        columns += [Column("Own median"), Column("Own range", text=True)]
+    return Sheet(
+        columns * 2,
+        [[*left, *right] for left, right in zip(lines[:half], lines[half:], strict=True)],
         f"Median {score} over layers, and the distances to the quartiles, as published"
         + ("." if mine is None else ", with own results next to them."),
-        header * 2,
-        alignment * 2,
-        [[*left, *right] for left, right in zip(lines[:half], lines[half:], strict=True)],
         _notes(letters),
     )
 
@@ -146,7 +145,7 @@ def _median_cells(row: Mapping[str, Any], score: str) -> list[Cell]:
     return [Cell(median), Cell(f"± {interquartile(row, score)}")]
 
 
-def _training(own: Sequence[TrainingResult]) -> TextTable:
+def _training(own: Sequence[TrainingResult]) -> Sheet:
     """Table 1, by size, data set and start, and own results below it."""
     rows = (
         pl.read_csv(DATA / "table1.csv", comment_prefix="#").with_columns(split_flags()).to_dicts()
@@ -158,10 +157,14 @@ def _training(own: Sequence[TrainingResult]) -> TextTable:
         del row["flags"]
         results.append((f"{row['size']} model", TrainingResult(**row), mark))
     results += [(one.size, one, "") for one in sorted(own, key=lambda one: one.size)]
-    lines: list[list[Cell]] = []
+    caption = "Loss at the end of training, and speed-up over the random start, as published" + (
+        ", and own results below, with 95 % intervals over seeds." if own else "."
+    )
+    sheet = Sheet.of("Model", "Loss", "Speed-up", *(["Seeds"] if own else []), text=["Model"])
+    sheet.caption, sheet.notes = caption, _notes(letters)
     names = set()
     for heading, group in groupby(results, key=lambda entry: entry[0]):
-        lines.append([Cell(heading)])
+        sheet.heading(heading)
         for _, result, mark in group:
             name = (result.size, result.dataset, result.initialization)
             if name in names:
@@ -170,15 +173,8 @@ def _training(own: Sequence[TrainingResult]) -> TextTable:
             start = result.initialization
             label = result.dataset if start == "random" else f"{result.dataset} (+ {start})"
             seeds = [Cell(str(result.seeds or 1))] if own else []
-            lines.append([Cell(label, mark), *_result_cells(result), *seeds])
-    return TextTable(
-        "Loss at the end of training, and speed-up over the random start, as published"
-        + (", and own results below, with 95 % intervals over seeds." if own else "."),
-        ["Model", "Loss", "Speed-up", *(["Seeds"] if own else [])],
-        "lrrr" if own else "lrr",
-        lines,
-        _notes(letters),
-    )
+            sheet.add(Cell(label, marks=mark), *_result_cells(result), *seeds)
+    return sheet
 
 
 def _result_cells(result: TrainingResult) -> list[Cell]:

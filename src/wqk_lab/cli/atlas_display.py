@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from wqk._console import count, number, plain_table
+from wqk._console import count, number
 from wqk.cli import display
 from wqk.comparing.medians import spread
 from wqk.comparing.published import marks
+from wqk.tables.sheet import Sheet
 from wqk_lab.atlas import flags
 from wqk_lab.atlas.comparison import TOLERANCES
 
@@ -40,13 +41,9 @@ def print_rows(frame: pl.DataFrame, as_json: bool) -> None:
     console = display.output()
     letters = marks(rows)
     columns = _columns(console.width, letters, own=any(r["source"] == "own" for r in rows))
-    table = plain_table(*columns, left=columns.keys() - TOLERANCES.keys())
-    for column in table.columns:
-        column.no_wrap = column.justify == "right"
+    table = Sheet.of(*columns, text=columns.keys() - TOLERANCES.keys())
     for row in rows:
-        table.add_row(
-            *(cell(row) for cell in columns.values()), style="" if row["sound"] else "dim"
-        )
+        table.add(*(cell(row) for cell in columns.values()), style="" if row["sound"] else "dim")
     console.print(table)
     known = flags()
     for name, letter in letters.items():
@@ -113,16 +110,16 @@ def _print_row(row: Mapping[str, Any], comparison: Comparison | None) -> None:
         )
     )
     headings = ("", "symmetry", "directionality (excess)")
-    table = plain_table(*headings, left=headings)
-    table.add_row(row["source"], spread(row, "symmetry"), spread(row, "directionality"))
+    table = Sheet.of(*headings, text=headings)
+    table.add(row["source"], spread(row, "symmetry"), spread(row, "directionality"))
     if comparison:
         scan = comparison.scan
-        table.add_row("scan", spread(scan, "symmetry"), spread(scan, "directionality"))
+        table.add("scan", spread(scan, "symmetry"), spread(scan, "directionality"))
         changes = (
             f"{comparison.differences[score]:+.2f}" if score in comparison.differences else "–"
             for score in TOLERANCES
         )
-        table.add_row("difference", *changes)
+        table.add("difference", *changes)
     console.print(table)
     for name in row["flags"]:
         console.print(Text(f"• {flags()[name].sentence}"))

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wqk._console import plain_table
 from wqk.cli.options import COUNT, PATH, POSITIVE, below
+from wqk.tables.sheet import Sheet
 
 if TYPE_CHECKING:
     from wqk_lab.training.experiments import Trial
@@ -82,10 +82,10 @@ def _print_table(trials: Sequence[Trial], speed: float) -> None:
     from wqk.cli import display
     from wqk_lab.training.experiments import flops_left
 
-    table = plain_table("run", "step", "of", "state", left=["run"])
+    table = Sheet.of("run", "step", "of", "state", text=["run"])
     for trial in trials:
         state = "done" if trial.done else "to do" if trial.step is None else "begun"
-        table.add_row(trial.folder.name, str(trial.step or 0), str(trial.goal), state)
+        table.add(trial.folder.name, str(trial.step or 0), str(trial.goal), state)
     console = display.output()
     console.print(table)
     unfinished = sum(not trial.done for trial in trials)

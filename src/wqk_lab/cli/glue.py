@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from wqk._console import plain_table
 from wqk.cli.options import COUNT, PATH, POSITIVE, REF, json_output, threads
+from wqk.tables.sheet import Sheet
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from wqk_lab.training.glue import TaskResult
     from wqk_lab.training.glue_tasks import SentenceTask
 
@@ -97,7 +95,7 @@ def glue(
 
 def _table(
     outcomes: list[tuple[SentenceTask, dict[str, dict[str, float]], list[TaskResult]]],
-) -> Table:
+) -> Sheet:
     """One line for each task and metric, in percent."""
     from wqk_lab.cli.speedup import interval
     from wqk_lab.training.glue import differences
@@ -105,7 +103,7 @@ def _table(
     names = [Path(result.model).name for result in outcomes[0][2]]
     compared = ["difference", "p", "detectable"] if len(names) == 2 else []
     headings = ("task", "metric", "majority", "bag of words", *names, *compared)
-    table = plain_table(*headings, left=["task", "metric"])
+    table = Sheet.of(*headings, text=["task", "metric"])
     for task, floor, results in outcomes:
         for metric in task.metrics:
             cells = [f"{floor[name][metric]:.1%}" for name in ("majority", "bag of words")]
@@ -115,5 +113,5 @@ def _table(
                 p = "–" if difference.p is None else f"{difference.p:.2g}"
                 least = difference.detectable
                 cells += [interval(difference, "+.1%"), p, "–" if least is None else f"{least:.1%}"]
-            table.add_row(task.name, metric, *cells)
+            table.add(task.name, metric, *cells)
     return table

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from wqk._console import plain_table
 from wqk.cli.options import PATH, Number, below, json_output
+from wqk.tables.sheet import Sheet
 
 if TYPE_CHECKING:
     from wqk_lab.runs.speedup import Field, Paired, StartSpeedUp
@@ -82,10 +82,10 @@ def lines_of(
 
     level = [] if below is None else [f"below {below:g}"]
     names = ("start", "seeds", "difference", "p", "detectable", "speed-up", "lasting", *level)
-    table = plain_table(*names, left=["start"])
+    table = Sheet.of(*names, text=["start"])
     for comparison in comparisons:
         difference, first, lasting = (comparison.over_seeds(name) for name in FIELDS)
-        table.add_row(
+        table.add(
             comparison.start,
             str(difference.count),
             interval(difference, "+.3f"),

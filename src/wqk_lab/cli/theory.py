@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from wqk._console import plain_table
 from wqk.cli.options import COUNT, FILE, PATH, REF, Number, json_output, ranges, revision
+from wqk.tables.sheet import Cell, Column, Sheet
 
 if TYPE_CHECKING:
     from wqk_lab.theory.report import Report
@@ -117,7 +117,6 @@ def _progress(name: str, done: int, total: int) -> dict[str, Any]:
 
 def _print_findings(report: Report, verbose: bool) -> None:
     """The tally, a line for each finding, and why the other statements could not be tested."""
-    from rich.table import Table
     from rich.text import Text
 
     from wqk.cli import display
@@ -132,25 +131,22 @@ def _print_findings(report: Report, verbose: bool) -> None:
     for note in report.notes:
         console.print(Text(f"! {note}", style="yellow"), soft_wrap=True)
     doubtful = "!" if report.caveat else ""
-    table = Table(box=None, padding=(0, 1), show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    table.add_column(overflow="fold")
+    table = Sheet([Column("", text=True) for _ in range(3)])
     untested: dict[str, list[str]] = {}
     for finding in report.findings:
         cells = line(finding)
         if finding.verdict == "not tested" and not verbose:
             untested.setdefault(finding.why, []).append(finding.statement.number)
             continue
-        verdict = Text(finding.verdict + doubtful, style=STYLES[finding.verdict])
-        statement = Text.assemble((f"{cells['number']}: ", "bold"), cells["says"])
+        verdict = Cell(finding.verdict + doubtful, style=STYLES[finding.verdict])
+        statement = f"{cells['number']}: {cells['says']}"
         measured = f"{cells['estimate']} ({cells['prediction']})" if finding.estimate else ""
         facts = [measured, cells["why"], cells["layers"] if finding.verdict != "identity" else ""]
-        table.add_row(verdict, statement, Text("; ".join(filter(None, facts))))
+        table.add(verdict, statement, "; ".join(filter(None, facts)))
         if verbose:
             for label in ("quantity", "over", "assumes"):
                 if cells[label]:
-                    table.add_row("", Text(f"{label}: {cells[label]}", style="dim"), "")
+                    table.add("", f"{label}: {cells[label]}", "", style="dim")
     console.print(table)
     for why, numbers in untested.items():
         said = f"not tested{doubtful}, {why}: {'; '.join(dict.fromkeys(numbers))}"
@@ -168,13 +164,12 @@ def _print_verdicts(reports: Sequence[Report]) -> None:
     console = display.output()
     for number, report in enumerate(reports, start=1):
         console.print(Text(f"{number}  {report.title}"))
-    table = plain_table("statement", left=["statement"])
-    for number in range(1, len(reports) + 1):
-        table.add_column(str(number), justify="right", no_wrap=True)
+    numbers = map(str, range(1, len(reports) + 1))
+    table = Sheet.of("statement", *numbers, text=["statement"])
     verdicts = [{_key(f): f.verdict for f in report.findings} for report in reports]
     for key in verdicts[-1]:
         shown = [some.get(key, "not tested") for some in verdicts]
-        table.add_row(": ".join(key), *(Text(MARKS[v], style=STYLES[v]) for v in shown))
+        table.add(": ".join(key), *(Cell(MARKS[v], style=STYLES[v]) for v in shown))
     console.print(table)
     console.print(Text(", ".join(f"{MARKS[v]} {v}" for v in STYLES), style="dim"))
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wqk._files import check_output, finite, write_atomically
+from wqk.tables.sheet import Sheet
 from wqk_lab.theory.verdict import VERDICTS
 
 if TYPE_CHECKING:
@@ -156,12 +157,11 @@ def _markdown(reports: Sequence[Report]) -> str:
         lines += [f"## {one.title}", ""]
         lines += [f"- {note}" for note in one.notes] + [""] * bool(one.notes)
         lines += [", ".join(f"{count} {verdict}" for verdict, count in one.tally.items()), ""]
-        lines += [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
+        sheet = Sheet.of(*COLUMNS, text=COLUMNS)
         for finding in one.findings:
             cells = line(finding)
-            texts = (" ".join(cells[name].split()).replace("|", "\\|") for name in COLUMNS)
-            lines.append(f"| {' | '.join(texts)} |")
-        lines.append("")
+            sheet.add(*(" ".join(cells[name].split()) for name in COLUMNS))
+        lines.append(sheet.markdown())
     return "\n".join(lines)
 
 

@@ -80,7 +80,7 @@ def test_own_training_stands_below_table_1() -> None:
     assert [row[:3] for row in rows[: len(printed)]] == printed
     assert rows[len(printed) :] == [
         ["**2 layers**", "", "", ""],
-        ["C4 ¦ 50% $x_y$", "3.000", "", "1"],
+        [r"C4 ¦ 50% $x\_y$", "3.000", "", "1"],
         ["**4 layers of width 64**", "", "", ""],
         ["jigsaw", "2.700 [2.600, 2.800]", "", "3"],
         ["jigsaw (+ paired)", "2.600", "−10 [−30, 10] %", "2"],

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wqk._console import Shown, plain_table
+from wqk._console import Shown
 from wqk._typing import FilePath
 from wqk.attention import attention_plans, load_attention
 from wqk.attention.ceilings import ceilings
@@ -29,6 +29,7 @@ from wqk.checkpoints.options import check_options
 from wqk.inspecting.verification.products import form_difference
 from wqk.inspecting.verification.recomputation import holds_whole_score, recomputed
 from wqk.inspecting.verification.running import run
+from wqk.tables.sheet import Cell, Sheet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -166,18 +167,18 @@ class Verification(Shown):
 
         yield Text.assemble((self.checkpoint, "bold"), f"\nfamily {self.family}\n")
         headings = ("attention", "layer", "largest difference", "largest score", "ceiling", "")
-        table = plain_table(*headings, left=["attention", ""])
+        table = Sheet.of(*headings, text=["attention", ""])
         for block in self.blocks:
             layer = str(block.layer) + (f", use {block.application}" if block.application else "")
             shown = block.difference if block.verdict == RIGHT else block.form_difference
             difference = "–" if shown is None else f"{shown:.1e}"
             score, ceiling = block.largest_score, block.ceiling
             largest, bound = ("–" if n is None else f"{n:.3g}" for n in (score, ceiling))
-            if score and ceiling is not None:
-                bound += f" (× {ceiling / score:.1f})"
-            verdict = Text(VERDICTS[block.verdict][0], style="" if block.ok else "bold red")
+            times = f"× {ceiling / score:.1f}" if score and ceiling is not None else ""
+            verdict = Cell(VERDICTS[block.verdict][0], style="" if block.ok else "bold red")
             attention = f"{block.stack} {block.kind}"
-            table.add_row(attention, layer, difference, largest, bound if score else "–", verdict)
+            limit = Cell(bound if score else "–", times)
+            table.add(attention, layer, difference, largest, limit, verdict)
         yield table
         if self.verdict == NOT_COMPARED:
             yield from (Text(f"could not be run: {failure}") for failure in self.failures)

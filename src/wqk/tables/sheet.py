@@ -1,0 +1,364 @@
+"""A table that is shown: on a terminal, on a page, in Markdown and in LaTeX."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from html import escape
+from typing import TYPE_CHECKING, NamedTuple
+
+from rich.cells import cell_len
+from rich.table import Table
+from rich.text import Text
+
+from wqk._console import one_line
+from wqk.tables.bars import Bar
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+LATEX = str.maketrans(
+    {
+        **{character: f"\\{character}" for character in "_%&#${}"},
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "–": "--",
+        "±": r"$\pm$",
+        "−": "$-$",
+        "×": r"$\times$",
+    }
+)
+MARKDOWN = str.maketrans({character: f"\\{character}" for character in "\\`*_|"}) | str.maketrans(
+    {"&": "&amp;", "<": "&lt;"}
+)
+
+LINK = re.compile(r"\[(?![-+−]?\d)")
+
+# A column of text takes at least so many cells before a table is given up for a list.
+NARROWEST = 14
+
+# Between two columns, and before the first.
+GAP = 2
+
+
+class Cell(NamedTuple):
+    """What stands in one place of a sheet.
+
+    Attributes
+    ----------
+    text
+        One line.
+    beside
+        A second, less important text: quartiles, or what chance would give.
+    marks
+        The letters of its footnotes.
+    style
+        On a terminal, such as ``bold``, ``dim`` or a color.
+    html
+        What a page shows instead of the text, already escaped.
+    """
+
+    text: str
+    beside: str = ""
+    marks: str = ""
+    style: str = ""
+    html: str = ""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A heading, and how its column is set.
+
+    Attributes
+    ----------
+    heading
+        One line; may be empty.
+    text
+        Whether the column has text, which is left-aligned and may be wrapped, or numbers.
+    latex
+        The heading in LaTeX, if it is a formula there.
+    spare
+        Where lines are too short, columns with the highest number are left out first; those with 0
+        never.
+    """
+
+    heading: str
+    text: bool = False
+    latex: str = ""
+    spare: int = 0
+
+
+@dataclass
+class Sheet:
+    """Columns, rows, a caption and footnotes, in whatever form they are shown.
+
+    Attributes
+    ----------
+    columns
+        From left to right.
+    rows
+        Of as many cells as there are columns; a row of one cell is a heading across all of them.
+    caption
+        Above the table, except on a terminal.
+    notes
+        Footnotes, by letter.
+
+    Examples
+    --------
+    >>> sheet = Sheet.of("task", "score", text=["task"])
+    >>> sheet.add("mnli", "0.84")
+    >>> print(sheet.markdown(), end="")
+    | task | score |
+    | :-- | --: |
+    | mnli | 0.84 |
+    """
+
+    columns: list[Column]
+    rows: list[list[Cell | Bar]] = field(default_factory=list)
+    caption: str = ""
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, *headings: str, text: Collection[str] = ()) -> Sheet:
+        """An empty sheet; the columns ``text`` hold text, the others numbers."""
+        return cls([Column(heading, heading in text) for heading in headings])
+
+    def add(self, *cells: Cell | Bar | str, style: str = "") -> None:
+        """Add a row; ``style`` is that of its cells without one of their own."""
+        row: list[Cell | Bar] = []
+        for cell in cells:
+            if isinstance(cell, str):
+                cell = Cell(cell)
+            if isinstance(cell, Cell):
+                cell = cell._replace(text=one_line(cell.text), style=cell.style or style)
+            row.append(cell)
+        self.rows.append(row)
+
+    def heading(self, text: str) -> None:
+        """Add a heading across all columns."""
+        self.rows.append([Cell(text)])
+
+    # In files.
+
+    def markdown(self) -> str:
+        """A pipe table between its caption and its footnotes."""
+        places = self._worded()
+        lines = [
+            [_in_markdown(self.columns[place].heading) for place in places],
+            [":--" if self.columns[place].text else "--:" for place in places],
+        ]
+        for row in self.rows:
+            if self._is_heading(row):
+                lines.append([f"**{_in_markdown(_words(row[0]))}**", *[""] * (len(places) - 1)])
+            else:
+                lines.append([_marked_up(row[place]) for place in places])
+        grid = "\n".join(f"| {' | '.join(texts)} |" for texts in lines)
+        notes = [f"<sup>{mark}</sup> {_in_markdown(text)}" for mark, text in self.notes.items()]
+        return "\n\n".join(filter(None, [_in_markdown(self.caption), grid, *notes])) + "\n"
+
+    def latex(self) -> str:
+        """A booktabs tabular below its caption, and its footnotes as paragraphs."""
+        places = self._worded()
+        body = []
+        for row in self.rows:
+            if self._is_heading(row):
+                words = _words(row[0]).translate(LATEX)
+                texts = [rf"\multicolumn{{{len(places)}}}{{l}}{{\textbf{{{words}}}}}"]
+            else:
+                texts = [_typeset(row[place]) for place in places]
+            body.append(f"  {' & '.join(texts)} \\\\")
+        columns = [self.columns[place] for place in places]
+        notes = [
+            rf"{{\footnotesize\textsuperscript{{{mark}}} {text.translate(LATEX)}\par}}"
+            for mark, text in self.notes.items()
+        ]
+        lines = [
+            r"% needs \usepackage{booktabs,amsmath}",
+            *([rf"{{{self.caption.translate(LATEX)}\par}}"] if self.caption else []),
+            rf"\begin{{tabular}}{{{''.join('l' if column.text else 'r' for column in columns)}}}",
+            r"  \toprule",
+            f"  {' & '.join(c.latex or c.heading.translate(LATEX) for c in columns)} \\\\",
+            r"  \midrule",
+            *body,
+            r"  \bottomrule",
+            r"\end{tabular}",
+            *([r"\par\smallskip"] if notes else []),
+            *notes,
+        ]
+        return "\n".join(lines) + "\n"
+
+    # On a page.
+
+    def html(self) -> str:
+        """A table for a notebook or a page, with headings that screen readers announce."""
+        header = "".join(
+            f'<th scope="col"{_side(column)}>{escape(column.heading)}</th>'
+            for column in self.columns
+        )
+        parts = ["<table>"]
+        if self.caption:
+            parts.append(f"<caption>{escape(self.caption)}</caption>")
+        if any(column.heading for column in self.columns):
+            parts.append(f"<thead><tr>{header}</tr></thead>")
+        parts.append(f"<tbody>{''.join(map(self._row_in_html, self.rows))}</tbody></table>")
+        for mark, text in self.notes.items():
+            parts.append(f"<p><small><sup>{escape(mark)}</sup> {escape(text)}</small></p>")
+        return "".join(parts)
+
+    def _row_in_html(self, row: list[Cell | Bar]) -> str:
+        if self._is_heading(row):
+            return (
+                f'<tr><th scope="colgroup" colspan="{len(self.columns)}">{_paged(row[0])}</th></tr>'
+            )
+        first, *rest = (
+            f"{_side(column)}{'' if index == 0 else _label(column)}>{_paged(cell)}"
+            for index, (column, cell) in enumerate(zip(self.columns, row, strict=True))
+        )
+        cells = "".join(f"<td{cell}</td>" for cell in rest)
+        return f'<tr><th scope="row"{first}</th>{cells}</tr>'
+
+    # On a terminal.
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for spare in sorted({column.spare for column in self.columns} | {0}, reverse=True):
+            places = [i for i, column in enumerate(self.columns) if column.spare <= spare]
+            # Columns are left out before text is wrapped.
+            least = self._least(places, NARROWEST if spare == 0 else None)
+            if least <= options.max_width:
+                yield self._grid(places, options.max_width)
+                return
+        if len(places) > 2 and len(self.rows) <= 50:
+            yield from self._cards(places)
+        else:  # wider than the terminal rather than with a number cut short
+            yield from console.render(self._grid(places, least), options.update(width=least))
+
+    def _widths(self, place: int) -> Iterator[int]:
+        yield cell_len(self.columns[place].heading)
+        for row in self.rows:
+            if not self._is_heading(row):
+                cell = row[place]
+                yield cell.width if isinstance(cell, Bar) else cell_len(_words(cell))
+
+    def _least(self, places: Iterable[int], narrowest: int | None) -> int:
+        """The cells that these columns need, of text at most ``narrowest``."""
+        widths = {place: max(self._widths(place)) for place in places}
+        if narrowest is not None:
+            widths = {
+                p: min(w, narrowest) if self.columns[p].text else w for p, w in widths.items()
+            }
+        return sum(widths.values()) + GAP * len(widths)
+
+    def _grid(self, places: list[int], width: int) -> Table:
+        """The columns side by side; bars take what is left of the width."""
+        widths = {place: max(self._widths(place), default=0) for place in places}
+        barred = [p for p in places if any(isinstance(r[p], Bar) for r in self.rows if len(r) > 1)]
+        left_over = width - sum(widths.values()) - GAP * len(places)
+        grid = Table(
+            box=None,
+            padding=(0, 1),
+            header_style="dim",
+            show_header=any(column.heading for column in self.columns),
+        )
+        for place in places:
+            column = self.columns[place]
+            grid.add_column(
+                Text(column.heading),
+                justify="left" if column.text else "right",
+                overflow="fold",
+                no_wrap=not column.text,
+                min_width=min(widths[place], NARROWEST) if column.text else widths[place],
+            )
+        for row in self.rows:
+            if self._is_heading(row):
+                grid.add_row(Text(_words(row[0]), style="bold"))
+            else:
+                grid.add_row(*(_drawn(row[place], left_over, len(barred)) for place in places))
+        return grid
+
+    def _cards(self, places: list[int]) -> Iterator[Text | Table]:
+        """Each row as a list of its headings and cells."""
+        for number, row in enumerate(self.rows):
+            if self._is_heading(row):
+                yield Text(_words(row[0]), style="bold")
+                continue
+            if number:
+                yield Text("")
+            card = Table(box=None, padding=(0, 1), show_header=False)
+            card.add_column(style="dim", no_wrap=True)
+            card.add_column(overflow="fold")
+            for place in places:
+                cell = row[place]
+                if isinstance(cell, Cell) and (cell.text or self.columns[place].heading):
+                    card.add_row(self.columns[place].heading, _drawn(cell, 0, 0))
+            yield card
+
+    def _is_heading(self, row: list[Cell | Bar]) -> bool:
+        return len(row) == 1 < len(self.columns)
+
+    def _worded(self) -> list[int]:
+        """The columns that files show: all but those of bars."""
+        return [
+            place
+            for place in range(len(self.columns))
+            if not any(
+                isinstance(row[place], Bar) for row in self.rows if not self._is_heading(row)
+            )
+        ]
+
+
+def _words(cell: Cell | Bar) -> str:
+    """A cell as plain text."""
+    if isinstance(cell, Bar):
+        return ""
+    beside = f" ({cell.beside})" if cell.beside else ""
+    marks = f" {' '.join(cell.marks)}" if cell.marks else ""
+    return f"{cell.text}{beside}{marks}"
+
+
+def _drawn(cell: Cell | Bar, left_over: int, bars: int) -> Text | Bar:
+    """A cell as a terminal shows it."""
+    if isinstance(cell, Bar):
+        return Bar(cell.value, min(Bar.MOST, cell.cells + max(0, left_over) // (2 * bars)))
+    beside = f" ({cell.beside})" if cell.beside else ""
+    marks = f" {' '.join(cell.marks)}" if cell.marks else ""
+    return Text.assemble(cell.text, (beside, "dim"), (marks, "dim"), style=cell.style)
+
+
+def _in_markdown(text: str) -> str:
+    """Text without HTML, emphasis or links; an interval keeps its brackets."""
+    return LINK.sub(r"\\[", text.translate(MARKDOWN))
+
+
+def _marked_up(cell: Cell | Bar) -> str:
+    if isinstance(cell, Bar):
+        return ""
+    marks = f"<sup>{','.join(cell.marks)}</sup>" if cell.marks else ""
+    return _in_markdown(_words(cell._replace(marks=""))) + marks
+
+
+def _typeset(cell: Cell | Bar) -> str:
+    if isinstance(cell, Bar):
+        return ""
+    marks = rf"\textsuperscript{{{','.join(cell.marks)}}}" if cell.marks else ""
+    return _words(cell._replace(marks="")).translate(LATEX) + marks
+
+
+def _paged(cell: Cell | Bar) -> str:
+    if isinstance(cell, Bar):
+        return f'<span aria-hidden="true" style="white-space: pre">{escape(str(cell))}</span>'
+    text = cell.html or escape(cell.text)
+    beside = f" <small>{escape(cell.beside)}</small>" if cell.beside else ""
+    marks = f"<sup>{','.join(cell.marks)}</sup>" if cell.marks else ""
+    bold = "bold" in cell.style.split()
+    return f"{'<b>' if bold else ''}{text}{'</b>' if bold else ''}{beside}{marks}"
+
+
+def _side(column: Column) -> str:
+    return f' style="text-align: {"left" if column.text else "right"}"'
+
+
+def _label(column: Column) -> str:
+    """The heading again, for narrow screens that show a row as a list."""
+    return f' data-label="{escape(column.heading)}"'
