@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 # Longer messages are cut: some quote what a hostile file holds.
@@ -221,6 +221,21 @@ def concerning(checkpoint: str) -> Iterator[None]:
         if not str(error).startswith((f"{checkpoint}:", f"{checkpoint}/", f"{checkpoint} ")):
             error.args = (f"{checkpoint}: {error}",)
         raise
+
+
+def did_you_mean(name: str, known: Iterable[str], synonyms: Mapping[str, str] | None = None) -> str:
+    """The end of a message on an unknown name: ``; did you mean ...?``, or nothing.
+
+    Examples
+    --------
+    >>> did_you_mean("qeury", ["query", "key"]), did_you_mean("load", ["open"], {"load": "open"})
+    ("; did you mean 'query'?", "; did you mean 'open'?")
+    """
+    from difflib import get_close_matches
+
+    meanings = {word: word for word in known} | dict(synonyms or {})
+    close = [name] if name in meanings else get_close_matches(name, meanings, 1)
+    return f"; did you mean {meanings[close[0]]!r}?" if close else ""
 
 
 def first_line(error: BaseException) -> str:

@@ -24,8 +24,8 @@ ROUTES = pytest.mark.parametrize(
 MEASURES = {
     "symmetry": symmetry,
     "symmetry_null": symmetry_null,
-    "directionality": lambda f: directionality(f, 1.0),
-    "directionality_excess": lambda f: directionality(f, 1.0, "excess"),
+    "directionality": lambda f: directionality(f, gamma=1.0),
+    "directionality_excess": lambda f: directionality(f, gamma=1.0, weight="excess"),
     "coupling": coupling,
     "within": lambda f: head_terms(f).within,
     "between": lambda f: head_terms(f).between,
@@ -107,7 +107,7 @@ def test_extreme_scales_and_degenerate_forms_in_every_library(d, rank, route, ma
     [
         symmetry,
         symmetry_null,
-        lambda f: directionality(f, 1.0, "excess"),
+        lambda f: directionality(f, gamma=1.0, weight="excess"),
         lambda f: f.norm,
         lambda f: head_terms(f).within_random,
         lambda f: coupling(f).sum(),
@@ -125,10 +125,10 @@ def test_gradients_are_those_of_finite_differences(d, rank, route, measure):
 def test_the_gradient_of_directionality_points_uphill(d, rank, route, scale):
     # Not through gradcheck: an update along the gradient, as a penalty makes it.
     query, key = (torch.from_numpy(f[0, 0]).mul(scale).requires_grad_() for f in factors(d, rank))
-    before = directionality(BilinearForm(query, key), 1.0, "excess")
+    before = directionality(BilinearForm(query, key), gamma=1.0, weight="excess")
     (slope,) = torch.autograd.grad(before, query)
     step = 1e-4 * scale * slope / slope.norm()
-    after = directionality(BilinearForm(query + step, key), 1.0, "excess")
+    after = directionality(BilinearForm(query + step, key), gamma=1.0, weight="excess")
     expected = float((slope * step).sum())
     assert float((after - before).detach()) == pytest.approx(expected, rel=1e-2)
 
@@ -140,7 +140,7 @@ def test_rows_of_zeros_leave_every_gradient_finite(d, rank, route):
     query[1, 1] = 0
     query.requires_grad_()
     form = BilinearForm(query, key)
-    total = form.norm.sum() + torch.nansum(directionality(form, 1.0, "excess"))
+    total = form.norm.sum() + torch.nansum(directionality(form, gamma=1.0, weight="excess"))
     (slope,) = torch.autograd.grad(total + torch.nansum(symmetry(form)), query)
     assert torch.isfinite(slope).all()
 

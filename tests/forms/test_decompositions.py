@@ -130,7 +130,7 @@ def test_a_form_becomes_an_array(shapes):
 def test_scores_take_a_plain_matrix(make, shape):
     (matrix,) = factors([shape])
     form = BilinearForm(matrix, np.eye(shape[-1]))
-    for score in (wqk.symmetry, wqk.symmetry_null, lambda m: wqk.directionality(m, 1.0)):
+    for score in (wqk.symmetry, wqk.symmetry_null, lambda m: wqk.directionality(m, gamma=1.0)):
         np.testing.assert_allclose(np.asarray(score(make(matrix))), score(form), atol=1e-12)
 
 

@@ -181,7 +181,10 @@ def test_directionality_is_right_within_the_error_of_the_norms(dtype, weight, da
     if min(query.shape[0], key.shape[0]) < 2:
         event("one row")
         return
-    dense, score = Dense.of(query, key), directionality(BilinearForm(query, key), gamma, weight)
+    dense, score = (
+        Dense.of(query, key),
+        directionality(BilinearForm(query, key), gamma=gamma, weight=weight),
+    )
     if dense.square_norm == 0:
         assert np.isnan(score)
         return
@@ -223,7 +226,7 @@ def test_directionality_of_planted_outliers(dtype, weight, rank, rows, columns):
     query, key = query.astype(dtype), key.astype(dtype)
     dense = Dense.of(query, key).entries
     expected = dense_directionality(lengths(dense, -1), lengths(dense, -2), 2.0, weight)
-    score = directionality(BilinearForm(query, key), 2.0, weight)
+    score = directionality(BilinearForm(query, key), gamma=2.0, weight=weight)
     assert float(score) == pytest.approx(expected, abs=10 * TOLERANCE[dtype])
     assert expected != 0
 
@@ -246,7 +249,9 @@ def test_float32_is_enough_at_the_size_of_a_layer(d, rank):
     )
     for weight in ("norm", "excess"):
         expected = dense_directionality(*norms, 2.0, weight)
-        assert float(directionality(form, 2.0, weight)) == pytest.approx(expected, abs=1e-4)
+        assert float(directionality(form, gamma=2.0, weight=weight)) == pytest.approx(
+            expected, abs=1e-4
+        )
 
 
 # Both routes
@@ -358,7 +363,7 @@ def test_symmetry_is_the_balance_of_the_two_parts(form):
 def test_transposing_keeps_symmetry_and_turns_directionality(form, weight):
     np.testing.assert_allclose(symmetry(form.T), symmetry(form), rtol=0, atol=1e-12)
     np.testing.assert_allclose(symmetry_null(form.T), symmetry_null(form), rtol=0, atol=1e-12)
-    forward, backward = (directionality(f, 1.0, weight) for f in (form, form.T))
+    forward, backward = (directionality(f, gamma=1.0, weight=weight) for f in (form, form.T))
     assert np.all(forward != 0)
     np.testing.assert_allclose(backward, -forward, rtol=0, atol=1e-12)
 
@@ -368,8 +373,8 @@ def all_scores(form: BilinearForm) -> np.ndarray:
         [
             symmetry(form),
             symmetry_null(form),
-            directionality(form, 1.0, "norm"),
-            directionality(form, 1.0, "excess"),
+            directionality(form, gamma=1.0, weight="norm"),
+            directionality(form, gamma=1.0, weight="excess"),
         ],
         float,
     )
@@ -618,9 +623,9 @@ def test_norms_without_spread_have_no_direction(dtype, weight):
         "ones": BilinearForm(np.ones((24, 1), dtype), np.ones((24, 1), dtype)),
         "one by one": BilinearForm(np.full((1, 3), 2, dtype), np.ones((1, 3), dtype)),
     }
-    assert {name: float(directionality(f, 0.5, weight)) for name, f in constant.items()} == (
-        dict.fromkeys(constant, 0.0)
-    )
+    assert {
+        name: float(directionality(f, gamma=0.5, weight=weight)) for name, f in constant.items()
+    } == (dict.fromkeys(constant, 0.0))
 
 
 def test_one_row_against_many_columns_leaves_the_direction_to_the_columns():
@@ -666,7 +671,7 @@ def test_head_terms_need_heads_by_group(query, key):
 @pytest.mark.parametrize("gamma", [math.nan, math.inf, -1.0])
 def test_a_threshold_is_a_number_from_0_up(gamma):
     with pytest.raises(FormError, match="gamma must be a finite number from 0 up"):
-        directionality(np.eye(3), gamma)
+        directionality(np.eye(3), gamma=gamma)
 
 
 @pytest.mark.usefixtures("unchecked_arguments")

@@ -75,14 +75,16 @@ class Attention:
         heads, width, d_query = self.query.weight.shape
         groups = self.key_head_count
         query = self.query.weight.reshape(groups, heads // groups, width, d_query)
-        return BilinearForm(query.swapaxes(-1, -2), self.key.weight[:, None].swapaxes(-1, -2))
+        return BilinearForm.from_factors(
+            query.swapaxes(-1, -2), self.key.weight[:, None].swapaxes(-1, -2)
+        )
 
     def head(self, index: int) -> BilinearForm:
         """One head's form, D × D of rank R; `IndexError` if there is no such head."""
         if not -self.head_count <= index < self.head_count:
             raise IndexError(f"head {index} of {self.head_count}")
         key_head = index % self.head_count // (self.head_count // self.key_head_count)
-        return BilinearForm(self.query.weight[index].T, self.key.weight[key_head].T)
+        return BilinearForm.from_factors(self.query.weight[index].T, self.key.weight[key_head].T)
 
     @cached_property
     def form(self) -> BilinearForm:

@@ -108,7 +108,7 @@ def stacked(
     query, key = (
         weight.reshape(groups, -1, *weight.shape[1:]).swapaxes(-1, -2) for weight in (left, right)
     )
-    return BilinearForm(query, key)
+    return BilinearForm.from_factors(query, key)
 
 
 def at_distance(form: BilinearForm, plan: AttentionPlan, distance: int) -> BilinearForm:
@@ -132,7 +132,7 @@ def at_distance(form: BilinearForm, plan: AttentionPlan, distance: int) -> Bilin
         )
     positions = np.full(form.shape[0], distance)
     turned = plan.rotary.turning.rotate(form.query, positions).astype(form.query.dtype)
-    return BilinearForm(turned, form.key)
+    return BilinearForm.from_factors(turned, form.key)
 
 
 def _circuit(checkpoint: Checkpoint, plan: AttentionPlan, circuit: str) -> tuple[Half, Half]:

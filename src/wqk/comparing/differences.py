@@ -228,8 +228,8 @@ def _columns(
             "moved": moved / norm,
             # ‖M − M₀‖² = ‖M‖² + ‖M₀‖² − 2 ⟨M, M₀⟩, solved for the product.
             "cosine": (norm / new_norm + new_norm / norm - (moved / norm) * (moved / new_norm)) / 2,
-            "directionality": directionality(step, gamma, "norm"),
-            "directionality_excess": directionality(step, gamma, "excess"),
+            "directionality": directionality(step, gamma=gamma, weight="norm"),
+            "directionality_excess": directionality(step, gamma=gamma, weight="excess"),
         }
     if step.is_square:
         measures["symmetry"] = symmetry(step)

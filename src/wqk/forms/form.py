@@ -1,33 +1,54 @@
 """The bilinear form of self-attention, W_qk = W_q W_kᵀ, kept as its two factors.
 
 A form maps a query-side row vector x and a key-side row vector y to x W_qk yᵀ, the pair's raw
-attention score (paper, Equation 2). The d × d matrix, of low rank, is built only by
-`BilinearForm.dense`.
+attention score (paper, Equation 2). The d × d matrix, of low rank, is built only on request.
 
 Axes: ``...`` a stack of forms, D width (``d_query``, ``d_key``), R rank.
 """
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace, device
+from array_api_compat import array_namespace, device, is_array_api_obj
 
 from wqk._caching import cached_property
 from wqk._typing import Array, Float
-from wqk.errors import FormError
+from wqk.errors import FormError, did_you_mean
 from wqk.forms import decompositions, kernels, sums
 
+# Other libraries' names for what a form has.
+SYNONYMS = {
+    "A": "query",
+    "B": "key",
+    "AB": "dense()",
+    "M": "dense()",
+    "W_k": "key",
+    "W_q": "query",
+    "W_qk": "dense()",
+    "eigvals": "eigenvalues()",
+    "frobenius_norm": "norm",
+    "matrix": "dense()",
+    "score": "form(x, y)",
+    "svdvals": "singular_values()",
+    "to_numpy": "numpy()",
+    "todense": "dense()",
+    "tolist": "numpy().tolist()",
+    "transpose": "T",
+}
 
-@dataclass(frozen=True, eq=False, repr=False)
+
+@dataclass(frozen=True, init=False, eq=False, repr=False)
 class BilinearForm:
     """M = query · keyᵀ, or a stack of such forms.
 
-    The leading axes stack forms and broadcast, so query heads may share a key head. Arrays may come
-    from NumPy, PyTorch (gradients flow) or any other array-API library. Half precision is widened
-    to float32.
+    The leading axes stack forms and broadcast, so query heads may share a key head. Factors are
+    arrays of NumPy, PyTorch (gradients flow) or any other array-API library, or nested lists. Half
+    precision is widened to float32.
 
     Parameters
     ----------
@@ -40,19 +61,20 @@ class BilinearForm:
     ------
     FormError
         The two ranks differ, the stacks do not broadcast, a factor is empty, or its entries are not
-        real floating-point numbers.
+        real floating-point numbers. Or the factors may be transposed, as the weights of an
+        ``nn.Linear`` are: the rank exceeds a width, or a factor is a square ``nn.Parameter``.
+        `from_linear` takes such weights, `from_factors` takes factors of any shape as they are.
 
     Examples
     --------
-    >>> import numpy as np
-    >>> form = BilinearForm(np.array([[1.0], [2.0]]), np.array([[3.0], [4.0]]))
-    >>> form.dense()
-    array([[3., 4.],
-           [6., 8.]])
+    >>> form = BilinearForm([[1.0], [2.0]], [[3.0], [4.0]])
     >>> form
     BilinearForm(2 × 2, rank 1)
-    >>> float(form([1.0, 0.0], [0.0, 1.0]))
-    4.0
+    >>> form.numpy()
+    array([[3., 4.],
+           [6., 8.]])
+    >>> float(form([1.0, 0.0], [0.0, 1.0])), float(form.trace)
+    (4.0, 11.0)
     """
 
     query: Float[Array, "... d_query rank"]
@@ -61,18 +83,85 @@ class BilinearForm:
     # NumPy defers to the form's own operators.
     __array_ufunc__ = None
 
-    def __post_init__(self) -> None:
-        query, key = tuple(self.query.shape), tuple(self.key.shape)
-        if len(query) < 2 or len(key) < 2 or query[-1] != key[-1]:
+    def __init__(self, query: Any, key: Any) -> None:
+        self._set_factors(query, key)
+        advice = (
+            "weights of nn.Linear are (out, in): use BilinearForm.from_linear(q_proj, k_proj), or "
+            "transpose them; use BilinearForm.from_factors(query, key) if (in, out) is what you have"
+        )
+        if self.rank > min(self.shape):
             raise FormError(
-                "query and key must be (..., d_query, rank) and (..., d_key, rank) with the same "
-                f"rank, got {query} and {key}"
+                f"the rank, {self.rank}, of a {self.shape[0]} × {self.shape[1]} form should not "
+                f"exceed its width; {advice}"
             )
-        if 0 in query + key:
-            raise FormError(f"query and key must not be empty, got {query} and {key}")
-        _broadcast(query[:-2], key[:-2])
-        for name, factor in zip(("query", "key"), kernels.widen(self.query, self.key), strict=True):
-            object.__setattr__(self, name, factor)
+        if any(
+            type(f).__name__ == "Parameter" and f.shape[-2] == f.shape[-1] for f in (query, key)
+        ):
+            raise FormError(f"a square nn.Parameter may be transposed; {advice}")
+
+    @classmethod
+    def from_factors(cls, query: Any, key: Any) -> BilinearForm:
+        """A form from factors that are known to be (..., d_query, rank) and (..., d_key, rank).
+
+        Unlike the constructor, it takes ranks above the width and square parameters.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> BilinearForm.from_factors(np.ones((4, 6)), np.ones((4, 6)))
+        BilinearForm(4 × 4, rank 6)
+        """
+        form = cls.__new__(cls)
+        form._set_factors(query, key)
+        return form
+
+    @classmethod
+    def from_linear(cls, q_proj: Any, k_proj: Any, heads: int | None = None) -> BilinearForm:
+        """A form from two ``nn.Linear``, or from their weights, which are stored (out, in).
+
+        Biases are left out: a form is the score's part that is linear on both sides.
+
+        Parameters
+        ----------
+        q_proj, k_proj
+            The projections to queries and keys, or weights (out, d_query) and (out, d_key).
+        heads
+            The number of query heads, H, in the outputs of ``q_proj``. The result is then the
+            stack of heads, (G, H/G), where each of G key heads serves H/G query heads. By default
+            all outputs belong to one form.
+
+        Raises
+        ------
+        FormError
+            A weight is not (out, in), or the outputs do not divide into these heads.
+
+        Examples
+        --------
+        >>> import torch
+        >>> q_proj, k_proj = torch.nn.Linear(64, 32), torch.nn.Linear(64, 16)
+        >>> BilinearForm.from_linear(q_proj, k_proj, heads=4)
+        BilinearForm(2 × 2 forms of 64 × 64, rank 8)
+        """
+        query, key = (_linear_weight(projection) for projection in (q_proj, k_proj))
+        outputs = int(query.shape[0]), int(key.shape[0])
+        if heads is None:
+            if outputs[0] != outputs[1]:
+                raise FormError(
+                    f"query and key have {outputs[0]} and {outputs[1]} outputs, as grouped heads "
+                    "have; say how many query heads there are with heads="
+                )
+            return cls.from_factors(query.T, key.T)
+        width = outputs[0] // heads if heads > 0 else 0
+        groups = outputs[1] // width if width else 0
+        if not groups or (heads * width, groups * width) != outputs or heads % groups:
+            raise FormError(
+                f"{outputs[0]} query and {outputs[1]} key outputs do not divide into {heads} query "
+                "heads and their key heads"
+            )
+        xp = array_namespace(query, key)
+        query = xp.reshape(query, (groups, heads // groups, width, query.shape[1]))
+        key = xp.reshape(key, (groups, 1, width, key.shape[1]))
+        return cls.from_factors(xp.matrix_transpose(query), xp.matrix_transpose(key))
 
     @classmethod
     def from_matrix(cls, matrix: Any) -> BilinearForm:
@@ -83,17 +172,35 @@ class BilinearForm:
         >>> BilinearForm.from_matrix([[0, 1], [-1, 0]])
         BilinearForm(2 × 2, rank 2)
         """
-        if not hasattr(matrix, "dtype"):
-            matrix = np.asarray(matrix)
+        matrix = _as_array(matrix)
         xp = array_namespace(matrix)
         if xp.isdtype(matrix.dtype, ("bool", "integral")):
             matrix = xp.astype(matrix, xp.float64)
         if matrix.ndim < 2:
             raise FormError(f"a matrix must be (..., d_query, d_key), got {tuple(matrix.shape)}")
         identity = xp.eye(matrix.shape[-1], dtype=matrix.dtype, device=device(matrix))
-        form = cls(matrix, identity)
+        form = cls.from_factors(matrix, identity)
         form.__dict__["moments"] = kernels.measure_entries(form.query, form.key)
         return form
+
+    def _set_factors(self, query: Any, key: Any) -> None:
+        query, key = _as_array(query), _as_array(key)
+        shapes = tuple(query.shape), tuple(key.shape)
+        if min(map(len, shapes)) < 2 or shapes[0][-1] != shapes[1][-1]:
+            raise FormError(
+                "query and key must be (..., d_query, rank) and (..., d_key, rank) with the same "
+                f"rank, got {shapes[0]} and {shapes[1]}"
+            )
+        if 0 in shapes[0] + shapes[1]:
+            raise FormError(f"query and key must not be empty, got {shapes[0]} and {shapes[1]}")
+        _broadcast(shapes[0][:-2], shapes[1][:-2])
+        try:
+            query, key = kernels.widen(query, key)
+        except TypeError:
+            kinds = " and ".join(type(factor).__module__ for factor in (query, key))
+            raise FormError(f"query and key must be of one library, got {kinds}") from None
+        object.__setattr__(self, "query", query)
+        object.__setattr__(self, "key", key)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -119,13 +226,49 @@ class BilinearForm:
         stack = f"{' × '.join(map(str, self.stack))} forms of " if self.stack else ""
         return f"BilinearForm({stack}{self.shape[0]} × {self.shape[1]}, rank {self.rank})"
 
-    def __getitem__(self, index: Any) -> BilinearForm:
-        """One form, or a smaller stack, by its place in the stack."""
+    def __getattr__(self, name: str) -> Any:
+        advice = "" if name.startswith("_") else did_you_mean(name, dir(self), SYNONYMS)
+        raise AttributeError(f"a BilinearForm has no attribute {name!r}{advice}")
+
+    def __len__(self) -> int:
+        """The first axis of the stack; of a single form, its number of rows."""
+        return (*self.stack, *self.shape)[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        """The forms along the first axis of the stack; of a single form, its rows."""
+        return (self[i] for i in range(len(self)))
+
+    def __getitem__(self, index: Any) -> Any:
+        """Forms of the stack, then rows and columns of M: what the same index of `dense` selects.
+
+        The result is a form, with factors of its own, except where a single row or column is
+        selected: that is an array. Lists of rows and of columns select the submatrix where they
+        cross, as with `numpy.ix_`.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> heads = BilinearForm(np.ones((12, 64, 8)), np.ones((12, 64, 8)))
+        >>> heads[3], heads[:4, :, 10:20], heads[3, [0, 5]]
+        (BilinearForm(64 × 64, rank 8), BilinearForm(4 forms of 64 × 10, rank 8), BilinearForm(2 × 64, rank 8))
+        >>> heads[3, 0, 1], heads[3, 0].shape
+        (np.float64(8.0), (64,))
+        """
         index = index if isinstance(index, tuple) else (index,)
-        if len(index) > len(self.stack):
-            raise FormError(f"a stack of shape {self.stack} takes no index {index}")
-        query, key = (_stacked(factor, self.stack) for factor in (self.query, self.key))
-        return BilinearForm(query[(*index, ...)], key[(*index, ...)])
+        dots = [i for i, one in enumerate(index) if one is Ellipsis] or [len(index)]
+        missing = len(self.stack) + 2 - sum(_axes(one) for one in index if one is not Ellipsis)
+        if missing < 0 or len(dots) > 1 or any(one is None for one in index):
+            raise FormError(f"a form of shape {(*self.stack, *self.shape)} takes no index {index}")
+        full = (*index[: dots[0]], *[slice(None)] * missing, *index[dots[0] + 1 :])
+        query, key = (
+            _stacked(factor, self.stack)[(*full[:-2], ...)] for factor in (self.query, self.key)
+        )
+        rows, columns = (_kept(one, n) for one, n in zip(full[-2:], self.shape, strict=True))
+        part = BilinearForm.from_factors(query[..., rows, :], key[..., columns, :])
+        if not any(map(_is_number, full[-2:])):
+            return part
+        alone = [0 if _is_number(one) else slice(None) for one in full[-2:]]
+        return part.dense()[(..., *alone)]
 
     def __call__(self, x: Any, y: Any) -> Array:
         """Scores x M yᵀ of query-side vectors x (..., N, d_query) and key-side y (..., N, d_key).
@@ -133,49 +276,78 @@ class BilinearForm:
         Single vectors (d_query,) and (d_key,) give a single score.
         """
         xp = array_namespace(self.query, self.key)
-        x, y = (xp.asarray(v, dtype=self.query.dtype) for v in (x, y))
+        x, y = (xp.asarray(v, dtype=self.query.dtype, device=device(self.query)) for v in (x, y))
         single = x.ndim == y.ndim == 1
         x, y = (v[None, :] if v.ndim == 1 else v for v in (x, y))
         scores = xp.matmul(xp.matmul(x, self.query), xp.matrix_transpose(xp.matmul(y, self.key)))
         return scores[..., 0, 0] if single else scores
 
     def dense(self) -> Float[Array, "... d_query d_key"]:
-        """M itself, (..., d_query, d_key)."""
+        """M itself, (..., d_query, d_key), as an array of the factors' library, with gradients."""
         xp = array_namespace(self.query, self.key)
         return xp.matmul(self.query, xp.matrix_transpose(self.key))
 
+    def numpy(self) -> np.ndarray:
+        """M itself as a NumPy array, without gradients; the same as ``np.asarray(form)``."""
+        return np.asarray(self)
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """`dense` as a NumPy array, for ``np.asarray(form)``."""
         if copy is False:
             raise ValueError(
                 "a form's matrix has to be computed and needs a copy; leave out copy=False"
             )
         return np.asarray(kernels.on_host(self.dense()), dtype)
 
-    def __matmul__(self, y: Any) -> Array:
-        """M y of a vector (d_key,), or of the columns of a matrix (..., d_key, N).
+    def __dlpack__(self, **options: Any) -> Any:
+        matrix = self.dense()
+        if getattr(matrix, "requires_grad", False):
+            raise FormError(
+                "a conversion would lose the gradient; use form.dense(), which keeps it"
+            )
+        return matrix.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self.query.__dlpack_device__()
+
+    def __matmul__(self, other: Any) -> Any:
+        """The product with a vector (d_key,), a matrix (..., d_key, N) or a form.
+
+        Products with matrices and forms are forms, of the smallest rank that the factors give.
 
         Examples
         --------
-        >>> import numpy as np
-        >>> form = BilinearForm(np.array([[1.0], [2.0]]), np.array([[3.0], [4.0]]))
+        >>> form = BilinearForm([[1.0], [2.0]], [[3.0], [4.0]])
         >>> form @ [1.0, 0.0], [1.0, 0.0] @ form
         (array([3., 6.]), array([3., 4.]))
+        >>> form @ form, (form @ form).numpy().tolist()
+        (BilinearForm(2 × 2, rank 1), [[33.0, 44.0], [66.0, 88.0]])
         """
-        return _times(self.query, self.key, self._operand(y, self.shape[1]))
-
-    def __rmatmul__(self, x: Any) -> Array:
-        """The product x M of a vector (d_query,), or of the rows of a matrix (..., N, d_query)."""
         xp = array_namespace(self.query, self.key)
-        x = self._operand(x, self.shape[0], -1)
-        if x.ndim == 1:
-            return _times(self.key, self.query, x)
-        return xp.matrix_transpose(_times(self.key, self.query, xp.matrix_transpose(x)))
+        if isinstance(other, BilinearForm):
+            factors = kernels.widen(self.query, other.query)
+            first = BilinearForm.from_factors(factors[0], self.key)
+            return (first @ factors[1]) @ xp.matrix_transpose(other.key)
+        y = self._operand(other, self.shape[1])
+        if y.ndim == 1:
+            return xp.matmul(self.query, xp.matmul(xp.matrix_transpose(self.key), y[:, None]))[
+                ..., 0
+            ]
+        y = xp.matrix_transpose(y)
+        if self.rank > self.shape[1]:
+            return BilinearForm.from_factors(self.dense(), y)
+        return BilinearForm.from_factors(self.query, xp.matmul(y, self.key))
+
+    def __rmatmul__(self, other: Any) -> Any:
+        """The product of a vector (d_query,) or a matrix (..., N, d_query) with the form."""
+        xp = array_namespace(self.query, self.key)
+        x = self._operand(other, self.shape[0], -1)
+        product = self.T @ (x if x.ndim == 1 else xp.matrix_transpose(x))
+        return product if x.ndim == 1 else product.T
 
     def _operand(self, values: Any, width: int, axis: int = -2) -> Array:
         """The other operand of a matrix product, in the form's type."""
         xp = array_namespace(self.query, self.key)
-        values = xp.asarray(values, dtype=self.query.dtype)
+        values = xp.asarray(values, dtype=self.query.dtype, device=device(self.query))
         if values.ndim == 0 or values.shape[axis if values.ndim > 1 else 0] != width:
             raise FormError(
                 f"a product with a {self.shape[0]} × {self.shape[1]} form needs {width} entries "
@@ -186,26 +358,61 @@ class BilinearForm:
     @property
     def T(self) -> BilinearForm:
         """The transpose: query and key change places."""
-        return BilinearForm(self.key, self.query)
+        return BilinearForm.from_factors(self.key, self.query)
 
-    def __mul__(self, factor: float) -> BilinearForm:
-        return BilinearForm(self.query * factor, self.key)
+    def __mul__(self, factor: Any) -> BilinearForm:
+        """M times a number, or each form of the stack times its own, an array of the stack's shape."""
+        return BilinearForm.from_factors(self.query * self._scalar(factor), self.key)
 
     __rmul__ = __mul__
+
+    def __truediv__(self, divisor: Any) -> BilinearForm:
+        return BilinearForm.from_factors(self.query / self._scalar(divisor), self.key)
 
     def __neg__(self) -> BilinearForm:
         return self * -1.0
 
+    def _scalar(self, factor: Any) -> Any:
+        """A number, or one for each form of the stack, as it multiplies the query."""
+        if isinstance(factor, BilinearForm):
+            raise FormError(
+                "an entrywise product or quotient of forms has no factors; the matrix product is "
+                "form @ other, the entries are form.numpy() * other.numpy()"
+            )
+        if isinstance(factor, list | tuple):
+            factor = array_namespace(self.query).asarray(factor, dtype=self.query.dtype)
+        shape = tuple(getattr(factor, "shape", ()))
+        if not shape:
+            return factor
+        if shape != self.stack:
+            raise FormError(
+                f"a factor must be a number, or an array of the stack's shape, {self.stack}; "
+                f"got shape {shape}"
+            )
+        return factor[..., None, None]
+
     def __add__(self, other: BilinearForm) -> BilinearForm:
         """The sum, of rank ``self.rank + other.rank``."""
-        if self.shape != other.shape:
-            raise FormError(f"forms must have the same shape, got {self.shape} and {other.shape}")
-        return BilinearForm(
+        self._require_alike(other)
+        return BilinearForm.from_factors(
             _side_by_side(self.query, other.query), _side_by_side(self.key, other.key)
         )
 
+    def __radd__(self, other: Any) -> BilinearForm:
+        """``0 + form``, with which `sum` begins."""
+        return self if isinstance(other, int) and other == 0 else self + other
+
     def __sub__(self, other: BilinearForm) -> BilinearForm:
         return self.difference(other)
+
+    def _require_alike(self, other: Any) -> None:
+        if not isinstance(other, BilinearForm):
+            raise FormError(
+                f"a form adds to another form, got {type(other).__name__}; "
+                "make a form of a matrix with BilinearForm.from_matrix(matrix)"
+            )
+        if self.shape != other.shape:
+            raise FormError(f"forms must have the same shape, got {self.shape} and {other.shape}")
 
     def difference(self, other: BilinearForm) -> BilinearForm:
         """``self - other`` as factors, of rank 2r: the update ΔW_qk (paper, Remark S1.6).
@@ -220,9 +427,10 @@ class BilinearForm:
         >>> float((one * 3.0).difference(one).norm) == float((one * 2.0).norm)
         True
         """
+        self._require_alike(other)
         if self.query.shape != other.query.shape or self.key.shape != other.key.shape:
             return self + -other
-        return BilinearForm(
+        return BilinearForm.from_factors(
             _side_by_side(self.query - other.query, other.query),
             _side_by_side(self.key, self.key - other.key),
         )
@@ -245,7 +453,7 @@ class BilinearForm:
                 query, key = query[..., 0, :, :], _total(key, xp)
             else:
                 query, key = _join_last_axis(query, xp), _join_last_axis(key, xp)
-        return BilinearForm(query, key)
+        return BilinearForm.from_factors(query, key)
 
     @cached_property
     def moments(self) -> kernels.Moments:
@@ -271,8 +479,36 @@ class BilinearForm:
         """L2 norms of M's columns, shape (..., d_key)."""
         return kernels.restore(self.moments.column_norms, self.moments.exponent[..., None])
 
+    @property
+    def symmetry(self) -> Float[Array, "*stack"]:
+        """s, shape (...), of a square form; see `wqk.symmetry`."""
+        from wqk.forms.scores import symmetry
+
+        return symmetry(self)
+
+    @property
+    def symmetry_null(self) -> Float[Array, "*stack"]:
+        """The mean of s under random signs of rows; see `wqk.symmetry_null`."""
+        from wqk.forms.scores import symmetry_null
+
+        return symmetry_null(self)
+
+    @property
+    def directionality(self) -> Float[Array, "*stack"]:
+        """d as Definition 3.2 prints it; `wqk.directionality` has its parameters."""
+        from wqk.forms.scores import directionality
+
+        return directionality(self)
+
+    @property
+    def directionality_excess(self) -> Float[Array, "*stack"]:
+        """d as in the published tables: ``wqk.directionality(form, weight="excess")``."""
+        from wqk.forms.scores import directionality
+
+        return directionality(self, weight="excess")
+
     def svd(self) -> decompositions.SVD:
-        """The singular value decomposition, from that of a rank × rank core.
+        """The singular value decomposition, from that of a rank × rank core; computed once.
 
         Returns
         -------
@@ -283,11 +519,30 @@ class BilinearForm:
         Examples
         --------
         >>> import numpy as np
-        >>> form = BilinearForm(np.array([[3.0], [0.0]]), np.array([[0.0], [2.0]]))
+        >>> form = BilinearForm([[3.0], [0.0]], [[0.0], [2.0]])
         >>> form.svd().S.round(6)
         array([6.])
         """
+        return self._svd
+
+    @cached_property
+    def _svd(self) -> decompositions.SVD:
         return decompositions.svd(self.query, self.key)
+
+    @property
+    def U(self) -> Float[Array, "... d_query k"]:
+        """Left singular vectors, as columns: M = U · diag(S) · Vᵀ, computed once."""
+        return self.svd().U
+
+    @property
+    def S(self) -> Float[Array, "... k"]:
+        """Singular values, descending."""
+        return self.svd().S
+
+    @property
+    def V(self) -> Float[Array, "... d_key k"]:
+        """Right singular vectors, as columns."""
+        return array_namespace(self.query).matrix_transpose(self.svd().Vh)
 
     def singular_values(self) -> Float[Array, "... k"]:
         """The singular values of `svd`, in less time."""
@@ -305,8 +560,7 @@ class BilinearForm:
 
         Examples
         --------
-        >>> import numpy as np
-        >>> BilinearForm(np.array([[1.0], [2.0]]), np.array([[3.0], [4.0]])).eigenvalues().round(6)
+        >>> BilinearForm([[1.0], [2.0]], [[3.0], [4.0]]).eigenvalues().round(6)
         array([11.+0.j])
         """
         self.require_square("an eigenvalue")
@@ -341,6 +595,60 @@ class BilinearForm:
             raise FormError(f"{what} needs a square form, got {self.shape[0]} × {self.shape[1]}")
 
 
+def _as_array(values: Any) -> Array:
+    """An array as it is; nested lists, and lists of arrays, as one array of real numbers."""
+    if is_array_api_obj(values):
+        return values
+    if hasattr(values, "weight"):
+        raise FormError(
+            f"expected arrays, got the module {type(values).__name__}; use "
+            "BilinearForm.from_linear(q_proj, k_proj)"
+        )
+    if isinstance(values, BilinearForm):
+        raise FormError("expected arrays, got a form; use form.query and form.key, or form.dense()")
+    if isinstance(values, list | tuple) and values and is_array_api_obj(values[0]):
+        return array_namespace(*values).stack(list(values))
+    try:
+        array = np.asarray(values)
+        return array.astype(float) if array.dtype.kind in "iub" else array
+    except ValueError as error:
+        raise FormError(f"expected an array or nested lists of one shape: {error}") from None
+
+
+def _linear_weight(projection: Any) -> Array:
+    """The weight (out, in) of an ``nn.Linear``, or such a weight itself."""
+    weight = projection if is_array_api_obj(projection) else getattr(projection, "weight", None)
+    weight = _as_array(projection if weight is None else weight)
+    expected = getattr(projection, "out_features", None), getattr(projection, "in_features", None)
+    is_module = hasattr(projection, "weight")
+    if weight.ndim != 2 or (is_module and tuple(weight.shape) != expected):
+        raise FormError(
+            f"expected an nn.Linear, or its weight (out, in), got {type(projection).__name__} with "
+            f"a weight of shape {tuple(weight.shape)}; wqk.read_attention reads other models"
+        )
+    return weight
+
+
+def _is_number(index: Any) -> bool:
+    """Whether an index selects one row or column, not several."""
+    return hasattr(index, "__index__") and getattr(index, "ndim", 0) == 0
+
+
+def _axes(index: Any) -> int:
+    """How many axes an index takes: a boolean mask takes as many as it has."""
+    return index.ndim if "bool" in str(getattr(index, "dtype", "")) else 1
+
+
+def _kept(index: Any, count: int) -> Any:
+    """An index of rows or columns that keeps their axis."""
+    if not _is_number(index):
+        return index
+    number = operator.index(index)
+    if not -count <= number < count:
+        raise IndexError(f"index {number} is out of bounds for {count} rows or columns")
+    return slice(number % count, number % count + 1)
+
+
 def _broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
     """The common shape of two stacks."""
     try:
@@ -352,14 +660,6 @@ def _broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
 def _stacked(factor: Array, stack: tuple[int, ...]) -> Array:
     """A factor broadcast to a stack's shape."""
     return array_namespace(factor).broadcast_to(factor, (*stack, *factor.shape[-2:]))
-
-
-def _times(left: Array, right: Array, y: Array) -> Array:
-    """The product left · (rightᵀ y) for a vector or the columns of a matrix."""
-    xp = array_namespace(left, right)
-    columns = y[:, None] if y.ndim == 1 else y
-    product = xp.matmul(left, xp.matmul(xp.matrix_transpose(right), columns))
-    return product[..., 0] if y.ndim == 1 else product
 
 
 def _side_by_side(a: Array, b: Array) -> Array:

@@ -31,7 +31,7 @@ Weight = Literal["norm", "excess"]
 NO_SPREAD = 1e-6
 
 
-def symmetry(form: BilinearForm | Any) -> Float[Array, "*stack"]:
+def symmetry(form: BilinearForm | Any, key: Any = None) -> Float[Array, "*stack"]:
     """Symmetry s = tr(M M) / ‖M‖²_F = (‖M_s‖² − ‖M_n‖²) / ‖M‖²_F, shape (...).
 
     Definition 3.1: 1 for a symmetric, −1 for a skew-symmetric matrix, 1/d on average for a random
@@ -41,7 +41,10 @@ def symmetry(form: BilinearForm | Any) -> Float[Array, "*stack"]:
     Parameters
     ----------
     form
-        One form or a stack, or a plain square matrix (..., d, d) as an array or nested lists.
+        One form or a stack, or a plain square matrix (..., d, d) as an array or nested lists; or,
+        with ``key``, the query factor W_q, (..., d, rank).
+    key
+        The key factor W_k, (..., d, rank): ``symmetry(w_q, w_k)``.
 
     Raises
     ------
@@ -56,15 +59,15 @@ def symmetry(form: BilinearForm | Any) -> Float[Array, "*stack"]:
     >>> b = np.array([[0.0], [1.0]])
     >>> [float(symmetry(f)) for f in (BilinearForm(a, a), BilinearForm(a, b))]
     [1.0, 0.0]
-    >>> float(symmetry([[0, 1], [-1, 0]]))
-    -1.0
+    >>> float(symmetry([[0, 1], [-1, 0]])), float(symmetry([[1], [0]], [[1], [0]]))
+    (-1.0, 1.0)
     """
-    form = _as_form(form)
+    form = _as_form(form, key)
     form.require_square("symmetry")
     return _ratio(form.moments.trace_of_square, form)
 
 
-def symmetry_null(form: BilinearForm | Any) -> Float[Array, "*stack"]:
+def symmetry_null(form: BilinearForm | Any, key: Any = None) -> Float[Array, "*stack"]:
     """Mean symmetry under random signs of M's rows: Σ_i M_ii² / ‖M‖², shape (...).
 
     It keeps the norms of the rows, so that a few outlying dimensions do not pass for symmetry: a
@@ -72,7 +75,7 @@ def symmetry_null(form: BilinearForm | Any) -> Float[Array, "*stack"]:
 
     Parameters
     ----------
-    form
+    form, key
         As for `symmetry`.
 
     Raises
@@ -87,7 +90,7 @@ def symmetry_null(form: BilinearForm | Any) -> Float[Array, "*stack"]:
     >>> float(symmetry_null(BilinearForm(np.ones((4, 1)), np.ones((4, 1)))))
     0.25
     """
-    form = _as_form(form)
+    form = _as_form(form, key)
     form.require_square("symmetry_null")
     xp = array_namespace(form.query, form.key)
     diagonal = row_dots(form.moments.query, form.moments.key, xp)
@@ -95,7 +98,7 @@ def symmetry_null(form: BilinearForm | Any) -> Float[Array, "*stack"]:
 
 
 def directionality(
-    form: BilinearForm | Any, gamma: float = 2.0, weight: Weight = "norm"
+    form: BilinearForm | Any, key: Any = None, *, gamma: float = 2.0, weight: Weight = "norm"
 ) -> Float[Array, "*stack"]:
     """Directionality d = (R − C) / (R + C), shape (...): negative if a few columns dominate.
 
@@ -104,8 +107,8 @@ def directionality(
 
     Parameters
     ----------
-    form
-        One form or a stack, or a matrix (..., n, m); it need not be square.
+    form, key
+        As for `symmetry`; the form need not be square.
     gamma
         Threshold of an outlier, in standard deviations above the mean.
     weight
@@ -120,7 +123,9 @@ def directionality(
     >>> float(directionality(BilinearForm(np.ones((16, 1)), columns)))
     -1.0
     """
-    form = _as_form(form)
+    if isinstance(key, int | float):
+        raise FormError(f"write directionality(form, gamma={key}): the second argument is a factor")
+    form = _as_form(form, key)
     xp = array_namespace(form.query, form.key)
     moments = form.moments
     rows = _outlier_sum(moments.row_norms, gamma, weight)
@@ -287,6 +292,8 @@ def _quotient(value: Array, size: Array, xp: Any) -> Array:
     return xp.where(is_zero, xp.full_like(quotient, math.nan), quotient)
 
 
-def _as_form(form: BilinearForm | Any) -> BilinearForm:
-    """The form itself, or the one that a matrix is."""
+def _as_form(form: BilinearForm | Any, key: Any) -> BilinearForm:
+    """The form itself, or that of a matrix or of two factors."""
+    if key is not None:
+        return BilinearForm(form, key)
     return form if isinstance(form, BilinearForm) else BilinearForm.from_matrix(form)

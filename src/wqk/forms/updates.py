@@ -49,7 +49,7 @@ def update_terms(before: BilinearForm, after: BilinearForm) -> UpdateTerms:
     if shapes[0] != shapes[1]:
         raise FormError(f"an update needs factors of the same shape, got {shapes[0]}, {shapes[1]}")
     query_step, key_step = after.query - before.query, after.key - before.key
-    make = type(before)
+    make = type(before).from_factors
     return UpdateTerms(
         _rescaled(make(query_step, before.key)) + _rescaled(make(before.query, key_step)),
         _rescaled(make(query_step, key_step)),
@@ -58,7 +58,7 @@ def update_terms(before: BilinearForm, after: BilinearForm) -> UpdateTerms:
 
 def change(before: BilinearForm, after: BilinearForm) -> BilinearForm:
     """Δ₂ + Δ₃ = ΔA (B + ΔB)ᵀ + A ΔBᵀ: `BilinearForm.difference` with rescaled factors."""
-    make = type(before)
+    make = type(before).from_factors
     query_step, key_step = after.query - before.query, after.key - before.key
     return _rescaled(make(query_step, after.key)) + _rescaled(make(before.query, key_step))
 
@@ -99,4 +99,4 @@ def _rescaled(form: BilinearForm) -> BilinearForm:
     if not all(0 < size < math.inf for size in sizes):
         return form
     power = 2.0 ** round(math.log2(sizes[1] / sizes[0]) / 2)
-    return type(form)(form.query * power, form.key / power)
+    return type(form).from_factors(form.query * power, form.key / power)

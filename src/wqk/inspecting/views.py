@@ -67,8 +67,8 @@ def form_view(attention: Attention, name: str, head: int | None = None, gamma: f
     image = matrix_image(form, gamma=gamma)
     scores = {"symmetry": float(symmetry(form))} if form.is_square else {}
     scores |= {
-        "directionality": float(directionality(form, gamma)),
-        "directionality_excess": float(directionality(form, gamma, "excess")),
+        "directionality": float(directionality(form, gamma=gamma)),
+        "directionality_excess": float(directionality(form, gamma=gamma, weight="excess")),
     }
     subtitle = "the form is zero"
     if image.row_norms.any():

@@ -27,6 +27,8 @@ def mover(device: str) -> Callable[[BilinearForm], BilinearForm]:
         ) from None
 
     def move(form: BilinearForm) -> BilinearForm:
-        return BilinearForm(*(torch.tensor(f, device=device) for f in (form.query, form.key)))
+        return BilinearForm.from_factors(
+            *(torch.tensor(f, device=device) for f in (form.query, form.key))
+        )
 
     return move

@@ -115,7 +115,7 @@ def _scores(form: BilinearForm, gamma: float, measures: Collection[str]) -> dict
     return {
         "norm": form.norm,
         **{name: score(form) for name, score in square.items()},
-        "directionality": directionality(form, gamma, "norm"),
-        "directionality_excess": directionality(form, gamma, "excess"),
+        "directionality": directionality(form, gamma=gamma, weight="norm"),
+        "directionality_excess": directionality(form, gamma=gamma, weight="excess"),
         **form_measures(form, measures),
     }

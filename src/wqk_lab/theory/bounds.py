@@ -75,7 +75,7 @@ def simulate_scores(
         count = min(at_once, trials - start)
         query = draw(random, (count, width, rank or width))
         key = np.eye(width) if rank is None else draw(random, (count, width, rank))
-        form = BilinearForm(query, key)
+        form = BilinearForm.from_factors(query, key)
         scores.append((symmetry(form), directionality(form), directionality(form, weight="excess")))
     every: np.ndarray = np.concatenate(scores, axis=1)
     return Scores(*every[:, ~np.isnan(every[0])])

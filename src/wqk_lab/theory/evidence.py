@@ -55,7 +55,7 @@ class Update(NamedTuple):
         """Σ_ij β_ij x_i x_jᵀ over the batch."""
         width = self.inputs.shape[-1]
         context = (self.beta @ self.inputs).reshape(-1, width)
-        return BilinearForm(self.inputs.reshape(-1, width).T, context.T)
+        return BilinearForm.from_factors(self.inputs.reshape(-1, width).T, context.T)
 
 
 @dataclass(frozen=True, eq=False)

@@ -83,12 +83,12 @@ class LayerGradient:
         the form at one distance see `at_distance`.
         """
         x, context = self.query_input, self._weights(head) @ self.key_input
-        return BilinearForm(_columns(x), _columns(context))
+        return BilinearForm.from_factors(_columns(x), _columns(context))
 
     def by_context(self, head: int | None = None) -> BilinearForm:
         """Σ_j (Σ_i β_ij x_i)ᵀ y_j: the same, one rank-1 matrix for each context token (S38)."""
         predicted = self._weights(head).swapaxes(-1, -2) @ self.query_input
-        return BilinearForm(_columns(predicted), _columns(self.key_input))
+        return BilinearForm.from_factors(_columns(predicted), _columns(self.key_input))
 
     def at_distance(self, distance: int, head: int | None = None) -> BilinearForm:
         """The gradient of the form at a distance i − j: the sum over the pairs that far apart.
@@ -106,7 +106,7 @@ class LayerGradient:
         i = max(distance, 0) + np.arange(count)
         weights = self._weights(head)[:, i, i - distance]
         x, y = self.query_input[:, i], self.key_input[:, i - distance]
-        return BilinearForm(_columns(weights[..., None] * x), _columns(y))
+        return BilinearForm.from_factors(_columns(weights[..., None] * x), _columns(y))
 
     def factor_gradients(
         self,

@@ -65,7 +65,10 @@ def first_order(
     The gradients have the shapes of the stored weights, (H, R, D) and (G, R, D).
     """
     form, gradient = attention.form, attention.with_weights(query_gradient, key_gradient).form
-    return -(BilinearForm(gradient.query, form.key) + BilinearForm(form.query, gradient.key))
+    return -(
+        BilinearForm.from_factors(gradient.query, form.key)
+        + BilinearForm.from_factors(form.query, gradient.key)
+    )
 
 
 def parameter_gradients(
