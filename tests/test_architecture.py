@@ -31,7 +31,16 @@ ROOMS = {
 }
 ORDER = tuple(ROOMS)
 # Small private files without a room, which everything may import.
-SHARED = {"_caching", "_console", "_files", "_options", "_style", "_typing", "_version"}
+SHARED = {
+    "_caching",
+    "_console",
+    "_files",
+    "_options",
+    "_style",
+    "_synonyms",
+    "_typing",
+    "_version",
+}
 # The laboratory's rooms, likewise; each may import all of the instrument.
 LABORATORY_ROOMS = {
     "cli": "the laboratory's commands",
@@ -156,6 +165,24 @@ def test_the_namespace_is_the_public_list() -> None:
     public = {name for name in dir(wqk) if not name.startswith("_")} | {"__version__"}
     assert public == set(wqk.__all__)
     assert all(getattr(wqk, name) is not None for name in wqk.__all__)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("load", "open"), ("symetry", "symmetry"), ("train", "wqk_lab.train")]
+)
+def test_a_name_that_is_not_public_is_told_the_one_that_is(name: str, meant: str) -> None:
+    with pytest.raises(AttributeError, match=f"no attribute '{name}'; did you mean '{meant}"):
+        getattr(wqk, name)
+
+
+def test_every_synonym_stands_for_a_public_name() -> None:
+    import wqk_lab
+    from wqk._synonyms import SYNONYMS
+
+    public = {*wqk.__all__, *(f"wqk_lab.{name}" for name in wqk_lab.__all__)}
+    assert set(SYNONYMS.values()) <= public
+    assert not set(SYNONYMS) & set(wqk.__all__)
+    assert not hasattr(wqk, "nothing_like_it")
 
 
 def test_the_command_starts_with_nothing_heavy() -> None:

@@ -4,6 +4,18 @@ The public names are listed in ``__init__.pyi`` and imported when first used, so
 starts at once and nothing heavy is loaded for a small task.
 """
 
+from typing import Any
+
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_public, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__ or name.startswith("_"):
+        return _public(name)
+    from wqk._synonyms import SYNONYMS
+    from wqk.errors import did_you_mean
+
+    advice = did_you_mean(name, __all__, SYNONYMS)
+    raise AttributeError(f"module 'wqk' has no attribute {name!r}{advice}")

@@ -41,7 +41,7 @@ def by_magnitude(values):
 @LIBRARIES
 def test_singular_values_are_those_of_the_matrix(shapes, make):
     query, key = factors(shapes)
-    form = BilinearForm(make(query), make(key))
+    form = BilinearForm.from_factors(make(query), make(key))
     matrix = query @ np.swapaxes(key, -1, -2)
     left, values, right = map(np.asarray, form.svd())
     size = values.shape[-1]
@@ -57,7 +57,7 @@ def test_singular_values_are_those_of_the_matrix(shapes, make):
 @LIBRARIES
 def test_eigenvalues_are_those_of_the_matrix(shapes, make):
     query, key = factors(shapes, seed=1)
-    form = BilinearForm(make(query), make(key))
+    form = BilinearForm.from_factors(make(query), make(key))
     if not form.is_square:
         with pytest.raises(FormError, match="an eigenvalue needs a square form, got 7 × 5"):
             form.eigenvalues()
@@ -73,7 +73,7 @@ def test_eigenvalues_are_those_of_the_matrix(shapes, make):
 @given(seed=st.integers(0, 2**32 - 1), d=st.integers(1, 9), rank=st.integers(1, 12))
 def test_the_scores_follow_from_the_decompositions(seed, d, rank):
     query, key = factors(((d, rank), (d, rank)), seed)
-    form = BilinearForm(query, key)
+    form = BilinearForm.from_factors(query, key)
     squares = float(np.sum(form.singular_values() ** 2))
     np.testing.assert_allclose(float(form.norm) ** 2, squares, rtol=1e-9)
     trace = np.sum(form.eigenvalues() ** 2)
@@ -90,7 +90,7 @@ def test_decompositions_pass_gradients_on():
 @pytest.mark.parametrize("make", [np.asarray, torch.from_numpy], ids=["np", "torch"])
 def test_products_are_those_of_the_matrix(shapes, make):
     query, key = factors(shapes)
-    form = BilinearForm(make(query), make(key))
+    form = BilinearForm.from_factors(make(query), make(key))
     matrix = query @ np.swapaxes(key, -1, -2)
     rng = np.random.default_rng(2)
     x, rows = rng.standard_normal(form.shape[0]), rng.standard_normal((4, form.shape[0]))
@@ -116,10 +116,12 @@ def test_products_and_factors_come_from_either_side():
 @EVERY_SHAPE
 def test_a_form_becomes_an_array(shapes):
     query, key = factors(shapes)
-    form = BilinearForm(query, key)
+    form = BilinearForm.from_factors(query, key)
     np.testing.assert_array_equal(np.asarray(form), form.dense())
     assert np.asarray(form, np.float32).dtype == np.float32
-    trained = BilinearForm(torch.from_numpy(query).requires_grad_(True), torch.from_numpy(key))
+    trained = BilinearForm.from_factors(
+        torch.from_numpy(query).requires_grad_(True), torch.from_numpy(key)
+    )
     np.testing.assert_allclose(np.asarray(trained), form.dense())
     with pytest.raises(ValueError, match="needs a copy"):
         np.asarray(form, copy=False)

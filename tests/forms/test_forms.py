@@ -34,7 +34,7 @@ def form_of(
     """A random form and M, or the stack of them, written out."""
     rng = np.random.default_rng(seed)
     query, key = (rng.standard_normal(shape) for shape in shapes)
-    return BilinearForm(query, key), np.einsum("...dr,...er->...de", query, key)
+    return BilinearForm.from_factors(query, key), np.einsum("...dr,...er->...de", query, key)
 
 
 def assert_is(form: BilinearForm, matrix: np.ndarray) -> None:
@@ -127,9 +127,9 @@ def test_items_of_a_stack(shapes, index):
     assert_is(form[index], matrix[index])
 
 
-def test_an_index_deeper_than_the_stack_is_refused():
-    with pytest.raises(FormError, match=r"a stack of shape \(4,\) takes no index \(0, 1\)"):
-        form_of(SHAPES["stack"])[0][0, 1]
+def test_an_index_deeper_than_the_matrix_is_refused():
+    with pytest.raises(FormError, match=r"of shape \(4, 5, 5\) takes no index \(0, 1, 2, 3\)"):
+        form_of(SHAPES["stack"])[0][0, 1, 2, 3]
 
 
 @EVERY_SHAPE
@@ -160,7 +160,7 @@ def test_scores_of_a_batch_for_one_form():
 def test_sums_and_norms_of_any_stack(seed, d, rank, stack, shared):
     rng = np.random.default_rng(seed)
     key_stack = [1 if one else n for n, one in zip(stack, shared, strict=False)]
-    form = BilinearForm(
+    form = BilinearForm.from_factors(
         rng.standard_normal((*stack, d, rank)), rng.standard_normal((*key_stack, d, rank))
     )
     matrix = form.query @ form.key.swapaxes(-1, -2)

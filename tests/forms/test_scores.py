@@ -144,7 +144,7 @@ DTYPES = pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @given(data=st.data())
 def test_norm_and_symmetry_equal_the_dense_computation(dtype, data):
     query, key = data.draw(factor_pairs(dtype))
-    dense, form = Dense.of(query, key), BilinearForm(query, key)
+    dense, form = Dense.of(query, key), BilinearForm.from_factors(query, key)
     event(f"route {type(form.moments).__name__} in {form.moments.query.dtype}")
     norm = np.sqrt(dense.square_norm)
     tolerance = TOLERANCE[dtype] + dense.rounding
@@ -162,7 +162,7 @@ def test_norm_and_symmetry_equal_the_dense_computation(dtype, data):
 @given(data=st.data())
 def test_row_and_column_norms_are_right_relative_to_the_factors(dtype, data):
     query, key = data.draw(factor_pairs(dtype, square=False))
-    dense, form = Dense.of(query, key), BilinearForm(query, key)
+    dense, form = Dense.of(query, key), BilinearForm.from_factors(query, key)
     for norms, expected, reach in (
         (form.row_norms, lengths(dense.entries, -1), dense.row_reach),
         (form.column_norms, lengths(dense.entries, -2), dense.column_reach),
@@ -183,7 +183,7 @@ def test_directionality_is_right_within_the_error_of_the_norms(dtype, weight, da
         return
     dense, score = (
         Dense.of(query, key),
-        directionality(BilinearForm(query, key), gamma=gamma, weight=weight),
+        directionality(BilinearForm.from_factors(query, key), gamma=gamma, weight=weight),
     )
     if dense.square_norm == 0:
         assert np.isnan(score)
@@ -226,7 +226,7 @@ def test_directionality_of_planted_outliers(dtype, weight, rank, rows, columns):
     query, key = query.astype(dtype), key.astype(dtype)
     dense = Dense.of(query, key).entries
     expected = dense_directionality(lengths(dense, -1), lengths(dense, -2), 2.0, weight)
-    score = directionality(BilinearForm(query, key), gamma=2.0, weight=weight)
+    score = directionality(BilinearForm.from_factors(query, key), gamma=2.0, weight=weight)
     assert float(score) == pytest.approx(expected, abs=10 * TOLERANCE[dtype])
     assert expected != 0
 
@@ -240,7 +240,7 @@ def test_float32_is_enough_at_the_size_of_a_layer(d, rank):
     key[17] *= 12
     dense = query.astype(float) @ key.T.astype(float)
     norms = lengths(dense, -1), lengths(dense, -2)
-    form, square_norm = BilinearForm(query, key), (dense**2).sum()
+    form, square_norm = BilinearForm.from_factors(query, key), (dense**2).sum()
     assert form.moments.query.dtype == np.float32
     assert float(form.norm) == pytest.approx(math.sqrt(square_norm), rel=1e-6)
     assert float(symmetry(form)) == pytest.approx((dense * dense.T).sum() / square_norm, abs=1e-6)
@@ -286,14 +286,14 @@ def test_identities_and_tiles_agree(dtype, d, rank):
     [(40, 10, kernels.Identities), (40, 11, kernels.Tiles), (3, 1, kernels.Tiles)],
 )
 def test_the_cheaper_route_is_taken(d, rank, route):
-    assert type(BilinearForm(*stacked_factors(0, d, rank)).moments) is route
+    assert type(BilinearForm.from_factors(*stacked_factors(0, d, rank)).moments) is route
 
 
 def test_cancelling_factors_leave_the_identities_for_wider_tiles():
     rng = np.random.default_rng(3)
     a, b = rng.standard_normal((2, 40, 2)).astype(np.float32)
     query, key = np.concatenate([a, a], -1), np.concatenate([b, -b * np.float32(1.001)], -1)
-    moments = BilinearForm(query, key).moments
+    moments = BilinearForm.from_factors(query, key).moments
     assert isinstance(moments, kernels.Tiles)
     assert moments.query.dtype == np.float64
 
@@ -306,11 +306,11 @@ def test_small_blocks_give_the_same_sums(monkeypatch, rank, d_key):
     # A row of zero products sends the identities through tiles for that row alone.
     query[:, 7] = 0
     names = [n for n in SUMS if d_key == 300 or n != "trace_of_square"]
-    whole = BilinearForm(query, key).moments
+    whole = BilinearForm.from_factors(query, key).moments
     expected = [np.array(getattr(whole, name)) for name in names]
     monkeypatch.setattr(sums, "BLOCK", 1)
     assert len(list(sums.block_slices(300, 32))) == 10
-    parts = BilinearForm(query, key).moments
+    parts = BilinearForm.from_factors(query, key).moments
     for name, value in zip(names, expected, strict=True):
         np.testing.assert_allclose(getattr(parts, name), value, rtol=1e-12, atol=1e-12)
 
@@ -321,7 +321,7 @@ def test_row_norms_that_cancel_are_formed_entry_by_entry():
     query, key = rng.standard_normal((40, 4)), rng.standard_normal((40, 4))
     key[:, 3] = key[:, 2] * (1 + 1e-7 * rng.standard_normal(40))
     query[3] = [0, 0, 1, -1]
-    form = BilinearForm(query, key)
+    form = BilinearForm.from_factors(query, key)
     expected = lengths(Dense.of(query, key).entries, -1)[3]
     assert isinstance(form.moments, kernels.Identities)
     assert float(form.row_norms[3]) == pytest.approx(float(expected), rel=1e-7)
@@ -332,7 +332,7 @@ def test_row_norms_that_cancel_are_formed_entry_by_entry():
 
 def random_form(seed: int, d: int = 24, rank: int = 4, stack: tuple[int, ...] = ()) -> BilinearForm:
     query, key = np.random.default_rng(seed).standard_normal((2, *stack, d, rank))
-    return BilinearForm(query, key)
+    return BilinearForm.from_factors(query, key)
 
 
 FORMS = pytest.mark.parametrize(
@@ -399,9 +399,9 @@ def all_scores(form: BilinearForm) -> np.ndarray:
 def test_scores_do_not_depend_on_scale(dtype, scales, rank):
     # Integer entries survive even as subnormals, so that the same form is meant on either scale.
     query, key = np.random.default_rng(6).integers(-8, 9, (2, 24, rank)).astype(dtype)
-    scaled = BilinearForm(query * dtype(scales[0]), key * dtype(scales[1]))
+    scaled = BilinearForm.from_factors(query * dtype(scales[0]), key * dtype(scales[1]))
     tolerance = 1e-3 if scales[0] == 5e-320 else 10 * TOLERANCE[dtype]
-    expected = all_scores(BilinearForm(query, key))
+    expected = all_scores(BilinearForm.from_factors(query, key))
     np.testing.assert_allclose(all_scores(scaled), expected, rtol=0, atol=tolerance)
 
 
@@ -410,8 +410,8 @@ def test_head_terms_and_coupling_do_not_depend_on_scale(scale):
     query, key = stacked_factors(4, 24, 3, np.float32)
     # One head apart is enough for the whole stack to be balanced head by head.
     query[1, 2] *= 1e-3
-    plain = BilinearForm(query, key)
-    scaled = BilinearForm(query * np.float32(scale), key * np.float32(scale))
+    plain = BilinearForm.from_factors(query, key)
+    scaled = BilinearForm.from_factors(query * np.float32(scale), key * np.float32(scale))
     np.testing.assert_allclose(coupling(scaled), coupling(plain), rtol=0, atol=1e-5)
     np.testing.assert_allclose(head_terms(scaled), head_terms(plain), rtol=0, atol=1e-5)
 
@@ -437,7 +437,7 @@ GROUPS = pytest.mark.parametrize("stack", [(4, 1), (2, 3), (1, 4), (1, 1)])
 def heads_of(seed: int, stack: tuple[int, int], d: int = 12, rank: int = 3) -> BilinearForm:
     rng = np.random.default_rng(seed)
     query = rng.standard_normal((*stack, d, rank))
-    return BilinearForm(query, rng.standard_normal((stack[0], 1, d, rank)))
+    return BilinearForm.from_factors(query, rng.standard_normal((stack[0], 1, d, rank)))
 
 
 def traces_of_products(heads: BilinearForm) -> np.ndarray:
@@ -533,7 +533,7 @@ def test_within_random_is_the_mean_over_random_deals():
 def test_independent_entries_have_mean_one_over_d_and_spread_root_two_over_d(rank):
     d, count = 32, 4000
     query, key = np.random.default_rng(21).standard_normal((2, count, d, rank))
-    scores = symmetry(BilinearForm(query, key))
+    scores = symmetry(BilinearForm.from_factors(query, key))
     spread = math.sqrt(2) / d
     assert scores.mean() == pytest.approx(1 / d, abs=4 * spread / math.sqrt(count))
     # The 8/n of the paper's Proposition S1.17 is far outside.
@@ -564,7 +564,7 @@ ZERO_FORMS = {
 
 @pytest.mark.parametrize("factors", ZERO_FORMS.values(), ids=ZERO_FORMS)
 def test_the_zero_matrix_has_no_score(factors):
-    form = BilinearForm(*factors)
+    form = BilinearForm.from_factors(*factors)
     assert float(form.norm) == 0
     assert np.all(np.isnan(all_scores(form)))
 
@@ -573,7 +573,7 @@ def test_the_zero_matrix_has_no_score(factors):
 @pytest.mark.parametrize(("d", "rank"), [(6, 2), (7, 5), (40, 2), (40, 20)])
 def test_a_form_less_itself_is_zero_and_not_its_own_rounding(dtype, d, rank):
     query, key = np.random.default_rng(2).standard_normal((2, d, rank)).astype(dtype)
-    form = BilinearForm(query, key)
+    form = BilinearForm.from_factors(query, key)
     for nothing in (form.difference(form), form + -form):
         assert float(nothing.norm) == 0
         assert np.all(np.isnan(all_scores(nothing)))
@@ -586,7 +586,7 @@ def test_the_difference_of_close_forms_keeps_its_digits(dtype, rank):
     before = [f.astype(dtype) for f in rng.standard_normal((2, 40, rank))]
     step = [(1e-5 * rng.standard_normal(f.shape)).astype(dtype) for f in before]
     after = [f + s for f, s in zip(before, step, strict=True)]
-    update = BilinearForm(*after).difference(BilinearForm(*before))
+    update = BilinearForm.from_factors(*after).difference(BilinearForm(*before))
     dense = Dense.of(*after).entries - Dense.of(*before).entries
     norm = math.sqrt((dense**2).sum())
     assert float(update.norm) == pytest.approx(norm, rel=10 * TOLERANCE[dtype])
@@ -598,7 +598,7 @@ def test_a_zero_head_has_no_score_and_leaves_the_others_alone():
     heads = heads_of(5, (2, 2))
     query = heads.query.copy()
     query[0, 1] = 0
-    pruned = BilinearForm(query, heads.key)
+    pruned = BilinearForm.from_factors(query, heads.key)
     is_zero = np.array([[False, True], [False, False]])
     for score in (symmetry, symmetry_null, directionality):
         np.testing.assert_array_equal(np.isnan(score(pruned)), is_zero)
@@ -621,7 +621,7 @@ def test_norms_without_spread_have_no_direction(dtype, weight):
     constant = {
         "orthogonal": BilinearForm(basis.astype(dtype), np.eye(24, dtype=dtype)),
         "ones": BilinearForm(np.ones((24, 1), dtype), np.ones((24, 1), dtype)),
-        "one by one": BilinearForm(np.full((1, 3), 2, dtype), np.ones((1, 3), dtype)),
+        "one by one": BilinearForm.from_factors(np.full((1, 3), 2, dtype), np.ones((1, 3), dtype)),
     }
     assert {
         name: float(directionality(f, gamma=0.5, weight=weight)) for name, f in constant.items()
@@ -649,7 +649,7 @@ def test_weights_that_are_no_numbers_are_refused(bad, side, rank, score):
     factors = np.random.default_rng(0).standard_normal((2, 3, 12, rank))
     factors[side, 1, 5, 1] = bad
     with pytest.raises(NonFiniteWeights, match="finite"):
-        score(BilinearForm(*factors))
+        score(BilinearForm.from_factors(*factors))
 
 
 @pytest.mark.parametrize("score", [symmetry, symmetry_null, coupling])

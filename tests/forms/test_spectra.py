@@ -39,7 +39,7 @@ def test_every_measure_is_that_of_the_dense_matrix(
     random = np.random.default_rng(seed)
     query = random.standard_normal((2, d_query, rank)).astype(dtype)
     key = random.standard_normal((1, d_key, rank)).astype(dtype)
-    form = BilinearForm(query, key)
+    form = BilinearForm.from_factors(query, key)
     measured, largest = spectrum(form), spectral_norm(form)
     for head in range(2):
         dense = query[head].astype(np.float64) @ key[0].astype(np.float64).T
@@ -61,7 +61,9 @@ def test_small_singular_values_of_float32_factors_keep_their_digits() -> None:
     key = bases[1].astype(np.float32)
     dense = query.astype(np.float64) @ key.astype(np.float64).T
     expected = dense_spectrum(dense)["effective_rank"]
-    assert spectrum(BilinearForm(query, key)).effective_rank == pytest.approx(expected, rel=1e-9)
+    assert spectrum(BilinearForm.from_factors(query, key)).effective_rank == pytest.approx(
+        expected, rel=1e-9
+    )
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("f4", 2e-7), ("f8", 1e-10)])
@@ -78,7 +80,9 @@ def test_the_largest_value_alone(
     query, key = ((f @ turn).astype(dtype) for f in (left * sizes, right))
     roots = (np.linalg.qr(f.astype("f8"), mode="r") for f in (query, key))
     expected = np.linalg.norm(np.matmul(next(roots), next(roots).T), 2)
-    assert spectral_norm(BilinearForm(query, key)) == pytest.approx(expected, rel=tolerance)
+    assert spectral_norm(BilinearForm.from_factors(query, key)) == pytest.approx(
+        expected, rel=tolerance
+    )
 
 
 def test_powers_of_heads_that_differ_in_everything() -> None:
@@ -95,7 +99,7 @@ def test_a_spectrum_that_lanczos_does_not_resolve_falls_back_to_the_core(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     random = np.random.default_rng(0)
-    form = BilinearForm(*random.standard_normal((2, 400, 300)))
+    form = BilinearForm.from_factors(*random.standard_normal((2, 400, 300)))
     expected = spectral_norm(form)
     monkeypatch.setattr("wqk.forms.largest.MOST_STEPS", 8)
     assert spectral_norm(form) == pytest.approx(expected, rel=1e-12)
@@ -138,7 +142,7 @@ def test_values_by_chance_are_those_of_drawn_forms(shape: tuple[int, int, int]) 
     d_query, d_key, rank = shape
     random = np.random.default_rng(1)
     draws = 2000 // rank + 2
-    form = BilinearForm(
+    form = BilinearForm.from_factors(
         random.standard_normal((draws, d_query, rank)), random.standard_normal((draws, d_key, rank))
     )
     drawn, null = spectrum(form), null_spectrum(d_query, d_key, rank)

@@ -23,7 +23,7 @@ def test_terms_add_up_to_the_change_and_have_its_spectra(
     random = np.random.default_rng(seed)
     a, b = random.standard_normal((d_query, rank)), random.standard_normal((d_key, rank))
     da, db = (step * random.standard_normal(factor.shape) for factor in (a, b))
-    before, after = BilinearForm(a, b), BilinearForm(a + da, b + db)
+    before, after = BilinearForm.from_factors(a, b), BilinearForm.from_factors(a + da, b + db)
     terms = update_terms(before, after)
     first, second = da @ b.T + a @ db.T, da @ db.T
     size = np.linalg.norm(first) + np.linalg.norm(second)

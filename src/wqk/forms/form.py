@@ -87,7 +87,7 @@ class BilinearForm:
         self._set_factors(query, key)
         advice = (
             "weights of nn.Linear are (out, in): use BilinearForm.from_linear(q_proj, k_proj), or "
-            "transpose them; use BilinearForm.from_factors(query, key) if (in, out) is what you have"
+            "transpose them; BilinearForm.from_factors(query, key) takes factors as they are"
         )
         if self.rank > min(self.shape):
             raise FormError(
@@ -250,7 +250,9 @@ class BilinearForm:
         >>> import numpy as np
         >>> heads = BilinearForm(np.ones((12, 64, 8)), np.ones((12, 64, 8)))
         >>> heads[3], heads[:4, :, 10:20], heads[3, [0, 5]]
-        (BilinearForm(64 × 64, rank 8), BilinearForm(4 forms of 64 × 10, rank 8), BilinearForm(2 × 64, rank 8))
+        (BilinearForm(64 × 64, rank 8),
+         BilinearForm(4 forms of 64 × 10, rank 8),
+         BilinearForm(2 × 64, rank 8))
         >>> heads[3, 0, 1], heads[3, 0].shape
         (np.float64(8.0), (64,))
         """
@@ -267,8 +269,8 @@ class BilinearForm:
         part = BilinearForm.from_factors(query[..., rows, :], key[..., columns, :])
         if not any(map(_is_number, full[-2:])):
             return part
-        alone = [0 if _is_number(one) else slice(None) for one in full[-2:]]
-        return part.dense()[(..., *alone)]
+        numbers = [0 if _is_number(one) else slice(None) for one in full[-2:]]
+        return part.dense()[(*[slice(None)] * len(part.stack), *numbers)]
 
     def __call__(self, x: Any, y: Any) -> Array:
         """Scores x M yᵀ of query-side vectors x (..., N, d_query) and key-side y (..., N, d_key).
@@ -276,7 +278,7 @@ class BilinearForm:
         Single vectors (d_query,) and (d_key,) give a single score.
         """
         xp = array_namespace(self.query, self.key)
-        x, y = (xp.asarray(v, dtype=self.query.dtype, device=device(self.query)) for v in (x, y))
+        x, y = self._converted(x), self._converted(y)
         single = x.ndim == y.ndim == 1
         x, y = (v[None, :] if v.ndim == 1 else v for v in (x, y))
         scores = xp.matmul(xp.matmul(x, self.query), xp.matrix_transpose(xp.matmul(y, self.key)))
@@ -329,9 +331,8 @@ class BilinearForm:
             return (first @ factors[1]) @ xp.matrix_transpose(other.key)
         y = self._operand(other, self.shape[1])
         if y.ndim == 1:
-            return xp.matmul(self.query, xp.matmul(xp.matrix_transpose(self.key), y[:, None]))[
-                ..., 0
-            ]
+            inner = xp.matmul(xp.matrix_transpose(self.key), y[:, None])
+            return xp.matmul(self.query, inner)[..., 0]
         y = xp.matrix_transpose(y)
         if self.rank > self.shape[1]:
             return BilinearForm.from_factors(self.dense(), y)
@@ -346,8 +347,7 @@ class BilinearForm:
 
     def _operand(self, values: Any, width: int, axis: int = -2) -> Array:
         """The other operand of a matrix product, in the form's type."""
-        xp = array_namespace(self.query, self.key)
-        values = xp.asarray(values, dtype=self.query.dtype, device=device(self.query))
+        values = self._converted(values)
         if values.ndim == 0 or values.shape[axis if values.ndim > 1 else 0] != width:
             raise FormError(
                 f"a product with a {self.shape[0]} × {self.shape[1]} form needs {width} entries "
@@ -355,13 +355,20 @@ class BilinearForm:
             )
         return values
 
+    def _converted(self, values: Any) -> Array:
+        """Values as an array of the form's library and type; a tensor keeps its gradient."""
+        xp = array_namespace(self.query)
+        if is_array_api_obj(values) and array_namespace(values) is xp:
+            return xp.astype(values, self.query.dtype, copy=False)
+        return xp.asarray(values, dtype=self.query.dtype, device=device(self.query))
+
     @property
     def T(self) -> BilinearForm:
         """The transpose: query and key change places."""
         return BilinearForm.from_factors(self.key, self.query)
 
     def __mul__(self, factor: Any) -> BilinearForm:
-        """M times a number, or each form of the stack times its own, an array of the stack's shape."""
+        """M times a number; or each form of a stack times its own, in an array of its shape."""
         return BilinearForm.from_factors(self.query * self._scalar(factor), self.key)
 
     __rmul__ = __mul__
@@ -380,7 +387,7 @@ class BilinearForm:
                 "form @ other, the entries are form.numpy() * other.numpy()"
             )
         if isinstance(factor, list | tuple):
-            factor = array_namespace(self.query).asarray(factor, dtype=self.query.dtype)
+            factor = self._converted(factor)
         shape = tuple(getattr(factor, "shape", ()))
         if not shape:
             return factor
@@ -495,14 +502,14 @@ class BilinearForm:
 
     @property
     def directionality(self) -> Float[Array, "*stack"]:
-        """d as Definition 3.2 prints it; `wqk.directionality` has its parameters."""
+        """D as Definition 3.2 prints it; `wqk.directionality` has its parameters."""
         from wqk.forms.scores import directionality
 
         return directionality(self)
 
     @property
     def directionality_excess(self) -> Float[Array, "*stack"]:
-        """d as in the published tables: ``wqk.directionality(form, weight="excess")``."""
+        """D as in the published tables: ``wqk.directionality(form, weight="excess")``."""
         from wqk.forms.scores import directionality
 
         return directionality(self, weight="excess")

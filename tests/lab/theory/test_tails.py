@@ -32,13 +32,13 @@ def simulate_update(
     own = random.standard_normal(shape)
     as_context = np.arange(contexts)[:, None] < context_share * contexts
     query, key = np.where(as_context, summed, own), np.where(as_context, own, summed)
-    return BilinearForm(query.T, key.T)
+    return BilinearForm.from_factors(query.T, key.T)
 
 
 def random_form(seed: int, width: int = 12) -> BilinearForm:
     random = np.random.default_rng(seed)
     scales = np.exp(random.standard_normal((2, width, 1)))
-    return BilinearForm(*(random.standard_normal((2, width, 5)) * scales))
+    return BilinearForm.from_factors(*(random.standard_normal((2, width, 5)) * scales))
 
 
 @settings(max_examples=25)
