@@ -10,6 +10,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from array_api_compat import array_namespace
 
 from wqk._caching import cached_property
 from wqk._typing import Array, FilePath, Float
@@ -100,8 +101,8 @@ class Attention:
         return replace(self, query=sides[0], key=sides[1])
 
     def queries(
-        self, x: Float[np.ndarray, "*batch tokens d"], positions: np.ndarray | None = None
-    ) -> Float[np.ndarray, "*batch heads tokens width"]:
+        self, x: Float[Array, "*batch tokens d"], positions: np.ndarray | None = None
+    ) -> Float[Array, "*batch heads tokens width"]:
         """The queries of some inputs, as they enter the score.
 
         They include biases, norms, temperatures, limits and rotary positions; latent attention's
@@ -125,8 +126,8 @@ class Attention:
         return self._vectors(0, x, positions)
 
     def keys(
-        self, y: Float[np.ndarray, "*batch tokens d"], positions: np.ndarray | None = None
-    ) -> Float[np.ndarray, "*batch heads tokens width"]:
+        self, y: Float[Array, "*batch tokens d"], positions: np.ndarray | None = None
+    ) -> Float[Array, "*batch heads tokens width"]:
         """The keys, as `queries`; one per query head, several of which may share a key head."""
         self._require_known("a key")
         return self._shared(self._vectors(1, y, positions))
@@ -191,11 +192,14 @@ class Attention:
                 "guessed from tensor names; describe the model in a family file"
             )
 
-    def _shared(self, keys: np.ndarray) -> np.ndarray:
+    def _shared(self, keys: Array) -> Array:
         """Each key head for all query heads that meet it."""
-        return keys.repeat(self.head_count // self.key_head_count, -3)
+        sharing = self.head_count // self.key_head_count
+        if isinstance(keys, np.ndarray):
+            return keys.repeat(sharing, -3)
+        return keys.repeat_interleave(sharing, -3)
 
-    def _vectors(self, side: int, x: np.ndarray, positions: np.ndarray | None) -> np.ndarray:
+    def _vectors(self, side: int, x: Array, positions: np.ndarray | None) -> Array:
         plan = self.plan
         # The weights of the forms, so that attention that equals a model's proves the forms.
         weights = (self.heads.query, self.heads.key)[side].swapaxes(-1, -2)
@@ -213,9 +217,11 @@ class Attention:
                     "that holds positions was not read; load the block with positions=True"
                 )
             added = plan.positional.rotary.rotate(self.positional[side].vectors(x), positions)
-            added = np.broadcast_to(added, (*vectors.shape[:-1], added.shape[-1]))
-            vectors = np.concatenate([vectors, added], axis=-1)
-        return vectors.astype(self.query.weight.dtype, copy=False)
+            xp = array_namespace(vectors)
+            added = xp.broadcast_to(added, (*vectors.shape[:-1], added.shape[-1]))
+            vectors = xp.concat([vectors, added], axis=-1)
+        dtype = self.query.weight.dtype
+        return vectors if vectors.dtype == dtype else vectors.astype(dtype, copy=False)
 
     def __repr__(self) -> str:
         heads = f"{self.head_count} heads"

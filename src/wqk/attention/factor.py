@@ -58,16 +58,16 @@ class Factor:
 
     def vectors(
         self,
-        x: Float[np.ndarray, "*batch tokens d"],
+        x: Float[Array, "*batch tokens d"],
         weight: Float[Array, "heads width d"] | None = None,
-    ) -> np.ndarray:
+    ) -> Array:
         """Queries, keys or values (…, H, N, R) of residual vectors (…, N, D), before positions.
 
         They are products with the folded weight, by default `weight`, times the tokens' own scales.
         """
         projection, norm = self.side.projection, self.side.norm
         result = _projected(x, self.weight if weight is None else weight, self.bias)
-        scales = np.ones(())
+        scales: Any = 1.0
         if isinstance(projection, Composed) and self.latent is not None:
             scales = _inverse_size(x @ self.latent.T, (-1,), projection.norm.epsilon)
             scales = scales[..., None, :, :]
@@ -82,7 +82,7 @@ class Factor:
         if self.shift is not None:
             shift = self.shift if self.temperature is None else self.shift * self.temperature
             result = result + shift[:, None]
-        return np.asarray(result)
+        return result
 
 
 def load_factor(stored: Mapping[Part, Array], side: Side, name: str) -> Factor:
@@ -120,14 +120,14 @@ def _joined(stored: Mapping[Part, Array], parts: tuple[Part, ...], xp: Any) -> A
     return xp.concat([stored[part].reshape(-1) for part in parts]) if parts else None
 
 
-def _projected(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+def _projected(x: Array, weight: Array, bias: Array | None) -> Array:
     vectors = x[..., None, :, :] @ weight.swapaxes(-1, -2)
-    return np.asarray(vectors if bias is None else vectors + bias[:, None])
+    return vectors if bias is None else vectors + bias[:, None]
 
 
-def _inverse_size(vectors: np.ndarray, axes: tuple[int, ...], epsilon: float) -> np.ndarray:
+def _inverse_size(vectors: Array, axes: tuple[int, ...], epsilon: float) -> Array:
     """The factor that brings vectors to a mean square of 1."""
-    return np.asarray(((vectors**2).mean(axis=axes, keepdims=True) + epsilon) ** -0.5)
+    return ((vectors**2).mean(axis=axes, keepdims=True) + epsilon) ** -0.5
 
 
 def _require_finite(weight: Array, name: str) -> None:

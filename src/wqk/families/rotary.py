@@ -41,12 +41,20 @@ class Rotary:
     amplitude: float = 1.0
     axes: int = 1
 
-    def rotate(self, vectors: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Turn (..., N, R) queries or keys to their positions (N,)."""
+    def rotate(self, vectors: Array, positions: np.ndarray) -> Array:
+        """Turn (..., N, R) queries or keys to their positions (N,).
+
+        NumPy arrays are turned in float64, tensors of PyTorch in their own type.
+        """
         angles = np.asarray(positions, np.float64)[:, None] * self.frequencies
-        cosine, sine = self.amplitude * np.cos(angles), self.amplitude * np.sin(angles)
+        cosine: Array = self.amplitude * np.cos(angles)
+        sine: Array = self.amplitude * np.sin(angles)
         first, second = self.planes
-        turned = np.array(vectors, np.float64)
+        if isinstance(vectors, np.ndarray):
+            turned = np.array(vectors, np.float64)
+        else:
+            cosine, sine = vectors.new_tensor(cosine), vectors.new_tensor(sine)
+            turned = vectors.clone()
         a, b = vectors[..., first], vectors[..., second]
         turned[..., first] = a * cosine - b * sine
         turned[..., second] = a * sine + b * cosine

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from wqk._typing import Array
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -73,31 +75,42 @@ def recomputed(
             scores = scores + term.reshape(-1, *scores.shape[1:])
         if mask is not None:
             scores = scores + mask
-    allowed = _allowed(plan, distance)
+    shown = allowed(plan, distance)
     if scores.shape[-1] in seen:
-        allowed = allowed & seen[scores.shape[-1]][:, None, None, :]
+        shown = shown & seen[scores.shape[-1]][:, None, None, :]
     elif mask is not None:  # what no query may see is padding
-        allowed = allowed & (mask > HIDDEN).any(axis=-2, keepdims=True)
+        shown = shown & (mask > HIDDEN).any(axis=-2, keepdims=True)
     # A finite number, as in models: a padded query may have no key in its window.
-    return _softmax(np.where(allowed, scores, np.finfo(np.float64).min), sinks)
+    return _softmax(np.where(shown, scores, np.finfo(np.float64).min), sinks)
 
 
-def _alibi(heads: int, distance: np.ndarray) -> np.ndarray:
-    """Linear biases (H, I, J): the distance times a slope for each head (Press et al., 2022)."""
+def alibi_slopes(heads: int) -> np.ndarray:
+    """What the score of each head (H,) loses with every token of distance (Press et al., 2022).
+
+    Examples
+    --------
+    >>> alibi_slopes(2)
+    array([0.0625    , 0.00390625])
+    """
     power = 2 ** math.floor(math.log2(heads))
     slopes = [2 ** (-8 * (n + 1) / power) for n in range(power)]
     slopes += [2 ** (-4 * (2 * n + 1) / power) for n in range(heads - power)]
-    return np.asarray(-np.asarray(slopes)[:, None, None] * np.abs(distance))
+    return np.asarray(slopes)
 
 
-def _allowed(plan: AttentionPlan, distance: np.ndarray) -> np.ndarray:
-    """Which keys a query may attend to, (I, J), of distances i − j."""
-    allowed = distance >= 0 if plan.causal else np.full(distance.shape, True)
+def _alibi(heads: int, distance: np.ndarray) -> np.ndarray:
+    """Linear biases (H, I, J)."""
+    return np.asarray(-alibi_slopes(heads)[:, None, None] * np.abs(distance))
+
+
+def allowed(plan: AttentionPlan, distance: Array) -> Array:
+    """Which keys a query may attend to, (I, J), of distances i − j in NumPy or PyTorch."""
+    seen = distance >= 0 if plan.causal else distance == distance
     if plan.window is not None and plan.window.isdigit():
         # One-sided windows count the token itself; two-sided ones give half to either side.
         size = int(plan.window)
-        allowed &= distance < size if plan.causal else np.abs(distance) <= size // 2
-    return allowed
+        seen = seen & (distance < size if plan.causal else abs(distance) <= size // 2)
+    return seen
 
 
 def _softmax(scores: np.ndarray, sinks: np.ndarray | None) -> np.ndarray:

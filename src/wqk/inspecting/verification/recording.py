@@ -177,7 +177,7 @@ def attach(
 
     sides = {"query": plan.query, "key": plan.key} | ({"value": plan.value} if plan.value else {})
     modules = {side: model.get_submodule(module_of(part.tensor)) for side, part in sides.items()}
-    parent = model.get_submodule(_parent_of(plan))
+    parent = model.get_submodule(parent_of(plan))
     return [
         *(m.register_forward_pre_hook(partial(keep, side)) for side, m in modules.items()),
         modules["query"].register_forward_hook(projected),
@@ -222,7 +222,7 @@ def _attach(
     def keep(module: Any, args: Any, output: Any) -> None:
         latest[:] = [output.numpy()]
 
-    parent = model.get_submodule(_parent_of(plan))
+    parent = model.get_submodule(parent_of(plan))
     for name in TERM_MODULES:
         if hasattr(parent, name):
             getattr(parent, name).register_forward_hook(keep)
@@ -293,7 +293,7 @@ def module_of(tensor: str) -> str:
     return tensor.rpartition(".")[0]
 
 
-def _parent_of(plan: AttentionPlan) -> str:
+def parent_of(plan: AttentionPlan) -> str:
     """The module that runs a block's attention: the query's, if the key is another layer's."""
     query, key = (module_of(side.tensor).split(".") for side in (plan.query, plan.key))
     names = takewhile(lambda pair: pair[0] == pair[1], zip(query, key, strict=False))
