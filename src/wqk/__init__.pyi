@@ -20,6 +20,7 @@ from .inspecting.tokens import match_tokens as match_tokens
 from .inspecting.verification import verify as verify
 from .live import Monitor as Monitor
 from .live import ScoreCallback as ScoreCallback
+from .live import clip_ as clip_
 from .live.starts import initialize_ as initialize_
 from .reporting import write_report as write_report
 from .reporting.demo import demo_model as demo_model

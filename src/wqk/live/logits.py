@@ -17,6 +17,7 @@ from __future__ import annotations
 import inspect
 import logging
 import math
+import weakref
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,12 +26,11 @@ import numpy as np
 
 from wqk._typing import Array, FilePath, Float
 from wqk.attention import attention_plans, load_attention
-from wqk.attention.verification.recomputation import HIDDEN, alibi_slopes, allowed
-from wqk.attention.verification.recording import module_of, parent_of
-from wqk.checkpoints import Checkpoint, Part, TensorInfo
-from wqk.checkpoints.live import open_live
-from wqk.checkpoints.wrapping import ADAPTED, plain_name, with_adapter, without_adapter
+from wqk.checkpoints.wrapping import ADAPTED, plain_name
 from wqk.errors import CheckpointError, NonFiniteWeights, UnknownFamily, first_line
+from wqk.inspecting.verification.recomputation import HIDDEN, allowed, alibi_slopes
+from wqk.inspecting.verification.recording import module_of, parent_of
+from wqk.live.weights import LiveWeights
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -258,17 +258,19 @@ class LogitMeter:
     ) -> None:
         if sequences < 1:
             raise CheckpointError(f"sequences must be 1 or more, got {sequences}")
-        self._weights = _AsTrained(model)
-        self.plans = attention_plans(self._weights, family, heads_per_layer)
+        checkpoint = LiveWeights(model)
+        self.plans = attention_plans(checkpoint, family, heads_per_layer)
         guess = next((plan.rule.guess for plan in self.plans if plan.rule.guess), None)
         if guess:
             raise UnknownFamily(
-                f"{self._weights.name}: logits need the model's scale and positions, and its "
+                f"{checkpoint.name}: logits need the model's scale and positions, and its "
                 f"family is unknown ({guess}); describe the model in a family file, and pass it "
                 "as family="
             )
         self._sequences = sequences
-        self._modules = {_plain_module(name): module for name, module in model.named_modules()}
+        self._model = weakref.ref(model)  # so that a meter keeps no model alive
+        self._weights: LiveWeights | None = None
+        self._modules: dict[str, Any] = {}
         self._hooks: dict[Place, list[Any]] = {}
         self._tallies: dict[Place, Tally] = {}
         self._passes: dict[Place, int] = {}
@@ -292,6 +294,11 @@ class LogitMeter:
         """Measure the next training pass, and forget the previous one."""
         self.stop()
         self._tallies, self._passes, self._missing = {}, {}, {}
+        model = self._model()
+        if model is None:
+            return
+        self._weights = LiveWeights(model)
+        self._modules = {_plain_module(name): module for name, module in model.named_modules()}
         for plan in self.plans:
             place = place_of_rows(plan)
             reason = _why_not(plan)
@@ -313,8 +320,10 @@ class LogitMeter:
     def _remove(self, place: Place) -> None:
         for hook in self._hooks.pop(place, ()):
             hook.remove()
-        if not self._hooks and self._eager:
-            self._eager = _run_uncompiled(False)
+        if not self._hooks:
+            self._weights, self._modules = None, {}
+            if self._eager:
+                self._eager = _run_uncompiled(False)
 
     def _attach(self, plan: AttentionPlan, place: Place) -> list[Any]:
         from torch.nn import MultiheadAttention
@@ -360,6 +369,7 @@ class LogitMeter:
         """Add one application of a block."""
         import torch
 
+        assert self._weights is not None
         if "query" not in inputs or "key" not in inputs:
             raise CheckpointError("the block ran without its own projections")
         x, y = inputs["query"], inputs["key"]
@@ -471,39 +481,3 @@ def _mask_of(named: Mapping[str, Any], x: Any, y: Any) -> Any:
             text = (packed.diff(dim=1, prepend=packed[:, :1] - 1) != 1).cumsum(1)
             return (text[:, None, :, None] == text[:, None, None, :])
     return found
-
-
-class _AsTrained(Checkpoint):
-    """A model's weights as its next pass uses them, as tensors; at least float32."""
-
-    def __init__(self, model: Any) -> None:
-        found = open_live(model)
-        self.name, self.config = found.name, found.config
-        self._tensors, self._adapted = found.tensors(), found.adapted
-        self._owners: dict[str, tuple[Any, str]] = {}
-        for prefix, module in model.named_modules():
-            for name in (*module._parameters, *module._buffers):
-                full = plain_name(f"{prefix}.{name}" if prefix else name)
-                self._owners[without_adapter(full)] = (module, name)
-
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        """Every tensor's type, shape and size by name."""
-        return self._tensors
-
-    def read(self, parts: Sequence[Part]) -> list[Any]:
-        """The wanted rows of each part, joined, on their own device."""
-        return [self._read(part) for part in parts]
-
-    def _read(self, part: Part) -> Any:
-        import torch
-
-        module, attribute = self._owners[part.name]
-        tensor = getattr(module, attribute).detach()
-        if part.name in self._adapted:
-            tensor = with_adapter(tensor, self._adapted[part.name], part.name)
-        if hasattr(tensor, "full_tensor"):
-            tensor = tensor.full_tensor()
-        if part.rows is not None:
-            ranges = part.row_ranges(tuple(tensor.shape))
-            tensor = torch.cat([tensor[start:stop] for start, stop in ranges])
-        return tensor if tensor.element_size() > 2 else tensor.float()

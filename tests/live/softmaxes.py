@@ -9,10 +9,10 @@ import torch
 from tests.families.proving import build
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from wqk.attention.verification.inputs import inputs_of
-from wqk.attention.verification.recomputation import alibi_slopes
-from wqk.attention.verification.recording import parent_of
-from wqk.attention.verification.running import double_precision
+from wqk.inspecting.verification.inputs import inputs_of
+from wqk.inspecting.verification.recomputation import alibi_slopes
+from wqk.inspecting.verification.recording import parent_of
+from wqk.inspecting.verification.running import double_precision
 from wqk.live.logits import BlockLogits, LogitMeter, Logits, place_of_rows
 
 if TYPE_CHECKING:

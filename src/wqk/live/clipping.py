@@ -1,0 +1,413 @@
+"""QK-clip: bring the heads whose attention logits exceed a limit back to it, by their weights.
+
+After MuonClip (Kimi K2, 2025): a head whose largest logit S is above the limit τ has its queries and
+keys multiplied by √(τ/S) each, so that its W_qk changes by τ/S exactly, and its logits with it.
+
+==================  ============================================================================
+attention           what is multiplied
+==================  ============================================================================
+one key per query   weights and biases of the head's queries and keys, by √ each
+grouped heads       the shared key by the √ of its worst query head, each query by the rest; or
+                    queries alone
+latent (MLA)        parts without positions by √ each; the query's rotary part by τ/S, as all heads
+                    share the key's
+query/key norms     gains instead of weights, which the norms would undo; gains that all heads
+                    share, by the worst head's
+shared keys         queries alone, where a key also serves another block or as a value
+==================  ============================================================================
+
+Axes: H query heads, G key heads, R head width, L layers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from wqk._console import counted
+from wqk._typing import FilePath, Float
+from wqk.errors import CheckpointError, FormError
+from wqk.families import Composed
+from wqk.live.logits import LogitMeter, Logits, place_of_rows
+from wqk.live.weights import LiveWeights
+
+if TYPE_CHECKING:
+    import torch
+
+    from wqk.checkpoints import Part
+    from wqk.families import AttentionPlan, Side
+    from wqk.live.logits import Place
+    from wqk.live.monitor import Monitor
+
+# What an optimizer keeps of a weight: its gradient's mean, and the mean of its square.
+FIRST_MOMENTS = ("exp_avg", "momentum_buffer")
+SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq")
+
+# The meters of models that are clipped by what their passes show.
+_METERS: WeakKeyDictionary[Any, LogitMeter] = WeakKeyDictionary()
+
+
+class ClippedHead(NamedTuple):
+    """One head whose W_qk was multiplied."""
+
+    stack: str
+    kind: str
+    layer: int
+    head: int
+    max_logit: float  #: Measured before.
+    factor: float  #: Of W_qk, and so of the head's logits.
+
+
+@dataclass(frozen=True, repr=False)
+class Clipping:
+    """What `clip_` did; printing it shows a line for each head."""
+
+    limit: float
+    heads: tuple[ClippedHead, ...] = ()
+    notes: tuple[str, ...] = ()  #: What could not be clipped or measured, and why.
+
+    def __len__(self) -> int:
+        return len(self.heads)
+
+    def __repr__(self) -> str:
+        lines = [f"{counted(len(self.heads), 'head')} clipped to logits of at most {self.limit:g}"]
+        lines += [
+            f"{one.stack:>14} {one.kind} layer {one.layer:>3}, head {one.head:>3}: "
+            f"{one.max_logit:>10.4g} × {one.factor:.4f}"
+            for one in self.heads
+        ]
+        return "\n".join((*lines, *self.notes))
+
+
+class Scaling(NamedTuple):
+    """A factor for each of some rows of a tensor: (row + offset) · factor − offset."""
+
+    tensor: str
+    rows: tuple[tuple[int, int], ...] | None  # of the outputs; None for all
+    factors: Float[np.ndarray, " outputs"]
+    transposed: bool = False
+    offset: float = 0.0
+
+
+def clip_(
+    model: Any,
+    limit: float = 100.0,
+    *,
+    logits: Logits | Monitor | Mapping[Any, float] | Any = None,
+    grouped: Literal["both", "queries"] = "both",
+    optimizer: torch.optim.Optimizer | None = None,
+    family: FilePath | None = None,
+    heads_per_layer: int | None = None,
+) -> Clipping:
+    """Rescale the queries and keys of the heads whose logits exceed a limit, in place.
+
+    To be called after the optimizer's step. The form W_qk of every named head changes by exactly
+    its factor, limit/maximum, and nothing else in the model changes. In a distributed run all
+    processes call it; measured maxima are those over all processes.
+
+    Parameters
+    ----------
+    model
+        The `nn.Module` that is trained, of a family that wqk knows; plain, wrapped or sharded.
+    limit
+        The largest logit that is left alone.
+    logits
+        The largest logit of each head: measured by a `Monitor` with ``logits=True``, each
+        measurement used once; a mapping {(layer, head): value} or {(stack, kind, layer, head):
+        value}; or an array (L, H). Without it, each call measures the next training pass, and
+        clips by what the pass before it has shown; the first call only begins.
+    grouped
+        Where query heads share a key head: ``both`` multiplies the key by the √ of its worst
+        head's factor and each query by what is left; ``queries`` leaves the key.
+    optimizer
+        Its momentum is rescaled with the weights: first moments by the factor, second ones by its
+        square. By default it is left, as in MuonClip.
+    family, heads_per_layer
+        As for `wqk.scan`.
+
+    Returns
+    -------
+    Clipping
+        The heads that were multiplied, and what could not be.
+
+    Raises
+    ------
+    FormError
+        The limit is not a positive number, or the logits do not fit the model.
+    UnknownFamily
+        No family describes the model; weights are not written based on a guess.
+    CheckpointError
+        Its queries or keys have an adapter.
+
+    Examples
+    --------
+    >>> import transformers, wqk
+    >>> config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=50)
+    >>> model = transformers.GPT2Model(config)
+    >>> before = wqk.read_attention(model, layer=1).head(2).norm
+    >>> wqk.clip_(model, 100.0, logits={(1, 2): 400.0})
+    1 head clipped to logits of at most 100
+           decoder self layer   1, head   2:        400 × 0.2500
+    >>> round(float(wqk.read_attention(model, layer=1).head(2).norm / before), 6)
+    0.25
+    """
+    import torch
+
+    if not 0 < limit < math.inf:
+        raise FormError(f"limit must be a positive number, got {limit!r}")
+    if grouped not in ("both", "queries"):
+        raise FormError(f"grouped must be 'both' or 'queries', got {grouped!r}")
+    meter = _METERS.get(model)
+    if meter is None:
+        meter = _METERS[model] = LogitMeter(model, family, heads_per_layer)
+    weights = LiveWeights(model)
+    _require_own(weights, meter.plans)
+    if logits is None:
+        measured = meter.logits
+        maxima, notes = _over_processes(measured, meter.plans, weights)
+        notes += [] if measured else ["logits are measured in the next training pass"]
+        meter.start()
+    elif isinstance(logits, Logits) or hasattr(logits, "take_logits"):
+        measured = logits if isinstance(logits, Logits) else logits.take_logits()
+        maxima, notes = _over_processes(measured, meter.plans, weights)
+    else:
+        maxima, notes = _given(logits, meter.plans), []
+    heads: list[ClippedHead] = []
+    scalings: list[Scaling] = []
+    uses = _uses(weights, meter.plans)
+    for plans in _tied(weights, meter.plans):
+        plan = plans[0]
+        largest = np.max([maxima[place_of_rows(one)] for one in plans], axis=0)
+        factors = np.minimum(1.0, limit / np.maximum(largest, limit))
+        if (lost := ~np.isfinite(largest) & (largest != -math.inf)).any():
+            factors[lost] = 1.0
+            notes.append(f"{_named(plan)}: {counted(int(lost.sum()), 'head')} without a finite "
+                         "maximum, left as they are")
+        if (factors == 1).all():
+            continue
+        changed, applied, note = _scalings(weights, plan, factors, grouped, uses)
+        scalings += changed
+        notes += [f"{_named(plan)}: {note}"] if note else []
+        heads += [
+            ClippedHead(*place_of_rows(one), head, float(largest[head]), float(factor))
+            for one in plans
+            for head, factor in enumerate(applied)
+            if factor != 1
+        ]
+    with torch.no_grad():
+        for scaling in scalings:
+            _scale(weights.current(scaling.tensor), scaling, optimizer)
+    return Clipping(limit, tuple(heads), tuple(notes))
+
+
+def _scalings(
+    weights: LiveWeights,
+    plan: AttentionPlan,
+    factors: Float[np.ndarray, " heads"],
+    grouped: str,
+    uses: Counter[Any],
+) -> tuple[list[Scaling], Float[np.ndarray, " heads"], str]:
+    """What to multiply for these factors of a block's heads; the factors in effect; a remark."""
+    sharing = plan.query.heads // plan.key.heads
+    query, key = (_handle(weights, side, uses) for side in (plan.query, plan.key))
+    note, kept = "", np.ones(plan.key.heads)
+    if query == "head":
+        halved = key == "head" and (sharing == 1 or grouped == "both")
+        of_key = np.sqrt(factors.reshape(-1, sharing).min(1)) if halved else kept
+        of_query = factors / of_key.repeat(sharing)
+    elif key == "head" and sharing == 1:
+        of_query, of_key = np.ones_like(factors), factors
+    elif query or key:
+        factors = np.full_like(factors, factors.min())
+        note = "its heads share the gains of their norms, so all have the worst head's factor"
+        share = np.sqrt(factors) if query and key else factors
+        of_query = share if query else np.ones_like(factors)
+        of_key = share[:: sharing] if key else kept
+    else:
+        return [], np.ones_like(factors), (
+            "no effect here: queries and keys are normalized without gains of their own, so that "
+            "their logits are bounded, whatever their weights"
+        )
+    found = [*_of_side(weights, plan.query, of_query), *_of_side(weights, plan.key, of_key)]
+    if plan.positional is not None:
+        found += _of_side(weights, plan.positional.query, factors)
+    return found, factors, note
+
+
+def _handle(weights: LiveWeights, side: Side, uses: Counter[Any]) -> str:
+    """What of a side scales its heads: each by its own (``head``), all as one (``layer``), none."""
+    if any(uses[use] > 1 for use in _uses_of(weights, side)):
+        return ""
+    if side.temperature is not None or side.norm is None:
+        return "head"
+    gains = sum(_length(weights, part) for part in side.norm.gain)
+    return "" if not gains else "head" if gains > side.head_width else "layer"
+
+
+def _of_side(weights: LiveWeights, side: Side, factors: np.ndarray) -> list[Scaling]:
+    """What multiplies a side's heads by these factors."""
+    if (factors == 1).all():
+        return []
+    if side.temperature is not None:
+        part = side.temperature.logarithm
+        found = weights.read([part])[0].reshape(-1).double().cpu().numpy()
+        log = np.minimum(found, math.log(side.temperature.limit))
+        return [Scaling(part.name, part.rows, np.exp(log + np.log(factors) - found), offset=-1)]
+    rows = factors.repeat(side.head_width)
+    if side.norm is None:
+        outer = side.projection
+        outer = outer.outer if isinstance(outer, Composed) else outer
+        bias = [] if side.bias is None else [Scaling(side.bias.name, side.bias.rows, rows)]
+        return [Scaling(outer.tensor, outer.outputs, rows, outer.transposed), *bias]
+    found = []
+    for parts, offset in ((side.norm.gain, side.norm.offset), (side.norm.bias, 0.0)):
+        start = 0
+        for part in parts:
+            stop = start + _length(weights, part)
+            found.append(Scaling(part.name, part.rows, rows[start:stop], offset=offset))
+            start = stop
+    return found
+
+
+def _scale(
+    tensor: torch.Tensor, scaling: Scaling, optimizer: torch.optim.Optimizer | None
+) -> None:
+    """Multiply a parameter's rows in place, and what an optimizer keeps of them."""
+    import torch
+
+    axis = 1 if scaling.transposed else 0
+    factors = torch.ones(tensor.shape[axis], dtype=torch.float64)
+    start = 0
+    for first, last in scaling.rows or ((0, len(factors)),):
+        stop = start + last - first
+        factors[first:last] = torch.from_numpy(scaling.factors[start:stop])
+        start = stop
+    shape = [1] * tensor.ndim
+    shape[axis] = -1
+    along = _beside(tensor, factors.reshape(shape))
+    tensor.detach().mul_(along)
+    if scaling.offset:
+        tensor.detach().add_(scaling.offset * (along - 1))
+    state = {} if optimizer is None else optimizer.state.get(tensor, {})
+    for name in (*FIRST_MOMENTS, *SECOND_MOMENTS):
+        if getattr(state.get(name), "shape", None) == tensor.shape:
+            state[name].mul_(along if name in FIRST_MOMENTS else along * along)
+
+
+def _beside(tensor: Any, factors: torch.Tensor) -> Any:
+    """Factors on the device and the mesh of a parameter, in at least float32."""
+    import torch
+
+    factors = factors.to(tensor.device, tensor.dtype if tensor.itemsize > 2 else torch.float32)
+    if not hasattr(tensor, "full_tensor"):
+        return factors
+    from torch.distributed.tensor import DTensor, Replicate
+
+    mesh = tensor.device_mesh
+    return DTensor.from_local(factors, mesh, [Replicate()] * mesh.ndim)
+
+
+def _tied(
+    weights: LiveWeights, plans: Sequence[AttentionPlan]
+) -> list[list[AttentionPlan]]:
+    """The blocks, together where they have the same queries and keys."""
+    found: dict[Any, list[AttentionPlan]] = {}
+    for plan in plans:
+        key = tuple(use for side in (plan.query, plan.key) for use in _uses_of(weights, side))
+        found.setdefault(key, []).append(plan)
+    return list(found.values())
+
+
+def _uses(weights: LiveWeights, plans: Sequence[AttentionPlan]) -> Counter[Any]:
+    """How many queries, keys and values of different blocks use the same rows."""
+    found: Counter[Any] = Counter()
+    for first, *_ in _tied(weights, plans):
+        for side in filter(None, (first.query, first.key, first.value)):
+            found.update(_uses_of(weights, side))
+    return found
+
+
+def _uses_of(weights: LiveWeights, side: Side) -> list[Any]:
+    outer = side.projection
+    outer = outer.outer if isinstance(outer, Composed) else outer
+    gains = side.norm.gain if side.norm else ()
+    return [
+        (id(weights.current(outer.tensor)), outer.outputs),
+        *((id(weights.current(part.name)), part.rows) for part in gains),
+    ]
+
+
+def _length(weights: LiveWeights, part: Part) -> int:
+    return math.prod(part.shape(weights.info(part.name).shape))
+
+
+def _require_own(weights: LiveWeights, plans: Sequence[AttentionPlan]) -> None:
+    for plan in plans:
+        if own := next((part.name for part in plan.parts if part.name in weights.adapted), None):
+            raise CheckpointError(
+                f"{weights.name}: {own} has an adapter, whose product clip_ would leave as it is; "
+                "clip a model before it is adapted, or once the adapter is merged"
+            )
+
+
+def _over_processes(
+    measured: Logits | None, plans: Sequence[AttentionPlan], weights: LiveWeights
+) -> tuple[dict[Place, np.ndarray], list[str]]:
+    """The largest logits of every block's heads over all processes; −∞ if none was measured."""
+    import torch
+    from torch import distributed
+
+    maxima = {place_of_rows(plan): np.full(plan.query.heads, -math.inf) for plan in plans}
+    if measured is not None:
+        for place, block in measured.blocks.items():
+            # The maximum of NaN and a number is not defined among processes; that of ∞ is.
+            maxima[place] = np.nan_to_num(block.max_logit, nan=math.inf, neginf=-math.inf)
+    if distributed.is_available() and distributed.is_initialized():
+        joined = torch.from_numpy(np.concatenate([*maxima.values()]))
+        joined = joined.to(weights.current(plans[0].query.tensor).device)
+        distributed.all_reduce(joined, distributed.ReduceOp.MAX)
+        ends = np.cumsum([len(one) for one in maxima.values()])[:-1]
+        maxima = dict(zip(maxima, np.split(joined.cpu().numpy(), ends), strict=True))
+    missing = {} if measured is None else measured.missing
+    notes = [f"{' '.join(map(str, place))}: not measured: {why}" for place, why in missing.items()]
+    return maxima, notes
+
+
+def _given(logits: Any, plans: Sequence[AttentionPlan]) -> dict[Place, np.ndarray]:
+    """The maxima of every block's heads, from a mapping or an array; −∞ where none is given."""
+    places = {place_of_rows(plan): np.full(plan.query.heads, -math.inf) for plan in plans}
+    own = [place for place in places if place[1] == "self"]
+    several = len({place[:2] for place in own}) != 1
+    if isinstance(logits, Mapping):
+        for key, value in logits.items():
+            match key:
+                case (stack, kind, layer, head):
+                    place = (stack, kind, layer)
+                case (layer, head) if not several:
+                    place = (*own[0][:2], layer)
+                case _:
+                    kinds = sorted({place[:2] for place in places})
+                    raise FormError(
+                        "logits must have keys (layer, head), or (stack, kind, layer, head) in "
+                        f"models with several of {kinds}; got {key!r}"
+                    )
+            if place not in places or not 0 <= head < len(places[place]):
+                raise FormError(f"logits name layer and head {key!r}, which the model lacks")
+            places[place][head] = value
+        return places
+    array = np.asarray(logits.detach().cpu() if hasattr(logits, "detach") else logits, np.float64)
+    shape = (len(own), len(places[own[0]]) if own else 0)
+    if several or array.shape != shape:
+        wanted = "a mapping for a model with several attentions" if several else f"shape {shape}"
+        raise FormError(f"logits as an array need {wanted}, got shape {array.shape}")
+    return places | dict(zip(own, array.copy(), strict=True))
+
+
+def _named(plan: AttentionPlan) -> str:
+    return f"{plan.stack} {plan.kind} layer {plan.layer}"
