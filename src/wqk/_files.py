@@ -104,11 +104,12 @@ def read_text(path: Path, error: type[WqkError], expected: str = "") -> str:
         raise error(f"{path}: cannot be read ({reason}){expected}") from None
 
 
-def append_lines(path: Path, *records: Mapping[str, Any]) -> None:
+def append_lines(path: Path, *records: Mapping[str, Any]) -> int:
     """Append JSON objects to a file, one per line; on return all are on the disk.
 
-    An incomplete last line, which a killed process may have left, is removed first. OutputError if
-    the file cannot be written; then it keeps its lines.
+    An incomplete last line, which a killed process may have left, is removed first. Returns the
+    position at which the first begins. OutputError if the file cannot be written; then it keeps its
+    lines.
     """
     content = b"".join(map(json_line, records))
     try:
@@ -123,6 +124,20 @@ def append_lines(path: Path, *records: Mapping[str, Any]) -> None:
                 with contextlib.suppress(OSError):
                     file.truncate(end)
                 raise
+            return end
+    except OSError as error:
+        raise unwritable(path, error) from None
+
+
+def replace_last_lines(path: Path, begin: int, *records: Mapping[str, Any]) -> None:
+    """Replace the lines from a position on, in one write; on return all are on the disk."""
+    content = b"".join(map(json_line, records))
+    try:
+        with path.open("r+b", buffering=0) as file:
+            file.seek(begin)
+            file.write(content)
+            file.truncate(begin + len(content))
+            os.fsync(file.fileno())
     except OSError as error:
         raise unwritable(path, error) from None
 

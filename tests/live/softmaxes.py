@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 from tests.families.proving import build
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from wqk.inspecting.verification.inputs import inputs_of
-from wqk.inspecting.verification.recomputation import alibi_slopes
 from wqk.inspecting.verification.recording import parent_of
 from wqk.inspecting.verification.running import double_precision
 from wqk.live.logits import BlockLogits, LogitMeter, Logits, place_of_rows
@@ -20,15 +20,18 @@ if TYPE_CHECKING:
 
     from wqk.families import AttentionPlan
 
+SOFTMAXES = ("aten::_softmax", "aten::_safe_softmax")
+
 # Below this, a score is that of a hidden key.
-HIDDEN = -1e6
+HIDDEN = -5e3
 
 
 class Seen(NamedTuple):
-    """One softmax: what went in and what came out, (B, H, I, J)."""
+    """One softmax: what went in and what came out, (B, H, I, J); the batched products before it."""
 
     scores: np.ndarray
     weights: np.ndarray
+    products: tuple[np.ndarray, ...]
 
 
 class Softmaxes(TorchDispatchMode):  # type: ignore[misc]
@@ -38,6 +41,7 @@ class Softmaxes(TorchDispatchMode):  # type: ignore[misc]
         super().__init__()
         self.seen: dict[Any, list[Seen]] = {place: [] for place in modules}
         self._within: list[Any] = []
+        self._products: list[np.ndarray] = []
         self.hooks = [
             hook
             for place, module in modules.items()
@@ -49,14 +53,21 @@ class Softmaxes(TorchDispatchMode):  # type: ignore[misc]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
-        if func._schema.name == "aten::_softmax" and self._within and args[0].ndim in (3, 4):
-            self.seen[self._within[-1]].append(Seen(args[0].numpy(), output.numpy()))
+        name = func._schema.name
+        if name in ("aten::bmm", "aten::baddbmm") and self._within:
+            self._products.append(torch.bmm(*args[-2:]).numpy())
+        if name in SOFTMAXES and self._within and args[0].ndim in (3, 4):
+            products, self._products = self._products, []
+            self.seen[self._within[-1]].append(
+                Seen(args[0].numpy(), output.numpy(), tuple(products))
+            )
         return output
 
 
 def trainable(architecture: Architecture) -> Any:
     """The random model in float64 and in training mode, with eager attention, without dropout."""
-    model = build(architecture).double()
+    with double_precision():  # in which models compute their tables of angles
+        model = build(architecture).double()
     model.config._experts_implementation = "eager"
     for config in (model.config, *(getattr(model.config, n) for n in model.config.sub_configs)):
         config._experts_implementation = "eager"
@@ -68,14 +79,16 @@ def trainable(architecture: Architecture) -> Any:
     return model.train()
 
 
-def measured(model: Any, sequences: int = 10**6) -> tuple[LogitMeter, Logits, dict[Any, list[Seen]]]:
+def measured(
+    model: Any, sequences: int = 10**6
+) -> tuple[LogitMeter, Logits, dict[Any, list[Seen]]]:
     """What a meter measures in one pass, and the softmaxes of that pass."""
     meter = LogitMeter(model, sequences=sequences)
     modules = {place_of_rows(plan): model.get_submodule(parent_of(plan)) for plan in meter.plans}
     given = inputs_of(model, None, 24, 0)
     meter.start()
     softmaxes = Softmaxes(modules)
-    with torch.no_grad(), double_precision(), softmaxes:
+    with torch.no_grad(), double_precision(), sdpa_kernel(SDPBackend.MATH), softmaxes:
         model(**given)
     for hook in softmaxes.hooks:
         hook.remove()
@@ -83,34 +96,57 @@ def measured(model: Any, sequences: int = 10**6) -> tuple[LogitMeter, Logits, di
     return meter, meter.logits, softmaxes.seen
 
 
-def own_logits(plan: AttentionPlan, seen: list[Seen]) -> BlockLogits:
-    """The measures from the model's own softmax, without anything of wqk's queries and keys."""
-    logits, pairs, shares, entropies = [], [], [], []
+def own_logits(plan: AttentionPlan, seen: list[Seen]) -> list[BlockLogits]:
+    """The measures from the model's own attention, without anything of wqk's queries and keys.
+
+    Where something is added to the scores or taken off them before the softmax, logits are the
+    products of queries and keys that it computed, some of which are scaled and others not: all
+    that they could be.
+    """
+    heads = plan.query.heads
+    pairs, shares, entropies = [], [], []
+    logits: list[list[np.ndarray]] = []
     for one in seen:
-        scores, weights = (a.reshape(-1, plan.query.heads, *a.shape[-2:]) for a in one)
+        scores, weights = (a.reshape(-1, heads, *a.shape[-2:]) for a in one[:2])
         if plan.sinks:
             scores, weights = scores[..., :-1], weights[..., :-1]
         shown = scores > HIDDEN
         size, others = scores.shape[-2:]
-        is_token = shown.any(axis=(1, 2))[:, None, :] if size == others else np.array([[[True]]])
-        shown = shown & is_token[..., None]
+        if size == others:  # what no query sees is padding
+            shown = shown & shown.any(axis=(1, 2))[:, None, :, None]
         if plan.softcap:
-            scores = plan.softcap * np.arctanh(scores.clip(-plan.softcap, None) / plan.softcap)
-        if plan.position.endswith("alibi"):
-            distance = np.abs(np.arange(size)[:, None] - np.arange(others))
-            factor = plan.scale if plan.position == "scaled alibi" else 1
-            scores = scores + factor * alibi_slopes(plan.query.heads)[:, None, None] * distance
-        logits.append(scores), pairs.append(shown)
+            scores = plan.softcap * np.arctanh(np.where(shown, scores / plan.softcap, 0))
+        possible = [scores]
+        if plan.position or plan.sinks:
+            fitting = [p.reshape(scores.shape) for p in one.products if p.size == scores.size]
+            possible = [factor * product for product in fitting for factor in (1.0, plan.scale)]
+        logits.append(possible), pairs.append(shown)
         rows = shown.any(axis=-1)
         share = np.where(shown, weights, 0)
-        entropy = -(share * np.log(share, where=share > 0, out=np.zeros_like(share))).sum(-1)
-        by_head = [(share[:, h].max(-1)[rows[:, h]], entropy[:, h][rows[:, h]]) for h in range(plan.query.heads)]
-        shares.append([top for top, _ in by_head]), entropies.append([e for _, e in by_head])
-    heads = range(plan.query.heads)
-    flat = [np.concatenate([s[:, h][p[:, h]] for s, p in zip(logits, pairs, strict=True)]) for h in heads]
-    return BlockLogits(
-        np.array([one.max() for one in flat]),
-        np.array([one.std() for one in flat]),
-        np.array([np.concatenate([e[h] for e in entropies]).mean() for h in heads]),
-        np.array([np.concatenate([s[h] for s in shares]).mean() for h in heads]),
+        entropy = -(share * np.log(np.where(share > 0, share, 1))).sum(-1)
+        shares.append([share[:, h].max(-1)[rows[:, h]] for h in range(heads)])
+        entropies.append([entropy[:, h][rows[:, h]] for h in range(heads)])
+
+    def by_head(values: list[Any]) -> np.ndarray:
+        return np.array([np.concatenate([one[h] for one in values]).mean() for h in range(heads)])
+
+    found = []
+    for chosen in zip(*logits, strict=True):
+        flat = [
+            np.concatenate([s[:, h][p[:, h]] for s, p in zip(chosen, pairs, strict=True)])
+            for h in range(heads)
+        ]
+        largest, spread = (np.array([f(one) for one in flat]) for f in (np.max, np.std))
+        found.append(BlockLogits(largest, spread, by_head(entropies), by_head(shares)))
+    return found
+
+
+def difference(measured: BlockLogits, own: list[BlockLogits]) -> float:
+    """The largest difference, relative where values exceed 1; NaN if something is not known."""
+    return min(
+        max(
+            float((np.abs(a - b) / np.maximum(1, np.abs(b))).max())
+            for a, b in zip(measured, one, strict=True)
+        )
+        for one in own
     )

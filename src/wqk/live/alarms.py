@@ -24,6 +24,7 @@ SIZES = (
     "key_norm",
     "score_ceiling",
     "score_ceiling_any_distance",
+    "max_logit",
 )
 
 # Growth is measured over this many steps.

@@ -1,7 +1,7 @@
 """QK-clip: bring the heads whose attention logits exceed a limit back to it, by their weights.
 
-After MuonClip (Kimi K2, 2025): a head whose largest logit S is above the limit τ has its queries and
-keys multiplied by √(τ/S) each, so that its W_qk changes by τ/S exactly, and its logits with it.
+After MuonClip (Kimi K2, 2025): a head whose largest logit S is above the limit τ has its queries
+and keys multiplied by √(τ/S) each, so that its W_qk changes by τ/S exactly, and its logits with it.
 
 ==================  ============================================================================
 attention           what is multiplied
@@ -169,7 +169,7 @@ def clip_(
     weights = LiveWeights(model)
     _require_own(weights, meter.plans)
     if logits is None:
-        measured = meter.logits
+        measured = meter.logits if meter.has_measured else None
         maxima, notes = _over_processes(measured, meter.plans, weights)
         notes += [] if measured else ["logits are measured in the next training pass"]
         meter.start()
@@ -187,8 +187,10 @@ def clip_(
         factors = np.minimum(1.0, limit / np.maximum(largest, limit))
         if (lost := ~np.isfinite(largest) & (largest != -math.inf)).any():
             factors[lost] = 1.0
-            notes.append(f"{_named(plan)}: {counted(int(lost.sum()), 'head')} without a finite "
-                         "maximum, left as they are")
+            notes.append(
+                f"{_named(plan)}: {counted(int(lost.sum()), 'head')} without a finite "
+                "maximum, left as they are"
+            )
         if (factors == 1).all():
             continue
         changed, applied, note = _scalings(weights, plan, factors, grouped, uses)
@@ -228,11 +230,15 @@ def _scalings(
         note = "its heads share the gains of their norms, so all have the worst head's factor"
         share = np.sqrt(factors) if query and key else factors
         of_query = share if query else np.ones_like(factors)
-        of_key = share[:: sharing] if key else kept
+        of_key = share[::sharing] if key else kept
     else:
-        return [], np.ones_like(factors), (
-            "no effect here: queries and keys are normalized without gains of their own, so that "
-            "their logits are bounded, whatever their weights"
+        return (
+            [],
+            np.ones_like(factors),
+            (
+                "no effect here: queries and keys are normalized without gains of their own, so "
+                "that their logits are bounded, whatever their weights"
+            ),
         )
     found = [*_of_side(weights, plan.query, of_query), *_of_side(weights, plan.key, of_key)]
     if plan.positional is not None:
@@ -275,9 +281,7 @@ def _of_side(weights: LiveWeights, side: Side, factors: np.ndarray) -> list[Scal
     return found
 
 
-def _scale(
-    tensor: torch.Tensor, scaling: Scaling, optimizer: torch.optim.Optimizer | None
-) -> None:
+def _scale(tensor: torch.Tensor, scaling: Scaling, optimizer: torch.optim.Optimizer | None) -> None:
     """Multiply a parameter's rows in place, and what an optimizer keeps of them."""
     import torch
 
@@ -313,9 +317,7 @@ def _beside(tensor: Any, factors: torch.Tensor) -> Any:
     return DTensor.from_local(factors, mesh, [Replicate()] * mesh.ndim)
 
 
-def _tied(
-    weights: LiveWeights, plans: Sequence[AttentionPlan]
-) -> list[list[AttentionPlan]]:
+def _tied(weights: LiveWeights, plans: Sequence[AttentionPlan]) -> list[list[AttentionPlan]]:
     """The blocks, together where they have the same queries and keys."""
     found: dict[Any, list[AttentionPlan]] = {}
     for plan in plans:

@@ -5,9 +5,9 @@ projections while the block runs, forms queries and keys as `wqk.Attention` does
 positions, groups, latents), and sums over their logits tile by tile, so that memory does not grow
 with the square of the number of tokens.
 
-A logit here is what the weights make: the scaled product of a query and a key, before a soft cap and
-without additive position terms, of every pair that the masks let through. Entropy and the largest
-weight are of the whole attention, with caps, sinks and position terms.
+A logit here is what the weights make: the scaled product of a query and a key, before a soft cap
+and without additive position terms, of every pair that the masks let through. Entropy and the
+largest weight are of the whole attention, with caps, sinks and position terms.
 
 Axes: B sequences, H query heads, N tokens (I queries, J keys), D width, R head width.
 """
@@ -28,7 +28,7 @@ from wqk._typing import Array, FilePath, Float
 from wqk.attention import attention_plans, load_attention
 from wqk.checkpoints.wrapping import ADAPTED, plain_name
 from wqk.errors import CheckpointError, NonFiniteWeights, UnknownFamily, first_line
-from wqk.inspecting.verification.recomputation import HIDDEN, allowed, alibi_slopes
+from wqk.inspecting.verification.recomputation import HIDDEN, alibi_slopes, allowed
 from wqk.inspecting.verification.recording import module_of, parent_of
 from wqk.live.weights import LiveWeights
 
@@ -256,6 +256,8 @@ class LogitMeter:
         heads_per_layer: int | None = None,
         sequences: int = SEQUENCES,
     ) -> None:
+        self._hooks: dict[Place, list[Any]] = {}
+        self._eager = self._began = False
         if sequences < 1:
             raise CheckpointError(f"sequences must be 1 or more, got {sequences}")
         checkpoint = LiveWeights(model)
@@ -271,11 +273,9 @@ class LogitMeter:
         self._model = weakref.ref(model)  # so that a meter keeps no model alive
         self._weights: LiveWeights | None = None
         self._modules: dict[str, Any] = {}
-        self._hooks: dict[Place, list[Any]] = {}
         self._tallies: dict[Place, Tally] = {}
         self._passes: dict[Place, int] = {}
         self._missing: dict[Place, str] = {}
-        self._eager = False
 
     @property
     def is_measuring(self) -> bool:
@@ -283,10 +283,13 @@ class LogitMeter:
         return bool(self._hooks)
 
     @property
-    def logits(self) -> Logits | None:
-        """What was measured since the last `start`; None if no block has run."""
-        if not self._tallies and not self._missing:
-            return None
+    def has_measured(self) -> bool:
+        """Whether a pass has run, at least in part, since the last `start`."""
+        return bool(self._passes) or (self._began and not self._hooks)
+
+    @property
+    def logits(self) -> Logits:
+        """What was measured since the last `start`."""
         measured = {place: tally.result() for place, tally in self._tallies.items()}
         return Logits(measured, dict(self._missing))
 
@@ -298,7 +301,10 @@ class LogitMeter:
         if model is None:
             return
         self._weights = LiveWeights(model)
-        self._modules = {_plain_module(name): module for name, module in model.named_modules()}
+        self._modules = {
+            _plain_module(name): module
+            for name, module in model.named_modules(remove_duplicate=False)
+        }
         for plan in self.plans:
             place = place_of_rows(plan)
             reason = _why_not(plan)
@@ -306,6 +312,7 @@ class LogitMeter:
                 self._missing[place] = reason
                 continue
             self._hooks[place] = self._attach(plan, place)
+        self._began = True
         if self._hooks:
             self._eager = _run_uncompiled(True)
 
@@ -344,24 +351,33 @@ class LogitMeter:
             parent = self._modules[parent_of(plan)]
             hooks = [m.register_forward_pre_hook(partial(keep, s)) for s, m in sides.items()]
 
+        held = weakref.ref(self)  # hooks do not keep their meter alive
+
         def attended(module: Any, args: Any, kwargs: Any, output: Any) -> None:
-            if not module.training or _is_repeated():
-                given.clear()
-                return
-            try:
-                named = _arguments(module, args, kwargs)
-                inputs = given if "query" in given else _own_inputs(module, named)
-                self._measure(plan, place, inputs, named)
-            except NonFiniteWeights:
-                self._missing[place] = "weights are NaN or infinite"
-            except Exception as error:  # a measurement must not stop a run of weeks
-                self._missing[place] = f"{type(error).__name__}: {first_line(error)}"
+            meter = held()
+            if meter is not None and module.training and not _is_repeated():
+                inputs = dict(given)
+                meter._heard(plan, place, module, inputs, _arguments(module, args, kwargs))
             given.clear()
-            self._passes[place] = self._passes.get(place, 0) + 1
-            if self._passes[place] >= plan.applications or place in self._missing:
-                self._remove(place)
 
         return [*hooks, parent.register_forward_hook(attended, with_kwargs=True)]
+
+    def _heard(
+        self, plan: AttentionPlan, place: Place, module: Any, inputs: Any, named: Any
+    ) -> None:
+        """Measure an application of a block, and stop listening after its last."""
+        try:
+            inputs = inputs if "query" in inputs else _own_inputs(module, named)
+            self._measure(plan, place, inputs, named)
+        except NonFiniteWeights:
+            self._missing[place] = "weights are NaN or infinite"
+        except Exception as error:  # a measurement must not stop a run of weeks
+            self._missing[place] = f"{type(error).__name__}: {first_line(error)}"
+        self._passes[place] = self._passes.get(place, 0) + 1
+        # A module that stands for several layers runs once for each of them.
+        sharing = sum(self._modules[parent_of(other)] is module for other in self.plans)
+        if self._passes[place] >= plan.applications * max(1, sharing) or place in self._missing:
+            self._remove(place)
 
     def _measure(
         self, plan: AttentionPlan, place: Place, inputs: Mapping[str, Any], named: Mapping[str, Any]
@@ -381,7 +397,7 @@ class LogitMeter:
             attention = load_attention(self._weights, plan, positions=True)
             sinks = self._weights.read([plan.sinks])[0] if plan.sinks else None
             dtype = attention.query.weight.dtype
-            mask = _mask_of(named, x, y)
+            mask = _mask_of(plan, named, x, y)
             x, y = (side[: self._sequences].to(dtype) for side in (x, y))
             own = self._tallies.setdefault(place, Tally(attention.head_count, x.device))
             tally(own, attention, x, y, None if mask is None else mask[: len(x)], sinks)
@@ -439,7 +455,7 @@ def _own_inputs(module: Any, named: Mapping[str, Any]) -> dict[str, Any]:
     return sides if module.batch_first else {k: side.swapaxes(0, 1) for k, side in sides.items()}
 
 
-def _mask_of(named: Mapping[str, Any], x: Any, y: Any) -> Any:
+def _mask_of(plan: AttentionPlan, named: Mapping[str, Any], x: Any, y: Any) -> Any:
     """The mask that a block was called with, with four axes; None if it got none.
 
     True is a visible pair.
@@ -449,11 +465,13 @@ def _mask_of(named: Mapping[str, Any], x: Any, y: Any) -> Any:
     queries, keys = x.shape[1], y.shape[1]
     found = None
     for name in MASKS:
-        mask = named.get(name)
+        mask: Any = named.get(name)
         if hasattr(mask, "mask_mod"):  # of FlexAttention
             at, to = (torch.arange(n, device=x.device) for n in (queries, keys))
-            rows = [mask.mask_mod(x.new_tensor(b, dtype=torch.long), 0, at[:, None], to)
-                    for b in range(min(SEQUENCES, len(x)))]
+            rows = [
+                mask.mask_mod(x.new_tensor(b, dtype=torch.long), 0, at[:, None], to)
+                for b in range(min(SEQUENCES, len(x)))
+            ]
             return torch.stack(rows)[:, None]
         if not isinstance(mask, torch.Tensor) or mask.shape[-1] != keys:
             continue
@@ -468,16 +486,19 @@ def _mask_of(named: Mapping[str, Any], x: Any, y: Any) -> Any:
             continue
         if not mask.is_floating_point():
             mask = mask.bool()
-            if queries == keys and mask.shape[-2] == keys:
-                # A token sees itself: where it does not, True means hidden.
-                own = mask.diagonal(0, -2, -1)
-                mask = mask if own.any() else ~mask
+            if queries == keys == mask.shape[-2]:
+                # No token sees a later one, and each sees itself; else True means hidden.
+                later = plan.causal and mask.triu(1).any()
+                own = mask.diagonal(0, -2, -1).double().mean() > 0.5
+                mask = mask if own and not later else ~mask
         found = mask if found is None else _shown(found) & _shown(mask)
         if found.ndim == 4 and named.get("key_padding_mask") is None:
             break
-    if found is None and isinstance(packed := named.get("position_ids"), torch.Tensor):
-        if packed.ndim == 2 and packed.shape[1] == queries == keys:
-            # Several texts in one row, each numbered from 0.
-            text = (packed.diff(dim=1, prepend=packed[:, :1] - 1) != 1).cumsum(1)
-            return (text[:, None, :, None] == text[:, None, None, :])
+    packed: Any = named.get("position_ids")
+    is_packed = isinstance(packed, torch.Tensor) and packed.shape[1:] == (queries,)
+    is_training = named.get("past_key_values") is None
+    if found is None and is_packed and is_training and queries == keys:
+        # Texts in one row, each numbered from 0.
+        text = (packed.diff(dim=1, prepend=packed[:, :1] - 1) != 1).cumsum(1)
+        return text[:, None, :, None] == text[:, None, None, :]
     return found

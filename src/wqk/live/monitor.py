@@ -11,21 +11,21 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from wqk._files import append_lines
+from wqk._files import append_lines, replace_last_lines
 from wqk._typing import FilePath
 from wqk.errors import RunError
 from wqk.live import journal
-from wqk.live.alarms import Bounds
-from wqk.live.scoring import medians, score_look, score_update
+from wqk.live.alarms import SIZES, Bounds
+from wqk.live.logits import SEQUENCES, LogitMeter, Logits
+from wqk.live.scoring import logit_summary, medians, score_look, score_update, with_logits
 from wqk.live.tracking import Tracker, is_first_process
 from wqk.scanning.measures import check_measures
 from wqk.tables.run import read_table
-from wqk.tables.score_table import records
+from wqk.tables.score_table import ScoreTable, records
 
 if TYPE_CHECKING:
     from wqk.live.alarms import Alarm
     from wqk.live.tracking import Snapshot
-    from wqk.tables.score_table import ScoreTable
 
 LOG = logging.getLogger("wqk.live")
 
@@ -97,6 +97,14 @@ class Monitor:
         ``on_alarm`` is called with an `Alarm` when a norm or a ceiling of a layer grows by more
         than the factor ``growth`` within 1000 steps, or differs from ``reference``, the scores of
         another run, by more than the factor ``deviation``: once for each layer and column.
+    logits
+        Whether to measure attention logits as well: in the training pass that follows each look,
+        which uses the weights of the look, for every head the largest logit, the logits' standard
+        deviation, the mean entropy of the attention, and the mean of each token's largest weight
+        (`wqk.live.logits`). The rows are completed as soon as the pass is over and the monitor is
+        called again; that call returns what there is to log.
+    sequences
+        How many sequences of the pass's batch are measured, each in full.
     background
         Whether to score in a thread while training continues. A step then waits only for the copies
         of queries and keys, and for the previous scores if they are not ready; its numbers for
@@ -155,6 +163,8 @@ class Monitor:
         reference: ScoreTable | str | PathLike[str] | None = None,
         deviation: float = 2.0,
         background: bool = False,
+        logits: bool = False,
+        sequences: int = SEQUENCES,
     ) -> None:
         path = Path(path)
         check_measures(measures, "qk")
@@ -176,6 +186,11 @@ class Monitor:
         if is_first_process():
             journal.check(self._scores, gamma)
             journal.check(self._updates, gamma)
+        self._meter = LogitMeter(model, family, heads_per_layer, sequences) if logits else None
+        self._waiting: tuple[ScoreTable, int] | None = None  # for logits; where its rows begin
+        self._awaits_pass = False
+        self._logits: Logits | None = None
+        self._unlogged: dict[str, float] = {}
         self._step: int | None = None
         self._has_begun = False
         self._before: Snapshot | None = None
@@ -195,7 +210,9 @@ class Monitor:
             As returned by `look`; empty if no scores were due.
         """
         is_first = self._step is None or step < self._step
-        return self.look(step) if is_first or self._cadence.is_due(step) else {}
+        if is_first or self._cadence.is_due(step):
+            return self.look(step)
+        return self._measured() if step != self._step else {}
 
     def look(self, step: int) -> dict[str, float]:
         """Compute scores now, for instance after the last step, unless this step has been scored.
@@ -217,14 +234,18 @@ class Monitor:
             self.flush()
             self._has_begun, self._before = False, None
             self._watch = self._bounds() if self._on_alarm else None
+        found |= self._measured()
         self._step = step
         try:
             snapshot = self._tracker.snapshot(step)
             if snapshot is not None and self._thread:
-                found = self.flush()
+                found |= self.flush()
                 self._pending = self._thread.submit(self._score_safely, snapshot, step)
             elif snapshot is not None:
-                found = self._score_safely(snapshot, step)
+                found |= self._score_safely(snapshot, step)
+            if self._meter is not None:
+                self._meter.start()
+                self._awaits_pass = True
         except Exception as error:  # scores must not stop a run of weeks
             self._warn(type(error).__name__, f"step {step} has no scores: {error}")
         now = time.perf_counter()
@@ -237,6 +258,18 @@ class Monitor:
         """Wait for scores that are being computed in the background; return their medians."""
         pending, self._pending = self._pending, None
         return pending.result() if pending else {}
+
+    @property
+    def logits(self) -> Logits | None:
+        """The logits that were measured last, of every block; None before the first."""
+        self._complete()
+        return self._logits
+
+    def take_logits(self) -> Logits | None:
+        """The same once: None if they were taken before; for `wqk.clip_`."""
+        taken = self.logits
+        self._logits = None
+        return taken
 
     def __repr__(self) -> str:
         """The latest scores, as the command shows a scan, and what they cost."""
@@ -282,8 +315,11 @@ class Monitor:
             update = score_update(before, snapshot, plans, self._gamma, self._heads, self._measures)
             append_lines(self._updates, *records(update.frame))
             found |= medians(update, "update_", self._per_layer)
-        append_lines(self._scores, *records(table.frame))
+        if self._meter is not None:
+            table = with_logits(table, Logits({}))
+        begin = append_lines(self._scores, *records(table.frame))
         self._before, self.latest = snapshot, table
+        self._waiting = None if self._meter is None else (table, begin)
         if snapshot.non_finite:
             names = sorted(part.name for part in snapshot.non_finite)
             self._warn(
@@ -296,6 +332,40 @@ class Monitor:
             for alarm in self._watch.look(table):
                 self._on_alarm(alarm)
         return {f"wqk/{name}": value for name, value in found.items()}
+
+    def _measured(self) -> dict[str, float]:
+        """What there is to log of the logits that were measured since the last call."""
+        self._complete()
+        found, self._unlogged = self._unlogged, {}
+        return found
+
+    def _complete(self) -> None:
+        """Write the logits of the latest look, once a pass has shown them."""
+        meter = self._meter
+        if meter is None or not self._awaits_pass or not meter.has_measured:
+            return
+        self._awaits_pass = False
+        meter.stop()
+        try:
+            self.wait()
+            self._logits = meter.logits
+            for place, reason in self._logits.missing.items():
+                self._warn(f"logits {place}", f"no logits of {' '.join(map(str, place))}: {reason}")
+            waiting, self._waiting = self._waiting, None
+            if waiting is None:
+                return
+            table = with_logits(waiting[0], self._logits)
+            replace_last_lines(self._scores, waiting[1], *records(table.frame))
+            self.latest = table
+            found = logit_summary(table, self._per_layer)
+            self._unlogged = {f"wqk/{name}": value for name, value in found.items()}
+            if self._watch and self._on_alarm:
+                others = [name for name in SIZES if name not in ("norm", "max_logit")]
+                rest = table.frame.drop(others, strict=False).with_columns(norm=None)
+                for alarm in self._watch.look(ScoreTable(rest, table.metadata)):
+                    self._on_alarm(alarm)
+        except Exception as error:  # as in `look`
+            self._warn(type(error).__name__, f"step {self._step} has no logits: {error}")
 
     def _begin(self, step: int, metadata: Mapping[str, Any]) -> None:
         """Truncate the files to this step, whose scores are appended next."""

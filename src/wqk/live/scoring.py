@@ -13,13 +13,14 @@ from wqk.attention.coordinates import Block
 from wqk.forms.updates import change, update_measures
 from wqk.live.alarms import SIZES
 from wqk.scanning.scan import scan_plans
-from wqk.tables.schema import SCHEMA, SUMMARIZED, UPDATE_TERMS
+from wqk.tables.schema import LOGITS, SCHEMA, SUMMARIZED, UPDATE_TERMS
 from wqk.tables.score_table import ScoreTable
 
 if TYPE_CHECKING:
     from wqk.attention import Attention
     from wqk.families import AttentionPlan
     from wqk.forms import BilinearForm
+    from wqk.live.logits import Logits
     from wqk.live.tracking import Snapshot
 
 # What identifies a row of one step.
@@ -89,6 +90,40 @@ def _term_rows(
             yield dict(zip(ROW, (plan.stack, plan.kind, plan.layer, head), strict=True)) | values
 
 
+def with_logits(table: ScoreTable, logits: Logits) -> ScoreTable:
+    """The table with the logits that were measured after this look, and null where none were.
+
+    Rows of logits that are not finite have the status ``non-finite``.
+    """
+    rows = []
+    for (stack, kind, layer), block in logits.blocks.items():
+        measured: list[tuple[int | None, dict[str, float]]] = [(None, block.of_layer())]
+        measured += [(head, block.of_head(head)) for head in range(len(block.max_logit))]
+        place = {"stack": stack, "kind": kind, "layer": layer}
+        rows += [{**place, "head": head, **found} for head, found in measured]
+    columns = {**{name: SCHEMA[name] for name in ROW}, **LOGITS}
+    more = pl.DataFrame(rows, schema=columns, strict=False)
+    plain = table.frame.drop(LOGITS, strict=False)
+    frame = plain.join(more, on=ROW, how="left", nulls_equal=True).with_columns(
+        status=pl.when(pl.col("max_logit").is_finite() | pl.col("max_logit").is_null())
+        .then("status")
+        .otherwise(pl.lit("non-finite"))
+    )
+    return ScoreTable(frame, table.metadata)
+
+
+def logit_summary(table: ScoreTable, layers: bool = False) -> dict[str, float]:
+    """What to log of measured logits: the largest, and medians over layers; by name."""
+    frame = table.layers.frame.with_columns(pl.col(pl.Float64).fill_nan(None))
+    rest = [name for name in LOGITS if name != "max_logit"]
+    found: dict[str, Any] = {"max_logit": frame["max_logit"].max()}
+    found |= {f"{name}_median": frame[name].median() for name in rest}
+    if layers:
+        for row in frame.iter_rows(named=True):
+            found |= {f"layer_{row['layer']:02d}/{name}": row[name] for name in LOGITS}
+    return {name: value for name, value in found.items() if value is not None}
+
+
 def medians(table: ScoreTable, prefix: str = "", layers: bool = False) -> dict[str, float]:
     """Medians over layers by name, such as ``symmetry_median``, and on request all layers' values.
 
@@ -96,7 +131,8 @@ def medians(table: ScoreTable, prefix: str = "", layers: bool = False) -> dict[s
     ``decoder/cross/symmetry_median``; a layer's value is ``layer_03/symmetry``.
     """
     frame = table.layers.frame.with_columns(pl.col(pl.Float64).fill_nan(None))
-    sizes = [name for name in SIZES if name != "norm" and name in frame.columns]
+    beside = ("norm", "max_logit")  # of which the first is not logged, the other later
+    sizes = [name for name in SIZES if name not in beside and name in frame.columns]
     columns = [*SUMMARIZED, *sizes]
     leading = [name for name in ("stack", "kind") if frame[name].n_unique() > 1]
     found: dict[str, float] = {}

@@ -24,7 +24,7 @@ class LiveWeights(Checkpoint):
         self.name, self.config = found.name, found.config
         self._tensors, self.adapted = found.tensors(), found.adapted
         self._owners: dict[str, tuple[Any, str]] = {}
-        for prefix, module in model.named_modules():
+        for prefix, module in model.named_modules(remove_duplicate=False):
             for name in (*module._parameters, *module._buffers):
                 full = plain_name(f"{prefix}.{name}" if prefix else name)
                 self._owners[without_adapter(full)] = (module, name)

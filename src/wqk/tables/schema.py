@@ -63,9 +63,17 @@ UPDATE_TERMS: dict[str, pl.DataType] = {
     for order in ("first", "second")
     for name in ("norm", "spectral_norm", "stable_rank")
 }
+# Of the attention logits that a monitor measures; see `wqk.live.logits`.
+LOGITS: dict[str, pl.DataType] = {
+    "max_logit": pl.Float64(),
+    "logit_std": pl.Float64(),
+    "attention_entropy": pl.Float64(),
+    "attention_top_share": pl.Float64(),
+}
 OPTIONAL: dict[str, pl.DataType] = {
     **{name: pl.Float64() for columns in MEASURES.values() for name in columns},
     **UPDATE_TERMS,
+    **LOGITS,
 }
 
 # No two rows of a table agree in all of these.

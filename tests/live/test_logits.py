@@ -1,0 +1,226 @@
+"""Measured logits are those of the model's own attention, and measuring them changes nothing."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from tests.families.architectures import ALL, NAMED
+from tests.live.models import bert, gpt2, llama, train_step
+from tests.live.softmaxes import difference, measured, own_logits, trainable
+
+import wqk
+from wqk.errors import CheckpointError, UnknownFamily
+from wqk.live import logits as measuring
+from wqk.live.logits import KNOWN_POSITIONS, LogitMeter, place_of_rows
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.families.architectures import Architecture
+
+# Fused, grouped, latent, normalized, windowed, capped, with sinks, linear biases, cross-attention.
+FEW = (
+    "bert", "gpt2", "llama-yarn", "gemma2", "qwen3", "olmo2", "deepseek-v3", "gpt-oss", "bloom",
+    "t5", "modernbert", "albert-groups",
+)  # fmt: skip
+
+
+def prove(architecture: Architecture) -> None:
+    """All measures of all blocks in float64; those of the logits alone where a term is unknown."""
+    meter, logits, seen = measured(trainable(architecture))
+    for plan in meter.plans:
+        place = place_of_rows(plan)
+        if place in logits.missing:
+            assert plan.position.startswith("rotary") or plan.axial, logits.missing[place]
+            continue
+        if not seen[place]:  # its part of the model does not run
+            assert place not in logits.blocks
+            continue
+        found = logits.blocks[place]
+        own = own_logits(plan, seen[place])
+        if plan.position not in KNOWN_POSITIONS:
+            assert np.isnan(found.attention_entropy).all()
+            found = found._replace(attention_entropy=own[0].attention_entropy)
+            found = found._replace(attention_top_share=own[0].attention_top_share)
+        assert difference(found, own) < 1e-9, place
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_measured_logits_are_those_of_the_model_s_own_softmax(name: str) -> None:
+    prove(NAMED[name])
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("architecture", ALL, ids=lambda architecture: architecture.name)
+def test_they_are_in_every_architecture(architecture: Architecture) -> None:
+    prove(architecture)
+
+
+def one_pass(model: Any, meter: LogitMeter, tokens: Any = None) -> Any:
+    tokens = torch.arange(16).reshape(2, 8) if tokens is None else tokens
+    meter.start()
+    model(tokens)
+    return meter.logits
+
+
+def as_arrays(logits: Any) -> np.ndarray:
+    return np.stack([np.stack(block) for block in logits.blocks.values()])
+
+
+def test_tiles_and_kernels_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = llama().double().train()
+    meter = LogitMeter(model)
+    found = []
+    for kernel, tile in (("eager", 2**23), ("sdpa", 2**23), ("eager", 40)):
+        model.set_attn_implementation(kernel)
+        monkeypatch.setattr(measuring, "TILE", tile)
+        found.append(as_arrays(one_pass(model, meter)))
+    # Eager attention computes its softmax in float32, and so the second layer's inputs.
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-6)
+    np.testing.assert_allclose(found[2], found[0], rtol=1e-12)
+
+
+def test_the_first_sequences_are_measured() -> None:
+    model = llama().double().train()
+    tokens = torch.randint(20, (3, 8), generator=torch.Generator().manual_seed(0))
+    few = as_arrays(one_pass(model, LogitMeter(model, sequences=2), tokens))
+    np.testing.assert_allclose(few, as_arrays(one_pass(model, LogitMeter(model), tokens[:2])))
+
+
+def test_padding_does_not_count() -> None:
+    model = llama().double().train()
+    tokens = torch.randint(20, (1, 8), generator=torch.Generator().manual_seed(0))
+    meter = LogitMeter(model)
+    alone = as_arrays(one_pass(model, meter, tokens))
+    padded = torch.nn.functional.pad(tokens, (0, 3), value=7)
+    meter.start()
+    model(padded, attention_mask=(torch.arange(11) < 8)[None].long())
+    np.testing.assert_allclose(as_arrays(meter.logits), alone)
+
+
+def test_several_texts_in_a_row_do_not_see_each_other() -> None:
+    model = llama().double().train()
+    tokens = torch.randint(20, (2, 8), generator=torch.Generator().manual_seed(0))
+    meter = LogitMeter(model)
+    apart = as_arrays(one_pass(model, meter, tokens))
+    meter.start()
+    model(tokens.reshape(1, 16), position_ids=torch.arange(16)[None] % 8, use_cache=False)
+    np.testing.assert_allclose(as_arrays(meter.logits), apart)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_repeated_passes_of_checkpointing_count_once(reentrant: bool) -> None:
+    plain, repeated = llama().train(), llama().train()
+    repeated.activation_checkpointing_enable({"use_reentrant": reentrant})
+    repeated.enable_input_require_grads()
+    found = []
+    for model in (plain, repeated):
+        meter = LogitMeter(model)
+        meter.start()
+        model(torch.arange(16).reshape(2, 8)).last_hidden_state.sum().backward()
+        found.append(as_arrays(meter.logits))
+        assert not any(module._forward_hooks for module in model.layers.modules())
+    np.testing.assert_allclose(found[1], found[0])
+
+
+def test_passes_in_evaluation_mode_do_not_count() -> None:
+    model = bert()
+    meter = LogitMeter(model)
+    meter.start()
+    model.eval()(torch.arange(8)[None])
+    assert not meter.has_measured
+    model.train()(torch.arange(8)[None])
+    assert meter.has_measured
+
+
+@pytest.mark.parametrize("make", [bert, gpt2, llama])
+def test_a_measured_pass_trains_as_any_other(make: Any) -> None:
+    models = [make().train() for _ in range(2)]
+    for number, model in enumerate(models):
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        meter = LogitMeter(model)
+        for step in range(2):
+            if number:
+                meter.start()
+            torch.manual_seed(step)
+            train_step(model, optimizer, step)
+    for one, other in zip(*(model.parameters() for model in models), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_hooks_go_with_the_meter() -> None:
+    model = bert().train()
+    meter = LogitMeter(model)
+    meter.start()
+    assert any(module._forward_hooks for module in model.modules())
+    del meter
+    assert not any(module._forward_hooks for module in model.modules())
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_inputs_that_are_not_numbers_are_recorded() -> None:
+    model = bert().train()
+    meter = LogitMeter(model)
+    meter.start()
+    model(inputs_embeds=torch.full((1, 4, 32), math.nan))
+    assert math.isnan(meter.logits.largest)
+
+
+def test_a_guess_and_no_sequences_are_refused() -> None:
+    odd = torch.nn.ModuleDict(
+        {
+            f"layers_{n}": torch.nn.ModuleDict(
+                {"q_proj": torch.nn.Linear(8, 8), "k_proj": torch.nn.Linear(8, 8)}
+            )
+            for n in range(2)
+        }
+    )
+    with pytest.raises(UnknownFamily):
+        LogitMeter(odd)
+    with pytest.raises(CheckpointError, match="sequences must be 1 or more"):
+        LogitMeter(bert(), sequences=0)
+
+
+def test_a_monitor_completes_its_rows(tmp_path: Path) -> None:
+    model = llama().train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    monitor = wqk.Monitor(model, tmp_path / "run" / "scores.jsonl", every=2, logits=True)
+    logged: list[dict[str, float]] = []
+    expected = {}
+    for step in range(4):
+        logged.append(monitor(step))
+        if step % 2 == 0:
+            meter = LogitMeter(model)
+            expected[step] = one_pass(
+                model,
+                meter,
+                torch.randint(20, (2, 8), generator=torch.Generator().manual_seed(step)),
+            )
+        train_step(model, optimizer, step)
+    monitor.look(4)
+    assert {"wqk/max_logit", "wqk/attention_entropy_median"} <= set(logged[1])
+    frame = monitor.table.frame
+    for step, logits in expected.items():
+        for (stack, kind, layer), block in logits.blocks.items():
+            rows = frame.filter(step=step, stack=stack, kind=kind, layer=layer)
+            heads = rows.drop_nulls("head").sort("head")
+            for name in measuring.COLUMNS:
+                np.testing.assert_allclose(heads[name], getattr(block, name), rtol=1e-6)
+            assert rows.filter(pl.col("head").is_null())["max_logit"].item() == pytest.approx(
+                max(block.max_logit)
+            )
+    assert frame.filter(step=4)["max_logit"].is_null().all()
+    assert logged[1]["wqk/max_logit"] == pytest.approx(expected[0].largest)
+    assert monitor.take_logits() is not None
+    assert monitor.take_logits() is None
+    with_logits = monitor.table.frame.drop(measuring.COLUMNS)
+    plain = wqk.Monitor(llama(), tmp_path / "plain" / "scores.jsonl")
+    plain(0)
+    assert plain.table.frame.drop("checkpoint").equals(
+        with_logits.filter(step=0).drop("checkpoint")
+    )
