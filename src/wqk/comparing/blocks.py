@@ -188,7 +188,8 @@ def _turned(vectors: np.ndarray, rotary: Rotary | None, distance: int) -> np.nda
     """Vectors (..., N, R), all turned to one position."""
     if rotary is None:
         return vectors
-    return rotary.rotate(vectors, np.full(vectors.shape[-2], distance))
+    turned: np.ndarray = rotary.rotate(vectors, np.full(vectors.shape[-2], distance))
+    return turned
 
 
 def best_factors(a: Heads, b: Heads, rounding: float) -> np.ndarray:
