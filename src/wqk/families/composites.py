@@ -7,8 +7,10 @@ its tensors share a prefix. The family's rules apply unchanged, with that prefix
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from wqk.errors import CheckpointError, UnknownFamily
 from wqk.families.family import (

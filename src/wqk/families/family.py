@@ -1,45 +1,33 @@
 """What a family says: which tensors of a model are its queries and keys, and how they are laid out.
 
-A family is a TOML file. The dataclasses here are its schema; an unknown or missing key is an error,
-so that a misspelled one cannot pass for a default.
+A family is a TOML file. The classes here are its schema; an unknown or missing key is an error, so
+that a misspelled one cannot pass for a default.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import tomllib
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
-from difflib import get_close_matches
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec.structs import replace
 
 from wqk._files import read_text
 from wqk._typing import FilePath
-from wqk.errors import UnknownFamily
+from wqk.errors import UnknownFamily, did_you_mean
 from wqk.families.layouts import LAYOUTS, NORMS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from importlib.resources.abc import Traversable
 
-Table = TypeVar("Table")
 
-# What a value of each type is called, and what TOML may give for it.
-SCALARS: dict[Any, tuple[str, tuple[type, ...]]] = {
-    str: ("a string", (str,)),
-    str | None: ("a string", (str,)),
-    bool: ("true or false", (bool,)),
-    int: ("a whole number", (int,)),
-    float: ("a number", (int, float)),
-    str | float: ("a string or a number", (str, int, float)),
-    dict[str, Any]: ("a table", (dict,)),
-}
-
-
-@dataclass(frozen=True)
-class RotaryRule:
+class RotaryRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How positions rotate queries and keys.
 
     Keys of the configuration are tried in order, first in ``rope_parameters`` or ``rope_scaling``.
@@ -60,8 +48,7 @@ class RotaryRule:
     default_base: float = 10_000.0
 
 
-@dataclass(frozen=True)
-class AttentionRule:
+class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One attention of a model: where its tensors are in every layer, and what its score is.
 
     Names leave out ``.weight`` and any prefix, and contain ``{layer}``; where a model has been
@@ -147,14 +134,24 @@ class AttentionRule:
     window_each_side: bool = False  # the size is what tokens see on either side of them
 
     config: str = ""  # the nested configuration that the keys above are in
-    defaults: dict[str, Any] = field(default_factory=dict, hash=False)  # of absent keys
+    defaults: dict[str, Any] = {}  # of absent keys
     guess: str = ""  # how the rule was guessed from tensor names, where it was
     partial: str = ""  # why one form per head does not hold the whole score
     note: str = ""  # what else a reader of the form should know
 
+    def __post_init__(self) -> None:
+        for key, known in (("layout", LAYOUTS), ("norm", NORMS), ("input_norm_kind", NORMS)):
+            if getattr(self, key) not in known:
+                raise ValueError(
+                    f"unknown {key} {getattr(self, key)!r}; known are {', '.join(known)}"
+                )
+        if len(self.query) != len(self.key):
+            raise ValueError("'query' and 'key' need as many spellings as each other")
+        if not self.fused and not self.query:
+            raise ValueError("an attention needs 'query' and 'key', or 'fused'")
 
-@dataclass(frozen=True)
-class Family:
+
+class Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The attentions of the models that share one naming of tensors."""
 
     name: str
@@ -182,12 +179,47 @@ def parse_family(text: str, source: str) -> Family:
     >>> family.attention[0].query
     ('layers.{layer}.q',)
     """
-    family = _parsed(Family, _inherited(_toml(text, source), source), source)
+    table = _inherited(_toml(text, source), source)
+    try:
+        family = msgspec.convert(_listed(table, Family), Family)
+    except msgspec.ValidationError as error:
+        raise UnknownFamily(f"{source}: {_with_advice(str(error))}") from None
     if not (family.attention or family.refusal):
         raise UnknownFamily(f"{source}: a family needs at least one [[attention]] table")
-    for rule in family.attention:
-        _check(rule, source)
     return family
+
+
+_types = cache(get_type_hints)
+
+
+def _listed(value: Any, kind: Any) -> Any:
+    """The value with single entries as lists of one wherever its type is a list."""
+    if get_origin(kind) is tuple:
+        many = value if isinstance(value, list) else [value]
+        return [_listed(one, get_args(kind)[0]) for one in many]
+    table = next((k for k in get_args(kind) or [kind] if hasattr(k, "__struct_fields__")), None)
+    if table is None or not isinstance(value, dict):
+        return value
+    kinds = _types(table)
+    return {key: _listed(one, kinds.get(key)) for key, one in value.items()}
+
+
+def _with_advice(message: str) -> str:
+    """What msgspec found, in lower case; for an unknown key, with the one that was meant.
+
+    Examples
+    --------
+    >>> _with_advice("Object contains unknown field `qeury` - at `$.attention[0]`")
+    "unknown key 'qeury' - at `$.attention[0]`; did you mean 'query'?"
+    """
+    found = re.match(r"Object contains unknown field `(.*?)`(.*)", message)
+    if not found:
+        return message[0].lower() + message[1:]
+    key, place = found.groups()
+    table = RotaryRule if "rotary" in place else AttentionRule if place else Family
+    known = table.__struct_fields__
+    advice = did_you_mean(key, known) or f"; known are {', '.join(known)}"
+    return f"unknown key {key!r}{place}{advice}"
 
 
 def _toml(text: str, source: str) -> dict[str, Any]:
@@ -228,20 +260,6 @@ def _merged(rule: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
         if isinstance(value, dict) and isinstance(rule.get(key), dict)
     }
     return rule | changes | nested
-
-
-def _check(rule: AttentionRule, source: str) -> None:
-    for what, kind, kinds in (
-        ("layout", rule.layout, LAYOUTS),
-        ("norm", rule.norm, NORMS),
-        ("input_norm_kind", rule.input_norm_kind, NORMS),
-    ):
-        if kind not in kinds:
-            raise UnknownFamily(f"{source}: unknown {what} {kind!r}; known are {', '.join(kinds)}")
-    if len(rule.query) != len(rule.key):
-        raise UnknownFamily(f"{source}: 'query' and 'key' need as many spellings as each other")
-    if not rule.fused and not rule.query:
-        raise UnknownFamily(f"{source}: an attention needs 'query' and 'key', or 'fused'")
 
 
 @cache
@@ -295,49 +313,3 @@ def load_family(path: FilePath) -> Family:
 def family_of_type(model_type: object) -> Family | None:
     """The family that lists this ``model_type``, if one does."""
     return _by_model_type().get(model_type) if isinstance(model_type, str) else None
-
-
-def _parsed(kind: type[Table], table: dict[str, Any], source: str) -> Table:
-    """A dataclass from a table; `UnknownFamily` for a wrong key, a missing one or a wrong type.
-
-    Examples
-    --------
-    >>> from dataclasses import dataclass
-    >>> @dataclass
-    ... class Rule:
-    ...     layers: int
-    ...     query: tuple[str, ...] = ()
-    >>> _parsed(Rule, {"layers": 2, "query": "q"}, "toy.toml")
-    Rule(layers=2, query=('q',))
-    >>> _parsed(Rule, {"layers": 2, "qeury": "q"}, "toy.toml")
-    Traceback (most recent call last):
-        ...
-    wqk.errors.UnknownFamily: toy.toml: unknown key 'qeury'; did you mean 'query'?
-    """
-    known: dict[str, Any] = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
-    for key in table:
-        if key not in known:
-            close = get_close_matches(key, known, 1)
-            advice = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
-            raise UnknownFamily(f"{source}: unknown key {key!r}; {advice}")
-    for key, f in known.items():
-        if key not in table and f.default is MISSING and f.default_factory is MISSING:
-            raise UnknownFamily(f"{source}: the key {key!r} is missing")
-    hints = get_type_hints(kind)
-    return kind(**{key: _value(hints[key], value, key, source) for key, value in table.items()})
-
-
-def _value(hint: Any, value: Any, key: str, source: str) -> Any:
-    """A value of the hinted type; a single one stands for a list of one."""
-    if hint in SCALARS:
-        name, types = SCALARS[hint]
-        if not isinstance(value, types) or (isinstance(value, bool) and hint is not bool):
-            raise UnknownFamily(f"{source}: {key!r} must be {name}, got {value!r:.60}")
-        return float(value) if hint is float else value  # type: ignore[arg-type]
-    if get_origin(hint) is tuple:
-        many = value if isinstance(value, list) else [value]
-        return tuple(_value(get_args(hint)[0], one, key, source) for one in many)
-    table: Any = next((kind for kind in get_args(hint) if is_dataclass(kind)), hint)
-    if not isinstance(value, dict):
-        raise UnknownFamily(f"{source}: {key!r} must be a table, got {value!r:.60}")
-    return _parsed(table, value, source)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from wqk.errors import CheckpointError, UnknownFamily, concerning
 from wqk.families.composites import compose_family

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import structs
 
 from wqk.errors import CheckpointError
 from wqk.families.candidates import without_numbers
@@ -62,7 +63,9 @@ def _distinct(by_rule: list[list[AttentionPlan]]) -> list[AttentionPlan]:
             stack = "-".join(
                 [*words, *(w for w in distinctive if w not in ("weight", plans[0].stack))]
             )
-            plans = [replace(p, rule=replace(p.rule, stack=stack or p.stack)) for p in plans]
+            plans = [
+                replace(p, rule=structs.replace(p.rule, stack=stack or p.stack)) for p in plans
+            ]
         distinct += plans
     return distinct
 
@@ -77,7 +80,7 @@ def _plan_rule(checkpoint: Checkpoint, family: str, rule: AttentionRule) -> list
     if not found:
         return []
     if config.get("quantization_config.quant_method") == "bitnet":
-        rule = replace(rule, partial="; ".join(filter(None, (rule.partial, TERNARY))))
+        rule = structs.replace(rule, partial="; ".join(filter(None, (rule.partial, TERNARY))))
     layers = _complete_layers(found, config, rule)
     groups = 1 + max(match.group for _, match in layers)
     plans: list[AttentionPlan] = []
@@ -100,7 +103,10 @@ def _plan_rule(checkpoint: Checkpoint, family: str, rule: AttentionRule) -> list
         note = f"some layers attend with the keys of layer {source.layer}"
         plans.append(
             replace(
-                planned, key=source.key, value=source.value, rule=replace(planned.rule, note=note)
+                planned,
+                key=source.key,
+                value=source.value,
+                rule=structs.replace(planned.rule, note=note),
             )
         )
     return plans

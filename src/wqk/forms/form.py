@@ -391,7 +391,7 @@ class BilinearForm:
         shape = tuple(getattr(factor, "shape", ()))
         if not shape:
             return factor
-        if shape != self.stack:
+        if shape != (1,) and shape != self.stack:
             raise FormError(
                 f"a factor must be a number, or an array of the stack's shape, {self.stack}; "
                 f"got shape {shape}"

@@ -1,0 +1,66 @@
+"""A family's file: what is wrong in it is named with its place, and with the key that was meant."""
+
+from __future__ import annotations
+
+import pytest
+
+from wqk.errors import UnknownFamily
+from wqk.families.family import families, parse_family
+
+HEAD = 'name = "toy"\nmodel_types = "toy"\n'
+RULE = HEAD + '[[attention]]\nstack = "encoder"\nquery = "q{layer}"\nkey = "k{layer}"\n'
+PLACE = r"\$\.attention\[0\]"
+
+
+def test_single_values_stand_for_lists_of_one():
+    family = parse_family(RULE + "scale = 2\n", "toy.toml")
+    assert family.model_types == ("toy",)
+    (rule,) = family.attention
+    assert (rule.query, rule.scale, rule.norm_offset) == (("q{layer}",), (2,), 0.0)
+    assert parse_family(RULE.replace("[[attention]]", "[attention]"), "toy.toml").attention == (
+        parse_family(RULE, "toy.toml").attention
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nmae = 'toy'\n" + RULE, "unknown key 'nmae'; did you mean 'name'"),
+        (RULE + "qeury = 'q'\n", rf"unknown key 'qeury' - at `{PLACE}`; did you mean 'query'"),
+        (RULE + "zzzz = 1\n", rf"unknown key 'zzzz' - at `{PLACE}`; known are stack, kind"),
+        (RULE + "[attention.rotary]\nordr = 1\n", rf"at `{PLACE}.rotary`; did you mean 'order'"),
+        (
+            RULE + "[attention.rotary]\nbase = 'b'\n",
+            rf"field `order` - at `{PLACE}.rotary`",
+        ),
+        (RULE.replace('"encoder"', "3"), rf"expected `str`, got `int` - at `{PLACE}.stack`"),
+        (RULE + "causal = 1\n", rf"expected `bool`, got `int` - at `{PLACE}.causal`"),
+        (
+            RULE + "norm_offset = true\n",
+            rf"`float`, got `bool` - at `{PLACE}.norm_offset`",
+        ),
+        (RULE + "window = ['w', 1]\n", rf"expected `str`, got `int` - at `{PLACE}.window\[1\]`"),
+        (RULE + "rotary = 1\n", rf"at `{PLACE}.rotary`"),
+        (
+            RULE + "layout = 'seperate'\n",
+            rf"layout 'seperate'; known are .* - at `{PLACE}`",
+        ),
+        (RULE + "output = {a = 1}\n", rf"at `{PLACE}.output\[0\]`"),
+        (RULE.replace("key =", "key_bias ="), "unknown key 'key_bias'"),
+        (RULE.replace('"k{layer}"', '["k", "l"]'), "as many spellings as each other"),
+        (HEAD + "[[attention]]\nstack = 'encoder'\n", "needs 'query' and 'key', or 'fused'"),
+        (HEAD, r"at least one \[\[attention\]\] table"),
+        ("name = 'toy'\n", "missing required field `model_types`"),
+        ("name = ", "not valid TOML"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_place(text, message):
+    with pytest.raises(UnknownFamily, match=f"^toy.toml: .*{message}"):
+        parse_family(text, "toy.toml")
+
+
+def test_shipped_families_are_what_their_files_say():
+    assert len(families()) >= 234
+    llama = families()["llama"].attention[0]
+    assert llama.rotary is not None
+    assert (llama.rotary.order, llama.causal) == ("half", True)
