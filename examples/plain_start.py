@@ -15,7 +15,9 @@ import torch
 import transformers
 
 BLOCK, BATCH, HIDDEN, WIDTH, SYMBOLS, CHARACTERS = 32, 64, 10, 128, 62, 4_000_000
-MASK, UNKNOWN = 0, 1
+MASK, UNKNOWN, HEADS = 0, 1, 4
+# W_k = W_q times these signs, each for an equal share of the dimensions.
+SIGNS = {"symmetric": [1.0], "negated": [-1.0], "indefinite": [1.0, -1.0] * (2 * HEADS)}
 
 
 def encoded(path: str) -> np.ndarray:
@@ -29,8 +31,30 @@ def encoded(path: str) -> np.ndarray:
     return np.array([numbers.get(symbol, UNKNOWN) for symbol in text])
 
 
+def head_norm(attention: torch.nn.Module) -> float:
+    """Mean norm of the heads' W_q W_kᵀ."""
+    query, key = (
+        side.weight.detach().view(HEADS, -1, WIDTH) for side in (attention.query, attention.key)
+    )
+    return float((query.mT @ key).norm(dim=(1, 2)).mean())
+
+
 def start(model: transformers.BertForMaskedLM, name: str) -> None:
-    """Redraw queries, keys and values as the published code did; `random` leaves them as drawn."""
+    """Set queries and keys; `random` leaves them as drawn.
+
+    `symmetric`, `negated` and `indefinite` compute keys from queries and keep the heads' mean norm;
+    `published` and `published-independent` redraw queries, keys and values as the published code.
+    """
+    if name in SIGNS:
+        for layer in model.bert.encoder.layer:
+            attention = layer.attention.self
+            before = head_norm(attention)
+            signs = torch.tensor(SIGNS[name]).repeat_interleave(WIDTH // len(SIGNS[name]))
+            attention.key.weight.data.copy_(signs[:, None] * attention.query.weight.data)
+            factor = (before / head_norm(attention)) ** 0.5
+            attention.query.weight.data *= factor
+            attention.key.weight.data *= factor
+        return
     bound = WIDTH**-0.5
     if name == "random":
         return
@@ -46,7 +70,7 @@ def main() -> None:
     """Train, and print the losses."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("text")
-    parser.add_argument("start", choices=["random", "published", "published-independent"])
+    parser.add_argument("start", choices=["random", *SIGNS, "published", "published-independent"])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--steps", type=int, default=800)
     options = parser.parse_args()
@@ -58,7 +82,7 @@ def main() -> None:
         vocab_size=SYMBOLS + 1,
         hidden_size=WIDTH,
         num_hidden_layers=4,
-        num_attention_heads=4,
+        num_attention_heads=HEADS,
         intermediate_size=4 * WIDTH,
         max_position_embeddings=BLOCK,
         hidden_dropout_prob=0,

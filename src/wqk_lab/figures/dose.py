@@ -73,7 +73,7 @@ def dose_rows(runs: Sequence[Run], level: float | None = None) -> pl.DataFrame:
             norm, value = (_factor(run, scale) for scale in SCALES)
             if abs(value - 1) < UNCHANGED:
                 rows.append(("norm_ratio", start, norm, seed, step, held_out[0], level, below))
-            if not cell.shared.get("init_norm"):
+            if not (cell.shared.get("init_norm") or cell.shared.get("init_head_norm")):
                 rows.append(("value_ratio", start, value, seed, step, held_out[0], level, below))
     found = pl.DataFrame(rows, schema=SCHEMA, orient="row")
     factor = pl.col("factor")

@@ -26,7 +26,10 @@ BEFORE = {"rows": "blocks"}
 
 # Fields in which comparable modes differ, and those in which comparable starts differ.
 MODE = ("mode", "objective")
-START = ("init", "init_norm", "init_values", "penalty", "penalty_weight")
+START = ("init", "init_head_norm", "init_norm", "init_values", "penalty", "penalty_weight")
+
+# What the fields of a start that scale it are called.
+SCALES = {"init_head_norm": "heads", "init_norm": "norm", "init_values": "values"}
 
 # Fields that titles omit: shown elsewhere, or without effect on the numbers.
 UNNAMED = {
@@ -66,7 +69,7 @@ class Cell:
         init = str(self.shared.get("init", "random"))
         scales = [
             f"{name} × {self.shared[key]:g}"
-            for key, name in (("init_norm", "norm"), ("init_values", "values"))
+            for key, name in SCALES.items()
             if self.shared.get(key)
         ]
         words = [init] if init != "random" or not self.penalty else []

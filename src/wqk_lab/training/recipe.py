@@ -110,8 +110,14 @@ class Recipe:
     init: str = option(
         "How queries, keys and values start.", default="random", choices=INITIALIZATIONS
     )
+    init_head_norm: float | None = option(
+        "Mean norm of the heads' W_qk at the start, as a multiple of the random start's; 1 keeps "
+        "the spread of the logits.",
+        default=None,
+        above=0,
+    )
     init_norm: float | None = option(
-        "Norm of W_qk at the start, as a multiple of the random start's.", default=None, above=0
+        "The same for the norm of the heads' sum, which no model computes.", default=None, above=0
     )
     init_values: float | None = option(
         "Multiply the values that init leaves by this.", default=None, above=0
@@ -303,6 +309,10 @@ _RULES: list[tuple[Callable[[Recipe], bool], str]] = [
     (
         lambda r: r.config is not None or None not in (getattr(r, name) for name in MODEL_FIELDS),
         "without a configuration, all of " + ", ".join(MODEL_FIELDS) + " are needed",
+    ),
+    (
+        lambda r: r.init_head_norm is None or r.init_norm is None,
+        "init_head_norm and init_norm scale the same weights; give only one",
     ),
     (lambda r: r.warmup <= r.steps, "warmup must not exceed the steps; got {warmup} of {steps}"),
     (

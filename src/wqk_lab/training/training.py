@@ -134,6 +134,7 @@ def train(
         model,
         recipe.init,
         seed=recipe.seed,
+        head_norm_ratio=recipe.init_head_norm,
         norm_ratio=recipe.init_norm,
         value_ratio=recipe.init_values,
     )
@@ -235,6 +236,7 @@ def _settings(
                 "stack": change.stack,
                 "layer": change.layer,
                 **change.after._asdict(),
+                "head_norm_ratio": change.head_norm_ratio,
                 "norm_ratio": change.norm_ratio,
                 "value_ratio": change.value_ratio,
             }

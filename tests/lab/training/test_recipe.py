@@ -108,6 +108,7 @@ def test_a_configuration_takes_the_place_of_the_sizes() -> None:
         ({"keep_checkpoints": "some"}, "got 'some'"),
         ({"config": "bert"}, "config='bert' must be of type Mapping"),
         ({"init_norm": "twice"}, "of type float"),
+        ({"init_norm": 1.0, "init_head_norm": 1.0}, "give only one"),
         ({"lauers": 3}, "no field named lauers"),
     ],
 )

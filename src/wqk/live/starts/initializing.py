@@ -34,6 +34,9 @@ Copies = dict[str, np.ndarray]
 class LayerScores(NamedTuple):
     """Scores of a layer's form, which includes the gains of query and key norms.
 
+    ``norm`` is that of the layer's form, the sum of its heads; ``head_norm`` the mean of the heads'
+    own. Attention sees the heads: the logits of two independent tokens spread with their norms.
+
     ``own_score`` is the expected attention logit of a token with itself, averaged over heads, if
     its components are independent with unit variance, as after a layer norm: scale · trace / H.
     """
@@ -43,6 +46,7 @@ class LayerScores(NamedTuple):
     norm: float
     own_score: float
     value_norm: float  #: ‖W_v‖; NaN if values are not a single projection.
+    head_norm: float
 
 
 @dataclass(frozen=True)
@@ -56,8 +60,14 @@ class LayerChange:
 
     @property
     def norm_ratio(self) -> float:
-        """‖W_qk‖ after, divided by that before; NaN if that was zero."""
+        """The layer's ‖W_qk‖ after, divided by that before; NaN if that was zero."""
         return self.after.norm / self.before.norm if self.before.norm else math.nan
+
+    @property
+    def head_norm_ratio(self) -> float:
+        """The heads' mean norm after, divided by that before; NaN if that was zero."""
+        before = self.before.head_norm
+        return self.after.head_norm / before if before else math.nan
 
     @property
     def value_ratio(self) -> float:
@@ -77,9 +87,27 @@ class Initialization:
         head = f"{self.kind} initialization of {counted(len(self.layers), 'layer')}"
         columns = (
             f"{'layer':>18}  {'symmetry':>17}  {'trace':>21}  {'own-token score':>17}"
-            "  norm ratio  values"
+            "   heads    norm  values"
         )
         return "\n".join([head, columns, *map(_line, self.layers)])
+
+
+class Ratios(NamedTuple):
+    """By what factors norms shall change; None leaves them as the kind makes them."""
+
+    head_norm_ratio: float | None = None
+    norm_ratio: float | None = None
+    value_ratio: float | None = None
+
+    def factor(self, before: LayerScores, after: LayerScores) -> np.float32 | None:
+        """What queries and keys are each multiplied by; None to leave them."""
+        for ratio, old, new in (
+            (self.head_norm_ratio, before.head_norm, after.head_norm),
+            (self.norm_ratio, before.norm, after.norm),
+        ):
+            if ratio is not None and new:
+                return np.float32((ratio * old / new) ** 0.5)
+        return None
 
 
 def _line(change: LayerChange) -> str:
@@ -89,7 +117,7 @@ def _line(change: LayerChange) -> str:
         f"  {before.symmetry:>7.3f} → {after.symmetry:>7.3f}"
         f"  {before.trace:>9.3g} → {after.trace:>9.3g}"
         f"  {before.own_score:>7.3f} → {after.own_score:>7.3f}"
-        f"  {change.norm_ratio:>10.3f}  {change.value_ratio:>6.3f}"
+        f"  {change.head_norm_ratio:>6.3f}  {change.norm_ratio:>6.3f}  {change.value_ratio:>6.3f}"
     )
 
 
@@ -98,6 +126,7 @@ def initialize_(
     kind: str,
     *,
     seed: int | None = None,
+    head_norm_ratio: float | None = None,
     norm_ratio: float | None = None,
     value_ratio: float | None = None,
     alpha: float = 0.7,
@@ -126,8 +155,12 @@ def initialize_(
     seed
         For newly drawn weights; PyTorch's own generators are not used. None for the seed that
         PyTorch was last given.
+    head_norm_ratio
+        Scale queries and keys equally so that the mean norm of every layer's heads changes by this
+        factor; 1 keeps the spread of the logits of independent tokens.
     norm_ratio
-        Scale queries and keys equally so that every layer's ‖W_qk‖ changes by this factor.
+        The same for the norm of each layer's form, the sum of its heads. Heads of symmetric starts
+        add up where those of random ones cancel, so that this makes them smaller.
     value_ratio
         Multiply the values by this factor, after the kind has set them.
     alpha, beta
@@ -143,7 +176,7 @@ def initialize_(
     Raises
     ------
     FormError
-        There is no such kind, or a ratio is not a positive number.
+        There is no such kind, a ratio is not a positive number, or both norms are to be held.
     UnknownFamily
         No family describes the model; weights are not written based on a guess.
     CheckpointError
@@ -160,15 +193,18 @@ def initialize_(
     """
     if kind not in KINDS:
         raise FormError(f"an initialization must be one of {', '.join(KINDS)}, got {kind!r}")
-    for name, ratio in (("norm_ratio", norm_ratio), ("value_ratio", value_ratio)):
+    ratios = Ratios(head_norm_ratio, norm_ratio, value_ratio)
+    for name, ratio in ratios._asdict().items():
         if ratio is not None and not 0 < ratio < float("inf"):
             raise FormError(f"{name} must be a positive number, got {ratio!r}")
+    if head_norm_ratio is not None and norm_ratio is not None:
+        raise FormError("head_norm_ratio and norm_ratio scale the same weights; give only one")
     import torch
 
     chosen = KINDS[kind]
     if kind == "mimetic":
         chosen = chosen._replace(draw=partial(mimetic, alpha=alpha, beta=beta))
-    writes = chosen != Kind() or norm_ratio is not None or value_ratio is not None
+    writes = chosen != Kind() or ratios != Ratios()
     parameters = Parameters(model)
     checkpoint = open_checkpoint(model)
     plans = [plan for plan in attention_plans(checkpoint, family) if plan.kind == "self"]
@@ -176,7 +212,7 @@ def initialize_(
     # NumPy's generator, since PyTorch's with the model's own seed would repeat its embedding.
     rng = np.random.default_rng(torch.initial_seed() if seed is None else seed)
     # All are planned before the first is written: a model is set as a whole or not at all.
-    planned = [_planned(checkpoint, plan, chosen, rng, norm_ratio, value_ratio) for plan in plans]
+    planned = [_planned(checkpoint, plan, chosen, rng, ratios) for plan in plans]
     with torch.no_grad():
         for plan, (_, copies) in zip(plans, planned, strict=True) if writes else ():
             new = open_checkpoint(copies)
@@ -223,8 +259,7 @@ def _planned(
     plan: AttentionPlan,
     kind: Kind,
     rng: np.random.Generator,
-    norm_ratio: float | None,
-    value_ratio: float | None,
+    ratios: Ratios,
 ) -> tuple[LayerScores, Copies]:
     """A layer's current scores, and copies of its tensors with its new weights."""
     query, key, value = plan.query, plan.key, plan.value
@@ -253,10 +288,10 @@ def _planned(
         with_bias = kind.biases and query.bias is not None and key.bias is not None
         bias = keys(_bias(trial, query)) if with_bias else None
         _put(copies, key, keys(_weight(trial, query)), bias)
-    if value_ratio is not None:
+    if ratios.value_ratio is not None:
         if value is None or not _is_single(value):
             raise _values_apart(checkpoint.name, plan, "scaled")
-        _put(copies, value, _weight(trial, value) * np.float32(value_ratio))
+        _put(copies, value, _weight(trial, value) * np.float32(ratios.value_ratio))
     after = _measured(trial, plan)
     if kind.turn and not abs(after.symmetry - kind.turn.symmetry) < TOLERANCE:
         raise CheckpointError(
@@ -264,8 +299,8 @@ def _planned(
             f"{after.symmetry:.3f} instead of {kind.turn.symmetry:.0f}: its queries are zero, or "
             "the gains of its query and key norms differ; change these first"
         )
-    if norm_ratio is not None and after.norm:
-        factor = np.float32((norm_ratio * before.norm / after.norm) ** 0.5)
+    factor = ratios.factor(before, after)
+    if factor is not None:
         for side in (query, key):
             bias = None if side.bias is None else _bias(trial, side) * factor
             _put(copies, side, _weight(trial, side) * factor, bias)
@@ -326,4 +361,7 @@ def _measured(checkpoint: Checkpoint, plan: AttentionPlan) -> LayerScores:
         value_norm = float(np.linalg.norm(weight.astype(np.float64)))
     trace = float(form.trace)
     own_score = plan.scale * trace / attention.head_count
-    return LayerScores(float(symmetry(form)), trace, float(form.norm), own_score, value_norm)
+    head_norm = float(np.mean(attention.heads.norm))
+    return LayerScores(
+        float(symmetry(form)), trace, float(form.norm), own_score, value_norm, head_norm
+    )

@@ -153,6 +153,49 @@ def test_the_norm_can_be_chosen(name, kind):
                 assert np.array_equal(attention.query.weight, attention.key.weight)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
+def test_the_mean_norm_of_the_heads_can_be_chosen(name, kind):
+    model, plans = build_untrained(NAMED[name])
+    before = [np.mean(np.linalg.norm(heads_of(model, plan), axis=(-2, -1))) for plan in plans]
+    report = wqk.initialize_(model, kind, head_norm_ratio=1.7)
+    after = [np.mean(np.linalg.norm(heads_of(model, plan), axis=(-2, -1))) for plan in plans]
+    assert np.divide(after, before) == pytest.approx([1.7] * len(plans), rel=1e-5)
+    told = [layer.head_norm_ratio for layer in report.layers]
+    assert told == pytest.approx([1.7] * len(plans), rel=1e-5)
+
+
+def heads_of(model: Any, plan: Any) -> np.ndarray:
+    """Every head's form, written out."""
+    heads = load_attention(open_checkpoint(model), plan).heads
+    return heads.query.astype(np.float64) @ heads.key.astype(np.float64).swapaxes(-1, -2)
+
+
+@pytest.mark.parametrize("kind", ["random", "symmetric", "negated", "indefinite"])
+def test_logits_spread_alike_at_equal_norms_of_the_heads(kind):
+    """Between independent tokens; at an equal norm of their sum they spread by 0.79 as much."""
+    torch.manual_seed(0)
+    tokens, others = torch.randn(2, 2000, 128)
+
+    def spread(kind: str, **ratios: float) -> float:
+        model = bert(hidden_size=128, num_hidden_layers=1)
+        wqk.initialize_(model, kind, **ratios)
+        query, key = (side(x).view(-1, 4, 32) for side, x in zip(
+            sides_of(model), (tokens, others), strict=True
+        ))  # fmt: skip
+        return (query * key).sum(-1).std().item()
+
+    random = spread("random")
+    assert spread(kind, head_norm_ratio=1.0) / random == pytest.approx(1, abs=0.03)
+    summed = {"symmetric": 0.79, "negated": 0.79}.get(kind, 1)
+    assert spread(kind, norm_ratio=1.0) / random == pytest.approx(summed, abs=0.04)
+
+
+def test_only_one_of_the_norms_is_held():
+    with pytest.raises(FormError, match="head_norm_ratio and norm_ratio .* only one"):
+        wqk.initialize_(bert(), "symmetric", norm_ratio=1.0, head_norm_ratio=1.0)
+
+
 def test_scores_follow_the_norm_where_there_are_biases():
     model, tokens = bert(), torch.randn(9, 64)
     query, key = sides_of(model)
@@ -176,7 +219,7 @@ def test_values_alone_are_multiplied():
 
 @pytest.mark.parametrize("ratio", [0.0, -1.0, math.nan, math.inf])
 def test_ratios_are_positive_numbers(ratio):
-    for name in ("norm_ratio", "value_ratio"):
+    for name in ("head_norm_ratio", "norm_ratio", "value_ratio"):
         with pytest.raises(FormError, match=f"{name} must be a positive number"):
             wqk.initialize_(bert(), "random", **{name: ratio})
 
