@@ -41,7 +41,7 @@ SCHEMA = {
     "step": pl.Int64(),
     "held_out_loss": pl.Float64(),
     "level": pl.Float64(),
-    "first_below": pl.Int64(),
+    "first_below": pl.Float64(),
 }
 
 

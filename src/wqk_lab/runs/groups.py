@@ -68,9 +68,7 @@ class Cell:
         """The initialization of queries and keys, and the penalty, in words."""
         init = str(self.shared.get("init", "random"))
         scales = [
-            f"{name} × {self.shared[key]:g}"
-            for key, name in SCALES.items()
-            if self.shared.get(key)
+            f"{name} × {self.shared[key]:g}" for key, name in SCALES.items() if self.shared.get(key)
         ]
         words = [init] if init != "random" or not self.penalty else []
         return ", ".join(filter(None, [*words, *scales, self.penalty]))

@@ -1,11 +1,12 @@
 """How much sooner one initialization reaches another's final loss: the speed-up of Table 1.
 
-By the table's caption, it is the share of the steps that remain when the candidate first reaches
-the baseline's final loss. If the baseline's final loss is lower, the roles are swapped and the
-speed-up is negative. So it is always defined: the run that ends lower reaches the other's loss.
+By the table's caption, it is the share of the steps that remain when the candidate reaches the
+baseline's final loss. If the baseline's final loss is lower, the roles are swapped and the speed-up
+is negative. So it is always defined: the run that ends lower reaches the other's loss.
 
-A noisy loss falls below a level before it stays there. It is therefore smoothed, and the step at
-which it first falls below is reported together with the step from which it stays there.
+Losses are known at a few steps and are noisy. The step at which a loss is reached is that of a
+smooth falling curve through them (`wqk_lab.runs.descent`), so that a run against itself saves
+nothing, and exchanging two runs changes the sign.
 
 Runs are compared seed by seed: mean difference, interval, p, smallest detectable difference.
 """
@@ -21,17 +22,18 @@ import numpy as np
 import polars as pl
 
 from wqk.errors import RunError, required_by
+from wqk_lab.runs.descent import descent, smoothed
 from wqk_lab.runs.groups import starts
 
 if TYPE_CHECKING:
-    from wqk._typing import Array, Float
     from wqk.tables.run import Run
+    from wqk_lab.runs.descent import Descent
     from wqk_lab.runs.groups import Cell
 
 Loss = Literal["held-out", "training"]
-Field = Literal["first", "lasting", "difference"]
+Field = Literal["saved", "difference"]
 
-# Window of the trailing mean of a loss, as a fraction of all steps, by default.
+# Steps on either side over which a loss is smoothed, as a fraction of all steps, by default.
 SMOOTHING = 0.05
 
 COLUMNS: dict[Loss, str] = {"held-out": "held_out_loss", "training": "loss"}
@@ -96,12 +98,11 @@ class SpeedUp:
     seed: int
     baseline_loss: float
     loss: float
-    #: Share of the steps saved when the loss first reaches the baseline's final loss, from −1 to 1;
+    #: Share of the steps saved when the loss reaches the baseline's final loss, from −1 to 1;
     #: negative if the baseline ends lower.
-    first: float
-    lasting: float  #: The same for the step from which it stays there.
-    baseline_below: int | None = None
-    below: int | None = None
+    saved: float
+    baseline_below: float | None = None
+    below: float | None = None
 
     @property
     def difference(self) -> float:
@@ -152,7 +153,7 @@ def speedups(
     loss
         Of held-out text, or of training.
     smoothing
-        Window of the trailing mean, as a fraction of all steps.
+        Steps on either side over which a loss is smoothed, as a fraction of all steps.
     level
         Training loss in nats for `SpeedUp.below`, by `first_below`.
     on_skipped
@@ -179,24 +180,20 @@ def speedups(
     return compared
 
 
-def saved_share(
-    steps: Float[Array, " looks"], losses: Float[Array, " looks"], target: float
-) -> tuple[float, float]:
-    """Share of the steps saved when a loss first reaches a target, and when it stays there.
-
-    The last loss, at the last step of training, must not exceed the target.
+def saved_share(baseline: Descent, candidate: Descent) -> float:
+    """Share of the steps saved when the candidate reaches the baseline's end, from −1 to 1.
 
     Examples
     --------
-    >>> steps, losses = np.array([1.0, 2, 3, 4]), np.array([3.0, 1.9, 2.1, 1.8])
-    >>> saved_share(steps, losses, target=2.0)
-    (0.5, 0.0)
+    >>> steps = np.array([1.0, 2, 3, 4])
+    >>> slow = descent(steps, np.array([5.0, 4, 3, 2]))
+    >>> fast = descent(steps, np.array([4.0, 2, 1, 0]))
+    >>> saved_share(slow, fast), saved_share(fast, slow), saved_share(slow, slow)
+    (0.5, -0.5, 0.0)
     """
-    above = np.flatnonzero(losses > target)
-    lasting = above[-1] + 1 if len(above) else 0
-    total = steps[-1]
-    first, stays = steps[(losses <= target).argmax()], steps[lasting]
-    return float((total - first) / total), float((total - stays) / total)
+    if candidate.end > baseline.end:
+        return -saved_share(candidate, baseline)
+    return (candidate.last - candidate.step_at(baseline.end)) / candidate.last
 
 
 def compare(
@@ -216,7 +213,7 @@ def compare(
             f"{candidate.start} and {baseline.start} are compared seed by seed, and have none in "
             "common"
         )
-    curves = [[_smoothed(run, loss, smoothing) for run in pair] for pair in both]
+    curves = [[_logged(run, loss) for run in pair] for pair in both]
     ends = {int(steps[-1]) for pair in curves for steps, _ in pair}
     if len(ends) > 1:
         raise RunError(
@@ -226,44 +223,45 @@ def compare(
         )
     compared = []
     for pair, (reference, own) in zip(both, curves, strict=True):
-        before, after = float(reference[1][-1]), float(own[1][-1])
-        sign, faster, target = (1, own, before) if after <= before else (-1, reference, after)
-        first, lasting = (sign * share for share in saved_share(*faster, target))
+        window = smoothing * int(pair[1].recipe.get("steps", 0))
+        before, after = (float(smoothed(*curve, window)[-1]) for curve in (reference, own))
+        saved = saved_share(*(descent(*curve, window) for curve in (reference, own)))
         below = (None if level is None else first_below(run, level) for run in pair)
         seed = int(pair[1].recipe.get("seed", 0))
-        compared.append(SpeedUp(seed, before, after, first, lasting, *below))
+        compared.append(SpeedUp(seed, before, after, saved, *below))
     steps = int(candidate.shared.get("steps", 0))
     return StartSpeedUp(candidate.start, baseline.start, ends.pop(), steps, tuple(compared))
 
 
-def first_below(run: Run, level: float, steps: int = 100) -> int | None:
-    """The step at which the trailing mean of the training loss is first below a level, if ever.
+def first_below(run: Run, level: float, steps: int = 100) -> float | None:
+    """The step at which the trailing mean of the training loss first falls to a level, if ever.
+
+    Between two logged steps, the mean is taken to fall in a straight line.
 
     Raises
     ------
     RunError
         The loss was not logged.
     """
-    curve = run.metrics.select("step", "loss").drop_nulls()
-    if curve.is_empty():
-        raise RunError(f"{run.folder}: has no training loss yet")
-    at, means = _trailing(curve, "loss", steps)
-    below = np.flatnonzero((means < level) & (at >= steps))
-    return int(at[below[0]]) if len(below) else None
+    at, losses = _logged(run, "training")
+    begins = np.searchsorted(at, at - steps, side="right")
+    windows = (losses[min(begin, end) : end + 1] for end, begin in enumerate(begins))
+    means = np.array([window.mean() for window in windows])
+    at, means = at[at >= steps], means[at >= steps]
+    below = np.flatnonzero(means < level)
+    if not len(below):
+        return None
+    first = int(below[0])
+    if not first:
+        return float(at[0])
+    above = slice(first - 1, first + 1)
+    return float(np.interp(-level, -means[above], at[above]))
 
 
-def _smoothed(run: Run, loss: Loss, smoothing: float) -> tuple[np.ndarray, np.ndarray]:
-    """Steps after the start, and means of the loss over the window that ends at each."""
+def _logged(run: Run, loss: Loss) -> tuple[np.ndarray, np.ndarray]:
+    """Steps after the start, and their losses."""
     column = COLUMNS[loss]
     curve = run.metrics.select("step", column).drop_nulls().filter(pl.col("step") > 0)
     if curve.is_empty():
         raise RunError(f"{run.folder}: has no {loss} loss after the start; resume the run")
-    return _trailing(curve, column, smoothing * run.recipe.get("steps", 0))
-
-
-def _trailing(curve: pl.DataFrame, column: str, window: float) -> tuple[np.ndarray, np.ndarray]:
-    """Steps, and means over the steps of a window that ends at each."""
-    steps, losses = curve["step"].to_numpy().astype(float), curve[column].to_numpy()
-    begins = np.searchsorted(steps, steps - window, side="right")
-    windows = (losses[min(begin, end) : end + 1] for end, begin in enumerate(begins))
-    return steps, np.array([window.mean() for window in windows])
+    return curve["step"].to_numpy().astype(float), curve[column].to_numpy()

@@ -192,7 +192,7 @@ def test_logits_spread_alike_at_equal_norms_of_the_heads(kind):
 
 
 def test_only_one_of_the_norms_is_held():
-    with pytest.raises(FormError, match="head_norm_ratio and norm_ratio .* only one"):
+    with pytest.raises(FormError, match=r"head_norm_ratio and norm_ratio .* only one"):
         wqk.initialize_(bert(), "symmetric", norm_ratio=1.0, head_norm_ratio=1.0)
 
 
