@@ -494,7 +494,7 @@ def test_subfolders(hub):
     ("files", "error", "message"),
     [
         ({"adapter_config.json": b"{}", "adapter_model.safetensors": b""}, CheckpointError, "adap"),
-        ({"model.gguf": b"GGUF"}, CheckpointError, "GGUF"),
+        ({"model.gguf": b"GGUF"}, CheckpointError, "truncated, or not a GGUF file"),
         ({"README.md": b"hello"}, CheckpointError, r"no weights here; .*, found README.md"),
         ({"tf_model.h5": b""}, CheckpointError, "TensorFlow"),
         ({"model.safetensors": b"abc"}, CheckpointError, "this file has 3 bytes"),

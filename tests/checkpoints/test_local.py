@@ -322,7 +322,6 @@ def test_other_configurations_are_not(folder, config):
 
 
 FOREIGN = {
-    "model.gguf": "GGUF",
     "model.onnx": "ONNX",
     "tf_model.h5": "TensorFlow",
     "flax_model.msgpack": "Flax",

@@ -191,7 +191,7 @@ def test_original_format_twin_in_both_orders(tmp_path: Path) -> None:
     assert verdicts(wrong) == ["other rotary positions"]
     assert wrong.blocks[0].distance[0] < 1e-6 < wrong.blocks[0].distance[1]
     reason = "rotary order: weights lie half, are read interleaved"
-    assert wrong.blocks[0].reason == f"same at distance 0, other {reason}"
+    assert wrong.blocks[0].reason.startswith(reason)
 
 
 FAULTS: dict[str, tuple[Tensors, dict[str, Any], list[str]]] = {

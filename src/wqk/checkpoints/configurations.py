@@ -13,6 +13,7 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from wqk.checkpoints.gguf import configuration
 from wqk.errors import CheckpointError, shown
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ def _embedded(about: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration that is stored with the weights."""
     if isinstance(about.get("code"), str):
         return {"model_type": "modded-nanogpt"}
+    if isinstance(about.get("gguf"), dict):
+        return configuration(about["gguf"])
     for key, needs, model_type in EMBEDDED:
         found = about.get(key)
         if isinstance(found, dict) and needs <= found.keys():

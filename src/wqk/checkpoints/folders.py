@@ -22,6 +22,7 @@ from wqk.checkpoints.formats import (
     foreign,
     format_of,
     no_weights,
+    parts_of,
     refuse_quantized,
 )
 from wqk.checkpoints.ranged import CONNECTIONS
@@ -229,7 +230,7 @@ def _open_file(path: Path) -> StoredCheckpoint:
     layout = format_of(path.name)
     if path.suffix not in ENDINGS and not layout:
         raise CheckpointError(
-            "not a checkpoint file; expected .safetensors, or a torch archive "
+            "not a checkpoint file; expected .safetensors, .gguf, or a torch archive "
             f"({', '.join(ARCHIVES)})"
         )
     folder = local_folder(path.parent)
@@ -238,7 +239,7 @@ def _open_file(path: Path) -> StoredCheckpoint:
         raise CheckpointError(
             f"one of {len(parts)} files that each hold some rows of every tensor; scan their folder"
         )
-    return read_folder(folder, Weights((path.name,), format=layout))
+    return read_folder(folder, Weights(parts_of(path.name, folder.names or ()), format=layout))
 
 
 def open_adapter(folder: Path) -> Adapter | None:

@@ -84,6 +84,7 @@ FORMATS = (
         model_type="megatron",
         split_axis=_megatron_axis,
     ),
+    Format("GGUF", r"[^/]*\.gguf", ()),
 )
 
 
@@ -100,7 +101,7 @@ def format_of(name: str) -> Format | None:
 
 
 ARCHIVES = (".bin", ".pt", ".pth", ".ckpt")
-ENDINGS = (".safetensors", *ARCHIVES)
+ENDINGS = (".safetensors", *ARCHIVES, ".gguf")
 
 # One file before the index of several, safetensors before archives; then other libraries' names.
 PREFERRED = (
@@ -123,7 +124,6 @@ FOREIGN: tuple[tuple[str, str, str], ...] = (
         "an adapter alone",
         "merge it into its base model first (peft: model.merge_and_unload().save_pretrained(...))",
     ),
-    (r".*\.gguf", "GGUF, a quantized format", "use the original safetensors checkpoint"),
     (r".*\.onnx(_data)?", "ONNX", "use the original safetensors checkpoint"),
     (
         r"(bf16_|fp16_)?zero_pp_rank_.*\.pt|mp_rank_\d+_model_states\.pt|zero_to_fp32\.py",
@@ -173,7 +173,7 @@ def choose_weights(folder: Folder) -> Weights:
         paths = [*names, *folder.below()]
         for one in FORMATS:
             if own := one.files(paths):
-                return Weights(own if one.split_axis else own[:1], format=one)
+                return Weights(own if one.split_axis else _one_model(own), format=one)
         found = sorted(n for n in names if not n.startswith(NOT_WEIGHTS))
         safetensors = tuple(name for name in found if name.endswith(".safetensors"))
         archives = tuple(n for n in found if n.endswith(ARCHIVES) and foreign(n) is None)
@@ -184,6 +184,31 @@ def choose_weights(folder: Folder) -> Weights:
     else:
         chosen = Weights((first,), format=format_of(first))
     return chosen._replace(notes=_passed_over(chosen, names))
+
+
+def parts_of(name: str, names: Iterable[str]) -> tuple[str, ...]:
+    """A file with its other parts, where it is called ``…-00001-of-00003…``.
+
+    Examples
+    --------
+    >>> parts_of("a-00001-of-00002.gguf", ["a-00002-of-00002.gguf", "b.gguf"])
+    ('a-00001-of-00002.gguf', 'a-00002-of-00002.gguf')
+    """
+    match = re.fullmatch(r"(.*-)\d{5}(-of-\d{5}\.gguf)", name)
+    if match is None:
+        return (name,)
+    pattern = re.compile(rf"{re.escape(match[1])}\d{{5}}{re.escape(match[2])}")
+    return tuple(sorted({name, *filter(pattern.fullmatch, names)}))
+
+
+def _one_model(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The parts of the only model among these files; `CheckpointError` if there are several."""
+    own = parts_of(names[0], names)
+    others = [name for name in names if name not in own and name.endswith(".gguf")]
+    if others:
+        shown = ", ".join((names[0], *others)[:4]) + (", …" if len(others) > 3 else "")
+        raise CheckpointError(f"several models here: {shown}; choose one by its path or address")
+    return own if len(own) > 1 else names[:1]
 
 
 def _passed_over(chosen: Weights, names: Iterable[str]) -> tuple[str, ...]:

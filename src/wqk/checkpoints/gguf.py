@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wqk.checkpoints.checkpoint import TensorInfo
+from wqk.checkpoints.checkpoint import Part, TensorInfo
 from wqk.checkpoints.files import RowFile, check_sizes, refuse_pointer
 from wqk.checkpoints.number_types import ITEM_BITS, PIECE
 from wqk.checkpoints.quantized import QUANTIZED
@@ -23,7 +23,6 @@ from wqk.errors import CheckpointError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from wqk.checkpoints.checkpoint import Part
     from wqk.checkpoints.files import ByteSource
 
 MAGIC = b"GGUF"
@@ -43,6 +42,9 @@ TYPES = {
     24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 30: "BF16", 34: "TQ1_0",
     35: "TQ2_0", 39: "MXFP4",
 }  # fmt: skip
+
+# Factors of rotary frequencies are tensors here, and configuration elsewhere.
+ROTARY_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight")
 
 # Metadata longer than this are the tokenizer's: their bytes are passed over.
 LONGEST = 4096
@@ -113,7 +115,11 @@ def open_gguf(source: ByteSource) -> GGUFFile:
             beyond = data + offset + info.nbytes - source.size
             raise CheckpointError(f"{name!r} ends {beyond} bytes beyond the file: truncated")
         tensors[name], starts[name] = info, data + offset
-    return GGUFFile(source, tensors, starts, {"gguf": metadata})
+    file = GGUFFile(source, tensors, starts, {"gguf": metadata})
+    for name in ROTARY_FACTORS:
+        if name in tensors and tensors[name].nbytes <= LONGEST:
+            metadata[name] = [float(value) for value in file.read(Part(name))]
+    return file
 
 
 def _listed(at: _Cursor) -> tuple[str, TensorInfo, int]:
@@ -198,23 +204,81 @@ class _Cursor:
             self._start, self._held = self.position, b""
 
 
-def nested(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys with dots as nested tables, those of the architecture at the top.
+# Every so many layers one sees everything, as llama.cpp's code has it by architecture.
+WINDOW_PERIODS = {"gemma2": 2, "gemma3": 6, "cohere2": 4}
+# Of these sizes, by their number of layers, the score's scale is not that of a head's width.
+WIDE_SCALES = {"gemma2": 46, "gemma3": 62}
+
+
+def configuration(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration in a file's metadata: its architecture's keys, dots as nested tables.
+
+    Added are what other files call ``model_type``, ``head_dim`` and ``rope_scaling``, numbers of
+    heads under their usual names for guesses, and what llama.cpp's code knows by architecture.
 
     Examples
     --------
-    >>> nested({"general.architecture": "llama", "llama.attention.head_count": 32})
-    {'general': {'architecture': 'llama'}, 'attention': {'head_count': 32}}
+    >>> about = {"general.architecture": "llama", "llama.attention.head_count": 4}
+    >>> configuration(about)["attention"], configuration(about)["model_type"]
+    ({'head_count': 4}, 'gguf-llama')
     """
-    own = f"{metadata.get('general.architecture')}."
-    tree: dict[str, Any] = {}
+    architecture = metadata.get("general.architecture")
+    own = f"{architecture}."
+    config: dict[str, Any] = {"model_type": f"gguf-{architecture}"}
     for key, value in metadata.items():
-        *path, last = key.removeprefix(own).split(".")
-        if path and path[0] == "tokenizer":
+        if not key.startswith(own):
             continue
-        table = tree
+        *path, last = key.removeprefix(own).split(".")
+        table = config
         for word in path:
             inner = table.setdefault(word, {})
-            table = inner if isinstance(inner, dict) else table.setdefault(f"{word}.", {})
+            table = inner if isinstance(inner, dict) else {}
         table[last] = value
-    return tree
+    attention = config.get("attention")
+    attention = attention if isinstance(attention, dict) else {}
+    heads, width = attention.get("head_count"), config.get("embedding_length")
+    most = (
+        max((n for n in heads if type(n) is int), default=0) if isinstance(heads, list) else heads
+    )
+    head_width = attention.get("key_length")
+    if head_width is None and type(most) is int and type(width) is int and most > 0:
+        head_width = width // most
+    if type(head_width) is int and head_width > 0:
+        config["head_dim"] = head_width
+        config["score_scale"] = attention.get("scale") or head_width**-0.5
+        wide = WIDE_SCALES.get(str(architecture)) == config.get("block_count")
+        if wide and type(most) is int and type(width) is int:
+            config["score_scale"] = (width / most) ** -0.5
+    config["num_attention_heads"] = heads
+    config["num_key_value_heads"] = attention.get("head_count_kv", heads)
+    config["sliding_window"] = attention.get("sliding_window")
+    config["alibi"] = bool(attention.get("max_alibi_bias")) or architecture == "bloom"
+    if str(architecture) in WINDOW_PERIODS and config["sliding_window"]:
+        config["sliding_window_pattern"] = WINDOW_PERIODS[str(architecture)]
+    if architecture == "gemma3":
+        config["rope"] = {"local_freq_base": 10_000.0, **_table(config, "rope")}
+    scaling = _scaling(metadata, config)
+    return config | ({"rope_scaling": scaling} if scaling else {})
+
+
+def _table(config: Mapping[str, Any], key: str) -> dict[str, Any]:
+    value = config.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def _scaling(metadata: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """How rotary frequencies are scaled, in the words of `transformers`."""
+    given = _table(_table(config, "rope"), "scaling")
+    trained = given.get("original_context_length") or config.get("context_length")
+    amplitude = given.get("attn_factor")
+    for name in ROTARY_FACTORS:
+        if isinstance(metadata.get(name), list):
+            table = {"rope_type": "factors", "factors": metadata[name]}
+            return table | ({"attention_factor": amplitude} if amplitude is not None else {})
+    kind = given.get("type")
+    if kind in (None, "none"):
+        return {}
+    about = {"rope_type": kind, "factor": given.get("factor")}
+    if kind == "yarn":
+        about |= {"original_max_position_embeddings": trained}
+    return about | ({"attention_factor": amplitude} if amplitude is not None else {})

@@ -120,7 +120,7 @@ def is_hub_id(ref: str) -> bool:
         validate_repo_id(ref)
     except HFValidationError:
         return False
-    return not ref.startswith((".", "/", "~")) and Path(ref).suffix not in (*ENDINGS, ".gguf")
+    return not ref.startswith((".", "/", "~")) and Path(ref).suffix not in ENDINGS
 
 
 def _open(wanted: Wanted, listing: Listing, *, offline: bool) -> Checkpoint:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo
 from wqk.checkpoints.formats import ARCHIVES
+from wqk.checkpoints.gguf import open_gguf
 from wqk.checkpoints.llama2c import is_llama2c, open_llama2c
 from wqk.checkpoints.number_types import apply_scales, block_of, is_float8, scale_name
 from wqk.checkpoints.ranged import RangedFile
@@ -30,6 +31,8 @@ def weight_file(source: ByteSource) -> WeightFile:
     with concerning(source.name):
         if ending == ".bin" and is_llama2c(source):
             return open_llama2c(source)
+        if ending == ".gguf":
+            return open_gguf(source)
         return TorchFile(source) if ending in ARCHIVES else open_safetensors(source)
 
 

@@ -11,7 +11,7 @@ from urllib.parse import quote, unquote, urlunsplit
 from wqk._version import __version__
 from wqk.checkpoints import http
 from wqk.checkpoints.folders import Folder, read_folder
-from wqk.checkpoints.formats import ENDINGS, PREFERRED, Weights, foreign
+from wqk.checkpoints.formats import ENDINGS, PREFERRED, Weights, foreign, format_of
 from wqk.checkpoints.range_cache import open_cache
 from wqk.checkpoints.ranged import RangedFile, Workers
 from wqk.checkpoints.references import presentable, split_address
@@ -20,6 +20,7 @@ from wqk.errors import CheckpointError, HubError
 if TYPE_CHECKING:
     from typing import Unpack
 
+    from wqk.checkpoints.formats import Format
     from wqk.checkpoints.options import HubAccess
     from wqk.checkpoints.stored import StoredCheckpoint
 
@@ -119,8 +120,14 @@ def open_url(
     if offline and not is_file and not any(cache.note(_child(base, n)) for n in PREFERRED):
         raise HubError(f"{name}: {OFFLINE}")
     return read_folder(
-        Folder(name, source, workers=workers), Weights((path.name,)) if is_file else None
+        Folder(name, source, workers=workers),
+        Weights((path.name,), format=_own_format(path.name)) if is_file else None,
     )
+
+
+def _own_format(name: str) -> Format | None:
+    """The format of a single file that holds its configuration, so that no other is looked for."""
+    return format_of(name) if name.endswith(".gguf") else None
 
 
 def _child(url: str, name: str) -> str:

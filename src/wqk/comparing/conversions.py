@@ -19,7 +19,7 @@ import numpy as np
 from wqk.comparing import mistakes
 from wqk.comparing.blocks import best_factors, distances, distances_of, same_rotation
 from wqk.comparing.invariant import explained
-from wqk.comparing.reorders import Reorder, of_vector, reorders, steps_to, whole_heads
+from wqk.comparing.reorders import Reorder, of_vector, reorders, steps_to, to_order, whole_heads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -78,7 +78,9 @@ def explain(
     apart = distances(ours, theirs, at, tolerance)
     if apart.agree:
         return ()
-    for attempt in _attempts(a, b):
+    # Rows can only be compared in the same order of rotary pairs.
+    aligned = b if a.rotary is None else b.in_order(a.rotary.order)
+    for attempt in _attempts(a, aligned):
         finished = _finished(a, attempt, at, tolerance)
         if finished is not None:
             return tuple(mistakes.distinct(finished))
@@ -258,7 +260,7 @@ def _read(a: StoredBlock, b: StoredBlock, origins: tuple[Origins, Origins]) -> I
         heads = whole_heads(order, ours.heads, ours.width)
         if heads is not None:
             moved[side] = heads
-        found = () if heads is not None else (_order(side, order, ours, _rotated(a, ours)),)
+        found = () if heads is not None else (_order(side, order, a, attempt.block),)
         weights = theirs.changed(weight=theirs.rows[order])
         attempt = attempt.with_side(side, weights, *found)
         attempt = _bias_moved(attempt, side, ours, theirs, order)
@@ -316,13 +318,23 @@ def _exchanged(a: StoredBlock, b: StoredBlock) -> Attempt:
     return Attempt(block, (mistakes.exchanged(with_biases),))
 
 
-def _order(side: str, order: np.ndarray, ours: Weights, rotated: int) -> Mismatch:
+def _order(side: str, order: np.ndarray, a: StoredBlock, b: StoredBlock) -> Mismatch:
     """The mistake behind rows in another order; ``order`` brings them back."""
-    heads, width = ours.heads, ours.width
+    ours = a.side(side)
+    heads, width, rotated = ours.heads, ours.width, _rotated(a, ours)
     steps = steps_to(order, heads, width, rotated)
     if steps:
-        words = " or ".join(dict.fromkeys(_in_words(each, heads, width) for each in steps))
+        words, *others = dict.fromkeys(_in_words(each, heads, width) for each in steps)
+        if others:
+            words += f" (or {others[0].removeprefix('rotary order: ')}, which is the same here)"
         code = "; ".join(step.code for step in steps[0])
+        if b.stored_order and a.rotary is not None:  # the code is for rows as they are stored
+            there, back = (
+                to_order(kind, heads, width, rotated) for kind in (a.rotary.order, b.stored_order)
+            )
+            chain = there.rows[order][back.rows]
+            fewer = steps_to(chain, heads, width, rotated) or [(there, *steps[0], back)]
+            code = "; ".join(step.code for step in fewer[0])
         rotary = all(step.kind != "heads" for step in steps[0])
         verdict = mistakes.ROTARY if rotary else "same heads in another order"
         return mistakes.reordered(
@@ -347,10 +359,7 @@ def _in_words(steps: tuple[Reorder, ...], heads: int, width: int) -> str:
     if first.kind == "heads":
         return f"heads regrouped: {first.heads} heads in the order of another grouping"
     if len(steps) == 1 and (first.heads, first.width) == (heads, width):
-        return (
-            f"rotary order: rows lie {lie[first.kind]}, are read {first.kind} "
-            "(not converted, or converted where it was not needed)"
-        )
+        return f"rotary order: weights lie {lie[first.kind]}, are read {first.kind}"
     if len(steps) == 1:
         return (
             f"rotary order: rows lie as if there were {first.heads} heads of width "

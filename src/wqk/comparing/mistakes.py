@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -274,4 +274,6 @@ def distinct(mismatches: Sequence[Mismatch]) -> Iterator[Mismatch]:
     for same in seen.values():
         first = same[0]
         sides = tuple(dict.fromkeys(side for one in same for side in one.sides))
-        yield Mismatch(first.verdict, first.reason, first.repair, sides, first.heads, first.facts)
+        alone = f", in the {sides[0]} weights alone" if len(sides) == 1 else ""
+        reason = first.reason + alone * ("order" in first.facts and bool(first.repair))
+        yield replace(first, reason=reason, sides=sides)

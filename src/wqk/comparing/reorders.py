@@ -90,6 +90,13 @@ def _partial(kind: str, heads: int, width: int, rotated: int) -> Reorder:
     return Reorder(rows.ravel(), kind, heads, width, code)
 
 
+def to_order(kind: str, heads: int, width: int, rotated: int) -> Reorder:
+    """The conversion of a side's rows between rotary pairs side by side and in halves."""
+    known = (one for one in reorders(heads, width, rotated) if one.kind == kind)
+    same = Reorder(np.arange(heads * width), kind, heads, width, "")
+    return next(known, same) if min(width, rotated) > 2 else same
+
+
 def steps_to(
     rows: Int[np.ndarray, " rows"], heads: int, width: int, rotated: int
 ) -> list[tuple[Reorder, ...]]:

@@ -17,6 +17,7 @@ from wqk.attention import load_attention
 from wqk.attention.coordinates import Half, augmented, with_norm
 from wqk.checkpoints.quantized import QUANTIZED, rounding
 from wqk.comparing.blocks import Scoring
+from wqk.comparing.reorders import to_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,10 +101,31 @@ class StoredBlock:
     norms: bool  # whether the norms before it are folded into its scores
     key_bias: bool  # whether the key's bias counts
     values: Callable[[], np.ndarray | None]  # the values' rows, read when they are needed
+    stored_order: str = ""  # of its rotary pairs, if its rows were brought into another one
 
     def side(self, name: str) -> Weights:
         """Its ``query`` or its ``key``."""
         return self.query if name == "query" else self.key
+
+    def in_order(self, order: str) -> StoredBlock:
+        """The same block with its rotary pairs in this order, rows and all."""
+        rotary = self.rotary
+        if rotary is None or rotary.order == order:
+            return self
+        sides = []
+        for side in (self.query, self.key):
+            rows = to_order(order, side.heads, side.width, 2 * len(rotary.frequencies)).rows
+            gain = side.factor.gain
+            within = rows[: side.width] if gain is None or len(gain) == side.width else rows
+            sides.append(
+                side.changed(
+                    weight=side.rows[rows],
+                    bias=None if side.bias is None else side.bias[rows],
+                    after=None if gain is None else gain[within],
+                )
+            )
+        turned = replace(rotary, order=order)
+        return replace(self, query=sides[0], key=sides[1], rotary=turned, stored_order=rotary.order)
 
     def scoring(self) -> Scoring:
         """Its scores."""

@@ -243,6 +243,14 @@ def _longrope(given: _Unscaled) -> tuple[np.ndarray, float]:
     return given.frequencies / np.asarray(scaling["short_factor"], np.float64), float(amplitude)
 
 
+def _factors(given: _Unscaled) -> tuple[np.ndarray, float]:
+    """A factor for each pair, as GGUF files store them."""
+    factors = np.asarray(given.scaling["factors"], np.float64)
+    if factors.shape != given.frequencies.shape:
+        raise ValueError(f"{len(given.frequencies)} factors")
+    return given.frequencies / factors, float(given.scaling.get("attention_factor") or 1.0)
+
+
 _SCALINGS: dict[str, Callable[[_Unscaled], tuple[np.ndarray, float]]] = {
     "linear": lambda given: (given.frequencies / float(given.scaling["factor"]), 1.0),
     # The base grows with texts beyond the trained length; within it, nothing changes.
@@ -251,4 +259,5 @@ _SCALINGS: dict[str, Callable[[_Unscaled], tuple[np.ndarray, float]]] = {
     "yarn": _yarn,
     "longrope": _longrope,
     "su": _longrope,
+    "factors": _factors,
 }

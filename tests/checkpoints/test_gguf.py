@@ -1,0 +1,239 @@
+"""GGUF files: each block type against ggml's own reader, conversions as llama.cpp makes them."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import wqk
+from wqk.checkpoints import open_checkpoint
+from wqk.checkpoints.checkpoint import Part
+from wqk.checkpoints.modules import StateDict
+from wqk.checkpoints.quantized import QUANTIZED, rounding
+from wqk.errors import CheckpointError
+
+gguf = pytest.importorskip("gguf")
+
+LAYERS, D, H, G, R = 2, 64, 4, 2, 32
+
+
+def named(kind: str) -> Any:
+    return getattr(gguf.GGMLQuantizationType, kind)
+
+
+@pytest.mark.parametrize("kind", QUANTIZED)
+def test_every_block_type_is_unpacked_as_ggml_does(kind: str) -> None:
+    quantization = QUANTIZED[kind]
+    stored = np.random.default_rng(0).integers(0, 256, (64, quantization.nbytes), dtype=np.uint8)
+    with np.errstate(all="ignore"):  # some bytes are an infinite scale
+        expected = gguf.quants.dequantize(stored.copy(), named(kind))
+        values = quantization.unpack(stored)
+    assert gguf.GGML_QUANT_SIZES[named(kind)] == (quantization.values, quantization.nbytes)
+    finite = np.isfinite(expected)
+    assert finite.mean() > 0.8
+    np.testing.assert_array_equal(values.reshape(expected.shape)[finite], expected[finite])
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
+def test_the_bound_holds_for_what_was_quantized(kind: str) -> None:
+    weight = np.random.default_rng(1).standard_t(4, (64, 256)).astype(np.float32)
+    stored = gguf.quants.dequantize(gguf.quants.quantize(weight, named(kind)), named(kind))
+    error = np.sqrt(np.mean((weight - stored) ** 2) / np.mean(stored**2))
+    assert error < rounding(kind, stored) < 3 * error
+
+
+def hf(kind: str, **config: Any) -> StateDict:
+    """A random model as `transformers` stores it."""
+    random, tensors = np.random.default_rng(0), {}
+    separate = kind not in ("gpt2", "gpt_neox")
+    for layer in range(LAYERS):
+        if separate:
+            at = f"model.layers.{layer}"
+            for side, heads in (("q", H), ("k", G), ("v", G)):
+                weight = random.standard_normal((heads * R, D)) / 8
+                tensors[f"{at}.self_attn.{side}_proj.weight"] = weight
+                if kind in ("llama", "qwen2"):
+                    bias = random.standard_normal(heads * R)
+                    tensors[f"{at}.self_attn.{side}_proj.bias"] = bias
+                if kind == "qwen3" and side != "v":
+                    gain = 1 + 0.3 * random.standard_normal(R)
+                    tensors[f"{at}.self_attn.{side}_norm.weight"] = gain
+            gain = 0.3 * random.standard_normal(D) + (kind != "gemma")
+            tensors[f"{at}.input_layernorm.weight"] = gain
+        else:
+            name = {
+                "gpt2": ("h.{}.ln_1", "h.{}.attn.c_attn", (D, 3 * D)),
+                "gpt_neox": ("layers.{}.input_layernorm", "layers.{}.attention.query_key_value",
+                             (3 * D, D)),
+            }[kind]  # fmt: skip
+            for end in ("weight", "bias"):
+                tensors[f"{name[0].format(layer)}.{end}"] = 1 + random.standard_normal(D)
+            tensors[f"{name[1].format(layer)}.weight"] = random.standard_normal(name[2])
+            tensors[f"{name[1].format(layer)}.bias"] = random.standard_normal(3 * D)
+    heads = {"num_attention_heads": H, "num_hidden_layers": LAYERS, "hidden_size": D}
+    if kind == "gpt2":
+        heads = {"n_head": H, "n_layer": LAYERS, "n_embd": D}
+    if separate:
+        heads |= {"num_key_value_heads": G, "head_dim": R}
+    tensors = {name: value.astype(np.float32) for name, value in tensors.items()}
+    return StateDict(tensors, {"model_type": kind, **heads, **config}, kind)
+
+
+def permuted(weight: np.ndarray, heads: int) -> np.ndarray:
+    """Rows in the order that llama.cpp's conversion gives those of LLaMA's queries and keys."""
+    halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
+    return halves.swapaxes(1, 2).reshape(weight.shape)
+
+
+def write(
+    path: Path, model: StateDict, kind: str = "F32", key_heads: int = G, **facts: Any
+) -> Path:
+    """The same model as llama.cpp stores it, its weights of some type."""
+    names = {"gpt_neox": "gptneox"}
+    config = model.config
+    architecture = names.get(config["model_type"], config["model_type"])
+    writer = gguf.GGUFWriter(str(path), architecture)
+    writer.add_block_count(LAYERS)
+    writer.add_embedding_length(D)
+    writer.add_head_count(H)
+    separate = "head_dim" in config
+    writer.add_head_count_kv(G if separate else H)
+    if separate:
+        writer.add_key_length(R)
+        writer.add_rope_dimension_count(config.get("rope_dimension_count", R))
+        writer.add_rope_freq_base(config.get("rope_theta", 10_000.0))
+    elif architecture == "gptneox":
+        writer.add_rope_dimension_count(D // H // 4)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_array("tokenizer.ggml.tokens", [f"token {n}" for n in range(5000)])
+    for name, array in model._arrays.items():
+        new, array = _converted(name, np.asarray(array), architecture, key_heads)
+        if array.ndim < 2 or kind == "F32":
+            writer.add_tensor(new, array.astype(np.float32))
+        else:
+            stored = gguf.quants.quantize(array.astype(np.float32), named(kind))
+            writer.add_tensor(new, stored, raw_dtype=named(kind))
+    for name, array in facts.items():
+        writer.add_tensor(name.replace("__", "."), array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _converted(name: str, array: np.ndarray, architecture: str, groups: int) -> tuple[str, Any]:
+    layer = name.split(".")[2 if name.startswith("model.") else 1]
+    ending = name.rpartition(".")[2]
+    norm = any(word in name for word in ("ln_1", "input_layernorm"))
+    if norm:
+        return f"blk.{layer}.attn_norm.{ending}", array + (architecture == "gemma")
+    for side, heads in (("q", H), ("k", groups)):
+        if f"{side}_norm" in name:
+            return f"blk.{layer}.attn_{side}_norm.{ending}", array
+        if f"{side}_proj" in name:
+            own = permuted(array, heads) if architecture == "llama" else array
+            return f"blk.{layer}.attn_{side}.{ending}", np.ascontiguousarray(own)
+    if "v_proj" in name:
+        return f"blk.{layer}.attn_v.{ending}", array
+    if architecture == "gpt2":
+        return f"blk.{layer}.attn_qkv.{ending}", np.ascontiguousarray(array.T)
+    sections = array.reshape(H, 3, D // H, *array.shape[1:]).swapaxes(0, 1)
+    return f"blk.{layer}.attn_qkv.{ending}", np.ascontiguousarray(sections.reshape(array.shape))
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0"])
+@pytest.mark.parametrize("model", ["llama", "qwen2", "qwen3", "gemma", "gpt2", "gpt_neox"])
+def test_a_conversion_is_the_same_within_its_number_type(
+    tmp_path: Path, model: str, kind: str
+) -> None:
+    original = hf(model)
+    converted = write(tmp_path / "model.gguf", original, kind)
+    for pair in ((original, converted), (converted, original)):
+        comparison = wqk.same(*pair)
+        assert comparison.same, comparison.sentence
+        assert comparison.notes == ()
+    distance = comparison.blocks[0].distance[0]
+    assert distance < 1e-6 if kind == "F32" else distance > 1e-5
+    faulty = hf(model)
+    name = next(n for n in faulty._arrays if n.endswith(("q_proj.weight", "attn.weight",
+                                                         "key_value.weight")))  # fmt: skip
+    part = faulty._arrays[name]
+    part[: R // 2] += (
+        0.6 * np.random.default_rng(5).standard_normal(part[: R // 2].shape) * part.std()
+    )
+    assert not wqk.same(faulty, converted).same
+
+
+def test_keys_permuted_with_the_queries_heads_are_named(tmp_path: Path) -> None:
+    """The mistake of llama.cpp's first conversions of grouped heads."""
+    comparison = wqk.same(hf("llama"), write(tmp_path / "a.gguf", hf("llama"), key_heads=H))
+    mismatch = comparison.blocks[0].mismatches[0]
+    assert mismatch.sides == ("key",)
+    assert f"converted with {H} heads of width {R // 2} instead of {G} of {R}" in mismatch.reason
+
+
+def test_the_scaling_of_llama_3_is_read_from_its_factors(tmp_path: Path) -> None:
+    scaling = {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }  # fmt: skip
+    original = hf("llama", rope_scaling=scaling, rope_theta=500_000.0)
+    plain = wqk.read_attention(hf("llama", rope_theta=500_000.0), layer=0).plan.rotary
+    scaled = wqk.read_attention(original, layer=0).plan.rotary
+    factors = (plain.frequencies / scaled.frequencies).astype(np.float32)
+    facts = {"rope_freqs__weight": factors}
+    assert wqk.same(original, write(tmp_path / "a.gguf", original, **facts), tolerance=1e-4).same
+    lost = wqk.same(original, write(tmp_path / "b.gguf", original))
+    assert "rotary scaling (rope_scaling)" in lost.blocks[0].reason
+
+
+def test_only_the_rows_that_are_asked_for_are_read(tmp_path: Path) -> None:
+    original = hf("llama")
+    name = "model.layers.0.self_attn.v_proj.weight"
+    checkpoint = open_checkpoint(write(tmp_path / "a.gguf", original, "Q8_0"))
+    (rows,) = checkpoint.read([Part("blk.0.attn_v.weight", ((3, 5), (60, 61)))])
+    np.testing.assert_allclose(rows, np.asarray(original._arrays[name])[[3, 4, 60]], atol=2e-2)
+    assert checkpoint.info("blk.0.attn_v.weight").dtype == "Q8_0"
+
+
+def test_parts_of_a_model_are_read_together(tmp_path: Path) -> None:
+    whole = write(tmp_path / "model.gguf", hf("llama"))
+    assert wqk.same(hf("llama"), tmp_path).same
+    write(tmp_path / "other-Q8_0.gguf", hf("llama"), "Q8_0")
+    with pytest.raises(CheckpointError, match=r"several models here: model\.gguf, other-Q8_0"):
+        open_checkpoint(tmp_path)
+    assert wqk.same(hf("llama"), whole).same
+
+
+@pytest.mark.parametrize("keep", [0, 3, 20, 200, 5000, -100])
+def test_a_truncated_file_is_refused(tmp_path: Path, keep: int) -> None:
+    path = write(tmp_path / "model.gguf", hf("llama"))
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(CheckpointError, match=r"truncated|GGUF"):
+        open_checkpoint(path)
+
+
+def test_hostile_headers_are_refused(tmp_path: Path) -> None:
+    """Each byte of a small header set to its greatest value: an error or a checkpoint, no crash."""
+    path = write(tmp_path / "model.gguf", hf("llama"))
+    content = path.read_bytes()
+    for at in [*range(4, 400, 3), *range(len(content) % 7, 3000, 97)]:
+        path.write_bytes(content[:at] + b"\xff" + content[at + 1 :])
+        with contextlib.suppress(CheckpointError):
+            open_checkpoint(path).tensors()
+
+
+def test_types_that_are_not_read_are_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "model.gguf", hf("llama"), "Q8_0")
+    content = bytearray(path.read_bytes())
+    at = content.index(b"blk.0.attn_q.weight") + len(b"blk.0.attn_q.weight") + 4 + 16
+    assert content[at] == 8
+    content[at] = 20  # IQ4_NL
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match="IQ4_NL"):
+        wqk.scan(path)
