@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
     from wqk.attention.factor import Factor
     from wqk.checkpoints import Checkpoint
+    from wqk.comparing.mistakes import Mismatch
     from wqk.families import AttentionPlan, Norm, Rotary
+
+SIDES = ("query", "key")
 
 # Of each floating type: half the distance of neighboring numbers, relative to them.
 ROUNDING = {
@@ -222,3 +225,19 @@ def _rounding(dtype: str, values: np.ndarray) -> float:
     relative, at_zero = ROUNDING.get(kind, ROUNDING["F8_E5M2"]), AT_ZERO.get(kind, 0.0)
     size = float(np.sqrt(np.mean(np.square(values, dtype=np.float64))))
     return max(relative, at_zero / size if size else 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Attempt:
+    """The second block with the repairs so far, and what they repair."""
+
+    block: StoredBlock
+    found: tuple[Mismatch, ...] = ()
+    beyond: frozenset[int] = frozenset()  # query heads that no repair brings back
+
+    def with_side(self, side: str, weights: Weights, *found: Mismatch) -> Attempt:
+        """With one side repaired."""
+        given = {side: weights}
+        query, key = given.get("query", self.block.query), given.get("key", self.block.key)
+        block = replace(self.block, query=query, key=key)
+        return replace(self, block=block, found=(*self.found, *found))

@@ -1,0 +1,473 @@
+"""Where the rows of each weight come from: reordered, exchanged, copied, transposed or split.
+
+Every row of the second block's queries and keys is looked for among the first's queries, keys and
+values, up to a factor. The rows' origins, read as a permutation, tell the mistake and the code that
+undoes it.
+
+Axes: H query heads, G key heads, R head width, D model width, n rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import permutations
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from wqk.comparing import mistakes
+from wqk.comparing.gains import alike, rotated
+from wqk.comparing.reorders import Reorder, steps_to, to_order, whole_heads
+from wqk.comparing.weights import SIDES, Attempt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from wqk.comparing.mistakes import Mismatch
+    from wqk.comparing.weights import StoredBlock, Weights
+
+# Rows are compared in so many random directions, and taken for the same above this cosine.
+DIRECTIONS, ALIKE = 64, 0.9
+# Rows compared at a time, to bound memory.
+SOME = 512
+# Factors that differ by less than this, relative to the largest, are the same.
+SAME = 2e-2
+
+
+class Origins(NamedTuple):
+    """Where each of n rows comes from."""
+
+    source: np.ndarray  # 0 query, 1 key, 2 value, −1 none
+    row: np.ndarray  # within the source
+
+    def are(self, source: int) -> bool:
+        """Whether all rows come from one side."""
+        return bool((self.source == source).all())
+
+
+def rows_repaired(a: StoredBlock, b: StoredBlock) -> Iterator[Attempt]:
+    """The second block with its rows in the first one's order, as far as they are found."""
+    # As stored; and with the norms before them folded in, on either side or on both.
+    seen: list[tuple[Origins, Origins]] = []
+    for ours, theirs in ((False, False), (True, True), (True, False), (False, True)):
+        if (ours or theirs) and not _has_norms(a, b):
+            continue
+        sources = [_rows(a.query, ours), _rows(a.key, ours)]
+        found = tuple(
+            _origins(_rows(b.side(side), theirs), sources, number, a.side(side), b.side(side))
+            for number, side in enumerate(SIDES)
+        )
+        if not any((one.source >= 0).any() for one in found) or any(
+            all(map(_equal, found, known)) for known in seen
+        ):
+            continue
+        origins = found[0], found[1]
+        seen.append(origins)
+        yield from _read(a, b, origins)
+    transposed = _transposed(a, b)
+    if transposed is not None:
+        yield transposed
+    yield from _fused(a, b)
+
+
+def _equal(a: Origins, b: Origins) -> bool:
+    return np.array_equal(a.source, b.source) and np.array_equal(a.row, b.row)
+
+
+def _has_norms(a: StoredBlock, b: StoredBlock) -> bool:
+    return any(w.gain is not None for block in (a, b) for w in (block.query, block.key))
+
+
+def _rows(weights: Weights, folded: bool) -> np.ndarray:
+    if not folded or weights.gain is None:
+        return weights.rows
+    half = weights.folded(True)
+    return np.asarray(half.weight.reshape(-1, half.weight.shape[-1]))
+
+
+def _origins(
+    rows: np.ndarray, sources: Sequence[np.ndarray], own: int, ours: Weights, theirs: Weights
+) -> Origins:
+    """Where rows come from: of equal ones, from their own side and place."""
+    starts = np.cumsum([0, *(len(source) for source in sources)])
+    place, cosine = _nearest(rows, np.concatenate(list(sources)))
+    # Key heads that are stored repeatedly, or only once, belong to the same one.
+    heads = np.arange(theirs.heads) * ours.heads // theirs.heads
+    usual = (heads[:, None] * ours.width + np.arange(theirs.width) % ours.width).ravel()
+    usual = usual[: len(rows)]
+    at_home = _cosines(rows, sources[own][usual])
+    place = np.where(at_home > cosine - 1e-4, starts[own] + usual, place)
+    cosine = np.maximum(cosine, at_home)
+    source = np.searchsorted(starts, place, side="right") - 1
+    return Origins(
+        np.where(cosine > ALIKE, source, -1), np.where(cosine > ALIKE, place - starts[source], -1)
+    )
+
+
+def _nearest(rows: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For each row the most similar other one, whatever the sign, and their cosine."""
+    directions = np.eye(rows.shape[1], dtype=np.float32)
+    if rows.shape[1] > DIRECTIONS:
+        random = np.random.default_rng(0)
+        directions = random.standard_normal((rows.shape[1], DIRECTIONS)).astype(np.float32)
+    ours, theirs = (_unit(some.astype(np.float32) @ directions) for some in (rows, others))
+    place = np.empty(len(rows), int)
+    for start in range(0, len(rows), SOME):
+        place[start : start + SOME] = np.abs(ours[start : start + SOME] @ theirs.T).argmax(axis=1)
+    # Rows of zeros, of pruned heads, are each other's in their order.
+    silent, other_silent = (np.flatnonzero(~some.any(axis=1)) for some in (rows, others))
+    count = min(len(silent), len(other_silent))
+    place[silent[:count]] = other_silent[:count]
+    return place, _cosines(rows, others[place])
+
+
+def _unit(rows: np.ndarray) -> np.ndarray:
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    return np.asarray(rows / np.where(norms > 0, norms, 1))
+
+
+def _cosines(rows: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Row by row, whatever the sign; 1 for two rows of zeros."""
+    if rows.shape != others.shape:
+        return np.zeros(len(rows))
+    products = np.abs(np.einsum("nd,nd->n", rows, others, dtype=np.float64))
+    norms = [
+        np.sqrt(np.einsum("nd,nd->n", some, some, dtype=np.float64)) for some in (rows, others)
+    ]
+    both = norms[0] * norms[1]
+    silent = (norms[0] == 0) & (norms[1] == 0)
+    return np.where(silent, 1.0, products / np.where(both > 0, both, 1.0))
+
+
+def _read(a: StoredBlock, b: StoredBlock, origins: tuple[Origins, Origins]) -> Iterator[Attempt]:
+    """What the origins of all rows say."""
+    attempt = Attempt(b)
+    if origins[0].are(1) and origins[1].are(0) and a.query.heads == a.key.heads:
+        attempt, origins = _exchanged(a, b), origins[::-1]
+    moved: dict[str, np.ndarray] = {}  # heads that lie in another order, by side
+    for number, side in enumerate(SIDES):
+        ours, theirs = a.side(side), attempt.block.side(side)
+        rows = origins[number].row
+        if ours.heads != theirs.heads:
+            continue
+        if (origins[number].source != number).any():
+            attempt = _strangers(attempt, side, ours, origins[number], number)
+            continue
+        if not np.array_equal(np.sort(rows), np.arange(len(rows))):
+            attempt = _copies(attempt, side, ours, rows)
+            continue
+        order = np.argsort(rows)
+        if np.array_equal(order, np.arange(len(order))):
+            continue
+        heads = whole_heads(order, ours.heads, ours.width)
+        if heads is not None:
+            moved[side] = heads
+        found = () if heads is not None else (_order(side, order, a, attempt.block),)
+        weights = theirs.changed(weight=theirs.rows[order])
+        attempt = attempt.with_side(side, weights, *found)
+        attempt = _bias_moved(attempt, side, ours, theirs, order)
+    if moved:
+        attempt = replace(attempt, found=(*attempt.found, _heads_moved(a, moved)))
+    for side in SIDES:
+        ours, theirs = a.side(side), attempt.block.side(side)
+        if ours.heads == theirs.heads:
+            weights, named = _by_row(side, ours, theirs)
+            attempt = attempt.with_side(side, weights, named) if named else attempt
+    if attempt.found or attempt.beyond:
+        yield attempt
+
+
+def _heads_moved(a: StoredBlock, moved: dict[str, np.ndarray]) -> Mismatch:
+    """Whole heads in another order: on both sides alike, or so that other heads meet."""
+    heads, groups = a.query.heads, a.key.heads
+    share = heads // groups
+    queries = moved.get("query", np.arange(heads))
+    keys = moved.get("key", np.arange(groups)).repeat(share)
+    if np.array_equal(queries // share, keys):
+        return mistakes.head_order(queries)
+    named = mistakes.pairing(queries, keys, groups)
+    code = []
+    for side, order in moved.items():
+        weights = a.side(side)
+        rows = (order[:, None] * weights.width + np.arange(weights.width)).ravel()
+        steps = [each for each in steps_to(rows, weights.heads, weights.width, 0) if len(each) == 1]
+        known = (
+            steps[0][0].code if steps else f"w = w.view(-1, {weights.width}, D)[{order.tolist()}]"
+        )
+        code.append(f"{known}  # {side}")
+    return replace(named, repair="\n".join(code), sides=tuple(moved))
+
+
+def _exchanged(a: StoredBlock, b: StoredBlock) -> Attempt:
+    """Queries and keys in each other's place, with their biases if these were exchanged too."""
+    query, key = b.key.factor.stored_weight, b.query.factor.stored_weight
+    biases = b.query.bias, b.key.bias
+    with_biases = any(bias is not None for bias in biases) and not all(
+        alike(ours.bias, bias) for ours, bias in zip((a.query, a.key), biases, strict=True)
+    )
+    if with_biases:
+        biases = biases[::-1]
+    block = replace(
+        b,
+        query=b.query.changed(weight=query, bias=biases[0]),
+        key=b.key.changed(weight=key, bias=biases[1]),
+    )
+    return Attempt(block, (mistakes.exchanged(with_biases),))
+
+
+def _order(side: str, order: np.ndarray, a: StoredBlock, b: StoredBlock) -> Mismatch:
+    """The mistake behind rows in another order; ``order`` brings them back."""
+    ours = a.side(side)
+    heads, width, turned = ours.heads, ours.width, rotated(a, ours)
+    steps = steps_to(order, heads, width, turned)
+    if steps:
+        words, *others = dict.fromkeys(_in_words(each, heads, width) for each in steps)
+        if others:
+            words += f" (or {others[0].removeprefix('rotary order: ')}, which is the same here)"
+        code = "; ".join(step.code for step in steps[0])
+        if b.stored_order and a.rotary is not None:  # the code is for rows as they are stored
+            there, back = (
+                to_order(kind, heads, width, turned) for kind in (a.rotary.order, b.stored_order)
+            )
+            chain = there.rows[order][back.rows]
+            fewer = steps_to(chain, heads, width, turned) or [(there, *steps[0], back)]
+            code = "; ".join(step.code for step in fewer[0])
+        rotary = all(step.kind != "heads" for step in steps[0])
+        verdict = mistakes.ROTARY if rotary else "same heads in another order"
+        return mistakes.reordered(
+            verdict, words, code, (side,), order=steps[0][-1].kind, heads_taken=steps[0][0].heads
+        )
+    table = order.reshape(heads, width) - width * np.arange(heads)[:, None]
+    if (table == table[0]).all():
+        listed = ", ".join(map(str, table[0]))
+        return mistakes.reordered(
+            "other order of dimensions", "dimensions of each head in another order",
+            f"w = w.view(-1, {width}, D)[:, [{listed}]].reshape(-1, D)", (side,),
+        )  # fmt: skip
+    return mistakes.reordered(
+        "other order of rows", "the same rows in another order, by no known rule", "", (side,)
+    )
+
+
+def _in_words(steps: tuple[Reorder, ...], heads: int, width: int) -> str:
+    """What was done to rows that these steps bring back."""
+    first, last = steps[0], steps[-1]
+    lie = {"half": "interleaved", "interleaved": "half"}
+    if first.kind == "heads":
+        return f"heads regrouped: {first.heads} heads in the order of another grouping"
+    if len(steps) == 1 and (first.heads, first.width) == (heads, width):
+        return f"rotary order: weights lie {lie[first.kind]}, are read {first.kind}"
+    if len(steps) == 1:
+        return (
+            f"rotary order: rows lie as if there were {first.heads} heads of width "
+            f"{first.width}, not {heads} of {width}"
+        )
+    if first.kind == last.kind and first.heads == last.heads == heads:
+        return f"rotary order: rows were converted twice to {lie[first.kind]}"
+    wrong = first if (first.heads, first.width) != (heads, width) else last
+    if wrong.kind == "heads":
+        return "rotary order and grouping of heads"
+    return (
+        f"rotary order: converted with {wrong.heads} heads of width {wrong.width} instead of "
+        f"{heads} of {width}"
+    )
+
+
+def _by_row(side: str, ours: Weights, weights: Weights) -> tuple[Weights, Mismatch | None]:
+    """A factor or a sign that depends on the dimension within a head alone."""
+    theirs = weights.rows
+    sizes = np.einsum("nd,nd->n", theirs, theirs, dtype=np.float64)
+    products = np.einsum("nd,nd->n", ours.rows, theirs, dtype=np.float64)
+    if ours.rows.shape != theirs.shape or not sizes.all():
+        return weights, None
+    factors = (products / sizes).reshape(weights.heads, weights.width)
+    usual = factors[0]
+    if np.abs(factors - usual).max() > SAME * np.abs(usual).max() or np.ptp(usual) < SAME:
+        return weights, None
+    repaired = weights.changed(
+        weight=theirs * np.tile(usual, weights.heads)[:, None].astype(theirs.dtype)
+    )
+    if np.allclose(np.abs(usual), np.abs(usual[0]), rtol=SAME):
+        negative = np.flatnonzero(usual < 0)
+        if weights.bias is not None:
+            signs = np.sign(np.tile(usual, weights.heads)).astype(weights.bias.dtype)
+            repaired = repaired.changed(bias=weights.bias * signs)
+        reason = f"signs of {len(negative)} of the {len(usual)} dimensions of each head"
+        repair = f"w.view(-1, {weights.width}, D)[:, {_as_slice(negative)}] *= -1"
+        return repaired, mistakes.Mismatch("other signs", reason, repair, (side,))
+    reason = (
+        "each dimension of a head has a factor of its own, as gains of a norm that were folded in, "
+        "or left out"
+    )
+    repair = f"w = (w.view(-1, {weights.width}, D) * gain[:, None]).reshape(-1, D)"
+    return repaired, mistakes.Mismatch("other factors of dimensions", reason, repair, (side,))
+
+
+def _as_slice(numbers: np.ndarray) -> str:
+    if len(numbers) and np.array_equal(numbers, np.arange(numbers[0], numbers[-1] + 1)):
+        return f"{numbers[0]}:{numbers[-1] + 1}"
+    return str(numbers.tolist())
+
+
+def _bias_moved(
+    attempt: Attempt, side: str, ours: Weights, theirs: Weights, order: np.ndarray
+) -> Attempt:
+    """The bias along with its rows, unless it is right where it is: then that is a mistake too."""
+    bias = theirs.bias
+    if bias is None or ours.bias is None:
+        return attempt
+    moved = bias[order]
+    if alike(ours.bias, moved) or not alike(ours.bias, bias):
+        weights = attempt.block.side(side)
+        return attempt.with_side(side, weights.changed(bias=moved))
+    note = mistakes.other_bias("biases are in place, the weights' rows are not", "", (side,))
+    return attempt.with_side(side, attempt.block.side(side), note)
+
+
+def _strangers(
+    attempt: Attempt, side: str, ours: Weights, origins: Origins, number: int
+) -> Attempt:
+    """Heads whose rows are not among the first block's."""
+    by_head = origins.source.reshape(ours.heads, ours.width)
+    lost = np.flatnonzero((by_head != number).mean(axis=1) > 0.5)
+    if not len(lost) or len(lost) == ours.heads:
+        return attempt
+    weights = attempt.block.side(side)
+    spread = float(weights.factor.stored_weight[lost].std())
+    others = origins.source.reshape(ours.heads, ours.width)[lost]
+    where = "none of the original's"
+    if (others == 1 - number).all():
+        where = f"{SIDES[1 - number]} heads of the original"
+    reason = (
+        f"{side} heads {mistakes.listed(lost)} are zero, as pruned ones are"
+        if not spread
+        else f"{side} heads {mistakes.listed(lost)} are {where}; left as initialized? "
+        f"(standard deviation {spread:.2g}, the others' "
+        f"{float(np.delete(weights.factor.stored_weight, lost, axis=0).std()):.2g})"
+    )
+    repair = _from_original(ours.width, lost)
+    named = mistakes.some_heads("heads of other weights", reason, (side,), lost, repair)
+    return _beyond(attempt, side, lost, named)
+
+
+def _copies(attempt: Attempt, side: str, ours: Weights, rows: np.ndarray) -> Attempt:
+    """Heads that are copies of others."""
+    origin = whole_heads(rows, ours.heads, ours.width)
+    if origin is None:
+        return attempt
+    copied = np.flatnonzero(origin != np.arange(ours.heads))
+    pairs = ", ".join(f"{head} is a copy of {origin[head]}" for head in copied[:8])
+    repair = _from_original(ours.width, copied)
+    reason = f"{side} heads copied: {pairs}{' …' if len(copied) > 8 else ''}"
+    named = mistakes.some_heads("heads copied from others", reason, (side,), copied, repair)
+    return _beyond(attempt, side, copied, named)
+
+
+def _from_original(width: int, heads: np.ndarray) -> str:
+    """Code that takes whole heads from the original's weight."""
+    which = heads.tolist()
+    return f"w.view(-1, {width}, D)[{which}] = original.view(-1, {width}, D)[{which}]"
+
+
+def _beyond(attempt: Attempt, side: str, heads: np.ndarray, named: Mismatch) -> Attempt:
+    """With heads that are lost; query heads that meet lost keys are lost as well."""
+    block = attempt.block
+    share = block.query.heads // block.key.heads
+    lost = (
+        set(heads.tolist())
+        if side == "query"
+        else {int(h) * share + n for h in heads for n in range(share)}
+    )
+    return replace(attempt, found=(*attempt.found, named), beyond=attempt.beyond | lost)
+
+
+def _transposed(a: StoredBlock, b: StoredBlock) -> Attempt | None:
+    """A square weight that was stored the other way round."""
+    attempt = Attempt(b)
+    for side in SIDES:
+        ours, theirs = a.side(side), attempt.block.side(side)
+        rows = theirs.rows
+        if rows.shape[0] != rows.shape[1] or ours.rows.shape != rows.shape:
+            continue
+        turned = np.ascontiguousarray(rows.T)
+        if (_cosines(turned, ours.rows) > ALIKE).mean() > 0.5:
+            named = mistakes.Mismatch(
+                "stored transposed",
+                "the weight is stored transposed, (in, out)",
+                "w = w.T",
+                (side,),
+            )
+            attempt = attempt.with_side(side, theirs.changed(weight=turned), named)
+    return attempt if attempt.found else None
+
+
+def _fused(a: StoredBlock, b: StoredBlock) -> Iterator[Attempt]:
+    """Queries, keys and values that were read from one tensor, or split, in another order."""
+    shapes = [(block.query.heads, block.key.heads, block.query.width) for block in (a, b)]
+    ours, theirs = a.values(), b.values()
+    if shapes[0] != shapes[1] or ours is None or theirs is None or ours.shape != theirs.shape:
+        return
+    heads, groups, width = shapes[0]
+    lengths = [heads * width, groups * width, groups * width]
+    if len(ours) != lengths[2]:
+        return
+    all_ours = np.concatenate([a.query.rows, a.key.rows, ours])
+    all_theirs = np.concatenate([b.query.rows, b.key.rows, theirs])
+    place, cosine = _nearest(all_ours, all_theirs)
+    if (cosine < ALIKE).any() or not np.array_equal(np.sort(place), np.arange(len(place))):
+        return
+    for named, rows in _fusions(heads, groups, width):
+        if np.array_equal(rows, place):
+            moved = all_theirs[rows]
+            query, key = moved[: lengths[0]], moved[lengths[0] : lengths[0] + lengths[1]]
+            block = replace(b, query=b.query.changed(weight=query), key=b.key.changed(weight=key))
+            yield Attempt(block, (named,))
+            return
+
+
+def _fusions(heads: int, groups: int, width: int) -> Iterator[tuple[Mismatch, np.ndarray]]:
+    """Orders in which the rows of queries, keys and values may have been taken from one tensor.
+
+    Each with the rows that bring [q, k, v] back.
+    """
+    share = heads // groups
+    counts = {"q": heads * width, "k": groups * width, "v": groups * width}
+    total = sum(counts.values())
+    per_group = np.arange(total).reshape(groups, share + 2, width)
+    parts = (per_group[:, :share], per_group[:, share], per_group[:, share + 1])
+    grouped = np.concatenate([part.reshape(-1) for part in parts])
+    split = f"w.view({groups}, {share + 2}, {width}, D).split([{share}, 1, 1], dim=1)"
+    yield (
+        _fusion(
+            "rows lie per key head (its queries, its key, its value), were split as sections",
+            f"q, k, v = {split}",
+        ),
+        grouped,
+    )
+    inverse = np.argsort(grouped)
+    yield (
+        _fusion(
+            "rows lie in sections (all queries, all keys, all values), were split per key head",
+            f"q, k, v = w.split([{counts['q']}, {counts['k']}, {counts['v']}])",
+        ),
+        inverse,
+    )
+    for order in permutations("qkv"):
+        if "".join(order) == "qkv":
+            continue
+        starts, at = {}, 0
+        for role in order:
+            starts[role], at = at, at + counts[role]
+        rows = np.concatenate([starts[r] + np.arange(counts[r]) for r in "qkv"])
+        sizes = ", ".join(str(counts[role]) for role in order)
+        yield (
+            _fusion(
+                f"sections lie in the order {' '.join(order)}, were read as q k v",
+                f"{', '.join(order)} = w.split([{sizes}])",
+            ),
+            rows,
+        )
+
+
+def _fusion(reason: str, repair: str) -> Mismatch:
+    return mistakes.reordered("other layout of the fused weight", reason, repair, SIDES)
