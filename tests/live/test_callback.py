@@ -19,7 +19,8 @@ from transformers import (
 )
 
 import wqk
-from wqk.errors import UnknownFamily
+from wqk._files import read_lines
+from wqk.errors import FormError, RunError, UnknownFamily
 
 # Of the Trainer on a machine without an accelerator, and of what TensorBoard's writer imports.
 pytestmark = [
@@ -208,3 +209,34 @@ def test_a_model_that_cannot_be_followed_is_refused_before_it_is_trained(tmp_pat
     with pytest.raises(UnknownFamily):
         late.train()
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_is_clipped_and_its_logits_measured(tmp_path: Path) -> None:
+    run = trainer(tmp_path, learning_rate=3e-2)
+    watcher = Watcher()
+    run.add_callback(watcher)
+    wqk.ScoreCallback(tmp_path, every=5, clip=0.05, logits=True, sequences=1).attach(run)
+    run.train()
+    clips = read_lines(tmp_path / "clips.jsonl")
+    assert {clip["step"] for clip in clips} <= set(range(1, 11))
+    assert all(clip["factor"] == 0.05 / clip["max_logit"] < 1 for clip in clips)
+    measured = wqk.read_table(tmp_path / "scores.jsonl").layers.frame.drop_nulls("max_logit")
+    assert set(measured["step"]) == {0, 5}
+    logged = [logs for _, logs in watcher.logs if "wqk/max_logit" in logs]
+    assert len(logged) == 2
+    total = sum(logs.get("wqk/clipped_heads", 0) for _, logs in watcher.logs)
+    assert total == len(clips) > 0
+
+
+def test_clipping_every_few_steps_measures_only_these(tmp_path: Path) -> None:
+    run = trainer(tmp_path, learning_rate=3e-2)
+    wqk.ScoreCallback(tmp_path, every=None, clip=1e-6, clip_every=4).attach(run)
+    run.train()
+    assert {clip["step"] for clip in read_lines(tmp_path / "clips.jsonl")} == {4, 8}
+
+
+def test_a_clip_that_is_no_limit_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(FormError, match="limit must be a positive number"):
+        wqk.ScoreCallback(tmp_path, clip=0).attach(trainer(tmp_path))
+    with pytest.raises(RunError, match="every N steps"):
+        wqk.ScoreCallback(tmp_path, clip=1.0, clip_every=0).attach(trainer(tmp_path))

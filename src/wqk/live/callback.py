@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 from wqk._typing import FilePath
 from wqk.checkpoints.options import check_options
 from wqk.errors import MissingPackage
+from wqk.live.clipping import Clipper
 from wqk.live.monitor import Monitor
 from wqk.live.tracking import Tracker
+from wqk.tables.run import CLIPS
 
 try:
     from transformers.trainer_callback import TrainerCallback
@@ -48,6 +50,8 @@ class MonitorOptions(TypedDict, total=False):
     reference: ScoreTable | str | PathLike[str] | None
     deviation: float
     background: bool
+    logits: bool
+    sequences: int
 
 
 class ScoreCallback(TrainerCallback):  # type: ignore[misc]
@@ -62,6 +66,12 @@ class ScoreCallback(TrainerCallback):  # type: ignore[misc]
     ----------
     folder
         The run's folder, such as the Trainer's ``output_dir``.
+    clip
+        Rescale the heads whose largest attention logit exceeds this, by `wqk.clip_`; which heads at
+        which steps goes to ``clips.jsonl``. None for no clipping.
+    clip_every
+        After how many steps, by the logits of the last of them. With `torch.compile`, steps whose
+        logits are measured run uncompiled: choose 10 or more.
     every, steps, ...
         Everything else that `Monitor` takes; steps are optimizer steps, the Trainer's
         ``global_step``.
@@ -77,10 +87,16 @@ class ScoreCallback(TrainerCallback):  # type: ignore[misc]
     def __init__(
         self,
         folder: str | PathLike[str],
+        *,
+        clip: float | None = None,
+        clip_every: int = 1,
         **options: Unpack[MonitorOptions],
     ) -> None:
         check_options("ScoreCallback", options, MonitorOptions)
         self.folder = Path(folder)
+        self._clip, self._clip_every = clip, clip_every
+        self._clipper: Clipper | None = None
+        self._clipped = 0  # heads, since the last entry of the log
         self._options = options
         self.monitor: Monitor | None = None
         self._trainer: Trainer | None = None
@@ -112,13 +128,18 @@ class ScoreCallback(TrainerCallback):  # type: ignore[misc]
         self.monitor = Monitor(kwargs["model"], self.folder / "scores.jsonl", **self._options)
         if self._trainer is None and args.report_to:
             LOG.warning("wqk.ScoreCallback: no logger gets the medians without attach(trainer)")
+        if self._clip is not None:
+            self._clipper = self._clipper_of(kwargs["model"])
+            self._clipper.begin(state.global_step)
         self._log(self.monitor(state.global_step), control)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Compute scores if they are due, and after the last step."""
+        """Clip, and compute scores if they are due, and after the last step."""
         assert self.monitor is not None
+        if self._clipper is not None:
+            self._clipped += len(self._clipper(state.global_step))
         is_last = state.global_step >= state.max_steps or control.should_training_stop
         look = self.monitor.look if is_last else self.monitor
         self._log(look(state.global_step), control)
@@ -143,6 +164,8 @@ class ScoreCallback(TrainerCallback):  # type: ignore[misc]
             assert self.monitor is not None
             share = self.monitor.costs[-1].share
             medians |= {"wqk/look_share": share} if share == share else {}
+            medians |= {} if self._clip is None else {"wqk/clipped_heads": float(self._clipped)}
+            self._clipped = 0
             wanted = control.should_log  # which the Trainer resets whenever it logs
             self._trainer.log(medians)
             control.should_log = wanted
@@ -150,3 +173,10 @@ class ScoreCallback(TrainerCallback):  # type: ignore[misc]
     def _require_model(self, model: Any) -> None:
         options = self._options
         Tracker(model, "", options.get("family"), options.get("heads_per_layer"))
+        if self._clip is not None:
+            self._clipper_of(model)
+
+    def _clipper_of(self, model: Any) -> Clipper:
+        assert self._clip is not None
+        known = (self._options.get(name) for name in ("family", "heads_per_layer"))
+        return Clipper(model, self._clip, self.folder / CLIPS, self._clip_every, *known)

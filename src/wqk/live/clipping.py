@@ -25,17 +25,21 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from wqk._console import counted
+from wqk._files import append_lines
 from wqk._typing import FilePath, Float
-from wqk.errors import CheckpointError, FormError
+from wqk.errors import CheckpointError, FormError, RunError
 from wqk.families import Composed
 from wqk.live.logits import LogitMeter, Logits, place_of_rows
+from wqk.live.tracking import is_first_process
 from wqk.live.weights import LiveWeights
+from wqk.tables.run import drop_after
 
 if TYPE_CHECKING:
     import torch
@@ -49,8 +53,8 @@ if TYPE_CHECKING:
 FIRST_MOMENTS = ("exp_avg", "momentum_buffer")
 SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq")
 
-# The meters of models that are clipped by what their passes show.
-_METERS: WeakKeyDictionary[Any, LogitMeter] = WeakKeyDictionary()
+# The meters of models that are clipped, with the options that they were made with.
+_METERS: WeakKeyDictionary[Any, tuple[Any, LogitMeter]] = WeakKeyDictionary()
 
 
 class ClippedHead(NamedTuple):
@@ -159,13 +163,10 @@ def clip_(
     """
     import torch
 
-    if not 0 < limit < math.inf:
-        raise FormError(f"limit must be a positive number, got {limit!r}")
+    _require_limit(limit)
     if grouped not in ("both", "queries"):
         raise FormError(f"grouped must be 'both' or 'queries', got {grouped!r}")
-    meter = _METERS.get(model)
-    if meter is None:
-        meter = _METERS[model] = LogitMeter(model, family, heads_per_layer)
+    meter = _meter_of(model, family, heads_per_layer)
     weights = LiveWeights(model)
     _require_own(weights, meter.plans)
     if logits is None:
@@ -206,6 +207,86 @@ def clip_(
         for scaling in scalings:
             _scale(weights.current(scaling.tensor), scaling, optimizer)
     return Clipping(limit, tuple(heads), tuple(notes))
+
+
+class Clipper:
+    """Clips a model at some steps, and keeps a record: for loops and callbacks.
+
+    Parameters
+    ----------
+    model, limit, family, heads_per_layer
+        As for `clip_`.
+    path
+        A ``.jsonl`` file, to which a line is appended for each head that is clipped.
+    every
+        Clip after every so many steps, by the logits of the pass that led to the last of them.
+
+    Examples
+    --------
+    >>> from tempfile import mkdtemp
+    >>> import torch, transformers
+    >>> config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=50)
+    >>> model = transformers.GPT2Model(config).train()
+    >>> clipper = Clipper(model, 1e-6, Path(mkdtemp()) / "clips.jsonl")
+    >>> clipper.begin(0)
+    >>> _ = model(torch.arange(12)[None])
+    >>> len(clipper(1))
+    8
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        limit: float,
+        path: Path,
+        every: int = 1,
+        family: FilePath | None = None,
+        heads_per_layer: int | None = None,
+    ) -> None:
+        if every < 1:
+            raise RunError(f"clipping happens every N steps with N at least 1, got {every}")
+        _require_limit(limit)
+        self._model, self._limit, self._path, self._every = model, limit, path, every
+        self._known = (family, heads_per_layer)
+        self._meter = LogitMeter(model, *self._known)
+
+    def begin(self, step: int) -> None:
+        """Start after this many steps; the record of later ones is dropped."""
+        if is_first_process():
+            drop_after(self._path, step)
+        self._prepare(step)
+
+    def __call__(self, step: int) -> Clipping:
+        """Clip, if that is due after this many steps."""
+        done = Clipping(self._limit)
+        if step % self._every == 0 and self._meter.has_measured:
+            family, heads_per_layer = self._known
+            done = clip_(
+                self._model, self._limit, logits=self._meter.logits,
+                family=family, heads_per_layer=heads_per_layer,
+            )  # fmt: skip
+            if done.heads and is_first_process():
+                append_lines(self._path, *({"step": step, **one._asdict()} for one in done.heads))
+        self._prepare(step)
+        return done
+
+    def _prepare(self, step: int) -> None:
+        """Measure the coming pass, if its step is followed by clipping."""
+        if (step + 1) % self._every == 0:
+            self._meter.start()
+
+
+def _require_limit(limit: float) -> None:
+    if not 0 < limit < math.inf:
+        raise FormError(f"limit must be a positive number, got {limit!r}")
+
+
+def _meter_of(model: Any, *known: Any) -> LogitMeter:
+    """The model's own meter; a new one where other options are given than before."""
+    found = _METERS.get(model)
+    if found is None or found[0] != known:
+        found = _METERS[model] = (known, LogitMeter(model, *known))
+    return found[1]
 
 
 def _scalings(

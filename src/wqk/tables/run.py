@@ -6,6 +6,7 @@
     RUN/metrics.jsonl    losses, one JSON object a line, appended
     RUN/scores.jsonl     a score table with a `step` on every row, appended
     RUN/updates.jsonl    the same for the change since the previous scores
+    RUN/clips.jsonl      a line for each head that was clipped, if any was
     RUN/checkpoint-N/    the model after N steps, and all that a resumed run needs; renamed into
                          place when complete
 
@@ -30,6 +31,7 @@ from wqk.errors import RunError, first_line
 from wqk.tables.score_table import ScoreTable
 
 SETTINGS, METRICS, SCORES, UPDATES = "run.json", "metrics.jsonl", "scores.jsonl", "updates.jsonl"
+CLIPS = "clips.jsonl"
 
 METRICS_SCHEMA: dict[str, pl.DataType] = {
     "step": pl.Int64(),

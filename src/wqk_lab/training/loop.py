@@ -27,8 +27,9 @@ from accelerate.utils import (  # type: ignore[import-untyped]
 from wqk._files import append_lines
 from wqk.errors import RunError
 from wqk.live import Monitor
+from wqk.live.clipping import Clipper
 from wqk.live.penalties import Penalty
-from wqk.tables.run import METRICS, SCORES
+from wqk.tables.run import CLIPS, METRICS, SCORES
 from wqk_lab.training.models import (
     OPTIMIZER,
     SCALER,
@@ -101,7 +102,14 @@ def run_loop(
         learner.compile()
     trained, optimizer = accelerator.prepare(learner, make_optimizer(model, recipe))
     penalty = None if recipe.penalty == "none" else Penalty(model, recipe.penalty)
-    monitor = Monitor(model, folder / SCORES, every=recipe.score_every, steps=recipe.saved_steps)
+    monitor = Monitor(
+        model,
+        folder / SCORES,
+        every=recipe.score_every,
+        steps=recipe.saved_steps,
+        logits=recipe.logits == "yes",
+    )
+    clipper = None if recipe.qk_clip is None else Clipper(model, recipe.qk_clip, folder / CLIPS)
     log = MetricsLog(accelerator, recipe, folder, seconds, on_progress)
     tokenizer = tokenizer_files(store, recipe.block)
     scaler = accelerator.scaler
@@ -131,6 +139,8 @@ def run_loop(
             scaler.load_state_dict(state[SCALER])
         log.add_scores(begin, monitor(begin))
 
+    if clipper is not None:
+        clipper.begin(begin)
     batches = training_batches(accelerator, objective, recipe, store, begin, end)
     sums = torch.zeros(2, device=accelerator.device)  # of loss and penalty since the last entry
     logged = begin
@@ -154,6 +164,8 @@ def run_loop(
                     accelerator.clip_grad_norm_(model.parameters(), recipe.clip)
                 optimizer.step()
                 optimizer.zero_grad()
+        if clipper is not None:
+            clipper(step)
         last, saving = step == end, step in saved_steps
         log.add_scores(step, monitor.look(step) if last else monitor(step))
         # Every checkpoint comes with an entry, so that a resumed run writes the same lines.

@@ -165,6 +165,15 @@ class Recipe:
         "AdamW's weight decay; not on biases and norms.", paper=0.01, fast=0.1, least=0
     )
     clip: float = option("Maximum norm of the gradient.", default=1.0, above=0)
+    qk_clip: float | None = option(
+        "After each step, rescale the queries and keys of heads whose largest attention logit "
+        "exceeds this (QK-clip; 100 in MuonClip).",
+        default=None,
+        above=0,
+    )
+    logits: str = option(
+        "Measure attention logits with the scores.", default="no", choices=("no", "yes")
+    )
     precision: str = option(
         "Precision on accelerators that support it; float32 elsewhere.",
         default="bf16",

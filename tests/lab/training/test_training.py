@@ -17,10 +17,10 @@ import torch
 from tests.lab.training.conftest import SPECIAL, one_letter_words
 
 import wqk
-from wqk._files import locked
+from wqk._files import locked, read_lines
 from wqk.checkpoints import steps_of
 from wqk.errors import CorpusError, RunError, UnknownFamily
-from wqk.tables.run import METRICS, Run, create_run, open_run
+from wqk.tables.run import CLIPS, METRICS, Run, create_run, open_run
 from wqk_lab.training.corpus import Chunk, TokenStore, write_store
 from wqk_lab.training.models import build_model
 from wqk_lab.training.objectives import (
@@ -508,3 +508,15 @@ def test_rows_of_single_documents(tiny: Any, tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match="a vocabulary with a padding token"):
         train(recipe, unpadded.folder, tmp_path / "refused")
     assert not (tmp_path / "refused").exists()
+
+
+def test_a_run_can_be_clipped_and_its_logits_measured(
+    corpus: TokenStore, tiny: Any, tmp_path: Path
+) -> None:
+    recipe = tiny(mode="decoder", objective="causal", qk_clip=1e-6, logits="yes")
+    run = train(recipe, corpus.folder, tmp_path / "run")
+    clips = read_lines(run.folder / CLIPS)
+    assert {clip["step"] for clip in clips} == set(range(1, recipe.steps + 1))
+    measured = run.scores.layers.frame.drop_nulls("max_logit")
+    assert set(measured["step"]) == set(run.scores.frame["step"]) - {recipe.steps}
+    assert measured["max_logit"].is_finite().all()
