@@ -36,6 +36,26 @@ def in_half_precision(model: torch.nn.Module, path: Path) -> None:
     model(torch.zeros(1, 4, dtype=torch.long)).last_hidden_state.sum().backward()
 
 
+def batch(rank: int) -> torch.Tensor:
+    """Another one for each process."""
+    return torch.randint(20, (2, 8), generator=torch.Generator().manual_seed(rank))
+
+
+LIMIT = 1e-4
+
+
+def clipped(model: torch.nn.Module, rank: int, path: Path) -> None:
+    """Measured on each process's own batch, and clipped by the largest of all."""
+    wqk.clip_(model, LIMIT)
+    model(batch(rank)).last_hidden_state.sum().backward()
+    report = wqk.clip_(model, LIMIT)
+    state = {
+        name.removeprefix("module."): getattr(value, "full_tensor", lambda v=value: v)()
+        for name, value in model.state_dict().items()
+    }
+    torch.save((state, tuple(report.heads)), path.with_name(f"{path.name}-{rank}"))
+
+
 def main(rank: int, folder: Path) -> None:
     from tests.live.models import bert
 
@@ -45,6 +65,10 @@ def main(rank: int, folder: Path) -> None:
     train(DistributedDataParallel(bert()), folder / "run" / "ddp.jsonl", STEPS)
     train(sharded(bert(), MixedPrecisionPolicy()), folder / "run" / "fsdp.jsonl", STEPS)
     in_half_precision(bert(), folder / "run" / "half.jsonl")
+    folder = folder / "clipped"
+    folder.mkdir(exist_ok=True)
+    clipped(DistributedDataParallel(bert().train()), rank, folder / "ddp")
+    clipped(sharded(bert().train(), MixedPrecisionPolicy()), rank, folder / "fsdp")
     distributed.destroy_process_group()
 
 

@@ -16,6 +16,7 @@ from tests.live.test_monitor import same
 from threadpoolctl import threadpool_limits
 
 import wqk
+from wqk.live.logits import LogitMeter
 from wqk.tables.run import read_table
 
 
@@ -56,3 +57,25 @@ def test_two_processes_write_one_process_s_rows(folder: Path, tmp_path: Path, ki
 
 def test_sharded_parameters_are_read_as_they_are_trained(folder: Path) -> None:
     assert same(read_table(folder / "half.jsonl"), wqk.scan(bert()))
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_all_processes_clip_by_the_largest_logits_of_all(folder: Path, kind: str) -> None:
+    model = bert().train()
+    maxima: dict[tuple[int, int], float] = {}
+    for rank in (0, 1):
+        meter = LogitMeter(model)
+        meter.start()
+        model(distributed_worker.batch(rank))
+        for (_, _, layer), block in meter.logits.blocks.items():
+            for head, largest in enumerate(block.max_logit):
+                maxima[layer, head] = max(maxima.get((layer, head), -1), float(largest))
+    report = wqk.clip_(model, distributed_worker.LIMIT, logits=maxima)
+    assert len(report) > 2
+    for rank in (0, 1):
+        path = folder.parent / "clipped" / f"{kind}-{rank}"
+        state, heads = torch.load(path, weights_only=False)
+        assert [one[:4] for one in heads] == [one[:4] for one in report.heads]
+        for name, value in model.state_dict().items():
+            torch.testing.assert_close(state[name], value)

@@ -178,5 +178,11 @@ class ScoreCallback(TrainerCallback):  # type: ignore[misc]
 
     def _clipper_of(self, model: Any) -> Clipper:
         assert self._clip is not None
-        known = (self._options.get(name) for name in ("family", "heads_per_layer"))
-        return Clipper(model, self._clip, self.folder / CLIPS, self._clip_every, *known)
+        return Clipper(
+            model,
+            self._clip,
+            self.folder / CLIPS,
+            self._clip_every,
+            self._options.get("family"),
+            self._options.get("heads_per_layer"),
+        )
