@@ -111,7 +111,7 @@ def test_diffusers_flux(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         )  # fmt: skip
     streams = {(a, b): 2 for a in ("image", "text") for b in ("self", "cross")}
     prove(tmp_path, heard, streams | {("single", "self"): 3})
-    assert set(wqk.scan(tmp_path).frame["status"]) <= {"partial", "random-looking"}
+    assert set(wqk.scan(tmp_path).frame["status"]) <= {"partial", "partial, random-looking"}
 
 
 @pytest.mark.parametrize("norm", [None, "rms_norm"])

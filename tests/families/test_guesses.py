@@ -54,6 +54,16 @@ def test_a_guess_is_never_ok_and_never_placed() -> None:
     assert place(wqk.scan(wqk.demo_model("encoder"))) != []
 
 
+def test_a_guess_that_looks_random_is_told_as_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wqk.scanning.rows.looks_random", lambda *_: True)
+    table = wqk.scan(model({"rotary_emb.inv_freq": (3,)}))
+    assert set(table.frame["status"]) == {"guessed, random-looking"}
+    legend = str(table)
+    assert "guessed: the family" in legend
+    assert "random-looking: as if" in legend
+    assert place(table) == []
+
+
 def test_scale_and_positions_that_nobody_knows_are_not_spoken_of() -> None:
     guess = model({"q_proj.bias": (D,), "k_proj.bias": (D,)})
     told = " ".join(explain(guess).notes)
@@ -69,7 +79,7 @@ def test_scale_and_positions_that_nobody_knows_are_not_spoken_of() -> None:
 def test_norms_of_queries_and_keys_are_folded(names: tuple[str, str]) -> None:
     width = D // 4
     guess = model({f"{name}.weight": (width,) for name in names})
-    assert statuses(guess) == {"partial"}
+    assert statuses(guess) == {"partial, guessed"}
     attention = read_attention(guess, 1)
     weights = guess.state_dict()
     gain = weights[ATTENTION.format(1) + f"{names[0]}.weight"]
@@ -83,13 +93,13 @@ def test_norms_of_queries_and_keys_are_folded(names: tuple[str, str]) -> None:
 )
 def test_what_is_not_explained_is_named(name: str) -> None:
     table = wqk.scan(model({name: (D, 3)}))
-    assert set(table.frame["status"]) == {"partial"}
+    assert set(table.frame["status"]) == {"partial, guessed"}
     assert name in table.metadata["partial"]["unknown"]
 
 
 def test_norms_without_gains_are_seen_in_the_configuration() -> None:
     table = wqk.scan(model({}, {**CONFIG, "use_qk_norm": True}))
-    assert set(table.frame["status"]) == {"partial"}
+    assert set(table.frame["status"]) == {"partial, guessed"}
     assert "use_qk_norm" in table.metadata["partial"]["unknown"]
 
 

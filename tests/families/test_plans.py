@@ -33,7 +33,7 @@ def test_windows_are_told_for_the_layers_that_have_them(tmp_path: Path) -> None:
     save(NAMED["sam"], tmp_path)
     plans = [p for p in attention_plans(open_checkpoint(tmp_path)) if p.stack == "vision"]
     assert [plan.window for plan in plans] == ["3x3", None, "3x3"]
-    assert all(plan.status == "partial" for plan in plans)
+    assert all(plan.statuses == ("partial",) for plan in plans)
 
 
 def test_heads_of_some_layers_may_have_a_width_of_their_own(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_the_latent_form_is_the_product_of_its_factors(name: str, tmp_path: Path
     for head in range(6):
         expected = query[head].T @ key[head]
         np.testing.assert_allclose(attention.head(head).dense(), expected, atol=1e-4)
-    assert attention.plan.status == "partial"
+    assert attention.plan.statuses == ("partial",)
 
 
 def test_latent_attention_with_biases_is_refused(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_attention_that_is_more_than_its_form_is_partial(
 ) -> None:
     save(Architecture("partial", model, GROUPED), tmp_path)
     plans = attention_plans(open_checkpoint(tmp_path))
-    assert {plan.status for plan in plans} == {"partial"}
+    assert {plan.statuses for plan in plans} == {("partial",)}
     assert all(reason in plan.reason for plan in plans)
 
 

@@ -678,3 +678,41 @@ def test_a_threshold_is_a_number_from_0_up(gamma):
 def test_an_unknown_weight_is_refused():
     with pytest.raises(FormError, match="'norm' or 'excess'"):
         directionality(random_form(0), weight="square")
+
+
+@settings(max_examples=60)
+@given(st.data(), st.sampled_from([np.float32, np.float64]), st.sampled_from([(20, 4), (12, 16)]))
+def test_scores_do_not_depend_on_how_the_factors_share_a_dimension(data, dtype, shape):
+    """Each rank dimension may be huge in one factor, and tiny or absent in the other."""
+    _, rank = shape
+    rng = np.random.default_rng(data.draw(st.integers(0, 9)))
+    query, key = (rng.standard_normal(shape).astype(np.float32) for _ in "qk")
+    key[:, : data.draw(st.integers(0, rank - 1))] = 0
+    largest = 100 if dtype == np.float32 else 1000
+    powers = data.draw(st.lists(st.integers(-largest, largest), min_size=rank, max_size=rank))
+    scale = np.exp2(np.array(powers, float))
+    plain = BilinearForm(query.astype(np.float64), key.astype(np.float64))
+    form = BilinearForm((query * scale).astype(dtype), (key / scale).astype(dtype))
+    assert np.isfinite(form.query).all()
+    assert np.isfinite(form.key).all()
+    np.testing.assert_allclose(form.norm, plain.norm, rtol=1e-5)
+    for score in (symmetry, symmetry_null, directionality):
+        np.testing.assert_allclose(score(form), score(plain), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1e10, 1e19, 1e37])
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_huge_dimension_without_a_partner_is_not_the_form(size, shared):
+    rng = np.random.default_rng(0)
+    query = rng.standard_normal((2, 2, 24, 4)).astype(np.float32)
+    key = rng.standard_normal((2, 1 if shared else 2, 24, 4)).astype(np.float32)
+    key[..., 1] = 0
+    plain = BilinearForm(query.astype(np.float64), key.astype(np.float64))
+    query[..., 1] *= np.float32(size)
+    form = BilinearForm(query, key)
+    np.testing.assert_allclose(form.norm, plain.norm, rtol=1e-5)
+    np.testing.assert_allclose(symmetry(form), symmetry(plain), atol=1e-5)
+    np.testing.assert_allclose(coupling(form), coupling(plain), atol=1e-5)
+    if shared:
+        for one, other in zip(head_terms(form), head_terms(plain), strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-4)

@@ -118,6 +118,17 @@ def test_a_zero_layer_is_degenerate_and_said_so() -> None:
     assert table.summary()["symmetry_median"].to_list() == [None, None]
 
 
+@pytest.mark.parametrize("size", [1e19, 1e37, 3e37, 1e-37])
+def test_weights_at_the_edge_of_their_type_are_scored_without_a_warning(size: float) -> None:
+    tensors, _ = random_bert(np.random.default_rng(2))
+    scaled = {name: value.astype(np.float32) * np.float32(size) for name, value in tensors.items()}
+    plain, frame = (wqk.scan(bert_like(t, 3)).frame for t in (tensors, scaled))
+    assert set(frame["status"]) <= {"ok", "random-looking"}
+    for score in ("symmetry", "directionality"):
+        np.testing.assert_allclose(frame[score], plain[score], atol=1e-4)
+    np.testing.assert_allclose(frame["norm"] / size / size, plain["norm"], rtol=1e-4)
+
+
 def test_progress_is_reported_for_every_block() -> None:
     seen: list[Progress] = []
     wqk.scan(wqk.demo_model("encoder"), on_progress=seen.append)

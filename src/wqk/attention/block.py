@@ -244,7 +244,13 @@ class Attention:
         }
         if plan.rule.guess:
             facts |= dict.fromkeys(("score scale", "positions"), "not known: the family is guessed")
-        facts["status"] = plan.reason or plan.status
+        facts["status"] = (
+            "; ".join(
+                [one for one in plan.statuses if one != "partial"]
+                + [plan.reason] * bool(plan.reason)
+            )
+            or "ok"
+        )
         rows = "".join(
             f"<tr><td>{escape(name)}</td><td>{escape(fact)}</td></tr>"
             for name, fact in facts.items()

@@ -133,7 +133,7 @@ def _inverse_size(vectors: Array, axes: tuple[int, ...], epsilon: float) -> Arra
 def _require_finite(weight: Array, name: str) -> None:
     xp = array_namespace(weight)
     # A sum is finite only where all its summands are, and costs one pass.
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         if xp.isfinite(xp.sum(weight)):
             return
     count = int(xp.sum(~xp.isfinite(weight)))

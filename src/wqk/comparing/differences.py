@@ -23,7 +23,7 @@ from wqk.forms.updates import update_measures
 from wqk.scanning.rows import block_columns, checkpoint_columns
 from wqk.tables.conditions import conditions
 from wqk.tables.rendering import label, title
-from wqk.tables.schema import SCHEMA, UPDATE_TERMS
+from wqk.tables.schema import SCHEMA, UPDATE_TERMS, joined_statuses
 from wqk.tables.score_table import Table
 from wqk.tables.sheet import Sheet
 
@@ -207,13 +207,17 @@ def _rows(old: Attention, new: Attention, gamma: float, terms: bool) -> Iterator
         for index, head in enumerate(numbers):
             found = {name: float(column[index]) for name, column in columns.items()}
             values = {name: None if np.isnan(value) else value for name, value in found.items()}
-            statuses = {old.plan.status, new.plan.status} - {"ok"}
-            moved = values["directionality"] is not None
-            status = min(statuses, default="ok") if moved else "unmoved"
-            if values["norm"] == 0:
-                status = "degenerate"
+            statuses = {*old.plan.statuses, *new.plan.statuses}
+            statuses |= {"unmoved"} if values["directionality"] is None else set()
+            statuses |= {"degenerate"} if values["norm"] == 0 else set()
             key_head = None if head is None else head // sharing
-            yield {**shared, "head": head, "key_head": key_head, **values, "status": status}
+            yield {
+                **shared,
+                "head": head,
+                "key_head": key_head,
+                **values,
+                "status": joined_statuses(statuses),
+            }
 
 
 def _columns(

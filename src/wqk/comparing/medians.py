@@ -12,7 +12,7 @@ import polars as pl
 from wqk._console import number
 from wqk.comparing.published import COLUMNS, last_part, with_flags
 from wqk.errors import TableError
-from wqk.tables.schema import KEY
+from wqk.tables.schema import KEY, statuses
 from wqk.tables.score_table import ScoreTable, join, read_table
 
 # Metadata of tables comparable with the published scores; missing entries count as these.
@@ -46,7 +46,7 @@ def summarize(table: ScoreTable) -> pl.DataFrame:
     plain = plain_layers(table)
     about = plain.frame.group_by(
         "checkpoint", "revision", "step", "stack", maintain_order=True
-    ).agg(pl.col("parameters").first(), flags=pl.col("status").unique(maintain_order=True))
+    ).agg(pl.col("parameters").first(), flags=statuses().explode().unique(maintain_order=True))
     # Both keep the order in which the stacks first appear.
     rows = pl.concat([about, plain.summary().select(_spreads())], how="horizontal")
     return with_flags(

@@ -10,6 +10,7 @@ import polars as pl
 
 from wqk.comparing.medians import summarize
 from wqk.comparing.published import published
+from wqk.tables.schema import statuses
 
 if TYPE_CHECKING:
     from wqk.tables.score_table import ScoreTable
@@ -133,7 +134,7 @@ def place(table: ScoreTable) -> list[Placement]:
     more symmetric than 18 of 24 published encoders and 15 of 15 decoders;
     columns more dominant than in 9 of 24 published encoders and 0 of 13 decoders
     """
-    untrained = (pl.col("status") == "random-looking").mean()
+    untrained = statuses().list.contains("random-looking").mean()
     known = table.filter(
         pl.col("family").ne_missing("inferred"),
         untrained.over("checkpoint", "revision", "step", "stack", "kind") < 0.5,

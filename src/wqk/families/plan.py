@@ -62,9 +62,9 @@ class AttentionPlan:
         return (*self.query.parts, *self.key.parts)
 
     @property
-    def status(self) -> str:
-        """``partial`` if one form per head is not the whole score, ``guessed``, or ``ok``."""
-        return "partial" if self.reason else "guessed" if self.rule.guess else "ok"
+    def statuses(self) -> tuple[str, ...]:
+        """``partial`` if one form per head is not the whole score, ``guessed``, both or neither."""
+        return ("partial",) * bool(self.reason) + ("guessed",) * bool(self.rule.guess)
 
     @property
     def may_turn(self) -> bool:

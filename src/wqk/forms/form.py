@@ -679,7 +679,7 @@ def _total(factor: Array, xp: Any) -> Array:
     """The sum of (..., S, D, R) over S, in float64 if float32 cannot hold it."""
     if factor.shape[-3] == 1:
         return factor[..., 0, :, :]
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         total = xp.sum(factor, axis=-3)
         fits = bool(xp.isfinite(xp.sum(total)))
     if kernels.bits(factor, xp) < 64 and not fits:

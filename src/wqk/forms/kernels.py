@@ -59,13 +59,13 @@ def measure(query: Float[Array, "... d_query r"], key: Float[Array, "... d_key r
         A factor has NaN or infinite entries.
     """
     xp = array_namespace(query, key)
-    query, query_exponent = balance(query, xp)
-    key, key_exponent = balance(key, xp)
-    exponent = query_exponent + key_exponent
+    balanced_query, query_exponent = balance(query, xp)
+    balanced_key, key_exponent = balance(key, xp)
     low_rank = 4 * query.shape[-1] <= min(query.shape[-2], key.shape[-2])
-    moments = (Identities if low_rank else Tiles)(query, key, exponent)
+    route = Identities if low_rank else Tiles
+    moments = route(balanced_query, balanced_key, query_exponent + key_exponent)
     if moments.cancels():
-        return Tiles(xp.astype(query, xp.float64), xp.astype(key, xp.float64), exponent)
+        return Tiles(*level(xp.astype(query, xp.float64), xp.astype(key, xp.float64), xp))
     return moments
 
 
@@ -151,6 +151,27 @@ def balance(
     return times_power(factor, -exponent[..., None, None]), exponent
 
 
+def level(
+    query: Float[Array, "... d_query r"], key: Float[Array, "... d_key r"], xp: Any
+) -> tuple[Array, Array, Float[Array, "*stack"]]:
+    """The same M from factors each of whose rank dimensions is as large in the one as in the other.
+
+    A dimension that is huge in one factor and tiny or zero in the other may say little about M,
+    yet all others would be lost beside it. Factors are multiplied by powers of two, as `balance`
+    does, which also gives the exponents (...).
+    """
+    sizes = [xp.max(xp.abs(factor), axis=-2) for factor in (query, key)]
+    counts = (sizes[0] > 0) & (sizes[1] > 0)
+    large, small = (xp.log2(xp.where(size > 0, size, xp.ones_like(size))) for size in sizes)
+    half = xp.floor((large - small) / 2)
+    levelled = []
+    for factor, exponent in ((query, -half), (key, half)):
+        scaled = times_power(factor, exponent[..., None, :])
+        levelled.append(xp.where(counts[..., None, :], scaled, xp.zeros_like(scaled)))
+    (query, query_exponent), (key, key_exponent) = (balance(factor, xp) for factor in levelled)
+    return query, key, query_exponent + key_exponent
+
+
 class Identities(Moments):
     """Moments from Gram matrices: A = query, B = key, C = BᵀA."""
 
@@ -203,16 +224,20 @@ class Tiles(Moments):
     """Moments from one pass over the blocks of M."""
 
     def cancels(self) -> bool:
-        """Whether some M is so small against its factors that its digits need float64."""
-        if bits(self.query, self._xp) == 64:
-            return False
-        small = precision(self.query, self._xp) ** 2
-        return bool(self._xp.any(self.square_norm < small * self._bound))
+        """Whether some M is so small against its factors that its digits need float64, or more."""
+        xp = self._xp
+        # ‖A‖² ‖B‖², which ‖M‖² cannot exceed.
+        bound = square_sum(self.query, xp) * square_sum(self.key, xp)
+        if bits(self.query, xp) == 64:
+            lost = (bound > 0) & (self._square_norm <= self._rounding**2 * bound)
+        else:
+            lost = self.square_norm < precision(self.query, xp) ** 2 * bound
+        return bool(xp.any(lost))
 
-    @cached_property
-    def _bound(self) -> Array:
-        """‖A‖² ‖B‖², which ‖M‖² cannot exceed."""
-        return square_sum(self.query, self._xp) * square_sum(self.key, self._xp)
+    @property
+    def _rounding(self) -> float:
+        eps = float(self._xp.finfo(self.query.dtype).eps)
+        return eps * int(self.query.shape[-1])
 
     @cached_property
     def _sums(self) -> TileSums:
@@ -224,13 +249,20 @@ class Tiles(Moments):
         return self._sums.matrix
 
     @cached_property
+    def _square_norm(self) -> Float[Array, "*stack"]:
+        return self._xp.sum(self._sums.rows, axis=-1)
+
+    @cached_property
     def square_norm(self) -> Float[Array, "*stack"]:
         """‖M‖², or 0 if M is only the rounding error of sums that cancel."""
         xp = self._xp
-        square_norm = xp.sum(self._sums.rows, axis=-1)
-        rounding = float(xp.finfo(self.query.dtype).eps) * self.query.shape[-1]
-        is_zero = square_norm <= rounding**2 * self._bound
-        return xp.where(is_zero, xp.zeros_like(square_norm), square_norm)
+        # ‖Σ_k a_k b_kᵀ‖ ≤ Σ_k ‖a_k‖ ‖b_k‖, to which rounding errors are proportional.
+        query, key = (
+            xp.sqrt(xp.linalg.vecdot(factor, factor, axis=-2)) for factor in (self.query, self.key)
+        )
+        reach = xp.sum(query * key, axis=-1)
+        is_zero = self._square_norm <= (self._rounding * reach) ** 2
+        return xp.where(is_zero, xp.zeros_like(self._square_norm), self._square_norm)
 
     @cached_property
     def trace_of_square(self) -> Float[Array, "*stack"]:

@@ -11,7 +11,7 @@ import polars as pl
 from wqk._console import count, number
 from wqk.comparing.placing import place, sound_models
 from wqk.tables.rendering import left_out
-from wqk.tables.schema import GROUP, SUMMARIZED
+from wqk.tables.schema import GROUP, SUMMARIZED, statuses
 from wqk.tables.score_table import ScoreTable
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def _notes(groups: Sequence[Group], tables: Sequence[ScoreTable]) -> Iterator[st
     for group in groups:
         layers = group.latest.filter(pl.col("head").is_null())
         for status, meaning in STATUSES.items():
-            concerned = layers.filter(pl.col("status") == status)["layer"].to_list()
+            concerned = layers.filter(statuses().list.contains(status))["layer"].to_list()
             if concerned:
                 reason = reasons.get(group.facts["stack"]) if status == "partial" else None
                 which = _layers(concerned, layers.height)

@@ -62,7 +62,8 @@ function comparison(column, sign, text) {
     return (row) => typeof row[column] === 'number' && COMPARISONS[sign](row[column], number);
   }
   if (sign !== '=') throw new RangeError(`“${column}${sign}${text}”: ${sign} needs a number`);
-  return (row) => cellText(row[column], column).toLowerCase() === text.toLowerCase();
+  // A status may be several: status=guessed finds “guessed, random-looking” too.
+  return (row) => cellText(row[column], column).toLowerCase().split(', ').includes(text.toLowerCase());
 }
 
 /** Numbers before words, nothing last, whichever the direction. */

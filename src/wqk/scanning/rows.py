@@ -12,6 +12,7 @@ from wqk.forms.kernels import on_host
 from wqk.forms.randomness import looks_random
 from wqk.forms.scores import directionality, head_terms, symmetry, symmetry_null
 from wqk.scanning.measures import form_measures
+from wqk.tables.schema import joined_statuses
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -85,14 +86,18 @@ def with_status(
     rows: list[dict[str, Any]], plan: AttentionPlan, coordinates: Coordinates, block: Block
 ) -> list[dict[str, Any]]:
     """The rows of one block, the layer's own first, with their status."""
-    status = "partial" if lacks_norm(plan, coordinates) else plan.status
+    statuses = {*plan.statuses, *(["partial"] if lacks_norm(plan, coordinates) else [])}
     weights, score = block.weights, rows[0].get("symmetry")
     if weights and score is not None and looks_random(weights, score, weights[0].shape[-1]):
-        status = "random-looking"  # which takes precedence
-    return [
-        {**row, "status": "degenerate" if math.isnan(row["directionality"]) else status}
-        for row in rows
-    ]
+        statuses.add("random-looking")
+
+    def status(row: dict[str, Any]) -> str:
+        is_zero = math.isnan(row["directionality"])
+        return joined_statuses(
+            statuses - {"random-looking"} | {"degenerate"} if is_zero else statuses
+        )
+
+    return [{**row, "status": status(row)} for row in rows]
 
 
 def checkpoint_columns(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from rich.text import Text
 from wqk._console import counted, number, one_line
 from wqk.tables.bars import NEGATIVE, POSITIVE, Bar
 from wqk.tables.conditions import conditions
-from wqk.tables.schema import SUMMARIZED
+from wqk.tables.schema import SUMMARIZED, statuses
 from wqk.tables.sheet import Cell, Column, Sheet
 
 if TYPE_CHECKING:
@@ -217,8 +217,8 @@ def median(row: Mapping[str, Any], score: str) -> str:
 
 def definitions(table: ScoreTable, full: bool = False) -> Iterator[Text]:
     """What the statuses of `scores` mean; with ``full``, also the headings."""
-    statuses = table.frame["status"].drop_nulls().unique().sort().to_list()
-    meanings = [f"{name}: {STATUSES[name]}" for name in statuses if name in STATUSES]
+    found = table.frame.select(statuses().explode())["status"].drop_nulls().unique().sort()
+    meanings = [f"{name}: {STATUSES[name]}" for name in found if name in STATUSES]
     if full:
         there = table.frame
         gone = {"window"} - {name for name in ("window",) if there[name].is_not_null().any()}

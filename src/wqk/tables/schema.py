@@ -41,6 +41,10 @@ SCHEMA: dict[str, pl.DataType] = {
     "status": pl.String(),
 }
 
+# What a row's status may say, in this order, where more than one holds; "ok" if none does.
+STATUSES = ("non-finite", "degenerate", "partial", "guessed", "random-looking", "unmoved")
+BETWEEN_STATUSES = ", "
+
 # Columns that a scan adds on request, after the others, by measure; see `wqk.scanning.measures`.
 MEASURES: dict[str, tuple[str, ...]] = {
     "spectral_norm": ("spectral_norm", "spectral_norm_null"),
@@ -92,3 +96,26 @@ SUMMARIZED = ("symmetry", "directionality", "directionality_excess")
 def present(columns: Mapping[str, pl.DataType], names: Collection[str]) -> dict[str, pl.DataType]:
     """The columns that are among the names."""
     return {name: kind for name, kind in columns.items() if name in names}
+
+
+def joined_statuses(statuses: Collection[str]) -> str:
+    """A row's status.
+
+    Examples
+    --------
+    >>> joined_statuses({"random-looking", "guessed"}), joined_statuses(())
+    ('guessed, random-looking', 'ok')
+    """
+    return BETWEEN_STATUSES.join(one for one in STATUSES if one in statuses) or "ok"
+
+
+def statuses() -> pl.Expr:
+    """The rows' statuses as lists.
+
+    Examples
+    --------
+    >>> frame = pl.DataFrame({"status": ["ok", "guessed, random-looking"]})
+    >>> frame.select(statuses().list.contains("guessed"))["status"].to_list()
+    [False, True]
+    """
+    return pl.col("status").str.split(BETWEEN_STATUSES)
