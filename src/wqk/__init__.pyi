@@ -14,6 +14,8 @@ from .forms.scores import directionality as directionality
 from .forms.scores import head_terms as head_terms
 from .forms.scores import symmetry as symmetry
 from .forms.scores import symmetry_null as symmetry_null
+from .inspecting.composition import CompositionTable as CompositionTable
+from .inspecting.composition import compose as compose
 from .inspecting.explanation import explain as explain
 from .inspecting.showing import show as show
 from .inspecting.tokens import match_tokens as match_tokens

@@ -90,6 +90,11 @@ def scan_progress(done: ScanProgress) -> dict[str, Any]:
     return {"total": done.blocks, "completed": done.blocks_done, "text": text}
 
 
+def blocks_progress(done: int, count: int) -> dict[str, Any]:
+    """What the bar shows of work that goes from block to block."""
+    return {"total": count, "completed": done, "text": f"{done}/{count} blocks"}
+
+
 def print_json(table: ScoreTable) -> None:
     """Metadata, summary and rows as one JSON object."""
     print_object(

@@ -12,7 +12,7 @@ from wqk.cli.boundary import Boundary, run
 
 # Every command has a module of its name.
 SECTIONS = {
-    "Look at a checkpoint": ("scan", "explain", "verify", "show", "tokens"),
+    "Look at a checkpoint": ("scan", "explain", "verify", "show", "tokens", "compose"),
     "Compare checkpoints": ("diff", "same", "kin"),
     "Score many checkpoints": ("survey", "watch"),
     "Publish": ("report", "demo"),

@@ -1,0 +1,469 @@
+"""Which heads feed which: every pair of a head that writes and a later one that reads.
+
+A head writes with its output-value form W_v W_o. A later head of the same stream reads with its
+queries (kind ``q``) or its keys (``k``) in W_q W_kᵀ, or with its values (``v``) in W_v W_o. The
+scores and what they are by chance are those of `wqk.forms.chaining`.
+
+Layers follow one another, also where tokens see those after them, or where attention and MLP read
+the same input; within a layer, cross-attention follows self-attention; a layer that is applied
+several times also writes to itself. The keys and values of cross-attention read what the whole
+encoder has written; other stacks do not write into one another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import polars as pl
+from rich.text import Text
+
+from wqk._console import counted, number, plain_table
+from wqk._typing import FilePath
+from wqk._version import __version__
+from wqk.attention import attention_plans
+from wqk.attention.coordinates import Coordinates, lacks_norm, left_out, read_block
+from wqk.checkpoints import open_checkpoint
+from wqk.checkpoints.options import check_options
+from wqk.errors import CheckpointError, concerning
+from wqk.forms import chaining
+from wqk.scanning.memory import plan_bytes
+from wqk.scanning.rows import checkpoint_columns
+from wqk.tables.conditions import conditions
+from wqk.tables.rendering import title
+from wqk.tables.schema import SCHEMA
+from wqk.tables.score_table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import Unpack
+
+    from wqk.checkpoints import Checkpoint
+    from wqk.checkpoints.options import HubOptions
+    from wqk.families import AttentionPlan
+    from wqk.forms import BilinearForm
+
+KINDS = ("q", "k", "v")
+# Where a block meets a stream.
+ENDS = ("write", *KINDS)
+CIRCUITS: tuple[Literal["qk", "ov"], ...] = ("qk", "ov")
+ENCODER = "encoder"
+
+COMPOSITION_SCHEMA: dict[str, pl.DataType] = {
+    **{name: SCHEMA[name] for name in ("checkpoint", "revision", "step")},
+    "kind": pl.String(),
+    "writer_stack": pl.String(),
+    "writer_attention": pl.String(),
+    "writer_layer": pl.Int64(),
+    "writer_head": pl.Int64(),
+    "reader_stack": pl.String(),
+    "reader_attention": pl.String(),
+    "reader_layer": pl.Int64(),
+    "reader_head": pl.Int64(),
+    "score": pl.Float64(),
+    "expected": pl.Float64(),
+    "excess": pl.Float64(),
+    "z": pl.Float64(),
+    "p": pl.Float64(),
+    "p_corrected": pl.Float64(),
+    "status": pl.String(),
+}
+
+# Columns of the Markdown and LaTeX files, with their headings.
+_PRINTED = {
+    "writer_layer": ("writer layer", "writer layer"),
+    "writer_head": ("head", "head"),
+    "reader_layer": ("reader layer", "reader layer"),
+    "reader_head": ("head", "head"),
+    "score": ("score", "score"),
+    "expected": ("expected", "expected"),
+    "excess": ("excess", "excess"),
+    "z": ("z", "$z$"),
+    "p_corrected": ("p", "$p$"),
+    "status": ("status", "status"),
+}
+
+# Bytes of a checkpoint's factors that are in memory at a time.
+MEMORY = 800_000_000
+
+# Pairs that a terminal shows, and the corrected p below which they are counted.
+SHOWN = 20
+SIGNIFICANT = 0.01
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class CompositionTable(Table):
+    """The composition of heads, one row for each pair and kind, largest excess first.
+
+    ``score`` is ‖W R‖ / (‖W‖ ‖R‖), ``expected`` its root mean square by chance, ``excess`` the
+    difference of the two. ``z`` is how many standard deviations the squared score lies above its
+    mean, ``p`` the probability that chance gives as much, and ``p_corrected`` the same among all
+    pairs of the table, by Holm's method. Heads are null where whole layers were paired. Scores of
+    pruned heads, whose form is zero, are null, and their status is ``degenerate``.
+    """
+
+    schema = COMPOSITION_SCHEMA
+    printed = _PRINTED
+
+    def _shown(self, width: int) -> Iterator[Any]:
+        return shown(self, SHOWN)
+
+
+def compose(
+    ref: Any,
+    *,
+    kind: Literal["q", "k", "v", "all"] = "all",
+    layers: bool = False,
+    zero: Literal["outliers", "rotation"] = "outliers",
+    gamma: float = 2.0,
+    fold_norm: bool = False,
+    family: FilePath | None = None,
+    heads_per_layer: int | None = None,
+    key_heads: int | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+    **hub: Unpack[HubOptions],
+) -> CompositionTable:
+    """Score how strongly every head reads what every earlier one writes.
+
+    Without biases, and at distance 0 in rotary models. Norms that are applied to what a head
+    writes, before or after it is added to the stream, are not part of it.
+
+    Parameters
+    ----------
+    ref
+        As for `wqk.open_checkpoint`.
+    kind
+        How the later head reads: with its queries, keys or values.
+    layers
+        Whether to pair whole layers, summed over their heads, instead of heads.
+    zero
+        What chance is: a random rotation of the stream between the two heads, or with ``outliers``
+        one that leaves the stream's outlying dimensions where they are.
+    gamma
+        Dimensions are outlying if more is written to and read from them than the mean plus this
+        many standard deviations.
+    fold_norm
+        Whether to fold in the gains and the centering of the norms that feed each head.
+    family, heads_per_layer, key_heads
+        As for `wqk.scan`.
+    on_progress
+        Called after every block with the number done and the number of all.
+    **hub
+        ``revision``, ``subfolder``, ``token``, ``cache_dir``, ``local_files_only``: see
+        `open_checkpoint`.
+
+    Raises
+    ------
+    CheckpointError
+        No layer writes to a later one; the checkpoint has no values and outputs; or an argument is
+        none of those above.
+
+    Examples
+    --------
+    >>> import wqk
+    >>> table = wqk.compose(wqk.demo_model("decoder"), kind="k")
+    >>> table.frame.select("writer_layer", "reader_layer").unique().height
+    6
+    """
+    check_options("compose", hub)
+    for name, value, known in (
+        ("kind", kind, (*KINDS, "all")),
+        ("zero", zero, ("outliers", "rotation")),
+    ):
+        if value not in known:
+            expected = ", ".join(map(repr, known))
+            raise CheckpointError(f"{name} must be one of {expected}, got {value!r}")
+    checkpoint = open_checkpoint(ref, **hub)
+    plans = attention_plans(checkpoint, family, heads_per_layer, key_heads)
+    kinds = KINDS if kind == "all" else (kind,)
+    with concerning(checkpoint.name):
+        source = Source(checkpoint, plans, fold_norm, layers)
+        fixed = outlying_dimensions(source, gamma) if zero == "outliers" else {}
+        frames = list(_pairs(source, kinds, fixed, on_progress))
+        if not frames:
+            raise CheckpointError("no layer writes to a later one: there is nothing to compose")
+    metadata = {
+        "wqk": __version__,
+        "zero": zero,
+        "gamma": gamma if zero == "outliers" else None,
+        "outlying": {stack: np.flatnonzero(mask).tolist() for stack, mask in fixed.items()},
+        "folded_norms": fold_norm,
+        "biases": False,
+        "left_out": source.left_out(kinds),
+        "notes": [*source.notes(kinds), *checkpoint.notes],
+    }
+    columns = {n: v for n, v in checkpoint_columns(checkpoint).items() if n in COMPOSITION_SCHEMA}
+    frame = pl.concat(frames).with_columns(
+        pl.lit(value, COMPOSITION_SCHEMA[name]).alias(name) for name, value in columns.items()
+    )
+    return CompositionTable(_ranked(frame), metadata)
+
+
+class Source:
+    """The blocks of a checkpoint, in the order in which they write to their streams."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        plans: Sequence[AttentionPlan],
+        fold_norm: bool = False,
+        layers: bool = False,
+    ) -> None:
+        self._checkpoint, self.layers = checkpoint, layers
+        self._coordinates = {name: Coordinates(name, fold_norm) for name in CIRCUITS}
+        self.plans = sorted(
+            plans, key=lambda plan: (plan.stack != ENCODER, plan.layer, plan.kind == "cross")
+        )
+        if not any(map(_has_values, plans)):
+            raise CheckpointError(
+                f"family {plans[0].family} describes no values and outputs, or the checkpoint "
+                "lacks them; without them, no head is known to write anything"
+            )
+        if all(map(self._unfolded, plans)):
+            raise CheckpointError(
+                f"family {plans[0].family} describes no norm in front of its attention, or the "
+                "checkpoint lacks it; compose without folding norms"
+            )
+        stored = sum(
+            plan_bytes(checkpoint, plan, coordinates)
+            for coordinates in self._coordinates.values()
+            for plan in filter(_has_values, plans)
+        )
+        self._read = cache(self._read_form) if stored <= MEMORY else self._read_form
+
+    def form(self, plan: AttentionPlan, end: str) -> BilinearForm:
+        """What a block's heads write or read, as forms whose query side meets the stream."""
+        form = self._read(plan, "ov" if end in ("write", "v") else "qk")
+        return form.T if end in ("write", "k") else form
+
+    def _read_form(self, plan: AttentionPlan, circuit: Literal["qk", "ov"]) -> BilinearForm:
+        block = read_block(self._checkpoint, plan, self._coordinates[circuit])
+        ((_, form),) = block.forms
+        return form.sum() if self.layers else form
+
+    def stream(self, plan: AttentionPlan, end: str) -> str | None:
+        """The stack whose stream a block writes to or reads; None if it does, or has, no such."""
+        if end in ("write", "v") and not _has_values(plan):
+            return None
+        if plan.kind == "self" or end in ("write", "q"):
+            return plan.stack
+        has_encoder = any(one.stack == ENCODER for one in self.plans)
+        return ENCODER if has_encoder and plan.stack != ENCODER else None
+
+    def feeds(self, writer: AttentionPlan, reader: AttentionPlan, kind: str) -> bool:
+        """Whether a block writes to a stream before another reads it."""
+        stream = self.stream(writer, "write")
+        if stream is None or stream != self.stream(reader, kind):
+            return False
+        if writer.stack != reader.stack:
+            return True  # the whole encoder comes before the decoder
+        places = [(plan.layer, plan.kind == "cross") for plan in (writer, reader)]
+        return places[0] < places[1] or (places[0] == places[1] and writer.applications > 1)
+
+    def _unfolded(self, plan: AttentionPlan) -> bool:
+        return any(lacks_norm(plan, coordinates) for coordinates in self._coordinates.values())
+
+    def left_out(self, kinds: Sequence[str]) -> list[str]:
+        """The terms of the model that the scores do not have."""
+        circuits = [name for name in CIRCUITS if name == "ov" or {"q", "k"} & set(kinds)]
+        terms = [
+            term
+            for plan in self.plans
+            for name in circuits
+            for term in left_out(plan, self._coordinates[name])
+        ]
+        if any(plan.value is not None and plan.value.bias for plan in self.plans):
+            terms.append("biases")
+        return list(dict.fromkeys(terms))
+
+    def notes(self, kinds: Sequence[str]) -> list[str]:
+        """Which heads are not paired, and why."""
+        found = []
+        for plan in self.plans:
+            where = f"{plan.stack} {plan.kind}-attention"
+            if not _has_values(plan):
+                found.append(f"{where}: values and outputs are not known; it is no writer")
+            elif any(self.stream(plan, kind) is None for kind in kinds):
+                found.append(f"{where}: no known head writes what its keys and values read")
+            if self._unfolded(plan):
+                found.append(f"{where}: some layers have no known norm in front; none is folded in")
+        return list(dict.fromkeys(found))
+
+
+def _has_values(plan: AttentionPlan) -> bool:
+    return plan.value is not None and plan.output is not None
+
+
+def outlying_dimensions(source: Source, gamma: float = 2.0) -> dict[str, np.ndarray]:
+    """The outlying dimensions of every stack's stream, as masks (D,).
+
+    Every head that writes to the stream or reads from it has its share of its form's squared norm
+    in each dimension. Outlying is a dimension whose root mean share exceeds the mean over
+    dimensions by more than ``gamma`` standard deviations.
+    """
+    shares: dict[str, list[np.ndarray]] = {}
+    for plan, end in product(source.plans, ENDS):
+        stream = source.stream(plan, end)
+        if stream is not None:
+            shares.setdefault(stream, []).append(_shares(source.form(plan, end)))
+    masks = {}
+    for stream, found in shares.items():
+        norms = np.sqrt(np.mean([one for one in found if len(one) == len(found[0])], axis=0))
+        # Rounding alone makes no dimension an outlying one.
+        threshold = norms.mean() + max(gamma * norms.std(ddof=1), 1e-6 * norms.mean())
+        masks[stream] = norms > threshold
+    return masks
+
+
+def _shares(form: BilinearForm) -> np.ndarray:
+    """The share of each row in a form's squared norm, averaged over the stack."""
+    rows, norm = (np.asarray(values, np.float64) for values in (form.row_norms, form.norm))
+    shares = (rows / np.where(norm > 0, norm, 1)[..., None]) ** 2
+    return np.asarray(shares.reshape(-1, shares.shape[-1]).mean(axis=0))
+
+
+def _pairs(
+    source: Source,
+    kinds: Sequence[str],
+    fixed: Mapping[str, np.ndarray],
+    on_progress: Callable[[int, int], None] | None,
+) -> Iterator[pl.DataFrame]:
+    """The rows of each kind of each pair of blocks.
+
+    As many writing blocks are held as memory has room for; for each such batch, the blocks after
+    it are read once.
+    """
+    plans, begin = source.plans, 0
+    while begin < len(plans):
+        writers: list[tuple[AttentionPlan, chaining.End]] = []
+        held, end = 0, len(plans)
+        for place, plan in enumerate(plans[begin:], start=begin):
+            stream = source.stream(plan, "write")
+            if place < end and stream is not None:
+                writers.append((plan, chaining.end(source.form(plan, "write"), fixed.get(stream))))
+                held += writers[-1][1].columns.nbytes
+                end = place + 1 if held > MEMORY else end
+            for kind in kinds:
+                feeding = [pair for pair in writers if source.feeds(pair[0], plan, kind)]
+                if not feeding:
+                    continue
+                reader = chaining.end(source.form(plan, kind), fixed.get(feeding[0][0].stack))
+                for writer, written in feeding:
+                    if len(written.columns) == len(reader.columns):
+                        scores = chaining.chain(written, reader)
+                        yield _rows(kind, writer, plan, scores, source.layers)
+            if on_progress and place < end:
+                on_progress(place + 1, len(plans))
+        begin = end
+
+
+def _rows(
+    kind: str,
+    writer: AttentionPlan,
+    reader: AttentionPlan,
+    scores: chaining.Chained,
+    layers: bool,
+) -> pl.DataFrame:
+    """Every writing head of a block with every reading head of another."""
+    writers, readers = scores.score.shape
+    columns = {
+        "writer_head": np.repeat(np.arange(writers), readers),
+        "reader_head": np.tile(np.arange(readers), writers),
+        "score": scores.score.ravel(),
+        "expected": scores.expected.ravel(),
+        "excess": (scores.score - scores.expected).ravel(),
+        "z": scores.z.ravel(),
+        "p": scores.p.ravel(),
+    }
+    guess = bool(writer.rule.guess or reader.rule.guess)
+    partial = bool(reader.reason) and kind != "v"
+    shared = {
+        "kind": kind,
+        "writer_stack": writer.stack,
+        "writer_attention": writer.kind,
+        "writer_layer": writer.layer,
+        "reader_stack": reader.stack,
+        "reader_attention": reader.kind,
+        "reader_layer": reader.layer,
+    } | ({"writer_head": None, "reader_head": None} if layers else {})
+    status = "guessed" if guess else "partial" if partial else "ok"
+    return (
+        pl.DataFrame(columns)
+        .with_columns(
+            *(pl.lit(v, COMPOSITION_SCHEMA[name]).alias(name) for name, v in shared.items()),
+            pl.col(pl.Float64).fill_nan(None),
+        )
+        .with_columns(
+            pl.when(pl.col("score").is_null()).then(pl.lit("degenerate")).otherwise(pl.lit(status))
+            .alias("status")
+        )
+    )  # fmt: skip
+
+
+def _ranked(frame: pl.DataFrame) -> pl.DataFrame:
+    """The largest excess first, with p corrected for the number of pairs as Holm (1979) does.
+
+    Holds whatever the dependence between pairs, at the price of some power.
+    """
+    count = frame["p"].count()
+    ranked = frame.sort("p", nulls_last=True, maintain_order=True)
+    tests = pl.lit(count) - pl.int_range(pl.len())
+    return ranked.with_columns(
+        (pl.col("p") * tests).cum_max().clip(upper_bound=1).alias("p_corrected")
+    ).sort("excess", descending=True, nulls_last=True, maintain_order=True)
+
+
+def shown(table: CompositionTable, top: int) -> Iterator[Any]:
+    """The first pairs, and how many of each kind exceed chance."""
+    frame = table.frame
+    if not len(table):
+        yield Text("no rows")
+        return
+    yield Text(title(frame.row(0, named=True)), style="bold")
+    zero = "random rotations of the stream"
+    if table.metadata.get("zero") == "outliers":
+        counts = (
+            f"{len(dims)} of the {stack}" for stack, dims in table.metadata["outlying"].items()
+        )
+        zero += f" that keep its outlying dimensions ({', '.join(counts)})"
+    unusual = conditions(frame, table.metadata, every=False)
+    yield Text(" · ".join(["composition", f"chance: {zero}", *unusual]))
+    headings = ("kind", "writer", "reader", "score", "expected", "excess", "z", "p")
+    lines = plain_table(*headings, left=["kind", "writer", "reader"])
+    for row in frame.head(top).iter_rows(named=True):
+        lines.add_row(
+            row["kind"].upper(),
+            *(place(row, end) for end in ("writer", "reader")),
+            *(number(row[name]) for name in ("score", "expected", "excess")),
+            number(row["z"], 1),
+            "–" if row["p_corrected"] is None else f"{row['p_corrected']:.1g}",
+        )
+    yield lines
+    if frame.height > top:
+        yield Text(f"and {frame.height - top:,} more", style="dim")
+    for kind in (one for one in KINDS if one in frame["kind"]):
+        rows = frame.filter(pl.col("kind") == kind)
+        beyond = rows.filter(pl.col("p_corrected") < SIGNIFICANT).height
+        median = rows["score"].median()
+        yield Text(
+            f"{kind.upper()}: {counted(rows.height, 'pair')}, {beyond:,} beyond chance "
+            f"(p < {SIGNIFICANT}), median score {number(median)}"
+        )
+    notes = ["p: the probability of such a score by chance, corrected for the number of pairs"]
+    if table.metadata.get("left_out"):
+        notes.append(f"left out: {', '.join(table.metadata['left_out'])}")
+    notes += table.metadata.get("notes", [])
+    yield Text("\n".join(notes), style="dim")
+
+
+def place(row: Mapping[str, Any], end: str) -> str:
+    """A writing or reading head as LAYER.HEAD, with what distinguishes its attention."""
+    head = row[f"{end}_head"]
+    name = f"{row[f'{end}_layer']}" + ("" if head is None else f".{head}")
+    crossing = row["writer_stack"] != row["reader_stack"]
+    words = [row[f"{end}_stack"]] if crossing else []
+    words += ["cross"] if row[f"{end}_attention"] == "cross" else []
+    return " ".join([*words, name])

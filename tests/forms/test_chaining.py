@@ -1,0 +1,143 @@
+"""Composition scores against dense products, and chance against random rotations."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wqk.errors import FormError
+from wqk.forms import BilinearForm
+from wqk.forms.chaining import chain, end, gamma_tail
+
+
+def forms(seed: int, groups: int, sharing: int, width: int, rank: int, shared: str) -> BilinearForm:
+    """A stack (groups, sharing) whose ``shared`` factor, if any, belongs to whole groups."""
+    dice = np.random.default_rng(seed)
+    query, key = (
+        dice.standard_normal((groups, 1 if side == shared else sharing, width, rank))
+        for side in ("query", "key")
+    )
+    return BilinearForm(query, key)
+
+
+def dense(form: BilinearForm) -> np.ndarray:
+    """Every form of the stack as a matrix of norm 1."""
+    matrices = np.broadcast_to(form.dense(), (*form.stack, *form.shape)).reshape(-1, *form.shape)
+    return matrices / np.linalg.norm(matrices, axis=(1, 2), keepdims=True)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.integers(0, 2**32 - 1),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.integers(2, 9),
+    st.integers(1, 12),
+    st.sampled_from(["query", "key", "none"]),
+    st.floats(-30, 30),
+)
+def test_scores_are_those_of_dense_products(seed, groups, sharing, width, rank, shared, power):
+    reader = forms(seed, groups, sharing, width, rank, shared) * 10.0**power
+    writer = forms(seed + 1, sharing, groups, width, rank, "query")
+    expected = np.linalg.norm(dense(writer)[:, None] @ dense(reader), axis=(-2, -1))
+    found = chain(end(writer.T), end(reader))
+    np.testing.assert_allclose(found.score, expected, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(found.mean, 1 / width, rtol=1e-9)
+
+
+def test_turning_the_stream_for_both_changes_nothing():
+    writer, reader = forms(0, 1, 3, 8, 2, "query"), forms(1, 2, 2, 8, 2, "key")
+    turn = np.linalg.qr(np.random.default_rng(2).standard_normal((8, 8)))[0]
+    turned = chain(
+        end(BilinearForm(turn @ writer.key, writer.query)),
+        end(BilinearForm(turn @ reader.query, reader.key)),
+    )
+    plain = chain(end(writer.T), end(reader))
+    for ours, theirs in zip(plain, turned, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-9)
+
+
+def uneven(seed: int, width: int, rank: int, large: int) -> BilinearForm:
+    """A form with a decaying spectrum that reads its first dimensions ``large`` times as much."""
+    dice = np.random.default_rng(seed)
+    query = dice.standard_normal((width, rank)) * 0.7 ** np.arange(rank)
+    query[:2] *= large
+    return BilinearForm(query, dice.standard_normal((width, rank)))
+
+
+def by_chance(
+    writer: BilinearForm, reader: BilinearForm, fixed: np.ndarray, count: int, seed: int
+) -> np.ndarray:
+    """Squared scores with random rotations of the dimensions that are not fixed."""
+    w, r = (form.svd() for form in (writer.T, reader))
+    w, r = (one.U * (one.S / np.linalg.norm(one.S)) for one in (w, r))
+    # A rotation takes the columns' orthonormal basis to a random one.
+    triangle = np.linalg.qr(w[~fixed], mode="r")
+    basis = np.random.default_rng(seed).standard_normal((count, int((~fixed).sum()), len(triangle)))
+    turned = np.linalg.qr(basis)[0] @ triangle
+    core = turned.swapaxes(-1, -2) @ r[~fixed] + w[fixed].T @ r[fixed]
+    return np.square(core).sum(axis=(-2, -1))
+
+
+@pytest.mark.parametrize("kept", [0, 2])
+@pytest.mark.parametrize("large", [1, 4])
+def test_chance_has_the_moments_of_random_rotations(kept: int, large: int):
+    width = 12
+    writer, reader = uneven(0, width, 3, large).T, uneven(1, width, 5, large)
+    fixed = np.arange(width) < kept
+    found = chain(end(writer.T, fixed), end(reader, fixed))
+    drawn = by_chance(writer, reader, fixed, 20_000, 2)
+    error = drawn.std() / np.sqrt(len(drawn))
+    assert found.mean[0, 0] == pytest.approx(drawn.mean(), abs=4 * error)
+    assert found.variance[0, 0] == pytest.approx(drawn.var(), rel=0.05)
+    third = ((drawn - drawn.mean()) ** 3).mean()
+    assert found.third[0, 0] == pytest.approx(third, rel=0.4)  # exact only for wide streams
+
+
+@pytest.mark.parametrize("kept", [0, 2])
+@pytest.mark.parametrize("rank", [1, 4])
+def test_p_values_are_as_frequent_as_they_say(kept: int, rank: int):
+    width = 48
+    writer, reader = uneven(3, width, rank, 3).T, uneven(4, width, rank, 3)
+    fixed = np.arange(width) < kept
+    found = chain(end(writer.T, fixed), end(reader, fixed))
+    drawn = by_chance(writer, reader, fixed, 10_000, 5)
+    z = (drawn - found.mean[0, 0]) / np.sqrt(found.variance[0, 0])
+    p = gamma_tail(z, np.full_like(z, (found.third / found.variance**1.5)[0, 0]))
+    for level, fewest, most in ((0.1, 0.65, 1.25), (0.01, 0.4, 1.35), (0.001, 0, 2)):
+        assert fewest <= (p <= level).mean() / level <= most
+
+
+def test_tails_are_those_of_a_gamma_distribution_or_larger():
+    stats = pytest.importorskip("scipy.stats")
+    for skewness in (0.05, 0.5, 1.0, 2.0):
+        z = np.linspace(-1, 8, 10)
+        ratio = gamma_tail(z, np.full_like(z, skewness)) / stats.pearson3.sf(z, skewness)
+        assert ((ratio > 0.9) & (ratio < 1.6)).all()
+
+
+def test_a_form_that_is_zero_has_no_score():
+    one, zero = forms(0, 1, 2, 6, 2, "none"), forms(1, 1, 2, 6, 2, "none")
+    zero = BilinearForm(zero.query * np.array([1.0, 0.0])[:, None, None], zero.key)
+    found = chain(end(one.T), end(zero))
+    for values in (found.score, found.z, found.p):
+        assert np.isnan(values).tolist() == [[False, True]] * 2
+
+
+def test_a_form_that_reads_all_alike_leaves_nothing_to_chance():
+    found = chain(end(forms(0, 1, 1, 6, 2, "none").T), end(BilinearForm.from_matrix(np.eye(6))))
+    assert found.score[0, 0] == pytest.approx(6**-0.5)
+    assert np.isnan(found.z[0, 0])
+    assert np.isnan(found.p[0, 0])
+
+
+def test_streams_have_one_width():
+    with pytest.raises(FormError, match="width 6, the other reads from one of width 7"):
+        chain(end(forms(0, 1, 1, 6, 2, "none").T), end(forms(0, 1, 1, 7, 2, "none")))
+
+
+def test_something_has_to_rotate():
+    with pytest.raises(FormError, match="two dimensions to rotate, got 1 of 6"):
+        end(forms(0, 1, 1, 6, 2, "none"), np.arange(6) > 0)
