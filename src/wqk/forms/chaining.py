@@ -31,13 +31,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from wqk._typing import Bool, Float
 from wqk.errors import FormError
-from wqk.forms.form import BilinearForm
+
+if TYPE_CHECKING:
+    from wqk.forms import BilinearForm
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +104,7 @@ def end(form: BilinearForm, fixed: np.ndarray | None = None) -> End:
     Examples
     --------
     >>> import numpy as np
+    >>> from wqk import BilinearForm
     >>> identity = BilinearForm.from_matrix(np.eye(4))
     >>> up = BilinearForm(np.eye(4)[:, :1], np.eye(4)[:, 1:2])  # reads 0, writes 1
     >>> down = BilinearForm(np.eye(4)[:, 1:2], np.eye(4)[:, 2:3])  # reads 1, writes 2
@@ -112,7 +115,7 @@ def end(form: BilinearForm, fixed: np.ndarray | None = None) -> End:
     """
     groups, sharing = (1, 1, *form.stack)[-2:]
     query, key = (
-        np.asarray(factor).reshape(-1, *((1, 1) + factor.shape)[-3:])
+        np.asarray(factor).reshape(-1, *(1, 1, *factor.shape)[-3:])
         for factor in (form.query, form.key)
     )
     width = query.shape[-2]
@@ -120,7 +123,7 @@ def end(form: BilinearForm, fixed: np.ndarray | None = None) -> End:
     if free.sum() < 2:
         raise FormError(f"chance needs two dimensions to rotate, got {int(free.sum())} of {width}")
     query, key = _scaled(query), _scaled(key)
-    triangle = np.linalg.qr(key, mode="r").swapaxes(-1, -2)  # (…, R, r)
+    triangle = np.asarray(np.linalg.qr(key, mode="r")).swapaxes(-1, -2)  # (…, R, r)
     # Everything about single forms is small; in double precision.
     grams = [_gram(query[..., rows, :]) for rows in (~free, free)]
     cores = [triangle.swapaxes(-1, -2) @ gram @ triangle for gram in grams]
@@ -219,11 +222,12 @@ def _squares(writer: End, reader: End) -> np.ndarray:
 
 def _summed(squares: np.ndarray, writer: End) -> np.ndarray:
     """Sums over the columns of each writing form."""
-    return squares.reshape(writer.heads, -1, squares.shape[-1]).sum(axis=1, dtype=np.float64)
+    parts = squares.reshape(writer.heads, -1, squares.shape[-1])
+    return np.asarray(parts.sum(axis=1, dtype=np.float64))
 
 
 def _deviations(one: End) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """tr P₂₂, and the traces of the square and the cube of its traceless part, (heads,)."""
+    """Tr P₂₂, and the traces of the square and the cube of its traceless part, (heads,)."""
     m = one.rotated
     first, second, third = one.traces.T
     return first, second - first**2 / m, third - 3 * first * second / m + 2 * first**3 / m**2

@@ -12,8 +12,9 @@ encoder has written; other stacks do not write into one another.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -30,6 +31,7 @@ from wqk.checkpoints import open_checkpoint
 from wqk.checkpoints.options import check_options
 from wqk.errors import CheckpointError, concerning
 from wqk.forms import chaining
+from wqk.scanning.cores import one_blas_thread, usable_cores
 from wqk.scanning.memory import plan_bytes
 from wqk.scanning.rows import checkpoint_columns
 from wqk.tables.conditions import conditions
@@ -158,15 +160,15 @@ def compose(
     Raises
     ------
     CheckpointError
-        No layer writes to a later one; the checkpoint has no values and outputs; or an argument is
+        No layer writes to a later one; the checkpoint has no values or outputs; or an argument is
         none of those above.
 
     Examples
     --------
     >>> import wqk
-    >>> table = wqk.compose(wqk.demo_model("decoder"), kind="k")
-    >>> table.frame.select("writer_layer", "reader_layer").unique().height
-    6
+    >>> table = wqk.compose(wqk.demo_model("induction"))
+    >>> table.frame.select("kind", "writer_head", "reader_head", "status").row(0)
+    ('k', 2, 2, 'ok')
     """
     check_options("compose", hub)
     for name, value, known in (
@@ -339,25 +341,28 @@ def _pairs(
     plans, begin = source.plans, 0
     while begin < len(plans):
         writers: list[tuple[AttentionPlan, chaining.End]] = []
-        held, end = 0, len(plans)
+        held, last = 0, len(plans)
         for place, plan in enumerate(plans[begin:], start=begin):
             stream = source.stream(plan, "write")
-            if place < end and stream is not None:
+            if place < last and stream is not None:
                 writers.append((plan, chaining.end(source.form(plan, "write"), fixed.get(stream))))
                 held += writers[-1][1].columns.nbytes
-                end = place + 1 if held > MEMORY else end
+                last = place + 1 if held > MEMORY else last
             for kind in kinds:
                 feeding = [pair for pair in writers if source.feeds(pair[0], plan, kind)]
                 if not feeding:
                     continue
                 reader = chaining.end(source.form(plan, kind), fixed.get(feeding[0][0].stack))
-                for writer, written in feeding:
-                    if len(written.columns) == len(reader.columns):
-                        scores = chaining.chain(written, reader)
-                        yield _rows(kind, writer, plan, scores, source.layers)
-            if on_progress and place < end:
+                # Between streams of two widths lies a projection that is not known here.
+                feeding = [pair for pair in feeding if len(pair[1].columns) == len(reader.columns)]
+                chained = partial(chaining.chain, reader=reader)
+                with one_blas_thread(), ThreadPoolExecutor(usable_cores()) as pool:
+                    scored = list(pool.map(chained, [written for _, written in feeding]))
+                for (writer, _), scores in zip(feeding, scored, strict=True):
+                    yield _rows(kind, writer, plan, scores, source.layers)
+            if on_progress and place < last:
                 on_progress(place + 1, len(plans))
-        begin = end
+        begin = last
 
 
 def _rows(
@@ -447,16 +452,20 @@ def shown(table: CompositionTable, top: int) -> Iterator[Any]:
     for kind in (one for one in KINDS if one in frame["kind"]):
         rows = frame.filter(pl.col("kind") == kind)
         beyond = rows.filter(pl.col("p_corrected") < SIGNIFICANT).height
-        median = rows["score"].median()
         yield Text(
             f"{kind.upper()}: {counted(rows.height, 'pair')}, {beyond:,} beyond chance "
-            f"(p < {SIGNIFICANT}), median score {number(median)}"
+            f"(p < {SIGNIFICANT}), median score {number(_median(rows))}"
         )
     notes = ["p: the probability of such a score by chance, corrected for the number of pairs"]
     if table.metadata.get("left_out"):
         notes.append(f"left out: {', '.join(table.metadata['left_out'])}")
     notes += table.metadata.get("notes", [])
     yield Text("\n".join(notes), style="dim")
+
+
+def _median(rows: pl.DataFrame) -> float | None:
+    median: Any = rows["score"].median()
+    return None if median is None else float(median)
 
 
 def place(row: Mapping[str, Any], end: str) -> str:

@@ -1,4 +1,4 @@
-"""Two small models that ship with the package: an encoder and a decoder with the same recipe."""
+"""Small models that ship with the package: an encoder and a decoder with one recipe, a copier."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from wqk.tables.score_table import ScoreTable
 
 FOLDER = Path(__file__).parent / "demo_models"
-Name = Literal["encoder", "decoder"]
-MODELS: tuple[Name, ...] = ("encoder", "decoder")
+Name = Literal["encoder", "decoder", "induction"]
+MODELS: tuple[Name, ...] = ("encoder", "decoder")  # the pair that the demonstration compares
 
 # The paper's claims, by which each of an encoder's scores is larger than a decoder's.
 CLAIMS = {
@@ -32,10 +32,13 @@ CLAIMS = {
 
 
 def demo_model(name: Name) -> Path:
-    """Folder of a model that ships with the package: its query and key weights and configuration.
+    """Folder of a small model that ships with the package.
 
-    Both have one shape and were trained on one text with one recipe, the encoder to fill in masked
-    characters, the decoder to predict the next one (``examples/train_demo_pair.sh``).
+    Of the encoder and the decoder there are the query and key weights and the configuration. Both
+    have one shape and were trained on one text with one recipe, the encoder to fill in masked
+    characters, the decoder to predict the next one (``examples/train_demo_pair.sh``). The third
+    model is whole: two layers of attention that continue repeated random tokens, with
+    ``training.csv``, its history (``examples/train_induction.py``).
 
     Examples
     --------

@@ -1,0 +1,256 @@
+"""Composition of heads: against dense products, planted pairs, and a model that copies."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+import wqk
+from wqk.attention import attention_plans
+from wqk.attention.coordinates import Coordinates, read_block
+from wqk.checkpoints import open_checkpoint
+from wqk.errors import CheckpointError
+from wqk.inspecting import composition
+
+LAYERS, HEADS, KEY_HEADS, WIDTH, RANK = 3, 4, 2, 48, 6
+PAIRS = 3 * HEADS**2  # of three layers
+
+
+def weights(seed: int = 0) -> dict[str, np.ndarray]:
+    """Random weights with the names of Llama's, in three layers with grouped heads."""
+    dice = np.random.default_rng(seed)
+    shapes = {"q": (HEADS, 0), "k": (KEY_HEADS, 0), "v": (KEY_HEADS, 0), "o": (HEADS, 1)}
+    made = {}
+    for layer in range(LAYERS):
+        for role, (heads, turned) in shapes.items():
+            weight = dice.standard_normal((heads * RANK, WIDTH)).astype(np.float32)
+            name = f"model.layers.{layer}.self_attn.{role}_proj.weight"
+            made[name] = np.ascontiguousarray(weight.T) if turned else weight
+        gain = dice.uniform(0.5, 2, WIDTH).astype(np.float32)
+        made[f"model.layers.{layer}.input_layernorm.weight"] = gain
+    return made
+
+
+def llama(folder: Path, tensors: dict[str, np.ndarray], **changes: Any) -> Path:
+    """A folder with these weights."""
+    safetensors = pytest.importorskip("safetensors.numpy")
+    config = {
+        "model_type": "llama",
+        "hidden_size": WIDTH,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KEY_HEADS,
+        "head_dim": RANK,
+        "rope_theta": 10000.0,
+    } | changes
+    folder.mkdir(exist_ok=True)
+    safetensors.save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def matrices(ref: Any, circuit: str, **coordinates: Any) -> list[np.ndarray]:
+    """Every head of every block as a matrix, (H, D, D) for each block."""
+    checkpoint = open_checkpoint(ref)
+    found = []
+    for plan in attention_plans(checkpoint):
+        ((_, form),) = read_block(checkpoint, plan, Coordinates(circuit, **coordinates)).forms
+        found.append(form.dense().reshape(-1, *form.shape).astype(np.float64))
+    return found
+
+
+def by_definition(ref: Any, **coordinates: Any) -> dict[tuple[Any, ...], float]:
+    """Scores by kind, writing layer and head, and reading layer and head, from dense matrices."""
+    qk, ov = (matrices(ref, circuit, **coordinates) for circuit in ("qk", "ov"))
+    scores = {}
+    for earlier in range(len(ov)):
+        for later in range(earlier + 1, len(ov)):
+            for h, writer in enumerate(ov[earlier]):
+                for k in range(len(ov[later])):
+                    for kind, reader in (
+                        ("q", qk[later][k]),
+                        ("k", qk[later][k].T),
+                        ("v", ov[later][k]),
+                    ):
+                        norms = np.linalg.norm(writer) * np.linalg.norm(reader)
+                        score = np.linalg.norm(writer @ reader) / norms
+                        scores[kind, earlier, h, later, k] = score
+    return scores
+
+
+def scores_of(table: wqk.CompositionTable) -> dict[tuple[Any, ...], float]:
+    """The scores of a table, keyed like those by definition."""
+    columns = ("kind", "writer_layer", "writer_head", "reader_layer", "reader_head", "score")
+    return {tuple(row[:-1]): row[-1] for row in table.frame.select(columns).rows()}
+
+
+@pytest.mark.parametrize("fold_norm", [False, True])
+def test_scores_are_those_of_dense_products(fold_norm: bool, tmp_path: Path):
+    folder = llama(tmp_path / "model", weights())
+    table = wqk.compose(folder, fold_norm=fold_norm)
+    expected = by_definition(folder, fold_norm=fold_norm)
+    assert len(table) == 3 * PAIRS == len(expected)
+    found = scores_of(table)
+    assert found.keys() == expected.keys()
+    for key, score in expected.items():
+        assert found[key] == pytest.approx(score, rel=1e-5)
+
+
+def test_whole_layers_are_sums_of_heads(tmp_path: Path):
+    folder = llama(tmp_path / "model", weights())
+    qk, ov = (matrices(folder, circuit) for circuit in ("qk", "ov"))
+    table = wqk.compose(folder, layers=True)
+    assert len(table) == 9
+    assert table.frame["writer_head"].null_count() == 9
+    row = table.frame.filter(kind="k", writer_layer=0, reader_layer=2).row(0, named=True)
+    writer, reader = ov[0].sum(0), qk[2].sum(0).T
+    norms = np.linalg.norm(writer) * np.linalg.norm(reader)
+    assert row["score"] == pytest.approx(np.linalg.norm(writer @ reader) / norms, rel=1e-5)
+
+
+def planted(seed: int, kind: str) -> dict[str, np.ndarray]:
+    """Head 2 of layer 2 reads, with its queries or values, what head 1 of layer 0 writes."""
+    made = weights(seed)
+    written = made["model.layers.0.self_attn.o_proj.weight"].reshape(WIDTH, HEADS, RANK)[:, 1]
+    name, heads, head = {"q": ("q", HEADS, 2), "k": ("k", KEY_HEADS, 1), "v": ("v", KEY_HEADS, 1)}[
+        kind
+    ]
+    weight = made[f"model.layers.2.self_attn.{name}_proj.weight"].reshape(heads, RANK, WIDTH)
+    size = np.linalg.norm(weight[head])
+    weight[head] = written.T / np.linalg.norm(written) * size
+    return made
+
+
+@pytest.mark.parametrize("kind", ["q", "k", "v"])
+@pytest.mark.parametrize("zero", ["outliers", "rotation"])
+def test_a_planted_composition_is_found(kind: str, zero: Any, tmp_path: Path):
+    frame = wqk.compose(llama(tmp_path / "model", planted(1, kind)), zero=zero).frame
+    readers = {2} if kind == "q" else {2, 3}  # which share a key head
+    first = frame.head(len(readers))
+    assert set(first["reader_head"]) == readers
+    assert first.select("kind", "writer_layer", "writer_head", "reader_layer").unique().rows() == [
+        (kind, 0, 1, 2)
+    ]
+    assert (first["p_corrected"] < 1e-9).all()
+    rest = frame.slice(len(readers))
+    # Heads of one norm that were not planted.
+    others = rest.filter(~((pl.col("writer_layer") == 0) & (pl.col("writer_head") == 1)))
+    assert others["p_corrected"].min() > 0.01
+
+
+def test_nothing_is_found_in_random_models(tmp_path: Path):
+    tables = [wqk.compose(llama(tmp_path / str(seed), weights(seed))).frame for seed in range(6)]
+    everything = pl.concat(tables)
+    assert sum(table["p_corrected"].min() < 0.05 for table in tables) <= 2
+    assert everything["z"].mean() == pytest.approx(0, abs=0.1)
+    assert everything["z"].std() == pytest.approx(1, abs=0.1)
+    assert (everything["p"] < 0.1).mean() == pytest.approx(0.1, abs=0.03)
+
+
+def test_outlying_dimensions_are_no_composition(tmp_path: Path):
+    made = weights(3)
+    for name, weight in made.items():
+        if "proj" in name:  # everything reads and writes two dimensions a lot
+            made[name] = weight.copy()
+            made[name][(slice(None), [5, 9]) if "o_proj" not in name else [5, 9]] *= 4
+    folder = llama(tmp_path / "model", made)
+    kept, turned = (wqk.compose(folder, zero=zero) for zero in ("outliers", "rotation"))
+    assert kept.metadata["outlying"] == {"decoder": [5, 9]}
+    assert turned.metadata["gamma"] is None
+    assert turned.frame["z"].mean() > 3
+    assert abs(kept.frame["z"].mean()) < 0.5
+    assert scores_of(kept) == pytest.approx(scores_of(turned), rel=1e-6)
+
+
+def test_p_values_are_corrected_as_holm_does():
+    frame = pl.DataFrame({"p": [0.01, None, 0.04, 0.03, 0.5], "excess": [0.4, None, 0.2, 0.3, 0.1]})
+    ranked = composition._ranked(frame)
+    assert ranked["p"].to_list() == [0.01, 0.03, 0.04, 0.5, None]
+    corrected = ranked["p_corrected"].to_list()
+    assert corrected[-1] is None
+    np.testing.assert_allclose(corrected[:-1], [0.04, 0.09, 0.09, 0.5])
+
+
+def test_memory_for_one_writer_at_a_time_gives_the_same(tmp_path, monkeypatch):
+    folder = llama(tmp_path / "model", weights())
+    whole = wqk.compose(folder).frame
+    monkeypatch.setattr(composition, "MEMORY", 1)
+    done: list[tuple[int, int]] = []
+    parts = wqk.compose(folder, on_progress=lambda *n: done.append(n)).frame
+    keys = ["kind", "writer_layer", "writer_head", "reader_layer", "reader_head"]
+    assert parts.sort(keys).equals(whole.sort(keys))
+    assert done == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_a_pruned_head_has_no_score(tmp_path: Path):
+    made = weights()
+    made["model.layers.0.self_attn.o_proj.weight"][:, RANK : 2 * RANK] = 0
+    frame = wqk.compose(llama(tmp_path / "model", made)).frame
+    pruned = frame.filter(writer_layer=0, writer_head=1)
+    assert set(pruned["status"]) == {"degenerate"}
+    assert pruned["score"].null_count() == pruned["p_corrected"].null_count() == len(pruned)
+    rest = frame.filter(pl.col("status") != "degenerate")
+    assert rest["score"].null_count() == rest["p_corrected"].null_count() == 0
+    assert frame.tail(len(pruned))["status"].unique().to_list() == ["degenerate"]
+
+
+def joined(frame: pl.DataFrame) -> set[tuple[Any, ...]]:
+    """Which blocks write to which, by stack, attention and layer, and how they are read."""
+    ends = [f"{end}_{of}" for end in ("writer", "reader") for of in ("stack", "attention", "layer")]
+    return {(tuple(row[1:4]), row[0], tuple(row[4:])) for row in frame.select("kind", *ends).rows()}
+
+
+def test_encoder_and_decoder_are_joined_by_cross_attention_alone():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.T5Config(
+        vocab_size=11, d_model=16, d_kv=4, d_ff=8, num_layers=2, num_decoder_layers=2, num_heads=2
+    )
+    pairs = joined(wqk.compose(transformers.T5Model(config)).frame)
+    crossing = {pair for pair in pairs if pair[0][0] != pair[2][0]}
+    assert crossing == {
+        (("encoder", "self", i), kind, ("decoder", "cross", j))
+        for i in (0, 1)
+        for j in (0, 1)
+        for kind in "kv"
+    }
+    within = {pair for pair in pairs if pair[0][0] == "decoder"}
+    order = [("decoder", kind, layer) for layer in (0, 1) for kind in ("self", "cross")]
+    assert within == {
+        (writer, kind, reader)
+        for n, writer in enumerate(order)
+        for reader in order[n + 1 :]
+        for kind in ("q" if reader[1] == "cross" else "qkv")
+    }
+
+
+def test_a_layer_that_is_applied_again_reads_itself():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.AlbertConfig(
+        vocab_size=11, embedding_size=8, hidden_size=16, num_hidden_layers=4, num_hidden_groups=1,
+        num_attention_heads=2, intermediate_size=8,
+    )  # fmt: skip
+    pairs = joined(wqk.compose(transformers.AlbertModel(config), kind="q").frame)
+    assert pairs == {(("encoder", "self", 0), "q", ("encoder", "self", 0))}
+
+
+def test_without_values_there_is_nothing_to_compose():
+    with pytest.raises(CheckpointError, match="no values and outputs"):
+        wqk.compose(wqk.demo_model("decoder"))
+
+
+def test_one_layer_has_nothing_to_write_to(tmp_path: Path):
+    made = {name: weight for name, weight in weights().items() if "layers.0" in name}
+    with pytest.raises(CheckpointError, match="nothing to compose"):
+        wqk.compose(llama(tmp_path / "model", made, num_hidden_layers=1))
+
+
+@pytest.mark.parametrize("argument", [{"kind": "o"}, {"zero": "none"}])
+def test_wrong_arguments_are_named(argument: dict[str, Any]):
+    ((name, value),) = argument.items()
+    with pytest.raises(CheckpointError, match=f"{name} must be one of .*, got '{value}'"):
+        wqk.compose(wqk.demo_model("induction"), **argument)
