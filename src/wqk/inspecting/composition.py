@@ -22,7 +22,7 @@ import numpy as np
 import polars as pl
 from rich.text import Text
 
-from wqk._console import counted, number, plain_table
+from wqk._console import counted, number
 from wqk._typing import FilePath
 from wqk._version import __version__
 from wqk.attention import attention_plans
@@ -38,6 +38,7 @@ from wqk.tables.conditions import conditions
 from wqk.tables.rendering import title
 from wqk.tables.schema import SCHEMA
 from wqk.tables.score_table import Table
+from wqk.tables.sheet import Sheet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -437,9 +438,9 @@ def shown(table: CompositionTable, top: int) -> Iterator[Any]:
     unusual = conditions(frame, table.metadata, every=False)
     yield Text(" · ".join(["composition", f"chance: {zero}", *unusual]))
     headings = ("kind", "writer", "reader", "score", "expected", "excess", "z", "p")
-    lines = plain_table(*headings, left=["kind", "writer", "reader"])
+    lines = Sheet.of(*headings, text=["kind", "writer", "reader"])
     for row in frame.head(top).iter_rows(named=True):
-        lines.add_row(
+        lines.add(
             row["kind"].upper(),
             *(place(row, end) for end in ("writer", "reader")),
             *(number(row[name]) for name in ("score", "expected", "excess")),
