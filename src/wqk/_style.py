@@ -22,6 +22,9 @@ BLUE, ORANGE, GREEN, PURPLE, GRAY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", 
 SKY, YELLOW = "#56B4E9", "#E69F00"
 COLORS = {"encoder": BLUE, "decoder": ORANGE}
 
+# Purple for negative, green for positive: blue and orange are taken.
+SIGNS = "PRGn"
+
 # Outlying rows and columns, and values expected by chance, in every figure.
 OUTLIER = "#1b1f24"
 CHANCE: dict[str, Any] = {

@@ -113,20 +113,29 @@ def test_every_figure_is_drawn_without_a_complaint(browser, folder, name):
         assert page.title() != "owned"
 
 
-def test_curves_are_the_scores_and_bands_the_quartiles_over_heads(browser, folder):
+def test_curves_are_the_scores_and_dots_the_heads(browser, folder):
     with Reader(browser, folder / "pair.html") as page:
-        for figure, score in enumerate(("symmetry", "directionality", "directionality_excess")):
+        for figure, score in enumerate(("symmetry", "directionality_excess")):
             shown = curves(page, "layers", figure)
             for name in MODELS:
-                expected = wqk.scan(wqk.demo_model(name), heads=False).frame[score]
-                np.testing.assert_allclose(shown[name]["y"], expected, rtol=1e-5)
-        band = curves(page, "layers")["0"]
-    heads = wqk.scan(wqk.demo_model("encoder")).heads.frame
-    high, low = (
-        [np.quantile(heads.filter(layer=layer)["symmetry"], q) for layer in range(4)]
-        for q in (0.75, 0.25)
-    )
-    np.testing.assert_allclose(band["y"], [*high, *reversed(low)], rtol=1e-5)
+                table = wqk.scan(wqk.demo_model(name))
+                np.testing.assert_allclose(shown[name]["y"], table.layers.frame[score], rtol=1e-5)
+                dots = shown[f"{name}, heads"]
+                np.testing.assert_allclose(dots["y"], table.heads.frame[score], rtol=1e-5)
+
+
+def test_an_encoder_and_a_decoder_have_the_colors_of_every_figure(browser, folder):
+    from wqk._style import COLORS
+
+    with Reader(browser, folder / "pair.html", color_scheme="light") as page:
+        curves(page, "layers")
+        drawn = page.evaluate(
+            "Object.fromEntries(document.querySelector('#layers .plot').data"
+            ".filter(({line}) => line).map(({name, line}) => [name, line.color]))"
+        )
+    for name, color in COLORS.items():
+        red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
+        assert drawn[name] == f"rgba({red},{green},{blue},1)"
 
 
 def test_heads_obey_tabs_keyboard_and_order_and_tell_what_lies_under_the_mouse(browser, folder):
@@ -134,7 +143,7 @@ def test_heads_obey_tabs_keyboard_and_order_and_tell_what_lies_under_the_mouse(b
     with Reader(browser, folder / "pair.html") as page:
         for key, score in (
             (None, "symmetry"),
-            ("ArrowRight", "directionality"),
+            ("ArrowRight", "directionality_excess"),
             ("End", "norm"),
             ("ArrowRight", "symmetry"),
             ("ArrowLeft", "norm"),

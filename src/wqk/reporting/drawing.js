@@ -22,7 +22,7 @@ function color(name, opacity = 1) {
 }
 
 function seriesColor(index, opacity) {
-  return color(`series-${index % 6}`, opacity);
+  return color(GROUPS[index].color, opacity);
 }
 
 /** A diverging scale through the background color. */
@@ -33,7 +33,7 @@ function diverging() {
 
 /** A sequential scale. */
 function rising() {
-  return ['zero', 'series-0', 'negative-2'].map((name, i) => [i / 2, color(name)]);
+  return ['zero', 'accent', 'ink'].map((name, i) => [i / 2, color(name)]);
 }
 
 /** Escapes text, since plotly interprets tags and entities. */

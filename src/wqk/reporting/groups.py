@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
@@ -71,6 +72,31 @@ def groups(tables: Sequence[ScoreTable]) -> list[Group]:
                 label += f", {first[column]}"
         found.append(Group(label, part.drop("model", "table"), tables[first["table"]].metadata))
     return found
+
+
+# Stacks by the color that they have in every figure; colors that a report has for each.
+KINDS = {"encoder": "encoder", "vision": "encoder", "decoder": "decoder"}
+SHADES = 3
+
+
+def colors(groups: Sequence[Group]) -> list[str]:
+    """The names of the groups' colors: a shade of their stack's.
+
+    Examples
+    --------
+    >>> from wqk.tables.score_table import ScoreTable
+    >>> stacks = ("encoder", "decoder", "encoder")
+    >>> rows = [{"checkpoint": str(i), "stack": stack} for i, stack in enumerate(stacks)]
+    >>> colors(globals()["groups"]([ScoreTable.from_rows(rows)]))
+    ['encoder-0', 'decoder-0', 'encoder-1']
+    """
+    seen: Counter[str] = Counter()
+    names = []
+    for group in groups:
+        kind = KINDS.get(str(group.facts["stack"]), "other")
+        names.append(f"{kind}-{seen[kind] % SHADES}")
+        seen[kind] += 1
+    return names
 
 
 def model_name() -> pl.Expr:

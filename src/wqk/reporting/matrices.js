@@ -43,7 +43,7 @@ function matrixFigure({group, block}, width) {
   const bare = {showgrid: false, zeroline: false};
   return {
     caption: `${group.label}, layer ${block.layer}`,
-    said: `${block.outlying[0]} outlying rows, ${block.outlying[1]} outlying columns.`,
+    said: block.said,
     traces: [entries, ...margin(block, 'column'), ...margin(block, 'row')],
     layout: layout(
       axis('column (key side)', {...bare, domain: [0, 0.84], range: [-0.5, block.columns - 0.5]}),
@@ -83,7 +83,7 @@ function couplingFigure({group, block}, width) {
   const heads = block.coupling.length;
   return {
     caption: `${group.label}, layer ${block.layer}, coupling of heads`,
-    said: strongest(block.coupling),
+    said: block.pair,
     traces: [{
       type: 'heatmap',
       z: block.coupling,
@@ -102,20 +102,10 @@ function couplingFigure({group, block}, width) {
   };
 }
 
-/** The pair of heads closest to being each other's transposes. */
-function strongest(coupling) {
-  const pairs = coupling.flatMap((row, a) => row.slice(a + 1).map((value, i) => ({a, b: a + 1 + i, value})));
-  if (!pairs.length) return 'A single head.';
-  const best = pairs.reduce((one, other) => (other.value > one.value ? other : one));
-  const positive = pairs.filter(({value}) => value > 0).length / pairs.length;
-  return `Strongest pair: heads ${best.a} and ${best.b}, ${decimals(best.value, 2)}; `
-    + `${Math.round(100 * positive)} % of pairs are positive.`;
-}
-
 function outlyingFigure({group, blocks}) {
   return {
     caption: group.label,
-    said: mostOften(blocks),
+    said: group.recurring.find((part) => part.step === blocks[0].step && part.distance === blocks[0].distance).said,
     traces: [outlyingMarks(blocks, 'column', 'line-ns'), outlyingMarks(blocks, 'row', 'line-ew')],
     layout: layout(
       axis('dimension', {zeroline: false}),
@@ -141,22 +131,4 @@ function outlyingMarks(blocks, side, symbol) {
     },
     hovertemplate: `dimension %{x}, layer %{y}: ${side} norm %{customdata:.1f} times the mean<extra></extra>`,
   };
-}
-
-/** The dimensions that are outlying in most layers. */
-function mostOften(blocks) {
-  const counts = new Map();
-  for (const block of blocks) {
-    for (const side of ['row', 'column']) {
-      for (const [place] of block[`outlying_${side}s`]) {
-        const seen = counts.get(place) ?? counts.set(place, {row: 0, column: 0}).get(place);
-        seen[side] += 1;
-      }
-    }
-  }
-  const often = [...counts]
-    .sort(([, a], [, b]) => b.row + b.column - a.row - a.column)
-    .slice(0, 6)
-    .map(([place, {row, column}]) => `${place} (row in ${row}, column in ${column})`);
-  return often.length ? `In most of the ${blocks.length} layers: ${often.join('; ')}.` : 'None in any layer.';
 }

@@ -175,7 +175,7 @@ function legendKey(index) {
   const svg = document.createElementNS('http://www.w3.org/2000/svg', 'svg');
   svg.setAttribute('viewBox', '0 0 36 14');
   svg.setAttribute('aria-hidden', 'true');
-  svg.style.color = `var(--series-${index % 6})`;
+  svg.style.color = `var(--${GROUPS[index].color})`;
   const line = document.createElementNS(svg.namespaceURI, 'path');
   line.setAttribute('d', 'M0 7H36');
   line.setAttribute('stroke-dasharray', LINES[seriesDash(index)]);

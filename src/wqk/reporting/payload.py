@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
+from wqk.reporting.groups import colors
+from wqk.reporting.sentences import outliers, recurring, strongest_pair
 from wqk.tables.schema import SCHEMA
 
 if TYPE_CHECKING:
@@ -35,18 +37,25 @@ MARKED = 32
 
 def payload(groups: Sequence[Group], details: Sequence[Details], published: Any) -> str:
     """The JSON object, safe inside a script element, without details of layers in no group."""
+    owned = _owned(groups, details)
+    side = max(64, math.isqrt(PIXELS // max(1, len(owned))))
     columns = dict.fromkeys(name for group in groups for name in group.rows.columns)
     data = {
         "extra": [name for name in columns if name not in SCHEMA],
         "groups": [
             {
                 "label": group.label,
+                "color": color,
+                "recurring": _recurring(owned, number),
                 "rows": {name: _column(group.rows[name]) for name in group.rows.columns},
                 "count": group.rows.height,
             }
-            for group in groups
+            for number, (group, color) in enumerate(zip(groups, colors(groups), strict=True))
         ],
-        "details": _details(groups, details),
+        "details": [
+            {"group": number, **asdict(block.key), **_pictures(block, side)}
+            for number, block in owned
+        ],
         "published": published,
     }
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -88,8 +97,8 @@ def _column(values: pl.Series) -> dict[str, Any]:
     return {"values": values.to_list()}
 
 
-def _details(groups: Sequence[Group], details: Sequence[Details]) -> list[dict[str, Any]]:
-    """The blocks of layers in the tables, each with the number of its group."""
+def _owned(groups: Sequence[Group], details: Sequence[Details]) -> list[tuple[int, BlockDetails]]:
+    """The blocks of layers in the tables, each after the number of its group."""
     columns = ("checkpoint", "revision", "step", "stack", "kind", "layer", "circuit", "distance")
     owner = {
         key: number
@@ -101,10 +110,24 @@ def _details(groups: Sequence[Group], details: Sequence[Details]) -> list[dict[s
         key = tuple(getattr(block.key, name) for name in columns)
         if key in owner:
             layers.setdefault(key, block)
-    side = max(64, math.isqrt(PIXELS // max(1, len(layers))))
+    return [(owner[key], block) for key, block in layers.items()]
+
+
+def _recurring(owned: Sequence[tuple[int, BlockDetails]], group: int) -> list[dict[str, Any]]:
+    """What is said of a group's outlying dimensions, at each of its steps and distances."""
+    parts: dict[tuple[Any, Any], list[BlockDetails]] = {}
+    for number, block in owned:
+        if number == group:
+            parts.setdefault((block.key.step, block.key.distance), []).append(block)
     return [
-        {"group": owner[key], **asdict(block.key), **_pictures(block, side)}
-        for key, block in layers.items()
+        {
+            "step": step,
+            "distance": distance,
+            "said": recurring(
+                [(b.outlying_rows.tolist(), b.outlying_columns.tolist()) for b in blocks]
+            ),
+        }
+        for (step, distance), blocks in parts.items()
     ]
 
 
@@ -124,7 +147,8 @@ def _pictures(block: BlockDetails, side: int) -> dict[str, Any]:
         "outlying_columns": _largest(block.outlying_columns, block.column_norms),
         "row_mean": digits(block.row_norms.mean()),
         "column_mean": digits(block.column_norms.mean()),
-        "outlying": [len(block.outlying_rows), len(block.outlying_columns)],
+        "said": outliers(len(block.outlying_rows), len(block.outlying_columns)),
+        "pair": "" if coupling is None else strongest_pair(coupling),
         "coupling": None
         if coupling is None
         else [[digits(round(value, 3)) for value in row] for row in coupling.tolist()],

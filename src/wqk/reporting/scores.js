@@ -5,7 +5,6 @@ const DATA = JSON.parse(document.getElementById('data').textContent);
 
 const SCORES = {
   symmetry: 'symmetry',
-  directionality: 'directionality',
   directionality_excess: 'directionality (excess)',
 };
 
@@ -32,6 +31,8 @@ const GROUPS = DATA.groups.map((group, index) => {
   return {
     index,
     label: group.label,
+    color: group.color,
+    recurring: group.recurring,
     rows,
     steps: distinct(rows.map((row) => row.step)),
     distances: distinct(rows.map((row) => row.distance)),

@@ -45,7 +45,7 @@ function drawLayers(chosen) {
   }));
   const few = GROUPS.length <= SIDE_BY_SIDE;
   document.getElementById('explain-null').hidden = !few;
-  document.getElementById('explain-band').hidden = !(few && looks.some(({heads}) => heads.length));
+  document.getElementById('explain-band').hidden = !(few && looks.some(({heads}) => heads.length && heads.length <= MANY_HEADS));
 }
 
 function layerCurve(group, {layers, heads}, score) {
@@ -77,10 +77,17 @@ function layerCurve(group, {layers, heads}, score) {
       hovertemplate: `layer %{x}: %{y:.3f}`,
     });
   }
-  if (few && heads.length) {
-    const parts = [...grouped(heads, 'layer')];
-    const at = (q) => parts.map(([, rows]) => quantile(rows.map((row) => row[score]), q));
-    curves.unshift(band(parts.map(([layer]) => layer), at(0.25), at(0.75), seriesColor(group.index, 0.13)));
+  if (few && heads.length && heads.length <= MANY_HEADS) {
+    curves.unshift({
+      x: heads.map((row) => row.layer),
+      y: heads.map((row) => row[score]),
+      text: heads.map((row) => `head ${row.head}`),
+      name: plain(`${group.label}, heads`),
+      mode: 'markers',
+      marker: {size: 4, color: seriesColor(group.index, 0.35)},
+      showlegend: false,
+      hovertemplate: 'layer %{x}, %{text}: %{y:.3f}',
+    });
   }
   return curves;
 }
@@ -302,7 +309,7 @@ function publishedDots(models, stack) {
     text: shown.map((model) => plain(model.name)),
     name: `published ${stack}s`,
     mode: 'markers',
-    marker: {size: 7, symbol: PUBLISHED[stack], color: color('muted', 0.8), line: {width: 1}},
+    marker: {size: 7, symbol: PUBLISHED[stack], color: color(`${stack}-0`, 0.6), line: {width: 1}},
     hovertemplate: '%{text}<br>symmetry %{x:.2f}, directionality %{y:.2f}<extra></extra>',
   };
 }

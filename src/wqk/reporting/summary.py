@@ -10,9 +10,11 @@ import polars as pl
 
 from wqk._console import count, number
 from wqk.comparing.placing import place, sound_models
-from wqk.tables.rendering import left_out
-from wqk.tables.schema import GROUP, SUMMARIZED, statuses
+from wqk.reporting.groups import colors
+from wqk.tables.rendering import HEADLINE, label, left_out
+from wqk.tables.schema import GROUP, statuses
 from wqk.tables.score_table import ScoreTable
+from wqk.tables.sheet import Cell, Column, Sheet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,57 +28,44 @@ STATUSES = {
     "those of independent random entries",
     "guessed": "was guessed from the names of tensors; its scale and positions are not known",
     "partial": "is not the model's whole attention score",
-}  # Entries of a table's metadata that are lists, and what is said of each item.
+}
+# Entries of a table's metadata that are lists, and what is said of each item.
 METADATA = {
     "inferred": "family {}; check with wqk verify",
     "unread": "named like attention but not read: {}",
     "notes": "{}",
 }
 
-HEADINGS = (
-    "model",
-    "attention",
-    "parameters",
-    "layers",
-    "heads",
-    "width",
-    *(score.replace("_excess", " (excess)") for score in SUMMARIZED),
-)
-
 
 def summary_table(groups: Sequence[Group]) -> str:
     """A table with a row for each group: what it is, medians and quartiles over its layers."""
-    header = "".join(f'<th scope="col">{heading}</th>' for heading in HEADINGS)
-    body = "".join(_summary_row(number, group) for number, group in enumerate(groups))
-    return f"<table><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _summary_row(number: int, group: Group) -> str:
-    facts, latest = group.facts, ScoreTable(group.latest)
-    layers = latest.layers.frame
-    medians = ScoreTable(layers).summary()
-    attention = f"{facts['family']} · {facts['stack']} {facts['kind']}-attention"
-    if facts["circuit"] != "qk":
-        attention += f" · {facts['circuit']} circuit"
-    if facts["step"] is not None:
-        attention += f" · step {facts['step']:,}"
-    name = (
-        f'<span class="key" style="--color: var(--series-{number % 6})"></span>'
-        f'<span title="{escape(str(facts["checkpoint"]))}">{escape(group.label)}</span>'
+    sheet = Sheet(
+        [Column(name, text=True) for name in ("model", "attention")]
+        + [Column(name) for name in ("parameters", "layers", "heads", "width")]
+        + [Column(label(score)) for score in HEADLINE]
     )
-    values = [
-        escape(attention),
-        count(facts["parameters"]),
-        str(layers.height),
-        _several(layers, "heads", "key_heads"),
-        _several(layers, "d_query", "d_key"),
-        *(f"<span>{_median(medians, score)}</span>" for score in SUMMARIZED),
-    ]
-    cells = "".join(
-        f'<td data-label="{heading}">{value}</td>'
-        for heading, value in zip(HEADINGS[1:], values, strict=True)
-    )
-    return f'<tr><th scope="row">{name}</th>{cells}</tr>'
+    for group, color in zip(groups, colors(groups), strict=True):
+        facts, layers = group.facts, ScoreTable(group.latest).layers
+        medians = layers.summary()
+        attention = f"{facts['family']} · {facts['stack']} {facts['kind']}-attention"
+        if facts["circuit"] != "qk":
+            attention += f" · {facts['circuit']} circuit"
+        if facts["step"] is not None:
+            attention += f" · step {facts['step']:,}"
+        name = (
+            f'<span class="key" style="--color: var(--{color})"></span>'
+            f'<span title="{escape(str(facts["checkpoint"]))}">{escape(group.label)}</span>'
+        )
+        sheet.add(
+            Cell(group.label, html=name),
+            attention,
+            count(facts["parameters"]),
+            str(len(layers)),
+            _several(layers.frame, "heads", "key_heads"),
+            _several(layers.frame, "d_query", "d_key"),
+            *(_median(medians, score) for score in HEADLINE),
+        )
+    return sheet.html()
 
 
 def _several(layers: pl.DataFrame, first: str, second: str) -> str:
@@ -94,13 +83,13 @@ def _span(values: Sequence[int]) -> str:
     return str(low) if low == high else f"{low} to {high}"
 
 
-def _median(summary: pl.DataFrame, score: str) -> str:
+def _median(summary: pl.DataFrame, score: str) -> Cell:
     """Median and quartiles in the first row of a summary."""
     if not summary.height or summary[f"{score}_median"][0] is None:
-        return "–"
+        return Cell("–")
     middle, low, high = (summary[f"{score}_{name}"][0] for name in ("median", "q25", "q75"))
     middle, low, high = (number(value, 2).replace("-", "−") for value in (middle, low, high))
-    return f"{middle} <small>{low} to {high}</small>"
+    return Cell(middle, beside=f"{low} to {high}")
 
 
 def placements(groups: Sequence[Group]) -> dict[int, Placement]:
@@ -115,7 +104,8 @@ def placements(groups: Sequence[Group]) -> dict[int, Placement]:
 def placement_list(groups: Sequence[Group], placed: dict[int, Placement]) -> str:
     """One sentence for each group, as HTML."""
     items = (
-        f"<li>{escape(groups[number].label)}: {escape(str(placement))}.</li>"
+        f"<li>{escape(groups[number].label)}: {escape(str(placement))}. "
+        f"{escape(placement.meaning)}</li>"
         for number, placement in placed.items()
     )
     return f"<ul>{''.join(items)}</ul>"

@@ -11,7 +11,7 @@ const TERMS = ['symmetry_within_heads', 'symmetry_between_heads', 'symmetry_with
 /* Columns that a scan adds only when it is asked to. */
 const EXTRA = Object.keys(ALL_ROWS[0] ?? {}).filter((name) => DATA.extra.includes(name));
 const WORDS = ['model', 'checkpoint', 'revision', 'stack', 'kind', 'window', 'circuit', 'status'];
-const HEADINGS = {...SCORES, symmetry_null: 'null', symmetry_within_heads: 'within heads',
+const HEADINGS = {...SCORES, directionality: 'directionality (definition)', symmetry_null: 'null', symmetry_within_heads: 'within heads',
   symmetry_between_heads: 'between heads', symmetry_within_random: 'within by chance'};
 const COMPARISONS = {
   '=': (a, b) => a === b,

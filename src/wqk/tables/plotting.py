@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import polars as pl
 
-from wqk._style import BLUE, GRAY, GREEN, LABELS, ORANGE, PURPLE, SKY, new_figure, style
+from wqk._style import (
+    BLUE,
+    GRAY,
+    GREEN,
+    LABELS,
+    ORANGE,
+    PURPLE,
+    SIGNS,
+    SKY,
+    YELLOW,
+    new_figure,
+    style,
+)
 from wqk.errors import TableError
 from wqk.tables.rendering import title
 
@@ -21,8 +34,16 @@ if TYPE_CHECKING:
 
     View = Literal["layers", "heads"]
 
+# Stacks differ by color, as in every figure, and models of one stack by its shade.
+SHADES = {
+    "encoder": (BLUE, SKY, "#1b3f8f"),
+    "decoder": (ORANGE, YELLOW, "#8f3a00"),
+    "other": (GRAY, GREEN, PURPLE),
+}
+STACKS = {"encoder": "encoder", "vision": "encoder", "decoder": "decoder"}
+
 # Models in one panel differ by more than color.
-LOOKS = ((BLUE, "o-"), (ORANGE, "s--"), (GREEN, "^-."), (PURPLE, "v:"), (SKY, "P-"), (GRAY, "X--"))
+LINES = ("o-", "s--", "^-.", "v:", "P-", "X--")
 
 # More models than this are not drawn as maps.
 MOST_MAPS = 8
@@ -51,14 +72,17 @@ def _layers(table: ScoreTable) -> Figure:
 
 def layer_curves(axis: Axes, table: ScoreTable, score: str, label: str) -> None:
     """One score over the layers, a curve for each model, with zero and the null."""
+    seen: Counter[str] = Counter()
     for index, (name, rows) in enumerate(_models(table.layers.frame)):
-        color, line = LOOKS[index % len(LOOKS)]
+        stack = STACKS.get(rows["stack"][0], "other")
+        color, line = SHADES[stack][seen[stack] % len(SHADES[stack])], LINES[index % len(LINES)]
+        seen[stack] += 1
         axis.plot(rows["layer"], rows[score], line, color=color, label=name, clip_on=False)
         if score == "symmetry":
             axis.plot(rows["layer"], rows["symmetry_null"], ":", color=color, linewidth=0.8)
             if index == 0:
                 axis.annotate(
-                    "null", (rows["layer"][0], rows["symmetry_null"][0] or 0.0), xytext=(6, 3),
+                    "by chance", (rows["layer"][0], rows["symmetry_null"][0] or 0.0), xytext=(6, 3),
                     textcoords="offset points", fontsize=6, color=GRAY,
                 )  # fmt: skip
     axis.axhline(0, color=GRAY, linewidth=0.6, zorder=0)
@@ -81,7 +105,7 @@ def _heads(table: ScoreTable) -> Figure:
             layer, head = rows["layer"].to_numpy(), rows["head"].to_numpy()
             values = np.full((layer.max() + 1, head.max() + 1), np.nan)
             values[layer, head] = rows[score].cast(pl.Float64).fill_null(np.nan).to_numpy()
-            drawn = axis.imshow(values, cmap="RdBu_r", vmin=-1, vmax=1, aspect="auto")
+            drawn = axis.imshow(values, cmap=SIGNS, vmin=-1, vmax=1, aspect="auto")
             axis.set(title=label, xlabel="head")
             axis.locator_params(integer=True, min_n_ticks=1)
         row[0].set_ylabel(f"{name}\nlayer")

@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from wqk._console import counted
-from wqk._style import PAGE, new_figure, style
+from wqk._style import PAGE, SIGNS, new_figure, style
 from wqk._typing import Array, Float
 from wqk.errors import TableError
 from wqk.reporting.pictures.panels import heading
@@ -115,7 +115,7 @@ def coupling_by_layer(rows: pl.DataFrame) -> Figure:
 
 
 def _draw_coupling(axis: Axes, matrix: Float[Array, "heads heads"], ticks: int) -> AxesImage:
-    drawn = axis.imshow(matrix, cmap="RdBu_r", vmin=-1, vmax=1, interpolation="nearest")
+    drawn = axis.imshow(matrix, cmap=SIGNS, vmin=-1, vmax=1, interpolation="nearest")
     numbers = range(0, len(matrix), math.ceil(len(matrix) / ticks))
     axis.set(xticks=numbers, yticks=numbers)
     axis.spines[:].set_visible(False)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from wqk._style import GRAY, OUTLIER, new_figure, style
+from wqk._style import GRAY, OUTLIER, SIGNS, new_figure, style
 from wqk.forms.images import MatrixImage
 from wqk.reporting.pictures.panels import letter
 from wqk.reporting.pictures.selection import titles
@@ -120,7 +120,7 @@ def draw_entries(axis: Axes, image: MatrixImage) -> AxesImage:
     limit = float(np.quantile(np.abs(image.pixels), SATURATION)) or 1.0
     return axis.imshow(
         image.pixels,
-        cmap="RdBu_r",
+        cmap=SIGNS,
         vmin=-limit,
         vmax=limit,
         interpolation="nearest",
