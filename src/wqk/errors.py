@@ -32,6 +32,17 @@ if TYPE_CHECKING:
 LONGEST = 500
 
 
+# The packages of each extra, as in pyproject.toml.
+EXTRAS = {
+    "cluster": ("distributed",),
+    "report": ("matplotlib", "plotly"),
+    "train": (
+        "accelerate", "datasets", "safetensors", "scikit-learn", "scipy", "tokenizers", "torch",
+        "transformers",
+    ),
+}  # fmt: skip
+
+
 class WqkError(Exception):
     """Base of all errors raised by wqk; the command prints it as one line and exits with 2.
 
@@ -114,11 +125,22 @@ class MissingPackage(WqkError):
     package
         Its name.
     extra
-        The extra of wqk that installs it: ``pip install 'wqk[extra]'``.
+        The extra of wqk that installs it: ``pip install '.[extra]'`` in a clone.
     """
 
     package: str | None = None
     extra: str | None = None
+
+
+def install(extra: str) -> str:
+    """The command that installs an extra's packages, wherever wqk itself was installed from.
+
+    Examples
+    --------
+    >>> install("report")
+    'pip install matplotlib plotly'
+    """
+    return f"pip install {' '.join(EXTRAS[extra])}"
 
 
 @contextmanager
@@ -131,14 +153,14 @@ def required_by(purpose: str, extra: str = "train") -> Iterator[None]:
     ...     import tokenizers_of_tomorrow
     Traceback (most recent call last):
         ...
-    wqk.errors.MissingPackage: a corpus needs tokenizers_of_tomorrow: pip install 'wqk[train]'
+    wqk.errors.MissingPackage: a corpus needs tokenizers_of_tomorrow: pip install accelerate ...
     """
     try:
         yield
     except ImportError as error:
         package = (error.name or "a package").partition(".")[0]
         raise MissingPackage(
-            f"{purpose} needs {package}: pip install 'wqk[{extra}]'", package=package, extra=extra
+            f"{purpose} needs {package}: {install(extra)}", package=package, extra=extra
         ) from None
 
 

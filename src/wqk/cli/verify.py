@@ -23,7 +23,7 @@ def verify(context: click.Context, /, ref: str, as_json: bool, **options: Any) -
 
     Where the family is guessed, positions, mask and scale are not known, and only the products of
     queries and keys are compared. Exit status 1 means that some forms are wrong or could not be
-    compared. Needs PyTorch and transformers (pip install 'wqk[train]').
+    compared. Needs PyTorch and transformers (pip install torch transformers).
 
     \b
     Example:

@@ -14,6 +14,7 @@ from wqk.forms.images import matrix_image
 from wqk.forms.scores import coupling, directionality, symmetry
 from wqk.reporting import pictures
 from wqk.scanning.rows import score_heads
+from wqk.tables.rendering import HEADLINE, label
 from wqk.tables.schema import SUMMARIZED
 
 if TYPE_CHECKING:
@@ -73,8 +74,7 @@ def form_view(attention: Attention, name: str, head: int | None = None, gamma: f
     subtitle = "the form is zero"
     if image.row_norms.any():
         subtitle = ", ".join(
-            f"{score.replace('_excess', ' (excess)')} {value + 0.0:.2f}"
-            for score, value in scores.items()
+            f"{label(score)} {scores[score] + 0.0:.2f}" for score in HEADLINE if score in scores
         )
     values = {
         "layer": attention.layer,

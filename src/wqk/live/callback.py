@@ -22,7 +22,9 @@ from wqk.tables.run import CLIPS
 try:
     from transformers.trainer_callback import TrainerCallback
 except ImportError:
-    raise MissingPackage("ScoreCallback needs transformers: pip install 'wqk[train]'") from None
+    raise MissingPackage(
+        "ScoreCallback needs transformers: pip install transformers accelerate"
+    ) from None
 
 if TYPE_CHECKING:
     from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments

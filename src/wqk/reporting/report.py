@@ -14,7 +14,7 @@ from string import Template
 
 from wqk._files import check_output, write_atomically
 from wqk._version import __version__
-from wqk.errors import MissingPackage, TableError
+from wqk.errors import MissingPackage, TableError, install
 from wqk.reporting.groups import groups
 from wqk.reporting.payload import payload
 from wqk.reporting.summary import (
@@ -94,7 +94,7 @@ def check_report(path: Path) -> None:
     check_output(path, "a report", ENDINGS)
     if find_spec("plotly") is None:
         raise MissingPackage(
-            "a report needs plotly: pip install 'wqk[report]'", package="plotly", extra="report"
+            f"a report needs plotly: {install('report')}", package="plotly", extra="report"
         )
 
 

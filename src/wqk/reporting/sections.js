@@ -84,7 +84,7 @@ function layerCurve(group, {layers, heads}, score) {
       text: heads.map((row) => `head ${row.head}`),
       name: plain(`${group.label}, heads`),
       mode: 'markers',
-      marker: {size: 4, color: seriesColor(group.index, 0.35)},
+      marker: {size: 5, color: seriesColor(group.index, 0.5)},
       showlegend: false,
       hovertemplate: 'layer %{x}, %{text}: %{y:.3f}',
     });

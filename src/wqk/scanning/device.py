@@ -17,7 +17,7 @@ def mover(device: str) -> Callable[[BilinearForm], BilinearForm]:
         import torch
     except ImportError:
         raise MissingPackage(
-            "a device needs PyTorch: pip install 'wqk[train]'", package="torch", extra="train"
+            "a device needs PyTorch: pip install torch", package="torch", extra="train"
         ) from None
     try:
         torch.empty(0, device=device)

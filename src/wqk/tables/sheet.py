@@ -349,10 +349,12 @@ def _paged(cell: Cell | Bar) -> str:
     if isinstance(cell, Bar):
         return f'<span aria-hidden="true" style="white-space: pre">{escape(str(cell))}</span>'
     text = cell.html or escape(cell.text)
-    beside = f" <small>{escape(cell.beside)}</small>" if cell.beside else ""
     marks = f"<sup>{','.join(cell.marks)}</sup>" if cell.marks else ""
-    bold = "bold" in cell.style.split()
-    return f"{'<b>' if bold else ''}{text}{'</b>' if bold else ''}{beside}{marks}"
+    if "bold" in cell.style.split():
+        text = f"<b>{text}</b>"
+    if cell.beside:
+        text = f"<span>{text} <small>{escape(cell.beside)}</small></span>"
+    return text + marks
 
 
 def _side(column: Column) -> str:
