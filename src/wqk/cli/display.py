@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from wqk._console import UNPRINTABLE, cleaning, printable, size
 from wqk._files import finite
@@ -66,9 +67,16 @@ def bar(title: str, changes: Callable[..., dict[str, Any]]) -> Iterator[Callable
     if not sys.stderr.isatty():
         yield None
         return
-    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}")
+    # The text is cut where lines are short, not the bar or the time that remains.
+    rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        TimeRemainingColumn(compact=True),
+        TextColumn("{task.fields[text]}", table_column=rest),
+    )
     console = Console(stderr=True)
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress:
+    with Progress(*columns, console=console, transient=True, expand=True) as progress:
         task = progress.add_task(printable(title), total=None, text="")
         begun = False
 

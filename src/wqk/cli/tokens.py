@@ -67,6 +67,10 @@ def lines_of(matches: TokenMatches) -> Iterator[Any]:
     )
     columns = ("most to itself: token", "least to itself: token")
     yield _side_by_side(columns, matches.most_alike, matches.least_alike, _query)
+    if all(pair.query_name is None for pair in matches.largest):
+        yield (
+            "Tokens are shown by number: there is no tokenizer.json or vocab.txt beside the model."
+        )
     yield Text(matches.caveat, style="dim")
 
 

@@ -39,15 +39,16 @@ def watch(run: str, out: Path | None, tensorboard: Path | None, **options: Any) 
     """
     from wqk.cli import display
     from wqk.scanning.surveys.watch import watch as watch_run
+    from wqk.tables.rendering import HEADLINE, label
 
     writer: Any = _writer(tensorboard) if tensorboard else None
     folder = out or Path(run) / "wqk-scores"
 
     def tell(rows: ScoreTable) -> None:
         summary = rows.layers.summary().row(0, named=True)
-        medians = {name: summary[f"{name}_median"] for name in ("symmetry", "directionality")}
+        medians = {name: summary[f"{name}_median"] for name in HEADLINE}
         step = rows.frame["step"][0]
-        texts = (f"{name} {value:.3f}" for name, value in medians.items() if value is not None)
+        texts = (f"{label(n)} {value:.3f}" for n, value in medians.items() if value is not None)
         click.echo(f"step {step}: {', '.join(texts)}")
         for name, value in medians.items():
             if writer and value is not None:
@@ -58,11 +59,16 @@ def watch(run: str, out: Path | None, tensorboard: Path | None, **options: Any) 
     def wait(folder: str, reason: str) -> None:
         display.say(f"{folder} is not complete yet: {reason}")
 
+    every = f"{options['every']:g} seconds"
+    display.say(f"{run}: waiting for folders named after steps, with a look every {every}")
     try:
         for _ in watch_run(run, out=folder, on_scores=tell, on_wait=wait, **options):
             pass
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"the scores are in {folder / 'scores.parquet'}") from None
+        written = folder / "scores.parquet"
+        raise KeyboardInterrupt(
+            f"the scores are in {written}" if written.exists() else "no checkpoint was scored"
+        ) from None
     finally:
         if writer:
             writer.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,6 +90,29 @@ def _rate(done: CorpusProgress, seconds: float) -> str:
     return f"{done.documents:,} documents, {done.characters / 1e6:.1f} M characters, {speed}"
 
 
+# More than this share of the tokens held out is hardly what was meant.
+MUCH = 0.2
+
+
+def held_out_warning(tokens: Mapping[str, int]) -> str:
+    """A warning where much of the text is held out; empty otherwise.
+
+    Examples
+    --------
+    >>> held_out_warning({"train": 540, "held_out": 460})
+    '46 % of the tokens are held out, since whole documents are; split them with --document ...'
+    >>> held_out_warning({"train": 99, "held_out": 1})
+    ''
+    """
+    share = tokens["held_out"] / max(1, sum(tokens.values()))
+    if share <= MUCH:
+        return ""
+    return (
+        f"{share:.0%} of the tokens are held out, since whole documents are; split them with "
+        "--document paragraph, or hold out fewer with --held-out"
+    ).replace("%", " %", 1)
+
+
 def _print(store: TokenStore, as_json: bool) -> None:
     from wqk.cli import display
 
@@ -114,4 +137,6 @@ def _print(store: TokenStore, as_json: bool) -> None:
             f"tokens {split.characters:>14,} characters"
         )
     click.echo(f"  fingerprint {store.fingerprint[:16]}")
+    if warning := held_out_warning({name: split.tokens for name, split in store.splits.items()}):
+        display.say(warning)
     display.say(f"train on it: wqk train --corpus {store.folder} -o RUN")

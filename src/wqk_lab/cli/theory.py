@@ -72,8 +72,8 @@ def theory(
 
     REF is a checkpoint's folder or Hub id, a training run's folder, or, for freshly drawn weights,
     a config.json or a model type such as bert. Several that differ only in their seed are also
-    evaluated together. Needs PyTorch and transformers (pip install torch transformers); takes a minute
-    for a small model.
+    evaluated together. Needs PyTorch and transformers (pip install torch transformers); takes a
+    minute for a small model.
 
     \b
     Examples:
