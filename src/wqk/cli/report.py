@@ -28,8 +28,8 @@ def report(
 ) -> None:
     """Write score tables as one HTML file that opens offline.
 
-    TABLE is a .parquet, .jsonl or .csv file with scores, the folder of a training run, or that of a
-    survey. Several are shown side by side.
+    TABLE is a .parquet, .jsonl or .csv file with scores, the folder of a training run, of several
+    runs, of a callback (scores.jsonl), or of a survey. Several are shown side by side.
 
     \b
     Examples:
@@ -42,18 +42,25 @@ def report(
     from wqk.tables.details import read_details
 
     check_report(out)
-    tables = [_table(source) for source in sources]
+    tables = [table for source in sources for table in _tables(source)]
     details = [read_details(file) for file in details_files]
     write_report(tables, out, details=details, title=title)
     display.say(f"report: {out}")
 
 
-def _table(source: Path) -> ScoreTable:
-    """The scores in a file, in a training run, or in a survey."""
+def _tables(source: Path) -> list[ScoreTable]:
+    """The scores in a file, a training run, a folder of runs, a callback's folder or a survey."""
     from wqk.comparing.medians import survey_table
-    from wqk.tables.run import SETTINGS, open_run
+    from wqk.tables.run import SCORES, SETTINGS, open_run
+    from wqk.tables.run import read_table as read_scores
     from wqk.tables.score_table import read_table
 
+    if not source.is_dir():
+        return [read_table(source)]
     if (source / SETTINGS).is_file():
-        return open_run(source).scores
-    return survey_table(source) if source.is_dir() else read_table(source)
+        return [open_run(source).scores]
+    if (source / SCORES).is_file():
+        return [read_scores(source / SCORES)]
+    if runs := sorted(source.glob(f"*/{SETTINGS}")):
+        return [open_run(run.parent).scores for run in runs]
+    return [survey_table(source)]

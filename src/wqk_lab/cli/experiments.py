@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     "--dry-run", is_flag=True, help="Show which runs are finished and what the others will cost."
 )
 @click.option(
-    "--speed", type=POSITIVE, default=0.07, metavar="TFLOPS",
-    help="For the cost: speed of the device in 10¹² operations a second; by default of one core.",
+    "--speed", type=POSITIVE, metavar="TFLOPS",
+    help="For the cost: 10¹² operations a second.  [default: as runs that have begun]",
 )  # fmt: skip
 @below
 def experiments(
@@ -46,7 +46,7 @@ def experiments(
     jobs: int | None,
     only: str,
     dry_run: bool,
-    speed: float,
+    speed: float | None,
     below: float | None,
 ) -> None:
     """Train every cell of FILE.toml once per seed, and compare the initializations.
@@ -67,9 +67,16 @@ def experiments(
     if not trials:
         raise RunError(f"{file}: no cell has a name that contains {only!r}")
     if not dry_run:
-        failed = run_experiments(
-            trials, jobs=jobs, on_event=lambda trial, event: display.say(f"{trial.folder}: {event}")
-        )
+        try:
+            with display.bar("experiments", lambda: _progress(trials)) as on_progress:
+                failed = run_experiments(
+                    trials,
+                    jobs=jobs,
+                    on_event=lambda trial, event: display.say(f"{trial.folder}: {event}"),
+                    on_progress=on_progress,
+                )
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(f"repeat the command to resume in {out}") from None
     _print_table(trials, speed)
     _print_comparisons(trials, below)
     if not dry_run and failed:
@@ -77,10 +84,19 @@ def experiments(
         raise RunError(f"{len(failed)} of {len(trials)} runs failed; see {logs}")
 
 
-def _print_table(trials: Sequence[Trial], speed: float) -> None:
+def _progress(trials: Sequence[Trial]) -> dict[str, Any]:
+    """What the bar shows: the steps of all runs, and the runs that are done."""
+    steps = [min(trial.step or 0, trial.goal) for trial in trials]
+    goals = [trial.goal for trial in trials]
+    done = sum(step >= goal for step, goal in zip(steps, goals, strict=True))
+    text = f"{sum(steps):,}/{sum(goals):,} steps, {done} of {len(trials)} runs done"
+    return {"total": sum(goals), "completed": sum(steps), "text": text}
+
+
+def _print_table(trials: Sequence[Trial], speed: float | None) -> None:
     """One line per run, and what remains to be done."""
     from wqk.cli import display
-    from wqk_lab.training.experiments import flops_left
+    from wqk_lab.training.experiments import flops_left, measured_speed
 
     table = Sheet.of("run", "step", "of", "state", text=["run"])
     for trial in trials:
@@ -91,13 +107,16 @@ def _print_table(trials: Sequence[Trial], speed: float) -> None:
     unfinished = sum(not trial.done for trial in trials)
     if unfinished:
         operations = flops_left(trials)
-        hours = operations / (speed * 1e12) / 3600
-        cost = (
-            "at a cost unknown with a configuration of their own"
-            if math.isnan(operations)
-            else f"{operations:.2g} operations, about {hours:.2g} hours of one device at "
-            f"{speed:g} TFLOP/s"
-        )
+        rate = speed * 1e12 if speed else measured_speed(trials)
+        cost = f"{operations:.2g} operations"
+        if math.isnan(operations):
+            cost = "at a cost unknown with a configuration of their own"
+        elif rate is None:
+            cost += "; how long they take is known once a run has begun (or give --speed)"
+        else:
+            source = "as given" if speed else "as measured"
+            hours, speed = operations / rate / 3600, rate / 1e12
+            cost += f", about {hours:.2g} hours of one device at {speed:.2g} TFLOP/s, {source}"
         console.print(f"To do: {unfinished} of {len(trials)} runs, {cost}.", style="dim")
 
 

@@ -119,16 +119,14 @@ def verdict(comparison: StartSpeedUp) -> str:
     'paired ends 0.500 nats [0.475, 0.525] below random.'
     >>> runs = tuple(SpeedUp(n, 2.0, 2.0 + d, 0, 0) for n, d in enumerate((-0.01, 0.01, 0.005)))
     >>> verdict(StartSpeedUp("paired", "random", 500, 500, runs))
-    'No difference found between paired and random; 0.036 nats would have been.'
+    'No difference found between paired and random; 0.032 nats would have been.'
     >>> verdict(StartSpeedUp("paired", "random", 500, 500, runs[:1]))
-    'paired and random have one common seed: too few to tell a difference from chance.'
+    'paired and random have one common seed: too few to tell more than chance.'
     """
     found = comparison.over_seeds("difference")
     names = comparison.start, comparison.baseline
     if found.low is None or found.high is None:
-        return (
-            f"{' and '.join(names)} have one common seed: too few to tell a difference from chance."
-        )
+        return f"{' and '.join(names)} have one common seed: too few to tell more than chance."
     if found.low <= 0 <= found.high:
         seen = f"; {found.detectable:.3f} nats would have been" if found.detectable else ""
         return f"No difference found between {' and '.join(names)}{seen}."

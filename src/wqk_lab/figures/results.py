@@ -108,7 +108,7 @@ def _result(cell: Cell, baseline: Cell | None) -> TrainingResult:
             "; resume the shorter ones, or leave them out"
         )
     loss = paired([_last(run)[1] for run in cell.runs])
-    saved = compare(baseline, cell).over_seeds("first") if baseline else None
+    saved = compare(baseline, cell).over_seeds("saved") if baseline else None
     step, shared = steps[0], cell.shared
     model = "own model" if shared.get("config") else "{layers} layers of width {width}"
     batch = shared.get("batch", 0) * shared.get("accumulation", 1)

@@ -46,6 +46,9 @@ from wqk_lab.runs.groups import comparable
 from wqk_lab.training.models import read_configuration
 from wqk_lab.training.recipe import Recipe, differences, make_recipe
 
+# Seconds from one look at a run that trains to the next.
+LOOK = 2.0
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -190,6 +193,7 @@ def run_experiments(
     *,
     jobs: int | None = None,
     on_event: Callable[[Trial, str], None] | None = None,
+    on_progress: Callable[[], None] | None = None,
 ) -> list[Trial]:
     """Train the unfinished runs, each in its own process; return the runs that failed.
 
@@ -203,6 +207,8 @@ def run_experiments(
         Number of simultaneous runs; None for one per GPU, or one. Each process sees one GPU.
     on_event
         Called with ``training``, ``done`` or ``failed`` as each run begins and ends.
+    on_progress
+        Called every few seconds while runs train; their ``step`` says how far they are.
 
     Raises
     ------
@@ -242,12 +248,13 @@ def run_experiments(
                 write_atomically(trial.configuration, json.dumps(trial.recipe.config).encode())
             chosen = {} if device is None else {"CUDA_VISIBLE_DEVICES": device}
             with trial.log.open("a") as file:
-                process = subprocess.run(
+                process = subprocess.Popen(
                     trial.command(threads),
                     stdout=file,
                     stderr=subprocess.STDOUT,
                     env={**os.environ, **chosen},
                 )
+                _wait(process, on_progress)
             tell(trial, "failed" if process.returncode else "done")
             return process.returncode == 0
         finally:
@@ -259,6 +266,33 @@ def run_experiments(
     finally:
         pool.shutdown(cancel_futures=True)
     return [trial for trial, done in zip(trials, outcomes, strict=True) if not done]
+
+
+def _wait(process: subprocess.Popen[bytes], on_progress: Callable[[], None] | None) -> None:
+    """Wait for a process, and end it if this one is interrupted."""
+    try:
+        while True:
+            try:
+                process.wait(LOOK)
+                return
+            except subprocess.TimeoutExpired:
+                if on_progress:
+                    on_progress()
+    except BaseException:
+        process.terminate()
+        raise
+
+
+def measured_speed(trials: Iterable[Trial]) -> float | None:
+    """Operations a second of the runs that have begun; None before any has timed its steps."""
+    operations = seconds = 0.0
+    for trial in trials:
+        if trial.step:
+            last = read_lines(trial.folder / METRICS)[-1]
+            if last.get("seconds"):
+                operations += flops(trial.recipe, trial.step)
+                seconds += float(last["seconds"])
+    return operations / seconds if seconds and operations > 0 else None
 
 
 def visible_gpus() -> list[str]:
