@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -10,7 +11,7 @@ import polars as pl
 
 from wqk._console import Shown
 from wqk._files import check_output, write_atomically
-from wqk.errors import MissingPackage, TableError, first_line
+from wqk.errors import MissingPackage, TableError, did_you_mean, first_line
 from wqk.tables.details import Details
 from wqk.tables.schema import GROUP, OPTIONAL, SCHEMA, SCHEMA_VERSION, SUMMARIZED, present
 
@@ -35,6 +36,21 @@ _PRINTED = {
     "directionality_excess": ("(excess)", "$d$ (excess)"),
     "norm": ("norm", r"$\lVert W_{qk} \rVert$"),
     "status": ("status", "status"),
+}
+
+# Names that one may try on a table, and what it has.
+SYNONYMS = {
+    "columns": "frame.columns",
+    "data": "frame",
+    "df": "frame",
+    "report": "wqk.write_report(table, path)",
+    "rows": "frame.rows()",
+    "save": "write(path)",
+    "to_html": "wqk.write_report(table, path)",
+    "to_latex": 'write("table.tex")',
+    "to_markdown": 'write("table.md")',
+    "to_parquet": 'write("table.parquet")',
+    "to_polars": "frame",
 }
 
 
@@ -79,6 +95,87 @@ class Table(Shown):
     def filter(self, *predicates: pl.Expr) -> Self:
         """The rows for which all polars expressions are true."""
         return replace(self, frame=self.frame.filter(*predicates))
+
+    def __getitem__(self, key: Any) -> Any:
+        """A column, by name; or the rows of a layer, of several, or of one head in a layer.
+
+        Returns
+        -------
+        polars.Series or Table
+            ``table["symmetry"]`` is a column. ``table[3]`` and ``table[:4]`` are tables of layers,
+            with their heads; ``table[3, 5]`` is the row of head 5, ``table[3, :]`` those of all
+            heads. Negative numbers count from the end.
+
+        Raises
+        ------
+        TableError
+            There is no such column, layer or head.
+
+        Examples
+        --------
+        >>> import wqk
+        >>> table = wqk.scan(wqk.demo_model("encoder"))
+        >>> len(table[0]), len(table[1:3]), len(table[0, :]), table[-1, 2]["layer"].item()
+        (5, 10, 4, 3)
+        """
+        if isinstance(key, str):
+            if key not in self.frame.columns:
+                advice = did_you_mean(key, self.frame.columns)
+                raise TableError(f"the table has no column {key!r}{advice}")
+            return self.frame[key]
+        table = self
+        for column, index in zip(("layer", "head"), _pair(key), strict=False):
+            table = table._only(column, index)
+        return table
+
+    def _only(self, column: str, index: int | slice) -> Self:
+        """The rows whose number in a column is one of these, by place or slice."""
+        count: int = 1 + max(self.frame[column].drop_nulls(), default=-1)
+        try:
+            found = range(count)[index]
+        except IndexError:
+            found = range(0)
+        rows = self.filter(pl.col(column).is_in([found] if isinstance(found, int) else found))
+        if not len(rows):
+            has = f"0 to {count - 1}" if count else "none"
+            raise TableError(f"the table has no {column} {index}; its {column}s are {has}")
+        return rows
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """The rows, as dictionaries."""
+        return self.frame.iter_rows(named=True)
+
+    def __getattr__(self, name: str) -> Any:
+        frame = f"frame.{name}"
+        names = SYNONYMS | ({name: frame} if hasattr(pl.DataFrame, name) else {})
+        advice = "" if name.startswith("_") else did_you_mean(name, dir(self), names)
+        raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}{advice}")
+
+    def to_csv(self, path: str | PathLike[str] | None = None) -> str | None:
+        """The table as CSV, which `read_table` reads: written to a file, or returned.
+
+        Examples
+        --------
+        >>> import wqk
+        >>> wqk.scan(wqk.demo_model("encoder")).to_csv()[:19]
+        'checkpoint,revision'
+        """
+        from wqk.tables.formats import WRITERS
+
+        return _saved(WRITERS[".csv"](self).decode(), path)
+
+    def to_json(self, path: str | PathLike[str] | None = None) -> str | None:
+        """The rows as a JSON array of objects, NaN as null: written to a file, or returned.
+
+        `write` has JSON Lines, which keep the metadata and which `read_table` reads.
+
+        Examples
+        --------
+        >>> import json, wqk
+        >>> json.loads(wqk.scan(wqk.demo_model("encoder")).to_json())[0]["rank"]
+        128
+        """
+        return _saved(json.dumps(records(self.frame), ensure_ascii=False), path)
 
     def to_pandas(self) -> pandas.DataFrame:
         """The frame as a pandas frame.
@@ -232,6 +329,24 @@ class ScoreTable(Table):
         return score_table(self, width)
 
 
+def _pair(key: Any) -> tuple[Any, ...]:
+    """The layers and, if given, the heads that an index chooses."""
+    pair = key if isinstance(key, tuple) else (key,)
+    if not 0 < len(pair) < 3 or not all(isinstance(one, int | slice) for one in pair):
+        raise TableError(
+            f"a table takes a column's name, a layer, or a layer and a head; got {key!r}"
+        )
+    return pair
+
+
+def _saved(text: str, path: str | PathLike[str] | None) -> str | None:
+    """The text, or None once it is in a file."""
+    if path is None:
+        return text
+    write_atomically(Path(path), text.encode())
+    return None
+
+
 def check_table_output(path: Path) -> None:
     """Raise `OutputError` if no table can be written to this path."""
     from wqk.tables.formats import WRITERS
@@ -275,7 +390,7 @@ def read_table(path: str | PathLike[str]) -> ScoreTable:
         ) from None
 
 
-def join(tables: Sequence[ScoreTable]) -> ScoreTable:
+def join(tables: ScoreTable | Sequence[ScoreTable]) -> ScoreTable:
     """All rows of several tables in one, and their details.
 
     If metadata disagrees, the first table's is kept; entries about single checkpoints are merged.
@@ -292,7 +407,7 @@ def join(tables: Sequence[ScoreTable]) -> ScoreTable:
     >>> len(wqk.join([wqk.scan(model, heads=False) for model in models]))
     8
     """
-    tables = list(tables)
+    tables = [tables] if isinstance(tables, ScoreTable) else list(tables)
     if not tables:
         raise TableError("at least one table is needed, got none")
     metadata: dict[str, Any] = {}
