@@ -254,3 +254,65 @@ def test_wrong_arguments_are_named(argument: dict[str, Any]):
     ((name, value),) = argument.items()
     with pytest.raises(CheckpointError, match=f"{name} must be one of .*, got '{value}'"):
         wqk.compose(wqk.demo_model("induction"), **argument)
+
+
+def attention_of_the_copier(tokens: np.ndarray) -> list[np.ndarray]:
+    """The attention of both layers of the model that copies, (H, N, N) each, in plain NumPy."""
+    checkpoint = open_checkpoint(wqk.demo_model("induction"))
+    names = list(checkpoint.tensors())
+    read = {n: checkpoint.read([wqk.checkpoints.Part(n)])[0] for n in names}
+    stream = read["model.embed_tokens.weight"][tokens]
+    found = []
+    for layer, written in enumerate(matrices(wqk.demo_model("induction"), "ov")):
+        gain = read[f"model.layers.{layer}.input_layernorm.weight"]
+        x = stream / np.sqrt((stream**2).mean(-1, keepdims=True) + 1e-6) * gain
+        logits = wqk.read_attention(wqk.demo_model("induction"), layer).logits(x, x)
+        logits = np.where(np.tri(len(tokens), dtype=bool), logits, -np.inf)
+        weight = np.exp(logits - logits.max(-1, keepdims=True))
+        found.append(weight / weight.sum(-1, keepdims=True))
+        stream = stream + (found[-1] @ (x @ written)).sum(0)
+    return found
+
+
+def test_the_first_pair_is_the_previous_token_head_and_an_induction_head():
+    first = wqk.compose(wqk.demo_model("induction")).frame.row(0, named=True)
+    assert first["kind"] == "k"
+    tokens = np.tile(np.random.default_rng(0).permutation(32)[:20], 2)
+    previous, induction = attention_of_the_copier(tokens)
+    n = np.arange(21, 40)
+    to_previous = previous[:, n, n - 1].mean(-1)  # of each head of the first layer
+    to_following = induction[:, n, n - 20 + 1].mean(-1)
+    assert to_previous.argmax() == first["writer_head"]
+    assert to_previous[first["writer_head"]] > 0.7
+    assert np.delete(to_previous, first["writer_head"]).max() < 0.2
+    assert to_following.argmax() == first["reader_head"]
+    assert to_following[first["reader_head"]] > 0.7
+
+
+def test_scores_equal_those_of_transformer_lens(tmp_path: Path):
+    """Its own function on its own factors, where it is installed."""
+    torch = pytest.importorskip("torch")
+    lens = pytest.importorskip("transformer_lens")
+    made = weights()
+    for name in made:
+        if "k_proj" in name or "v_proj" in name:  # without shared key heads
+            made[name] = np.random.default_rng(len(name)).standard_normal((HEADS * RANK, WIDTH))
+            made[name] = made[name].astype(np.float32) * (1 + int(name.split(".")[2]))
+    folder = llama(tmp_path / "model", made, num_key_value_heads=HEADS)
+
+    def factored(circuit: str) -> Any:
+        checkpoint = open_checkpoint(folder)
+        sides = []
+        for plan in attention_plans(checkpoint):
+            ((_, form),) = read_block(checkpoint, plan, Coordinates(circuit)).forms
+            sides.append([torch.from_numpy(np.array(f[:, 0])) for f in (form.query, form.key)])
+        left, right = (torch.stack(side) for side in zip(*sides, strict=True))
+        return lens.FactoredMatrix(left, right.transpose(-1, -2))
+
+    qk, ov = factored("qk"), factored("ov")
+    found = scores_of(wqk.compose(folder))
+    for kind, reader in (("q", qk), ("k", qk.T), ("v", ov)):
+        theirs = lens.utilities.composition_scores(ov, reader, broadcast_dims=True).numpy()
+        for (one, earlier, h, later, k), score in found.items():
+            if one == kind:
+                assert score == pytest.approx(theirs[earlier, h, later, k], abs=1e-5)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -36,7 +36,7 @@ from wqk.scanning.memory import plan_bytes
 from wqk.scanning.rows import checkpoint_columns
 from wqk.tables.conditions import conditions
 from wqk.tables.rendering import title
-from wqk.tables.schema import SCHEMA
+from wqk.tables.schema import SCHEMA, joined_statuses
 from wqk.tables.score_table import Table
 from wqk.tables.sheet import Sheet
 
@@ -235,17 +235,23 @@ class Source:
             for coordinates in self._coordinates.values()
             for plan in filter(_has_values, plans)
         )
-        self._read = cache(self._read_form) if stored <= MEMORY else self._read_form
+        self._kept: dict[tuple[Any, ...], BilinearForm] | None = {} if stored <= MEMORY else None
 
     def form(self, plan: AttentionPlan, end: str) -> BilinearForm:
         """What a block's heads write or read, as forms whose query side meets the stream."""
         form = self._read(plan, "ov" if end in ("write", "v") else "qk")
         return form.T if end in ("write", "k") else form
 
-    def _read_form(self, plan: AttentionPlan, circuit: Literal["qk", "ov"]) -> BilinearForm:
-        block = read_block(self._checkpoint, plan, self._coordinates[circuit])
-        ((_, form),) = block.forms
-        return form.sum() if self.layers else form
+    def _read(self, plan: AttentionPlan, circuit: Literal["qk", "ov"]) -> BilinearForm:
+        """One circuit of a block, a stack (G, H/G) or its sum; read once if all fit in memory."""
+        key = (plan.stack, plan.kind, plan.layer, circuit)
+        if self._kept is not None and key in self._kept:
+            return self._kept[key]
+        ((_, form),) = read_block(self._checkpoint, plan, self._coordinates[circuit]).forms
+        form = form.sum() if self.layers else form
+        if self._kept is not None:
+            self._kept[key] = form
+        return form
 
     def stream(self, plan: AttentionPlan, end: str) -> str | None:
         """The stack whose stream a block writes to or reads; None if it does, or has, no such."""
@@ -384,8 +390,9 @@ def _rows(
         "z": scores.z.ravel(),
         "p": scores.p.ravel(),
     }
-    guess = bool(writer.rule.guess or reader.rule.guess)
-    partial = bool(reader.reason) and kind != "v"
+    # Only a form of queries and keys can be a part of what the model computes.
+    counting = reader.statuses if kind != "v" else set(reader.statuses) - {"partial"}
+    statuses = {*counting, *(set(writer.statuses) - {"partial"})}
     shared = {
         "kind": kind,
         "writer_stack": writer.stack,
@@ -395,7 +402,6 @@ def _rows(
         "reader_attention": reader.kind,
         "reader_layer": reader.layer,
     } | ({"writer_head": None, "reader_head": None} if layers else {})
-    status = "guessed" if guess else "partial" if partial else "ok"
     return (
         pl.DataFrame(columns)
         .with_columns(
@@ -403,7 +409,9 @@ def _rows(
             pl.col(pl.Float64).fill_nan(None),
         )
         .with_columns(
-            pl.when(pl.col("score").is_null()).then(pl.lit("degenerate")).otherwise(pl.lit(status))
+            pl.when(pl.col("score").is_null())
+            .then(pl.lit(joined_statuses(statuses | {"degenerate"})))
+            .otherwise(pl.lit(joined_statuses(statuses)))
             .alias("status")
         )
     )  # fmt: skip
