@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-BLOCK, BATCH, STEPS, WIDTH, HEADS = 32, 8, 250, 64, 8
+WIDTH, HEADS, BLOCK = 64, 8, 64
 MASK, VOCABULARY = 128, 129  # characters are bytes below 128
 
 # Architecture, configuration and model class of transformers, mode, configuration.
@@ -40,7 +40,8 @@ ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bert": ("BertConfig", "BertForMaskedLM", {**_SIZES, "num_hidden_layers": 4}),
     "neox": ("GPTNeoXConfig", "GPTNeoXForCausalLM", {**_SIZES, "num_hidden_layers": 5}),
 }
-SEEDS = 8
+# Steps, blocks in a batch, tokens in a block; and where its seeds begin, so that none are shared.
+RECIPES = {"long": (400, 16, 64, 0), "medium": (250, 8, 32, 50_000), "short": (150, 4, 32, 100_000)}
 
 
 def read_text(path: Path) -> np.ndarray:
@@ -62,14 +63,14 @@ def build(architecture: str, seed: int) -> PreTrainedModel:
     return built
 
 
-def batches(text: np.ndarray, seed: int) -> Iterator[torch.Tensor]:
-    """Blocks of the text, in an order of its own."""
+def batches(text: np.ndarray, seed: int, batch: int, block: int) -> Iterator[torch.Tensor]:
+    """Blocks of the text, in an order that is the seed's."""
     import torch
 
     random = np.random.default_rng(seed)
     while True:
-        starts = random.integers(0, len(text) - BLOCK, BATCH)
-        yield torch.from_numpy(np.stack([text[s : s + BLOCK] for s in starts]))
+        starts = random.integers(0, len(text) - block, batch)
+        yield torch.from_numpy(np.stack([text[s : s + block] for s in starts]))
 
 
 def loss_of(model: PreTrainedModel, tokens: torch.Tensor, random: Any) -> torch.Tensor:
@@ -87,20 +88,23 @@ def loss_of(model: PreTrainedModel, tokens: torch.Tensor, random: Any) -> torch.
 def train(
     model: PreTrainedModel,
     text: np.ndarray,
+    recipe: str = "short",
     *,
-    steps: int = STEPS,
+    share: float = 1.0,
     order: int = 0,
     learning_rate: float = 3e-3,
 ) -> float:
-    """Train in place with AdamW; the mean loss of the last tenth of the steps."""
+    """Train in place with AdamW for a share of the recipe's steps; the loss of the last tenth."""
     import torch
 
     random = np.random.default_rng(order)
+    steps, batch, block, _ = RECIPES[recipe]
+    steps = max(1, round(share * steps))
     wanted = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(wanted, lr=learning_rate, weight_decay=0.1)
     losses = []
     model.train()
-    for step, tokens in zip(range(steps), batches(text, order), strict=False):
+    for step, tokens in zip(range(steps), batches(text, order, batch, block), strict=False):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate * min(1, (step + 1) / 40, 1.1 - step / steps)
         loss = loss_of(model, tokens, random)
@@ -117,7 +121,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--text", type=Path, nargs=2, required=True, metavar="FILE")
-    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--recipe", choices=RECIPES, default="short")
+    parser.add_argument("--seeds", type=int, default=6)
     options = parser.parse_args()
     import torch
 
@@ -126,13 +131,14 @@ def main() -> None:
     for seed in range(options.seeds):
         for number, text in enumerate(texts):
             for place, architecture in enumerate(ARCHITECTURES):
-                folder = options.out / f"{architecture}-text{number}-seed{seed}"
+                folder = options.out / f"{architecture}-text{number}-{options.recipe}-seed{seed}"
                 if folder.exists():
                     continue
                 start = time.perf_counter()
                 # No two models share a seed, and so no two share an initialization.
-                model = build(architecture, 1000 * seed + 10 * number + place)
-                loss = train(model, text)
+                first = RECIPES[options.recipe][-1]
+                model = build(architecture, first + 1000 * seed + 10 * number + place)
+                loss = train(model, text, options.recipe)
                 staged = folder.with_name("." + folder.name)
                 model.save_pretrained(staged)
                 staged.rename(folder)

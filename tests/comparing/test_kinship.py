@@ -194,11 +194,28 @@ def test_children_are_related(name: str) -> None:
     assert kinship.related, kinship
 
 
-def test_all_three_renumberings_at_once_hide_a_model() -> None:
+def test_all_three_renumberings_at_once_leave_only_singular_values() -> None:
     # A limit of the method, said on its page: no numbering is left that both models share.
     parent = weights(0)
     child = turned(reheaded(rotated(parent)))
-    assert not wqk.kin(opened(parent), opened(child), renumberings=999).related
+    kinship = wqk.kin(opened(parent), opened(child), renumberings=999)
+    assert not kinship.related
+    assert kinship.closeness is not None
+    assert kinship.closeness < 1e-3
+    assert "this has no p" in " ".join(kinship.reading)
+    strangers = wqk.kin(opened(parent), opened(weights(1)), renumberings=999)
+    assert strangers.closeness is not None
+    assert strangers.closeness > 0.5
+    assert "this has no p" not in " ".join(strangers.reading)
+
+
+@pytest.mark.parametrize("groups", [H, 2])
+def test_spectra_are_those_of_dense_products(groups: int) -> None:
+    model = weights(0, groups=groups)
+    for (q, k), found in zip(model, prints(model), strict=True):
+        for h in range(H):
+            dense = np.linalg.svd(q[h].T @ k[h // (H // groups)], compute_uv=False)[:R]
+            np.testing.assert_allclose(found.spectra[h], dense / np.linalg.norm(dense), atol=1e-5)
 
 
 @pytest.mark.parametrize("groups", [H, 2])

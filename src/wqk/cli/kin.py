@@ -15,6 +15,7 @@ from wqk.cli.options import REF, family_file, json_output
     "--revision", "revisions", multiple=True, metavar="R",
     help="Hub revision; give it once for each model, in their order.",
 )  # fmt: skip
+@click.option("--layers", is_flag=True, help="Also print which layers and heads match.")
 @family_file
 @click.option(
     "--renumberings", type=click.IntRange(min=999), default=4999, metavar="N",
@@ -22,7 +23,9 @@ from wqk.cli.options import REF, family_file, json_output
 )  # fmt: skip
 @click.option("--seed", type=click.IntRange(min=0), default=0, metavar="N", help="Of these.")
 @json_output
-def kin(refs: tuple[str, ...], revisions: tuple[str, ...], as_json: bool, **options: Any) -> None:
+def kin(
+    refs: tuple[str, ...], revisions: tuple[str, ...], layers: bool, as_json: bool, **options: Any
+) -> None:
     """Test whether models are related: by descent, or by a shared initialization.
 
     Reads queries and keys only. The agreement of two models' forms is compared with that after
@@ -37,6 +40,7 @@ def kin(refs: tuple[str, ...], revisions: tuple[str, ...], as_json: bool, **opti
     """
     from wqk.cli import display
     from wqk.comparing.kinship import kin as relate
+    from wqk.comparing.relations import Kinship, layer_table
 
     if len(refs) < 2:
         raise click.UsageError("expected two models or more, got one")
@@ -49,4 +53,11 @@ def kin(refs: tuple[str, ...], revisions: tuple[str, ...], as_json: bool, **opti
         "Reading", lambda done, total: {"completed": done, "total": total}
     ) as on_progress:
         result = relate(*refs, revisions=revisions, on_progress=on_progress, **options)
-    display.show(result.to_dict(), result, as_json=as_json)
+    pairs = [result] if isinstance(result, Kinship) else result.pairs
+    tables = [
+        line
+        for pair in pairs
+        if layers and pair.related
+        for line in (f"{pair.other}, and its matches in {pair.checkpoint}", layer_table(pair))
+    ]
+    display.show(result.to_dict(), result, *tables, as_json=as_json)

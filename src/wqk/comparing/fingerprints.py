@@ -1,8 +1,8 @@
 """What `wqk.kin` keeps of a block: a few numbers that changes of coordinates leave alone.
 
 A model computes the same after three changes of its queries and keys: its heads are renumbered,
-its residual stream is rotated, or the dimensions inside a head are. Each of the three parts of a
-fingerprint keeps one of these numberings and does not see the other two changes:
+its residual stream is rotated, or the dimensions inside a head are. Each part of a
+fingerprint keeps one of these numberings at most and does not see the other changes:
 
 ====================  =====================================================  =====================
 part                  what it holds                                          numbering that it keeps
@@ -10,6 +10,7 @@ part                  what it holds                                          num
 ``pairs``             tr(M_a M_b) and tr(M_a M_bᵀ) of all pairs of heads     heads
 ``sample``, summed    entries of the layer's form, on a few coordinates      stream coordinates
 ``grams``             AᵀA, BᵀB and BᵀA of each head                          dimensions in a head
+``spectra``           singular values of each head                           none
 ====================  =====================================================  =====================
 
 Axes: H query heads, G key heads, D model width, R head width, S sampled coordinates of the stream,
@@ -28,6 +29,8 @@ from wqk.attention.coordinates import Coordinates, lacks_norm, read_block
 from wqk.forms.kernels import balance
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from wqk.checkpoints import Checkpoint
     from wqk.families import AttentionPlan
     from wqk.forms import BilinearForm
@@ -56,6 +59,7 @@ class Fingerprint:
     norms: Float[np.ndarray, " heads"]  # ‖M_h‖
     sample: Float[np.ndarray, "heads s s"]  # M_h on the sampled coordinates
     grams: Float[np.ndarray, "heads three u u within within"]  # AᵀA, BᵀB, BᵀA, unit by unit
+    spectra: Float[np.ndarray, "heads r"]  # singular values, largest first, of norm 1
     key_heads: int
     width: int  # D
     head_width: int  # R
@@ -84,12 +88,10 @@ def fingerprint(checkpoint: Checkpoint, plan: AttentionPlan, folds: bool) -> Fin
     ((_, form),) = read_block(checkpoint, plan, coordinates).forms
     if not form.is_square:
         return None
-    heads = form.stack[0] * form.stack[1]
-    query, key, scale = _scaled(form.query, form.key)
+    query, key, scale = _scaled(form)
     pairs, norms = _pairs(query, key)
     at = np.sort(np.random.default_rng(0).permutation(form.shape[0])[:SAMPLED])
-    sharing = heads // len(key)
-    sample = query[:, at] @ key[:, at].repeat(sharing, axis=0).swapaxes(-1, -2)
+    sample = query[..., at].swapaxes(-1, -2) @ _repeated(key[..., at], len(query))
     rotary = plan.rotary or plan.axial
     units = _units(form, rotary.planes if rotary else None)
     return Fingerprint(
@@ -99,6 +101,7 @@ def fingerprint(checkpoint: Checkpoint, plan: AttentionPlan, folds: bool) -> Fin
         norms * scale,
         sample if scale == 1 else sample.astype(np.float64) * scale,
         _grams(query, key, units),
+        _spectra(query, key),
         len(key),
         form.shape[0],
         form.rank,
@@ -119,15 +122,21 @@ def _dimensions_differ(plan: AttentionPlan) -> str:
     return ""
 
 
-def _scaled(query: np.ndarray, key: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
-    """All heads' factors (H, D, R) and (G, D, R) in the safe range, and the forms' scale."""
-    factors, exponents = zip(
-        *(balance(x.reshape(-1, x.shape[-1]), np) for x in (query, key)), strict=True
-    )
-    query, key = (
-        factor.reshape(-1, *x.shape[-2:]) for factor, x in zip(factors, (query, key), strict=True)
-    )
-    return query, key, 2.0 ** float(sum(exponents))
+def _scaled(form: BilinearForm) -> tuple[np.ndarray, np.ndarray, float]:
+    """All heads' factors (H, R, D) and (G, R, D) in the safe range, and the forms' scale."""
+    factors, scale = [], 1.0
+    for factor in (form.query, form.key):
+        factor, exponents = balance(factor, np)
+        if exponents.any():  # one scale for all heads
+            factor = factor * 2.0 ** (exponents - exponents.max())[..., None, None]
+            scale *= 2.0 ** float(exponents.max())
+        factors.append(factor.swapaxes(-1, -2).reshape(-1, *factor.shape[:-3:-1]))
+    return factors[0], factors[1], scale
+
+
+def _repeated(keys: np.ndarray, heads: int) -> np.ndarray:
+    """Each key head for all query heads that meet it."""
+    return keys.repeat(heads // len(keys), axis=0)
 
 
 def _pairs(query: np.ndarray, key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -136,27 +145,23 @@ def _pairs(query: np.ndarray, key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     tr(M_a M_b) = Σ_ij (B_aᵀ A_b)_ij (B_bᵀ A_a)_ji and tr(M_a M_bᵀ) = Σ_ij (A_aᵀ A_b)_ij
     (B_aᵀ B_b)_ij, with A = query and B = key. Zero heads have cosines 0.
     """
-    heads, groups = len(query), len(key)
+    (heads, width, d), groups = query.shape, len(key)
     of = np.arange(heads) // (heads // groups)
-    rank = query.shape[-1]
-    every = query.transpose(1, 0, 2).reshape(query.shape[1], heads * rank)
-    between_keys = np.empty((groups, groups, rank * rank), np.float32)
-    for g in range(groups):
-        between_keys[g] = (key[g].T @ key).reshape(groups, -1)
-    # (G, H, R, R): B_gᵀ A_h
-    crossing = np.stack([
-        (k.T @ every).reshape(rank, heads, rank).swapaxes(0, 1) for k in key
-    ])  # fmt: skip
-    turned = np.ascontiguousarray(crossing.swapaxes(-1, -2)).reshape(groups, heads, -1)
-    crossing = crossing.reshape(groups, heads, -1)
-    pairs = np.empty((2, heads, heads))
+    rows, key_rows = query.reshape(-1, d), key.reshape(-1, d)
+    crossing = np.stack([(k @ rows.T).reshape(width, heads, width) for k in key])  # B_gᵀ A_h
+    pairs = np.zeros((2, heads, heads))
     for a in range(heads):
-        # rows h of crossing[of[a]] are B_aᵀ A_h; turned[of[h], a] are (B_hᵀ A_a)ᵀ
-        pairs[0, a] = np.einsum("hi,hi->h", crossing[of[a]], turned[of, a])
-        products = (query[a].T @ every).reshape(rank, heads, rank).swapaxes(0, 1)
-        pairs[1, a] = np.einsum("hi,hi->h", products.reshape(heads, -1), between_keys[of[a], of])
-    squares = pairs[1].diagonal().clip(min=0)
-    norms = np.sqrt(squares)
+        # No more than a few products of single heads at a time; the other half by symmetry.
+        forward = crossing[of[a], :, a:]
+        backward = crossing[of[a:], :, a]
+        pairs[0, a, a:] = np.einsum("ihj,hji->h", forward, backward, optimize=True)
+        first = of[a]
+        queries = (query[a] @ rows[a * width :].T).reshape(width, -1, width)
+        keys = (key[first] @ key_rows[first * width :].T).reshape(width, -1, width)
+        pairs[1, a, a:] = np.einsum("ihj,ihj->h", queries, keys[:, of[a:] - first])
+    for one in pairs:
+        one += np.triu(one, 1).T
+    norms = np.sqrt(pairs[1].diagonal().clip(min=0))
     safe = np.where(norms > 0, norms, np.inf)
     return (pairs / safe[:, None] / safe).astype(np.float32), norms
 
@@ -173,12 +178,45 @@ def _units(form: BilinearForm, planes: tuple[slice, slice] | None) -> np.ndarray
 
 def _grams(query: np.ndarray, key: np.ndarray, units: np.ndarray) -> np.ndarray:
     """AᵀA, BᵀB and BᵀA of each head, (H, 3, U, U, w, w), each of norm 1 off its diagonal."""
-    heads, sharing = len(query), len(query) // len(key)
-    a = query[..., units.ravel()]
-    b = key[..., units.ravel()].repeat(sharing, axis=0)
-    grams = np.stack([x.swapaxes(-1, -2) @ y for x, y in ((a, a), (b, b), (b, a))], axis=1)
+    heads = len(query)
+    a, b = query[:, units.ravel()], _repeated(key[:, units.ravel()], heads)
+    grams = np.stack([x @ y.swapaxes(-1, -2) for x, y in ((a, a), (b, b), (b, a))], axis=1)
     count, within = units.shape
     grams = grams.reshape(heads, 3, count, within, count, within).swapaxes(3, 4)
     off = 1 - np.eye(count, dtype=grams.dtype)[:, :, None, None]
     size = np.sqrt(np.square(grams * off).sum(axis=(2, 3, 4, 5), keepdims=True))
     return np.asarray(grams / np.where(size > 0, size, np.inf), np.float32)
+
+
+def _spectra(query: np.ndarray, key: np.ndarray) -> np.ndarray:
+    """The singular values of A Bᵀ: the roots of the eigenvalues of Lᵀ (AᵀA) L, L Lᵀ being BᵀB."""
+    left, right = (
+        (x @ x.swapaxes(-1, -2)).astype(np.float64) for x in (query, _repeated(key, len(query)))
+    )
+    values, vectors = np.linalg.eigh(right)
+    root = vectors * np.sqrt(values.clip(min=0))[:, None, :]
+    squares = np.linalg.eigvalsh(root.swapaxes(-1, -2) @ left @ root)[:, ::-1]
+    spectra = np.sqrt(squares.clip(min=0))
+    size = np.linalg.norm(spectra, axis=1, keepdims=True)
+    return np.asarray(spectra / np.where(size > 0, size, 1.0), np.float32)
+
+
+def spectral_closeness(a: Sequence[Fingerprint], b: Sequence[Fingerprint]) -> float | None:
+    """How close heads of the second model come to the first's by their singular values.
+
+    The median over heads of the distance to the nearest head of the first, relative to that to the
+    nearest other head of the second: near 1 for models that have nothing in common, 0 for a copy in
+    any coordinates. None if heads have other widths, or the second model has a single one.
+    """
+    widths = {block.head_width for block in (*a, *b)}
+    first, second = (np.concatenate([block.spectra for block in m]) for m in (a, b))
+    if len(widths) > 1 or len(second) < 2:
+        return None
+    own = _distances(second, second)
+    np.fill_diagonal(own, np.inf)
+    usual = float(np.median(own.min(axis=1)))
+    return float(np.median(_distances(second, first).min(axis=1))) / usual if usual > 0 else None
+
+
+def _distances(rows: np.ndarray, others: np.ndarray) -> np.ndarray:
+    return np.array([np.linalg.norm(others - row, axis=1) for row in rows.astype(np.float64)])

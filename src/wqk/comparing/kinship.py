@@ -11,7 +11,12 @@ from wqk._typing import FilePath
 from wqk.attention import attention_plans, load_attention
 from wqk.checkpoints import open_checkpoint
 from wqk.checkpoints.options import HubFolder, check_options
-from wqk.comparing.fingerprints import Fingerprint, fingerprint, lacks_any_norm
+from wqk.comparing.fingerprints import (
+    Fingerprint,
+    fingerprint,
+    lacks_any_norm,
+    spectral_closeness,
+)
 from wqk.comparing.genealogy import Kinships, Merge
 from wqk.comparing.randomization import Agreement, Evidence, gather, layer_shares
 from wqk.comparing.relations import RELATED, Kinship, LayerMatch
@@ -200,7 +205,7 @@ def _relate(a: _Model, b: _Model, renumberings: int, seed: int) -> Kinship:
         kind = _kind(a, b, matches, bounds)
     return Kinship(
         a.name, b.name, evidence.p, evidence.floor, evidence.extrapolated, evidence.outcomes,
-        matches, kind, bounds,
+        matches, kind, bounds, spectral_closeness(a.prints, b.prints),
     )  # fmt: skip
 
 

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from wqk.comparing.fingerprints import Fingerprint
 
-# Numbers in one intermediate array: 8 MB in float32.
-CHUNK = 2**21
+# Numbers in one intermediate array: 2 MB in float32, which stays in a core's cache.
+CHUNK = 2**19
 
 # The share of renumberings through which a tail is laid to extrapolate from.
 TAIL = 0.05
@@ -154,9 +154,9 @@ def permute_heads(
         orders = _head_orders(count, block.head_count, block.key_heads, random)
         match[j] = rows[(own.ravel() @ theirs).argmax()]
         for part in _chunks(count + 1, own.size):
-            at = orders[part]
-            renumbered = own[:, at[:, :, None], at[:, None, :]].swapaxes(0, 1)
-            layers[part, j] = (renumbered.reshape(len(at), -1) @ theirs).max(axis=1)
+            renumbered = _renumbered(own, orders[part]).swapaxes(0, 1)
+            flat = renumbered.reshape(len(renumbered), -1)
+            layers[part, j] = (flat @ theirs).max(axis=1)
     heads = tuple(np.arange(block.head_count) for block in b)
     return Agreement(layers, match, heads, copy)
 
@@ -185,9 +185,7 @@ def permute_coordinates(
         orders = random.random((count + 1, size)).argsort(axis=1)
         orders[0] = np.arange(size)
         for part in _chunks(count + 1, own.size):
-            at = orders[part]
-            renumbered = own[:, at[:, :, None], at[:, None, :]].reshape(len(places), len(at), -1)
-            found = renumbered @ theirs[:, rows]  # (layers, N, K)
+            found = _renumbered(own, orders[part]) @ theirs[:, rows]  # (layers, N, K)
             layers[part, places] = found.max(axis=-1).T
             if part.start == 0:
                 match[places] = np.array(rows)[found[:, 0].argmax(axis=-1)]
@@ -300,6 +298,16 @@ def _head_orders(
     orders = (outer[:, :, None] * sharing + inner).reshape(count + 1, heads)
     orders[0] = np.arange(heads)
     return orders
+
+
+def _renumbered(
+    matrices: Float[np.ndarray, "k s s"], orders: Int[np.ndarray, "n s"]
+) -> Float[np.ndarray, "k n s_squared"]:
+    """Rows and columns of each matrix in each order."""
+    size = matrices.shape[-1]
+    at = orders[:, :, None] * size + orders[:, None, :]
+    flat = np.take(matrices.reshape(len(matrices), -1), at.ravel(), axis=1)
+    return np.asarray(flat.reshape(len(matrices), len(orders), -1))
 
 
 def _best_heads(a: Fingerprint, b: Fingerprint) -> Int[np.ndarray, " heads"]:

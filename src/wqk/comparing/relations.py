@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wqk._console import Shown, number
+from wqk._console import Shown, counted, number
 from wqk.comparing.fingerprints import SAMPLED
 from wqk.tables.sheet import Cell, Sheet
 
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 # An extrapolated p is not told any further, as a base-10 logarithm.
 LEAST = -20
+
+# Singular values this much closer than usual are pointed out.
+CLOSE = 0.2
 
 # Models are called related up to this p.
 RELATED = 0.001
@@ -69,6 +72,9 @@ class Kinship(Shown):
     kind: str | None  # copy, rotated copy, changed, grown, pruned, rearranged; None if unrelated
     # Whether changes are smallest possible ones, from singular values, as coordinates differ.
     bounds: bool
+    # Distance of heads' singular values to the nearest of the other model, over that to the
+    # nearest in their own. It has no p.
+    closeness: float | None
 
     @property
     def related(self) -> bool:
@@ -106,7 +112,7 @@ class Kinship(Shown):
             table.add(NUMBERINGS[test.name], *numbers, Cell(test.left_out, style="dim"))
         yield table
         if self.related:
-            yield _matches_table(self)
+            yield _summary(self)
         for sentence in self.reading:
             yield Text(sentence, style="dim")
 
@@ -118,9 +124,17 @@ def _reading(kinship: Kinship) -> Iterator[str]:
             f"{test.visible:.0%} by {test.name}" for test in applied if test.visible is not None
         )
         yield f"Agreement that would have been seen, as a share of a copy's: {visible}."
+        if kinship.closeness is not None and kinship.closeness < CLOSE:
+            yield (
+                f"But singular values of heads lie {1 / max(kinship.closeness, 1e-6):,.0f} times "
+                "closer to the other model's than to each other, as if heads were renumbered, the "
+                "stream rotated and dimensions turned, all three. No renumbering can say what "
+                "chance allows then, so this has no p."
+            )
+            return
         yield (
             "A relation is not excluded: renumbered heads, a rotated stream and turned dimensions "
-            "hide one if all three are done."
+            "hide one from the tests if all three are done."
         )
         return
     yield DIRECTION
@@ -158,7 +172,25 @@ def _verdict(kinship: Kinship) -> str:
     return f"Related: {kind} ({p}{least})."
 
 
-def _matches_table(kinship: Kinship) -> Any:
+def _summary(kinship: Kinship) -> str:
+    """How many layers are matched, how, and how far they have changed."""
+    matched = [match for match in kinship.matches if match.of_layer is not None]
+    in_place = all((m.of_stack, m.of_layer) == (m.stack, m.layer) for m in matched)
+    alike = all(match.heads == tuple(range(len(match.heads))) for match in matched)
+    where = "in place" if in_place else "in other places"
+    heads = "heads in order" if alike else "heads in another order"
+    text = (
+        f"{len(matched)} of the second model's {counted(len(kinship.matches), 'layer')} match, "
+        f"{where}, {heads}"
+    )
+    if kinship.change is None:
+        return f"{text}."
+    change = shown_change(kinship.change, kinship.bounds)
+    return f"{text}; the median relative change of a form is {change}."
+
+
+def layer_table(kinship: Kinship) -> Sheet:
+    """A line for each layer of the second model: its match, that of its heads, and the change."""
     table = Sheet.of("layer", "of", "heads", "change", text=["of", "heads"])
     stacks = {match.stack for match in kinship.matches} | {
         match.of_stack for match in kinship.matches
