@@ -16,6 +16,7 @@ import wqk
 from wqk.attention import attention_plans
 from wqk.checkpoints.modules import StateDict
 from wqk.cli.main import command
+from wqk.comparing import fingerprints
 from wqk.comparing.fingerprints import fingerprint
 from wqk.comparing.randomization import gather, permute_heads
 from wqk.errors import CheckpointError, NonFiniteWeights
@@ -207,6 +208,21 @@ def test_all_three_renumberings_at_once_leave_only_singular_values() -> None:
     assert strangers.closeness is not None
     assert strangers.closeness > 0.5
     assert "this has no p" not in " ".join(strangers.reading)
+
+
+def test_wide_heads_are_compared_straight_within_their_key_head(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parent = weights(0, groups=2)
+    (whole, *_), group = prints(parent), np.arange(H) // 3
+    monkeypatch.setattr(fingerprints, "WIDE", 0)
+    (wide, *_) = prints(parent)
+    np.testing.assert_array_equal(wide.pairs[0], whole.pairs[0])
+    np.testing.assert_array_equal(np.isnan(wide.pairs[1]), group[:, None] != group)
+    near = group[:, None] == group
+    np.testing.assert_allclose(wide.pairs[1][near], whole.pairs[1][near], atol=1e-6)
+    for child in (rotated(parent), turned(rotated(parent))):
+        assert wqk.kin(opened(parent), opened(child), renumberings=999).related
 
 
 @pytest.mark.parametrize("groups", [H, 2])

@@ -39,6 +39,10 @@ if TYPE_CHECKING:
 # lies dozens of standard deviations from chance on far fewer.
 SAMPLED, UNITS = 64, 32
 
+# A layer of more dimensions compares heads straight, tr(M_a M_bᵀ), only if they share a key head:
+# the products of all queries with each other would take most of the time.
+WIDE = 2048
+
 FOLDED, UNFOLDED = Coordinates(fold_norm=True), Coordinates()
 
 # Families whose residual stream holds sinusoids by design, so that its coordinates have meanings.
@@ -55,7 +59,8 @@ class Fingerprint:
 
     stack: str
     layer: int
-    pairs: Float[np.ndarray, "two heads heads"]  # cosines of M_a with M_bᵀ, and with M_b
+    # Cosines of M_a with M_bᵀ, and with M_b; NaN if not computed.
+    pairs: Float[np.ndarray, "two heads heads"]
     norms: Float[np.ndarray, " heads"]  # ‖M_h‖
     sample: Float[np.ndarray, "heads s s"]  # M_h on the sampled coordinates
     grams: Float[np.ndarray, "heads three u u within within"]  # AᵀA, BᵀB, BᵀA, unit by unit
@@ -155,10 +160,11 @@ def _pairs(query: np.ndarray, key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         forward = crossing[of[a], :, a:]
         backward = crossing[of[a:], :, a]
         pairs[0, a, a:] = np.einsum("ihj,hji->h", forward, backward, optimize=True)
-        first = of[a]
-        queries = (query[a] @ rows[a * width :].T).reshape(width, -1, width)
+        first, end = of[a], heads if len(rows) <= WIDE else (of[a] + 1) * (heads // groups)
+        queries = (query[a] @ rows[a * width : end * width].T).reshape(width, -1, width)
         keys = (key[first] @ key_rows[first * width :].T).reshape(width, -1, width)
-        pairs[1, a, a:] = np.einsum("ihj,ihj->h", queries, keys[:, of[a:] - first])
+        pairs[1, a, a:end] = np.einsum("ihj,ihj->h", queries, keys[:, of[a:end] - first])
+        pairs[1, a, end:] = np.nan
     for one in pairs:
         one += np.triu(one, 1).T
     norms = np.sqrt(pairs[1].diagonal().clip(min=0))

@@ -280,7 +280,9 @@ def _entries(block: Fingerprint) -> Float[np.ndarray, "s s"]:
 
 
 def _standardized(values: np.ndarray) -> np.ndarray:
-    """Values of mean 0 and variance 1; 0 if they are all the same."""
+    """Values of mean 0 and variance 1; 0 if they are all the same, or not known."""
+    if np.isnan(values).any():
+        return np.zeros_like(values)
     centered = values - values.mean() if values.size else values
     spread = np.sqrt(np.square(centered).mean()) if values.size else 0.0
     if spread <= 1e-6 * np.abs(values).max(initial=0.0):
