@@ -50,7 +50,9 @@ def main(corpus: str, *columns: str) -> None:
         lines.append(f"| {says} | {statement.prediction} | {' | '.join(cells)} |")
     before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
     after = rest.split(END)[1]
-    table = "\n".join([BEGIN, "", "; ".join(tallies) + ".", "", *lines, "", END])
+    apart = sum(not statement.about_model for statement in STATEMENTS)
+    counted = f"{apart} statements about random matrices are not counted. {'; '.join(tallies)}."
+    table = "\n".join([BEGIN, "", counted, "", *lines, "", END])
     PAGE.write_text(before + table + after, encoding="utf-8")
 
 

@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from wqk_lab.theory.report import Report
     from wqk_lab.theory.verdict import Finding
 
-MARKS = {"holds": "✓", "fails": "✗", "undecided": "?", "not tested": "–", "identity": "="}
+MARKS = {"holds": "✓", "fails": "✗", "undecided": "?", "described": "·"}
+MARKS |= {"not tested": "–", "identity": "="}
 STYLES = {"holds": "green", "fails": "red", "undecided": "yellow"}
-STYLES |= dict.fromkeys(("not tested", "identity"), "dim")
+STYLES |= dict.fromkeys(("described", "not tested", "identity"), "dim")
 
 # Width in a pipe, so that every finding is one line for grep.
 IN_A_PIPE = 400
@@ -128,6 +129,9 @@ def _print_findings(report: Report, verbose: bool) -> None:
     console.print(Text(f"\n{report.title}", style="bold"), soft_wrap=True)
     tally = [Text(f"{n} {v}", style=STYLES[v]) for v, n in report.tally.items() if n]
     console.print(Text(", ").join(tally), soft_wrap=True)
+    if apart := [f.verdict for f in report.findings if not f.statement.about_model]:
+        shown = ", ".join(f"{apart.count(v)} {v}" for v in dict.fromkeys(apart))
+        console.print(Text(f"not counted, about random matrices: {shown}", style="dim"))
     for note in report.notes:
         console.print(Text(f"! {note}", style="yellow"), soft_wrap=True)
     doubtful = "!" if report.caveat else ""

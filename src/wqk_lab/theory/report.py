@@ -68,8 +68,8 @@ class Report:
 
     @property
     def tally(self) -> dict[str, int]:
-        """The number of findings with each verdict."""
-        counted = Counter(finding.verdict for finding in self.findings)
+        """The number of findings about the model, or its text, with each verdict."""
+        counted = Counter(f.verdict for f in self.findings if f.statement.about_model)
         return {verdict: counted[verdict] for verdict in VERDICTS}
 
     @property

@@ -86,11 +86,15 @@ def _norms(form: BilinearForm) -> tuple[np.ndarray, np.ndarray]:
 def tails_of(forms: Mapping[str, Sequence[BilinearForm]], unit: str = "batches") -> Sample:
     """The tails of several forms of each layer, one for each unit.
 
-    By chance, the ratio of a matrix with independent entries has a deviation of 2/√(d − 1).
+    By chance, the ratio of a matrix with independent entries has a deviation of 2/√(d − 1). The
+    layers of one model, and the changes of one run, share the large dimensions of the residual
+    stream.
     """
     measured = {layer: [tails(form)._asdict() for form in some] for layer, some in forms.items()}
     width = max(max(some[0].shape) for some in forms.values())
-    return replace(sample_of(measured, unit), chance=2 / math.sqrt(max(width - 1, 1)))
+    sample = sample_of(measured, unit)
+    chance = 2 / math.sqrt(max(width - 1, 1))
+    return replace(sample, chance=chance, one_model=unit != "batches")
 
 
 def in_updates(evidence: Evidence) -> Sample:

@@ -10,6 +10,7 @@ holds         the interval lies beyond the null on the predicted side (above, be
               the margin around it (near)
 fails         the interval excludes every effect that would matter, or lies outside the margin
 undecided     neither: more units are needed
+described     measured on one model, whose layers share dimensions and are no independent units
 identity      true of all numbers; shown, but never counted as support
 not tested    gives the reason
 ============  =================================================================================
@@ -34,8 +35,10 @@ if TYPE_CHECKING:
 
     from wqk_lab.theory.subject import Objective
 
-Verdict = Literal["holds", "fails", "undecided", "not tested", "identity"]
-VERDICTS: tuple[Verdict, ...] = ("holds", "fails", "undecided", "not tested", "identity")
+Verdict = Literal["holds", "fails", "undecided", "described", "not tested", "identity"]
+VERDICTS: tuple[Verdict, ...] = (
+    "holds", "fails", "undecided", "described", "not tested", "identity",
+)  # fmt: skip
 
 Direction = Literal["above", "below", "near", "identity"]
 
@@ -65,6 +68,9 @@ class Sample:
         Further numbers of the same shape, by name.
     chance
         Standard deviation of a layer's value over random weights, which all units share.
+    one_model
+        Whether all numbers are of one model's weights and share what is a matter of its chance, so
+        that they describe it, and only several such models allow an inference.
     """
 
     values: np.ndarray
@@ -72,6 +78,7 @@ class Sample:
     layers: tuple[str, ...] = ()
     details: Mapping[str, np.ndarray] = field(default_factory=dict)
     chance: float = 0.0
+    one_model: bool = False
 
     def rows(self) -> list[dict[str, Any]]:
         """Every number, one row for each unit and layer."""
@@ -96,6 +103,8 @@ class Estimate:
         third cumulant in units of the error.
     over
         What it is a mean over, such as ``8 batches × 4 layers``.
+    of_layers
+        The part of the error that is due to layers, which more units of the same model leave.
     """
 
     value: float
@@ -105,6 +114,7 @@ class Estimate:
     degrees: float
     skewness: float
     over: str
+    of_layers: float = 0.0
 
     @classmethod
     def of(cls, sample: Sample) -> Estimate:
@@ -135,7 +145,8 @@ class Estimate:
         degrees = total**2 / sum(s**2 / n for s, n in zip(squares, free, strict=True))
         skewness = sum(cubes) / error**3
         below, above = (error * _reach(degrees, side * skewness) for side in (1, -1))
-        return cls(value, value - below, value + above, error, degrees, skewness, over)
+        of_layers = math.sqrt(squares[1]) if len(squares) > 1 else 0.0
+        return cls(value, value - below, value + above, error, degrees, skewness, over, of_layers)
 
     def __str__(self) -> str:
         if self.low == self.high and abs(self.value) < 1e-3:
@@ -223,6 +234,11 @@ class Statement:
     objectives: tuple[Objective, ...] = ("masked", "each", "causal")
 
     @property
+    def about_model(self) -> bool:
+        """Whether it is about the model or its text, and not about random matrices."""
+        return self.needs != "nothing"
+
+    @property
     def prediction(self) -> str:
         """Where the quantity is predicted to lie, such as ``> 0``."""
         signs = {"above": ">", "below": "<", "near": "≈", "identity": "="}
@@ -298,22 +314,48 @@ def decide(statement: Statement, sample: Sample) -> Finding:
         verdict: Verdict = "identity" if worst < statement.matters else "fails"
         seen = Estimate(worst, worst, worst, 0.0, 0.0, 0.0, estimate.over)
         return Finding(statement, verdict, seen, sample=sample)
+    if sample.one_model:
+        return _described(statement, sample, estimate)
     verdict, p = _verdict(statement, estimate)
     why = _more(statement, estimate) if verdict == "undecided" else ""
     return Finding(statement, verdict, estimate, _by_layer(statement, sample), p, why, sample)
 
 
+def _described(statement: Statement, sample: Sample, estimate: Estimate) -> Finding:
+    """The finding on one model: the mean, and how its layers spread."""
+    layers = np.nanmean(sample.values, axis=0)
+    layers = layers[np.isfinite(layers)]
+    effects = (layers - statement.null) * (-1 if statement.direction == "below" else 1)
+    near = statement.direction == "near"
+    as_predicted = np.abs(effects) <= statement.matters if near else effects > 0
+    spread = f"; SD over layers {layers.std(ddof=1):.2f}" if len(layers) > 1 else ""
+    why = (
+        f"{as_predicted.sum()} of {len(layers)} layers as predicted{spread}; layers of one model "
+        "share dimensions, so that only models of several seeds would decide"
+    )
+    value = replace(estimate, low=-math.inf, high=math.inf, error=math.inf, degrees=0.0)
+    return Finding(statement, "described", value, why=why, sample=sample)
+
+
 def settle(findings: Sequence[Finding]) -> list[Finding]:
-    """Findings taken together: verdicts that Benjamini and Hochberg's rule doubts are undecided."""
+    """Findings taken together: verdicts that Benjamini and Hochberg's rule doubts are undecided.
+
+    Statements about random matrices are a family of their own: they say nothing about the model.
+    """
     from scipy.stats import false_discovery_control  # type: ignore[import-untyped]
 
-    tested = [k for k, finding in enumerate(findings) if not math.isnan(finding.p)]
-    adjusted = false_discovery_control([findings[k].p for k in tested])
     settled = list(findings)
-    for k, p in zip(tested, adjusted, strict=True):
-        if p > LEVEL and findings[k].verdict in ("holds", "fails"):
-            why = f"beyond chance by itself, but not as one of {len(tested)} statements"
-            settled[k] = replace(findings[k], verdict="undecided", why=why)
+    for about_model in (True, False):
+        tested = [
+            k
+            for k, finding in enumerate(findings)
+            if finding.statement.about_model == about_model and not math.isnan(finding.p)
+        ]
+        adjusted = false_discovery_control([findings[k].p for k in tested]) if tested else ()
+        for k, p in zip(tested, adjusted, strict=True):
+            if p > LEVEL and findings[k].verdict in ("holds", "fails"):
+                why = f"beyond chance by itself, but not as one of {len(tested)} statements"
+                settled[k] = replace(findings[k], verdict="undecided", why=why)
     return settled
 
 
@@ -372,8 +414,14 @@ def _more(statement: Statement, estimate: Estimate) -> str:
     effect, margin = _effect(statement, estimate), statement.matters
     near = statement.direction == "near"
     room = abs(margin - abs(effect)) if near else max(effect, margin - effect)
-    # An interval narrows a little faster than with the square root of the number of units.
-    times = math.inf if room <= 0 else ((estimate.high - estimate.low) / 2 / room) ** 2
+    # An interval narrows a little faster than with the square root of the number of units, and never
+    # below what the layers leave.
+    reach = (estimate.high - estimate.low) / 2 / estimate.error
+    rest = estimate.error**2 - estimate.of_layers**2
+    room_for_units = (max(room, 0.0) / reach) ** 2 - estimate.of_layers**2
+    if room_for_units <= 0 and estimate.of_layers:
+        return f"{estimate.over}: more would not decide, since the layers differ too much"
+    times = rest / room_for_units if room_for_units > 0 else math.inf
     if times > MANY:
         return f"more than {MANY} times as many ({estimate.over}) would be needed"
     return f"about {max(2, math.ceil(times))} times as many ({estimate.over}) would decide"

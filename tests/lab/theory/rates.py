@@ -27,7 +27,7 @@ from wqk_lab.theory.verdict import Sample, decide
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-PAGE = Path(__file__).parents[2] / "docs" / "theory" / "false-positives.md"
+PAGE = Path(__file__).parents[3] / "docs" / "theory" / "false-positives.md"
 BEGIN, END = "<!-- rates: begin -->", "<!-- rates: end -->"
 
 

@@ -81,7 +81,7 @@ def test_files_hold_every_finding(tmp_path: Path) -> None:
     numbers = both[0]["findings"][0]["numbers"]
     assert [row["value"] for row in numbers] == [1.5, None, 1.6]
     assert both[0]["tally"] == {
-        "holds": 1, "fails": 0, "undecided": 0, "not tested": 1, "identity": 0,
+        "holds": 1, "fails": 0, "undecided": 0, "described": 0, "not tested": 1, "identity": 0,
     }  # fmt: skip
     markdown = (tmp_path / "findings.md").read_text()
     assert "## m, step 3: masked, 15% masked; 1 × 2 blocks of 8 tokens of t" in markdown
@@ -98,7 +98,7 @@ def test_steps_of_a_run_stand_side_by_side(place: Path) -> None:
     chosen = ("--layers", "1", "--steps", "all")
     result = run(place, "run", *chosen, "--out", str(place / "steps.json"))
     assert result.exit_code == 0, result.output
-    assert "✓ holds, ✗ fails, ? undecided, – not tested, = identity" in result.stdout
+    assert "✓ holds, ✗ fails, ? undecided, · described, – not tested, = identity" in result.stdout
     assert "run, 2 saved steps" in result.stdout
     reports = json.loads((place / "steps.json").read_text())["reports"]
     assert [report["model"] for report in reports] == [

@@ -14,9 +14,11 @@ from tests.lab.theory.planted import (
     STATEMENTS,
     by_chance,
     columns_vary_e_times,
+    drawn,
     each_paired,
     find,
     paired,
+    shared_dimensions,
     verdict,
 )
 
@@ -34,14 +36,14 @@ def test_every_statement_has_its_planted_cases() -> None:
 
 @pytest.mark.parametrize("key", CASES)
 def test_what_is_true_holds(key: str) -> None:
-    finding = verdict(key, CASES[key][0](1))
+    finding = decide(*drawn(key, CASES[key][0], 1))
     identity = finding.statement.direction == "identity"
     assert finding.verdict == ("identity" if identity else "holds"), finding.estimate
 
 
 @pytest.mark.parametrize("key", CASES)
 def test_what_is_violated_fails(key: str) -> None:
-    finding = verdict(key, CASES[key][1](1))
+    finding = decide(*drawn(key, CASES[key][1], 1))
     assert finding.verdict == "fails", finding.estimate
 
 
@@ -50,6 +52,29 @@ def test_chance_rarely_decides(key: str) -> None:
     wrong = CASES[key][3]
     verdicts = [decide(*by_chance(key, seed)).verdict for seed in range(3)]
     assert verdicts.count(wrong) <= 1
+
+
+W_QK = [find("Theorems 2.3 and S1.12, W_qk"), find("Corollary S1.13, W_qk")]
+
+
+@pytest.mark.parametrize("key", W_QK)
+@pytest.mark.parametrize("layers", [4, 24])
+def test_one_model_is_described_and_decides_nothing(key: str, layers: int) -> None:
+    for seed in range(20):
+        finding = verdict(key, shared_dimensions(layers)(seed))
+        assert finding.verdict == "described"
+        assert finding.estimate is not None
+        assert str(finding.estimate) == f"{finding.estimate.value:.2f}"  # no interval
+        assert "several seeds would decide" in finding.why
+        assert finding.layers is None
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("layers", [4, 24])
+def test_models_that_share_dimensions_rarely_hold(layers: int) -> None:
+    for key, wrong in zip(W_QK, ("holds", "fails"), strict=True):
+        verdicts = [decide(*drawn(key, shared_dimensions(layers), s)).verdict for s in range(100)]
+        assert rates.Rate(verdicts.count(wrong), 100).low <= 0.05
 
 
 def test_draws_go_on_where_they_were_interrupted(

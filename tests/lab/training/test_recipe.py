@@ -44,7 +44,7 @@ def test_the_paper_s_preset_is_the_paper_s(
 
 
 def test_the_documented_presets_are_these() -> None:
-    page = Path(__file__).parents[2] / "docs" / "training.md"
+    page = Path(__file__).parents[3] / "docs" / "training.md"
     rows = re.findall(r"^\| `(\w+)` \| (\S+) \| (\S+) \|$", page.read_text("utf-8"), re.MULTILINE)
     assert len(rows) > 20
     for name, *cells in rows:
