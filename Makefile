@@ -12,7 +12,7 @@ CHECKED := src tests benchmarks examples docs
 RUNS := out/pair
 TEXT := $(RUNS)/docstrings.jsonl
 
-.PHONY: help demo test train check docs format floors bench campaign derive clean
+.PHONY: help demo test train check docs format floors bench campaign derive results clean
 
 help:
 	@echo "make demo      scan two small models that come with the package"
@@ -23,6 +23,7 @@ help:
 	@echo "make floors    the core's tests at the lowest versions of what it needs"
 	@echo "make bench     measure against dense products and the machine's own limits"
 	@echo "make campaign  the long fuzz and kill runs"
+	@echo "make results   write the tables of docs/results from its records"
 	@echo "make derive    derive families from running every model type; writes their data"
 
 $(BIN)/python:
@@ -53,6 +54,9 @@ $(RUNS)/corpus/store.json: | $(READY) $(TEXT)
 train: $(READY) $(RUNS)/corpus/store.json
 	$(BIN)/wqk experiments examples/pair.toml --corpora $(RUNS) --out $(RUNS) --jobs 2
 	$(BIN)/wqk figure fig3 $(RUNS)/encoder-1 $(RUNS)/decoder-1 --out $(RUNS)/fig3.png
+
+results: $(READY)
+	$(BIN)/python docs/generate_results.py
 
 check: $(READY)
 	$(BIN)/ruff format --check $(CHECKED)

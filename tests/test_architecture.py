@@ -48,7 +48,7 @@ LABORATORY_ROOMS = {
     "figures": "the paper's figures, from tables, runs and published numbers",
     "training": "corpus, recipe, models, objectives, the loop, experiments, fine-tuning",
     "atlas": "the paper's published scores, curves and losses, and its tables",
-    "runs": "runs grouped by seed, speed-up",
+    "runs": "runs grouped by seed, speed-up, verdicts on claims",
 }
 HEAVY = {
     "accelerate",

@@ -97,7 +97,7 @@ def _table(
     outcomes: list[tuple[SentenceTask, dict[str, dict[str, float]], list[TaskResult]]],
 ) -> Sheet:
     """One line for each task and metric, in percent."""
-    from wqk_lab.cli.speedup import interval
+    from wqk_lab.runs.speedup import interval
     from wqk_lab.training.glue import differences
 
     names = [Path(result.model).name for result in outcomes[0][2]]

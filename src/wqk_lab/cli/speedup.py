@@ -13,7 +13,7 @@ from wqk.cli.options import PATH, Number, below, json_output
 from wqk.tables.sheet import Sheet
 
 if TYPE_CHECKING:
-    from wqk_lab.runs.speedup import Field, Paired, StartSpeedUp
+    from wqk_lab.runs.speedup import Field, StartSpeedUp
 
 
 @click.command()
@@ -79,6 +79,8 @@ def lines_of(
 ) -> Iterator[Any]:
     """One line per initialization, and how to read it."""
     from rich.text import Text
+
+    from wqk_lab.runs.speedup import interval
 
     level = [] if below is None else [f"below {below:g}"]
     names = ("start", "seeds", "difference", "p", "detectable", "speed-up", *level)
@@ -147,23 +149,11 @@ def crossing(comparison: StartSpeedUp) -> str:
     >>> crossing(StartSpeedUp("paired", "random", 500, 500, runs[:1]))
     '−50'
     """
+    from wqk_lab.runs.speedup import interval
+
     if comparison.steps_later is not None:
         return interval(comparison.steps_later, "+.0f")
     runs = comparison.runs
     own = sum(run.below is not None for run in runs)
     other = sum(run.baseline_below is not None for run in runs)
     return f"by {comparison.step:,}: {own} of {len(runs)}, baseline {other} of {len(runs)}"
-
-
-def interval(result: Paired, form: str) -> str:
-    """A mean and its interval.
-
-    Examples
-    --------
-    >>> from wqk_lab.runs.speedup import Paired
-    >>> interval(Paired(2, -0.5, -0.75, 0.25), "+.2f"), interval(Paired(1, 0.5), "+.0%")
-    ('−0.50 [−0.75, +0.25]', '+50%')
-    """
-    numbers = [result.mean] if result.low is None else [result.mean, result.low, result.high]
-    mean, *ends = (format(number, form).replace("-", "−") for number in numbers)
-    return f"{mean} [{', '.join(ends)}]" if ends else mean

@@ -87,6 +87,19 @@ def paired(differences: Sequence[float]) -> Paired:
     return Paired(count, mean, low, high, p, (quantile + power) * error)
 
 
+def interval(result: Paired, form: str) -> str:
+    """A mean and its interval.
+
+    Examples
+    --------
+    >>> interval(Paired(2, -0.5, -0.75, 0.25), "+.2f"), interval(Paired(1, 0.5), "+.0%")
+    ('−0.50 [−0.75, +0.25]', '+50%')
+    """
+    numbers = [result.mean] if result.low is None else [result.mean, result.low, result.high]
+    mean, *ends = (format(number, form).replace("-", "−") for number in numbers)
+    return f"{mean} [{', '.join(ends)}]" if ends else mean
+
+
 @dataclass(frozen=True)
 class SpeedUp:
     """One candidate's run against the baseline's run of the same seed.

@@ -414,7 +414,7 @@ def _more(statement: Statement, estimate: Estimate) -> str:
     effect, margin = _effect(statement, estimate), statement.matters
     near = statement.direction == "near"
     room = abs(margin - abs(effect)) if near else max(effect, margin - effect)
-    # An interval narrows a little faster than with the square root of the number of units, and never
+    # An interval narrows a little faster than with the root of the number of units, and never
     # below what the layers leave.
     reach = (estimate.high - estimate.low) / 2 / estimate.error
     rest = estimate.error**2 - estimate.of_layers**2

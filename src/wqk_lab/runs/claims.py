@@ -1,0 +1,350 @@
+"""Verdicts on claims, each computed from one named contrast of recorded runs.
+
+A contrast is a weighted sum of cells, taken seed by seed: ``{published = 1, random = -1}``. Few
+seeds give poor variances, so the variances of one pool of contrasts moderate each other: each is
+drawn toward what the others have in common (Smyth 2004, Linear models and empirical Bayes methods
+for assessing differential expression). A claim predicts the sign of its contrast and says
+how large an effect would matter. Its verdict follows from an interval that allows for all
+contrasts: those that Benjamini and Hochberg's rule finds at 5 % are the ones whose interval
+excludes zero (Benjamini & Yekutieli 2005, False discovery rate-adjusted multiple confidence
+intervals for selected parameters).
+
+================  ============================================================================
+reproduced        the interval lies on the predicted side of zero
+too small         the same, but it excludes every effect that would matter
+not reproduced    it excludes every effect that would matter, and holds zero or lies beyond it
+undecided         none of these
+================  ============================================================================
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, Literal
+
+import numpy as np
+
+from wqk.errors import RunError
+from wqk_lab.runs.speedup import LEVEL, POWER
+
+Verdict = Literal["reproduced", "too small", "not reproduced", "undecided"]
+
+# A quantity of each run, by cell and seed.
+Records = Mapping[str, Mapping[str, Mapping[int, float]]]
+
+DEFINITION = "contrasts.toml"
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """A weighted sum of cells, seed by seed.
+
+    Attributes
+    ----------
+    name, says
+        How claims name it, and what it compares.
+    measure
+        The quantity of its runs: a key of the records.
+    cells
+        Weights by cell, which add up to zero.
+    pool
+        Contrasts whose variances moderate each other; by default those of one measure.
+    means, deviations, seeds
+        Instead of cells: of two groups of which only these were recorded.
+    """
+
+    name: str
+    says: str
+    measure: str
+    cells: Mapping[str, float] = ()  # type: ignore[assignment]
+    pool: str = ""
+    means: tuple[float, ...] = ()
+    deviations: tuple[float, ...] = ()
+    seeds: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What is claimed, as a prediction on one contrast."""
+
+    says: str
+    contrast: str
+    predicts: Literal["less", "more"]
+    matters: float  #: The smallest effect that would matter.
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Result:
+    """A contrast, measured.
+
+    Attributes
+    ----------
+    value, error, degrees
+        The mean over seeds, its moderated standard error, and its degrees of freedom.
+    count
+        Number of seeds.
+    low, high
+        The 95 % interval.
+    p
+        Two-sided, of the hypothesis that the mean is zero.
+    allowed
+        The interval that allows for all contrasts.
+    """
+
+    contrast: Contrast
+    value: float
+    error: float
+    degrees: float
+    count: int
+    low: float
+    high: float
+    p: float
+    allowed: tuple[float, float]
+
+    @property
+    def detectable(self) -> float:
+        """The smallest true effect that is found with power 80 %, by itself."""
+        from scipy.stats import t  # type: ignore[import-untyped]
+
+        quantiles = t.ppf([(1 + LEVEL) / 2, POWER], self.degrees)
+        return float(quantiles.sum() * self.error)
+
+
+def read_records(folder: Path) -> Records:
+    """The records of a folder: a quantity of each run in a line, by measure, cell and seed.
+
+    Raises
+    ------
+    RunError
+        There are no records.
+    """
+    found: dict[str, dict[str, dict[int, float]]] = {}
+    for path in sorted(folder.rglob("*.csv")):
+        with path.open(newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                for measure, cell, seed, value in _quantities(row):
+                    found.setdefault(measure, {}).setdefault(cell, {})[seed] = value
+    if not found:
+        raise RunError(f"{folder}: has no records of runs (*.csv)")
+    return found
+
+
+def _quantities(row: Mapping[str, str]) -> Iterable[tuple[str, str, int, float]]:
+    """Measure, cell, seed and value of what a line says."""
+    cell = row.get("start") or row.get("run", "").rpartition("-")[0]
+    if not cell or not row.get("seed"):
+        return
+    seed, step = int(row["seed"]), row["step"]
+    if row.get("held_out_loss"):
+        yield f"loss at step {step}", cell, seed, float(row["held_out_loss"])
+    if row.get("first_below_3"):
+        yield "end of the plateau", cell, seed, float(row["first_below_3"])
+
+
+def read_definition(folder: Path) -> tuple[list[Contrast], list[Claim]]:
+    """The contrasts and claims of a folder's ``contrasts.toml``."""
+    content = tomllib.loads((folder / DEFINITION).read_text(encoding="utf-8"))
+    contrasts = [Contrast(**_tuples(entry)) for entry in content["contrast"]]
+    names = [contrast.name for contrast in contrasts]
+    claims = [Claim(**entry) for entry in content["claim"]]
+    if len(set(names)) < len(names):
+        raise RunError(f"{folder / DEFINITION}: names of contrasts must be unique")
+    for claim in claims:
+        if claim.contrast not in names:
+            raise RunError(f"{folder / DEFINITION}: no contrast is called {claim.contrast!r}")
+    return contrasts, claims
+
+
+def _tuples(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in entry.items()}
+
+
+def differences(contrast: Contrast, records: Records) -> list[float]:
+    """The contrast of each seed that all its cells have.
+
+    Examples
+    --------
+    >>> contrast = Contrast("c", "", "loss", {"a": 1, "b": -1})
+    >>> differences(contrast, {"loss": {"a": {1: 2.0, 2: 3.0}, "b": {1: 1.5}}})
+    [0.5]
+    """
+    if abs(sum(contrast.cells.values())) > 1e-9:
+        raise RunError(f"contrast {contrast.name}: weights must add up to zero")
+    known = records.get(contrast.measure, {})
+    if missing := [cell for cell in contrast.cells if cell not in known]:
+        raise RunError(f"contrast {contrast.name}: no records of {', '.join(missing)}")
+    seeds = set.intersection(*({*known[cell]} for cell in contrast.cells))
+    return [
+        sum(weight * known[cell][seed] for cell, weight in contrast.cells.items())
+        for seed in sorted(seeds)
+    ]
+
+
+def moderate(variances: Sequence[float], degrees: Sequence[float]) -> tuple[float, float]:
+    """The variance that several have in common, and the degrees of freedom that it is worth.
+
+    By the moments of log s², whose law for a given variance is known. The degrees are at most the
+    number of variances: these share runs, so that they are no independent estimates.
+
+    Examples
+    --------
+    >>> random = np.random.default_rng(0)
+    >>> common, worth = moderate(list(4 * random.chisquare(4, 500) / 4), [4] * 500)
+    >>> round(common, 1), worth > 50
+    (3.9, True)
+    """
+    from scipy.special import digamma, polygamma  # type: ignore[import-untyped]
+
+    s, half = np.asarray(variances, float), np.asarray(degrees, float) / 2
+    s = np.maximum(s, 0.01 * np.median(s))  # equal, because rounded, numbers still vary
+    logs = np.log(s) - digamma(half) + np.log(half)
+    excess = logs.var(ddof=1) - polygamma(1, half).mean() if len(s) > 1 else 0.0
+    if excess <= 0:
+        return float(np.exp(logs.mean())), float(len(s))
+    from scipy.optimize import brentq  # type: ignore[import-untyped]
+
+    prior = brentq(lambda x: float(polygamma(1, x)) - excess, 1e-3, 1e6)
+    common = np.exp(logs.mean() + digamma(prior) - np.log(prior))
+    return float(common), float(min(2 * prior, len(s)))
+
+
+def evaluate(contrasts: Sequence[Contrast], records: Records) -> list[Result]:
+    """All contrasts, moderated within their pools, with intervals for their number."""
+    from scipy.stats import t
+
+    each = {c.name: differences(c, records) for c in contrasts if c.cells}
+    if few := [name for name, values in each.items() if len(values) < 2]:
+        raise RunError(f"contrasts of a single seed have no interval: {', '.join(few)}")
+    # Variances of one unit of weight, so that sums of more cells compare with differences of two.
+    scale = {c.name: sum(w**2 for w in c.cells.values()) / 2 for c in contrasts if c.cells}
+    own = {name: stdev(values) ** 2 / scale[name] for name, values in each.items()}
+    pools: dict[str, list[str]] = {}
+    for contrast in contrasts:
+        if contrast.cells:
+            pools.setdefault(contrast.pool or contrast.measure, []).append(contrast.name)
+    common = {
+        pool: moderate([own[n] for n in names], [len(each[n]) - 1 for n in names])
+        for pool, names in pools.items()
+    }
+    estimates = []
+    for contrast in contrasts:
+        if contrast.cells:
+            values = each[contrast.name]
+            value, count, free = fmean(values), len(values), len(values) - 1
+            shared, worth = common[contrast.pool or contrast.measure]
+            variance = (worth * shared + free * own[contrast.name]) / (worth + free)
+            degrees = worth + free
+            error = math.sqrt(variance * scale[contrast.name] / count)
+        else:
+            value, error, degrees, count = _of_two(contrast)
+        estimates.append((contrast, value, error, degrees, count))
+    chances = [float(2 * t.sf(abs(value) / error, free)) for _, value, error, free, _ in estimates]
+    level = 1 - found_at(chances, 1 - LEVEL)
+    results = []
+    for estimate, p in zip(estimates, chances, strict=True):
+        _, value, error, degrees, _ = estimate
+        reach, wide = (float(t.ppf((1 + share) / 2, degrees)) * error for share in (LEVEL, level))
+        allowed = value - wide, value + wide
+        results.append(Result(*estimate, value - reach, value + reach, p, allowed))
+    return results
+
+
+def found_at(p: Sequence[float], rate: float) -> float:
+    """The p-value up to which Benjamini and Hochberg's rule finds at a rate; never below rate/n.
+
+    Examples
+    --------
+    >>> found_at([0.001, 0.02, 0.03, 0.9], 0.08)  # three are found
+    0.06
+    """
+    limits = [rate * k / len(p) for k in range(1, len(p) + 1)]
+    found = [limit for limit, value in zip(limits, sorted(p), strict=True) if value <= limit]
+    return max(found, default=limits[0])
+
+
+def _of_two(contrast: Contrast) -> tuple[float, float, float, int]:
+    """Welch's difference of two groups of which only mean and deviation are known."""
+    squares = [d**2 / n for d, n in zip(contrast.deviations, contrast.seeds, strict=True)]
+    parts = sum(s**2 / (n - 1) for s, n in zip(squares, contrast.seeds, strict=True))
+    first, second = contrast.means
+    return first - second, math.sqrt(sum(squares)), sum(squares) ** 2 / parts, min(contrast.seeds)
+
+
+def decide(claim: Claim, result: Result) -> Verdict:
+    """The verdict on a claim, from the interval that allows for all contrasts.
+
+    Examples
+    --------
+    >>> contrast = Contrast("c", "", "loss", {"a": 1, "b": -1})
+    >>> def at(low, high):
+    ...     return Result(contrast, 0, 0.1, 4, 5, low, high, 0.5, (low, high))
+    >>> claim = Claim("a is lower", "c", "less", 0.02)
+    >>> [decide(claim, at(*ends)) for ends in ((-2, -1), (-0.015, -0.01), (-0.01, 1), (-1, 1))]
+    ['reproduced', 'too small', 'not reproduced', 'undecided']
+    """
+    low, high = result.allowed
+    if claim.predicts == "less":
+        low, high = -high, -low
+    matters = high >= claim.matters
+    if low > 0:
+        return "reproduced" if matters else "too small"
+    return "undecided" if matters else "not reproduced"
+
+
+def results(folder: Path) -> dict[str, Result]:
+    """The contrasts of a folder by their names, from its records."""
+    contrasts, _ = read_definition(folder)
+    return {r.contrast.name: r for r in evaluate(contrasts, read_records(folder))}
+
+
+def claims_table(folder: Path) -> list[str]:
+    """The verdicts on a folder's claims, as lines of Markdown."""
+    found = results(folder)
+    lines = [
+        "| claim | verdict | contrast | effect [interval for all contrasts] | would matter |",
+        "|:--|:--|:--|--:|--:|",
+    ]
+    for claim in read_definition(folder)[1]:
+        result = found[claim.contrast]
+        verdict = decide(claim, result)
+        shown = f"**{verdict}**" if verdict == "reproduced" else verdict
+        says = f"{claim.says} ({claim.note})" if claim.note else claim.says
+        effect = _interval(result, *result.allowed)
+        limit = _number(result, claim.matters * (-1 if claim.predicts == "less" else 1))
+        lines.append(f"| {says} | {shown} | `{claim.contrast}` | {effect} | {limit} |")
+    return lines
+
+
+def contrasts_table(folder: Path) -> list[str]:
+    """All contrasts of a folder, each by itself, as lines of Markdown."""
+    lines = [
+        "| contrast | what | measure | seeds | difference [95 %] | p | detectable |",
+        "|:--|:--|:--|--:|--:|--:|--:|",
+    ]
+    for name, result in results(folder).items():
+        contrast, p = result.contrast, result.p
+        cells = (
+            f"`{name}`", contrast.says, contrast.measure, str(result.count),
+            _interval(result, result.low, result.high),
+            f"{p:.3f}" if p >= 0.001 else "<.001", _number(result, result.detectable).lstrip("+"),
+        )  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _interval(result: Result, low: float, high: float) -> str:
+    numbers = [_number(result, number) for number in (result.value, low, high)]
+    return f"{numbers[0]} [{numbers[1]}, {numbers[2]}]"
+
+
+def _number(result: Result, number: float) -> str:
+    """In whole steps, or with three digits."""
+    digits = 0 if result.contrast.measure == "end of the plateau" else 3
+    return f"{number:+.{digits}f}".replace("-", "−")
