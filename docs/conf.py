@@ -42,6 +42,9 @@ smartquotes = False
 
 html_theme = "furo"
 html_title = f"wqk {release}"
+html_static_path = ["static"]
+html_css_files = ["wqk.css"]
+html_extra_path = ["extra"]  # llms.txt
 html_copy_source = False
 html_show_sphinx = False
 

@@ -14,9 +14,10 @@ from tempfile import TemporaryDirectory
 
 from playwright.sync_api import sync_playwright
 
-from wqk import write_report
+from wqk import demo_model, show, write_report
+from wqk._style import save_figure
 from wqk.reporting.demo import demo_figure, demo_table
-from wqk_lab.figures import Sources, draw, read_sources, save_figure
+from wqk_lab.figures import Sources, draw, read_sources
 
 IMAGES = Path(__file__).parent / "images"
 CHROMIUM = "/usr/bin/chromium"
@@ -49,6 +50,8 @@ def main(pair: str = "", starts: str = "") -> None:
     save_figure(demo_figure(table), IMAGES / "demo.png")
     blocks = table.details.blocks if table.details else ()
     save_figure(draw("fig2", Sources(blocks=blocks)), IMAGES / "fig2.png")
+    show(demo_model("encoder"), 0, coupling=True).save(IMAGES / "coupling.png")
+    show(demo_model("decoder"), 3).save(IMAGES / "form.png")
     with TemporaryDirectory() as folder:
         report = Path(folder, "report.html")
         write_report(table, report)

@@ -91,12 +91,17 @@ class Placement:
         }
         holds = [stack for stack, (low, high) in ranges.items() if low <= value <= high]
         others = [stack for stack in ranges if stack not in holds]
+        both = f"published {said['encoder']} and {said['decoder']}"
         if not others:
-            what = f"found among both {said['encoder']} and {said['decoder']}"
+            what = f"found among both {both}"
         elif holds:
             what = f"typical of published {said[holds[0]]}, not of {said[others[0]]}"
+        elif value > max(high for _, high in ranges.values()):
+            what = f"above most {both}"
+        elif value < min(low for low, _ in ranges.values()):
+            what = f"below most {both}"
         else:
-            what = f"typical of neither published {said['encoder']} nor {said['decoder']}"
+            what = f"between {both}"
         return f"A median symmetry of {value:.2f} is {what}."
 
 
