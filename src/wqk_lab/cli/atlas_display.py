@@ -38,6 +38,7 @@ def print_rows(frame: pl.DataFrame, as_json: bool) -> None:
     if not rows:
         display.say("No row matches.")
         return
+    rows = once(rows)
     console = display.output()
     letters = marks(rows)
     columns = _columns(console.width, letters, own=any(r["source"] == "own" for r in rows))
@@ -55,6 +56,26 @@ def print_rows(frame: pl.DataFrame, as_json: bool) -> None:
             style="dim",
         )
     )
+
+
+def once(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Each model once, under all its printed names, where rows say the same of it.
+
+    Examples
+    --------
+    >>> same = {"model": "a/b", "stack": "encoder", "symmetry": 0.5, "directionality": None}
+    >>> same |= {"source": "published", "flags": []}
+    >>> [row["name"] for row in once([{"name": "x", **same}, {"name": "y", **same}])]
+    ['x, y']
+    """
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    told = ("model", "stack", "symmetry", "directionality", "source")
+    for row in rows:
+        key = (*(row[name] for name in told), tuple(row["flags"]))
+        known = found.setdefault(key, {**row, "name": ""})
+        names = [name for name in known["name"].split(", ") if name]
+        known["name"] = ", ".join(dict.fromkeys([*names, row["name"]]))
+    return list(found.values())
 
 
 def _columns(width: int, letters: Mapping[str, str], own: bool) -> dict[str, Callable[[Row], str]]:
