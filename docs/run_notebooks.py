@@ -1,7 +1,8 @@
-"""Run the documentation's notebooks and keep what they show: python docs/run_notebooks.py."""
+"""Run the notebooks and keep what they show: python docs/run_notebooks.py [NAME]."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -13,9 +14,9 @@ import wqk
 PACKAGE = str(Path(wqk.__file__).parent)
 
 
-def main() -> None:
+def main(only: str = "") -> None:
     """Run each from its first cell; warnings and this machine's paths are not kept."""
-    for path in sorted((Path(__file__).parent / "notebooks").glob("*.ipynb")):
+    for path in sorted((Path(__file__).parent / "notebooks").glob(f"{only}*.ipynb")):
         notebook = nbformat.read(path, as_version=4)
         metadata = notebook.metadata.copy()
         with TemporaryDirectory() as folder:
@@ -29,4 +30,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])
