@@ -285,8 +285,8 @@ def test_the_first_pair_is_the_previous_token_head_and_an_induction_head():
     assert to_previous.argmax() == first["writer_head"]
     assert to_previous[first["writer_head"]] > 0.7
     assert np.delete(to_previous, first["writer_head"]).max() < 0.2
-    assert to_following.argmax() == first["reader_head"]
-    assert to_following[first["reader_head"]] > 0.7
+    assert to_following.min() > 0.85  # all heads of the second layer find what followed
+    assert to_following[first["reader_head"]] > 0.95
 
 
 def test_scores_equal_those_of_transformer_lens(tmp_path: Path):

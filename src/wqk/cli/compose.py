@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from wqk.cli.options import COUNT, REF, gamma, json_output, reading, revision, table_file
+from wqk.cli.options import COUNT, FILE, REF, gamma, json_output, reading, revision, table_file
 
 
 @click.command()
@@ -23,12 +23,15 @@ from wqk.cli.options import COUNT, REF, gamma, json_output, reading, revision, t
 )  # fmt: skip
 @click.option("--fold-norm", is_flag=True, help="Fold in the norms that feed the heads.")
 @click.option("--top", type=COUNT, default=20, metavar="N", help="Number of pairs to print.")
+@click.option("--picture", type=FILE, help="Draw the pairs as arcs: .png, .pdf or .svg.")
 @gamma
 @revision
 @reading
 @table_file
 @json_output
-def compose(ref: str, top: int, out: Path | None, as_json: bool, **options: Any) -> None:
+def compose(
+    ref: str, top: int, out: Path | None, picture: Path | None, as_json: bool, **options: Any
+) -> None:
     """Find out which heads read what which earlier heads write.
 
     Scores every pair of heads of two layers by their composition, ‖W_out W_in‖ / (‖W_out‖
@@ -40,6 +43,7 @@ def compose(ref: str, top: int, out: Path | None, as_json: bool, **options: Any)
       wqk compose openai-community/gpt2 --kind k
       wqk compose meta-llama/Llama-3.2-1B --fold-norm --out pairs.parquet
     """
+    from wqk._style import check_picture, save_figure
     from wqk.cli import display
     from wqk.inspecting.composition import compose as compose_heads
     from wqk.inspecting.composition import shown
@@ -47,6 +51,8 @@ def compose(ref: str, top: int, out: Path | None, as_json: bool, **options: Any)
 
     if out:
         check_table_output(out)
+    if picture:
+        check_picture(picture)
     with display.bar(ref, display.blocks_progress) as on_progress:
         table = compose_heads(ref, on_progress=on_progress, **options)
     value = {"metadata": dict(table.metadata), "rows": records(table.frame.head(top))}
@@ -54,3 +60,6 @@ def compose(ref: str, top: int, out: Path | None, as_json: bool, **options: Any)
     if out:
         table.write(out)
         display.say(f"{out}: {len(table)} rows")
+    if picture:
+        save_figure(table.plot(top), picture)
+        display.say(f"picture: {picture}")

@@ -29,8 +29,9 @@ from wqk.attention import attention_plans
 from wqk.attention.coordinates import Coordinates, lacks_norm, left_out, read_block
 from wqk.checkpoints import open_checkpoint
 from wqk.checkpoints.options import check_options
-from wqk.errors import CheckpointError, concerning
+from wqk.errors import CheckpointError, TableError, concerning
 from wqk.forms import chaining
+from wqk.reporting import pictures
 from wqk.scanning.cores import one_blas_thread, usable_cores
 from wqk.scanning.memory import plan_bytes
 from wqk.scanning.rows import checkpoint_columns
@@ -43,6 +44,8 @@ from wqk.tables.sheet import Sheet
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Unpack
+
+    from matplotlib.figure import Figure
 
     from wqk.checkpoints import Checkpoint
     from wqk.checkpoints.options import HubOptions
@@ -110,6 +113,52 @@ class CompositionTable(Table):
 
     schema = COMPOSITION_SCHEMA
     printed = _PRINTED
+
+    def around(self, layer: int, head: int) -> CompositionTable:
+        """The pairs that a head is part of: what it reads from, and what reads from it.
+
+        Raises
+        ------
+        TableError
+            No pair has this head.
+
+        Examples
+        --------
+        >>> import wqk
+        >>> table = wqk.compose(wqk.demo_model("induction")).around(1, 3)
+        >>> table.frame.select("kind", "writer_layer", "writer_head").row(0)
+        ('k', 0, 2)
+        """
+        ends = [
+            (pl.col(f"{end}_layer") == layer) & (pl.col(f"{end}_head") == head)
+            for end in ("writer", "reader")
+        ]
+        found = self.filter(ends[0] | ends[1])
+        if not len(found):
+            raise TableError(f"no pair has head {head} of layer {layer}")
+        return found
+
+    def plot(self, top: int = 30) -> Figure:
+        """Draw the strongest pairs (needs matplotlib): layers across, heads upward.
+
+        Parameters
+        ----------
+        top
+            How many pairs to draw.
+
+        Raises
+        ------
+        TableError
+            No pair has a score above chance.
+
+        Examples
+        --------
+        >>> import wqk
+        >>> figure = wqk.compose(wqk.demo_model("induction")).plot(top=4)
+        >>> figure.axes[0].get_title(loc="left")
+        '4 strongest pairs of 48'
+        """
+        return pictures.composition_arcs(self.frame, top)
 
     def _shown(self, width: int) -> Iterator[Any]:
         return shown(self, SHOWN)

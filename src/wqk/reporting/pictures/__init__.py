@@ -1,12 +1,14 @@
 """Pictures of matrices and of score tables (extra ``report``)."""
 
 from wqk._style import save_figure
+from wqk.reporting.pictures.arcs import composition_arcs
 from wqk.reporting.pictures.bands import rotary_planes
 from wqk.reporting.pictures.distances import distance_curves
 from wqk.reporting.pictures.heads import coupling
 from wqk.reporting.pictures.matrix import draw_entries, matrix
 
 __all__ = [
+    "composition_arcs",
     "coupling",
     "distance_curves",
     "draw_entries",
