@@ -24,6 +24,7 @@ from wqk.cli.options import FILE, REF, gamma, json_output, ranges, reading, revi
     is_flag=True,
     help="Show rotary planes and how forms change with distance; without --layer, of all layers.",
 )
+@click.option("--reads", is_flag=True, help="List what the head reads from and writes to.")
 @stack
 @click.option(
     "--cross", "kind", flag_value="cross", default="self", show_default=False,
@@ -38,7 +39,9 @@ from wqk.cli.options import FILE, REF, gamma, json_output, ranges, reading, revi
 @revision
 @reading
 @json_output
-def show(ref: str, layer: int | None, out: Path | None, as_json: bool, **options: Any) -> None:
+def show(
+    ref: str, layer: int | None, reads: bool, out: Path | None, as_json: bool, **options: Any
+) -> None:
     """Draw a form with its norms, the coupling of heads, or rotary planes.
 
     \b
@@ -47,6 +50,7 @@ def show(ref: str, layer: int | None, out: Path | None, as_json: bool, **options
       wqk show google-bert/bert-base-uncased --layer 3 --coupling --out coupling.pdf
       wqk show meta-llama/Llama-3.2-1B --layer 0 --distance 0:64
       wqk show meta-llama/Llama-3.2-1B --bands
+      wqk show openai-community/gpt2 --layer 5 --head 3 --reads
     """
     from wqk._style import check_picture
     from wqk.cli import display
@@ -61,6 +65,9 @@ def show(ref: str, layer: int | None, out: Path | None, as_json: bool, **options
         raise click.UsageError("Missing option '--layer'.")
     if out and not as_json:
         check_picture(out)
+    if reads:
+        _show_reads(ref, layer, out, as_json, options)
+        return
     view = show_checkpoint(ref, layer, **options)
     if as_json:
         display.print_object(view.values)
@@ -68,3 +75,25 @@ def show(ref: str, layer: int | None, out: Path | None, as_json: bool, **options
     path = out or Path(f"{view.title.replace(', ', '-').replace(' ', '')}.png")
     view.save(path)
     display.say(f"{view.title}: {view.subtitle}\npicture: {path}")
+
+
+def _show_reads(
+    ref: str, layer: int | None, out: Path | None, as_json: bool, options: dict[str, Any]
+) -> None:
+    """A head's place in the composition of the model: a table, and a picture if asked for."""
+    from wqk._style import save_figure
+    from wqk.cli import display
+    from wqk.inspecting.composition import compose, shown
+    from wqk.tables.score_table import records
+
+    head = options.pop("head")
+    ignored = {name: options.pop(name) for name in ("coupling", "distances", "bands")}
+    attention = {name: options.pop(name) for name in ("stack", "kind")}
+    if layer is None or head is None or any(ignored.values()):
+        raise click.UsageError("--reads lists the neighbors of one head; give --layer and --head")
+    table = compose(ref, **options).around(layer, head, **attention)
+    value = {"metadata": dict(table.metadata), "rows": records(table.frame)}
+    display.show(value, *shown(table, 20), as_json=as_json)
+    if out and not as_json:
+        save_figure(table.plot(), out)
+        display.say(f"picture: {out}")

@@ -114,8 +114,17 @@ class CompositionTable(Table):
     schema = COMPOSITION_SCHEMA
     printed = _PRINTED
 
-    def around(self, layer: int, head: int) -> CompositionTable:
+    def around(
+        self, layer: int, head: int, stack: str | None = None, kind: str = "self"
+    ) -> CompositionTable:
         """The pairs that a head is part of: what it reads from, and what reads from it.
+
+        Parameters
+        ----------
+        layer, head
+            Numbers from 0; negative layers count from the end.
+        stack, kind
+            Which attention, where a model has several: as for `wqk.read_attention`.
 
         Raises
         ------
@@ -129,14 +138,18 @@ class CompositionTable(Table):
         >>> table.frame.select("kind", "writer_layer", "writer_head").row(0)
         ('k', 0, 2)
         """
-        ends = [
-            (pl.col(f"{end}_layer") == layer) & (pl.col(f"{end}_head") == head)
-            for end in ("writer", "reader")
-        ]
-        found = self.filter(ends[0] | ends[1])
-        if not len(found):
-            raise TableError(f"no pair has head {head} of layer {layer}")
-        return found
+        largest: Any = self.frame.select(pl.max_horizontal("writer_layer", "reader_layer")).max()
+        number = layer if layer >= 0 else largest.item() + 1 + layer
+
+        def has(end: str) -> pl.Expr:
+            found = (pl.col(f"{end}_layer") == number) & (pl.col(f"{end}_head") == head)
+            found &= pl.col(f"{end}_attention") == kind
+            return found if stack is None else found & (pl.col(f"{end}_stack") == stack)
+
+        around = self.filter(has("writer") | has("reader"))
+        if not len(around):
+            raise TableError(f"no pair has head {head} of layer {layer} ({kind}-attention)")
+        return around
 
     def plot(self, top: int = 30) -> Figure:
         """Draw the strongest pairs (needs matplotlib): layers across, heads upward.
