@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.composition import print_composition
 from benchmarks.generate import BERT_BASE, LLAMA_3_8B, write_checkpoint
 from benchmarks.rounds import alternate, estimate
 from benchmarks.scans import SMALL, print_dense, print_limits, print_measures
@@ -50,6 +51,10 @@ def main() -> None:
             print_limits(folder, shape, rounds)
             print_dense(folder, shape, rounds if shape.width < SMALL else 3)
             print_measures(folder, shape, rounds if shape.width < SMALL else 3)
+        print(
+            "\n| composition of heads | | | time | processor | peak memory |\n" + "|:--" * 6 + "|"
+        )
+        print_composition(Path(place), BERT_BASE, options.rounds)
 
 
 if __name__ == "__main__":
