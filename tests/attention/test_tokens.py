@@ -59,6 +59,61 @@ def test_extreme_pairs_are_those_of_all_products(
     )
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "falcon", "bert", "qwen2"])
+@pytest.mark.parametrize("fold_norm", [False, True])
+def test_pairs_are_the_largest_of_the_models_own_scores(kind: str, fold_norm: bool) -> None:
+    """Biases of both sides count, with rotary positions and without."""
+    checkpoint = biased(kind)
+    plan = wqk.attention.attention_plans(checkpoint)[0]
+    attention = wqk.read_attention(checkpoint, 0)
+    table = checkpoint.read([wqk.checkpoints.Part(embedding_table(checkpoint, D))])[0]
+    x = table.astype(np.float64)
+    if fold_norm:
+        norm = plan.query.input_norm
+        assert norm is not None
+        gain, *shift = checkpoint.read([*norm.gain, *norm.bias])
+        x = x - x.mean(-1, keepdims=True) * (norm.kind == "layer")
+        x = x / np.sqrt((x**2).mean(-1, keepdims=True) + norm.epsilon) * gain + sum(shift)
+    scores = attention.logits(x, x, distance=0)[1]
+    found = match_tokens(checkpoint, 0, 1, top=10, fold_norm=fold_norm)
+    expected = np.sort(scores.ravel())
+    np.testing.assert_allclose([p.score for p in found.largest], expected[::-1][:10], rtol=1e-4)
+    np.testing.assert_allclose([p.score for p in found.smallest], expected[:10], rtol=1e-4)
+    for pair in (*found.largest, *found.most_alike):
+        assert scores[pair.query, pair.key] == pytest.approx(pair.score, rel=1e-4)
+
+
+def biased(kind: str) -> StateDict:
+    """A block with large biases, in the layouts of four libraries."""
+    random = np.random.default_rng(3)
+    names = {
+        "gpt2": ("wte", "h.0.attn.c_attn", (D, 3 * D), "h.0.ln_1"),
+        "falcon": ("word_embeddings", "h.0.self_attention.query_key_value", (3 * D, D),
+                   "h.0.input_layernorm"),
+        "bert": ("embeddings.word_embeddings", "encoder.layer.0.attention.self.{}", (D, D),
+                 "embeddings.LayerNorm"),
+        "qwen2": ("model.embed_tokens", "model.layers.0.self_attn.{}_proj", (D, D),
+                  "model.layers.0.input_layernorm"),
+    }  # fmt: skip
+    table, projection, shape, norm = names[kind]
+    sides = {"bert": ("query", "key"), "qwen2": ("q", "k")}.get(kind, ("",))
+    tensors = {f"{table}.weight": random.standard_normal((VOCABULARY, D))}
+    for side in sides:
+        name = projection.format(side)
+        tensors[f"{name}.weight"] = random.standard_normal(shape)
+        outputs = shape[1] if kind == "gpt2" else shape[0]
+        tensors[f"{name}.bias"] = 5 * random.standard_normal(outputs)
+    tensors[f"{norm}.weight"] = 1 + random.random(D)
+    if kind != "qwen2":
+        tensors[f"{norm}.bias"] = random.standard_normal(D)
+    config = {
+        "model_type": kind, "num_attention_heads": H, "num_hidden_layers": 1, "n_head": H,
+        "n_layer": 1, "alibi": True, "multi_query": False, "num_kv_heads": H,
+        "layer_norm_eps": 1e-5, "layer_norm_epsilon": 1e-5, "rms_norm_eps": 1e-6,
+    }  # fmt: skip
+    return StateDict(tensors, config, kind)
+
+
 def test_a_vocabulary_of_equal_scores_is_not_searched_pair_by_pair(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

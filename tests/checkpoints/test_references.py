@@ -26,10 +26,65 @@ SECRET = "https://me:hunter2@example.org/m/model.safetensors?X-Signature=hunter2
 
 @pytest.mark.parametrize(
     "reference",
-    [SECRET, SECRET.upper(), "http://me:hunter2@[::1?hunter2", "https://hunter2@a#hunter2"],
+    [
+        SECRET,
+        SECRET.upper(),
+        "http://me:hunter2@[::1?hunter2",
+        "https://hunter2@a#hunter2",
+        "http:/me:hunter2@example.org/m",
+        "http:///me:hunter2@example.org/m",
+        "http:\\\\me:hunter2@example.org/m",
+        "http:me:hunter2@example.org/m",
+        "  https://me:hunter2@example.org/m",
+        "\u200bhttps://me:hunter2@example.org/m",
+        "'https://me:hunter2@example.org/m'",
+        '"https://me:hunter2@example.org/m?x=hunter2"',
+        "<https://me:hunter2@example.org/m>",
+        "ftp://me:hunter2@example.org/m",
+        "s3://KEY:hunter2@bucket/m",
+        "git+ssh://me:hunter2@example.org/m",
+        "hf://hunter2@owner/model",
+        "me:hunter2@example.org/m",
+        "hunter2@example.org/m",
+        "//me:hunter2@example.org/m",
+        "https://me:hun/hunter2@example.org/m",
+        "https://example.org/m;sig=hunter2",
+        "https://example.org/m%3Ftoken=hunter2",
+        "https://example.org/m&token=hunter2",
+        "https://example.org/m?path=https://me:hunter2@b",
+        "owner/model?token=hunter2",
+        "https://example.org/https://me:hunter2@b/m",
+    ],
 )
-def test_nothing_secret_is_shown(reference: str):
+def test_nothing_secret_is_shown(reference: str, tmp_path: Path):
     assert "hunter2" not in presentable(reference).lower()
+    (job,) = expand([reference])
+    assert "hunter2" not in (job.key + job.title + str(job.problem)).lower()
+    with pytest.raises(WqkError) as caught:
+        open_checkpoint(reference, revision="x", local_files_only=True)
+    assert "hunter2" not in str(caught.value).lower()
+
+
+def test_an_existing_path_is_shown_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("me:pw@host", "run;1", "a?b#c", "x@y"):
+        (tmp_path / name).mkdir()
+        assert presentable(name) == name
+        assert presentable(str(tmp_path / name)) == str(tmp_path / name)
+
+
+def test_what_is_no_address_is_told_as_it_was_written():
+    for name in ("owner/model", "runs/missing", "/data/user@host/run", "C:/models/x", "model@v2 x"):
+        assert presentable(name) == name
+
+
+def test_addresses_that_differ_in_their_query_are_two_checkpoints():
+    for one, other in (("id=1", "id=2"), ("signature=a", "signature=b"), ("id=1", "")):
+        jobs = expand([f"https://example.org/m.safetensors?{query}" for query in (one, other)])
+        assert len({job.key for job in jobs}) == len({job.name for job in jobs}) == 2
+    # Also where they do not meet in one survey, unless it is only signed anew.
+    keys = [expand([f"https://example.org/m?{q}"])[0].key for q in ("id=1&sig=a", "id=2", "id=1")]
+    assert keys[0] == keys[2] != keys[1]
 
 
 def test_a_survey_of_a_signed_address_keeps_no_secret(tmp_path: Path):

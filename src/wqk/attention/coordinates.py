@@ -75,24 +75,36 @@ class Block(NamedTuple):
     forms: Iterator[tuple[int, BilinearForm]]
 
 
-def read_block(checkpoint: Checkpoint, plan: AttentionPlan, coordinates: Coordinates) -> Block:
+def read_block(
+    checkpoint: Checkpoint,
+    plan: AttentionPlan,
+    coordinates: Coordinates,
+    every_bias: bool = False,
+) -> Block:
     """Read the tensors that the coordinates need, and build the block's forms.
 
-    For each distance, ``forms`` gives the heads as a stack (G, H/G). Raises `CheckpointError` if
-    the block has no values and outputs; or, from ``forms``, no rotary positions.
+    With ``every_bias``, the key's enters also where the softmax does not see it, as in scores that
+    are compared across queries. For each distance, ``forms`` gives the heads as a stack (G, H/G).
+    Raises `CheckpointError` if the block has no values and outputs; or, from ``forms``, no rotary
+    positions.
     """
     left, right = _circuit(checkpoint, plan, coordinates.circuit)
     weights = left.weight, right.weight
     if coordinates.fold_norm and not lacks_norm(plan, coordinates):
         left, right = folded(checkpoint, left), folded(checkpoint, right)
     if coordinates.bias:
-        if plan.rule.guess and coordinates.circuit == "qk" and right.bias is not None:
+        if (
+            not every_bias
+            and plan.rule.guess
+            and coordinates.circuit == "qk"
+            and right.bias is not None
+        ):
             raise CheckpointError(
                 f"layer {plan.layer} of the {plan.stack} was guessed from tensor names; "
                 "the key's bias counts only with rotary positions, and whether it has these is not "
                 "known; leave out the biases, or describe the model in a family file"
             )
-        keeps_right_bias = plan.rotary is not None and coordinates.circuit == "qk"
+        keeps_right_bias = coordinates.circuit == "qk" and (every_bias or plan.rotary is not None)
         left = left._replace(weight=augmented(left.weight, left.bias))
         right_bias = right.bias if keeps_right_bias else None
         right = right._replace(weight=augmented(right.weight, right_bias))

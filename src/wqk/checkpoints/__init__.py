@@ -137,5 +137,6 @@ def steps_of(ref: str) -> list[str]:
 def _refuse_revision(revision: str | None, name: str) -> None:
     if revision:
         raise CheckpointError(
-            f"{name}: only Hub repositories have revisions, got {revision!r}; leave it out"
+            f"{presentable(name)}: only Hub repositories have revisions, got {revision!r}; "
+            "leave it out"
         )

@@ -19,6 +19,7 @@ from wqk.checkpoints.adapter_names import BaseNames, adapter_name, module_of
 from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo
 from wqk.checkpoints.configurations import as_number
 from wqk.checkpoints.patterns import first_matching
+from wqk.checkpoints.references import presentable
 from wqk.checkpoints.stored import StoredCheckpoint, weight_file
 from wqk.errors import CheckpointError, concerning, shortened, shown
 
@@ -65,7 +66,7 @@ class Adapter(NamedTuple):
         if not isinstance(base, str) or not base or "://" in base:
             raise CheckpointError(
                 f"{self.tensors.name}: {CONFIG} names no base model; expected a path or a Hub id "
-                f"in base_model_name_or_path, got {base!r}"
+                f"in base_model_name_or_path, got {shown(presentable(str(base)))}"
             )
         return base
 

@@ -18,7 +18,7 @@ from wqk.checkpoints.folders import Folder, LocalFile, open_adapter, open_local,
 from wqk.checkpoints.formats import ENDINGS
 from wqk.checkpoints.range_cache import open_cache
 from wqk.checkpoints.ranged import RangedFile, Workers
-from wqk.checkpoints.references import step_in
+from wqk.checkpoints.references import presentable, step_in
 from wqk.errors import CheckpointError, HubError, concerning, first_line
 
 if TYPE_CHECKING:
@@ -105,8 +105,8 @@ def open_base(adapter: Adapter, **access: Unpack[HubAccess]) -> Checkpoint:
     """The base model of an adapter, from the hub; `CheckpointError` if it is not a hub id."""
     if not is_hub_id(adapter.base):
         raise CheckpointError(
-            f"{adapter.tensors.name}: its base model, {adapter.base!r}, is neither here nor a Hub "
-            "id; write one to base_model_name_or_path of a local copy's adapter_config.json"
+            f"{adapter.tensors.name}: its base model, {presentable(adapter.base)!r}, is neither "
+            "here nor a Hub id; write one to base_model_name_or_path of a local copy's adapter_config.json"
         )
     return open_hub(adapter.base, revision=adapter.revision, adapters=False, **access)
 

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
-from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
 
 from wqk.errors import CheckpointError, shortened
 
 # Parts of a query that say which file is meant; everything else may be a secret.
 HARMLESS = ("download", "ref", "revision", "version", "versionId", "filename", "path", "subfolder")
+
+# Parts of a query that only say that its bearer may read the file; a renewed address has others.
+SIGNATURES = re.compile(
+    r"(x-)?(amz|goog|ms)-.*|(.*[-_])?(sig|signature|expires|expiry|policy|token|key|secret|password"
+    r"|auth)([-_]?id)?|awsaccesskeyid|key-pair-id|s[a-z]|sk[a-z]+|ses",
+    re.IGNORECASE,
+)
+
+ADDRESS = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*:[/\\]+)(?P<rest>.*)", re.IGNORECASE | re.DOTALL)
+IN_TEXT = re.compile(r"[a-z][a-z0-9+.-]*:[/\\]+[^\s'\"<>|]+", re.IGNORECASE)
+# Where the path of an address ends, plain or escaped.
+PATH_END = re.compile(r"[?#;&]|%3[fFbB]|%2[36]")
 
 # step1000, checkpoint-1000, stage1-step1000-tokens5B, global_step1000, iter_0001000; not step1.5M.
 STEP = re.compile(
@@ -19,25 +33,96 @@ STEP = re.compile(
 def presentable(reference: str) -> str:
     r"""A reference for messages, tables and file names, without secrets.
 
-    An address loses its user, password and query, except for parts of the query known to be
-    harmless. Bytes that are not text become escapes.
+    An existing path stays as it is. Anything else may be an address, however misspelled: it loses
+    its user, password and query, except for parts of the query known to be harmless. Bytes that
+    are not text become escapes.
 
     Examples
     --------
     >>> presentable("https://me:secret@example.org/model.safetensors?download=true&signature=x")
     'https://example.org/model.safetensors?download=true'
+    >>> presentable(" http:/me:secret@example.org/m;sig=x"), presentable("me:secret@example.org/m")
+    ('http:/example.org/m', 'example.org/m')
     >>> presentable("owner/model"), presentable("run-\udcff")
     ('owner/model', 'run-\\udcff')
     """
+    exists = _exists(reference)
     reference = reference.encode("utf-8", "backslashreplace").decode()
-    if not re.match(r"https?://", reference, re.IGNORECASE):
+    if exists or not set(reference) & set("@?#;&:%"):
         return reference
+    stripped = reference.strip().strip("\"'`<>()[]{},").strip()
+    address = ADDRESS.search(stripped)
+    scheme, rest = (address["scheme"], address["rest"]) if address else ("", stripped)
+    # What precedes the scheme is nothing that an address has.
+    path = PATH_END.split(_without_user(rest, bool(address)), maxsplit=1)[0]
+    query = urlencode(
+        [
+            (key, value)
+            for key, value in _query(rest)
+            if key in HARMLESS and not set(value) & set("@:;")
+        ]
+    )
+    return f"{scheme}{path}{'?' * bool(query)}{query}"
+
+
+def without_secrets(text: str) -> str:
+    """A text whose addresses are presentable.
+
+    Examples
+    --------
+    >>> without_secrets("cannot reach 'ftp://me:pw@host/x?sig=y', nor b")
+    "cannot reach 'ftp://host/x', nor b"
+    """
+    return IN_TEXT.sub(lambda found: presentable(found[0]), text)
+
+
+def digest_of_query(reference: str) -> str:
+    """Tells apart addresses that `presentable` shows alike; empty if nothing but a signature does.
+
+    Examples
+    --------
+    >>> signed = [f"https://example.org/m?id=7&signature={n}" for n in range(2)]
+    >>> digest_of_query(signed[0]) == digest_of_query(signed[1]) != ""
+    True
+    >>> digest_of_query("https://example.org/m?signature=7")
+    ''
+    """
+    if _exists(reference) or not ADDRESS.match(reference.strip()):
+        return ""
+    private = [
+        pair
+        for pair in _query(reference)
+        if pair[0] not in HARMLESS and not SIGNATURES.fullmatch(pair[0])
+    ]
+    return hashlib.blake2b(repr(private).encode(), digest_size=4).hexdigest() if private else ""
+
+
+def _exists(reference: str) -> bool:
     try:
-        parts = urlsplit(reference)
-        query = urlencode([(k, v) for k, v in parse_qsl(parts.query) if k in HARMLESS])
+        return os.path.lexists(reference)
+    except (OSError, ValueError):
+        return False
+
+
+def _query(reference: str) -> list[tuple[str, str]]:
+    try:
+        return parse_qsl(reference.partition("?")[2].partition("#")[0], keep_blank_values=True)
     except ValueError:
-        return re.split(r"[?#]", re.sub(r"//[^/]*@", "//", reference))[0]
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, query, ""))
+        return []
+
+
+def _without_user(text: str, is_address: bool) -> str:
+    """An address's host and path without users and passwords, wherever they stand."""
+    host = re.split(r"[/\\?#]", text, maxsplit=1)[0]
+    colon = host.rpartition("@")[2].partition(":")[2]
+    if "@" in text and colon and not colon.isdigit() and not host.startswith("["):
+        return text.rpartition("@")[2]  # a password with a slash in it
+    if is_address:
+        return re.sub(r"[^/\\?#]*@", "", text)
+    start, slash, rest = text.partition("/")
+    if re.search(r"@[\w-]+(\.[\w-]+)*(:\d+)?$", start):
+        start = start.rpartition("@")[2]
+    return start + slash + re.sub(r"[^/]*:[^/]*@", "", rest)
 
 
 def split_address(url: str) -> SplitResult:

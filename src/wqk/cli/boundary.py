@@ -106,9 +106,11 @@ def first_sentence(text: str) -> str:
 def tell(message: str) -> None:
     """Print one line to standard error, if it is open."""
     from wqk._console import printable
+    from wqk.checkpoints.references import without_secrets
 
+    message = without_secrets(" ".join(message.split()))
     with contextlib.suppress(OSError, ValueError):
-        click.echo(f"wqk: {printable(shortened(' '.join(message.split())))}", err=True)
+        click.echo(f"wqk: {printable(shortened(message))}", err=True)
 
 
 def run(command: Callable[..., Any]) -> int:

@@ -14,6 +14,7 @@ from msgspec import structs
 from wqk.errors import CheckpointError
 from wqk.families.candidates import without_numbers
 from wqk.families.config import Config
+from wqk.families.fitting import require_fitting
 from wqk.families.naming import find_layers, weight_name
 from wqk.families.plan import AttentionPlan, Positional
 from wqk.families.rotary import Rotary, rotary_of, rotary_stretch
@@ -182,7 +183,7 @@ def _plan_layer(
             f"{query.heads} query heads of width {query.head_width} do not fit "
             f"{key.heads} key heads of width {key.head_width} in layer {layer} of the {rule.stack}"
         )
-    return AttentionPlan(
+    planned = AttentionPlan(
         family=family,
         rule=rule,
         layer=layer,
@@ -209,6 +210,8 @@ def _plan_layer(
         axial=rotary if rotary and rotary.axes > 1 else None,
         positional=positional,
     )
+    require_fitting(planned, match.tensors)
+    return planned
 
 
 def _applications(config: Config, rule: AttentionRule, group: int, groups: int) -> int:

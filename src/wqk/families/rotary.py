@@ -104,6 +104,10 @@ def rotary_of(
             f"config.json: rotary positions rotate at most each head's "
             f"{head_width} dimensions, got {shown(fraction if width is None else width)}"
         )
+    if width % 2 and width == head_width:
+        raise CheckpointError(
+            f"rotary positions turn pairs of dimensions, got heads of width {head_width}"
+        )
     if rule.axes > 1 and width % (2 * rule.axes):
         raise CheckpointError(
             f"config.json: rotary positions on {rule.axes} axes rotate a multiple "

@@ -153,7 +153,8 @@ def projections_of(
     if rule.single_key_head_if and config.holds(rule.single_key_head_if):
         key_heads = 1
     query, key, tensors = match.query, match.key, match.tensors
-    for tensor in (query, key):
+    named = [query, key, *(match.weight(names) for names in (rule.value, rule.output))]
+    for tensor in filter(None, named):
         shape = tensors[tensor].shape
         if len(shape) != 2 or 0 in shape:
             raise CheckpointError(f"{tensor} must be a matrix, got shape {shape}")

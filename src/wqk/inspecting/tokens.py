@@ -26,6 +26,7 @@ from wqk.attention.block import attention_plan, attention_plans
 from wqk.attention.coordinates import Coordinates, lacks_norm, read_block
 from wqk.checkpoints import Part, open_checkpoint
 from wqk.checkpoints.options import check_options
+from wqk.checkpoints.references import presentable
 from wqk.errors import CheckpointError, HubError
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def match_tokens(
         raise CheckpointError(
             f"{checkpoint.name}: no known norm feeds layer {plan.layer}; leave out fold_norm"
         )
-    ((_, form),) = read_block(checkpoint, plan, coordinates).forms
+    ((_, form),) = read_block(checkpoint, plan, coordinates, every_bias=True).forms
     heads = form.stack[0] * form.stack[1]
     if not 0 <= head < heads:
         raise CheckpointError(f"{checkpoint.name}: no head {head}, layer {plan.layer} has {heads}")
@@ -336,7 +337,7 @@ def _beside(ref: str | os.PathLike[str], name: str, hub: Mapping[str, Any]) -> P
     except (EntryNotFoundError, LocalEntryNotFoundError, HFValidationError):
         return None
     except Exception as error:  # the client lets errors of its transport through, of any class
-        raise HubError(f"{ref}: {name} cannot be fetched ({error})") from None
+        raise HubError(f"{presentable(str(ref))}: {name} cannot be fetched ({error})") from None
 
 
 def _from_tokenizer(path: Path) -> dict[int, str]:

@@ -6,13 +6,13 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from wqk.checkpoints import steps_of
 from wqk.checkpoints.folders import exists, has_weights
-from wqk.checkpoints.references import presentable, step_in
+from wqk.checkpoints.references import digest_of_query, presentable, step_in
 from wqk.checkpoints.retries import within_deadline
 from wqk.errors import CheckpointError, HubError, WqkError, all_lines
 from wqk.scanning.surveys.model_sets import PREFIX, model_set, read_list
@@ -62,10 +62,20 @@ def expand(
         try:
             named = list(_jobs_of(ref, revisions, list_revisions or hub_revisions))
         except WqkError as error:
-            named = [Job(presentable(ref), None, None, ref, problem=error)]
+            named = [Job(_name(ref), None, None, ref, problem=error)]
         for job in named:
-            jobs.setdefault(job.key, job)
+            one, number = job, 1
+            # Of addresses that differ only in their signatures, the second is another checkpoint.
+            while jobs.setdefault(one.key, one).location != job.location:
+                number += 1
+                one = replace(job, name=f"{job.name} ({number})")
     return list(jobs.values())
+
+
+def _name(ref: str) -> str:
+    """A ref's name in tables: presentable, and another one for every address."""
+    digest = digest_of_query(ref)
+    return presentable(ref) + (f" ({digest})" if digest else "")
 
 
 def hub_revisions(repository: str, token: str | bool | None = None) -> list[str]:
@@ -104,7 +114,9 @@ def _words(refs: Iterable[str]) -> Iterator[str]:
         is_list = ref.startswith("@")
         for word in read_list(Path(ref[1:])) if is_list else [ref]:
             if is_list and word.startswith("@"):
-                raise CheckpointError(f"{ref[1:]}: a list cannot include another list, got {word}")
+                raise CheckpointError(
+                    f"{ref[1:]}: a list cannot include another list, got {presentable(word)}"
+                )
             yield from model_set(word) if word.startswith(PREFIX) else [word]
 
 
@@ -124,7 +136,7 @@ def _jobs_of(
             absolute = Path(path).absolute()
             yield Job(presentable(path), None, step_in(absolute.name), str(absolute))
     elif not revisions:
-        yield Job(presentable(ref), None, None, ref)
+        yield Job(_name(ref), None, None, ref)
     else:
         names: dict[str, None] = {}
         for pattern in revisions:  # listed only where there is a pattern
@@ -132,7 +144,7 @@ def _jobs_of(
             found = [pattern] if is_plain else _chosen(pattern, list_revisions(ref), ref)
             names |= dict.fromkeys(found)
         for name in names:
-            yield Job(presentable(ref), name, step_in(name), ref)
+            yield Job(_name(ref), name, step_in(name), ref)
 
 
 def _chosen(pattern: str, names: Sequence[str], ref: str) -> list[str]:
@@ -141,5 +153,7 @@ def _chosen(pattern: str, names: Sequence[str], ref: str) -> list[str]:
         some = ", ".join(sorted(names, key=natural_order)[:3])
         more = f": {some}{', …' if len(names) > 3 else ''}" if names else ""
         there = f"it has {len(names) or 'none'}{more}"
-        raise CheckpointError(f"{ref}: no revision or step matches {pattern!r}; {there}")
+        raise CheckpointError(
+            f"{presentable(ref)}: no revision or step matches {pattern!r}; {there}"
+        )
     return sorted(chosen, key=natural_order)

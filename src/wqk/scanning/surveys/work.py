@@ -14,6 +14,7 @@ import numpy as np
 from wqk._version import __version__
 from wqk.attention import attention_plans
 from wqk.checkpoints import Checkpoint, open_checkpoint
+from wqk.checkpoints.references import without_secrets
 from wqk.errors import CheckpointError, RunError, WqkError, all_lines
 from wqk.scanning.cores import one_blas_thread
 from wqk.scanning.memory import plan_bytes
@@ -90,9 +91,11 @@ def run_job(options: Options, job: Job, **hub: Unpack[HubAccess]) -> Outcome:
             table, weights, files, bytes_read = _score(options, job, hub)
     except Exception as error:  # one model must not end a survey of hundreds
         expected, seconds = isinstance(error, WqkError), time.perf_counter() - start
-        trace = None if expected else traceback.format_exc().replace(job.location, job.name)
-        failed = failure(error)
-        reason = (failed.reason or "").replace(job.location, job.name)
+        failed, trace = failure(error), None if expected else traceback.format_exc()
+        reason, trace = (
+            text and without_secrets(text.replace(job.location, job.name))
+            for text in (failed.reason or "", trace)
+        )
         return replace(failed, reason=reason, seconds=seconds, trace=trace)
     return Outcome(table, weights, files, bytes_read, time.perf_counter() - start)
 
