@@ -106,7 +106,8 @@ def open_base(adapter: Adapter, **access: Unpack[HubAccess]) -> Checkpoint:
     if not is_hub_id(adapter.base):
         raise CheckpointError(
             f"{adapter.tensors.name}: its base model, {presentable(adapter.base)!r}, is neither "
-            "here nor a Hub id; write one to base_model_name_or_path of a local copy's adapter_config.json"
+            "here nor a Hub id; write one to base_model_name_or_path of a local copy's "
+            "adapter_config.json"
         )
     return open_hub(adapter.base, revision=adapter.revision, adapters=False, **access)
 
