@@ -123,7 +123,7 @@ def end(form: BilinearForm, fixed: np.ndarray | None = None) -> End:
     if free.sum() < 2:
         raise FormError(f"chance needs two dimensions to rotate, got {int(free.sum())} of {width}")
     query, key = _scaled(query), _scaled(key)
-    triangle = np.asarray(np.linalg.qr(key, mode="r")).swapaxes(-1, -2)  # (…, R, r)
+    triangle = _triangle(key)
     # Everything about single forms is small; in double precision.
     grams = [_gram(query[..., rows, :]) for rows in (~free, free)]
     cores = [triangle.swapaxes(-1, -2) @ gram @ triangle for gram in grams]
@@ -231,6 +231,18 @@ def _deviations(one: End) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     m = one.rotated
     first, second, third = one.traces.T
     return first, second - first**2 / m, third - 3 * first * second / m + 2 * first**3 / m**2
+
+
+def _triangle(key: np.ndarray) -> np.ndarray:
+    """What can replace a factor on the far side of its form, (…, R, r): T Tᵀ = keyᵀ key."""
+    if key.shape[-1] > key.shape[-2]:
+        return np.asarray(np.linalg.qr(key, mode="r")).swapaxes(-1, -2)
+    gram = _gram(key)
+    try:  # many times as fast
+        return np.linalg.cholesky(gram)
+    except np.linalg.LinAlgError:  # some form is zero, or of lower rank
+        values, vectors = np.linalg.eigh(gram)
+        return np.asarray(vectors * np.sqrt(values.clip(min=0))[..., None, :])
 
 
 def _scaled(factor: np.ndarray) -> np.ndarray:

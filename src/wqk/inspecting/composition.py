@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -247,8 +247,8 @@ def compose(
     with concerning(checkpoint.name):
         source = Source(checkpoint, plans, fold_norm, layers)
         fixed = outlying_dimensions(source, gamma) if zero == "outliers" else {}
-        frames = list(_pairs(source, kinds, fixed, on_progress))
-        if not frames:
+        pairs = list(_pairs(source, kinds, fixed, on_progress))
+        if not pairs:
             raise CheckpointError("no layer writes to a later one: there is nothing to compose")
     metadata = {
         "wqk": __version__,
@@ -261,7 +261,7 @@ def compose(
         "notes": [*source.notes(kinds), *checkpoint.notes],
     }
     columns = {n: v for n, v in checkpoint_columns(checkpoint).items() if n in COMPOSITION_SCHEMA}
-    frame = pl.concat(frames).with_columns(
+    frame = _frame(pairs, layers).with_columns(
         pl.lit(value, COMPOSITION_SCHEMA[name]).alias(name) for name, value in columns.items()
     )
     return CompositionTable(_ranked(frame), metadata)
@@ -401,8 +401,8 @@ def _pairs(
     kinds: Sequence[str],
     fixed: Mapping[str, np.ndarray],
     on_progress: Callable[[int, int], None] | None,
-) -> Iterator[pl.DataFrame]:
-    """The rows of each kind of each pair of blocks.
+) -> Iterator[_Pair]:
+    """Every kind of every pair of blocks.
 
     As many writing blocks are held as memory has room for; for each such batch, the blocks after
     it are read once.
@@ -428,55 +428,72 @@ def _pairs(
                 with one_blas_thread(), ThreadPoolExecutor(usable_cores()) as pool:
                     scored = list(pool.map(chained, [written for _, written in feeding]))
                 for (writer, _), scores in zip(feeding, scored, strict=True):
-                    yield _rows(kind, writer, plan, scores, source.layers)
+                    yield _Pair(kind, writer, plan, scores)
             if on_progress and place < last:
                 on_progress(place + 1, len(plans))
         begin = last
 
 
-def _rows(
-    kind: str,
-    writer: AttentionPlan,
-    reader: AttentionPlan,
-    scores: chaining.Chained,
-    layers: bool,
-) -> pl.DataFrame:
-    """Every writing head of a block with every reading head of another."""
-    writers, readers = scores.score.shape
-    columns = {
-        "writer_head": np.repeat(np.arange(writers), readers),
-        "reader_head": np.tile(np.arange(readers), writers),
-        "score": scores.score.ravel(),
-        "expected": scores.expected.ravel(),
-        "excess": (scores.score - scores.expected).ravel(),
-        "z": scores.z.ravel(),
-        "p": scores.p.ravel(),
-    }
-    # Only a form of queries and keys can be a part of what the model computes.
-    counting = reader.statuses if kind != "v" else set(reader.statuses) - {"partial"}
-    statuses = {*counting, *(set(writer.statuses) - {"partial"})}
-    shared = {
-        "kind": kind,
-        "writer_stack": writer.stack,
-        "writer_attention": writer.kind,
-        "writer_layer": writer.layer,
-        "reader_stack": reader.stack,
-        "reader_attention": reader.kind,
-        "reader_layer": reader.layer,
-    } | ({"writer_head": None, "reader_head": None} if layers else {})
-    return (
-        pl.DataFrame(columns)
-        .with_columns(
-            *(pl.lit(v, COMPOSITION_SCHEMA[name]).alias(name) for name, v in shared.items()),
-            pl.col(pl.Float64).fill_nan(None),
+class _Pair(NamedTuple):
+    """Two blocks, and how the heads of the second read what those of the first write."""
+
+    kind: str
+    writer: AttentionPlan
+    reader: AttentionPlan
+    scores: chaining.Chained
+
+    @property
+    def places(self) -> dict[str, Any]:
+        """What all rows of the pair share."""
+        # Only a form of queries and keys can be a part of what the model computes.
+        counting = set(self.reader.statuses) - ({"partial"} if self.kind == "v" else set())
+        return {
+            "kind": self.kind,
+            "writer_stack": self.writer.stack,
+            "writer_attention": self.writer.kind,
+            "writer_layer": self.writer.layer,
+            "reader_stack": self.reader.stack,
+            "reader_attention": self.reader.kind,
+            "reader_layer": self.reader.layer,
+            "status": joined_statuses(counting | (set(self.writer.statuses) - {"partial"})),
+            "status_if_zero": joined_statuses(counting | {"degenerate"}),
+        }
+
+    def numbers(self, layers: bool) -> dict[str, np.ndarray]:
+        """The columns of single rows: every writing head with every reading head."""
+        scores = self.scores
+        writers, readers = scores.score.shape
+        heads = {
+            "writer_head": np.repeat(np.arange(writers), readers),
+            "reader_head": np.tile(np.arange(readers), writers),
+        }
+        return ({} if layers else heads) | {
+            "score": scores.score.ravel(),
+            "expected": scores.expected.ravel(),
+            "excess": (scores.score - scores.expected).ravel(),
+            "z": scores.z.ravel(),
+            "p": scores.p.ravel(),
+        }
+
+
+def _frame(pairs: Sequence[_Pair], layers: bool) -> pl.DataFrame:
+    """All rows, with the columns of the schema that follow from the pairs."""
+    parts = [pair.numbers(layers) for pair in pairs]
+    numbers = pl.DataFrame(
+        {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    )
+    each = np.repeat(np.arange(len(pairs)), [pair.scores.score.size for pair in pairs])
+    frame = pl.concat(
+        [pl.DataFrame([pair.places for pair in pairs])[each], numbers], how="horizontal"
+    )
+    if layers:
+        frame = frame.with_columns(
+            pl.lit(None, pl.Int64()).alias(f"{end}_head") for end in ("writer", "reader")
         )
-        .with_columns(
-            pl.when(pl.col("score").is_null())
-            .then(pl.lit(joined_statuses(statuses | {"degenerate"})))
-            .otherwise(pl.lit(joined_statuses(statuses)))
-            .alias("status")
-        )
-    )  # fmt: skip
+    zero = pl.col("score").is_null()
+    return frame.with_columns(pl.col(pl.Float64).fill_nan(None)).with_columns(
+        pl.when(zero).then("status_if_zero").otherwise("status").alias("status")
+    )
 
 
 def _ranked(frame: pl.DataFrame) -> pl.DataFrame:
