@@ -38,7 +38,7 @@ from benchmarks.rivals import RIVALS
 from wqk.attention import attention_plans
 from wqk.checkpoints.modules import StateDict
 from wqk.comparing.fingerprints import fingerprint, lacks_any_norm
-from wqk.comparing.randomization import gather
+from wqk.comparing.randomization import TESTS, gather
 
 if TYPE_CHECKING:
     from wqk.comparing.fingerprints import Fingerprint
@@ -148,7 +148,7 @@ def print_unrelated(folder: Path, renumberings: int, drawn: int) -> None:
             f"| {hits[0]} | {hits[1]} | {hits[2]} ({low:.1%} to {high:.1%}) |"
         )
     print("\n| test | pairs | mean p | KS distance | KS p |\n|:--|--:|--:|--:|--:|")
-    for place, name in enumerate(("heads", "coordinates", "dimensions")):
+    for place, name in enumerate(TESTS):
         tests = [e.outcomes[place].p for _, e in groups["all"]]
         ps = np.array(
             [p - random.uniform(0, 1 / (renumberings + 1)) for p in tests if p is not None]
@@ -206,12 +206,12 @@ def print_children(folder: Path, texts: list[Path], renumberings: int, kept: Pat
             score(parent, other, "unrelated")
         print(f"<!-- {parent.name} done -->", flush=True)
     print(f"\n{len(parents)} parents, {renumberings} renumberings; seen at p ≤ .001\n")
-    print("| child | seen | of | largest p | heads | coordinates | dimensions |")
-    print("|:--|--:|--:|--:|--:|--:|--:|")
+    print("| child | seen | of | largest p | " + " | ".join(TESTS) + " |")
+    print("|:--|--:|--:|--:|" + "--:|" * len(TESTS))
     for kind, (ps, tests) in counts.items():
         by = [
             f"{sum(p <= 0.001 for p in tests[t])}/{len(tests[t])}" if tests[t] else "–"
-            for t in ("heads", "coordinates", "dimensions")
+            for t in TESTS
         ]
         print(
             f"| {kind} | {sum(p <= 0.001 for p in ps)} | {len(ps)} | {max(ps):.3g} | "

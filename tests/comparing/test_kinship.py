@@ -163,7 +163,7 @@ def test_pairs_are_traces_of_dense_products(groups: int) -> None:
                 found.pairs[straight], np.array(expected) / np.outer(norms, norms), atol=1e-6
             )
         np.testing.assert_allclose(found.norms, norms, rtol=1e-6)
-        np.testing.assert_allclose(found.sample, np.stack(forms)[:, :D, :D], rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(found.forms, np.stack(forms)[:, :D, :D], rtol=1e-4, atol=1e-4)
 
 
 @given(st.integers(0, 2**32), st.sampled_from([1, 2, 3, H]), st.floats(1e-20, 1e20))
@@ -177,11 +177,11 @@ def test_each_part_ignores_the_other_two_changes(seed: int, groups: int, scale: 
     for other in (stream, dimensions, factor):
         np.testing.assert_allclose(own.pairs, other.pairs, atol=2e-5)
     np.testing.assert_allclose(own.grams, stream.grams, atol=2e-5)
-    size = np.abs(own.sample).max()
-    np.testing.assert_allclose(own.sample / size, dimensions.sample / size, atol=2e-5)
+    size = np.abs(own.forms).max()
+    np.testing.assert_allclose(own.forms / size, dimensions.forms / size, atol=2e-5)
     (heads,) = prints(reheaded(model))
     np.testing.assert_allclose(
-        own.sample.sum(axis=0) / size, heads.sample.sum(axis=0) / size, atol=2e-5
+        own.forms.sum(axis=0) / size, heads.forms.sum(axis=0) / size, atol=2e-5
     )
     (large,) = prints([(q * scale, k * scale) for q, k in model])
     np.testing.assert_allclose(own.pairs, large.pairs, atol=2e-5)
@@ -250,7 +250,7 @@ def test_unrelated_models_have_uniform_p(groups: int) -> None:
     assert (
         scipy.kstest([e.p - j for e, j in zip(found, jitter, strict=True)], "uniform").pvalue > 0.01
     )
-    for place in range(3):
+    for place in range(4):
         ps = [e.outcomes[place].p - j for e, j in zip(found, jitter, strict=True)]
         assert scipy.kstest(ps, "uniform").pvalue > 0.001
 
@@ -384,6 +384,23 @@ def test_several_models_make_a_matrix_and_a_tree() -> None:
         found[1, 1]
 
 
+def test_a_shared_initialization_is_seen_after_long_training() -> None:
+    # What training added is four times as large as what both started from.
+    start, added = weights(0), (weights(1), weights(2))
+    one, two = (
+        [(q + 4 * x, k + 4 * y) for (q, k), (x, y) in zip(start, more, strict=True)]
+        for more in added
+    )
+    kinship = wqk.kin(opened(one), opened(two), renumberings=999)
+    assert kinship.related
+    seen = {test.name: test.p for test in kinship.tests}
+    assert seen["weights"] == 0.001
+    assert not kinship.bounds
+    assert kinship.change is not None
+    assert kinship.change > 1
+    assert "no more than an initialization" in " ".join(kinship.reading)
+
+
 def test_p_is_never_below_what_the_renumberings_support() -> None:
     kinship = wqk.kin(opened(weights(0)), opened(weights(0)), renumberings=999)
     assert kinship.p == kinship.floor == 1 / 1000
@@ -423,6 +440,7 @@ def test_other_widths_leave_the_heads() -> None:
         "heads": False,
         "coordinates": True,
         "dimensions": False,
+        "weights": True,
     }
 
 

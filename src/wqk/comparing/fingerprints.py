@@ -2,14 +2,15 @@
 
 A model computes the same after three changes of its queries and keys: its heads are renumbered,
 its residual stream is rotated, or the dimensions inside a head are. Each part of a
-fingerprint keeps one of these numberings at most and does not see the other changes:
+fingerprint keeps some of these numberings and does not see the other changes:
 
 ====================  =====================================================  =====================
 part                  what it holds                                          numbering that it keeps
 ====================  =====================================================  =====================
 ``pairs``             tr(M_a M_b) and tr(M_a M_bᵀ) of all pairs of heads     heads
-``sample``, summed    entries of the layer's form, on a few coordinates      stream coordinates
+``form``              entries of the layer's form, on a few coordinates      stream coordinates
 ``grams``             AᵀA, BᵀB and BᵀA of each head                          dimensions in a head
+``query``, ``key``    the factors themselves, on these coordinates           all three
 ``spectra``           singular values of each head                           none
 ====================  =====================================================  =====================
 
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from wqk._typing import Float
+from wqk._typing import Float, Int
 from wqk.attention.coordinates import Coordinates, lacks_norm, read_block
 from wqk.forms.kernels import balance
 
@@ -62,12 +63,12 @@ class Fingerprint:
     # Cosines of M_a with M_bᵀ, and with M_b; NaN if not computed.
     pairs: Float[np.ndarray, "two heads heads"]
     norms: Float[np.ndarray, " heads"]  # ‖M_h‖
-    sample: Float[np.ndarray, "heads s s"]  # M_h on the sampled coordinates
+    query: Float[np.ndarray, "heads r s"]  # W_q on the sampled coordinates
+    key: Float[np.ndarray, "key_heads r s"]
+    units: Int[np.ndarray, " r"]  # of each dimension of a head: the unit that it belongs to
     grams: Float[np.ndarray, "heads three u u within within"]  # AᵀA, BᵀB, BᵀA, unit by unit
     spectra: Float[np.ndarray, "heads r"]  # singular values, largest first, of norm 1
-    key_heads: int
     width: int  # D
-    head_width: int  # R
     # Why a numbering carries meaning in this family, so that it is no matter of chance; or empty.
     heads_differ: str
     coordinates_differ: str
@@ -76,7 +77,23 @@ class Fingerprint:
     @property
     def head_count(self) -> int:
         """H."""
-        return len(self.norms)
+        return len(self.query)
+
+    @property
+    def key_heads(self) -> int:
+        """G."""
+        return len(self.key)
+
+    @property
+    def head_width(self) -> int:
+        """R."""
+        return int(self.query.shape[1])
+
+    @property
+    def forms(self) -> Float[np.ndarray, "heads s s"]:
+        """M_h on the sampled coordinates."""
+        keys = _repeated(self.key, len(self.query))
+        return np.asarray(self.query.swapaxes(-1, -2) @ keys)
 
 
 def lacks_any_norm(plan: AttentionPlan) -> bool:
@@ -96,20 +113,19 @@ def fingerprint(checkpoint: Checkpoint, plan: AttentionPlan, folds: bool) -> Fin
     query, key, scale = _scaled(form)
     pairs, norms = _pairs(query, key)
     at = np.sort(np.random.default_rng(0).permutation(form.shape[0])[:SAMPLED])
-    sample = query[..., at].swapaxes(-1, -2) @ _repeated(key[..., at], len(query))
     rotary = plan.rotary or plan.axial
-    units = _units(form, rotary.planes if rotary else None)
+    units = _units(form.rank, rotary.planes if rotary else None)
     return Fingerprint(
         plan.stack,
         plan.layer,
         pairs,
         norms * scale,
-        sample if scale == 1 else sample.astype(np.float64) * scale,
+        query[..., at] if scale == 1 else query[..., at].astype(np.float64) * scale,
+        key[..., at].copy(),
+        units,
         _grams(query, key, units),
         _spectra(query, key),
-        len(key),
         form.shape[0],
-        form.rank,
         "" if "alibi" not in plan.position else "its heads differ by their linear biases",
         "" if plan.family not in SINUSOIDAL and checkpoint.config.get("model_type")
         not in SINUSOIDAL else "its residual stream holds sinusoids of position",
@@ -172,18 +188,30 @@ def _pairs(query: np.ndarray, key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return (pairs / safe[:, None] / safe).astype(np.float32), norms
 
 
-def _units(form: BilinearForm, planes: tuple[slice, slice] | None) -> np.ndarray:
-    """The dimensions of each unit of a head that is compared, (U, 1) or (U, 2)."""
-    dimensions = np.arange(form.rank)
+def _units(width: int, planes: tuple[slice, slice] | None) -> Int[np.ndarray, " r"]:
+    """Of each dimension the number of its unit: rotary planes first, then single dimensions."""
     if planes is None:
-        return dimensions[:UNITS, None]
-    turning = np.stack([dimensions[plane] for plane in planes], axis=1)
-    # The fast planes, which every length of training text turns.
-    return turning[:UNITS]
+        return np.arange(width)
+    units = np.full(width, -1)
+    turning = np.arange(width)[planes[0]]
+    for plane in planes:
+        units[plane] = np.arange(len(turning))
+    still = units < 0
+    units[still] = len(turning) + np.arange(still.sum())
+    return units
+
+
+def _compared(units: Int[np.ndarray, " r"]) -> np.ndarray:
+    """The dimensions of units of one size that are compared with each other, (U, 1) or (U, 2)."""
+    size = 2 if (units == 0).sum() == 2 else 1
+    chosen = [np.flatnonzero(units == unit) for unit in range(units.max() + 1)]
+    # Of planes, the fast ones, which every length of training text turns.
+    return np.array([dimensions for dimensions in chosen if len(dimensions) == size][:UNITS])
 
 
 def _grams(query: np.ndarray, key: np.ndarray, units: np.ndarray) -> np.ndarray:
     """AᵀA, BᵀB and BᵀA of each head, (H, 3, U, U, w, w), each of norm 1 off its diagonal."""
+    units = _compared(units)
     heads = len(query)
     a, b = query[:, units.ravel()], _repeated(key[:, units.ravel()], heads)
     grams = np.stack([x @ y.swapaxes(-1, -2) for x, y in ((a, a), (b, b), (b, a))], axis=1)

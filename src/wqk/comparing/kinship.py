@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 # A layer counts as matched up to this p of its own.
 MATCHED = 0.01
 
+# Tests that only agree if the coordinates of the residual stream do.
+SAME_STREAM = ("coordinates", "weights")
+
 # A change of forms explained by parents leaves at most this part of the change from the nearer one.
 MERGED = 0.5
 
@@ -200,7 +203,7 @@ def _relate(a: _Model, b: _Model, renumberings: int, seed: int) -> Kinship:
     kind, bounds = None, False
     if related:
         name = _matching(evidence)
-        bounds = name != "coordinates"
+        bounds = name not in SAME_STREAM
         matches = tuple(_matches(a, b, evidence.agreements[name], bounds))
         kind = _kind(a, b, matches, bounds)
     return Kinship(
@@ -215,7 +218,7 @@ def _matching(evidence: Evidence) -> str:
     Where coordinates agree, forms can be compared entry by entry.
     """
     seen = {o.name: o.p for o in evidence.outcomes if o.p is not None}
-    wanted = ("coordinates", "dimensions", "heads")
+    wanted = (*SAME_STREAM, "dimensions", "heads")
     return next(
         (name for name in wanted if seen.get(name, 1.0) <= RELATED), evidence.strongest.name
     )
@@ -243,9 +246,9 @@ def _changes(
     a: Fingerprint, b: Fingerprint, heads: Sequence[int | None]
 ) -> tuple[float | None, ...]:
     """‖M_b − M_a‖ / ‖M_a‖ of each head, on the sampled coordinates."""
+    own, theirs = a.forms, b.forms
     return tuple(
-        None if h is None else _relative(b.sample[k] - a.sample[h], a.sample[h])
-        for k, h in enumerate(heads)
+        None if h is None else _relative(theirs[k] - own[h], own[h]) for k, h in enumerate(heads)
     )
 
 
@@ -320,14 +323,14 @@ def _merges(found: Kinships, models: Sequence[_Model]) -> Iterator[Merge]:
 def _aligned(found: Kinships, one: int, two: int, models: Sequence[_Model]) -> bool:
     """Whether forms of two models can be added head by head."""
     pair = found[one, two]
-    shapes = [[block.sample.shape for block in models[k].prints] for k in (one, two)]
+    shapes = [[block.forms.shape for block in models[k].prints] for k in (one, two)]
     return pair.related and not pair.bounds and shapes[0] == shapes[1]
 
 
 def _mixture(child: _Model, one: _Model, two: _Model) -> Merge | None:
     """The child's forms by least squares through its parents', if they leave little."""
     target, *parents = (
-        np.concatenate([block.sample.ravel() for block in m.prints]).astype(np.float64)
+        np.concatenate([block.forms.ravel() for block in m.prints]).astype(np.float64)
         for m in (child, one, two)
     )
     nearer = min(float(np.linalg.norm(target - parent)) for parent in parents)

@@ -8,7 +8,10 @@ times and counts how often the two agree as well as they do:
 
 - ``heads``: the heads of each layer are permuted, those that share a key head together;
 - ``coordinates``: the coordinates of the residual stream are permuted, in all layers at once;
-- ``dimensions``: the units of each head change their signs, in queries and keys at once.
+- ``dimensions``: the units of each head change their signs, in queries and keys at once, and
+  are compared with each other within each head;
+- ``weights``: the same signs, and weights are compared as they stand. It sees no relation after any
+  of the three changes, and otherwise the weakest.
 
 Which layer, and for ``dimensions`` which head, is compared with which is searched: for layers
 within each renumbering again; for heads by numbers that no change of signs alters.
@@ -236,10 +239,43 @@ def flip_dimensions(
     return Agreement(layers, match, tuple(closest), copy)
 
 
+def flip_weights(
+    a: Sequence[Fingerprint], b: Sequence[Fingerprint], count: int, random: np.random.Generator
+) -> Agreement | str:
+    """Agreement of weights, dimension by dimension, under changes of the signs of units."""
+    differ = next((f.dimensions_differ for f in (*a, *b) if f.dimensions_differ), "")
+    if differ:
+        return differ
+
+    def shape(block: Fingerprint) -> tuple[object, ...]:
+        return block.head_count, block.key_heads, block.width, tuple(block.units)
+
+    comparable = _comparable(a, b, shape)
+    if not comparable.any():
+        return "the two have weights of different shapes"
+    layers = np.zeros((count + 1, len(b)), np.float32)
+    match = np.full(len(b), -1)
+    copy = 0.0
+    for j, block in enumerate(b):
+        rows = comparable[:, j].nonzero()[0].tolist()
+        if not rows:
+            continue
+        cosines = np.stack([_cosines(a[i], block) for i in rows], axis=1)
+        signs = random.integers(0, 2, (count + 1, len(cosines))).astype(np.float32) * 2 - 1
+        signs[0] = 1
+        found = signs @ cosines
+        match[j] = rows[found[0].argmax()]
+        layers[:, j] = found.max(axis=1)
+        copy += float(_cosines(block, block).sum())
+    heads = tuple(np.arange(block.head_count) for block in b)
+    return Agreement(layers, match, heads, copy)
+
+
 TESTS: dict[str, Callable[..., Agreement | str]] = {
     "heads": permute_heads,
     "coordinates": permute_coordinates,
     "dimensions": flip_dimensions,
+    "weights": flip_weights,
 }
 
 
@@ -269,7 +305,7 @@ def _relations(block: Fingerprint) -> Float[np.ndarray, "two heads heads"]:
 
 def _entries(block: Fingerprint) -> Float[np.ndarray, "s s"]:
     """The layer's form on the sampled coordinates, freed of the scales of rows and columns."""
-    entries = block.sample.sum(axis=0, dtype=np.float64)
+    entries = block.forms.sum(axis=0, dtype=np.float64)
     for axis in (0, 1):
         size = np.sqrt(np.square(entries).mean(axis=axis, keepdims=True))
         entries = entries / np.where(size > 0, np.sqrt(size), 1.0)
@@ -314,7 +350,7 @@ def _renumbered(
 
 def _best_heads(a: Fingerprint, b: Fingerprint) -> Int[np.ndarray, " heads"]:
     """For each head of the second block the first's with the largest cosine, on the sample."""
-    ours, theirs = (_unit_rows(x.sample.reshape(x.head_count, -1)) for x in (b, a))
+    ours, theirs = (_unit_rows(x.forms.reshape(x.head_count, -1)) for x in (b, a))
     return np.asarray((ours @ theirs.T).argmax(axis=1))
 
 
@@ -329,6 +365,21 @@ def _products(others: np.ndarray, block: Fingerprint) -> Float[np.ndarray, "grou
     products[:, np.eye(products.shape[-1], dtype=bool)] = 0
     spread = np.sqrt(2 * np.square(products).sum())
     return np.asarray(products / spread if spread > 0 else products, np.float32)
+
+
+def _cosines(a: Fingerprint, b: Fingerprint) -> Float[np.ndarray, " groups_units"]:
+    """Of each unit of each key head, the sum of its dimensions' cosines in queries and keys.
+
+    Divided by the root of the number of units, so that layers weigh alike.
+    """
+    groups, width = b.key_heads, b.head_width
+    total = np.zeros((groups, width))
+    for ours, theirs in ((a.query, b.query), (a.key, b.key)):
+        rows = (_unit_rows(x.reshape(-1, x.shape[-1])) for x in (ours, theirs))
+        cosines = np.einsum("ns,ns->n", *rows)
+        total += cosines.reshape(groups, -1, width).sum(axis=1)
+    units = total @ np.eye(b.units.max() + 1)[b.units]
+    return np.asarray(units.ravel() / np.sqrt(units.size), np.float32)
 
 
 def _likeness(a: Fingerprint, b: Fingerprint) -> Float[np.ndarray, "heads_b heads_a"]:

@@ -30,6 +30,7 @@ NUMBERINGS = {
     "heads": "heads of each layer",
     "coordinates": "coordinates of the residual stream",
     "dimensions": "signs of each head's dimensions",
+    "weights": "the same, weights as they stand",
 }
 
 
