@@ -204,7 +204,8 @@ def flip_dimensions(
 ) -> Agreement | str:
     """Agreement of heads with their closest, under changes of the signs of their units.
 
-    A head's closest is found by the sizes of its units' products, which signs do not change.
+    The closest layer, and in it the closest head of each head, are found by the sizes of the units'
+    products, which signs do not change.
     """
     differ = next((f.dimensions_differ for f in (*a, *b) if f.dimensions_differ), "")
     if differ:
@@ -224,12 +225,11 @@ def flip_dimensions(
         rows = comparable[:, j].nonzero()[0].tolist()
         if not rows:
             continue
-        places = [(i, head) for i in rows for head in range(a[i].head_count)]
-        likeness = np.concatenate([_likeness(a[i], block) for i in rows], axis=1)
-        found = [places[k] for k in likeness.argmax(axis=1)]
-        match[j] = np.bincount([i for i, _ in found]).argmax()
-        closest[j] = np.array([head if i == match[j] else -1 for i, head in found])
-        others = np.stack([a[i].grams[head] for i, head in found])
+        likeness = [_likeness(a[i], block) for i in rows]
+        best = int(np.argmax([one.max(axis=1).sum() for one in likeness]))
+        match[j] = rows[best]
+        closest[j] = likeness[best].argmax(axis=1)
+        others = a[rows[best]].grams[closest[j]]
         products = _products(others, block)
         signs = random.integers(0, 2, (count + 1, *products.shape[:2])).astype(np.float32) * 2 - 1
         signs[0] = 1
