@@ -18,6 +18,7 @@ import inspect
 import logging
 import math
 import weakref
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -322,7 +323,8 @@ class LogitMeter:
             self._remove(place)
 
     def __del__(self) -> None:
-        self.stop()
+        with suppress(Exception):  # at the end of the process, modules may be gone
+            self.stop()
 
     def _remove(self, place: Place) -> None:
         for hook in self._hooks.pop(place, ()):

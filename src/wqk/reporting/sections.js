@@ -13,7 +13,13 @@ const MEASURES = {
   eigenvalue_positivity: 'eigenvalue positivity',
   score_ceiling: 'ceiling of scores',
   rotary_low_share: 'share of slow rotary planes',
+  max_logit: 'largest attention logit',
+  logit_std: 'standard deviation of the logits',
+  attention_entropy: 'entropy of the attention (nats)',
+  attention_top_share: 'mean of the largest weights',
 };
+/* What a monitor measures, and not a scan: also drawn over training steps. */
+const IN_TRAINING = ['max_logit', 'attention_entropy'];
 const NULLS = {
   symmetry: 'symmetry_null',
   spectral_norm: 'spectral_norm_null',
@@ -97,7 +103,10 @@ function layerCurve(group, {layers, heads}, score) {
 function drawMeasures(chosen) {
   const looks = GROUPS.map((group) => look(group, chosen));
   const last = largest(looks.flatMap(({layers}) => layers), 'layer');
-  panels(drawing('measures'), MEASURED, (name) => ({
+  // The last scores of a run have no logits.
+  const shown = MEASURED.filter((name) => looks.some(({layers}) =>
+    layers.some((row) => (row[name] ?? null) !== null)));
+  panels(drawing('measures'), shown, (name) => ({
     caption: MEASURES[name],
     traces: GROUPS.flatMap((group, i) => layerCurve(group, looks[i], name)),
     layout: layout(wholeAxis('layer', last), axis('', SIGNED.has(name) ? {} : {rangemode: 'tozero'})),
@@ -119,13 +128,19 @@ function drawCourse(chosen) {
     const fixed = notAfter(group[`${other}s`], chosen[other]);
     return {group, layers: group.rows.filter((row) => row.head === null && row[other] === fixed)};
   });
-  panels(drawing('course'), Object.keys(SCORES), (score) => ({
-    caption: SCORES[score],
+  const measured = IN_TRAINING.filter((name) => MEASURED.includes(name));
+  panels(drawing('course'), [...Object.keys(SCORES), ...measured], (score) => ({
+    caption: SCORES[score] ?? MEASURES[score],
     traces: courses.flatMap(({group, layers}) => courseCurve(group, layers, column, score, courses.length)),
-    layout: layout(axis(column, {zeroline: false}), scoreAxis('', true), {
+    layout: layout(axis(column, {zeroline: false}), score in SCORES ? scoreAxis('', true) : axis('', measureAxis(score)), {
       shapes: chosen[column] === null ? [] : [marker(chosen[column])],
     }),
   }));
+}
+
+/** Logits grow by powers of ten where they grow. */
+function measureAxis(name) {
+  return name === 'max_logit' ? {type: 'log'} : {rangemode: 'tozero'};
 }
 
 /** A line at the chosen step or distance. */
