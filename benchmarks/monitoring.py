@@ -1,10 +1,11 @@
 """What watching costs beside training, on this machine: ``python -m benchmarks.monitoring``.
 
-A training step and a look are timed in turn, in one process and on the same model. Times are of the
-processor, over all threads, so that other work on the machine does not count; the step takes one
-thread, which wastes nothing on waiting. A look copies the queries and keys, scores all layers and
-heads and their changes, and appends the rows to the files. Times are medians; spread is (max − min)
-/ median.
+A training step, a look, and a step in which attention logits are measured are timed in turn, in one
+process and on the same model. Times are of the processor, over all threads, so that other work on
+the machine does not count; the step takes one thread, which wastes nothing on waiting. A look
+copies the queries and keys, scores all layers and heads and their changes, and appends the rows to
+the files; what measuring logits takes is the difference of the two steps. Times are medians; spread
+is (max − min) / median.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import torch
 from transformers import BertConfig, BertForMaskedLM
 
 import wqk
+from wqk.live.logits import LogitMeter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,11 +61,19 @@ def measure(config: BertConfig, batch: int, tokens: int, rounds: int) -> list[li
         monitor = wqk.Monitor(model, Path(folder) / "scores.jsonl")
         train()
         monitor.look(0)
+        meter = LogitMeter(model)
+
+        def train_measured() -> None:
+            meter.start()
+            train()
+            _ = meter.logits
+
         times = [
-            (seconds(train), seconds(lambda step=step: monitor.look(step)))
+            (seconds(train), seconds(lambda step=step: monitor.look(step)), seconds(train_measured))
             for step in range(1, rounds + 1)
         ]
-    return [list(column) for column in zip(*times, strict=True)]
+    plain, looks, measured = (list(column) for column in zip(*times, strict=True))
+    return [plain, looks, [more - once for once, more in zip(plain, measured, strict=True)]]
 
 
 def main() -> None:
@@ -77,9 +87,9 @@ def main() -> None:
     print(
         f"{platform.machine()}, {os.cpu_count()} cores, PyTorch {torch.__version__}, "
         f"{arguments.batch} sequences of {arguments.tokens} tokens a step\n\n"
-        "| model | step | spread | look | spread |"
-        + "".join(f" every {every} |" for every in CADENCES)
-        + f"\n|:--|{'--:|' * (4 + len(CADENCES))}"
+        "| model | step | spread | look | spread | logits | spread |"
+        + "".join(f" look every {every} | logits |" for every in CADENCES)
+        + f"\n|:--|{'--:|' * (6 + 2 * len(CADENCES))}"
     )
     for name, config in MODELS.items():
         cells = [name]
@@ -88,8 +98,8 @@ def main() -> None:
             medians.append(statistics.median(times))
             spread = (max(times) - min(times)) / medians[-1]
             cells += [f"{medians[-1] * 1e3:.0f} ms", f"{spread:.0%}"]
-        step, look = medians
-        cells += [f"{look / (every * step):.3%}" for every in CADENCES]
+        step, *parts = medians
+        cells += [f"{part / (every * step):.3%}" for every in CADENCES for part in parts]
         print(f"| {' | '.join(cells)} |")
 
 

@@ -153,6 +153,27 @@ def test_a_measured_pass_trains_as_any_other(make: Any) -> None:
         assert torch.equal(one, other)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of PyTorch's compiler
+@pytest.mark.parametrize("whole", [True, False])
+def test_compiled_models_are_measured(whole: bool) -> None:
+    model = llama().train()
+    tokens = torch.arange(16).reshape(2, 8)
+    expected = as_arrays(one_pass(model, LogitMeter(model), tokens))
+    if whole:
+        run = torch.compile(model, backend="eager")
+    else:
+        run = model
+        for layer in model.layers:
+            layer.compile(backend="eager")
+    run(tokens)  # compiled without hooks
+    for measured_model in (model, run):
+        meter = LogitMeter(measured_model)
+        meter.start()
+        run(tokens)
+        assert not meter.is_measuring
+        np.testing.assert_allclose(as_arrays(meter.logits), expected, rtol=1e-5)
+
+
 def test_hooks_go_with_the_meter() -> None:
     model = bert().train()
     meter = LogitMeter(model)

@@ -18,7 +18,6 @@ import inspect
 import logging
 import math
 import weakref
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -323,8 +322,10 @@ class LogitMeter:
             self._remove(place)
 
     def __del__(self) -> None:
-        with suppress(Exception):  # at the end of the process, modules may be gone
+        try:
             self.stop()
+        except TypeError:  # at the end of the process, functions may be gone
+            return
 
     def _remove(self, place: Place) -> None:
         for hook in self._hooks.pop(place, ()):
