@@ -208,7 +208,7 @@ def figure(runs: dict[str, list[dict[str, Any]]]) -> Figure:
             right.plot(steps, means, color=colors[arm], linewidth=0.8, label=label)
     right.axvline(RAMP, color=GRAY, linewidth=0.6)
     right.set(xlabel="step", title="loss, 5 seeds each", ylim=(1.8, 3.2))
-    right.legend(loc="upper right")
+    right.legend(loc="lower left")
     return drawn
 
 

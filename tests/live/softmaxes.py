@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 SOFTMAXES = ("aten::_softmax", "aten::_safe_softmax")
 
-# Below this, a score is that of a hidden key.
-HIDDEN = -5e3
+# Below this, a score is that of a hidden key; the first GPT adds -10,000 to them.
+HIDDEN = {"openai-gpt": -5e3}
 
 
 class Seen(NamedTuple):
@@ -69,7 +69,8 @@ def trainable(architecture: Architecture) -> Any:
     with double_precision():  # in which models compute their tables of angles
         model = build(architecture).double()
     model.config._experts_implementation = "eager"
-    for config in (model.config, *(getattr(model.config, n) for n in model.config.sub_configs)):
+    parts = (getattr(model.config, name) for name in model.config.sub_configs)
+    for config in filter(None, (model.config, *parts)):
         config._experts_implementation = "eager"
     model.set_attn_implementation("eager")
     for module in model.modules():
@@ -110,7 +111,7 @@ def own_logits(plan: AttentionPlan, seen: list[Seen]) -> list[BlockLogits]:
         scores, weights = (a.reshape(-1, heads, *a.shape[-2:]) for a in one[:2])
         if plan.sinks:
             scores, weights = scores[..., :-1], weights[..., :-1]
-        shown = scores > HIDDEN
+        shown = scores > HIDDEN.get(plan.family, -1e30)
         size, others = scores.shape[-2:]
         if size == others:  # what no query sees is padding
             shown = shown & shown.any(axis=(1, 2))[:, None, :, None]

@@ -336,11 +336,9 @@ class LogitMeter:
                 self._eager = _run_uncompiled(False)
 
     def _attach(self, plan: AttentionPlan, place: Place) -> list[Any]:
-        from torch.nn import MultiheadAttention
-
         given: dict[str, Any] = {}
         module = self._modules[module_of(plan.query.tensor)]
-        if isinstance(module, MultiheadAttention):
+        if _is_pytorch_s(module):
             parent = module
             hooks = []
         else:
@@ -371,7 +369,7 @@ class LogitMeter:
         """Measure an application of a block, and stop listening after its last."""
         try:
             inputs = inputs if "query" in inputs else _own_inputs(module, named)
-            self._measure(plan, place, inputs, named)
+            self._measure(plan, place, module, inputs, named)
         except NonFiniteWeights:
             self._missing[place] = "weights are NaN or infinite"
         except Exception as error:  # a measurement must not stop a run of weeks
@@ -383,7 +381,7 @@ class LogitMeter:
             self._remove(place)
 
     def _measure(
-        self, plan: AttentionPlan, place: Place, inputs: Mapping[str, Any], named: Mapping[str, Any]
+        self, plan: AttentionPlan, place: Place, module: Any, inputs: Any, named: Any
     ) -> None:
         """Add one application of a block."""
         import torch
@@ -391,7 +389,9 @@ class LogitMeter:
         assert self._weights is not None
         if "query" not in inputs or "key" not in inputs:
             raise CheckpointError("the block ran without its own projections")
-        x, y = inputs["query"], inputs["key"]
+        x, y = (_as_sequences(plan, inputs[side]) for side in ("query", "key"))
+        if y.ndim == 3 and len(y) % len(x) == 0:
+            y = y.reshape(len(x), -1, y.shape[-1])  # several pictures of one text
         if x.ndim != 3 or y.ndim != 3 or len(x) != len(y):
             raise CheckpointError(
                 f"inputs must be sequences (B, N, D), got {tuple(x.shape)} and {tuple(y.shape)}"
@@ -400,7 +400,7 @@ class LogitMeter:
             attention = load_attention(self._weights, plan, positions=True)
             sinks = self._weights.read([plan.sinks])[0] if plan.sinks else None
             dtype = attention.query.weight.dtype
-            mask = _mask_of(plan, named, x, y)
+            mask = _mask_of(plan, module, named, x, y)
             x, y = (side[: self._sequences].to(dtype) for side in (x, y))
             own = self._tallies.setdefault(place, Tally(attention.head_count, x.device))
             tally(own, attention, x, y, None if mask is None else mask[: len(x)], sinks)
@@ -453,15 +453,31 @@ def _arguments(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> d
 
 
 def _own_inputs(module: Any, named: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs of PyTorch's own attention, which takes its weights itself, batches first."""
+    """The inputs of an attention that takes its weights itself, batches first."""
+    if not _is_pytorch_s(module):
+        one = named.get("hidden_states")
+        return {} if one is None else dict.fromkeys(("query", "key"), one.detach())
     sides = {side: named[side].detach() for side in ("query", "key") if side in named}
     return sides if module.batch_first else {k: side.swapaxes(0, 1) for k, side in sides.items()}
 
 
-def _mask_of(plan: AttentionPlan, named: Mapping[str, Any], x: Any, y: Any) -> Any:
+def _is_pytorch_s(module: Any) -> bool:
+    from torch.nn import MultiheadAttention
+
+    return isinstance(module, MultiheadAttention)
+
+
+def _as_sequences(plan: AttentionPlan, inputs: Any) -> Any:
+    """Inputs (B, N, D): rows and columns of a picture are one sequence, other fourth axes several."""
+    if inputs.ndim != 4:
+        return inputs
+    return inputs.flatten(1, 2) if plan.position == "relative" else inputs.flatten(0, 1)
+
+
+def _mask_of(plan: AttentionPlan, module: Any, named: Mapping[str, Any], x: Any, y: Any) -> Any:
     """The mask that a block was called with, with four axes; None if it got none.
 
-    True is a visible pair.
+    True is a visible pair; to PyTorch's own attention, it is a hidden one.
     """
     import torch
 
@@ -484,12 +500,18 @@ def _mask_of(plan: AttentionPlan, named: Mapping[str, Any], x: Any, y: Any) -> A
         elif mask.ndim == 2:
             mask = mask[None, None]
         elif mask.ndim == 3:
-            mask = mask[:, None] if len(mask) in (1, len(x)) else mask.unflatten(0, (len(x), -1))
+            windows = len(x) // len(mask)  # of a picture, which share their masks
+            if windows * len(mask) == len(x):
+                mask = mask.repeat(windows, 1, 1)[:, None]
+            else:
+                mask = mask.unflatten(0, (len(x), -1))
         elif mask.ndim != 4:
             continue
         if not mask.is_floating_point():
             mask = mask.bool()
-            if queries == keys == mask.shape[-2]:
+            if _is_pytorch_s(module) and name != "key_padding_mask":
+                mask = ~mask
+            elif queries == keys == mask.shape[-2]:
                 # No token sees a later one, and each sees itself; else True means hidden.
                 later = plan.causal and mask.triu(1).any()
                 own = mask.diagonal(0, -2, -1).double().mean() > 0.5
