@@ -468,7 +468,7 @@ def _is_pytorch_s(module: Any) -> bool:
 
 
 def _as_sequences(plan: AttentionPlan, inputs: Any) -> Any:
-    """Inputs (B, N, D): rows and columns of a picture are one sequence, other fourth axes several."""
+    """Inputs (B, N, D): rows and columns of a picture are one sequence, else several."""
     if inputs.ndim != 4:
         return inputs
     return inputs.flatten(1, 2) if plan.position == "relative" else inputs.flatten(0, 1)
