@@ -68,6 +68,10 @@ def glue(
     outcomes = []
     for task in chosen:
         each = {}
+        if task.shared:
+            display.say(
+                f"{task.name}: {task.shared} training rows are left out, since validation has them"
+            )
         for model in models:
             display.say(f"{task.name}: {model}")
             each[model] = fine_tune(model, task, range(1, seeds + 1), how)
@@ -83,6 +87,11 @@ def glue(
         "tasks": [
             {
                 "task": task.name,
+                "rows": {
+                    "train": len(task.train.labels),
+                    "validation": len(task.validation.labels),
+                    "left_out": task.shared,
+                },
                 "baselines": floor,
                 "results": [*map(asdict, results)],
                 **({"runs": [*map(asdict, each.values())]} if groups else {}),

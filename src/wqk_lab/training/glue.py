@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from wqk.attention import attention_plans
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import CheckpointError, RunError, all_lines, required_by
 from wqk.inspecting.verification.running import quiet
 from wqk.tables.run import SETTINGS, open_run
 from wqk_lab.runs.groups import starts
 from wqk_lab.runs.speedup import Paired, paired
-from wqk_lab.training.glue_tasks import SentenceTask, judge
+from wqk_lab.training.glue_tasks import CLASSES, SentenceTask, judge
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,9 @@ def fine_tune(
 ) -> TaskResult:
     """Fine-tune a model once per seed, and evaluate it on the validation split.
 
+    Texts are encoded as the tokenizer does or, if it adds no special tokens, between separators,
+    so that no two pairs are one input. Without training, classes are matched by their names.
+
     A seed determines the new classifier's weights and the order of the rows. With one CPU thread,
     model, task, seed and software determine the result.
 
@@ -77,7 +81,8 @@ def fine_tune(
     Raises
     ------
     CheckpointError
-        The model or its tokenizer cannot be loaded, or there is no classifier and no training.
+        The model or its tokenizer cannot be loaded, the model is causal, or, without training,
+        there is no classifier or its classes are not the task's.
     RunError
         The run has no checkpoint, or the loss is not finite.
     MissingPackage
@@ -96,10 +101,10 @@ def fine_tune(
     for seed in seeds:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            tokenizer, network = _load(folder, task, how)
+            tokenizer, network, classes = _load(folder, task, how)
             network.to(device)
             _train(network, tokenizer, task, how, seed)
-            results.append(judge(task, _predict(network, tokenizer, task, how)))
+            results.append(judge(task, _predict(network, tokenizer, task, how, classes)))
         if on_seed:
             on_seed(seed, results[-1])
     values = {name: tuple(result[name] for result in results) for name in task.metrics}
@@ -171,20 +176,25 @@ def by_start(models: Sequence[str | PathLike[str]]) -> dict[str, dict[int, str]]
     return {start: dict(group) for start, group in groups.items()}
 
 
-def _load(folder: str, task: SentenceTask, how: FineTuning) -> tuple[Any, Any]:
-    """Tokenizer and classifier; a new head where the checkpoint has none for this task."""
+def _load(folder: str, task: SentenceTask, how: FineTuning) -> tuple[Any, Any, list[int]]:
+    """Tokenizer, classifier, and the task's class of each of its outputs.
+
+    A new head where the checkpoint has none for this task.
+    """
     import transformers
 
-    if not Path(folder).exists():
-        open_checkpoint(folder)  # an unknown name ends here at once, and not after many attempts
+    # An unknown name ends here at once, and not after many attempts.
+    if any(plan.causal for plan in attention_plans(open_checkpoint(folder))):
+        raise CheckpointError(
+            f"{folder}: is causal, so that its first token sees none of the text; fine-tuning "
+            "needs an encoder"
+        )
+    wanted = {"num_labels": task.classes or 1} if how.epochs else {}
     try:
         with quiet():
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
             network, loading = transformers.AutoModelForSequenceClassification.from_pretrained(
-                folder,
-                num_labels=task.classes or 1,
-                trust_remote_code=False,
-                output_loading_info=True,
+                folder, trust_remote_code=False, output_loading_info=True, **wanted
             )
     except Exception as error:  # every model class has its own
         reason = all_lines(error, 300)
@@ -196,9 +206,52 @@ def _load(folder: str, task: SentenceTask, how: FineTuning) -> tuple[Any, Any]:
         )
     if tokenizer.pad_token is None:
         raise CheckpointError(f"{folder}: fine-tuning needs a tokenizer with a padding token")
+    _mark_texts(tokenizer, folder)
     network.config.pad_token_id = tokenizer.pad_token_id
     network.config.problem_type = "regression" if task.classes is None else None
-    return tokenizer, network
+    named = not how.epochs and task.classes is not None
+    classes = _matched(network.config, task, folder) if named else [*range(task.classes or 1)]
+    return tokenizer, network, classes
+
+
+def _mark_texts(tokenizer: Any, folder: str) -> None:
+    """Let a tokenizer put separators around texts, if it adds nothing that tells pairs apart."""
+    if tokenizer.num_special_tokens_to_add(pair=True) > 1:
+        return
+    first, between = tokenizer.cls_token or tokenizer.sep_token, tokenizer.sep_token
+    if between is None or not tokenizer.is_fast:
+        raise CheckpointError(
+            f"{folder}: the tokenizer marks no beginning and end of texts, and has no sep_token to "
+            "do it with"
+        )
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{first} $A {between}",
+        pair=f"{first} $A {between} $B:1 {between}:1",
+        special_tokens=[
+            (token, tokenizer.convert_tokens_to_ids(token)) for token in (first, between)
+        ],
+    )
+
+
+def _matched(config: Any, task: SentenceTask, folder: str) -> list[int]:
+    """The task's class of each class of a trained classifier, by its name if it has names."""
+    own = [str(config.id2label[k]) for k in range(config.num_labels)]
+    if len(own) != task.classes:
+        raise CheckpointError(
+            f"{folder}: has {len(own)} classes, and {task.name} has {task.classes}"
+        )
+    if own == [f"LABEL_{k}" for k in range(len(own))]:
+        return [*range(len(own))]
+    known = task.names or CLASSES.get(task.name, ())
+    names = [name.casefold() for name in known]
+    if sorted(names) != sorted(name.casefold() for name in own):
+        shown = ", ".join(known) or "numbers only: name its labels"
+        raise CheckpointError(
+            f"{folder}: has the classes {', '.join(own)}, and those of {task.name} are {shown}"
+        )
+    return [names.index(name.casefold()) for name in own]
 
 
 def _train(network: Any, tokenizer: Any, task: SentenceTask, how: FineTuning, seed: int) -> None:
@@ -230,7 +283,9 @@ def _train(network: Any, tokenizer: Any, task: SentenceTask, how: FineTuning, se
             optimizer.zero_grad()
 
 
-def _predict(network: Any, tokenizer: Any, task: SentenceTask, how: FineTuning) -> list[float]:
+def _predict(
+    network: Any, tokenizer: Any, task: SentenceTask, how: FineTuning, classes: Sequence[int]
+) -> list[float]:
     import torch
 
     texts = task.validation.texts
@@ -240,8 +295,10 @@ def _predict(network: Any, tokenizer: Any, task: SentenceTask, how: FineTuning) 
         for start in range(0, len(texts), how.batch):
             batch = _encode(tokenizer, texts[start : start + how.batch], network, how)
             logits = network(**batch).logits
-            best = logits[:, 0] if task.classes is None else logits.argmax(-1)
-            predictions += best.tolist()
+            if task.classes is None:
+                predictions += logits[:, 0].tolist()
+            else:
+                predictions += [classes[best] for best in logits.argmax(-1).tolist()]
     return predictions
 
 
@@ -249,6 +306,7 @@ def _encode(
     tokenizer: Any, texts: Sequence[tuple[str, ...]], network: Any, how: FineTuning
 ) -> dict[str, Any]:
     """A batch of texts, padded to the longest and truncated to what model and tokenizer take."""
+    types = (getattr(network.config, "type_vocab_size", 0) or 0) > 1
     positions = getattr(network.config, "max_position_embeddings", None) or how.length
     sides: Iterator[tuple[str, ...]] = zip(*texts, strict=True)
     encoded = tokenizer(
@@ -257,6 +315,7 @@ def _encode(
         max_length=min(how.length, positions, tokenizer.model_max_length),
         padding=True,
         return_tensors="pt",
+        return_token_type_ids=types,
     )
-    names = ("input_ids", "attention_mask", "token_type_ids")
+    names = ("input_ids", "attention_mask", *(["token_type_ids"] if types else []))
     return {name: encoded[name].to(network.device) for name in names if name in encoded}

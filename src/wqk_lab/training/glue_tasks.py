@@ -1,7 +1,8 @@
 """Tasks on sentences and pairs of sentences: their files, metrics and baselines.
 
 A task is a folder with ``train.jsonl`` and ``validation.jsonl``, rows with ``sentence`` or
-``sentence1`` and ``sentence2``, and ``label``: a class from 0, or a number to be predicted.
+``sentence1`` and ``sentence2``, and ``label``: a class as a number from 0 or as a name, or a number
+to be predicted.
 """
 
 from __future__ import annotations
@@ -23,6 +24,15 @@ METRICS: Mapping[str, tuple[str, ...]] = {
     "stsb": ("pearson", "spearman"),
 }
 
+# Names of GLUE's classes, by number.
+CLASSES: Mapping[str, tuple[str, ...]] = {
+    "cola": ("unacceptable", "acceptable"),
+    "mrpc": ("not_equivalent", "equivalent"),
+    "rte": ("entailment", "not_entailment"),
+    "sst2": ("negative", "positive"),
+    "wnli": ("not_entailment", "entailment"),
+}
+
 
 @dataclass(frozen=True)
 class Split:
@@ -40,6 +50,8 @@ class SentenceTask:
     train: Split
     validation: Split
     classes: int | None  #: None if the labels are numbers to be predicted.
+    names: tuple[str, ...] = ()  #: Of the classes, by number; empty if the rows have numbers.
+    shared: int = 0  #: How many training rows were left out because validation has their texts.
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -76,20 +88,49 @@ def read_task(path: Path) -> SentenceTask:
         rows = [[row for n, row in enumerate(whole) if (n % 5 == 4) == held] for held in (0, 1)]
     if not all(rows):
         raise CorpusError(f"{path}: a task needs training rows and validation rows; got too few")
+    own = path.name.removesuffix(".jsonl")
+    labels, classes, names = _classes([label for some in rows for _, label in some], path)
     train, validation = (
-        Split([texts for texts, _ in some], [label for _, label in some]) for some in rows
+        Split([texts for texts, _ in some], each)
+        for some, each in zip(rows, (labels[: len(rows[0])], labels[len(rows[0]) :]), strict=True)
     )
-    labels = [*train.labels, *validation.labels]
-    whole_numbers = all(isinstance(label, int) and label >= 0 for label in labels)
-    classes = int(max(labels)) + 1 if whole_numbers else None
     if len({len(texts) for texts in (*train.texts, *validation.texts)}) > 1:
         raise CorpusError(f"{path}: all rows must have one text, or all two; got both")
-    if classes is not None and len(set(train.labels)) < 2:
-        raise CorpusError(f"{path}: a task needs at least two classes; got {set(train.labels)}")
-    return SentenceTask(path.name.removesuffix(".jsonl"), train, validation, classes)
+    known = {*validation.texts}
+    new = [k for k, texts in enumerate(train.texts) if texts not in known]
+    train = Split([train.texts[k] for k in new], [train.labels[k] for k in new])
+    if len(set(train.labels)) < 2:
+        raise CorpusError(
+            f"{path}: a task needs at least two classes, or different numbers, in the training "
+            f"rows that validation does not have; got {set(train.labels) or 'no row'}"
+        )
+    shared = len(rows[0]) - len(new)
+    return SentenceTask(own, train, validation, classes, names, shared)
 
 
-def _rows(path: Path) -> list[tuple[tuple[str, ...], float]]:
+def _classes(
+    labels: Sequence[float | str], path: Path
+) -> tuple[list[float], int | None, tuple[str, ...]]:
+    """Labels as numbers, the number of classes (None for numbers to predict), and their names."""
+    if any(isinstance(label, str) for label in labels):
+        if not all(isinstance(label, str) for label in labels):
+            raise CorpusError(f"{path}: labels must all be names, or all numbers; got both")
+        names = tuple(sorted({str(label) for label in labels}))
+        return [names.index(str(label)) for label in labels], len(names), names
+    numbers = [float(label) for label in labels]
+    if any(number % 1 for number in numbers):
+        return numbers, None, ()
+    found = sorted({int(number) for number in numbers})
+    if len(found) > 1 and found != [*range(len(found))]:
+        raise CorpusError(
+            f"{path}: the classes are numbered from 0 without gaps; got the labels "
+            f"{', '.join(map(str, found[:6]))}: number them so, name them, or, if they are "
+            "quantities to predict, scale them so that some have a fraction"
+        )
+    return [int(number) for number in numbers], max(len(found), 2), ()
+
+
+def _rows(path: Path) -> list[tuple[tuple[str, ...], float | str]]:
     rows = []
     text = read_text(path, CorpusError, "; expected a task's rows as JSON Lines")
     for number, line in enumerate(text.splitlines(), start=1):
@@ -97,13 +138,14 @@ def _rows(path: Path) -> list[tuple[tuple[str, ...], float]]:
             row = json.loads(line)
             names = ("sentence",) if "sentence" in row else ("sentence1", "sentence2")
             texts, label = tuple(row[name] for name in names), row["label"]
-            good = all(isinstance(text, str) for text in texts) and math.isfinite(label)
+            good = all(isinstance(text, str) for text in texts)
+            good &= isinstance(label, str) or math.isfinite(label)
         except (ValueError, TypeError, KeyError, RecursionError):
             good = False
         if not good:
             raise CorpusError(
                 f"{path}: line {number}: expected sentence, or sentence1 and sentence2, and a "
-                "label that is a number"
+                "label that is a number or a name"
             )
         rows.append((texts, label))
     return rows

@@ -72,6 +72,21 @@ def test_undecided_says_how_many_would_decide() -> None:
     assert alone.why == "batch: a single number has no interval; take more"
 
 
+def test_more_units_do_not_help_where_layers_differ() -> None:
+    layers, units = np.array([[1.0, -1.0, 0.4]]), 0.01 * np.array([[1.0], [-1.0], [0.5], [-0.5]])
+    sample = Sample(layers + units, "batches", ("0", "1", "2"))
+    finding = decide(statement("above"), sample)
+    assert finding.verdict == "undecided"
+    assert "more would not decide, since the layers differ too much" in finding.why
+
+
+def test_statements_about_random_matrices_are_a_family_of_their_own() -> None:
+    one = decided("above", 1.0, 0.1)
+    apart = replace(one, statement=replace(one.statement, needs="nothing"), p=0.04)
+    doubtful = [replace(one, p=p) for p in (0.04, 0.5, 0.6)]
+    assert [f.verdict for f in settle([apart, *doubtful])][:2] == ["holds", "undecided"]
+
+
 @pytest.mark.parametrize("direction", ["above", "near"])
 @pytest.mark.parametrize("law", ["normal", "uniform"])
 def test_at_the_edge_chance_decides_rarely(direction: Direction, law: str) -> None:

@@ -94,6 +94,113 @@ def test_without_training_it_is_the_models_own_answer(encoder: Path, tmp_path: P
         fine_tune(encoder, known, (1,), FineTuning(epochs=0))
 
 
+@pytest.fixture
+def trained(encoder: Path, tmp_path: Path) -> Path:
+    """The encoder with a tokenizer as `wqk train` saves it, which adds no special tokens."""
+    shutil.copytree(encoder, tmp_path / "trained")
+    tokenizer = Tokenizer.from_file(str(encoder / "tokenizer.json"))
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A", pair="$A $B")
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", sep_token="[SEP]"
+    ).save_pretrained(tmp_path / "trained")
+    return tmp_path / "trained"
+
+
+def encoded(folder: Path, *texts: tuple[str, ...]) -> list[dict[str, list[int]]]:
+    pair = SentenceTask("p", Split([("w1", "w2")] * 2, [0, 1]), Split([("w1", "w2")], [0]), 2)
+    tokenizer, network, _ = glue._load(str(folder), pair, HOW)
+    return [
+        {k: v[0].tolist() for k, v in glue._encode(tokenizer, [each], network, HOW).items()}
+        for each in texts
+    ]
+
+
+def test_two_pairs_are_never_one_input(trained: Path) -> None:
+    one, other = encoded(trained, ("good w1 w2", "bad"), ("good w1", "w2 bad"))
+    assert one["input_ids"] != other["input_ids"]
+    sep, *rest = one["input_ids"]
+    assert (sep, rest[3], rest[-1], one["input_ids"].count(3)) == (3, 3, 3, 3)
+    assert one["token_type_ids"] == [0, 0, 0, 0, 0, 1, 1]
+
+
+def test_a_tokenizer_that_marks_pairs_stays_as_it_is(encoder: Path) -> None:
+    (one,) = encoded(encoder, ("good w1", "w2 bad"))
+    assert [one["input_ids"][k] for k in (0, 3, 6)] == [2, 3, 3]
+
+
+def test_a_vocabulary_without_a_separator_is_refused(trained: Path) -> None:
+    settings = json.loads((trained / "tokenizer_config.json").read_text())
+    settings.pop("sep_token")
+    (trained / "tokenizer_config.json").write_text(json.dumps(settings))
+    (trained / "special_tokens_map.json").unlink(missing_ok=True)
+    with pytest.raises(CheckpointError, match=r"marks no beginning and end .* sep_token"):
+        encoded(trained, ("good", "bad"))
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "decoder"])
+def test_causal_models_are_refused(kind: str, encoder: Path, tmp_path: Path) -> None:
+    transformers.AutoTokenizer.from_pretrained(encoder).save_pretrained(tmp_path)
+    tiny = {"vocab_size": len(WORDS) + 4, "pad_token_id": 0}
+    if kind == "gpt2":
+        transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(n_embd=32, n_layer=1, n_head=2, **tiny)
+        ).save_pretrained(tmp_path)
+    else:
+        sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+        transformers.BertLMHeadModel(
+            transformers.BertConfig(is_decoder=True, intermediate_size=64, **sizes, **tiny)
+        ).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match=r"causal.*first token sees none of the text"):
+        fine_tune(tmp_path, task(), (1,), FineTuning(epochs=1))
+
+
+def written(path: Path, labels: list[Any], name: str = "own.jsonl") -> Path:
+    lines = [json.dumps({"sentence": f"w{n}", "label": label}) for n, label in enumerate(labels)]
+    (path / name).write_text("\n".join(lines))
+    return path / name
+
+
+def test_labels_say_what_the_task_is(tmp_path: Path) -> None:
+    for zero, one in ((0, 1), (0.0, 1.0), (False, True)):
+        assert read_task(written(tmp_path, [zero, one] * 10)).classes == 2
+    named = read_task(written(tmp_path, ["pos", "neg"] * 10))
+    assert (named.classes, named.names, named.train.labels[:2]) == (2, ("neg", "pos"), [1, 0])
+    assert read_task(written(tmp_path, [0, 2.5, 4, 5.0] * 5)).classes is None
+
+
+@pytest.mark.parametrize("labels", [[-1, 1], [-1.0, 1.0], [1, 2], [0, 7], [1.0, 5.0]])
+def test_labels_that_could_be_either_are_refused(labels: list[Any], tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match="classes are numbered from 0"):
+        read_task(written(tmp_path, labels * 10))
+
+
+def test_validation_rows_are_left_out_of_training(tmp_path: Path) -> None:
+    rows = [{"sentence": f"w{n}", "label": n % 2} for n in range(20)]
+    twins = [{"sentence": "w1", "label": 1}, {"sentence": "w2", "label": 1}]
+    for split, some in (("train", rows), ("validation", [*twins, *rows[18:]])):
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(map(json.dumps, some)))
+    known = read_task(tmp_path)
+    assert (len(known.train.labels), len(known.validation.labels), known.shared) == (16, 4, 4)
+    assert not {*known.train.texts} & {*known.validation.texts}
+
+
+def test_a_classifier_s_own_names_of_classes_count(encoder: Path, tmp_path: Path) -> None:
+    config = transformers.BertConfig.from_pretrained(encoder)
+    for names in ({0: "negative", 1: "positive"}, {0: "Positive", 1: "Negative"}):
+        config.id2label, config.label2id = names, {name: n for n, name in names.items()}
+        torch.manual_seed(1)
+        transformers.BertForSequenceClassification(config).save_pretrained(tmp_path)
+        transformers.AutoTokenizer.from_pretrained(encoder).save_pretrained(tmp_path)
+        values = fine_tune(tmp_path, task("sst2"), (1,), FineTuning(epochs=0)).metrics
+        if names[0] == "negative":
+            (before,) = values["accuracy"]
+    assert values["accuracy"] == (pytest.approx(1 - before),)
+    with pytest.raises(CheckpointError, match=r"Positive, Negative.* unacceptable, acceptable"):
+        fine_tune(tmp_path, task("cola"), (1,), FineTuning(epochs=0))
+    with pytest.raises(CheckpointError, match=r"classes Positive, Negative.*numbers"):
+        fine_tune(tmp_path, task("mood"), (1,), FineTuning(epochs=0))
+
+
 def test_long_texts_are_cut_to_what_a_run_s_checkpoint_takes(encoder: Path, tmp_path: Path) -> None:
     # As `wqk train` writes it: RoBERTa's positions begin after the padding token's number.
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -129,10 +236,11 @@ def test_a_bag_of_words_knows_words_and_the_majority_does_not() -> None:
 
 
 def test_the_published_tasks_are_read(shared: Path) -> None:
-    sizes = {"cola": 1043, "rte": 277, "wnli": 71, "stsb": 1500}
-    for name, count in sizes.items():
+    sizes = {"cola": (1043, 16), "rte": (277, 0), "wnli": (71, 0), "stsb": (1500, 6)}
+    for name, (count, twice) in sizes.items():
         known = read_task(shared / "data/glue" / name)
         assert len(known.validation.labels) == count
+        assert known.shared >= twice
         assert known.classes == (None if name == "stsb" else 2)
 
 
@@ -163,7 +271,7 @@ def test_models_that_cannot_be_fine_tuned(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="has no checkpoint yet"):
         fine_tune(tmp_path / "run", task(), (1,))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(CheckpointError, match="not an encoder with a tokenizer"):
+    with pytest.raises(CheckpointError, match="no weights here"):
         fine_tune(tmp_path / "empty", task(), (1,))
 
 
