@@ -2,7 +2,8 @@
 
 Widths, depths and vocabularies are told by their names. Heads are chosen so that mistaking one
 number for another is noticed: 6 query heads over 2 key heads, of width 24 where hidden/heads is 16;
-in encoders and in towers for pictures and sound 4 heads where the text has 6.
+in encoders, and in towers for pictures and sound, 4 heads where the decoder or the text has 6, and
+three layers where the decoder has two.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ NUMBERS: tuple[tuple[str, int | str], ...] = (
     (r"mamba_d_head|mamba_head_dim", 16),
     (r"(decoder_|cross_)?num_key_value_heads|num_kv_heads|n_head_kv|multi_query_group_num"
      r"|swa_num_key_value_heads|n_kv_heads|kv_n_heads", "key heads"),
-    (r"encoder_(num_)?attention_heads|encoder_heads", "tower heads"),
-    (r"(num_|n_)?(attention_)?heads?|num_attention_heads|decoder_(num_)?attention_heads"
+    (r"(num_)?encoder_(num_)?attention_heads|encoder_heads", "tower heads"),
+    (r"(num_|n_)?(attention_)?heads?|num_attention_heads|(num_)?decoder_(num_)?attention_heads"
      r"|attention_heads|nhead|.*_num_attention_heads|.*_(num|n)_heads", "heads"),
     (r"head_dim|kv_channels|attention_head_dim|d_kv|attention_head_size|attention_key_size"
      r"|swa_head_dim|global_head_dim", "head width"),
@@ -116,6 +117,8 @@ def _number(key: str, value: int, path: str, layers: int, variant: int) -> int:
     match rule:
         case None:
             return value
+        case "layers" if ENCODERS.fullmatch(key) or path.endswith("encoder_config"):
+            return min(value, 3)
         case "layers":
             return min(value, layers if key in DEPTHS else 2)
         case int():
@@ -132,6 +135,8 @@ def _number(key: str, value: int, path: str, layers: int, variant: int) -> int:
     return table[str(rule)][variant]
 
 
+# Encoders beside a decoder are deeper than it, so that one depth is not taken for the other.
+ENCODERS = re.compile(r"(num_)?enc(oder)?_(num_)?(hidden_)?layers|e_layers")
 DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "depth")
 
 

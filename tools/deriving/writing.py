@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tools.deriving.deriving import Outcome
 
-PAGE = Path(__file__).parents[3] / "docs" / "model-types.jsonl"
+PAGE = Path(__file__).parents[2] / "docs" / "model-types.jsonl"
 BY_TABLE = "proven by a table of tests/families/architectures"
 DATA = Path(wqk.families.__file__).parent / "data"
 

@@ -141,6 +141,16 @@ class AdaptedCheckpoint(Checkpoint):
         self.notes = (*base.notes, f"{base.name} with a LoRA adapter on {layers}")
 
     @property
+    def base(self) -> Checkpoint:
+        """The model without the adapter."""
+        return self._base
+
+    def scale_of(self, tensor: str) -> float | None:
+        """The factor of what the adapter adds to a tensor; None if it adds nothing."""
+        update = self._changes.updates.get(tensor)
+        return None if update is None else update.scale
+
+    @property
     def bytes_fetched(self) -> int | None:
         """Bytes of the base model and the adapter that came over the network."""
         fetched = (self._base.bytes_fetched, self._adapter.bytes_fetched)

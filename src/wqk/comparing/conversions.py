@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 # Most directions of a difference that is an adapter's.
 LARGEST_RANK = 64
+# An adapter changes more than this share of a weight's rows.
+MOST_ROWS = 0.9
+# Factors that differ by less than this are the same.
+SAME = 2e-2
 
 
 def explain(
@@ -42,16 +46,24 @@ def explain(
         return ()
     # Rows can only be compared in the same order of rotary pairs.
     aligned = b if a.rotary is None else b.in_order(a.rotary.order)
+    known = _known_adapter(a, b)
+    if known is not None:
+        return (known,)
+    partial = []
     for attempt in _attempts(a, aligned):
-        finished = _finished(a, attempt, at, tolerance)
-        if finished is not None:
+        if attempt.beyond:  # only where nothing explains those heads, too
+            partial.append(attempt)
+        elif (finished := _finished(a, attempt, at, tolerance)) is not None:
             return tuple(mistakes.distinct(finished))
-    known = explained(ours, theirs, at)
-    if known:
-        return known
+    found = explained(ours, theirs, at)
+    if found:
+        return found
     merged = _adapter(a, b)
     if merged is not None:
         return (merged,)
+    for attempt in partial:
+        if (finished := _finished(a, attempt, at, tolerance)) is not None:
+            return tuple(mistakes.distinct(finished))
     return (mistakes.unexplained(apart.relative.max(axis=0), apart.tolerance),)
 
 
@@ -95,10 +107,19 @@ def _finished(
             continue
         found = list(attempt.found)
         if rotary is not theirs.rotary:
-            found.append(mistakes.other_rotary(ours.rotary, theirs.rotary))
+            found.append(mistakes.other_rotary(ours.rotary, theirs.rotary, a.query.width))
         if (factors[kept] != 1).any():
             found.append(mistakes.scaled([float(f) for f in 1 / factors[kept]], a.query.width))
         return tuple(found) or None
+    return None
+
+
+def _known_adapter(a: StoredBlock, b: StoredBlock) -> Mismatch | None:
+    """How the adapter of one of the two is merged in the other's weights."""
+    for with_adapter, other in ((a, b), (b, a)):
+        unadapted = with_adapter.unadapted()
+        if unadapted is not None:
+            return _merged(with_adapter, unadapted[0], other, unadapted[1])
     return None
 
 
@@ -112,6 +133,8 @@ def _adapter(a: StoredBlock, b: StoredBlock) -> Mismatch | None:
         step = theirs - ours
         if not step.any():
             continue
+        if not step.any(axis=1).mean() > MOST_ROWS:  # of some heads alone
+            return None
         rank = _rank(step, max(a.rounding, b.rounding) * float(np.abs(ours).max()))
         if rank is None:
             return None
@@ -120,11 +143,44 @@ def _adapter(a: StoredBlock, b: StoredBlock) -> Mismatch | None:
         return None
     high = max(ranks.values())
     reason = (
-        f"weights differ by an update of rank {high}: an adapter (LoRA) that is merged in one of "
-        "the two alone, or with another scale"
+        f"weights differ by an update of rank {high}, as of an adapter (LoRA) that is merged in "
+        "one of the two alone, or otherwise"
     )
-    repair = f"w = w ± scale · (B @ A), with A and B of rank {high}"
+    repair = f"w = w ± scale * (B @ A)  # A and B of rank {high}"
     return mistakes.adapter(reason, repair, tuple(ranks), rank=high)
+
+
+def _merged(
+    adapted: StoredBlock, plain: StoredBlock, other: StoredBlock, scale: float
+) -> Mismatch | None:
+    """How often the other block has the adapter's update in its weights."""
+    times, ranks = {}, {}
+    for side in SIDES:
+        start = plain.side(side).rows.astype(np.float64)
+        step, moved = adapted.side(side).rows - start, other.side(side).rows - start
+        size = float(np.vdot(step, step))
+        if not size:
+            continue
+        times[side] = float(np.vdot(moved, step)) / size
+        left = float(np.linalg.norm(moved - times[side] * step))
+        if left > SAME * np.sqrt(size) + 2 * other.rounding * float(np.linalg.norm(start)):
+            return None
+        ranks[side] = _rank(step, 0.0) or 0
+    if not times or max(times.values()) - min(times.values()) > SAME:
+        return None
+    found, rank = float(np.mean(list(times.values()))), max(ranks.values())
+    known = [
+        (0.0, "not merged"),
+        (2.0, "merged twice"),
+        (1 / scale, f"merged without its scale ({scale:.4g})"),
+        (rank**0.5, "merged with alpha / √rank (rank-stabilized) instead of alpha / rank"),
+        (rank**-0.5, "merged with alpha / rank instead of alpha / √rank (rank-stabilized)"),
+    ]
+    fitting = [text for value, text in known if abs(value - found) < SAME]
+    text = " or ".join(fitting) or f"merged with {found:.4g} times its scale"
+    repair = f"w = w {'+' if found < 1 else '-'} {abs(1 - found):.6g} * scale * (B @ A)"
+    facts = {"times": found, "rank": rank}
+    return mistakes.adapter(f"the adapter (LoRA) is {text}", repair, tuple(times), **facts)
 
 
 def _rank(step: np.ndarray, noise: float) -> int | None:

@@ -46,9 +46,9 @@ def biases_repaired(a: StoredBlock, attempt: Attempt) -> Attempt:
         reason, repair = f"other biases of the {side}", ""
         if bias is None or not bias.any():
             reason = f"biases of the {side} are missing"
-            repair = f"b_{side[0]} = the original's"
+            repair = "b = original"
         elif ours.bias is None:
-            reason, repair = f"biases of the {side} that the original lacks", f"b_{side[0]}[:] = 0"
+            reason, repair = f"biases of the {side} that the original lacks", "b[:] = 0"
         elif alike(other.bias, bias):
             reason = f"the {side} has the biases of the {SIDES[1 - SIDES.index(side)]}"
             repair = "b_q, b_k = b_k, b_q"
@@ -89,7 +89,7 @@ def norms_repaired(a: StoredBlock, attempt: Attempt) -> Attempt:
         if not alike(ours.shift, weights.shift):
             named = mistakes.other_norm(
                 "other biases of the norm before the projection",
-                "norm.bias = the original's",
+                "norm.bias = original",
                 (side,),
             )
             attempt = attempt.with_side(side, replace(weights, shift=ours.shift), named)
@@ -110,9 +110,9 @@ def _gains(wanted: np.ndarray, has: np.ndarray, ours: Weights) -> tuple[str, str
     if alike(wanted, has - 1):
         return "gains have 1 added that were not differences from 1", "gain = gain - 1"
     if np.ptp(has) == 0:
-        return f"gains were not converted (all are {has[0]:g})", "gain = the original's"
+        return f"gains were not converted (all are {has[0]:g})", "gain = original"
     if len(wanted) == ours.width:
         for step in reorders(1, ours.width, ours.width):
             if alike(wanted, has[step.rows]):
                 return "gains were not reordered along with the rows", of_vector(step.code, "gain")
-    return "other gains", "gain = the original's"
+    return "other gains", "gain = original"

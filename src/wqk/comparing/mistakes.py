@@ -2,7 +2,8 @@
 
 Each mismatch describes the second block: how it was changed, or what it lacks. Its repair is
 PyTorch, in which ``w`` is the second checkpoint's weight of the side, (n, D) as in ``nn.Linear``,
-``b`` its bias, and ``config`` its configuration; ``w_q`` and ``w_k`` tell the sides apart.
+``b`` its bias, ``gain`` a norm's, and ``config`` its configuration; ``original`` is the same of the
+first checkpoint. Where both sides are needed, they are ``w_q`` and ``w_k``.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def reordered(
     return Mismatch(verdict, reason, repair, tuple(sides), facts=facts)
 
 
-def other_rotary(wanted: Rotary | None, has: Rotary | None) -> Mismatch:
+def other_rotary(wanted: Rotary | None, has: Rotary | None, width: int = 0) -> Mismatch:
     """A block that would be the same with another rotation: order, width, base or scaling."""
     same_form = "same at distance 0"
     if wanted is None or has is None:
@@ -85,7 +86,8 @@ def other_rotary(wanted: Rotary | None, has: Rotary | None) -> Mismatch:
             f"share of rotated dimensions (partial_rotary_factor): {2 * pairs} of each head's "
             f"expected, {2 * other_pairs} found"
         )
-        repairs.append(f'config["partial_rotary_factor"] *= {pairs / other_pairs:.4g}')
+        if width:
+            repairs.append(f'config["partial_rotary_factor"] = {2 * pairs / width:.6g}')
     elif not np.allclose(wanted.frequencies, has.frequencies, rtol=1e-6):
         reason, repair = _frequencies(wanted.frequencies, has.frequencies)
         reasons.append(reason)
@@ -135,11 +137,13 @@ def _frequencies(wanted: np.ndarray, has: np.ndarray) -> tuple[str, str]:
             f'config["rope_theta"] = {base:.8g}',
         )
     ratio = wanted / has
+    scaling = 'config["rope_scaling"] = '
     if np.ptp(ratio) < 1e-6 * abs(ratio[0]):
         factor = f"{1 / ratio[0]:.6g}" if ratio[0] < 1 else f"1/{ratio[0]:.6g}"
+        code = f'{{"rope_type": "linear", "factor": {1 / ratio[0]:.6g}}}'
         return (
             f"rotary scaling (rope_scaling): all frequencies divided by {factor} expected",
-            f'config["rope_scaling"] = {{"rope_type": "linear", "factor": {1 / ratio[0]:.6g}}}',
+            scaling + ("None" if base else code),
         )
     slowest = (
         f"slowest frequency {np.abs(wanted).min():.3g} expected, {np.abs(has).min():.3g} found"
@@ -147,7 +151,7 @@ def _frequencies(wanted: np.ndarray, has: np.ndarray) -> tuple[str, str]:
     missing = "scaled" if not base and other else "not scaled" if base else "scaled otherwise"
     return (
         f"rotary scaling (rope_scaling): {missing} expected, {slowest}",
-        'config["rope_scaling"] = ' + ("None" if base else "the original's"),
+        scaling + ("None" if base else 'original["rope_scaling"]'),
     )
 
 
@@ -219,7 +223,7 @@ def another_layer(layer: int, other: int, tied: bool) -> Mismatch:
     """The weights of another layer of the first checkpoint."""
     more = ", as another one does" if tied else ""
     reason = f"another layer's weights: layer {layer} has those of layer {other}{more}"
-    repair = f"layers[{layer}] = original.layers[{layer}], not [{other}]"
+    repair = f"layers[{layer}] = original[{layer}]  # not [{other}]"
     return Mismatch("another layer's weights", reason, repair, facts={"other_layer": other})
 
 

@@ -149,6 +149,7 @@ def _read(a: StoredBlock, b: StoredBlock, origins: tuple[Origins, Origins]) -> I
         ours, theirs = a.side(side), attempt.block.side(side)
         rows = origins[number].row
         if ours.heads != theirs.heads:
+            attempt = _tiled(attempt, side, ours.heads, rows)
             continue
         if (origins[number].source != number).any():
             attempt = _strangers(attempt, side, ours, origins[number], number)
@@ -177,6 +178,25 @@ def _read(a: StoredBlock, b: StoredBlock, origins: tuple[Origins, Origins]) -> I
         yield attempt
 
 
+def _tiled(attempt: Attempt, side: str, groups: int, rows: np.ndarray) -> Attempt:
+    """Key heads that are stored repeatedly, but as a whole, where each is repeated by itself."""
+    theirs = attempt.block.side(side)
+    origin = rows.reshape(theirs.heads, theirs.width) // theirs.width
+    tiled = np.arange(theirs.heads) % groups
+    if theirs.heads % groups or not (origin == tiled[:, None]).all():
+        return attempt
+    order = np.arange(theirs.heads).reshape(-1, groups).T.ravel()
+    weight = theirs.factor.stored_weight[order]
+    bias = theirs.factor.stored_bias
+    weights = theirs.changed(weight=weight, bias=None if bias is None else bias[order])
+    reason = f"{side} heads are repeated as a whole (repeat), not one by one (repeat_interleave)"
+    repair = f"w = w.view(-1, {groups}, {theirs.width}, D).transpose(0, 1).reshape(-1, D)"
+    verdict = "other pairing of query and key heads"
+    return attempt.with_side(
+        side, weights, mistakes.reordered(verdict, reason, repair, (side,), groups=groups)
+    )
+
+
 def _heads_moved(a: StoredBlock, moved: dict[str, np.ndarray]) -> Mismatch:
     """Whole heads in another order: on both sides alike, or so that other heads meet."""
     heads, groups = a.query.heads, a.key.heads
@@ -191,9 +211,8 @@ def _heads_moved(a: StoredBlock, moved: dict[str, np.ndarray]) -> Mismatch:
         weights = a.side(side)
         rows = (order[:, None] * weights.width + np.arange(weights.width)).ravel()
         steps = [each for each in steps_to(rows, weights.heads, weights.width, 0) if len(each) == 1]
-        known = (
-            steps[0][0].code if steps else f"w = w.view(-1, {weights.width}, D)[{order.tolist()}]"
-        )
+        listed = f"w = w.view(-1, {weights.width}, D)[{order.tolist()}].reshape(-1, D)"
+        known = steps[0][0].code if steps else listed
         code.append(f"{known}  # {side}")
     return replace(named, repair="\n".join(code), sides=tuple(moved))
 
@@ -220,8 +239,9 @@ def _order(side: str, order: np.ndarray, a: StoredBlock, b: StoredBlock) -> Mism
     ours = a.side(side)
     heads, width, turned = ours.heads, ours.width, rotated(a, ours)
     steps = steps_to(order, heads, width, turned)
+    read = b.stored_order or (a.rotary.order if a.rotary is not None else "")
     if steps:
-        words, *others = dict.fromkeys(_in_words(each, heads, width) for each in steps)
+        words, *others = dict.fromkeys(_in_words(each, heads, width, read) for each in steps)
         if others:
             words += f" (or {others[0].removeprefix('rotary order: ')}, which is the same here)"
         code = "; ".join(step.code for step in steps[0])
@@ -249,22 +269,30 @@ def _order(side: str, order: np.ndarray, a: StoredBlock, b: StoredBlock) -> Mism
     )
 
 
-def _in_words(steps: tuple[Reorder, ...], heads: int, width: int) -> str:
-    """What was done to rows that these steps bring back."""
+def _in_words(steps: tuple[Reorder, ...], heads: int, width: int, read: str) -> str:
+    """What was done to rows that these steps bring back.
+
+    ``read`` is the order in which the second block's rotary pairs are read; empty without them.
+    """
     first, last = steps[0], steps[-1]
-    lie = {"half": "interleaved", "interleaved": "half"}
+    actual = (heads, width)
     if first.kind == "heads":
         return f"heads regrouped: {first.heads} heads in the order of another grouping"
-    if len(steps) == 1 and (first.heads, first.width) == (heads, width):
-        return f"rotary order: weights lie {lie[first.kind]}, are read {first.kind}"
-    if len(steps) == 1:
+    if len(steps) == 1 and (first.heads, first.width) != actual:
         return (
             f"rotary order: rows lie as if there were {first.heads} heads of width "
             f"{first.width}, not {heads} of {width}"
         )
+    if len(steps) == 1:
+        # Undone are a conversion that is missing, or one too many.
+        forgotten = first.kind == read
+        other = {"half": "interleaved", "interleaved": "half"}[first.kind]
+        if forgotten or not read:
+            return f"rotary order: weights lie {other}, are read {first.kind}"
+        return f"rotary order: converted to {read} once too often"
     if first.kind == last.kind and first.heads == last.heads == heads:
-        return f"rotary order: rows were converted twice to {lie[first.kind]}"
-    wrong = first if (first.heads, first.width) != (heads, width) else last
+        return f"rotary order: converted twice to {'half' if first.kind != 'half' else 'pairs'}"
+    wrong = first if (first.heads, first.width) != actual else last
     if wrong.kind == "heads":
         return "rotary order and grouping of heads"
     return (

@@ -515,9 +515,16 @@ def _settings(a: AttentionPlan, b: AttentionPlan) -> Iterator[Mismatch]:
 
     if not (a.rule.guess or b.rule.guess):
         theirs = of(b)
+        keys = {
+            "window": (*a.rule.window, "layer_types"),
+            "softcap": (a.rule.softcap,),
+            "limit of queries and keys": (a.rule.clip,),
+        }
         for name, value in of(a).items():
             if value != theirs[name]:
-                yield mistakes.setting(name, value, theirs[name])
+                own = filter(None, keys.get(name, ()) if a.family == b.family else ())
+                repair = "; ".join(f'config["{key}"] = original["{key}"]' for key in own)
+                yield mistakes.setting(name, value, theirs[name], repair)
 
 
 def _untold(checkpoints: Sequence[Checkpoint], pair: Pair) -> Iterator[Mismatch]:

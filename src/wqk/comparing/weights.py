@@ -15,6 +15,7 @@ import numpy as np
 
 from wqk.attention import load_attention
 from wqk.attention.coordinates import Half, augmented, with_norm
+from wqk.checkpoints.adapters import AdaptedCheckpoint
 from wqk.checkpoints.quantized import QUANTIZED, rounding
 from wqk.comparing.blocks import Scoring
 from wqk.comparing.reorders import to_order
@@ -104,6 +105,7 @@ class StoredBlock:
     norms: bool  # whether the norms before it are folded into its scores
     key_bias: bool  # whether the key's bias counts
     values: Callable[[], np.ndarray | None]  # the values' rows, read when they are needed
+    unadapted: Callable[[], tuple[StoredBlock, float] | None] = lambda: None  # without its adapter
     stored_order: str = ""  # of its rotary pairs, if its rows were brought into another one
 
     def side(self, name: str) -> Weights:
@@ -155,6 +157,14 @@ def load_block(
         _weights(checkpoint, factor, side.input_norm if norms else None)
         for factor, side in ((attention.query, plan.query), (attention.key, plan.key))
     ]
+
+    def unadapted() -> tuple[StoredBlock, float] | None:
+        if not isinstance(checkpoint, AdaptedCheckpoint):
+            return None
+        scales = [checkpoint.scale_of(side.tensor) for side in (plan.query, plan.key)]
+        scale = next((scale for scale in scales if scale is not None), 1.0)
+        return load_block(checkpoint.base, plan, norms=norms, **known), scale
+
     block = StoredBlock(
         sides[0],
         sides[1],
@@ -168,6 +178,7 @@ def load_block(
         norms,
         plan.rotary is not None,
         lambda: _values(checkpoint, plan),
+        unadapted,
     )
     return replace(block, **known)
 
