@@ -19,7 +19,7 @@ extensions = [
     "sphinx_click",
     "sphinx-mathjax-offline",
 ]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "conversions.md"]
 
 # In docstrings, names in single backticks are links where they are documented.
 default_role = "py:obj"
@@ -62,14 +62,16 @@ def keep_stars(app: Any, context: Any, lines: list[str]) -> None:
 
 
 def write_coverage(app: Any) -> None:
-    """Write the page of covered models before pages are looked for."""
+    """Write what is made from data before pages are looked for."""
     folder = Path(app.confdir)
     sys.path.insert(0, str(folder))
     try:
+        from generate_conversions import write as write_conversions
         from generate_coverage import write
     finally:
         sys.path.pop(0)
     write(folder / "coverage.md")
+    write_conversions(folder / "conversions.md")
 
 
 def setup(app: Any) -> None:

@@ -298,7 +298,7 @@ MISTAKES: tuple[Conversion, ...] = (
         "queries permuted as one head",
         ("huggingface/transformers#30755",),
         "llama", edit("q", lambda w, n: halves(pairs(w, n), 1)), ROTARY,
-        "converted with 1 heads of width 128 instead of 8 of 16",
+        "converted with 1 head of width 128 instead of 8 of 16",
     ),
     Conversion(
         "queries permuted, keys forgotten",
@@ -330,7 +330,7 @@ MISTAKES: tuple[Conversion, ...] = (
         "linear scaling in place of none",
         ("deepspeedai/DeepSpeed#8345",),
         "qwen2", configure(rope_scaling={"rope_type": "linear", "factor": 4.0}), ROTARY,
-        "rotary scaling (rope_scaling): all frequencies",
+        "(rope_scaling): none expected, all frequencies divided by 4",
     ),
     Conversion(
         "all dimensions rotated, where only some are",

@@ -78,7 +78,7 @@ def norms_repaired(a: StoredBlock, attempt: Attempt) -> Attempt:
             if alike(wanted, has):
                 continue
             reason, repair = _gains(wanted, has, ours)
-            named = mistakes.other_norm(f"{reason} of the norm {what}", repair, (side,))
+            named = mistakes.other_norm(f"norm {what}: {reason}", repair, (side,))
             weights = attempt.block.side(side)
             if what == "before the projection":
                 weights = replace(weights, gain=wanted)
@@ -88,7 +88,7 @@ def norms_repaired(a: StoredBlock, attempt: Attempt) -> Attempt:
         weights = attempt.block.side(side)
         if not alike(ours.shift, weights.shift):
             named = mistakes.other_norm(
-                "other biases of the norm before the projection",
+                "norm before the projection: other biases",
                 "norm.bias = original",
                 (side,),
             )

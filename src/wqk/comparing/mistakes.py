@@ -141,10 +141,11 @@ def _frequencies(wanted: np.ndarray, has: np.ndarray) -> tuple[str, str]:
     if np.ptp(ratio) < 1e-6 * abs(ratio[0]):
         factor = f"{1 / ratio[0]:.6g}" if ratio[0] < 1 else f"1/{ratio[0]:.6g}"
         code = f'{{"rope_type": "linear", "factor": {1 / ratio[0]:.6g}}}'
-        return (
-            f"rotary scaling (rope_scaling): all frequencies divided by {factor} expected",
-            scaling + ("None" if base else code),
-        )
+        if base:
+            found = f"none expected, all frequencies divided by {ratio[0]:.6g} found"
+            return f"rotary scaling (rope_scaling): {found}", scaling + "None"
+        wanted_scale = f"all frequencies divided by {factor} expected"
+        return f"rotary scaling (rope_scaling): {wanted_scale}", scaling + code
     slowest = (
         f"slowest frequency {np.abs(wanted).min():.3g} expected, {np.abs(has).min():.3g} found"
     )

@@ -296,8 +296,8 @@ def _in_words(steps: tuple[Reorder, ...], heads: int, width: int, read: str) -> 
     if wrong.kind == "heads":
         return "rotary order and grouping of heads"
     return (
-        f"rotary order: converted with {wrong.heads} heads of width {wrong.width} instead of "
-        f"{heads} of {width}"
+        f"rotary order: converted with {wrong.heads} head{'s' * (wrong.heads > 1)} of width "
+        f"{wrong.width} instead of {heads} of {width}"
     )
 
 

@@ -1,0 +1,58 @@
+"""The table of the page "Check a conversion", from the mistakes that the tests plant.
+
+Each row makes its mistake on a tiny model, compares the two, and prints what `wqk same` says.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[1]
+
+HEAD = """\
+| what was done | reported in | what `wqk same` says | and prints |
+|:--|:--|:--|:--|
+"""
+
+
+def rows() -> Iterator[str]:
+    """A line of the table for each mistake."""
+    sys.path.insert(0, str(ROOT))
+    try:
+        from tests.comparing.conversions import MISTAKES, right
+    finally:
+        sys.path.pop(0)
+    from wqk.checkpoints.modules import StateDict
+    from wqk.comparing.sameness import same
+
+    for mistake in MISTAKES:
+        tensors, config = right(mistake.model)
+        mistake.change(tensors, config)
+        originals = StateDict(*right(mistake.model), "original")
+        found = same(originals, StateDict(tensors, config, "copy")).causes[0].mismatch
+        threads = ", ".join(map(_link, mistake.threads))
+        code = found.repair.split("\n")[0].split("  # ")[0]
+        yield f"| {mistake.what} | {threads} | {_cell(found.reason)} | `{_cell(code)}` |"
+
+
+def _link(thread: str) -> str:
+    repository, _, number = thread.partition("#")
+    return f"[{repository.split('/')[1]}#{number}](https://github.com/{repository}/issues/{number})"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def write(path: Path, **_: Any) -> None:
+    """Write the table into a file that the page includes."""
+    path.write_text(HEAD + "\n".join(rows()) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    print(HEAD + "\n".join(rows()))
