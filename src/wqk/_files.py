@@ -95,8 +95,16 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def require_file(path: Path, error: type[WqkError]) -> None:
+    """Raise this error for a pipe or a device, which may never end; not for what is not there."""
+    with contextlib.suppress(OSError, ValueError):
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise error(f"{path}: not a regular file")
+
+
 def read_text(path: Path, error: type[WqkError], expected: str = "") -> str:
     """The text of a file; this error, which ends with what was expected, if it has none."""
+    require_file(path, error)
     try:
         return path.read_text("utf-8")
     except (OSError, ValueError) as problem:
@@ -159,6 +167,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
     Empty if there is no file; RunError if a line is not a JSON object, or the file cannot be read.
     """
+    require_file(path, RunError)
     try:
         content = path.read_bytes()
     except FileNotFoundError:

@@ -21,6 +21,7 @@ The message says it all in one sentence; the facts in it are attributes, too.
 
 from __future__ import annotations
 
+import reprlib
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -295,6 +296,11 @@ def shortened(text: str, longest: int = LONGEST) -> str:
     return text if len(text) <= longest else f"{text[:half]}…{text[-half:]}"
 
 
+# Nested values are quoted in part: lists whose entries name each other would be written for years.
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 3, 100, 100, 100
+
+
 def shown(value: Any) -> str:
     """A value as an error quotes it: short, whatever it is.
 
@@ -304,7 +310,7 @@ def shown(value: Any) -> str:
     ("'64'", 'a number of 16610 bits', 'a list that cannot be printed')
     """
     try:
-        return shortened(repr(value), 40)
+        return shortened(_SHORT.repr(value), 40)
     except (ValueError, RecursionError):  # an integer of more digits than Python prints
         if isinstance(value, int):
             return f"a number of {value.bit_length()} bits"

@@ -25,6 +25,7 @@ from wqk.checkpoints.formats import (
     parts_of,
     refuse_quantized,
 )
+from wqk.checkpoints.pickles import plain
 from wqk.checkpoints.ranged import CONNECTIONS
 from wqk.checkpoints.references import presentable, step_in
 from wqk.checkpoints.stored import StoredCheckpoint, weight_file
@@ -152,7 +153,7 @@ def _parse_yaml(text: bytearray) -> dict[str, Any]:
         raise CheckpointError(f"not valid YAML ({first_line(error)})") from None
     if not isinstance(value, dict):
         raise CheckpointError("expected keys with values")
-    return {key: item for key, item in value.items() if isinstance(key, str)}
+    return dict(plain(value))
 
 
 def _step(about: Mapping[str, Any]) -> int | None:

@@ -8,15 +8,18 @@ strides and storages.
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 import pickle
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from wqk.checkpoints.files import check_sizes
 from wqk.checkpoints.number_types import ITEM_BITS
+from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from typing import IO
 
     from wqk.checkpoints.checkpoint import Part
@@ -67,6 +70,19 @@ PLAIN: Mapping[tuple[str, str], Any] = {
 }
 
 
+def _tuple_of(count: int | None) -> Callable[[Any], None]:
+    return lambda reader: reader.build_tuple(count)
+
+
+_TUPLES = {
+    code[0]: _tuple_of(count)
+    for code, count in (
+        (pickle.TUPLE, None), (pickle.EMPTY_TUPLE, 0), (pickle.TUPLE1, 1), (pickle.TUPLE2, 2),
+        (pickle.TUPLE3, 3),
+    )
+}  # fmt: skip
+
+
 class DataUnpickler(pickle._Unpickler):
     """Reads one pickle.
 
@@ -90,6 +106,8 @@ class DataUnpickler(pickle._Unpickler):
     ) -> None:
         super().__init__(file, encoding="utf-8", errors="surrogateescape")
         self._known, self._inert, self._persistent = known, inert, persistent
+        # Tuples that hold tuples, by identity, and their entries written out.
+        self._sizes: dict[int, tuple[tuple[Any, ...], int]] = {}
 
     def persistent_load(self, pid: Any) -> Any:
         """What replaces an object that is stored outside of the pickle."""
@@ -139,6 +157,22 @@ class DataUnpickler(pickle._Unpickler):
     def _list_of_items(self) -> None:
         self.append(self.pop_mark())
 
+    def build_tuple(self, count: int | None) -> None:
+        """Make a tuple of the last values, or of all since the last mark."""
+        if count is None:
+            entries = tuple(self.pop_mark())
+        else:
+            entries = tuple(self.stack[-count:]) if count else ()
+            del self.stack[len(self.stack) - count :]
+        inner = [entry for entry in entries if type(entry) is tuple]
+        if inner:
+            known = (self._sizes.get(id(entry), (entry, len(entry)))[1] for entry in inner)
+            size = len(entries) + sum(known)
+            if size > LARGEST_TUPLE:
+                raise pickle.UnpicklingError("a tuple whose entries name each other")
+            self._sizes[id(entries)] = entries, size
+        self.append(entries)
+
     def _refuse(self) -> None:
         raise Refused("an operation that no weights need")
 
@@ -148,6 +182,7 @@ class DataUnpickler(pickle._Unpickler):
         pickle.NEWOBJ_EX[0]: _construct_with_names,
         pickle.SETITEM[0]: _set_item,
         pickle.SETITEMS[0]: _set_items,
+        **_TUPLES,
         # Sets become lists: to hash what a file nests takes exponential time.
         pickle.EMPTY_SET[0]: _list,
         pickle.ADDITEMS[0]: _add_items,
@@ -171,8 +206,10 @@ def _hashable(key: Any) -> Any:
     raise pickle.UnpicklingError("a dictionary has a key that is neither text nor a number")
 
 
-# Plain values nested deeper than this, or longer lists, describe no model.
-DEEPEST, LONGEST = 5, 10_000
+# Plain values nested deeper than this, longer lists, or more values in all, describe no model.
+DEEPEST, LONGEST, MOST = 5, 10_000, 2_000_000
+# Entries of a tuple, written out: what a key may be is hashed.
+LARGEST_TUPLE = 100_000
 
 STORAGES = {
     "DoubleStorage": "F64", "FloatStorage": "F32", "HalfStorage": "F16", "BFloat16Storage": "BF16",
@@ -247,14 +284,23 @@ class StoredTensor(NamedTuple):
         return [((self.offset + a * row) * item, (self.offset + b * row) * item) for a, b in ranges]
 
 
-def plain(value: Any, depth: int = 0) -> Any:
+def plain(value: Any) -> Any:
     """Plain values only: of a dictionary the entries under text, of an object its attributes.
+
+    A value that occurs in several places counts in each: lists that name each other are endless.
 
     Examples
     --------
     >>> plain({"args": Record("Namespace", ()), "lr": 0.1, 7: "seven", "steps": (1, 2)})
     {'args': None, 'lr': 0.1, 'steps': [1, 2]}
     """
+    return _plain(value, 0, itertools.count())
+
+
+def _plain(value: Any, depth: int, taken: Iterator[int]) -> Any:
+    """As `plain`, after so many values have been taken."""
+    if next(taken) >= MOST:
+        raise CheckpointError(f"holds more than {MOST:,} plain values beside its weights")
     if isinstance(value, Record):
         value = value.state if isinstance(value.state, dict) else None
     if isinstance(value, bool | int | float | str):
@@ -262,9 +308,9 @@ def plain(value: Any, depth: int = 0) -> Any:
     if depth > DEEPEST or isinstance(value, StoredTensor | Storage):
         return None
     if isinstance(value, dict):
-        return {k: plain(v, depth + 1) for k, v in value.items() if isinstance(k, str)}
+        return {k: _plain(v, depth + 1, taken) for k, v in value.items() if isinstance(k, str)}
     if isinstance(value, list | tuple):
-        return [plain(one, depth + 1) for one in value[:LONGEST]]
+        return [_plain(one, depth + 1, taken) for one in value[:LONGEST]]
     return None
 
 
@@ -345,7 +391,7 @@ KNOWN: Mapping[tuple[str, str], Any] = {
     ),
     ("torch._tensor", "_rebuild_from_type"): _from_type,
     ("torch._tensor", "_rebuild_from_type_v2"): _from_type,
-    ("torch", "Size"): lambda numbers=(): tuple(numbers),
+    ("torch", "Size"): lambda numbers=(): tuple(map(operator.index, numbers)),
     **{("torch", name): dtype for name, dtype in (STORAGES | DTYPES).items()},
     **{("torch.storage", name): dtype for name, dtype in STORAGES.items()},
 }

@@ -27,7 +27,7 @@ from wqk.attention.coordinates import Coordinates, lacks_norm, read_block
 from wqk.checkpoints import Part, open_checkpoint
 from wqk.checkpoints.options import check_options
 from wqk.checkpoints.references import presentable
-from wqk.errors import CheckpointError, HubError
+from wqk.errors import CheckpointError, HubError, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -43,6 +43,9 @@ NAMES = re.compile(
     r"(?:.*\.)?(?:embed_tokens|tok_embeddings|token_embedding|word_embeddings|word_embedding|wte"
     r"|embed_in|shared|embeddings|tokens_embed|tok_embedding|embedding)(?:\.weight)?"
 )
+
+# Files of tokenizers are 20 MB at most.
+LARGEST_TOKENIZER = 2**28
 
 # Rows of the table of embeddings that are in memory at a time.
 ROWS = 8192
@@ -314,8 +317,13 @@ def token_names(ref: Any, **hub: Unpack[HubOptions]) -> dict[int, str]:
         if path is not None:
             try:
                 return read(path)
-            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-                raise CheckpointError(f"{path}: contains no tokenizer ({error})") from None
+            except (
+                OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError,
+                RecursionError, MemoryError,
+            ) as error:  # fmt: skip
+                raise CheckpointError(
+                    f"{path}: contains no tokenizer ({first_line(error)})"
+                ) from None
     return {}
 
 
@@ -342,7 +350,7 @@ def _beside(ref: str | os.PathLike[str], name: str, hub: Mapping[str, Any]) -> P
 
 def _from_tokenizer(path: Path) -> dict[int, str]:
     """The vocabulary of a ``tokenizer.json``, in either form."""
-    content = json.loads(path.read_text(encoding="utf-8"))
+    content = json.loads(_text(path))
     vocabulary = content["model"]["vocab"]
     pairs = (
         vocabulary.items()
@@ -353,6 +361,12 @@ def _from_tokenizer(path: Path) -> dict[int, str]:
     return {int(number): str(token) for token, number in (*pairs, *added)}
 
 
+def _text(path: Path) -> str:
+    if path.stat().st_size > LARGEST_TOKENIZER:
+        raise ValueError(f"larger than {LARGEST_TOKENIZER} bytes")
+    return path.read_text(encoding="utf-8")
+
+
 def _from_lines(path: Path) -> dict[int, str]:
     # Not splitlines: a token may itself be a separator of lines, such as U+2028.
-    return dict(enumerate(path.read_text(encoding="utf-8").removesuffix("\n").split("\n")))
+    return dict(enumerate(_text(path).removesuffix("\n").split("\n")))

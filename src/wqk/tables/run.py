@@ -26,7 +26,7 @@ from typing import Any
 
 import polars as pl
 
-from wqk._files import json_line, read_lines, write_atomically
+from wqk._files import json_line, read_lines, require_file, write_atomically
 from wqk.errors import RunError, first_line
 from wqk.tables.score_table import ScoreTable
 
@@ -135,6 +135,7 @@ def open_run(folder: str | PathLike[str]) -> Run:
     """
     folder = Path(folder)
     path = folder / SETTINGS
+    require_file(path, RunError)
     try:
         settings = json.loads(path.read_bytes())
     except FileNotFoundError:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 import polars as pl
 
 from wqk._console import Shown
-from wqk._files import check_output, write_atomically
+from wqk._files import check_output, require_file, write_atomically
 from wqk.errors import MissingPackage, TableError, did_you_mean, first_line
 from wqk.tables.details import Details
 from wqk.tables.schema import GROUP, OPTIONAL, SCHEMA, SCHEMA_VERSION, SUMMARIZED, present
@@ -380,6 +380,7 @@ def read_table(path: str | PathLike[str]) -> ScoreTable:
             f"{path}: {missing}expected a table in {', '.join(READERS)}; got {path.suffix!r}",
             path=path,
         )
+    require_file(path, TableError)
     try:
         return ScoreTable(*reader(path.read_bytes()))
     except OSError as error:

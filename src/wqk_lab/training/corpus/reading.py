@@ -24,6 +24,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
+from wqk._files import require_file
 from wqk.errors import CorpusError, WqkError, all_lines, required_by
 
 # A longer document or line of JSON is more likely a mistake than a text, and the tokenizers library
@@ -84,6 +85,7 @@ def find_source(text: str, subset: str | None, split: str | None) -> Source:
         if path.exists():
             if not is_readable(path):
                 raise CorpusError(f"{path}: expected a file with the ending {_formats()}")
+            require_file(path, CorpusError)
             return Source(path.name, (path,))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
