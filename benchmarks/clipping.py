@@ -29,7 +29,7 @@ import torch
 import wqk
 from wqk._files import write_atomically
 from wqk._style import BLUE, GRAY, GREEN, ORANGE, PAGE, new_figure, save_figure, style
-from wqk.attention import attention_plans, load_attention
+from wqk.attention import Block
 from wqk.forms.spectra import spectral_norm, spectrum
 from wqk.forms.updates import change
 from wqk.live.logits import LogitMeter
@@ -92,8 +92,8 @@ def train(text: torch.Tensor, arm: str, seed: int) -> dict[str, Any]:
         name: [] for name in ("loss", "max_logit", "entropy", "clipped", "sigma", "rank")
     }
     checkpoint = wqk.open_checkpoint(model)
-    plans = attention_plans(checkpoint)
-    before = [load_attention(checkpoint, plan).heads for plan in plans]
+    plans = wqk.open(checkpoint).plans
+    before = [Block(checkpoint, plan).heads for plan in plans]
     for step in range(STEPS):
         starts = torch.randint(len(text) - N, (B, 1), generator=batches)
         rows = text[starts + torch.arange(N)]
@@ -114,7 +114,7 @@ def train(text: torch.Tensor, arm: str, seed: int) -> dict[str, Any]:
         if arm == "clipped":
             record["clipped"].append(len(wqk.clip_(model, LIMIT, logits=logits)))
         if step % LOOK == LOOK - 1 and math.isfinite(loss.item()):
-            after = [load_attention(checkpoint, plan).heads for plan in plans]
+            after = [Block(checkpoint, plan).heads for plan in plans]
             record["sigma"].append([spectral_norm(form).ravel().tolist() for form in after])
             changes = [change(*pair) for pair in zip(before, after, strict=True)]
             record["rank"].append(

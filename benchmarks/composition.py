@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+import wqk
 from benchmarks.generate import BERT_BASE, LLAMA_3_8B
 from benchmarks.rounds import alternate, estimate
 from wqk import compose
-from wqk.attention import attention_plans
-from wqk.attention.coordinates import Coordinates, read_block
+from wqk.attention import Block
+from wqk.attention.coordinates import Coordinates
 from wqk.checkpoints import open_checkpoint
 
 if TYPE_CHECKING:
@@ -83,8 +84,8 @@ def transformer_lens(folder: Path) -> Callable[[], Any] | None:
 
     def factored(circuit: Any) -> Any:
         forms = []
-        for plan in attention_plans(checkpoint):
-            ((_, form),) = read_block(checkpoint, plan, Coordinates(circuit)).forms
+        for plan in wqk.open(checkpoint).plans:
+            ((_, form),) = Block(checkpoint, plan).forms(Coordinates(circuit))
             factors = (
                 np.broadcast_to(f, (*form.stack, *f.shape[-2:])) for f in (form.query, form.key)
             )

@@ -35,7 +35,6 @@ from benchmarks.descendants import (
 )
 from benchmarks.generate import LLAMA_3_8B, write_checkpoint
 from benchmarks.rivals import RIVALS
-from wqk.attention import attention_plans
 from wqk.checkpoints.modules import StateDict
 from wqk.comparing.fingerprints import fingerprint, lacks_any_norm
 from wqk.comparing.randomization import TESTS, gather
@@ -59,14 +58,14 @@ def load_models(folder: Path) -> list[Model]:
 def prints(model: Model, folds: bool) -> list[Fingerprint]:
     """What the test keeps of a model."""
     checkpoint = StateDict(model.tensors, model.config, model.name)
-    found = [fingerprint(checkpoint, plan, folds) for plan in attention_plans(checkpoint)]
+    found = [fingerprint(block, folds) for block in wqk.open(checkpoint)]
     return [one for one in found if one is not None]
 
 
 def can_fold(model: Model) -> bool:
     """Whether a norm is known to feed every block."""
     checkpoint = StateDict(model.tensors, model.config, model.name)
-    return not any(map(lacks_any_norm, attention_plans(checkpoint)))
+    return not any(map(lacks_any_norm, wqk.open(checkpoint).plans))
 
 
 def compare(a: Model, b: Model, renumberings: int, seed: int = 0) -> Evidence | None:

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+import wqk
 from benchmarks.dense import head_batch, head_loop, layer_product
 from benchmarks.generate import query_key_bytes
 from benchmarks.machine import PRODUCT, operations, product, reading
 from benchmarks.rounds import Seconds, alternate, estimate
 from wqk import open_checkpoint, same, scan
-from wqk.attention import attention_plans, load_attention
+from wqk.attention import Block
 from wqk.checkpoints.modules import StateDict
 from wqk.forms.spectra import spectrum
 from wqk.scanning.cores import one_blas_thread
@@ -77,11 +78,11 @@ def print_limits(folder: Path, shape: Shape, rounds: int) -> None:
 def print_dense(folder: Path, shape: Shape, rounds: int) -> None:
     """One block in memory, on one core: our scores beside dense products that do less."""
     checkpoint = open_checkpoint(folder)
-    plan = attention_plans(checkpoint)[0]
+    plan = wqk.open(checkpoint).plans[0]
     parts = [side.projection.part for side in (plan.query, plan.key)]
     stored = {part.name: array for part, array in zip(parts, checkpoint.read(parts), strict=True)}
     block = StateDict(stored, dict(checkpoint.config, num_hidden_layers=1), shape.name)
-    attention = load_attention(checkpoint, plan)
+    attention = Block(checkpoint, plan)
     query, key = attention.query.weight, attention.key.weight
     contenders: dict[str, Callable[[], object]] = {
         "layer": lambda: scan(block, heads=False),
@@ -114,7 +115,7 @@ def print_measures(folder: Path, shape: Shape, rounds: int) -> None:
     All heads and layers are scored; the spectra of the heads alone are taken from one block.
     """
     checkpoint = open_checkpoint(folder)
-    heads = load_attention(checkpoint, attention_plans(checkpoint)[0]).heads
+    heads = Block(checkpoint, wqk.open(checkpoint).plans[0]).heads
     seconds = alternate(
         {
             "scan": lambda: scan(folder),

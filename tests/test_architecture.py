@@ -23,6 +23,7 @@ ROOMS = {
     "comparing": "two checkpoints side by side, and one beside the published models",
     "scanning": "checkpoints to score tables: scan, surveys of many, watch",
     "tables": "score tables: their columns, how they are shown, and their files",
+    "model": "the model in the middle: a checkpoint, its family and its blocks, opened once",
     "attention": "one block: heads as forms, other coordinates, ceilings",
     "families": "which tensors are a model's queries and keys, as data; it reads no bytes",
     "checkpoints": "where tensors come from: folders, the hub, archives, modules in memory",

@@ -1,7 +1,7 @@
 from . import errors as errors
 from ._version import __version__ as __version__
-from .attention import Attention as Attention
-from .attention import read_attention as read_attention
+from .attention import Block as Block
+from .attention import Head as Head
 from .checkpoints import Checkpoint as Checkpoint
 from .checkpoints import open_checkpoint as open_checkpoint
 from .comparing.differences import diff as diff
@@ -24,6 +24,8 @@ from .live import Monitor as Monitor
 from .live import ScoreCallback as ScoreCallback
 from .live import clip_ as clip_
 from .live.starts import initialize_ as initialize_
+from .model import Model as Model
+from .model import open as open
 from .reporting import write_report as write_report
 from .reporting.demo import demo_model as demo_model
 from .scanning.scan import scan as scan

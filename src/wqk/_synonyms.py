@@ -11,8 +11,9 @@ _TRIED = {
     "initialize_": "init_ initialize",
     "join": "concat merge",
     "match_tokens": "tokens top_tokens",
-    "open_checkpoint": "from_pretrained load load_checkpoint load_model model read",
-    "read_attention": "attention head heads layer",
+    "open": "attention from_pretrained head layer load load_checkpoint load_model read "
+    "read_attention",
+    "Block": "Attention block heads",
     "read_table": "load_table read_csv read_parquet",
     "same": "allclose equal is_same similarity",
     "scan": "analyze compute measure score scores",

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from wqk import read_attention, same, scan
-from wqk.attention.bands import decay, rotary_bands
+import wqk
+from wqk import same, scan
+from wqk.attention.bands import decay
 from wqk.checkpoints import Part
 from wqk.checkpoints.modules import StateDict
 from wqk.errors import CheckpointError
@@ -52,8 +53,8 @@ def test_planes_turn_with_rows_and_columns(model: str) -> None:
     patches = torch.tensor([[0, 0], [3, 0], [0, 5], [7, 7]])
     queries = torch.randn(4, 1, WIDTH // 2)
     turned, _ = module.apply_rotary_pos_emb_vision(queries, queries, *angles(queries, patches))
-    attention = read_attention(tower(config.to_dict()), 1)
-    bands, axial = rotary_bands(attention), attention.plan.axial
+    attention = wqk.open(tower(config.to_dict()))[1]
+    bands, axial = attention.bands(), attention.plan.axial
     assert attention.plan.rotary is None
     assert axial is not None
     ours = queries[:, 0].numpy()
@@ -71,8 +72,8 @@ def test_rows_and_columns_with_frequencies_of_their_own() -> None:
         hidden_size=2 * WIDTH, num_attention_heads=2, num_hidden_layers=1, intermediate_size=8
     )
     model = module.PixtralVisionModel(config)
-    attention = read_attention(model, 0)
-    bands, axial = rotary_bands(attention), attention.plan.axial
+    attention = wqk.open(model)[0]
+    bands, axial = attention.bands(), attention.plan.axial
     assert axial is not None
     assert bands.frequencies == pytest.approx(1e4 ** -(np.array([0, 2, 4, 6, 1, 3, 5, 7]) / 8))
     patches = torch.tensor([[0, 0], [3, 0], [0, 5], [7, 7]])
@@ -87,8 +88,8 @@ def test_rows_and_columns_with_frequencies_of_their_own() -> None:
 
 
 def test_energies_bound_what_each_plane_adds() -> None:
-    attention = read_attention(tower(configuration("qwen2_vl").to_dict()), 0)
-    bands = rotary_bands(attention)
+    attention = wqk.open(tower(configuration("qwen2_vl").to_dict()))[0]
+    bands = attention.bands()
     assert bands.axes.tolist() == [0, 0, 1, 1]
     assert bands.frequencies.tolist() == [1, 0.01, 1, 0.01]
     query, key = attention.query.weight[0], attention.key.weight[0]
@@ -128,7 +129,7 @@ def test_another_rotary_order_is_another_attention() -> None:
 def test_a_width_that_two_axes_cannot_share_is_refused() -> None:
     config = {**configuration("qwen2_vl").to_dict(), "num_heads": 8}
     with pytest.raises(CheckpointError, match="a multiple of 4 dimensions, got 2"):
-        read_attention(tower(config), 0)
+        wqk.open(tower(config))[0]
 
 
 def test_the_ceiling_at_any_distance_is_that_of_forms_turned_at_will() -> None:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import wqk
-from wqk.attention import attention_plans
-from wqk.attention.coordinates import Coordinates, left_out, read_block
+from wqk.attention import Block
+from wqk.attention.coordinates import Coordinates
+from wqk.attention.omissions import omissions
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import CheckpointError
 
@@ -119,7 +120,7 @@ class Run:
             self.seen["query out"] = self.seen["fused out"][:, :width]
             self.seen["key out"] = self.seen["fused out"][:, width : 2 * width]
         self.checkpoint = open_checkpoint(folder)
-        self.plan = attention_plans(self.checkpoint)[1]
+        self.plan = wqk.open(self.checkpoint).plans[1]
         self.model = model
 
     def _remember(self, role: str) -> Any:
@@ -131,7 +132,7 @@ class Run:
 
     def form(self, **coordinates: Any) -> wqk.BilinearForm:
         """The heads (H, ...) of layer 1, as one flat stack."""
-        ((_, form),) = read_block(self.checkpoint, self.plan, Coordinates(**coordinates)).forms
+        ((_, form),) = Block(self.checkpoint, self.plan).forms(Coordinates(**coordinates))
         return form
 
     def scores(self) -> np.ndarray:
@@ -215,7 +216,7 @@ def flat_forms(forms: wqk.BilinearForm) -> list[wqk.BilinearForm]:
 def test_forms_at_a_distance_give_the_rotated_scores(run: Run, distance: int) -> None:
     if run.plan.rotary is None:
         with pytest.raises(wqk.WqkError, match="no rotary positions"):
-            list(read_block(run.checkpoint, run.plan, Coordinates(distances=(1,))).forms)
+            list(Block(run.checkpoint, run.plan).forms(Coordinates(distances=(1,))))
         return
     from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
@@ -235,7 +236,7 @@ def test_forms_at_a_distance_give_the_rotated_scores(run: Run, distance: int) ->
 
 def test_the_attention_factor_is_said_to_be_left_out(run: Run) -> None:
     factor = run.plan.rotary.amplitude if run.plan.rotary else 1.0
-    said = list(left_out(run.plan, Coordinates(distances=(0, 1))))
+    said = [o.term for o in omissions(run.plan, Coordinates(distances=(0, 1)))]
     assert any("attention factor" in term for term in said) == (factor != 1)
 
 
@@ -277,7 +278,7 @@ def test_bytes_told_are_those_of_the_circuit(run: Run) -> None:
     wqk.scan(run.checkpoint, circuit="ov", heads=False, on_progress=seen.append)
     tensors = {
         part.name: part
-        for plan in attention_plans(run.checkpoint)
+        for plan in wqk.open(run.checkpoint).plans
         for side in (plan.value, plan.output)
         for part in side.parts
     }
@@ -287,8 +288,8 @@ def test_bytes_told_are_those_of_the_circuit(run: Run) -> None:
 
 def test_distances_are_made_one_by_one(run: Run) -> None:
     # A thousand rotated copies of a large block would not fit into memory.
-    block = read_block(run.checkpoint, run.plan, Coordinates(distances=(0,) * 1000))
-    first, second = next(block.forms), next(block.forms)
+    forms = Block(run.checkpoint, run.plan).forms(Coordinates(distances=(0,) * 1000))
+    first, second = next(forms), next(forms)
     assert first[0] == second[0] == 0
 
 
@@ -303,9 +304,9 @@ def test_what_nobody_knows_of_a_guess_is_refused() -> None:
     sides = {f"layers.0.attn.{side}_proj.weight": np.ones((8, 8), np.float32) for side in "qk"}
     biases = {f"layers.0.attn.{side}_proj.bias": np.ones(8, np.float32) for side in "qk"}
     with pytest.raises(wqk.WqkError, match="positions are not known"):
-        wqk.scan(sides, heads_per_layer=2, distances=(1,))
+        wqk.scan(wqk.open(sides, heads_per_layer=2), distances=(1,))
     with pytest.raises(wqk.WqkError, match="leave out the biases"):
-        wqk.scan(sides | biases, heads_per_layer=2, bias=True)
+        wqk.scan(wqk.open(sides | biases, heads_per_layer=2), bias=True)
 
 
 @pytest.mark.parametrize("fold_norm", [False, True])

@@ -64,8 +64,8 @@ def test_extreme_pairs_are_those_of_all_products(
 def test_pairs_are_the_largest_of_the_models_own_scores(kind: str, fold_norm: bool) -> None:
     """Biases of both sides count, with rotary positions and without."""
     checkpoint = biased(kind)
-    plan = wqk.attention.attention_plans(checkpoint)[0]
-    attention = wqk.read_attention(checkpoint, 0)
+    plan = wqk.open(checkpoint).plans[0]
+    attention = wqk.open(checkpoint)[0]
     table = checkpoint.read([wqk.checkpoints.Part(embedding_table(checkpoint, D))])[0]
     x = table.astype(np.float64)
     if fold_norm:
@@ -177,7 +177,7 @@ def test_scores_are_those_of_dense_matrices(
     monkeypatch.setattr("wqk.inspecting.tokens.ROWS", rows)
     checkpoint = model()
     found = match_tokens(checkpoint, layer=0, head=2, top=3, distance=distance)
-    attention = wqk.read_attention(checkpoint, 0)
+    attention = wqk.open(checkpoint)[0]
     stored = checkpoint.read([wqk.checkpoints.Part("model.embed_tokens.weight")])[0]
     query, key = stored @ attention.head(2).query, stored @ attention.head(2).key
     rotary = attention.plan.rotary

@@ -10,9 +10,7 @@ from tests.families.architectures import NAMED
 from tests.families.proving import save
 
 import wqk
-from wqk.attention import attention_plans, load_attention
 from wqk.checkpoints import open_checkpoint
-from wqk.errors import CheckpointError
 from wqk.inspecting.verification.comparison import _InDoublePrecision
 from wqk.inspecting.verification.running import run
 
@@ -31,11 +29,10 @@ MODELS = (
 def test_logits_are_what_the_model_gives_the_softmax(name: str, tmp_path: Path) -> None:
     save(NAMED[name], tmp_path)
     checkpoint = _InDoublePrecision(open_checkpoint(tmp_path))
-    plans = attention_plans(checkpoint)
+    model = wqk.open(checkpoint)
     settings = {"text": None, "tokens": [3, 1, 4, 1, 5, 9, 2, 6], "length": 8, "seed": 0}
-    records, *_ = run(tmp_path, checkpoint, plans, None, **settings)
-    for plan, record in zip(plans, records, strict=True):
-        attention = load_attention(checkpoint, plan, positions=True)
+    records, *_ = run(tmp_path, model, **settings)
+    for attention, record in zip(model, records, strict=True):
         for x, y, reported, *_ in record:
             logits = attention.logits(x, y)
             visible = reported > 0
@@ -49,7 +46,7 @@ def test_logits_are_what_the_model_gives_the_softmax(name: str, tmp_path: Path) 
 
 
 def test_heads_share_keys_in_order() -> None:
-    attention = wqk.read_attention(wqk.demo_model("decoder"), layer=1)
+    attention = wqk.open(wqk.demo_model("decoder"))[1]
     x = np.random.default_rng(0).standard_normal((2, 5, 128)).astype(np.float32)
     assert attention.keys(x).shape == attention.queries(x).shape == (2, 4, 5, 32)
     scores = attention.logits(x, x, distance=0) / attention.plan.scale
@@ -62,11 +59,3 @@ def test_heads_share_keys_in_order() -> None:
         np.testing.assert_allclose(
             scores[:, head], query @ key.swapaxes(-1, -2), rtol=2e-3, atol=1e-3
         )
-
-
-def test_what_was_not_read_is_asked_for(tmp_path: Path) -> None:
-    save(NAMED["deepseek-v2"], tmp_path)
-    checkpoint = open_checkpoint(tmp_path)
-    attention = load_attention(checkpoint, attention_plans(checkpoint)[0])
-    with pytest.raises(CheckpointError, match="positions=True"):
-        attention.queries(np.zeros((1, attention.form.shape[0]), np.float32))

@@ -14,7 +14,7 @@ import pytest
 import torch
 from tests.checkpoints.attacking import NONSENSE
 
-from wqk.attention import attention_plans
+import wqk
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import CheckpointError, WqkError
 
@@ -50,7 +50,7 @@ class Example(NamedTuple):
     def plans(self, folder: Path, config: Any) -> None:
         """Everything that is read from the configuration is read."""
         self.write(folder, config)
-        attention_plans(open_checkpoint(folder))
+        wqk.open(open_checkpoint(folder))
 
 
 ATTENTION = "layers.0.attention"
@@ -199,4 +199,4 @@ def test_a_training_script_that_is_missing_is_not_needed(tmp_path: Path, file: s
     weights = {f"h.0.attn.c_{side}.weight": torch.ones(16, 16) for side in "qk"}
     torch.save({"code": 7, "model": weights}, tmp_path / "state.pt")
     with pytest.raises(WqkError):
-        attention_plans(open_checkpoint(tmp_path))
+        wqk.open(open_checkpoint(tmp_path))

@@ -300,7 +300,7 @@ def test_nanogpts_checkpoint_attends_as_nanogpt_does(tmp_path: Path) -> None:
     fused = x @ weights[f"{attn}.weight"].double().T + weights[f"{attn}.bias"].double()
     query, key, _ = (part.reshape(5, heads, -1) for part in fused.split(width, dim=1))
     expected = torch.einsum("ihr,jhr->hij", query, key) / (width // heads) ** 0.5
-    read = wqk.read_attention(tmp_path, layer=0).logits(x.numpy(), x.numpy())
+    read = wqk.open(tmp_path)[0].logits(x.numpy(), x.numpy())
     np.testing.assert_allclose(read, expected.numpy(), rtol=1e-6, atol=1e-6)
 
 
@@ -322,7 +322,7 @@ def test_speed_runs_of_nanogpt_tell_their_heads_in_their_code(
     weights = [model[names[side]].double() for side in (0, 1)]
     query, key = (torch.nn.functional.rms_norm((x @ w.T).view(5, 6, 8), (8,)) for w in weights)
     expected = torch.einsum("ihr,jhr->hij", query, key)
-    products = wqk.read_attention(tmp_path, layer=0).products(x.numpy(), x.numpy())
+    products = wqk.open(tmp_path)[0].products(x.numpy(), x.numpy())
     np.testing.assert_allclose(products, expected.numpy(), rtol=1e-5, atol=1e-5)
 
 
@@ -378,11 +378,11 @@ def test_megatron_attends_as_it_splits_its_fused_projection(
     query = turned(groups[:, :, :-2].reshape(5, H, R), 5000)
     key = turned(groups[:, :, -2], 5000).repeat_interleave(H // G, dim=1)
     expected = torch.einsum("ihr,jhr->hij", query, key) / R**0.5
-    attention = wqk.read_attention(tmp_path / "iter_0000040", layer=1)
+    attention = wqk.open(tmp_path / "iter_0000040")[1]
     np.testing.assert_allclose(
         attention.logits(x.numpy(), x.numpy()), expected.numpy(), rtol=1e-5, atol=1e-5
     )
-    folded = wqk.read_attention(tmp_path / "iter_0000040", layer=1).plan.query.input_norm
+    folded = wqk.open(tmp_path / "iter_0000040")[1].plan.query.input_norm
     assert folded is not None
     stored = open_checkpoint(tmp_path / "iter_0000040").read(list(folded.gain))[0]
     np.testing.assert_array_equal(stored, gain.float().numpy())

@@ -183,8 +183,8 @@ def test_the_scaling_of_llama_3_is_read_from_its_factors(tmp_path: Path) -> None
         "original_max_position_embeddings": 64,
     }  # fmt: skip
     original = hf("llama", rope_scaling=scaling, rope_theta=500_000.0)
-    plain = wqk.read_attention(hf("llama", rope_theta=500_000.0), layer=0).plan.rotary
-    scaled = wqk.read_attention(original, layer=0).plan.rotary
+    plain = wqk.open(hf("llama", rope_theta=500_000.0))[0].plan.rotary
+    scaled = wqk.open(original)[0].plan.rotary
     factors = (plain.frequencies / scaled.frequencies).astype(np.float32)
     facts = {"rope_freqs__weight": factors}
     assert wqk.same(original, write(tmp_path / "a.gguf", original, **facts), tolerance=1e-4).same

@@ -222,7 +222,7 @@ def test_a_second_scan_asks_for_the_listing_alone(hub):
 
 @pytest.mark.parametrize("switch", ["local_files_only", "HF_HUB_OFFLINE", "unreachable"])
 def test_without_a_network_the_same_is_found_in_the_cache(hub, monkeypatch, switch):
-    table = wqk.scan(NAME, revision="main")
+    table = wqk.scan(wqk.open(NAME, revision="main"))
     forget(hub)
     arguments = {"revision": "main"}
     if switch == "local_files_only":
@@ -343,7 +343,7 @@ def test_a_hub_that_tells_no_sizes(hub, monkeypatch):
 def test_the_cache_lies_where_it_is_told_to(hub, tmp_path, monkeypatch):
     wqk.scan(NAME)
     assert (tmp_path / "assets/wqk/ranges").is_dir()
-    wqk.scan(NAME, cache_dir=tmp_path / "mine")
+    wqk.scan(wqk.open(NAME, cache_dir=tmp_path / "mine"))
     assert (tmp_path / "mine/wqk/ranges").is_dir()
     monkeypatch.setenv("WQK_CACHE", str(tmp_path / "chosen"))
     wqk.scan(NAME)
@@ -631,7 +631,7 @@ def test_a_killed_scan_leaves_a_cache_that_goes_on(hub, tmp_path):
     outputs = [process.communicate(timeout=60)[0] for process in two]
     assert [process.returncode for process in two] == [0, 0]
     assert outputs[0] == outputs[1]
-    expected = wqk.scan(NAME, cache_dir=tmp_path / "fresh", heads=False)
+    expected = wqk.scan(wqk.open(NAME, cache_dir=tmp_path / "fresh"), heads=False)
     rows = json.loads(outputs[0])["rows"]
     assert [row["symmetry"] for row in rows] == pytest.approx(expected.frame["symmetry"].to_list())
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import wqk
-from wqk.attention import attention_plans, load_attention
+from wqk.attention import Block
 from wqk.checkpoints import open_checkpoint
 
 if TYPE_CHECKING:
@@ -65,13 +65,13 @@ class Listener:
 def prove(folder: Path, heard: Listener, blocks: dict[tuple[str, str], int]) -> None:
     """Every block's queries and keys, from its inputs, are among those that met in the model."""
     checkpoint = open_checkpoint(folder)
-    plans = attention_plans(checkpoint)
+    plans = wqk.open(checkpoint).plans
     places = [(plan.stack, plan.kind) for plan in plans]
     assert {place: places.count(place) for place in places} == blocks
     assert len({(plan.stack, plan.kind, plan.layer) for plan in plans}) == len(plans)
     assert all(plan.rule.guess == "" for plan in plans)
     for plan in plans:
-        attention = load_attention(checkpoint, plan)
+        attention = Block(checkpoint, plan)
         x, y = (
             heard.inputs[side.tensor.removesuffix(".weight").removesuffix(".in_proj_weight")]
             for side in (plan.query, plan.key)
@@ -197,7 +197,7 @@ def test_open_clip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         model.encode_image(torch.randn(1, 3, 16, 16))
         model.encode_text(tokens)
     prove(tmp_path, heard, {("vision", "self"): 2, ("text", "self"): 3})
-    causal = {plan.stack: plan.causal for plan in attention_plans(open_checkpoint(tmp_path))}
+    causal = {plan.stack: plan.causal for plan in wqk.open(open_checkpoint(tmp_path)).plans}
     assert causal == {"vision": False, "text": True}
 
 
@@ -233,7 +233,7 @@ def test_litgpt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, norm
     with torch.no_grad():
         model(torch.randint(0, 30, (1, 9)))
     prove(tmp_path, heard, {("decoder", "self"): 2})
-    norms = {plan.query.input_norm for plan in attention_plans(open_checkpoint(tmp_path))}
+    norms = {plan.query.input_norm for plan in wqk.open(open_checkpoint(tmp_path)).plans}
     kind = {"RMSNorm": "rms", "LayerNorm": "layer"}[norm]
     assert {(norm.kind, norm.offset) for norm in norms} == {(kind, float("Gemma" in name))}
     # Under its first releases' name, each key head lies with its queries, as LitGPT itself reads.
@@ -335,7 +335,7 @@ def test_megatron_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, norm: st
     torch.distributed.destroy_process_group()
     (x,) = heard["linear_qkv"]
     query, key = (vectors[:, 0].swapaxes(0, 1) for vectors in heard["core_attention"])
-    read = wqk.read_attention(tmp_path, layer=0)
+    read = wqk.open(tmp_path)[0]
     np.testing.assert_allclose(read.queries(x[:, 0]), query, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(read.keys(x[:, 0]), key.repeat(3, axis=0), rtol=1e-5, atol=1e-5)
     fed_by = read.plan.query.input_norm

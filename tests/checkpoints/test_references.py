@@ -113,7 +113,7 @@ def test_a_folder_whose_name_is_no_text_is_scanned(tmp_path: Path):
     weight = np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32)
     names = [f"layers.{n}.{side}_proj.weight" for n in range(2) for side in "qk"]
     save_file(dict.fromkeys(names, weight), folder / "model.safetensors")
-    table = wqk.scan(folder, heads_per_layer=2)
+    table = wqk.scan(wqk.open(folder, heads_per_layer=2))
     assert table.frame["checkpoint"].unique().to_list() == [f"{tmp_path}/run-\\udcff"]
 
 

@@ -53,7 +53,7 @@ def test_an_unexpected_error_is_one_line(monkeypatch):
     def fail(*_, **__):
         raise ZeroDivisionError("by\nnothing" + "x" * 10_000)
 
-    monkeypatch.setattr("wqk.scanning.scan.scan_plans", fail)
+    monkeypatch.setattr("wqk.scanning.scan.scan_model", fail)
     result = run("scan", ENCODER)
     assert result.exit_code == 2
     assert result.stderr.startswith("wqk: unexpected ZeroDivisionError: by nothing")

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import wqk
-from wqk.attention import attention_plans
 from wqk.checkpoints.modules import StateDict
 from wqk.cli.main import command
 from wqk.comparing import fingerprints
@@ -66,7 +65,7 @@ def opened(model: Weights, dtype: str = "float32", name: str = "toy") -> StateDi
 
 def prints(model: Weights) -> list[Fingerprint]:
     checkpoint = opened(model)
-    found = [fingerprint(checkpoint, plan, folds=False) for plan in attention_plans(checkpoint)]
+    found = [fingerprint(block, folds=False) for block in wqk.open(checkpoint)]
     return [one for one in found if one is not None]
 
 
@@ -450,8 +449,6 @@ def test_bad_input_is_refused() -> None:
         wqk.kin(model)  # type: ignore[call-overload]
     with pytest.raises(ValueError, match="at least 999"):
         wqk.kin(model, model, renumberings=10)
-    with pytest.raises(ValueError, match="revisions must be given for all 2"):
-        wqk.kin(model, model, revisions=["main"])
     with pytest.raises(TypeError, match="unexpected keyword"):
         wqk.kin(model, model, device="cuda")  # type: ignore[call-overload]
     broken = weights(0)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+import wqk
 from wqk.checkpoints.modules import StateDict
 from wqk.comparing.sameness import same
 from wqk.errors import CheckpointError
@@ -138,8 +139,8 @@ def test_a_folded_scale_is_not_seen(tmp_path: Path) -> None:
         '[attention.rotary]\norder = "half"\n'
     )
     folded = edited(lambda q: q / np.sqrt(R), "q")
-    assert same(opened(llama()), opened(folded), other_family=family).same
-    wrong = same(opened(llama()), opened(llama()), other_family=family)
+    assert same(opened(llama()), wqk.open(opened(folded), family=family)).same
+    wrong = same(opened(llama()), wqk.open(opened(llama()), family=family))
     assert wrong.blocks[0].reason == "scaled by 2.828 = √8, of the score's scale"
 
 
@@ -186,8 +187,8 @@ def original(reorder: bool) -> StateDict:
 def test_original_format_twin_in_both_orders(tmp_path: Path) -> None:
     family = tmp_path / "original.toml"
     family.write_text(ORIGINAL)
-    assert same(opened(llama()), original(reorder=True), other_family=family).same
-    wrong = same(opened(llama()), original(reorder=False), other_family=family)
+    assert same(opened(llama()), wqk.open(original(reorder=True), family=family)).same
+    wrong = same(opened(llama()), wqk.open(original(reorder=False), family=family))
     assert verdicts(wrong) == ["other rotary positions"]
     assert wrong.blocks[0].distance[0] < 1e-6 < wrong.blocks[0].distance[1]
     reason = "rotary order: weights lie half, are read interleaved"

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from wqk.attention import attention_plans, load_attention
+import wqk
+from wqk.attention import Block
 from wqk.checkpoints import open_checkpoint
 from wqk.families import find_family
 from wqk.inspecting.verification import verify
@@ -107,7 +108,7 @@ def prove_live(architecture: Architecture, model: Any, folder: Path) -> None:
     """The live module holds the same blocks as the files."""
     # Loaded anew: its configuration has today's keys even where the file has older ones.
     stored, live = open_checkpoint(folder), open_checkpoint(type(model).from_pretrained(folder))
-    pairs = list(zip(attention_plans(stored), attention_plans(live), strict=True))
+    pairs = list(zip(wqk.open(stored).plans, wqk.open(live).plans, strict=True))
     assert sum(a.applications for a, _ in pairs) == architecture.block_count
     places = [(a.stack, a.kind, a.layer) for a, _ in pairs]
     assert len(set(places)) == len(places), "two attentions of one name"
@@ -117,7 +118,7 @@ def prove_live(architecture: Architecture, model: Any, folder: Path) -> None:
         assert (a.rotary is None) == (b.rotary is None)
         if a.rotary and b.rotary:
             np.testing.assert_array_equal(a.rotary.frequencies, b.rotary.frequencies)
-        read, held = load_attention(stored, a), load_attention(live, b)
+        read, held = Block(stored, a), Block(live, b)
         for one_side, other_side in ((read.query, held.query), (read.key, held.key)):
             np.testing.assert_array_equal(one_side.weight, other_side.weight)
             np.testing.assert_array_equal(one_side.bias, other_side.bias)
@@ -126,7 +127,7 @@ def prove_live(architecture: Architecture, model: Any, folder: Path) -> None:
 def prove_values_and_outputs(model: Any, folder: Path) -> None:
     """The value's and the output's tensors are there, one for each block."""
     for checkpoint in (open_checkpoint(folder), open_checkpoint(model)):
-        plans = attention_plans(checkpoint)
+        plans = wqk.open(checkpoint).plans
         rules = [plan.rule for plan in plans]
         for rule in rules:
             weights = [[f"{name}.weight" for name in names] for names in (rule.value, rule.output)]
@@ -144,8 +145,8 @@ def prove_values_and_outputs(model: Any, folder: Path) -> None:
 def prove_variety(folder: Path) -> None:
     """No two heads are alike, and biases are not zero: mistaking one for another is noticed."""
     checkpoint = open_checkpoint(folder)
-    for plan in attention_plans(checkpoint):
-        attention = load_attention(checkpoint, plan)
+    for plan in wqk.open(checkpoint).plans:
+        attention = Block(checkpoint, plan)
         for weight in (attention.query.weight, attention.key.weight):
             assert len({head.tobytes() for head in weight}) == len(weight)
         for bias in (attention.query.bias, attention.key.bias):
@@ -161,7 +162,7 @@ def prove_norms(architecture: Architecture, folder: Path) -> None:
     outputs: dict[str, list[np.ndarray]] = {}
     with double_precision(), torch.no_grad(), heads_apart():
         model = _load_model(folder, checkpoint, find_family(checkpoint), {})
-        plans = attention_plans(open_checkpoint(model))
+        plans = wqk.open(open_checkpoint(model)).plans
         records = listen(model, plans, plans)
         for norm in {norm for plan in plans for norm in _norms(plan).values()}:
             module = model.get_submodule(_module_of(norm))

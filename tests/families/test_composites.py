@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from wqk.attention import attention_plans
+import wqk
 from wqk.checkpoints import Checkpoint, TensorInfo
 from wqk.errors import CheckpointError
 
@@ -48,7 +48,7 @@ LLAVA = {
 
 def test_each_part_has_its_own_heads() -> None:
     config = {"model_type": "of-tomorrow", "text_config": TEXT, "vision_config": VISION}
-    plans = attention_plans(Named(config, LLAVA))
+    plans = wqk.open(Named(config, LLAVA)).plans
     told = {(p.stack, p.query.heads, p.key.heads, p.query.head_width) for p in plans}
     assert told == {("decoder", 6, 2, 8), ("vision", 4, 4, 8)}
     assert [p.layer for p in plans if p.stack == "vision"] == [0, 1, 2]
@@ -58,13 +58,13 @@ def test_each_part_has_its_own_heads() -> None:
 def test_parts_within_parts_are_read() -> None:
     config = {"model_type": "of-tomorrow", "thinker_config": {"text_config": TEXT}}
     tensors = pair("thinker.model.layers", 2, (48, 48), (16, 48))
-    assert len(attention_plans(Named(config, tensors))) == 2
+    assert len(wqk.open(Named(config, tensors)).plans) == 2
 
 
 def test_a_part_without_a_type_is_what_transformers_takes_it_for() -> None:
     vision = {key: value for key, value in VISION.items() if key != "model_type"}
     config = {"model_type": "paligemma", "text_config": TEXT, "vision_config": vision}
-    stacks = {plan.stack for plan in attention_plans(Named(config, LLAVA))}
+    stacks = {plan.stack for plan in wqk.open(Named(config, LLAVA)).plans}
     assert "decoder" in stacks
 
 
@@ -73,7 +73,7 @@ def test_towers_that_are_called_like_their_configurations() -> None:
     config = {"model_type": "of-tomorrow", "left_config": TEXT, "right_config": other}
     tensors = pair("right_net.layers", 2, (48, 48), (16, 48))
     tensors |= pair("left.layers", 2, (48, 48), (16, 48))
-    plans = attention_plans(Named(config, tensors))
+    plans = wqk.open(Named(config, tensors)).plans
     heads = {p.query.tensor.partition(".")[0]: p.query.heads for p in plans}
     assert heads == {"left": 6, "right_net": 3}
 
@@ -82,7 +82,7 @@ def test_two_towers_that_nothing_tells_apart_are_refused() -> None:
     config = {"model_type": "of-tomorrow", "text_config": TEXT}
     tensors = pair("a.layers", 2, (48, 48), (16, 48)) | pair("b.layers", 2, (48, 48), (16, 48))
     with pytest.raises(CheckpointError, match=r"may be under 'a\.' or 'b\.'"):
-        attention_plans(Named(config, tensors))
+        wqk.open(Named(config, tensors))
 
 
 def test_attention_beside_the_parts_is_read_with_them() -> None:
@@ -91,7 +91,7 @@ def test_attention_beside_the_parts_is_read_with_them() -> None:
     for kind in ("self_attn", "encoder_attn"):
         own = pair("decoder.layers", 2, (48, 48), (48, 48)).items()
         tensors |= {name.replace("self_attn", kind): shape for name, shape in own}
-    plans = attention_plans(Named(config, tensors))
+    plans = wqk.open(Named(config, tensors)).plans
     told = {(p.stack, p.kind, p.query.heads, p.key.heads) for p in plans}
     assert told == {
         ("decoder", "self", 3, 3),
@@ -109,14 +109,14 @@ WINDOWED = {
 
 def test_a_window_that_is_told_for_either_side() -> None:
     tensors = pair("layers", 2, (32, 32), (32, 32))
-    plans = attention_plans(Named(WINDOWED, tensors))
+    plans = wqk.open(Named(WINDOWED, tensors)).plans
     assert [plan.window for plan in plans] == ["12", None]
 
 
 def test_keys_and_values_in_one_tensor() -> None:
     config = {"model_type": "granite_speech_encoder", "num_heads": 4, "num_layers": 1}
     tensors = {"layers.0.attn.to_q.weight": (32, 16), "layers.0.attn.to_kv.weight": (64, 16)}
-    (plan,) = attention_plans(Named(config, tensors))
+    (plan,) = wqk.open(Named(config, tensors)).plans
     assert plan.value is not None
     parts = [side.projection.outputs for side in (plan.key, plan.value)]
     assert parts == [((0, 32),), ((32, 64),)]
@@ -125,5 +125,5 @@ def test_keys_and_values_in_one_tensor() -> None:
 def test_a_part_that_leaves_out_its_heads_has_those_of_its_type() -> None:
     config = {"model_type": "llava", "text_config": {"model_type": "llama"}}
     tensors = pair("language_model.model.layers", 32, (64, 32), (64, 32))
-    plans = attention_plans(Named(config, tensors))
+    plans = wqk.open(Named(config, tensors)).plans
     assert {(plan.query.heads, plan.query.head_width) for plan in plans} == {(32, 2)}

@@ -9,7 +9,6 @@ import pytest
 from tests.stand_in import Module
 
 import wqk
-from wqk.attention import attention_plans, read_attention
 from wqk.checkpoints import open_checkpoint
 from wqk.comparing.placing import place
 from wqk.errors import CheckpointError, UnknownFamily
@@ -69,7 +68,7 @@ def test_scale_and_positions_that_nobody_knows_are_not_spoken_of() -> None:
     told = " ".join(explain(guess).notes)
     assert "unknown" in told
     assert "multiplies scores" not in told
-    attention = read_attention(guess, 0)
+    attention = wqk.open(guess)[0]
     assert "none in the score" not in attention._repr_html_()
     with pytest.raises(UnknownFamily, match="scale and positions"):
         attention.logits(draw(3, D), draw(3, D))
@@ -80,7 +79,7 @@ def test_norms_of_queries_and_keys_are_folded(names: tuple[str, str]) -> None:
     width = D // 4
     guess = model({f"{name}.weight": (width,) for name in names})
     assert statuses(guess) == {"partial, guessed"}
-    attention = read_attention(guess, 1)
+    attention = wqk.open(guess)[1]
     weights = guess.state_dict()
     gain = weights[ATTENTION.format(1) + f"{names[0]}.weight"]
     stored = weights[ATTENTION.format(1) + "q_proj.weight"].reshape(4, width, D)
@@ -141,7 +140,7 @@ def heads_of(tensors: dict[str, tuple[int, ...]], config: dict[str, Any]) -> dic
         for path, shape in tensors.items()
         for side in "qk"
     }
-    plans = attention_plans(open_checkpoint(Module(named, config)))
+    plans = wqk.open(open_checkpoint(Module(named, config))).plans
     return {plan.stack: plan.query.heads for plan in plans}
 
 
@@ -170,8 +169,8 @@ def test_names_that_meet_are_told_apart() -> None:
     frame = wqk.scan(meeting).layers.frame
     assert frame["stack"].to_list() == ["encoder-query", "encoder-query_global"]
     with pytest.raises(CheckpointError, match="has several stacks"):
-        read_attention(meeting, 0)
-    chosen = read_attention(meeting, 0, stack="encoder-query_global")
+        wqk.open(meeting)[0]
+    chosen = wqk.open(meeting).block(0, stack="encoder-query_global")
     np.testing.assert_array_equal(
         chosen.query.weight.reshape(D, D),
         tensors[f"{'encoder.layer.0.attention.self'}.query_global.weight"],
@@ -180,7 +179,7 @@ def test_names_that_meet_are_told_apart() -> None:
 
 def test_heads_and_key_heads_can_be_given() -> None:
     tensors = {"layers.0.attn.qkv.weight": draw(D + 2 * 6, D)}
-    attention = read_attention(tensors, 0, heads_per_layer=4, key_heads=1)
+    attention = wqk.open(tensors, heads_per_layer=4, key_heads=1)[0]
     assert (attention.head_count, attention.key_head_count) == (4, 1)
 
 
@@ -191,7 +190,7 @@ def test_diffusers_second_attention_is_cross_attention() -> None:
         for n in (1, 2)
         for side in "qk"
     }
-    plans = attention_plans(open_checkpoint(Module(tensors, CONFIG)))
+    plans = wqk.open(open_checkpoint(Module(tensors, CONFIG))).plans
     assert [(plan.stack, plan.kind) for plan in plans] == [
         ("unknown", "self"),
         ("unknown", "cross"),
@@ -217,7 +216,7 @@ def test_attention_that_no_family_describes_is_said_to_be_left_out() -> None:
 
 
 def test_cross_attention_of_bert_is_read() -> None:
-    plans = attention_plans(open_checkpoint(_crossing("bert")))
+    plans = wqk.open(open_checkpoint(_crossing("bert"))).plans
     assert [(plan.stack, plan.kind) for plan in plans] == [
         ("encoder", "self"),
         ("decoder", "cross"),
@@ -234,7 +233,7 @@ def test_the_command_says_that_it_guessed_in_its_summary() -> None:
 def test_modules_that_are_no_transformers_models_are_read() -> None:
     torch = pytest.importorskip("torch")
     single = torch.nn.MultiheadAttention(D, 4)
-    attention = read_attention(single, 0)
+    attention = wqk.open(single)[0]
     weight = single.in_proj_weight.detach().numpy()[:D].reshape(4, D // 4, D)
     np.testing.assert_array_equal(attention.query.weight, weight)
 
@@ -255,7 +254,7 @@ def test_modules_that_are_no_transformers_models_are_read() -> None:
             self.model = NanoGPT()
 
     for module in (NanoGPT(), Holder()):
-        assert read_attention(module, 0).head_count == 4
+        assert wqk.open(module)[0].head_count == 4
 
 
 def test_a_tensor_of_exactly_the_name_is_the_one_that_is_meant(tmp_path: Any) -> None:
@@ -271,7 +270,7 @@ def test_a_tensor_of_exactly_the_name_is_the_one_that_is_meant(tmp_path: Any) ->
             'name = "own"\nmodel_types = ["own"]\n[[attention]]\nstack = "own"\n'
             f'query = "{tower}layers.{{layer}}.q"\nkey = "{tower}layers.{{layer}}.k"\n'
         )
-        attention = read_attention(both, 0, family=str(family))
+        attention = wqk.open(both, family=str(family))[0]
         expected = tensors[f"{tower}layers.0.q.weight"].reshape(4, D // 4, D)
         np.testing.assert_array_equal(attention.query.weight, expected)
 
@@ -288,14 +287,14 @@ def test_a_family_file_names_a_tower_wholly_where_there_are_two(tmp_path: Any) -
 
     # What stands before everything may be left out; what tells two towers apart may not.
     alone = Module(tower("model."), CONFIG)
-    assert read_attention(alone, 0, family=str(family)).head_count == 4
+    assert wqk.open(alone, family=str(family))[0].head_count == 4
     both = Module(tower("model.text.") | {
         f"model.vision.blocks.0.{side}_proj.weight": draw(D, D) for side in "qk"
     }, CONFIG)  # fmt: skip
     with pytest.raises(CheckpointError, match=r"write the whole name, 'model\.text\.layers"):
-        read_attention(both, 0, family=str(family))
+        wqk.open(both, family=str(family))[0]
     family.write_text(family.read_text().replace('"layers', '"model.text.layers'))
-    assert read_attention(both, 0, family=str(family)).head_count == 4
+    assert wqk.open(both, family=str(family))[0].head_count == 4
 
 
 def test_a_family_can_be_like_another(tmp_path: Any) -> None:
@@ -304,7 +303,7 @@ def test_a_family_can_be_like_another(tmp_path: Any) -> None:
     config = {"num_attention_heads": 4, "num_hidden_layers": 1, "model_type": "own"}
     model = Module({f"layers.0.self_attn.{s}_proj.weight": draw(D, D) for s in "qk"}, config)
     family.write_text(own + '[change]\nscale = []\n[change.rotary]\norder = "interleaved"\n')
-    (changed,) = attention_plans(open_checkpoint(model), family)
+    (changed,) = wqk.open(open_checkpoint(model), family=family).plans
     assert (changed.family, changed.scale, changed.causal) == ("own", 1.0, True)
     assert changed.rotary is not None
     assert changed.rotary.order == "interleaved"
@@ -316,7 +315,7 @@ def test_a_family_can_be_like_another(tmp_path: Any) -> None:
     ):
         family.write_text(wrong)
         with pytest.raises(UnknownFamily, match=said):
-            attention_plans(open_checkpoint(model), family)
+            wqk.open(open_checkpoint(model), family=family)
 
 
 GROUPS, R = 2, D // 4
@@ -347,9 +346,7 @@ def test_fused_weights_of_grouped_heads_by_hand(
     config = {"model_type": model_type, "num_attention_heads": 4, "hidden_size": D,
               "num_layers": 1}  # fmt: skip
     counted = "multi_query_group_num" if model_type == "chatglm" else "num_key_value_heads"
-    attention = read_attention(
-        Module({f"{name.format(0)}.weight": fused}, config | {counted: GROUPS}), 0
-    )
+    attention = wqk.open(Module({f"{name.format(0)}.weight": fused}, config | {counted: GROUPS}))[0]
     x = draw(5, D)
     query, key = (x @ taken(fused, rows).swapaxes(-1, -2) for rows in (queries, keys))
     expected = np.stack([query[h] @ key[h // 2].T for h in range(4)])

@@ -100,7 +100,7 @@ def test_a_hybrid_is_verified(
     architecture: Architecture, layers: list[int], status: tuple[str, ...], tmp_path: Path
 ) -> None:
     save(architecture, tmp_path)
-    plans = wqk.attention.attention_plans(wqk.open_checkpoint(tmp_path))
+    plans = wqk.open(tmp_path).plans
     assert [plan.layer for plan in plans] == layers
     assert {plan.statuses for plan in plans} == {status}
     verification = verify(tmp_path)
@@ -111,7 +111,7 @@ def test_granite_with_windows_has_the_scale_of_its_configuration() -> None:
     tensors = {f"layers.0.self_attn.{side}_proj.weight": np.ones((24, 24)) for side in "qk"}
     config = {"model_type": "granite_swa", "num_attention_heads": 4, "num_hidden_layers": 1}
     model = Module(tensors, config | {"attention_multiplier": 0.3})
-    assert wqk.read_attention(model, 0).plan.scale == 0.3
+    assert wqk.open(model)[0].plan.scale == 0.3
 
 
 def test_layers_without_keys_of_their_own_say_whose_they_use(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import torch
 from tests.stand_in import Module
 
 import wqk
-from wqk.attention import attention_plans
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import CheckpointError
 
@@ -45,7 +44,7 @@ def draw(*shape: int) -> np.ndarray:
 def check(model: Module, query: np.ndarray, key: np.ndarray, *, key_heads: int = HEADS) -> None:
     """The forms read from the model are those of these weights (H·R, D) and (G·R, D)."""
     for layer in range(2):
-        attention = wqk.read_attention(model, layer, kind="self")
+        attention = wqk.open(model).block(layer, kind="self")
         width = query.shape[0] // HEADS
         for head in range(HEADS):
             shared = head // (HEADS // key_heads)
@@ -89,13 +88,13 @@ def test_a_bare_state_dict_needs_the_number_of_heads() -> None:
     tensors = {f"layers.0.attn.{role}_proj.weight": draw(D, D) for role in "qk"}
     with pytest.raises(wqk.errors.UnknownFamily, match="heads_per_layer=N"):
         wqk.scan(tensors)
-    assert wqk.scan(tensors, heads_per_layer=3).heads.frame.height == 3
+    assert wqk.scan(wqk.open(tensors, heads_per_layer=3)).heads.frame.height == 3
 
 
 def test_towers_and_cross_attention_are_told_apart() -> None:
     names = ["encoder.blocks.0.attn", "decoder.blocks.0.attn", "decoder.blocks.0.cross_attn"]
     tensors = {f"{n}.{role}.weight": draw(D, D) for n in names for role in ("query", "key")}
-    plans = attention_plans(open_checkpoint(Module(tensors, {"n_audio_head": 4, "n_text_head": 3})))
+    plans = wqk.open(open_checkpoint(Module(tensors, {"n_audio_head": 4, "n_text_head": 3}))).plans
     assert [(p.stack, p.kind, p.query.heads) for p in plans] == [
         ("encoder", "self", 4),
         ("decoder", "self", 3),
@@ -161,7 +160,7 @@ def test_a_guessed_family_gives_a_real_models_own_attention(shared: Path, tmp_pa
 
 def test_pytorch_s_own_decoder_has_cross_attention() -> None:
     model = torch.nn.Transformer(D, 4, 2, 2, 32, batch_first=True)
-    plans = attention_plans(open_checkpoint(model), heads_per_layer=4)
+    plans = wqk.open(open_checkpoint(model), heads_per_layer=4).plans
     told = {(plan.stack, plan.kind) for plan in plans}
     assert told == {("encoder", "self"), ("decoder", "self"), ("decoder", "cross")}
 
@@ -174,4 +173,4 @@ def test_layers_whose_weights_are_in_another_form_are_not_left_out() -> None:
         }
         mixed = {names[name]: weight for name, weight in tensors.items()}
         with pytest.raises(CheckpointError, match=rf"incomplete, 'layers.1.attn.q_proj.{form}'"):
-            wqk.scan(mixed, heads_per_layer=3)
+            wqk.scan(wqk.open(mixed, heads_per_layer=3))

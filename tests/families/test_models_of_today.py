@@ -185,12 +185,12 @@ def test_half_of_a_gated_query_is_a_gate(tmp_path: Path) -> None:
     config = {"model_type": "qwen3_next", "num_attention_heads": 6, "num_key_value_heads": 2,
               "head_dim": 12, "num_hidden_layers": 1}  # fmt: skip
     model = Module(weights, config)
-    attention = wqk.read_attention(model, 0)
+    attention = wqk.open(model)[0]
     queries = weights["layers.0.self_attn.q_proj.weight"].reshape(6, 2, 12, 48)[:, 0]
     np.testing.assert_array_equal(attention.query.weight, queries)
     # Read as queries alone, heads would be twice as wide as those of the keys.
     with pytest.raises(wqk.errors.CheckpointError, match="do not fit"):
-        wqk.read_attention(model, 0, family=path)
+        wqk.open(model, family=path)[0]
 
 
 def hybrid(beside: dict[str, np.ndarray], module: str) -> Module:
@@ -261,7 +261,7 @@ def test_layers_that_share_keys_are_read_with_those_they_use() -> None:
     config = {"num_attention_heads": 4, "hidden_size": 24, "layer_types": kinds}
     model = Module(weights, config | {"num_kv_shared_layers": 2})
     for layer, source in enumerate((0, 1, 0, 1)):
-        attention = wqk.read_attention(model, layer)
+        attention = wqk.open(model)[layer]
         for factor, side, number in ((attention.query, "q", layer), (attention.key, "k", source)):
             stored = weights[f"layers.{number}.self_attn.{side}_proj.weight"]
             np.testing.assert_array_equal(factor.weight.reshape(24, 24), stored)
@@ -309,5 +309,5 @@ def test_a_flux_block_attends_with_its_two_streams() -> None:
             vectors.append(projected / size * tensors[f"{path}{norm}{side}.weight"])
         expected = np.einsum("ihr,jhr->hij", *vectors)
         name = f"{stream}q" + ("_proj" if stream == "add_" else "")
-        attention = wqk.read_attention(model, 0, stack=name)
+        attention = wqk.open(model).block(0, stack=name)
         np.testing.assert_allclose(attention.products(x, x), expected, atol=1e-12)

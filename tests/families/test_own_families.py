@@ -9,6 +9,7 @@ from tests.families.architectures import Architecture
 from tests.families.architectures.architecture import GROUPED, TOKENS
 from tests.families.proving import save
 
+import wqk
 from wqk.inspecting.verification import verify
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def test_a_users_own_family(architecture: Architecture, family: str, tmp_path: P
     save(architecture, tmp_path)
     path = tmp_path / "own.toml"
     path.write_text(family, encoding="utf-8")
-    verification = verify(tmp_path, family=path)
+    verification = verify(wqk.open(tmp_path, family=path))
     assert len(verification.blocks) == architecture.blocks
     assert min(block.contrast for block in verification.blocks) > 0.02
     assert verification.difference < 1e-12

@@ -12,8 +12,8 @@ from tests.families.architectures import NAMED, Architecture
 from tests.families.architectures.architecture import GROUPED
 from tests.families.proving import edit_config, edit_tensors, save
 
+import wqk
 from wqk import explain, scan
-from wqk.attention import attention_plans, read_attention
 from wqk.checkpoints import open_checkpoint
 from wqk.checkpoints.modules import StateDict
 from wqk.errors import CheckpointError
@@ -31,7 +31,7 @@ def test_every_model_type_belongs_to_one_family() -> None:
 
 def test_windows_are_told_for_the_layers_that_have_them(tmp_path: Path) -> None:
     save(NAMED["sam"], tmp_path)
-    plans = [p for p in attention_plans(open_checkpoint(tmp_path)) if p.stack == "vision"]
+    plans = [p for p in wqk.open(open_checkpoint(tmp_path)).plans if p.stack == "vision"]
     assert [plan.window for plan in plans] == ["3x3", None, "3x3"]
     assert all(plan.statuses == ("partial",) for plan in plans)
 
@@ -44,15 +44,15 @@ def test_heads_of_some_layers_may_have_a_width_of_their_own(tmp_path: Path) -> N
         lambda tensors: tensors | {n: tensors[n].repeat(2, 1)[:rows] for n, rows in wide.items()},
     )
     with pytest.raises(CheckpointError, match="144 rows do not fit 6 query heads of width 12"):
-        attention_plans(open_checkpoint(tmp_path))
+        wqk.open(open_checkpoint(tmp_path))
     edit_config(tmp_path, {"per_layer_config": {"1": {"head_dim": 24}}})
-    plans = attention_plans(open_checkpoint(tmp_path))
+    plans = wqk.open(open_checkpoint(tmp_path)).plans
     assert [plan.query.head_width for plan in plans] == [12, 24]
 
 
 def test_layers_are_counted_through_the_stages(tmp_path: Path) -> None:
     save(NAMED["swinv2"], tmp_path)
-    plans = attention_plans(open_checkpoint(tmp_path))
+    plans = wqk.open(open_checkpoint(tmp_path)).plans
     assert [plan.layer for plan in plans] == [0, 1, 2, 3, 4]
     assert [plan.query.heads for plan in plans] == [2, 2, 4, 4, 4]
     assert {plan.window for plan in plans} == {"4x4"}
@@ -65,13 +65,13 @@ def test_a_missing_stage_is_noticed(tmp_path: Path) -> None:
         tmp_path, lambda tensors: {n: v for n, v in tensors.items() if ".1.blocks.2." not in n}
     )
     with pytest.raises(CheckpointError, match="incomplete"):
-        attention_plans(open_checkpoint(tmp_path))
+        wqk.open(open_checkpoint(tmp_path))
 
 
 def test_mobilellm_runs_as_llama_and_shares_layers(tmp_path: Path) -> None:
     save(replace(NAMED["llama"], config=GROUPED), tmp_path)
     edit_config(tmp_path, {"model_type": "mobilellm", "layer_sharing": True})
-    assert [plan.applications for plan in attention_plans(open_checkpoint(tmp_path))] == [2, 2]
+    assert [plan.applications for plan in wqk.open(open_checkpoint(tmp_path)).plans] == [2, 2]
     verification = verify(tmp_path)
     assert verification.family == "mobilellm"
     assert verification.difference < 1e-12
@@ -81,13 +81,13 @@ def test_rotary_scaling_without_its_numbers(tmp_path: Path) -> None:
     save(NAMED["llama"], tmp_path)
     edit_config(tmp_path, {"rope_parameters": {"rope_type": "llama3"}})
     with pytest.raises(CheckpointError, match="rotary scaling 'llama3'"):
-        attention_plans(open_checkpoint(tmp_path))
+        wqk.open(open_checkpoint(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["deepseek-v2", "deepseek-v2-lite"])
 def test_the_latent_form_is_the_product_of_its_factors(name: str, tmp_path: Path) -> None:
     model = save(NAMED[name], tmp_path)
-    attention = read_attention(tmp_path, layer=1)
+    attention = wqk.open(tmp_path)[1]
     block = model.get_submodule("layers.1" if name.endswith("lite") else "model.layers.1")
     weights = {key: value.detach().numpy() for key, value in block.self_attn.named_parameters()}
     content, position, rank = 10, 8, 16
@@ -109,17 +109,17 @@ def test_latent_attention_with_biases_is_refused(tmp_path: Path) -> None:
     biased = replace(latent, config=latent.config | {"attention_bias": True})
     save(biased, tmp_path)
     with pytest.raises(CheckpointError, match="without biases"):
-        attention_plans(open_checkpoint(tmp_path))
+        wqk.open(open_checkpoint(tmp_path))
 
 
 def test_latent_widths_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     save(NAMED["deepseek-v2"], tmp_path)
     edit_config(tmp_path, {"qk_rope_head_dim": 6})
     with pytest.raises(CheckpointError, match="16 outputs for the latent and 6"):
-        attention_plans(open_checkpoint(tmp_path))
+        wqk.open(open_checkpoint(tmp_path))
     edit_config(tmp_path, {"qk_rope_head_dim": 8, "qk_nope_head_dim": 30})
     with pytest.raises(CheckpointError, match="have no outputs 0 to 30"):
-        attention_plans(open_checkpoint(tmp_path))
+        wqk.open(open_checkpoint(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_attention_that_is_more_than_its_form_is_partial(
     model: str, reason: str, tmp_path: Path
 ) -> None:
     save(Architecture("partial", model, GROUPED), tmp_path)
-    plans = attention_plans(open_checkpoint(tmp_path))
+    plans = wqk.open(open_checkpoint(tmp_path)).plans
     assert {plan.statuses for plan in plans} == {("partial",)}
     assert all(reason in plan.reason for plan in plans)
 
@@ -138,7 +138,7 @@ def test_attention_that_is_more_than_its_form_is_partial(
 def test_heads_that_were_pruned_are_not_counted(tmp_path: Path) -> None:
     """What is left of a layer's heads is what it was, one after the other."""
     save(NAMED["bert"], tmp_path)
-    before = read_attention(tmp_path, 0)
+    before = wqk.open(tmp_path)[0]
     kept = [h for h in range(before.head_count) if h != 1]
     width = before.query.weight.shape[1]
     rows = np.concatenate([np.arange(h * width, (h + 1) * width) for h in kept])
@@ -152,19 +152,19 @@ def test_heads_that_were_pruned_are_not_counted(tmp_path: Path) -> None:
 
     edit_tensors(tmp_path, prune)
     edit_config(tmp_path, {"pruned_heads": {"0": [1]}})
-    plans = attention_plans(open_checkpoint(tmp_path))
+    plans = wqk.open(open_checkpoint(tmp_path)).plans
     assert [(plan.query.heads, plan.query.head_width) for plan in plans[:2]] == [
         (len(kept), width),
         (before.head_count, width),
     ]
     assert plans[0].scale == before.plan.scale
-    after = read_attention(tmp_path, 0)
+    after = wqk.open(tmp_path)[0]
     for number, head in enumerate(kept):
         np.testing.assert_array_equal(after.head(number).dense(), before.head(head).dense())
     for nonsense in ({"0": 1}, [1], {"0": [0, 1, 2, 3]}):
         edit_config(tmp_path, {"pruned_heads": nonsense})
         with pytest.raises(CheckpointError, match="pruned_heads"):
-            attention_plans(open_checkpoint(tmp_path))
+            wqk.open(open_checkpoint(tmp_path))
 
 
 def test_some_of_a_model_s_rows_are_no_narrower_heads(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_some_of_a_model_s_rows_are_no_narrower_heads(tmp_path: Path) -> None:
         ),
     )
     with pytest.raises(CheckpointError, match="12 rows do not fit 6 query heads of width 4"):
-        attention_plans(open_checkpoint(tmp_path))
+        wqk.open(open_checkpoint(tmp_path))
 
 
 def test_head_counts_that_a_configuration_leaves_out_can_be_given(tmp_path: Path) -> None:
@@ -190,19 +190,21 @@ def test_head_counts_that_a_configuration_leaves_out_can_be_given(tmp_path: Path
     path.write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=r"lacks num_attention_heads; .* heads_per_layer=N"):
         scan(tmp_path)
-    assert scan(tmp_path, heads_per_layer=heads).frame.equals(expected)
-    assert scan(tmp_path, heads_per_layer=heads, key_heads=key_heads).frame.equals(expected)
+    assert scan(wqk.open(tmp_path, heads_per_layer=heads)).frame.equals(expected)
+    assert scan(wqk.open(tmp_path, heads_per_layer=heads, key_heads=key_heads)).frame.equals(
+        expected
+    )
     with pytest.raises(CheckpointError, match="do not fit"):
-        scan(tmp_path, heads_per_layer=heads, key_heads=heads)
+        scan(wqk.open(tmp_path, heads_per_layer=heads, key_heads=heads))
     path.write_text(json.dumps(config | {"num_attention_heads": heads}))
     with pytest.raises(CheckpointError, match="knows the number of heads"):
-        scan(tmp_path, heads_per_layer=heads)
+        scan(wqk.open(tmp_path, heads_per_layer=heads))
 
 
 def test_the_number_of_key_heads_of_a_guess_can_be_given_alone() -> None:
     fused = {"layers.0.attn.qkv.weight": np.random.default_rng(0).standard_normal((16 + 8, 16))}
     checkpoint = StateDict(fused, {"num_attention_heads": 4}, "guess")
-    (block,) = attention_plans(checkpoint, key_heads=4)
+    (block,) = wqk.open(checkpoint, key_heads=4).plans
     assert (block.query.heads, block.key.heads, block.query.head_width) == (4, 4, 2)
 
 
@@ -212,7 +214,7 @@ def test_names_like_the_expected_ones_are_told() -> None:
     with pytest.raises(
         CheckpointError, match=f"such as 'layers.0.self_attn.q_proj.weight', got '{name}'"
     ):
-        attention_plans(checkpoint)
+        wqk.open(checkpoint)
 
 
 def test_norms_and_soft_caps_outside_the_form_are_told() -> None:
@@ -224,4 +226,4 @@ def test_norms_and_soft_caps_outside_the_form_are_told() -> None:
     explained = " ".join(explain(checkpoint).notes)
     assert "softly capped at ±3" in explained
     assert "the gains of the norms" in explained
-    assert "the soft cap of the scores" in scan(checkpoint).metadata["left_out"]["capped"]
+    assert "the soft cap of scores at ±3" in scan(checkpoint).metadata["left_out"]["capped"]

@@ -11,7 +11,8 @@ from tests.families.architectures import NAMED
 from tests.families.architectures.architecture import GROUPED
 from tests.families.proving import edit_tensors, save
 
-from wqk.attention import Attention, attention_plans, load_attention
+import wqk
+from wqk.attention import Block
 from wqk.checkpoints import open_checkpoint
 from wqk.forms.scores import coupling, head_terms, symmetry
 from wqk.inspecting.verification import verify
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def planted(tmp_path: Path) -> Attention:
+def planted(tmp_path: Path) -> Block:
     """A layer of 6 heads over 2 key heads, whose forms are planted in a saved model.
 
     Heads 0 and 1 are symmetric, head 3 is skew, 2 and 4 are each other's transposes across the
@@ -56,10 +57,10 @@ def planted(tmp_path: Path) -> Attention:
     edit_tensors(tmp_path, plant)
     checkpoint = open_checkpoint(tmp_path)
     assert verify(tmp_path).ok
-    return load_attention(checkpoint, attention_plans(checkpoint)[1])
+    return Block(checkpoint, wqk.open(checkpoint).plans[1])
 
 
-def test_planted_heads_have_their_known_scores(planted: Attention) -> None:
+def test_planted_heads_have_their_known_scores(planted: Block) -> None:
     scores = symmetry(planted.heads).reshape(-1)
     np.testing.assert_allclose(scores[[0, 1, 3]], [1, 1, -1], atol=1e-12)
     assert np.isnan(scores[5])
@@ -68,7 +69,7 @@ def test_planted_heads_have_their_known_scores(planted: Attention) -> None:
     np.testing.assert_allclose([pairs[0, 2], pairs[0, 3], pairs[2, 2]], 0, atol=1e-12)
 
 
-def test_planted_heads_add_up_to_the_known_layer(planted: Attention) -> None:
+def test_planted_heads_add_up_to_the_known_layer(planted: Block) -> None:
     matrices = [planted.head(index).dense() for index in range(6)]
     square = np.linalg.norm(sum(matrices)) ** 2
     within = sum(np.trace(m @ m) for m in matrices) / square
@@ -78,4 +79,4 @@ def test_planted_heads_add_up_to_the_known_layer(planted: Attention) -> None:
     np.testing.assert_allclose(terms.within + terms.between, np.trace(layer @ layer) / square)
     # The symmetric heads and the transposed pair against the skew one, which is orthogonal to them.
     skew = np.linalg.norm(matrices[3]) ** 2
-    np.testing.assert_allclose(symmetry(planted.form), 1 - 2 * skew / square)
+    np.testing.assert_allclose(symmetry(planted.form()), 1 - 2 * skew / square)

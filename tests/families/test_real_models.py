@@ -45,8 +45,7 @@ def test_most_of_minilms_symmetry_lies_between_heads(minilm: Path) -> None:
     table = wqk.scan(minilm)
     np.testing.assert_allclose(within_and_between(table), MINILM, atol=0.006)
     strongest = [
-        np.triu(wqk.coupling(wqk.read_attention(minilm, layer).heads), 1).max()
-        for layer in range(6)
+        np.triu(wqk.coupling(wqk.open(minilm)[layer].heads), 1).max() for layer in range(6)
     ]
     assert max(strongest) == pytest.approx(0.69, abs=0.01)
 

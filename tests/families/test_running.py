@@ -12,6 +12,7 @@ import torch
 from tests.families.architectures import NAMED
 from tests.families.proving import edit_config, save
 
+import wqk
 from wqk.errors import CheckpointError, FormError, MissingPackage, UnknownFamily
 from wqk.inspecting.verification import verify
 
@@ -21,7 +22,7 @@ def test_a_model_that_transformers_does_not_know(tmp_path: Path) -> None:
     edit_config(tmp_path, {"model_type": "nobody"})
     llama = resources.files("wqk.families") / "data" / "llama.toml"
     with pytest.raises(UnknownFamily, match="no code for model type 'nobody'"):
-        verify(tmp_path, family=Path(str(llama)))
+        verify(wqk.open(tmp_path, family=Path(str(llama))))
 
 
 def test_transformers_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

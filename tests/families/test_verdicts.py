@@ -13,6 +13,7 @@ from tests.families.architectures import Architecture
 from tests.families.architectures.architecture import BERT
 from tests.families.proving import save
 
+import wqk
 from wqk.cli.main import command
 from wqk.inspecting.verification import verify
 from wqk.inspecting.verification.comparison import VerifiedBlock
@@ -87,7 +88,7 @@ def test_a_right_form_with_wrong_positions_is_told_from_a_wrong_form(llama: Path
     known = GUESS.replace('guess = "guessed by hand"', "causal = true")
     path = llama / "known.toml"
     path.write_text(known.replace("QUERY", "q_proj").replace("KEY", "k_proj"), encoding="utf-8")
-    result = verify(llama, family=path)
+    result = verify(wqk.open(llama, family=path))
     assert not result.ok
     assert result.verdict == "only form right"
 

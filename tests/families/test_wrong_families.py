@@ -10,7 +10,7 @@ import pytest
 from tests.families.architectures import NAMED
 from tests.families.proving import edit_tensors, save
 
-from wqk.attention import Attention
+import wqk
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import CheckpointError, WqkError
 from wqk.families import find_family
@@ -176,7 +176,7 @@ def wrong_family(name: str, changes: dict[str, str], folder: Path) -> Path:
     ("name", "changes"), [row[1:] for row in WRONG], ids=[f"{row[1]}: {row[0]}" for row in WRONG]
 )
 def test_a_wrong_family_fails(name: str, changes: dict[str, str], tmp_path: Path) -> None:
-    verification = verify(tmp_path, family=wrong_family(name, changes, tmp_path))
+    verification = verify(wqk.open(tmp_path, family=wrong_family(name, changes, tmp_path)))
     assert not verification.ok
     assert verification.difference > 1e-3
 
@@ -191,7 +191,7 @@ def test_a_family_that_does_not_fit_is_refused(
 ) -> None:
     family = wrong_family(name, changes, tmp_path)
     with pytest.raises(error, match=message):
-        verify(tmp_path, family=family)
+        verify(wqk.open(tmp_path, family=family))
 
 
 def test_pairing_heads_with_the_wrong_key_heads_fails(
@@ -200,14 +200,14 @@ def test_pairing_heads_with_the_wrong_key_heads_fails(
     save(NAMED["llama"], tmp_path)
     assert verify(tmp_path).ok
 
-    def paired_modulo(attention: Attention) -> BilinearForm:
+    def paired_modulo(attention: Block) -> BilinearForm:
         heads, width, d_query = attention.query.weight.shape
         groups = attention.key_head_count
         query = attention.query.weight.reshape(heads // groups, groups, width, d_query)
         key = attention.key.weight[:, None].swapaxes(-1, -2)
         return BilinearForm(query.swapaxes(0, 1).swapaxes(-1, -2), key)
 
-    monkeypatch.setattr(Attention, "heads", property(paired_modulo))
+    monkeypatch.setattr(Block, "heads", property(paired_modulo))
     verification = verify(tmp_path)
     assert not verification.ok
     assert verification.difference > 1e-3

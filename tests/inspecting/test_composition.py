@@ -11,8 +11,8 @@ import polars as pl
 import pytest
 
 import wqk
-from wqk.attention import attention_plans
-from wqk.attention.coordinates import Coordinates, read_block
+from wqk.attention import Block
+from wqk.attention.coordinates import Coordinates
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import CheckpointError
 from wqk.inspecting import composition
@@ -58,8 +58,8 @@ def matrices(ref: Any, circuit: str, **coordinates: Any) -> list[np.ndarray]:
     """Every head of every block as a matrix, (H, D, D) for each block."""
     checkpoint = open_checkpoint(ref)
     found = []
-    for plan in attention_plans(checkpoint):
-        ((_, form),) = read_block(checkpoint, plan, Coordinates(circuit, **coordinates)).forms
+    for plan in wqk.open(checkpoint).plans:
+        ((_, form),) = Block(checkpoint, plan).forms(Coordinates(circuit, **coordinates))
         found.append(form.dense().reshape(-1, *form.shape).astype(np.float64))
     return found
 
@@ -266,7 +266,7 @@ def attention_of_the_copier(tokens: np.ndarray) -> list[np.ndarray]:
     for layer, written in enumerate(matrices(wqk.demo_model("induction"), "ov")):
         gain = read[f"model.layers.{layer}.input_layernorm.weight"]
         x = stream / np.sqrt((stream**2).mean(-1, keepdims=True) + 1e-6) * gain
-        logits = wqk.read_attention(wqk.demo_model("induction"), layer).logits(x, x)
+        logits = wqk.open(wqk.demo_model("induction"))[layer].logits(x, x)
         logits = np.where(np.tri(len(tokens), dtype=bool), logits, -np.inf)
         weight = np.exp(logits - logits.max(-1, keepdims=True))
         found.append(weight / weight.sum(-1, keepdims=True))
@@ -303,8 +303,8 @@ def test_scores_equal_those_of_transformer_lens(tmp_path: Path):
     def factored(circuit: str) -> Any:
         checkpoint = open_checkpoint(folder)
         sides = []
-        for plan in attention_plans(checkpoint):
-            ((_, form),) = read_block(checkpoint, plan, Coordinates(circuit)).forms
+        for plan in wqk.open(checkpoint).plans:
+            ((_, form),) = Block(checkpoint, plan).forms(Coordinates(circuit))
             sides.append([torch.from_numpy(np.array(f[:, 0])) for f in (form.query, form.key)])
         left, right = (torch.stack(side) for side in zip(*sides, strict=True))
         return lens.FactoredMatrix(left, right.transpose(-1, -2))

@@ -14,7 +14,7 @@ from tests.families.proving import build
 from tests.live.models import bert, gpt2, llama, train_step
 
 import wqk
-from wqk.attention import attention_plans, load_attention
+from wqk.attention import Block
 from wqk.errors import FormError, UnknownFamily
 from wqk.live.logits import LogitMeter
 
@@ -31,8 +31,8 @@ def forms(model: Any) -> dict[tuple[Any, ...], tuple[np.ndarray, float]]:
     """Every head's queries and keys at a distance, as their products for fixed inputs."""
     checkpoint = wqk.open_checkpoint(model)
     found = {}
-    for plan in attention_plans(checkpoint):
-        attention = load_attention(checkpoint, plan, positions=True)
+    for plan in wqk.open(checkpoint).plans:
+        attention = Block(checkpoint, plan)
         random = np.random.default_rng(plan.layer)
         x, y = (random.standard_normal((5, d)) for d in attention.heads.shape)
         at = np.arange(5), np.arange(3, 8)
@@ -94,9 +94,9 @@ def test_everything_else_is_the_same_to_the_last_bit(make: Any) -> None:
     head = 1
     wqk.clip_(model, 1.0, logits={(1, head): 3.0}, grouped="queries")
     checkpoint = wqk.open_checkpoint(untouched)
-    plan = attention_plans(checkpoint)[1]
-    attention = load_attention(wqk.open_checkpoint(model), plan)
-    original = load_attention(checkpoint, plan)
+    plan = wqk.open(checkpoint).plans[1]
+    attention = Block(wqk.open_checkpoint(model), plan)
+    original = Block(checkpoint, plan)
     others = [h for h in range(4) if h != head]
     assert np.array_equal(attention.query.weight[others], original.query.weight[others])
     read = {part.name for part in plan.parts}

@@ -55,7 +55,7 @@ def dense(model: torch.nn.Module) -> list[np.ndarray]:
     """Every layer's form in float64, its heads' before it: (H + 1, D, D)."""
     forms = []
     for layer in range(2):
-        attention = wqk.read_attention(model, layer)
+        attention = wqk.open(model)[layer]
         heads = [attention.head(h) for h in range(attention.head_count)]
         each = np.stack([h.query.astype(float) @ h.key.astype(float).T for h in heads])
         forms.append(np.concatenate([each.sum(0, keepdims=True), each]))

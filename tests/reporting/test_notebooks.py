@@ -23,8 +23,8 @@ def test_names_are_escaped():
 
 
 def test_attention_says_what_it_is():
-    attention = wqk.read_attention(wqk.demo_model("decoder"), 2)
+    attention = wqk.open(wqk.demo_model("decoder"))[2]
     shown = attention._repr_html_()
     for told in ("decoder self, layer 2", "4 over 4 key heads, of width 32", "128 × 128, rank 128"):
         assert told in shown
-    assert repr(attention.form) == "BilinearForm(128 × 128, rank 128)"
+    assert repr(attention.form()) == "BilinearForm(128 × 128, rank 128)"

@@ -13,7 +13,6 @@ from click.testing import CliRunner, Result
 from safetensors.numpy import load_file, save_file
 
 import wqk
-from wqk.attention.bands import rotary_bands
 from wqk.checkpoints import Part
 from wqk.checkpoints.modules import StateDict
 from wqk.cli.main import command
@@ -25,7 +24,7 @@ ENCODER = str(wqk.demo_model("encoder"))
 DECODER = str(wqk.demo_model("decoder"))
 
 
-def read_heads(query: np.ndarray, key: np.ndarray) -> wqk.Attention:
+def read_heads(query: np.ndarray, key: np.ndarray) -> wqk.Block:
     """A block with these heads, (H, R, D) each."""
     width = query.shape[-1]
     weights = {"q": query, "k": key}
@@ -36,7 +35,7 @@ def read_heads(query: np.ndarray, key: np.ndarray) -> wqk.Attention:
         for name in ("query", "key")
     }
     config = {"model_type": "bert", "num_attention_heads": len(query), "num_hidden_layers": 1}
-    return wqk.read_attention(StateDict(tensors, config, "made"), 0)
+    return wqk.open(StateDict(tensors, config, "made"))[0]
 
 
 def run(*arguments: str) -> Result:
@@ -73,7 +72,7 @@ def test_bands_of_all_layers_and_of_one_layer_s_heads() -> None:
     layers, heads = wqk.show(llama(), bands=True), wqk.show(llama(), 1, bands=True)
     assert (layers.values["rows"], layers.values["numbers"]) == ("layer", [0, 1])
     assert (heads.values["rows"], heads.values["numbers"]) == ("head", [0, 1, 2, 3])
-    energies = rotary_bands(wqk.read_attention(llama(), 1)).energies
+    energies = wqk.open(llama())[1].bands().energies
     np.testing.assert_allclose(heads.values["shares"], energies / energies.sum(1, keepdims=True))
     np.testing.assert_allclose(layers.values["shares"][1], energies.sum(0) / energies.sum())
     np.testing.assert_allclose(np.asarray(heads.values["norm"])[:, 0], 1)
@@ -119,8 +118,10 @@ def test_bands_leave_out_pruned_heads() -> None:
 
 
 def test_terms_of_a_difference_are_those_of_its_factors() -> None:
-    table = wqk.diff(ENCODER, DECODER, family=None, terms=True).heads.frame
-    old, new = (wqk.read_attention(ref, 2).head(1) for ref in (ENCODER, DECODER))
+    table = wqk.diff(
+        wqk.open(ENCODER, family=None), wqk.open(DECODER, family=None), terms=True
+    ).heads.frame
+    old, new = (wqk.open(ref)[2].head(1) for ref in (ENCODER, DECODER))
     query, key = new.query - old.query, new.key - old.key
     first, second = query @ old.key.T + old.query @ key.T, query @ key.T
     row = table.filter(layer=2, head=1).row(0, named=True)
@@ -142,7 +143,7 @@ def test_an_image_of_a_stack_is_refused() -> None:
 
 def test_show_names_the_outlying_rows_and_columns() -> None:
     told = json.loads(run("show", DECODER, "--layer", "3", "--json").stdout)
-    dense = wqk.read_attention(DECODER, 3).form.dense()
+    dense = wqk.open(DECODER)[3].form().dense()
     norms = np.linalg.norm(dense, axis=0)
     outlying = np.flatnonzero(norms > norms.mean() + 2 * norms.std(ddof=1))
     assert told["outlying_columns"] == outlying.tolist()
@@ -153,7 +154,7 @@ def test_the_coupling_of_planted_transposes_is_one() -> None:
     told = json.loads(run("show", ENCODER, "--layer", "0", "--coupling", "--json").stdout)
     coupling = np.array(told["coupling"])
     np.testing.assert_allclose(coupling, coupling.T, atol=1e-6)
-    heads = [wqk.read_attention(ENCODER, 0).head(h) for h in range(4)]
+    heads = [wqk.open(ENCODER)[0].head(h) for h in range(4)]
     np.testing.assert_allclose(np.diag(coupling), [wqk.symmetry(h) for h in heads], atol=1e-5)
 
 
@@ -264,7 +265,7 @@ def test_a_difference_is_scored_as_the_dense_difference_is() -> None:
     frame = wqk.diff(ENCODER, DECODER).frame
     assert frame.height == 4 * (1 + 4)
     for layer in range(4):
-        before, after = (wqk.read_attention(ref, layer).form.dense() for ref in (ENCODER, DECODER))
+        before, after = (wqk.open(ref)[layer].form().dense() for ref in (ENCODER, DECODER))
         row = frame.filter(layer=layer).row(0, named=True)
         step = after - before
         norms = np.linalg.norm(before), np.linalg.norm(after)
@@ -310,5 +311,7 @@ def test_titles_tell_the_attentions_of_a_model_apart() -> None:
     )
     tensors = {f"{k}.{s}_proj.weight": random.standard_normal((8, 8)) for k in kinds for s in "qk"}
     shown = [("encoder", "self"), ("decoder", "self"), ("decoder", "cross")]
-    titles = [wqk.show(tensors, 0, stack=s, kind=k, heads_per_layer=2).title for s, k in shown]
+    titles = [
+        wqk.show(wqk.open(tensors, heads_per_layer=2), 0, stack=s, kind=k).title for s, k in shown
+    ]
     assert titles == [f"state dict, {stack} {kind}, layer 0" for stack, kind in shown]

@@ -24,36 +24,19 @@ from wqk.scanning.cores import all_blas_threads, one_blas_thread
 ENCODER, DECODER = (wqk.demo_model(name) for name in ("encoder", "decoder"))
 
 
-@pytest.mark.parametrize(
-    ("function", "arguments"),
-    [
-        ("scan", {"layer": 3}),
-        ("explain", {"nonsense": 1}),
-        ("verify", {"nonsense": 1}),
-        ("read_attention", {"layer": 0, "nonsense": 1}),
-        ("show", {"layer": 0, "nonsense": 1}),
-        ("diff", {"after": ENCODER, "revision": "x"}),
-        ("same", {"other": ENCODER, "nonsense": 1}),
-        ("match_tokens", {"layer": 0, "head": 0, "nonsense": 1}),
-        ("survey", {"out": "nowhere", "nonsense": 1}),
-    ],
-)
-def test_an_unknown_keyword_is_refused_in_the_functions_own_name(function, arguments):
-    with pytest.raises(TypeError, match=rf"^{function}\(\) got an unexpected keyword argument"):
-        getattr(wqk, function)(ENCODER, **arguments)
-
-
-def test_every_keyword_of_the_hub_is_spelled_out():
+def test_how_a_checkpoint_is_opened_is_said_to_open_alone():
     from wqk.checkpoints.options import HubOptions
 
-    for function in ("scan", "explain", "verify", "show", "diff", "same", "survey", "match_tokens"):
-        kinds = inspect.signature(getattr(wqk, function)).parameters["hub"].annotation
-        assert kinds in ("Unpack[HubOptions]", "Unpack[HubFolder]", "Unpack[HubAccess]"), function
-    table = wqk.scan(ENCODER, token=None, cache_dir=None, local_files_only=True, heads=False)
-    assert len(table) == 4
-    assert set(HubOptions.__annotations__) == {
-        *("revision", "subfolder", "token", "cache_dir", "local_files_only")
-    }
+    with pytest.raises(TypeError, match=r"^open\(\) got an unexpected keyword argument"):
+        wqk.open(ENCODER, nonsense=1)
+    for verb in (wqk.scan, wqk.explain, wqk.verify, wqk.show, wqk.diff, wqk.same, wqk.match_tokens):
+        taken = set(inspect.signature(verb).parameters)
+        assert not taken & {*HubOptions.__annotations__, "family", "heads_per_layer", "key_heads"}
+    model = wqk.open(ENCODER, token=None, cache_dir=None, local_files_only=True)
+    assert wqk.open(model) is model
+    assert len(wqk.scan(model, heads=False)) == 4
+    with pytest.raises(wqk.errors.CheckpointError, match="revision is said when it is opened"):
+        wqk.open(model, revision="main")
 
 
 def test_a_list_of_checkpoints_is_one_table():
@@ -134,10 +117,12 @@ def llama(scale: float, heads: int = 4, key_heads: int = 2) -> dict[str, np.ndar
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("scale", [1e-38, 4e37, 1e38, 3e38])
 def test_finite_weights_of_any_size_have_their_norm(scale):
-    table = wqk.scan(llama(scale), heads_per_layer=4, details=True)
+    table = wqk.scan(wqk.open(llama(scale), heads_per_layer=4), details=True)
     exact = wqk.scan(
-        {name: weight.astype(np.float64) for name, weight in llama(scale).items()},
-        heads_per_layer=4,
+        wqk.open(
+            {name: weight.astype(np.float64) for name, weight in llama(scale).items()},
+            heads_per_layer=4,
+        )
     )
     for column in ("norm", "symmetry", "directionality_excess"):
         np.testing.assert_allclose(table.frame[column], exact.frame[column], rtol=1e-4, atol=1e-6)
@@ -161,11 +146,12 @@ def test_key_heads_can_be_given_wherever_heads_can():
     rng = np.random.default_rng(0)
     fused = {"layers.0.attn.qkv.weight": rng.standard_normal((16 + 2 * 4, 16))}
     heads = {"heads_per_layer": 4, "key_heads": 1}
-    table = wqk.diff(fused, {n: w + 1 for n, w in fused.items()}, **heads)
+    model, moved = (wqk.open({n: w + d for n, w in fused.items()}, **heads) for d in (0, 1))
+    table = wqk.diff(model, moved)
     assert set(table.frame["key_heads"]) == {1}
-    assert wqk.show(fused, 0, coupling=True, **heads).values
+    assert wqk.show(model, 0, coupling=True).values
     with pytest.raises(wqk.WqkError, match="key heads are only for one that does not"):
-        wqk.scan(wqk.demo_model("encoder"), key_heads=2)
+        wqk.scan(wqk.open(wqk.demo_model("encoder"), key_heads=2))
 
 
 def test_tensors_larger_than_memory_are_refused(monkeypatch, tmp_path):
@@ -179,14 +165,14 @@ def test_tensors_larger_than_memory_are_refused(monkeypatch, tmp_path):
     save_file(llama(1.0), tmp_path / "model.safetensors")
     monkeypatch.setattr(RowFile, "read", read)
     with pytest.raises(wqk.WqkError, match=r"_proj.weight', of shape .* does not fit in memory"):
-        wqk.scan(tmp_path, heads_per_layer=4)
+        wqk.scan(wqk.open(tmp_path, heads_per_layer=4))
 
 
 def test_weights_that_are_not_finite_are_named_with_their_number():
     tensors = llama(1.0)
     tensors["layers.0.self_attn.k_proj.weight"][3, :2] = np.nan
     with pytest.raises(wqk.errors.NonFiniteWeights) as raised:
-        wqk.scan(tensors, heads_per_layer=4)
+        wqk.scan(wqk.open(tensors, heads_per_layer=4))
     assert raised.value.count == 2
     assert raised.value.tensor.endswith("k_proj.weight")
 
@@ -203,7 +189,7 @@ def test_the_same_checkpoint_has_not_moved():
 def test_a_difference_is_a_table_as_a_scan_is(tmp_path):
     tensors = llama(1.0)
     moved = {name: weight * np.float32(1.5) for name, weight in tensors.items()}
-    table = wqk.diff(tensors, moved, heads_per_layer=4)
+    table = wqk.diff(wqk.open(tensors, heads_per_layer=4), wqk.open(moved, heads_per_layer=4))
     np.testing.assert_allclose(table.frame["moved"], 1.25, rtol=1e-5)
     np.testing.assert_allclose(table.frame["cosine"], 1.0, rtol=1e-6)
     for ending in (".parquet", ".csv", ".jsonl", ".md", ".tex"):
@@ -211,7 +197,9 @@ def test_a_difference_is_a_table_as_a_scan_is(tmp_path):
     assert pl.read_parquet(tmp_path / "t.parquet").columns == list(table.schema)
     deeper = {name.replace("0", "1"): weight for name, weight in tensors.items()}
     with pytest.raises(wqk.errors.CheckpointError, match="self-attention, layer 1"):
-        wqk.diff(tensors, tensors | deeper, heads_per_layer=4)
+        wqk.diff(
+            wqk.open(tensors, heads_per_layer=4), wqk.open(tensors | deeper, heads_per_layer=4)
+        )
 
 
 def test_damaged_parquet_files_do_not_take_the_process_down(tmp_path):

@@ -47,8 +47,8 @@ def saved(details: Details, folder: Path) -> Details:
 def test_details_of_a_layer_are_those_of_the_dense_matrix():
     details = wqk.scan(ENCODER, gamma=1.5, details=True).details
     for layer, block in enumerate(details.blocks):
-        attention = wqk.read_attention(ENCODER, layer)
-        dense = attention.form.dense()
+        attention = wqk.open(ENCODER)[layer]
+        dense = attention.form().dense()
         rows, columns = np.linalg.norm(dense, axis=1), np.linalg.norm(dense, axis=0)
         np.testing.assert_allclose(block.row_norms, rows, rtol=1e-4)
         np.testing.assert_allclose(block.column_norms, columns, rtol=1e-4)

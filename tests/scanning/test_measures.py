@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import wqk
-from wqk.attention.bands import decay, rotary_bands
+from wqk.attention.bands import decay
 from wqk.checkpoints.modules import StateDict
 from wqk.errors import CheckpointError
 from wqk.tables.schema import MEASURES
@@ -45,10 +45,10 @@ def table() -> wqk.ScoreTable:
 
 
 def test_spectra_of_every_row_are_those_of_dense_matrices(table: wqk.ScoreTable) -> None:
-    attention = wqk.read_attention(model(), 1)
+    attention = wqk.open(model())[1]
     rows = table.frame.filter(layer=1, distance=0)
     for row in rows.iter_rows(named=True):
-        form = attention.form if row["head"] is None else attention.head(row["head"])
+        form = attention.form() if row["head"] is None else attention.head(row["head"])
         dense = form.dense()
         values, eigenvalues = np.linalg.svdvals(dense), np.linalg.eigvals(dense)
         shares = values[values > 1e-10] / values.sum()
@@ -63,7 +63,7 @@ def test_spectra_of_every_row_are_those_of_dense_matrices(table: wqk.ScoreTable)
 def test_no_input_scores_above_the_ceiling_and_some_come_near(table: wqk.ScoreTable) -> None:
     """Normalized inputs, the likeliest of them the singular vectors themselves."""
     checkpoint = model()
-    attention = wqk.read_attention(checkpoint, 0)
+    attention = wqk.open(checkpoint)[0]
     gain = checkpoint.read([wqk.checkpoints.Part("model.layers.0.input_layernorm.weight")])[0]
     random = np.random.default_rng(1)
     for head in range(H):
@@ -83,8 +83,8 @@ def test_no_input_scores_above_the_ceiling_and_some_come_near(table: wqk.ScoreTa
 
 
 def test_bands_and_decay_are_those_of_dense_matrices(table: wqk.ScoreTable) -> None:
-    attention = wqk.read_attention(model(), 0)
-    bands, along = rotary_bands(attention), decay(attention, [0, 5])
+    attention = wqk.open(model())[0]
+    bands, along = attention.bands(), decay(attention, [0, 5])
     for head in range(H):
         form = attention.head(head)
         energies = [
@@ -141,7 +141,7 @@ def test_an_attention_factor_is_no_change_with_distance() -> None:
     config = {"model_type": "llama", "num_hidden_layers": 1, "num_attention_heads": 2}
     stretched = {"rope_type": "yarn", "factor": 1.0, "original_max_position_embeddings": 16}
     plain, with_factor = (
-        decay(wqk.read_attention(StateDict(weights, config | more, "toy"), 0), [0, 1, 5])
+        decay(wqk.open(StateDict(weights, config | more, "toy"))[0], [0, 1, 5])
         for more in (
             {"rope_parameters": stretched},
             {"rope_parameters": stretched | {"attention_factor": 1.5}},

@@ -103,7 +103,7 @@ def test_planted_heads_have_their_known_scores() -> None:
     query[3], key[3] = key[2], query[2]  # each other's transpose
     frame = wqk.scan(bert_like(tensors, 4)).heads.frame
     np.testing.assert_allclose(frame["symmetry"][:2], [1, -1], atol=1e-12)
-    attention = wqk.read_attention(bert_like(tensors, 4), 0)
+    attention = wqk.open(bert_like(tensors, 4))[0]
     pairs = wqk.coupling(attention.heads)
     assert pairs[2, 3] == pytest.approx(1)
     assert frame["directionality"][2] == pytest.approx(-frame["directionality"][3])
@@ -194,7 +194,7 @@ def test_sides_of_unequal_widths_have_every_score_but_symmetry() -> None:
     at = "layers.0.cross_attn"
     query, key = random.standard_normal((16, 16)), random.standard_normal((16, 8))
     tensors = {f"{at}.q_proj.weight": query, f"{at}.k_proj.weight": key}
-    frame = wqk.scan(tensors, heads_per_layer=4).frame
+    frame = wqk.scan(wqk.open(tensors, heads_per_layer=4)).frame
     assert frame["symmetry"].null_count() == len(frame) == 5
     assert set(zip(frame["d_query"], frame["d_key"], strict=True)) == {(16, 8)}
     dense = [query[4 * h : 4 * h + 4].T @ key[4 * h : 4 * h + 4] for h in range(4)]

@@ -35,7 +35,7 @@ from tools.deriving.writing import (
     write_outcomes,
 )
 
-from wqk.attention import load_attention
+from wqk.attention import Block
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import WqkError
 from wqk.families import families, find_family, plan
@@ -186,7 +186,7 @@ def _family(row: Outcome) -> Family:
 
 def _beside_parts(record: Record, checkpoint: Checkpoint, composite: Family) -> Outcome | None:
     """A family of the attention that is in no part of a composite model, if one can be made."""
-    attentions = [load_attention(checkpoint, p) for p in plan(checkpoint, composite)]
+    attentions = [Block(checkpoint, p) for p in plan(checkpoint, composite)]
     judged = judge(record.sites, attentions)
     if judged.unmatched_plans:
         return None
@@ -209,7 +209,7 @@ def _reading(record: Record, checkpoint: Checkpoint, folder: Path) -> str:
     """What wqk does today with a type that is not proven."""
     try:
         plans = plan(checkpoint, find_family(checkpoint))
-        attentions = [load_attention(checkpoint, p) for p in plans]
+        attentions = [Block(checkpoint, p) for p in plans]
     except WqkError as error:
         return f"refused: {error}".replace(str(folder), "").replace(": : ", ": ")
     judged = judge(record.sites, attentions)

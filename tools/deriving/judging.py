@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from tools.deriving.records import Product, Site, Source
 
-    from wqk.attention import Attention
 
 ALIKE = 1e-4  # largest 1 − |cosine|, of single precision
 TINY = 1e-6

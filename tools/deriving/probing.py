@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any
 from tools.deriving.judging import judge
 from tools.deriving.records import Record, read_record, write_record
 
-from wqk.attention import attention_plans, load_attention
+import wqk
+from wqk.attention import Block
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import WqkError
 
@@ -191,8 +192,8 @@ def judge_type(folder: Path) -> dict[str, Any]:
     result["modules"] = [site.module for site in record.sites]
     try:
         checkpoint = open_checkpoint(folder)
-        plans = attention_plans(checkpoint)
-        attentions = [load_attention(checkpoint, plan) for plan in plans]
+        plans = wqk.open(checkpoint).plans
+        attentions = [Block(checkpoint, plan) for plan in plans]
     except WqkError as error:
         told = str(error).replace(str(folder), "").lstrip(": ")
         return result | {"verdict": "refused" if record.sites else silent, "why": told}

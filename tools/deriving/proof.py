@@ -20,7 +20,7 @@ from tools.deriving.judging import (
     named_alike,
 )
 
-from wqk.attention import load_attention
+from wqk.attention import Block
 from wqk.families import Composed, plan
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from tools.deriving.records import Product, Record, Site
 
-    from wqk.attention import Attention
+    from wqk.attention import Block
     from wqk.checkpoints import Checkpoint
     from wqk.families import AttentionPlan, Family
 
@@ -50,11 +50,11 @@ def faults(record: Record, checkpoint: Checkpoint, family: Family) -> list[str]:
     at_once = list(_plain_faults(record, plans, bool(family.model_types)))
     if at_once:
         return at_once
-    first = load_attention(checkpoint, plans[0])
+    first = Block(checkpoint, plans[0])
     alike = [site for site in record.sites if named_alike(first, site)]
     if alike and not any(map(Read(first).fits_some, alike)):
         return [f"{plans[0].query.tensor} is read wrongly"]
-    attentions = [load_attention(checkpoint, p) for p in plans]
+    attentions = [Block(checkpoint, p) for p in plans]
     judged = judge(record.sites, attentions)
     found = [
         f"{WEAK} {site.module} has learned queries"
@@ -75,7 +75,7 @@ def faults(record: Record, checkpoint: Checkpoint, family: Family) -> list[str]:
             found += _site_faults(checkpoint, attention, record.sites[site])
         if all(fault.startswith(WEAK) for fault in found):
             if plans[number].positional:
-                attention = load_attention(checkpoint, plans[number], positions=True)
+                attention = Block(checkpoint, plans[number])
             found += _turned_faults(record.turned, attention, record, judged.matched[number])
     return list(dict.fromkeys(found))
 

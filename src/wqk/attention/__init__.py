@@ -1,19 +1,7 @@
-"""One block: its heads as forms, other coordinates of it, what it reads, and its verification."""
+"""One block of a model: its heads as forms, other coordinates of it, and what it leaves out."""
 
-from wqk.attention.block import (
-    Attention,
-    attention_plan,
-    attention_plans,
-    load_attention,
-    read_attention,
-    unread_attention,
-)
+from wqk.attention.block import Block, Head
+from wqk.attention.coordinates import Coordinates
+from wqk.attention.omissions import Omission
 
-__all__ = [
-    "Attention",
-    "attention_plan",
-    "attention_plans",
-    "load_attention",
-    "read_attention",
-    "unread_attention",
-]
+__all__ = ["Block", "Coordinates", "Head", "Omission"]

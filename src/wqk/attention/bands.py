@@ -20,7 +20,7 @@ from wqk.errors import CheckpointError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from wqk.attention.block import Attention
+    from wqk.attention.block import Block
 
 
 class Bands(NamedTuple):
@@ -49,7 +49,7 @@ class Decay(NamedTuple):
     cosine: Float[np.ndarray, "heads distances"]  # of M(N) and M(0)
 
 
-def rotary_bands(attention: Attention) -> Bands:
+def rotary_bands(block: Block) -> Bands:
     """The rotary planes of one block.
 
     Raises
@@ -63,22 +63,22 @@ def rotary_bands(attention: Attention) -> Bands:
     >>> weights = {f"layers.0.self_attn.{s}_proj.weight": np.eye(8) for s in "qk"}
     >>> from wqk.checkpoints.modules import StateDict
     >>> config = {"model_type": "llama", "num_hidden_layers": 1, "num_attention_heads": 2}
-    >>> bands = rotary_bands(wqk.read_attention(StateDict(weights, config, "toy"), 0))
+    >>> bands = wqk.open(StateDict(weights, config, "toy"))[0].bands()
     >>> bands.energies.round(6).tolist(), bands.low_share.round(6).tolist()
     ([[2.0, 2.0], [2.0, 2.0]], [0.5, 0.5])
     """
-    rotary = attention.plan.rotary or attention.plan.axial
+    rotary = block.plan.rotary or block.plan.axial
     if rotary is None:
         raise CheckpointError(
-            f"layer {attention.layer} of the {attention.plan.stack} has no bands: its positions "
-            f"are {attention.plan.position or 'not rotary'}"
+            f"layer {block.layer} of the {block.plan.stack} has no bands: its positions "
+            f"are {block.plan.position or 'not rotary'}"
         )
     first, second = rotary.planes
     planes = []
-    for factor in (attention.query, attention.key):
+    for factor in (block.query, block.key):
         squares = np.square(factor.weight.astype(np.float64)).sum(axis=-1)
         planes.append(np.sqrt(squares[:, first] + squares[:, second]))
-    sharing = attention.head_count // attention.key_head_count
+    sharing = block.head_count // block.key_head_count
     count = len(rotary.frequencies)
     return Bands(
         np.abs(np.asarray(rotary.frequencies, np.float64)),
@@ -87,14 +87,14 @@ def rotary_bands(attention: Attention) -> Bands:
     )
 
 
-def decay(attention: Attention, distances: Sequence[int]) -> Decay:
+def decay(block: Block, distances: Sequence[int]) -> Decay:
     """How much each head's form at these distances differs from that at distance 0.
 
     Patches of a picture are taken to be N rows and N columns apart.
     """
-    rotary = attention.plan.rotary or attention.plan.axial
-    query = attention.query.weight.astype(np.float64)
-    key = attention.key.weight.astype(np.float64)
+    rotary = block.plan.rotary or block.plan.axial
+    query = block.query.weight.astype(np.float64)
+    key = block.key.weight.astype(np.float64)
     key = key.repeat(len(query) // len(key), axis=0)
     still = Heads(query, key, None)
     turned = still._replace(rotary=rotary.turning if rotary else None)

@@ -1,59 +1,86 @@
-"""One block's attention: its heads as bilinear forms, and the other terms of its score.
+"""One attention block of a model: its heads as bilinear forms, and the other terms of its score.
 
 Axes: H query heads, G key heads, R head width, D width, N tokens.
 """
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, replace
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from array_api_compat import array_namespace
 
 from wqk._caching import cached_property
-from wqk._typing import Array, FilePath, Float
+from wqk._typing import Array, Float
+from wqk.attention.bands import Bands, rotary_bands
+from wqk.attention.ceilings import Ceilings, ceilings
+from wqk.attention.coordinates import (
+    PLAIN,
+    Coordinates,
+    at_distance,
+    augmented,
+    lacks_norm,
+    stacked,
+    with_norm,
+)
 from wqk.attention.factor import Factor, load_factor
-from wqk.checkpoints import open_checkpoint
-from wqk.checkpoints.options import check_options
-from wqk.errors import CheckpointError, UnknownFamily, concerning
-from wqk.families import find_family, load_family, plan, with_head_counts
-from wqk.families.candidates import POSITIONAL, beside, candidates
+from wqk.attention.omissions import Omission, omissions
+from wqk.errors import CheckpointError, UnknownFamily
 from wqk.forms import BilinearForm
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-    from typing import Unpack
+    from collections.abc import Iterator, Sequence
 
-    from wqk.checkpoints import Checkpoint
-    from wqk.checkpoints.options import HubOptions
-    from wqk.families import AttentionPlan
+    from wqk.checkpoints import Checkpoint, Part
+    from wqk.families import AttentionPlan, Norm, Side
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Attention:
-    """The queries and keys of one block, as read from a checkpoint.
+class Block:
+    """One attention block of a model; `wqk.open` makes them.
 
-    The linear parts of norms between projection and score, gains and centering, are folded into the
-    forms. A token's own scale is not; `queries` and `keys` include it.
+    Weights are read when they are first needed, and once. The linear parts of norms between
+    projection and score, gains and centering, are folded into the forms. A token's own scale is
+    not; `queries` and `keys` include it.
 
     Attributes
     ----------
+    checkpoint
+        Where the weights are.
     plan
-        Its origin: stack, kind, layer, scale, rotary positions, status.
-    query, key
-        Weights (H, R, D) and (G, R, D), and what comes with them. Query head h meets key head
-        h // (H/G).
-    positional
-        The same for the dimensions that hold only positions, if latent attention has some and they
-        were read.
+        Which weights they are, and what else the score holds: stack, kind, layer, scale, rotary
+        positions, status.
+
+    Examples
+    --------
+    >>> import wqk
+    >>> block = wqk.open(wqk.demo_model("encoder"))[0]
+    >>> block
+    Block(encoder self-attention, layer 0: 4 heads of width 32)
+    >>> block[2].qk
+    BilinearForm(128 × 128, rank 32)
     """
 
-    plan: AttentionPlan
-    query: Factor
-    key: Factor
-    positional: tuple[Factor, Factor] | None = None
+    def __init__(self, checkpoint: Checkpoint, plan: AttentionPlan) -> None:
+        self.checkpoint, self.plan = checkpoint, plan
+        self._stored: dict[Part, Array] = {}
+
+    def read(self, parts: Sequence[Part]) -> list[Array]:
+        """Parts of the checkpoint, as `Checkpoint.read` gives them; each is read once."""
+        missing = [part for part in dict.fromkeys(parts) if part not in self._stored]
+        if missing:
+            self._stored |= zip(missing, self.checkpoint.read(missing), strict=True)
+        return [self._stored[part] for part in parts]
+
+    def _factors(self, *sides: Side) -> list[Factor]:
+        """The factors of these sides, read in one request.
+
+        `NonFiniteWeights` if a weight or bias has NaN or infinite entries.
+        """
+        self.read([part for side in sides for part in side.parts])
+        return [load_factor(self._stored, side, self.checkpoint.name) for side in sides]
 
     @property
     def layer(self) -> int:
@@ -61,44 +88,195 @@ class Attention:
         return self.plan.layer
 
     @property
+    def stack(self) -> str:
+        """``encoder``, ``decoder``, ``vision``, …."""
+        return self.plan.stack
+
+    @property
+    def kind(self) -> str:
+        """``self`` or ``cross``."""
+        return self.plan.kind
+
+    @property
     def head_count(self) -> int:
         """Number of query heads, H."""
-        return int(self.query.weight.shape[0])
+        return self.plan.query.heads
 
     @property
     def key_head_count(self) -> int:
         """Number of key heads, G."""
-        return int(self.key.weight.shape[0])
+        return self.plan.key.heads
+
+    @cached_property
+    def _query_key(self) -> tuple[Factor, Factor]:
+        query, key = self._factors(self.plan.query, self.plan.key)
+        return query, key
+
+    @property
+    def query(self) -> Factor:
+        """The queries' weight (H, R, D), and what comes with it."""
+        return self._query_key[0]
+
+    @property
+    def key(self) -> Factor:
+        """The keys' weight (G, R, D), and what comes with it.
+
+        Query head h meets key head h // (H/G).
+        """
+        return self._query_key[1]
+
+    @cached_property
+    def positional(self) -> tuple[Factor, Factor] | None:
+        """Queries and keys of the dimensions of latent attention that hold only positions.
+
+        They are not in the form.
+        """
+        if self.plan.positional is None:
+            return None
+        query, key = self._factors(self.plan.positional.query, self.plan.positional.key)
+        return query, key
+
+    @cached_property
+    def _value_output(self) -> tuple[Factor, Factor]:
+        if self.plan.value is None or self.plan.output is None:
+            raise CheckpointError(
+                f"layer {self.layer} of the {self.stack}: family {self.plan.family} describes no "
+                "values and outputs, or the checkpoint lacks them"
+            )
+        value, output = self._factors(self.plan.value, self.plan.output)
+        return value, output
 
     @cached_property
     def heads(self) -> BilinearForm:
         """All heads as a stack (G, H/G): row g holds the query heads that share key head g."""
-        heads, width, d_query = self.query.weight.shape
-        groups = self.key_head_count
-        query = self.query.weight.reshape(groups, heads // groups, width, d_query)
-        return BilinearForm.from_factors(
-            query.swapaxes(-1, -2), self.key.weight[:, None].swapaxes(-1, -2)
-        )
-
-    def head(self, index: int) -> BilinearForm:
-        """One head's form, D × D of rank R; `IndexError` if there is no such head."""
-        if not -self.head_count <= index < self.head_count:
-            raise IndexError(f"head {index} of {self.head_count}")
-        key_head = index % self.head_count // (self.head_count // self.key_head_count)
-        return BilinearForm.from_factors(self.query.weight[index].T, self.key.weight[key_head].T)
+        return stacked(self.query.weight, self.key.weight)
 
     @cached_property
-    def form(self) -> BilinearForm:
-        """The layer's form: the sum over its heads, of rank G·R (paper, S20)."""
+    def ov(self) -> BilinearForm:
+        """The output-value forms W_v W_o of all heads as a stack, like `heads`.
+
+        `CheckpointError` if the family describes no values and outputs, or they are not there.
+        """
+        value, output = self._value_output
+        return stacked(value.weight, output.weight)
+
+    def __getitem__(self, index: int) -> Head:
+        if not -self.head_count <= index < self.head_count:
+            raise IndexError(
+                f"layer {self.layer} has heads 0 to {self.head_count - 1}, got head {index}"
+            )
+        return Head(self, index % self.head_count)
+
+    def __len__(self) -> int:
+        return self.head_count
+
+    def __iter__(self) -> Iterator[Head]:
+        return (self[index] for index in range(self.head_count))
+
+    def head(self, index: int) -> BilinearForm:
+        """One head's query-key form, D × D of rank R; `IndexError` if there is no such head."""
+        return self[index].qk
+
+    def form(
+        self,
+        *,
+        distance: int = 0,
+        fold_norm: bool = False,
+        bias: bool = False,
+        circuit: Literal["qk", "ov"] = "qk",
+    ) -> BilinearForm:
+        """The layer's form: the sum over its heads, of rank G·R (paper, S20).
+
+        The parameters choose another than the plain W_q W_kᵀ: see `wqk.attention.coordinates`,
+        which also raises.
+        """
+        coordinates = Coordinates(circuit, fold_norm, bias, (distance,))
+        if coordinates == PLAIN:
+            return self._form
+        ((_, form),) = self.forms(coordinates)
+        return form.sum()
+
+    @cached_property
+    def _form(self) -> BilinearForm:
         return self.heads.sum()
 
-    def with_weights(self, query: Array, key: Array, biases: bool = True) -> Attention:
+    def forms(
+        self, coordinates: Coordinates = PLAIN, every_bias: bool = False
+    ) -> Iterator[tuple[int, BilinearForm]]:
+        """Each distance with the forms of all heads, as a stack like `heads`, made one by one.
+
+        With ``every_bias``, the key's bias enters also where the softmax does not see it, as in
+        scores that are compared across queries.
+
+        Raises `CheckpointError` if the block has no values and outputs, or no rotary positions.
+        """
+        plan = self.plan
+        of_values = coordinates.circuit == "ov"
+        factors = self._value_output if of_values else self._query_key
+        norms = (plan.value, None) if of_values else (plan.query, plan.key)
+        fold = coordinates.fold_norm and not lacks_norm(plan, coordinates)
+        left, right = (
+            self.linear(factor, side.input_norm if fold and side else None)
+            for factor, side in zip(factors, norms, strict=True)
+        )
+        if coordinates.bias:
+            if not (every_bias or of_values) and plan.rule.guess and right[1] is not None:
+                raise CheckpointError(
+                    f"layer {self.layer} of the {self.stack} was guessed from tensor names; "
+                    "the key's bias counts only with rotary positions, and whether it has these is "
+                    "not known; leave out the biases, or describe the model in a family file"
+                )
+            keeps_right_bias = not of_values and (every_bias or plan.rotary is not None)
+            plain = stacked(
+                augmented(*left), augmented(right[0], right[1] if keeps_right_bias else None)
+            )
+        else:
+            plain = stacked(left[0], right[0])
+        return ((n, at_distance(plain, plan, n)) for n in coordinates.distances)
+
+    def weights(self, circuit: Literal["qk", "ov"] = "qk") -> tuple[Array, Array]:
+        """The two weights of a circuit, (H, R, D) and (G, R, D)."""
+        left, right = self._query_key if circuit == "qk" else self._value_output
+        return left.weight, right.weight
+
+    def linear(self, factor: Factor, norm: Norm | None) -> tuple[Array, Array | None]:
+        """A factor's weight (heads, R, D) and bias (heads, R), with the norm before it folded in.
+
+        They act on normalized vectors before gain and bias.
+        """
+        weight, bias = factor.weight, factor.bias
+        if norm is None:  # the residual stream itself; or the output, which no norm follows
+            return weight, bias
+        gain, *shift = self.read([*norm.gain, *norm.bias])
+        gain = gain + gain.dtype.type(norm.offset)
+        return with_norm(weight, bias, gain, shift[0] if shift else None, norm.kind)
+
+    def ceiling(self, distances: Sequence[int] = (0,)) -> Ceilings | None:
+        """The largest scores that any input can produce; None if they have no bound.
+
+        See `wqk.attention.ceilings`.
+        """
+        return ceilings(self, distances)
+
+    def bands(self) -> Bands:
+        """How each head's weight is spread over rotary planes; `CheckpointError` without these."""
+        return rotary_bands(self)
+
+    def omissions(self, coordinates: Coordinates = PLAIN) -> tuple[Omission, ...]:
+        """The terms of the score that the forms in these coordinates leave out."""
+        return tuple(omissions(self.plan, coordinates))
+
+    def with_weights(self, query: Array, key: Array, biases: bool = True) -> Block:
         """The block with other stored weights, (H, R, D) and (G, R, D), with or without biases."""
         sides = []
         for side, weight in ((self.query, query), (self.key, key)):
             bias = side.stored_bias if biases else None
             sides.append(replace(side, stored_weight=weight, stored_bias=bias))
-        return replace(self, query=sides[0], key=sides[1])
+        changed = copy(self)
+        for name in ("heads", "_form"):
+            changed.__dict__.pop(name, None)
+        changed.__dict__["_query_key"] = tuple(sides)
+        return changed
 
     def queries(
         self, x: Float[Array, "*batch tokens d"], positions: np.ndarray | None = None
@@ -118,8 +296,8 @@ class Attention:
         Examples
         --------
         >>> import numpy as np, wqk
-        >>> attention = wqk.read_attention(wqk.demo_model("decoder"), layer=0)
-        >>> attention.queries(np.ones((5, 128), np.float32)).shape
+        >>> block = wqk.open(wqk.demo_model("decoder"))[0]
+        >>> block.queries(np.ones((5, 128), np.float32)).shape
         (4, 5, 32)
         """
         self._require_known("a query")
@@ -168,9 +346,9 @@ class Attention:
         Examples
         --------
         >>> import numpy as np, wqk
-        >>> attention = wqk.read_attention(wqk.demo_model("decoder"), layer=0)
+        >>> block = wqk.open(wqk.demo_model("decoder"))[0]
         >>> x = np.random.default_rng(0).standard_normal((5, 128))
-        >>> attention.logits(x, x).shape
+        >>> block.logits(x, x).shape
         (4, 5, 5)
         """
         self._require_known("a query")
@@ -210,12 +388,7 @@ class Attention:
         positions = np.arange(x.shape[-2]) if positions is None else positions
         if plan.rotary is not None:
             vectors = plan.rotary.rotate(vectors, positions)
-        if plan.positional is not None:
-            if self.positional is None:
-                raise CheckpointError(
-                    f"layer {self.layer} of the {plan.stack}: the part of its queries and keys "
-                    "that holds positions was not read; load the block with positions=True"
-                )
+        if plan.positional is not None and self.positional is not None:
             added = plan.positional.rotary.rotate(self.positional[side].vectors(x), positions)
             xp = array_namespace(vectors)
             added = xp.broadcast_to(added, (*vectors.shape[:-1], added.shape[-1]))
@@ -228,8 +401,8 @@ class Attention:
         if self.key_head_count != self.head_count:
             heads += f" over {self.key_head_count} key heads"
         return (
-            f"Attention({self.plan.stack} {self.plan.kind}, layer {self.layer}: "
-            f"{heads}, {self.form.shape[0]} × {self.form.shape[1]})"
+            f"Block({self.stack} {self.kind}-attention, layer {self.layer}: "
+            f"{heads} of width {self.plan.query.head_width})"
         )
 
     def _repr_html_(self) -> str:
@@ -237,164 +410,45 @@ class Attention:
         facts = {
             "attention": f"{plan.stack} {plan.kind}, layer {self.layer}, family {plan.family}",
             "heads": f"{self.head_count} over {self.key_head_count} key heads, of width "
-            f"{self.query.weight.shape[1]}",
-            "form": f"{self.form.shape[0]} × {self.form.shape[1]}, rank {self.form.rank}",
-            "score scale": f"{plan.scale:.4g}, not part of the form",
-            "positions": "rotary" if plan.rotary else plan.position or "none in the score",
-        }
-        if plan.rule.guess:
-            facts |= dict.fromkeys(("score scale", "positions"), "not known: the family is guessed")
-        facts["status"] = (
-            "; ".join(
-                [one for one in plan.statuses if one != "partial"]
-                + [plan.reason] * bool(plan.reason)
+            f"{plan.query.head_width}",
+            "form": f"{self.form().shape[0]} × {self.form().shape[1]}, rank {self.form().rank}",
+            "not in the form": "; ".join(omission.term for omission in self.omissions()),
+            "status": "; ".join(
+                [*(one for one in plan.statuses if one != "partial"), *filter(None, [plan.reason])]
             )
-            or "ok"
-        )
+            or "ok",
+        }
         rows = "".join(
             f"<tr><td>{escape(name)}</td><td>{escape(fact)}</td></tr>"
             for name, fact in facts.items()
         )
-        return f'<table><caption style="text-align: left">Attention</caption>{rows}</table>'
+        return f'<table><caption style="text-align: left">Block</caption>{rows}</table>'
 
 
-def attention_plans(
-    checkpoint: Checkpoint,
-    family: FilePath | None = None,
-    heads_per_layer: int | None = None,
-    key_heads: int | None = None,
-    layers: Collection[int] | None = None,
-) -> list[AttentionPlan]:
-    """Every attention block of a checkpoint, in order, without reading weights.
+@dataclass(frozen=True)
+class Head:
+    """One head of a block, with its two forms."""
 
-    With ``layers``, only the blocks of these layers, of every stack. The other arguments are as for
-    `read_attention`.
+    block: Block
+    index: int
 
-    Raises
-    ------
-    UnknownFamily
-        No family knows the model, and none can be guessed; or the given file is not a family.
-    CheckpointError
-        Tensors are missing, or do not fit the configuration; or there is no such layer.
-    """
-    chosen = load_family(family) if family else find_family(checkpoint, heads_per_layer is None)
-    with concerning(checkpoint.name):
-        plans = plan(checkpoint, with_head_counts(chosen, checkpoint, heads_per_layer, key_heads))
-        if layers is None:
-            return plans
-        there = {one.layer for one in plans}
-        missing = sorted(set(layers) - there)
-        if missing or not layers:
-            what = f"no layer {missing[0]}" if missing else "no layer was chosen"
-            raise CheckpointError(f"{what}; layers are numbered from {min(there)} to {max(there)}")
-        return [one for one in plans if one.layer in layers]
+    @property
+    def key_head(self) -> int:
+        """The number of its key head."""
+        return self.index // (self.block.head_count // self.block.key_head_count)
 
-
-def unread_attention(checkpoint: Checkpoint, plans: Sequence[AttentionPlan]) -> list[str]:
-    """Names of tensors that look like queries and keys, but that no plan reads.
-
-    Such as cross-attention that a family does not describe, another tower, or a pooling head.
-    """
-    read = {part.name for plan in plans for part in plan.parts}
-    tensors = checkpoint.tensors()
-    named = candidates(tensors)
-    unread = [c for c in named if read.isdisjoint(c.tensors) and not c.words & POSITIONAL]
-    return [c.query for c in unread if not beside(c, named, tensors).recurrent]
-
-
-def load_attention(
-    checkpoint: Checkpoint, plan: AttentionPlan, positions: bool = False
-) -> Attention:
-    """Read one block's queries and keys, in one request, as arrays of the checkpoint's library.
-
-    Parameters
-    ----------
-    checkpoint, plan
-        The plan is one of the checkpoint's own, from `attention_plans`.
-    positions
-        Whether to also read the dimensions of latent attention that hold only positions: they are
-        not in the form, but `Attention.logits` needs them.
-
-    Raises
-    ------
-    NonFiniteWeights
-        A weight or bias has NaN or infinite entries; says which tensor and how many.
-    """
-    sides = [plan.query, plan.key]
-    if positions and plan.positional is not None:
-        sides += [plan.positional.query, plan.positional.key]
-    wanted = list(dict.fromkeys(part for side in sides for part in side.parts))
-    stored = dict(zip(wanted, checkpoint.read(wanted), strict=True))
-    query, key, *apart = (load_factor(stored, side, checkpoint.name) for side in sides)
-    return Attention(plan, query, key, (apart[0], apart[1]) if apart else None)
-
-
-def read_attention(
-    ref: Any,
-    layer: int,
-    *,
-    stack: str | None = None,
-    kind: str = "self",
-    family: FilePath | None = None,
-    heads_per_layer: int | None = None,
-    key_heads: int | None = None,
-    **hub: Unpack[HubOptions],
-) -> Attention:
-    """The attention of one layer of a checkpoint.
-
-    Parameters
-    ----------
-    ref
-        As for `open_checkpoint`.
-    layer
-        Number within its stack, from 0; negative numbers count from the end.
-    stack, kind
-        Which attention, where a model has several: ``encoder`` or ``decoder``, ``self`` or
-        ``cross``.
-    family
-        A family file to use instead of the model type's own.
-    heads_per_layer, key_heads
-        Numbers of query and key heads, where the configuration does not have them.
-    **hub
-        ``revision``, ``token``, ``cache_dir`` and so on, for `open_checkpoint`.
-
-    Raises
-    ------
-    CheckpointError
-        There is no such layer, or the stack has to be named.
-
-    Examples
-    --------
-    >>> import wqk
-    >>> attention = wqk.read_attention(wqk.demo_model("encoder"), layer=0)
-    >>> attention.head(2)
-    BilinearForm(128 × 128, rank 32)
-    """
-    check_options("read_attention", hub)
-    checkpoint = open_checkpoint(ref, **hub)
-    plans = attention_plans(checkpoint, family, heads_per_layer, key_heads)
-    chosen = attention_plan(checkpoint, plans, layer, stack, kind)
-    return load_attention(checkpoint, chosen, positions=True)
-
-
-def attention_plan(
-    checkpoint: Checkpoint,
-    plans: Sequence[AttentionPlan],
-    layer: int,
-    stack: str | None = None,
-    kind: str = "self",
-) -> AttentionPlan:
-    """One layer's of a checkpoint's plans; arguments and errors as for `read_attention`."""
-    plans = [p for p in plans if p.kind == kind and stack in (None, p.stack)]
-    stacks = list(dict.fromkeys(p.stack for p in plans))
-    if len(stacks) > 1:
-        raise CheckpointError(
-            f"{checkpoint.name}: has several stacks; choose one with stack="
-            f"{' or '.join(map(repr, stacks))}"
+    @property
+    def qk(self) -> BilinearForm:
+        """The query-key form W_q W_kᵀ, D × D of rank R."""
+        return BilinearForm.from_factors(
+            self.block.query.weight[self.index].T, self.block.key.weight[self.key_head].T
         )
-    by_layer = {p.layer: p for p in plans}
-    wanted = layer if layer >= 0 else max(by_layer, default=-1) + 1 + layer
-    if wanted not in by_layer:
-        has = f" of the {stacks[0]}, which has {len(plans)}" if stacks else ""
-        raise CheckpointError(f"{checkpoint.name}: no {kind}-attention in layer {layer}{has}")
-    return by_layer[wanted]
+
+    @property
+    def ov(self) -> BilinearForm:
+        """The output-value form W_v W_o; `CheckpointError` if the block's family describes none."""
+        form: BilinearForm = self.block.ov[divmod(self.index, self.block.ov.stack[1])]
+        return form
+
+    def __repr__(self) -> str:
+        return f"Head({self.index} of {self.block!r})"

@@ -20,17 +20,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from wqk._typing import Float
-from wqk.attention.block import load_attention
-from wqk.attention.coordinates import Half, at_distance, augmented, folded, stacked
+from wqk.attention.coordinates import at_distance, augmented, stacked
 from wqk.families import Composed
 from wqk.forms.spectra import spectral_norm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from wqk.attention.block import Attention
+    from wqk.attention.block import Block
     from wqk.attention.factor import Factor
-    from wqk.checkpoints import Checkpoint, Part
+    from wqk.checkpoints import Part
     from wqk.families import AttentionPlan, Norm, Side
 
 
@@ -71,38 +70,32 @@ def ceiling_parts(plan: AttentionPlan) -> tuple[Part, ...]:
     )
 
 
-def ceilings(
-    checkpoint: Checkpoint, plan: AttentionPlan, distances: Sequence[int] = (0,)
-) -> Ceilings | None:
+def ceilings(block: Block, distances: Sequence[int] = (0,)) -> Ceilings | None:
     """The bounds of one block; None without one, see `lacks_ceiling`.
 
     Examples
     --------
     >>> import wqk
-    >>> from wqk.attention import attention_plans
-    >>> checkpoint = wqk.open_checkpoint(wqk.demo_model("decoder"))  # holds no norms
-    >>> plan = attention_plans(checkpoint)[0]
-    >>> ceilings(checkpoint, plan) is None, lacks_ceiling(plan)[:16]
+    >>> block = wqk.open(wqk.demo_model("decoder"))[0]  # holds no norms
+    >>> ceilings(block) is None, lacks_ceiling(block.plan)[:16]
     (True, 'no norm is known')
     """
+    plan = block.plan
     if lacks_ceiling(plan):
         return None
-    attention = load_attention(checkpoint, plan, positions=True)
-    factors = [attention.query, attention.key, *(attention.positional or ())]
+    factors = [block.query, block.key, *(block.positional or ())]
     sides = _fed(plan, [factor.side for factor in factors])
-    lengths = [
-        _length(checkpoint, plan, factor, side) for factor, side in zip(factors, sides, strict=True)
-    ]
-    sharing = attention.head_count // attention.key_head_count
+    lengths = [_length(block, factor, side) for factor, side in zip(factors, sides, strict=True)]
+    sharing = block.head_count // block.key_head_count
     query, key = lengths[0], lengths[1].repeat(sharing)
     bound = query * key
-    if attention.positional:
+    if block.positional:
         apart = lengths[2], lengths[3].repeat(len(query) // len(lengths[3]))
         bound = bound + apart[0] * apart[1]
         query, key = np.hypot(query, apart[0]), np.hypot(key, apart[1])
     bound = plan.scale * bound
     wanted = (*distances,) if plan.may_turn else (*distances, 0)
-    bounds = _by_distance(checkpoint, attention, bound, wanted)
+    bounds = _by_distance(block, bound, wanted)
     # A form that positions do not turn is the same at every distance.
     return Ceilings(query, key, bound if plan.may_turn else bounds[0], bounds)
 
@@ -113,22 +106,21 @@ def _fed(plan: AttentionPlan, sides: Sequence[Side]) -> list[Side]:
     return [replace(side, input_norm=norm) for side, norm in zip(sides, norms, strict=False)]
 
 
-def _length(
-    checkpoint: Checkpoint, plan: AttentionPlan, factor: Factor, side: Side
-) -> Float[np.ndarray, " heads"]:
+def _length(block: Block, factor: Factor, side: Side) -> Float[np.ndarray, " heads"]:
     """The largest length of a query or a key, for each of its heads."""
+    plan = block.plan
     heads, width, d = factor.stored_weight.shape
     if side.norm is not None:
         length = _normalized_length(factor, side.norm)
     elif isinstance(side.projection, Composed):
         outer = side.projection.outer
-        stored, gain = checkpoint.read([outer.part, side.projection.norm.gain[0]])
+        stored, gain = block.read([outer.part, side.projection.norm.gain[0]])
         weight = outer.weight({outer.part: stored}) * gain
         length = math.sqrt(weight.shape[-1]) * _largest(weight)
     elif side.input_norm is not None:
-        half = folded(checkpoint, Half(factor.weight, factor.bias, side.input_norm))
-        length = math.sqrt(d) * _largest(half.weight)
-        length = length if half.bias is None else length + np.linalg.norm(half.bias, axis=-1)
+        weight, bias = block.linear(factor, side.input_norm)
+        length = math.sqrt(d) * _largest(weight)
+        length = length if bias is None else length + np.linalg.norm(bias, axis=-1)
     else:
         length = np.full(heads, math.inf)
     if plan.clip is not None:
@@ -159,11 +151,11 @@ def _largest(weight: Float[np.ndarray, "heads width d"]) -> Float[np.ndarray, " 
 
 
 def _by_distance(
-    checkpoint: Checkpoint, attention: Attention, bound: np.ndarray, distances: Sequence[int]
+    block: Block, bound: np.ndarray, distances: Sequence[int]
 ) -> dict[int, np.ndarray]:
     """The smaller of the bound at any distance and that of the form at each."""
-    plan = attention.plan
-    factors = (attention.query, attention.key)
+    plan = block.plan
+    factors = (block.query, block.key)
     is_linear = all(
         f.side.norm is None and f.side.input_norm and not isinstance(f.side.projection, Composed)
         for f in factors
@@ -171,24 +163,24 @@ def _by_distance(
     stretched = plan.rotary is not None and plan.rotary.amplitude != 1
     if not is_linear or plan.clip is not None or plan.positional or stretched:
         return dict.fromkeys(distances, bound)
-    halves = [folded(checkpoint, Half(f.weight, f.bias, f.side.input_norm)) for f in factors]
-    biased = any(half.bias is not None for half in halves)
+    linear = [block.linear(f, f.side.input_norm) for f in factors]
+    biased = any(bias is not None for _, bias in linear)
     # Biases are weights of one more input, 1/t of them where that is t: every t gives a bound.
-    units = (1.0, math.sqrt(halves[0].weight.shape[-1])) if biased else (None,)
+    units = (1.0, math.sqrt(linear[0][0].shape[-1])) if biased else (None,)
     bounds: dict[int, np.ndarray] = {}
     for distance in distances:
         best = bound
         for unit in units:
-            form = stacked(*(_with_bias(half, unit) for half in halves))
-            size = math.sqrt(math.prod(h.weight.shape[-1] + (unit or 0) ** 2 for h in halves))
+            form = stacked(*(_with_bias(*side, unit) for side in linear))
+            size = math.sqrt(math.prod(w.shape[-1] + (unit or 0) ** 2 for w, _ in linear))
             largest = spectral_norm(at_distance(form, plan, distance)).ravel()
             best = np.asarray(np.minimum(best, plan.scale * size * largest))
         bounds[distance] = best
     return bounds
 
 
-def _with_bias(half: Half, unit: float | None) -> np.ndarray:
+def _with_bias(weight: np.ndarray, bias: np.ndarray | None, unit: float | None) -> np.ndarray:
     """(heads, R, D), with a bias for an input of this size as one more column."""
     if unit is None:
-        return np.asarray(half.weight)
-    return augmented(half.weight, None if half.bias is None else half.bias / unit)
+        return weight
+    return augmented(weight, None if bias is None else bias / unit)

@@ -17,21 +17,16 @@ Axes: H query heads, G key heads, R head width, D model width.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from wqk._typing import Array, Float
-from wqk.attention import load_attention
-from wqk.attention.factor import load_factor
 from wqk.errors import CheckpointError
 from wqk.forms import BilinearForm
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from wqk.checkpoints import Checkpoint
-    from wqk.families import AttentionPlan, Norm
+    from wqk.families import AttentionPlan
 
 
 @dataclass(frozen=True)
@@ -58,58 +53,6 @@ class Coordinates:
 
 
 PLAIN = Coordinates()
-
-
-class Half(NamedTuple):
-    """One factor of a circuit before it becomes a form."""
-
-    weight: Float[Array, "heads width d"]
-    bias: Float[Array, "heads width"] | None
-    norm: Norm | None
-
-
-class Block(NamedTuple):
-    """A block's two factors as stored, and its forms at each distance, made one by one."""
-
-    weights: tuple[np.ndarray, ...]  # none if the forms are not a model's own
-    forms: Iterator[tuple[int, BilinearForm]]
-
-
-def read_block(
-    checkpoint: Checkpoint,
-    plan: AttentionPlan,
-    coordinates: Coordinates,
-    every_bias: bool = False,
-) -> Block:
-    """Read the tensors that the coordinates need, and build the block's forms.
-
-    With ``every_bias``, the key's enters also where the softmax does not see it, as in scores that
-    are compared across queries. For each distance, ``forms`` gives the heads as a stack (G, H/G).
-    Raises `CheckpointError` if the block has no values and outputs; or, from ``forms``, no rotary
-    positions.
-    """
-    left, right = _circuit(checkpoint, plan, coordinates.circuit)
-    weights = left.weight, right.weight
-    if coordinates.fold_norm and not lacks_norm(plan, coordinates):
-        left, right = folded(checkpoint, left), folded(checkpoint, right)
-    if coordinates.bias:
-        if (
-            not every_bias
-            and plan.rule.guess
-            and coordinates.circuit == "qk"
-            and right.bias is not None
-        ):
-            raise CheckpointError(
-                f"layer {plan.layer} of the {plan.stack} was guessed from tensor names; "
-                "the key's bias counts only with rotary positions, and whether it has these is not "
-                "known; leave out the biases, or describe the model in a family file"
-            )
-        keeps_right_bias = coordinates.circuit == "qk" and (every_bias or plan.rotary is not None)
-        left = left._replace(weight=augmented(left.weight, left.bias))
-        right_bias = right.bias if keeps_right_bias else None
-        right = right._replace(weight=augmented(right.weight, right_bias))
-    plain = stacked(left.weight, right.weight)
-    return Block(weights, ((n, at_distance(plain, plan, n)) for n in coordinates.distances))
 
 
 def stacked(
@@ -147,27 +90,6 @@ def at_distance(form: BilinearForm, plan: AttentionPlan, distance: int) -> Bilin
     return BilinearForm.from_factors(turned, form.key)
 
 
-def _circuit(checkpoint: Checkpoint, plan: AttentionPlan, circuit: str) -> tuple[Half, Half]:
-    """The two factors of W_q W_kᵀ or of W_v W_o."""
-    if circuit == "qk":
-        attention = load_attention(checkpoint, plan)
-        return (
-            Half(attention.query.weight, attention.query.bias, plan.query.input_norm),
-            Half(attention.key.weight, attention.key.bias, plan.key.input_norm),
-        )
-    if plan.value is None or plan.output is None:
-        raise CheckpointError(
-            f"layer {plan.layer} of the {plan.stack}: family {plan.family} describes no values "
-            "and outputs, or the checkpoint lacks them"
-        )
-    wanted = [*plan.value.parts, *plan.output.parts]
-    stored = dict(zip(wanted, checkpoint.read(wanted), strict=True))
-    value, output = (
-        load_factor(stored, side, checkpoint.name) for side in (plan.value, plan.output)
-    )
-    return Half(value.weight, value.bias, plan.value.input_norm), Half(output.weight, None, None)
-
-
 def lacks_norm(plan: AttentionPlan, coordinates: Coordinates) -> bool:
     """Whether norms should be folded into a block but no norm is known to feed it.
 
@@ -178,52 +100,27 @@ def lacks_norm(plan: AttentionPlan, coordinates: Coordinates) -> bool:
     return coordinates.fold_norm and any(side.input_norm is None for side in fed)
 
 
-def folded(checkpoint: Checkpoint, side: Half) -> Half:
-    """The factor acting on normalized vectors before gain and bias."""
-    norm = side.norm
-    if norm is None:  # no norm follows W_o on the way to the residual stream
-        return side
-    gain, *shift = checkpoint.read([*norm.gain, *norm.bias])
-    return with_norm(side, gain + gain.dtype.type(norm.offset), shift[0] if shift else None)
+def with_norm(
+    weight: Float[Array, "heads width d"],
+    bias: Float[Array, "heads width"] | None,
+    gain: Float[Array, " d"],
+    shift: Float[Array, " d"] | None,
+    kind: str,
+) -> tuple[Array, Array | None]:
+    """A weight and a bias with the norm that feeds them folded in: its gain, shift and centering.
 
-
-def with_norm(side: Half, gain: np.ndarray, shift: np.ndarray | None) -> Half:
-    """The factor with the gain and the bias of the norm that feeds it, (D,) each, folded in."""
-    weight = side.weight * gain
-    if side.norm is not None and side.norm.kind == "layer":
-        weight = weight - weight.mean(axis=-1, keepdims=True)
-    bias = side.bias
+    They then act on normalized vectors. ``kind`` is that of the norm, ``rms`` or ``layer``.
+    """
+    folded = weight * gain
+    if kind == "layer":
+        folded = folded - folded.mean(axis=-1, keepdims=True)
     if shift is not None:
-        moved = side.weight @ shift
+        moved = weight @ shift
         bias = moved if bias is None else bias + moved
-    return side._replace(weight=weight, bias=bias)
+    return folded, bias
 
 
 def augmented(weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
     """(heads, R, D + 1): with the bias, or 0, as the weight of a constant 1."""
     column = np.zeros(weight.shape[:2], weight.dtype) if bias is None else bias
     return np.concatenate([weight, column[..., None]], axis=-1)
-
-
-def left_out(plan: AttentionPlan, coordinates: Coordinates) -> Iterator[str]:
-    """The terms of the score that the form in these coordinates does not have."""
-    if coordinates.circuit != "qk":
-        return
-    if plan.rotary is not None and coordinates.distances == (0,):
-        yield "rotary positions, which turn it at every distance but 0"
-    if plan.rotary is not None and plan.rotary.amplitude != 1:
-        yield "the attention factor of the rotary positions, the same at every distance"
-    if plan.position.startswith("rotary"):
-        yield f"positions ({plan.position})"
-    elif plan.position or plan.positional:
-        yield f"{plan.position or 'its own'} positions"
-    if not coordinates.bias and (plan.query.bias or plan.key.bias):
-        yield "biases"
-    if not coordinates.fold_norm and (plan.query.input_norm or plan.key.input_norm):
-        yield "the gains of the norms that feed it"
-    if plan.rule.guess:
-        yield "scale, positions and masks, which are not known"
-    if plan.softcap:
-        yield "the soft cap of the scores"
-    if plan.sinks:
-        yield "sinks"

@@ -7,7 +7,17 @@ from typing import Any
 
 import click
 
-from wqk.cli.options import COUNT, FILE, REF, gamma, json_output, reading, revision, table_file
+from wqk.cli.options import (
+    COUNT,
+    FILE,
+    REF,
+    gamma,
+    json_output,
+    opened,
+    reading,
+    revision,
+    table_file,
+)
 
 
 @click.command()
@@ -54,7 +64,7 @@ def compose(
     if picture:
         check_picture(picture)
     with display.bar(ref, display.blocks_progress) as on_progress:
-        table = compose_heads(ref, on_progress=on_progress, **options)
+        table = compose_heads(opened(ref, options), on_progress=on_progress, **options)
     value = {"metadata": dict(table.metadata), "rows": records(table.frame.head(top))}
     display.show(value, *shown(table, top), as_json=as_json)
     if out:

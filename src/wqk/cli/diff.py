@@ -9,6 +9,7 @@ import click
 
 from wqk.cli.options import (
     REF,
+    both_opened,
     every_head,
     gamma,
     json_output,
@@ -47,7 +48,7 @@ def diff(before: str, after: str, out: Path | None, as_json: bool, **options: An
 
     if out:
         check_table_output(out)
-    table = diff_checkpoints(before, after, **options)
+    table = diff_checkpoints(*both_opened(before, after, options), **options)
     value = {"metadata": dict(table.metadata), "rows": records(table.frame)}
     display.show(value, table, as_json=as_json)
     if out:

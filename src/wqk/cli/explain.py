@@ -7,7 +7,13 @@ from typing import Any
 
 import click
 
-from wqk.cli.options import REF, json_output, reading, revision
+from wqk.cli.options import (
+    REF,
+    json_output,
+    opened,
+    reading,
+    revision,
+)
 
 
 @click.command()
@@ -25,5 +31,5 @@ def explain(ref: str, as_json: bool, **options: Any) -> None:
     from wqk.cli import display
     from wqk.inspecting.explanation import explain as explain_checkpoint
 
-    explanation = explain_checkpoint(ref, **options)
+    explanation = explain_checkpoint(opened(ref, options))
     display.show(asdict(explanation), explanation, as_json=as_json)

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from wqk.cli.options import REF, family_file, json_output
+from wqk.cli.options import REF, family_file, json_output, opened
 
 
 @click.command()
@@ -52,7 +52,12 @@ def kin(
     with display.bar(
         "Reading", lambda done, total: {"completed": done, "total": total}
     ) as on_progress:
-        result = relate(*refs, revisions=revisions, on_progress=on_progress, **options)
+        family = options.pop("family")
+        models = [
+            opened(ref, {"family": family, "revision": revision})
+            for ref, revision in zip(refs, revisions or [None] * len(refs), strict=True)
+        ]
+        result = relate(*models, on_progress=on_progress, **options)
     pairs = [result] if isinstance(result, Kinship) else result.pairs
     tables = [
         line

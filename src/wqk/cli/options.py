@@ -7,12 +7,15 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from wqk._options import TYPES, kind_of
 from wqk.errors import required_by
+
+if TYPE_CHECKING:
+    from wqk.model import Model
 
 # A checkpoint: a path, which a shell completes, or the name of something else.
 REF = click.Path(readable=False)
@@ -148,3 +151,25 @@ def _one_for_each(values: tuple[str, ...]) -> tuple[str | None, str | None]:
     if len(values) not in (0, 2):
         raise click.UsageError("expected --revision twice: for the first and for the second REF")
     return (values[0], values[1]) if values else (None, None)
+
+
+# What `wqk.open` is told.
+OPENING = ("revision", "family", "heads_per_layer", "key_heads")
+
+
+def opened(ref: str, options: dict[str, Any]) -> Model:
+    """The model that REF names, opened as the options say; takes those out of the others."""
+    from wqk.model import open as open_model
+
+    return open_model(ref, **{name: options.pop(name) for name in OPENING if name in options})
+
+
+def both_opened(first: str, second: str, options: dict[str, Any]) -> tuple[Model, Model]:
+    """Two models: a revision for each, and family files for each if they may differ."""
+    revisions = options.pop("revisions")
+    shared = {name: options.pop(name) for name in OPENING if name in options}
+    other = shared | ({"family": options.pop("other_family")} if "other_family" in options else {})
+    return (
+        opened(first, {**shared, "revision": revisions[0]}),
+        opened(second, {**other, "revision": revisions[1]}),
+    )

@@ -13,10 +13,12 @@ from wqk.cli.boundary import tell
 from wqk.cli.options import (
     COUNT,
     FILE,
+    OPENING,
     REF,
     every_head,
     gamma,
     json_output,
+    opened,
     ranges,
     reading,
     table_file,
@@ -113,7 +115,7 @@ def scan(
       wqk scan ./my-model --details forms.npz --report report.html
       wqk scan ./run --json | jq '.summary[].symmetry_median'
     """
-    from wqk.checkpoints import open_checkpoint, steps_of
+    from wqk.checkpoints import steps_of
     from wqk.cli import display
     from wqk.reporting import check_report, write_report
     from wqk.scanning.scan import scan as scan_checkpoint
@@ -131,6 +133,7 @@ def scan(
             check(path)
     wanted = {"spectrum": spectrum, "ceiling": ceiling, "bands": bands}
     measures = [name for name, is_wanted in wanted.items() if is_wanted]
+    said = {name: options.pop(name) for name in OPENING if name in options}
     console = display.output()
     tables: list[ScoreTable] = []
     last: dict[tuple[str, str | None], ScoreTable] = {}
@@ -143,9 +146,9 @@ def scan(
     for ref, step, revision in jobs:
         try:
             with display.bar(step, display.scan_progress) as on_progress:
-                checkpoint = open_checkpoint(step, revision=revision)
+                model = opened(step, {**said, "revision": revision})
                 table = scan_checkpoint(
-                    checkpoint,
+                    model,
                     heads=heads or report is not None,
                     details=details is not None,
                     measures=measures,
@@ -168,7 +171,7 @@ def scan(
             else:
                 console.print(*one_checkpoint(shown, console.width, full), sep="\n")
                 _print_placements([shown])
-        display.say_traffic(checkpoint)
+        display.say_traffic(model.checkpoint)
     if not tables:
         context.exit(2)
     whole = join([table if heads else table.layers for table in tables])

@@ -7,7 +7,17 @@ from typing import Any
 
 import click
 
-from wqk.cli.options import FILE, REF, gamma, json_output, ranges, reading, revision, stack
+from wqk.cli.options import (
+    FILE,
+    REF,
+    gamma,
+    json_output,
+    opened,
+    ranges,
+    reading,
+    revision,
+    stack,
+)
 
 
 @click.command()
@@ -68,7 +78,7 @@ def show(
     if reads:
         _show_reads(ref, layer, out, as_json, options)
         return
-    view = show_checkpoint(ref, layer, **options)
+    view = show_checkpoint(opened(ref, options), layer, **options)
     if as_json:
         display.print_object(view.values)
         return
@@ -91,7 +101,7 @@ def _show_reads(
     attention = {name: options.pop(name) for name in ("stack", "kind")}
     if layer is None or head is None or any(ignored.values()):
         raise click.UsageError("--reads lists the neighbors of one head; give --layer and --head")
-    table = compose(ref, **options).around(layer, head, **attention)
+    table = compose(opened(ref, options), **options).around(layer, head, **attention)
     value = {"metadata": dict(table.metadata), "rows": records(table.frame)}
     display.show(value, *shown(table, 20), as_json=as_json)
     if out and not as_json:

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wqk._console import number
-from wqk.cli.options import COUNT, REF, family_file, json_output, revision, stack
+from wqk.cli.options import (
+    COUNT,
+    REF,
+    family_file,
+    json_output,
+    opened,
+    revision,
+    stack,
+)
 from wqk.tables.sheet import Sheet
 
 if TYPE_CHECKING:
@@ -46,7 +54,7 @@ def tokens(ref: str, layer: int, head: int, as_json: bool, **options: Any) -> No
     from wqk.cli import display
     from wqk.inspecting.tokens import match_tokens
 
-    matches = match_tokens(ref, layer, head, **options)
+    matches = match_tokens(opened(ref, options), layer, head, **options)
     kinds = ("largest", "smallest", "most_alike", "least_alike")
     lists = {kind: [pair._asdict() for pair in getattr(matches, kind)] for kind in kinds}
     display.show(asdict(matches) | lists, *lines_of(matches), as_json=as_json)

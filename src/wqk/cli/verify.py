@@ -7,7 +7,13 @@ from typing import Any
 
 import click
 
-from wqk.cli.options import REF, family_file, json_output, revision
+from wqk.cli.options import (
+    REF,
+    family_file,
+    json_output,
+    opened,
+    revision,
+)
 
 
 @click.command()
@@ -32,7 +38,7 @@ def verify(context: click.Context, /, ref: str, as_json: bool, **options: Any) -
     from wqk.cli import display
     from wqk.inspecting.verification import verify as verify_checkpoint
 
-    result = verify_checkpoint(ref, **options)
+    result = verify_checkpoint(opened(ref, options), **options)
     value = asdict(result) | {"ok": result.ok, "verdict": result.verdict}
     for block, said in zip(result.blocks, value["blocks"], strict=True):
         said["verdict"] = block.verdict

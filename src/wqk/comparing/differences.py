@@ -11,15 +11,12 @@ import polars as pl
 from rich.text import Text
 
 from wqk._console import counted, number
-from wqk._typing import FilePath
 from wqk._version import __version__
-from wqk.attention import attention_plans, load_attention
 from wqk.attention.coordinates import PLAIN
-from wqk.checkpoints import open_checkpoint
-from wqk.checkpoints.options import HubFolder, check_options
 from wqk.errors import CheckpointError
 from wqk.forms.scores import directionality, symmetry
 from wqk.forms.updates import update_measures
+from wqk.model import open as open_model
 from wqk.scanning.rows import block_columns, checkpoint_columns
 from wqk.tables.conditions import conditions
 from wqk.tables.rendering import label, title
@@ -29,9 +26,8 @@ from wqk.tables.sheet import Sheet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import Unpack
 
-    from wqk.attention import Attention
+    from wqk.attention import Block
     from wqk.forms import BilinearForm
 
 _SHARED = ("checkpoint", "revision", "step", "model_type", "family")
@@ -113,30 +109,21 @@ def diff(
     before: Any,
     after: Any,
     *,
-    revisions: tuple[str | None, str | None] = (None, None),
     gamma: float = 2.0,
     heads: bool = True,
-    family: FilePath | None = None,
-    heads_per_layer: int | None = None,
-    key_heads: int | None = None,
     terms: bool = False,
-    **hub: Unpack[HubFolder],
 ) -> DifferenceTable:
     """Compare the forms of two checkpoints of one architecture, such as before and after tuning.
 
     Parameters
     ----------
     before, after
-        As for `wqk.open_checkpoint`; a training run's folder stands for its last step.
-    revisions
-        Revisions of the two, if they are Hub repositories.
-    gamma, heads, family, heads_per_layer, key_heads
+        Models, or what `wqk.open` takes; a training run's folder stands for its last step.
+    gamma, heads
         As for `wqk.scan`.
     terms
         Whether to add norm, σ₁ and stable rank of the terms of first and second order in the
         factors, ΔA Bᵀ + A ΔBᵀ and ΔA ΔBᵀ.
-    **hub
-        ``subfolder``, ``token``, ``cache_dir``, ``local_files_only``: see `open_checkpoint`.
 
     Returns
     -------
@@ -155,15 +142,10 @@ def diff(
     >>> table.frame.select("layer", "moved", "cosine", "symmetry", "status").row(0)
     (0, 0.0, 1.0, None, 'unmoved')
     """
-    check_options("diff", hub, HubFolder)
-    old = open_checkpoint(before, revisions[0], **hub)
-    new = open_checkpoint(after, revisions[1], **hub)
-    old_plans, new_plans = (
-        attention_plans(c, family, heads_per_layer, key_heads) for c in (old, new)
-    )
+    old, new = open_model(before), open_model(after)
     layers, new_layers = (
-        [f"{p.rule.stack} {p.kind}-attention, layer {p.layer}" for p in plans]
-        for plans in (old_plans, new_plans)
+        [f"{p.rule.stack} {p.kind}-attention, layer {p.layer}" for p in model.plans]
+        for model in (old, new)
     )
     odd = next((pair for pair in zip_longest(layers, new_layers) if pair[0] != pair[1]), None)
     if odd:
@@ -173,14 +155,14 @@ def diff(
         )
     shared = {
         "before": old.name,
-        "before_revision": old.revision,
-        "before_step": old.step,
-        **checkpoint_columns(new),
+        "before_revision": old.checkpoint.revision,
+        "before_step": old.checkpoint.step,
+        **checkpoint_columns(new.checkpoint),
     }
     rows = [
         {**shared, **row}
-        for old_plan, new_plan in zip(old_plans, new_plans, strict=True)
-        for row in _rows(load_attention(old, old_plan), load_attention(new, new_plan), gamma, terms)
+        for old_block, new_block in zip(old, new, strict=True)
+        for row in _rows(old_block, new_block, gamma, terms)
         if heads or row["head"] is None
     ]
     columns = {**DIFFERENCE_SCHEMA, **(UPDATE_TERMS if terms else {})}
@@ -188,7 +170,7 @@ def diff(
     return DifferenceTable(frame, {"wqk": __version__, "gamma": gamma})
 
 
-def _rows(old: Attention, new: Attention, gamma: float, terms: bool) -> Iterator[dict[str, Any]]:
+def _rows(old: Block, new: Block, gamma: float, terms: bool) -> Iterator[dict[str, Any]]:
     """The rows of one block: its layer's, then its heads'."""
     if (old.heads.shape, old.heads.stack, old.heads.rank) != (
         new.heads.shape,
@@ -201,7 +183,7 @@ def _rows(old: Attention, new: Attention, gamma: float, terms: bool) -> Iterator
     _, sharing = new.heads.stack
     shared = block_columns(new.heads, new.plan, PLAIN, distance=0)
     for numbers, columns in (
-        ([None], _columns(old.form, new.form, gamma, terms)),
+        ([None], _columns(old.form(), new.form(), gamma, terms)),
         (range(old.head_count), _columns(old.heads, new.heads, gamma, terms)),
     ):
         for index, head in enumerate(numbers):

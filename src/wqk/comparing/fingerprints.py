@@ -26,13 +26,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from wqk._typing import Float, Int
-from wqk.attention.coordinates import Coordinates, lacks_norm, read_block
+from wqk.attention.coordinates import Coordinates, lacks_norm
 from wqk.forms.kernels import balance
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from wqk.checkpoints import Checkpoint
+    from wqk.attention import Block
     from wqk.families import AttentionPlan
     from wqk.forms import BilinearForm
 
@@ -101,13 +101,13 @@ def lacks_any_norm(plan: AttentionPlan) -> bool:
     return lacks_norm(plan, FOLDED)
 
 
-def fingerprint(checkpoint: Checkpoint, plan: AttentionPlan, folds: bool) -> Fingerprint | None:
+def fingerprint(block: Block, folds: bool) -> Fingerprint | None:
     """Read one block; None if its form is not square, as symmetry needs.
 
     With ``folds`` the gains of the norms that feed it are folded in.
     """
-    coordinates = FOLDED if folds else UNFOLDED
-    ((_, form),) = read_block(checkpoint, plan, coordinates).forms
+    plan = block.plan
+    ((_, form),) = block.forms(FOLDED if folds else UNFOLDED)
     if not form.is_square:
         return None
     query, key, scale = _scaled(form)
@@ -127,7 +127,7 @@ def fingerprint(checkpoint: Checkpoint, plan: AttentionPlan, folds: bool) -> Fin
         _spectra(query, key),
         form.shape[0],
         "" if "alibi" not in plan.position else "its heads differ by their linear biases",
-        "" if plan.family not in SINUSOIDAL and checkpoint.config.get("model_type")
+        "" if plan.family not in SINUSOIDAL and block.checkpoint.config.get("model_type")
         not in SINUSOIDAL else "its residual stream holds sinusoids of position",
         _dimensions_differ(plan),
     )  # fmt: skip

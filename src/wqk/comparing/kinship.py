@@ -7,10 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 import numpy as np
 
 from wqk._console import counted
-from wqk._typing import FilePath
-from wqk.attention import attention_plans, load_attention
-from wqk.checkpoints import open_checkpoint
-from wqk.checkpoints.options import HubFolder, check_options
+from wqk.attention import Block
 from wqk.comparing.fingerprints import (
     Fingerprint,
     fingerprint,
@@ -22,11 +19,11 @@ from wqk.comparing.randomization import Agreement, Evidence, gather, layer_share
 from wqk.comparing.relations import RELATED, Kinship, LayerMatch
 from wqk.comparing.weights import ROUNDING
 from wqk.errors import CheckpointError
+from wqk.model import open as open_model
 from wqk.scanning.cores import one_blas_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from typing import Unpack
 
     from wqk.checkpoints import Checkpoint
     from wqk.families import AttentionPlan
@@ -56,12 +53,9 @@ def kin(
     other: Any,
     /,
     *,
-    revisions: Sequence[str | None] = ...,
-    family: FilePath | None = ...,
     renumberings: int = ...,
     seed: int = ...,
     on_progress: Callable[[int, int], None] | None = ...,
-    **hub: Unpack[HubFolder],
 ) -> Kinship: ...
 @overload
 def kin(
@@ -70,21 +64,15 @@ def kin(
     third: Any,
     /,
     *more: Any,
-    revisions: Sequence[str | None] = ...,
-    family: FilePath | None = ...,
     renumberings: int = ...,
     seed: int = ...,
     on_progress: Callable[[int, int], None] | None = ...,
-    **hub: Unpack[HubFolder],
 ) -> Kinships: ...
 def kin(
     *refs: Any,
-    revisions: Sequence[str | None] = (),
-    family: FilePath | None = None,
     renumberings: int = 4999,
     seed: int = 0,
     on_progress: Callable[[int, int], None] | None = None,
-    **hub: Unpack[HubFolder],
 ) -> Kinship | Kinships:
     """Test whether models are related: by descent, or by a shared initialization.
 
@@ -95,19 +83,13 @@ def kin(
     Parameters
     ----------
     *refs
-        Two models or more, as for `wqk.open_checkpoint`: folders, files, hub ids, live modules.
-    revisions
-        Their revisions, if they are Hub repositories: none, or one for each.
-    family
-        Family file to use instead of the model types' own.
+        Two models or more, or what `wqk.open` takes: folders, files, hub ids, live modules.
     renumberings
         How often the second model is renumbered; p cannot be smaller than 1 / (renumberings + 1).
     seed
         Of the renumberings.
     on_progress
         Called after every block with the number done and the number of all.
-    **hub
-        ``subfolder``, ``token``, ``cache_dir``, ``local_files_only``: see `open_checkpoint`.
 
     Returns
     -------
@@ -120,7 +102,7 @@ def kin(
     CheckpointError
         A model has no self-attention that can be compared, or two have no numbering in common.
     ValueError
-        Fewer than two models or 999 renumberings, or another number of revisions.
+        Fewer than two models or 999 renumberings.
 
     Examples
     --------
@@ -130,18 +112,13 @@ def kin(
     >>> kinship.related, kinship.p, kinship.kind
     (True, 0.001, 'copy')
     """
-    check_options("kin", hub, HubFolder)
     if len(refs) < 2:
         raise ValueError(f"kin() expected two models or more, got {len(refs)}")
     if renumberings < 999:
         raise ValueError(
             f"renumberings must be at least 999, or p could not reach {RELATED}; got {renumberings}"
         )
-    if revisions and len(revisions) != len(refs):
-        raise ValueError(
-            f"revisions must be given for all {len(refs)} models or for none, got {len(revisions)}"
-        )
-    models = _read(refs, revisions or [None] * len(refs), family, hub, on_progress)
+    models = _read(refs, on_progress)
     pairs = tuple(
         _relate(a, b, renumberings, seed) for i, a in enumerate(models) for b in models[i + 1 :]
     )
@@ -153,24 +130,21 @@ def kin(
 
 def _read(
     refs: Sequence[Any],
-    revisions: Sequence[str | None],
-    family: FilePath | None,
-    hub: HubFolder,
     on_progress: Callable[[int, int], None] | None,
 ) -> list[_Model]:
     """All models in the same coordinates: norms are folded in if they are known of all."""
     opened = []
-    for ref, revision in zip(refs, revisions, strict=True):
-        checkpoint = open_checkpoint(ref, revision, **hub)
-        plans = [plan for plan in attention_plans(checkpoint, family) if plan.kind == "self"]
-        opened.append((checkpoint, plans))
+    for ref in refs:
+        model = open_model(ref)
+        opened.append((model, [plan for plan in model.plans if plan.kind == "self"]))
     folds = not any(lacks_any_norm(plan) for _, plans in opened for plan in plans)
     total, done = sum(len(plans) for _, plans in opened), 0
     models = []
-    for checkpoint, plans in opened:
+    for model, plans in opened:
         kept = []
         for plan in plans:
-            found = fingerprint(checkpoint, plan, folds)
+            # Not kept: the weights of all blocks together would not fit into memory.
+            found = fingerprint(Block(model.checkpoint, plan), folds)
             if found is not None:
                 kept.append((plan, found))
             done += 1
@@ -178,10 +152,11 @@ def _read(
                 on_progress(done, total)
         if not kept:
             raise CheckpointError(
-                f"{checkpoint.name}: has no self-attention on one residual stream to compare",
-                checkpoint=checkpoint.name,
+                f"{model.name}: has no self-attention on one residual stream to compare",
+                checkpoint=model.name,
             )
-        models.append(_Model(checkpoint.name, checkpoint, *map(tuple, zip(*kept, strict=True))))
+        kept_plans, prints = zip(*kept, strict=True)
+        models.append(_Model(model.name, model.checkpoint, kept_plans, prints))
     return models
 
 
@@ -261,8 +236,7 @@ def _least_changes(
     """
     with one_blas_thread():
         first, second = (
-            load_attention(m.checkpoint, m.plans[k]).heads.singular_values()
-            for m, k in ((a, i), (b, j))
+            Block(m.checkpoint, m.plans[k]).heads.singular_values() for m, k in ((a, i), (b, j))
         )
     first, second = (
         np.asarray(values, np.float64).reshape(-1, values.shape[-1]) for values in (first, second)

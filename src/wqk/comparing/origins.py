@@ -81,8 +81,8 @@ def _has_norms(a: StoredBlock, b: StoredBlock) -> bool:
 def _rows(weights: Weights, folded: bool) -> np.ndarray:
     if not folded or weights.gain is None:
         return weights.rows
-    half = weights.folded(True)
-    return np.asarray(half.weight.reshape(-1, half.weight.shape[-1]))
+    weight, _ = weights.folded(True)
+    return weight.reshape(-1, weight.shape[-1])
 
 
 def _origins(

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from wqk._typing import FilePath
-from wqk.attention import attention_plans
-from wqk.checkpoints import open_checkpoint
+from wqk.attention import Block
 from wqk.checkpoints.options import HubFolder, check_options
 from wqk.comparing import mistakes
 from wqk.comparing.blocks import distances
@@ -19,6 +18,8 @@ from wqk.comparing.invariant import signature
 from wqk.comparing.weights import grid, load_block
 from wqk.errors import CheckpointError, UnknownFamily
 from wqk.families.config import Config
+from wqk.model import Model
+from wqk.model import open as open_model
 from wqk.scanning.cores import one_blas_thread
 
 if TYPE_CHECKING:
@@ -202,7 +203,7 @@ def same(
     Parameters
     ----------
     ref, other
-        As for `wqk.open_checkpoint`: folders, files, hub ids, live modules.
+        Models, or what `wqk.open` takes: folders, files, hub ids, live modules.
     revisions
         Revisions of the two, if they are Hub repositories.
     family, other_family
@@ -232,12 +233,13 @@ def same(
     True
     """
     check_options("same", hub, HubFolder)
-    checkpoints = (
-        open_checkpoint(ref, revisions[0], **hub),
-        open_checkpoint(other, revisions[1], **hub),
-    )
-    plans, notes = _plans(checkpoints, (family, other_family), heads_per_layer, key_heads)
-    pairs, missing, added = _paired(*plans)
+    openings: list[dict[str, Any]] = [
+        {"ref": one, "family": file, "revision": revision, **hub}
+        for one, file, revision in zip((ref, other), (family, other_family), revisions, strict=True)
+    ]
+    models, notes = _opened(openings, heads_per_layer, key_heads)
+    checkpoints = [model.checkpoint for model in models]
+    pairs, missing, added = _paired(*(model.plans for model in models))
     if not pairs:
         first, second = (", ".join(map(str, one[:3])) for one in (missing, added))
         raise CheckpointError(
@@ -269,41 +271,40 @@ def same(
 Pair = tuple["AttentionPlan", "AttentionPlan"]
 
 
-def _plans(
-    checkpoints: Sequence[Checkpoint],
-    families: Sequence[FilePath | None],
-    heads: int | None,
-    key_heads: int | None,
-) -> tuple[list[list[AttentionPlan]], list[str]]:
-    """The blocks of both; a side that does not tell its heads has those given, or the other's."""
-    plans: list[list[AttentionPlan] | None] = []
+def _opened(
+    openings: Sequence[dict[str, Any]], heads: int | None, key_heads: int | None
+) -> tuple[list[Model], list[str]]:
+    """Both models; one that does not tell its heads has those given, or the other's."""
+    models: list[Model | None] = []
     failed: list[Exception] = []
-    for checkpoint, family in zip(checkpoints, families, strict=True):
+    for opening in openings:
         try:
-            plans.append(attention_plans(checkpoint, family))
+            models.append(open_model(**opening))
         except (CheckpointError, UnknownFamily) as error:
-            plans.append(None)
+            models.append(None)
             failed.append(error)
     if len(failed) == 2 and heads is None:
         raise failed[0]
     notes: list[str] = []
-    for number, (checkpoint, family) in enumerate(zip(checkpoints, families, strict=True)):
-        if plans[number] is not None:
+    for number, opening in enumerate(openings):
+        if models[number] is not None:
             continue
-        counts, told, known = (heads, key_heads), "as given", plans[1 - number]
+        counts, told, known = (heads, key_heads), "as given", models[1 - number]
         if heads is None and known is not None:
-            counts = known[0].query.heads, known[0].key.heads
-            told = f"as in {checkpoints[1 - number].name}"
+            plan = known.plans[0]
+            counts = plan.query.heads, plan.key.heads
+            told = f"as in {known.name}"
             if counts[0] == counts[1]:
                 counts = counts[0], None
         try:
-            plans[number] = attention_plans(checkpoint, family, *counts)
+            model = open_model(**opening, heads_per_layer=counts[0], key_heads=counts[1])
         except (CheckpointError, UnknownFamily):
             raise failed[0] from None
+        models[number] = model
         notes.append(
-            f"{checkpoint.name} does not tell its number of heads: {counts[0]} query heads, {told}"
+            f"{model.name} does not tell its number of heads: {counts[0]} query heads, {told}"
         )
-    return [plan or [] for plan in plans], notes
+    return [model for model in models if model is not None], notes
 
 
 def _place(plan: AttentionPlan) -> Place:
@@ -401,31 +402,33 @@ def _read(
     fed = [all(side.input_norm for side in (plan.query, plan.key)) for plan in pair]
     norms = fed if not any(guessed) else [all(fed)] * 2
     known: list[dict[str, Any]] = [{}, {}]
-    for number, plan in enumerate(pair):
+    for number, other in enumerate(reversed(pair)):
         if guessed[number]:
-            other = pair[1 - number]
             known[number] = {
                 "scale": other.scale,
                 "rotary": other.rotary or other.axial,
                 "key_bias": other.rotary is not None,
             }
-        _note_grid(checkpoints[number], plan, rounded[number])
+    blocks = [Block(c, plan) for c, plan in zip(checkpoints, pair, strict=True)]
+    for block, counted in zip(blocks, rounded, strict=True):
+        _note_grid(block, counted)
     first, second = (
-        load_block(checkpoint, plan, norms=fold, **given)
-        for checkpoint, plan, fold, given in zip(checkpoints, pair, norms, known, strict=True)
+        load_block(block, norms=fold, **given)
+        for block, fold, given in zip(blocks, norms, known, strict=True)
     )
     return first, second
 
 
-def _note_grid(checkpoint: Checkpoint, plan: AttentionPlan, notes: Counter[str]) -> None:
+def _note_grid(block: Block, notes: Counter[str]) -> None:
     """Count weights whose values lie on the grid of a narrower type than they are stored in."""
     if notes:  # one block tells
         return
-    dtype = checkpoint.info(plan.query.tensor).dtype
+    plan = block.plan
+    dtype = block.checkpoint.info(plan.query.tensor).dtype
     if dtype not in ("F64", "F32", "F16"):
         return
     part = plan.query.projection.roles[""]
-    found = grid(dtype, checkpoint.read([part])[0])
+    found = grid(dtype, block.read([part])[0])
     if found != dtype:
         words = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
         notes[f"values are rounded to {words[found]}, though stored as {dtype}"] += 1

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wqk.attention import load_attention
-from wqk.attention.coordinates import Half, augmented, with_norm
+from wqk.attention import Block
+from wqk.attention.coordinates import augmented, with_norm
 from wqk.checkpoints.adapters import AdaptedCheckpoint
 from wqk.checkpoints.quantized import QUANTIZED, rounding
 from wqk.comparing.blocks import Scoring
@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from wqk.attention.factor import Factor
-    from wqk.checkpoints import Checkpoint
     from wqk.comparing.mistakes import Mismatch
-    from wqk.families import AttentionPlan, Norm, Rotary
+    from wqk.families import Norm, Rotary
 
 SIDES = ("query", "key")
 
@@ -75,10 +74,12 @@ class Weights:
         """Width of a head."""
         return int(self.factor.stored_weight.shape[1])
 
-    def folded(self, norms: bool) -> Half:
-        """The factor with what comes after it, and if wanted with the norm before it."""
-        half = Half(self.factor.weight, self.factor.bias, self.norm)
-        return with_norm(half, self.gain, self.shift) if norms and self.gain is not None else half
+    def folded(self, norms: bool) -> tuple[np.ndarray, np.ndarray | None]:
+        """Weight and bias with what comes after them, and if wanted with the norm before them."""
+        weight, bias = self.factor.weight, self.factor.bias
+        if self.norm is None or self.gain is None or not norms:
+            return weight, bias
+        return with_norm(weight, bias, self.gain, self.shift, self.norm.kind)
 
     def changed(self, **parts: Any) -> Weights:
         """With other ``weight`` rows, ``bias``, or norm before the score (``after``)."""
@@ -136,67 +137,65 @@ class StoredBlock:
         """Its scores."""
         query, key = self.query.folded(self.norms), self.key.folded(self.norms)
         return Scoring(
-            augmented(query.weight, query.bias),
-            augmented(key.weight, key.bias if self.key_bias else None),
+            augmented(*query),
+            augmented(key[0], key[1] if self.key_bias else None),
             self.scale,
             self.rotary,
             self.rounding,
         )
 
 
-def load_block(
-    checkpoint: Checkpoint, plan: AttentionPlan, *, norms: bool, **known: Any
-) -> StoredBlock:
+def load_block(block: Block, *, norms: bool, **known: Any) -> StoredBlock:
     """A block's weights, and the norms that feed it if they are to be folded in.
 
     ``known`` replaces what a guessed plan does not know: ``scale``, ``rotary``, ``key_bias``.
     """
-    attention = load_attention(checkpoint, plan)
-    rotary = plan.rotary or plan.axial
-    sides = [
-        _weights(checkpoint, factor, side.input_norm if norms else None)
-        for factor, side in ((attention.query, plan.query), (attention.key, plan.key))
-    ]
+    plan = block.plan
+    pairs = ((block.query, plan.query), (block.key, plan.key))
+    query, key = (
+        _weights(block, factor, side.input_norm if norms else None) for factor, side in pairs
+    )
 
     def unadapted() -> tuple[StoredBlock, float] | None:
+        checkpoint = block.checkpoint
         if not isinstance(checkpoint, AdaptedCheckpoint):
             return None
         scales = [checkpoint.scale_of(side.tensor) for side in (plan.query, plan.key)]
         scale = next((scale for scale in scales if scale is not None), 1.0)
-        return load_block(checkpoint.base, plan, norms=norms, **known), scale
+        return load_block(Block(checkpoint.base, plan), norms=norms, **known), scale
 
-    block = StoredBlock(
-        sides[0],
-        sides[1],
+    stored = StoredBlock(
+        query,
+        key,
         plan.scale,
-        rotary,
+        plan.rotary or plan.axial,
         max(
-            _rounding(checkpoint.info(part.name).dtype, np.asarray(factor.stored_weight))
-            for factor, side in ((attention.query, plan.query), (attention.key, plan.key))
+            _rounding(block.checkpoint.info(part.name).dtype, np.asarray(factor.stored_weight))
+            for factor, side in pairs
             for part in side.projection.roles.values()
         ),
         norms,
         plan.rotary is not None,
-        lambda: _values(checkpoint, plan),
+        lambda: _values(block),
         unadapted,
     )
-    return replace(block, **known)
+    return replace(stored, **known)
 
 
-def _weights(checkpoint: Checkpoint, factor: Factor, norm: Norm | None) -> Weights:
+def _weights(block: Block, factor: Factor, norm: Norm | None) -> Weights:
     if norm is None:
         return Weights(factor, None, None, None)
-    gain, *shift = checkpoint.read([*norm.gain, *norm.bias])
+    gain, *shift = block.read([*norm.gain, *norm.bias])
     return Weights(factor, norm, gain + gain.dtype.type(norm.offset), shift[0] if shift else None)
 
 
-def _values(checkpoint: Checkpoint, plan: AttentionPlan) -> np.ndarray | None:
+def _values(block: Block) -> np.ndarray | None:
     """The rows of the values, (G · R, D)."""
-    if plan.value is None:
+    if block.plan.value is None:
         return None
-    parts = list(plan.value.projection.roles.values())
-    stored = dict(zip(parts, checkpoint.read(parts), strict=True))
-    weight = plan.value.projection.weight(stored)
+    projection = block.plan.value.projection
+    parts = list(projection.roles.values())
+    weight = projection.weight(dict(zip(parts, block.read(parts), strict=True)))
     return np.asarray(weight.reshape(-1, weight.shape[-1]))
 
 

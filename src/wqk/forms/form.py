@@ -631,7 +631,7 @@ def _linear_weight(projection: Any) -> Array:
     if weight.ndim != 2 or (is_module and tuple(weight.shape) != expected):
         raise FormError(
             f"expected an nn.Linear, or its weight (out, in), got {type(projection).__name__} with "
-            f"a weight of shape {tuple(weight.shape)}; wqk.read_attention reads other models"
+            f"a weight of shape {tuple(weight.shape)}; wqk.open reads other models"
         )
     return weight
 

@@ -23,14 +23,14 @@ import polars as pl
 from rich.text import Text
 
 from wqk._console import counted, number
-from wqk._typing import FilePath
 from wqk._version import __version__
-from wqk.attention import attention_plans
-from wqk.attention.coordinates import Coordinates, lacks_norm, left_out, read_block
-from wqk.checkpoints import open_checkpoint
-from wqk.checkpoints.options import check_options
+from wqk.attention import Block
+from wqk.attention.coordinates import Coordinates, lacks_norm
+from wqk.attention.omissions import omissions
 from wqk.errors import CheckpointError, TableError, concerning
 from wqk.forms import chaining
+from wqk.model import Model
+from wqk.model import open as open_model
 from wqk.reporting import pictures
 from wqk.scanning.cores import one_blas_thread, usable_cores
 from wqk.scanning.memory import plan_bytes
@@ -43,12 +43,9 @@ from wqk.tables.sheet import Sheet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from typing import Unpack
 
     from matplotlib.figure import Figure
 
-    from wqk.checkpoints import Checkpoint
-    from wqk.checkpoints.options import HubOptions
     from wqk.families import AttentionPlan
     from wqk.forms import BilinearForm
 
@@ -124,7 +121,7 @@ class CompositionTable(Table):
         layer, head
             Numbers from 0; negative layers count from the end.
         stack, kind
-            Which attention, where a model has several: as for `wqk.read_attention`.
+            Which attention, where a model has several: as for `Model.block`.
 
         Raises
         ------
@@ -185,11 +182,7 @@ def compose(
     zero: Literal["outliers", "rotation"] = "outliers",
     gamma: float = 2.0,
     fold_norm: bool = False,
-    family: FilePath | None = None,
-    heads_per_layer: int | None = None,
-    key_heads: int | None = None,
     on_progress: Callable[[int, int], None] | None = None,
-    **hub: Unpack[HubOptions],
 ) -> CompositionTable:
     """Score how strongly every head reads what every earlier one writes.
 
@@ -199,7 +192,7 @@ def compose(
     Parameters
     ----------
     ref
-        As for `wqk.open_checkpoint`.
+        A `Model`, or what `wqk.open` takes.
     kind
         How the later head reads: with its queries, keys or values.
     layers
@@ -212,13 +205,8 @@ def compose(
         many standard deviations.
     fold_norm
         Whether to fold in the gains and the centering of the norms that feed each head.
-    family, heads_per_layer, key_heads
-        As for `wqk.scan`.
     on_progress
         Called after every block with the number done and the number of all.
-    **hub
-        ``revision``, ``subfolder``, ``token``, ``cache_dir``, ``local_files_only``: see
-        `open_checkpoint`.
 
     Raises
     ------
@@ -233,7 +221,6 @@ def compose(
     >>> table.frame.select("kind", "writer_head", "reader_head", "status").row(0)
     ('k', 2, 2, 'ok')
     """
-    check_options("compose", hub)
     for name, value, known in (
         ("kind", kind, (*KINDS, "all")),
         ("zero", zero, ("outliers", "rotation")),
@@ -241,11 +228,11 @@ def compose(
         if value not in known:
             expected = ", ".join(map(repr, known))
             raise CheckpointError(f"{name} must be one of {expected}, got {value!r}")
-    checkpoint = open_checkpoint(ref, **hub)
-    plans = attention_plans(checkpoint, family, heads_per_layer, key_heads)
+    model = open_model(ref)
+    checkpoint = model.checkpoint
     kinds = KINDS if kind == "all" else (kind,)
     with concerning(checkpoint.name):
-        source = Source(checkpoint, plans, fold_norm, layers)
+        source = Source(model, fold_norm, layers)
         fixed = outlying_dimensions(source, gamma) if zero == "outliers" else {}
         pairs = list(_pairs(source, kinds, fixed, on_progress))
         if not pairs:
@@ -272,11 +259,11 @@ class Source:
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
-        plans: Sequence[AttentionPlan],
+        model: Model,
         fold_norm: bool = False,
         layers: bool = False,
     ) -> None:
+        checkpoint, plans = model.checkpoint, model.plans
         self._checkpoint, self.layers = checkpoint, layers
         self._coordinates = {name: Coordinates(name, fold_norm) for name in CIRCUITS}
         self.plans = sorted(
@@ -309,7 +296,7 @@ class Source:
         key = (plan.stack, plan.kind, plan.layer, circuit)
         if self._kept is not None and key in self._kept:
             return self._kept[key]
-        ((_, form),) = read_block(self._checkpoint, plan, self._coordinates[circuit]).forms
+        ((_, form),) = Block(self._checkpoint, plan).forms(self._coordinates[circuit])
         form = form.sum() if self.layers else form
         if self._kept is not None:
             self._kept[key] = form
@@ -341,10 +328,10 @@ class Source:
         """The terms of the model that the scores do not have."""
         circuits = [name for name in CIRCUITS if name == "ov" or {"q", "k"} & set(kinds)]
         terms = [
-            term
+            omission.term
             for plan in self.plans
             for name in circuits
-            for term in left_out(plan, self._coordinates[name])
+            for omission in omissions(plan, self._coordinates[name])
         ]
         if any(plan.value is not None and plan.value.bias for plan in self.plans):
             terms.append("biases")

@@ -7,19 +7,15 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from wqk._console import Shown, size, spans
-from wqk._typing import FilePath
-from wqk.attention import attention_plans, unread_attention
-from wqk.checkpoints import open_checkpoint
-from wqk.checkpoints.options import check_options
+from wqk.attention.omissions import omissions
 from wqk.families.candidates import recurrent_layers
+from wqk.model import open as open_model
 from wqk.tables.sheet import Column, Sheet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from typing import Unpack
 
     from wqk.checkpoints import Checkpoint
-    from wqk.checkpoints.options import HubOptions
     from wqk.families import AttentionPlan
 
 
@@ -109,20 +105,13 @@ class Explanation(Shown):
         )
 
 
-def explain(
-    ref: Any,
-    *,
-    family: FilePath | None = None,
-    heads_per_layer: int | None = None,
-    key_heads: int | None = None,
-    **hub: Unpack[HubOptions],
-) -> Explanation:
+def explain(ref: Any) -> Explanation:
     """Show which tensors of a checkpoint are queries and keys, without reading them.
 
     Parameters
     ----------
-    ref, family, heads_per_layer, key_heads, **hub
-        As for `wqk.scan`.
+    ref
+        A `Model`, or what `wqk.open` takes.
 
     Raises
     ------
@@ -136,11 +125,9 @@ def explain(
     >>> [(use.role, use.layers, use.heads) for use in explanation.uses][:2]
     [('query', '0-3', '4×32'), ('key', '0-3', '4×32')]
     """
-    check_options("explain", hub)
-    checkpoint = open_checkpoint(ref, **hub)
-    plans = attention_plans(checkpoint, family, heads_per_layer, key_heads)
+    model = open_model(ref)
+    checkpoint, plans = model.checkpoint, model.plans
     parts = {part for plan in plans for part in plan.parts}
-    unread = unread_attention(checkpoint, plans)
     model_type = checkpoint.config.get("model_type")
     return Explanation(
         checkpoint=checkpoint.name,
@@ -153,7 +140,7 @@ def explain(
                 f"layers {spans(layers)}: {kind}, which has no form."
                 for kind, layers in recurrent_layers(checkpoint.tensors()).items()
             ),
-            *(f"{name}: looks like further attention, and is not read." for name in unread),
+            *(f"{name}: looks like further attention, and is not read." for name in model.unread),
         ),
         bytes_to_read=sum(part.nbytes(checkpoint.info(part.name)) for part in parts),
         bytes_stored=sum(info.nbytes for info in checkpoint.tensors().values()),
@@ -186,7 +173,7 @@ def _uses(checkpoint: Checkpoint, plans: Sequence[AttentionPlan]) -> Iterator[Te
 
 
 def _notes(plan: AttentionPlan) -> Iterator[str]:
-    """Terms of the model's score besides the form, in the order of application."""
+    """How a block was found, and what its score holds besides the form, in sentences."""
     where = f"{plan.stack} {plan.kind}-attention"
     if plan.rule.guess:
         yield f"{where}: {plan.rule.guess}."
@@ -194,39 +181,7 @@ def _notes(plan: AttentionPlan) -> Iterator[str]:
         yield f"{where}: {plan.rule.note}."
     if plan.reason:
         yield f"{where}: partial: {plan.reason}."
-    if plan.rotary is not None:
-        yield (
-            f"{where}: rotary positions; the form is the score at distance 0 "
-            f"({plan.rotary.order} order, {2 * len(plan.rotary.frequencies)} of "
-            f"{plan.query.head_width} dimensions turn)."
-        )
-    if (plan.query.bias or plan.key.bias) and plan.rule.guess:
-        yield f"{where}: biases are not part of the form."
-    elif plan.query.bias or plan.key.bias:
-        key_bias = (
-            "the key's, turned by the positions, one in the query"
-            if plan.rotary
-            else "the key's is the same for all keys and cancels in the softmax"
-        )
-        yield (
-            f"{where}: biases are not part of the form; the query's adds a term in the key alone, "
-            f"{key_bias}."
-        )
-    if plan.position.startswith("rotary"):
-        yield f"{where}: positions are {plan.position}; the form is the score of equal positions."
-    elif plan.position:
-        yield f"{where}: {plan.position} positions are added to scores and not part of the form."
-    if plan.query.input_norm or plan.key.input_norm:
-        yield f"{where}: the gains of the norms that feed it are not part of the form."
-    if plan.softcap:
-        yield f"{where}: scores are softly capped at ±{plan.softcap:g}; the form is before that."
-    if plan.sinks:
-        yield f"{where}: a sink, a score of its own in every head, takes part of the attention."
-    if plan.window is not None:
-        yield f"{where}: some layers attend within a window of {plan.window} tokens."
+    for omission in omissions(plan):
+        yield f"{where}: {omission.explanation}."
     if plan.applications > 1:
         yield f"{where}: each layer's weights are applied {plan.applications} times."
-    if plan.rule.guess:
-        yield f"{where}: scale, positions and masks are unknown."
-    else:
-        yield f"{where}: the model multiplies scores by {plan.scale:.4g}; the form is without it."

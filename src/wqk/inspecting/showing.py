@@ -5,18 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wqk._typing import FilePath
-from wqk.attention import attention_plan, attention_plans, load_attention
-from wqk.checkpoints import open_checkpoint
-from wqk.checkpoints.options import check_options
 from wqk.errors import CheckpointError, FormError
 from wqk.inspecting.views import View, bands_view, coupling_view, distance_view, form_view
+from wqk.model import open as open_model
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Unpack
-
-    from wqk.checkpoints.options import HubOptions
 
 
 def show(
@@ -30,17 +24,15 @@ def show(
     stack: str | None = None,
     kind: str = "self",
     gamma: float = 2.0,
-    family: FilePath | None = None,
-    heads_per_layer: int | None = None,
-    key_heads: int | None = None,
-    **hub: Unpack[HubOptions],
 ) -> View:
     """Show a layer's or a head's form, the coupling of heads, or the effect of positions.
 
     Parameters
     ----------
-    ref, layer, stack, kind, family, heads_per_layer, key_heads, **hub
-        As for `wqk.read_attention`.
+    ref
+        A `Model`, or what `wqk.open` takes.
+    layer, stack, kind
+        As for `Model.block`.
     head
         One head instead of the layer.
     coupling
@@ -70,32 +62,27 @@ def show(
     >>> view.title
     'encoder, layer 2, head 1'
     """
-    check_options("show", hub)
     if sum((coupling, head is not None, distances is not None, bands)) > 1:
         raise FormError(
             "head, coupling, distances and bands are mutually exclusive; give one of them"
         )
-    checkpoint = open_checkpoint(ref, **hub)
-    plans = attention_plans(checkpoint, family, heads_per_layer, key_heads)
+    model = open_model(ref)
+    file = Path(model.name).name
     if layer is None:
         if not bands:
             raise FormError("a view shows one layer; give its number (only bands show all layers)")
-        asked = [p for p in plans if p.kind == kind and stack in (None, p.stack)]
-        chosen = [p for p in asked if p.rotary or p.axial] or asked
-        if len({p.stack for p in chosen}) != 1:
-            stacks = " or ".join(sorted({p.stack for p in chosen or plans}))
-            raise CheckpointError(
-                f"{checkpoint.name}: bands are of one stack; choose from {stacks}"
-            )
-        attentions = (load_attention(checkpoint, p) for p in chosen)
-        return bands_view(attentions, Path(checkpoint.name).name, by_head=False)
-    plan = attention_plan(checkpoint, plans, layer, stack, kind)
-    several = len({(p.stack, p.kind) for p in plans}) > 1
-    which = f"{plan.stack} {plan.kind}, " if several else ""
-    name = f"{Path(checkpoint.name).name}, {which}layer {plan.layer}"
+        asked = [b for b in model if b.kind == kind and stack in (None, b.stack)]
+        chosen = [b for b in asked if b.plan.rotary or b.plan.axial] or asked
+        if len({b.stack for b in chosen}) != 1:
+            stacks = " or ".join(sorted({b.stack for b in chosen or model}))
+            raise CheckpointError(f"{model.name}: bands are of one stack; choose from {stacks}")
+        return bands_view(chosen, file, by_head=False)
+    block = model.block(layer, stack=stack, kind=kind)
+    several = len({(p.stack, p.kind) for p in model.plans}) > 1
+    which = f"{block.stack} {block.kind}, " if several else ""
+    name = f"{file}, {which}layer {block.layer}"
     if distances is not None:
-        return distance_view(checkpoint, plan, name, distances, gamma)
-    attention = load_attention(checkpoint, plan)
+        return distance_view(block, name, distances, gamma)
     if bands:
-        return bands_view([attention], name, by_head=True)
-    return coupling_view(attention, name) if coupling else form_view(attention, name, head, gamma)
+        return bands_view([block], name, by_head=True)
+    return coupling_view(block, name) if coupling else form_view(block, name, head, gamma)

@@ -21,13 +21,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from wqk._typing import FilePath
-from wqk.attention.block import attention_plan, attention_plans
-from wqk.attention.coordinates import Coordinates, lacks_norm, read_block
-from wqk.checkpoints import Part, open_checkpoint
-from wqk.checkpoints.options import check_options
+from wqk.attention.coordinates import Coordinates, lacks_norm
+from wqk.checkpoints import Part
 from wqk.checkpoints.references import presentable
 from wqk.errors import CheckpointError, HubError, first_line
+from wqk.model import open as open_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -92,8 +90,6 @@ def match_tokens(
     fold_norm: bool = False,
     stack: str | None = None,
     embeddings: str | None = None,
-    family: FilePath | None = None,
-    **hub: Unpack[HubOptions],
 ) -> TokenMatches:
     """The pairs of tokens with the largest and the smallest score, of one head.
 
@@ -103,7 +99,7 @@ def match_tokens(
     Parameters
     ----------
     ref
-        As for `wqk.open_checkpoint`.
+        A `Model`, or what `wqk.open` takes.
     layer, head, stack
         Which head; negative layers count from the end.
     top
@@ -114,25 +110,21 @@ def match_tokens(
         Normalize the embeddings as the norm that feeds the block does, gain and bias included.
     embeddings
         The tensor that holds them, where its name is not one of the usual.
-    family
-        A family file to use instead of the model type's own.
-    **hub
-        ``revision``, ``subfolder``, ``token``, ``cache_dir``, ``local_files_only``.
 
     Raises
     ------
     CheckpointError
         There is no such layer, head or table; or no norm is known to feed the block.
     """
-    check_options("match_tokens", hub)
-    checkpoint = open_checkpoint(ref, **hub)
-    plan = attention_plan(checkpoint, attention_plans(checkpoint, family), layer, stack)
+    model = open_model(ref)
+    checkpoint, block = model.checkpoint, model.block(layer, stack=stack)
+    plan = block.plan
     coordinates = Coordinates(fold_norm=fold_norm, bias=True, distances=(distance,))
     if lacks_norm(plan, coordinates):
         raise CheckpointError(
             f"{checkpoint.name}: no known norm feeds layer {plan.layer}; leave out fold_norm"
         )
-    ((_, form),) = read_block(checkpoint, plan, coordinates, every_bias=True).forms
+    ((_, form),) = block.forms(coordinates, every_bias=True)
     heads = form.stack[0] * form.stack[1]
     if not 0 <= head < heads:
         raise CheckpointError(f"{checkpoint.name}: no head {head}, layer {plan.layer} has {heads}")
@@ -145,7 +137,7 @@ def match_tokens(
         normalized = _normalized(rows, plan) if fold_norm else rows
         blocks.append(normalized @ factors[:-1] + factors[-1])
     query, key = np.split(np.concatenate(blocks).astype(np.float32), 2, axis=-1)
-    names = token_names(ref, **hub)
+    names = token_names(model.ref, **model.hub)
     largest, smallest = extreme_pairs(query, key, top)
     own = np.argsort(np.einsum("vr,vr->v", query, key))
     wanted = (largest, smallest, np.stack([own[::-1][:top]] * 2), np.stack([own[:top]] * 2))

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wqk.attention.bands import decay, rotary_bands
-from wqk.attention.coordinates import Coordinates, read_block
+from wqk.attention.bands import decay
+from wqk.attention.coordinates import Coordinates
 from wqk.errors import FormError
 from wqk.forms.images import matrix_image
 from wqk.forms.scores import coupling, directionality, symmetry
@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
-    from wqk.attention import Attention
-    from wqk.checkpoints import Checkpoint
-    from wqk.families import AttentionPlan
+    from wqk.attention import Block
 
 
 # Distances at which forms are compared: 0, and four per doubling up to 4096.
@@ -56,14 +54,14 @@ class View:
         pictures.save_figure(self.figure(), path)
 
 
-def form_view(attention: Attention, name: str, head: int | None = None, gamma: float = 2.0) -> View:
+def form_view(block: Block, name: str, head: int | None = None, gamma: float = 2.0) -> View:
     """A layer's or a head's form: image, norms, outlying rows and columns.
 
     FormError if there is no such head.
     """
-    if head is not None and not 0 <= head < attention.head_count:
-        raise FormError(f"{name}: no head {head}; heads are 0 to {attention.head_count - 1}")
-    form = attention.form if head is None else attention.head(head)
+    if head is not None and not 0 <= head < block.head_count:
+        raise FormError(f"{name}: no head {head}; heads are 0 to {block.head_count - 1}")
+    form = block.form() if head is None else block[head].qk
     title = name if head is None else f"{name}, head {head}"
     image = matrix_image(form, gamma=gamma)
     scores = {"symmetry": float(symmetry(form))} if form.is_square else {}
@@ -77,7 +75,7 @@ def form_view(attention: Attention, name: str, head: int | None = None, gamma: f
             f"{label(score)} {scores[score] + 0.0:.2f}" for score in HEADLINE if score in scores
         )
     values = {
-        "layer": attention.layer,
+        "layer": block.layer,
         "head": head,
         **scores,
         "outlying_rows": np.flatnonzero(image.outlying_rows).tolist(),
@@ -88,18 +86,12 @@ def form_view(attention: Attention, name: str, head: int | None = None, gamma: f
     return View(title, subtitle, values, lambda: pictures.matrix(image, title, subtitle))
 
 
-def distance_view(
-    checkpoint: Checkpoint,
-    plan: AttentionPlan,
-    name: str,
-    distances: Sequence[int],
-    gamma: float = 2.0,
-) -> View:
+def distance_view(block: Block, name: str, distances: Sequence[int], gamma: float = 2.0) -> View:
     """A layer's scores, and its heads', as functions of the relative distance (rotary models)."""
-    block = read_block(checkpoint, plan, Coordinates(distances=tuple(distances)))
-    scored = [score_heads(form, gamma=gamma) for _, form in block.forms]
+    forms = block.forms(Coordinates(distances=tuple(distances)))
+    scored = [score_heads(form, gamma=gamma) for _, form in forms]
     values: dict[str, Any] = {
-        "layer": plan.layer,
+        "layer": block.layer,
         "distance": list(distances),
         **{score: [rows[0][score] for rows in scored] for score in SUMMARIZED},
         "heads": {
@@ -112,7 +104,7 @@ def distance_view(
     return View(title, subtitle, values, lambda: pictures.distance_curves(values, title))
 
 
-def bands_view(attentions: Iterable[Attention], name: str, by_head: bool) -> View:
+def bands_view(blocks: Iterable[Block], name: str, by_head: bool) -> View:
     """How weight is distributed over rotary planes, and how forms change with the distance.
 
     Rows are one layer's heads, or layers: sums (planes) and medians (curves) over their heads.
@@ -120,8 +112,8 @@ def bands_view(attentions: Iterable[Attention], name: str, by_head: bool) -> Vie
     """
     parts: list[tuple[np.ndarray, ...]] = []
     numbers: list[int] = []
-    for attention in attentions:
-        bands, along = rotary_bands(attention), decay(attention, DISTANCES)
+    for block in blocks:
+        bands, along = block.bands(), decay(block, DISTANCES)
         norm, cosine = along.norm, along.cosine
         if not by_head:
             bands = bands._replace(energies=bands.energies.sum(axis=0, keepdims=True))
@@ -130,7 +122,7 @@ def bands_view(attentions: Iterable[Attention], name: str, by_head: bool) -> Vie
         if parts and parts[0][0].shape[1] != bands.shares.shape[1]:
             raise FormError(f"{name}: layers differ in their rotary planes; choose a layer")
         parts.append((bands.shares, bands.low_share, norm, cosine))
-        numbers += range(len(bands.energies)) if by_head else [attention.layer]
+        numbers += range(len(bands.energies)) if by_head else [block.layer]
     shares, low, norms, cosines = map(np.concatenate, zip(*parts, strict=True))
     values = {
         "rows": "head" if by_head else "layer",
@@ -158,9 +150,9 @@ def _medians(curves: np.ndarray) -> np.ndarray:
     return np.asarray(np.median(curves, axis=0, keepdims=True))
 
 
-def coupling_view(attention: Attention, name: str) -> View:
+def coupling_view(block: Block, name: str) -> View:
     """How far each pair of a layer's heads are each other's transposes."""
-    matrix = np.asarray(coupling(attention.heads))
+    matrix = np.asarray(coupling(block.heads))
     a, b = np.triu_indices(len(matrix), 1)
     finite = np.isfinite(matrix[a, b])  # the coupling of a head that is zero is NaN
     a, b = a[finite], b[finite]
@@ -173,5 +165,5 @@ def coupling_view(attention: Attention, name: str) -> View:
             f"{np.mean(pairs > 0):.0%} of pairs positive"
         )
     title = f"{name}, coupling of heads"
-    values = {"layer": attention.layer, "coupling": matrix.tolist()}
+    values = {"layer": block.layer, "coupling": matrix.tolist()}
     return View(title, subtitle, values, lambda: pictures.coupling(matrix, title))

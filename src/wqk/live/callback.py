@@ -17,6 +17,7 @@ from wqk.errors import MissingPackage
 from wqk.live.clipping import Clipper
 from wqk.live.monitor import Monitor
 from wqk.live.tracking import Tracker
+from wqk.model import open as open_model
 from wqk.tables.run import CLIPS
 
 try:
@@ -42,8 +43,6 @@ class MonitorOptions(TypedDict, total=False):
     steps: Iterable[int] | Literal["log"]
     gamma: float
     heads: bool
-    family: FilePath | None
-    heads_per_layer: int | None
     name: str | None
     measures: Collection[str]
     per_layer: bool
@@ -74,6 +73,8 @@ class ScoreCallback(TrainerCallback):  # type: ignore[misc]
     clip_every
         After how many steps, by the logits of the last of them. With `torch.compile`, steps whose
         logits are measured run uncompiled: choose 10 or more.
+    family, heads_per_layer
+        How to read the Trainer's model: see `wqk.open`.
     every, steps, ...
         Everything else that `Monitor` takes; steps are optimizer steps, the Trainer's
         ``global_step``.
@@ -92,6 +93,8 @@ class ScoreCallback(TrainerCallback):  # type: ignore[misc]
         *,
         clip: float | None = None,
         clip_every: int = 1,
+        family: FilePath | None = None,
+        heads_per_layer: int | None = None,
         **options: Unpack[MonitorOptions],
     ) -> None:
         check_options("ScoreCallback", options, MonitorOptions)
@@ -99,6 +102,7 @@ class ScoreCallback(TrainerCallback):  # type: ignore[misc]
         self._clip, self._clip_every = clip, clip_every
         self._clipper: Clipper | None = None
         self._clipped = 0  # heads, since the last entry of the log
+        self._family, self._heads_per_layer = family, heads_per_layer
         self._options = options
         self.monitor: Monitor | None = None
         self._trainer: Trainer | None = None
@@ -127,7 +131,9 @@ class ScoreCallback(TrainerCallback):  # type: ignore[misc]
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Find the queries and keys, and score the initial weights."""
-        self.monitor = Monitor(kwargs["model"], self.folder / "scores.jsonl", **self._options)
+        self.monitor = Monitor(
+            self._opened(kwargs["model"]), self.folder / "scores.jsonl", **self._options
+        )
         if self._trainer is None and args.report_to:
             LOG.warning("wqk.ScoreCallback: no logger gets the medians without attach(trainer)")
         if self._clip is not None:
@@ -173,18 +179,16 @@ class ScoreCallback(TrainerCallback):  # type: ignore[misc]
             control.should_log = wanted
 
     def _require_model(self, model: Any) -> None:
-        options = self._options
-        Tracker(model, "", options.get("family"), options.get("heads_per_layer"))
+        Tracker(self._opened(model), "")
         if self._clip is not None:
             self._clipper_of(model)
 
     def _clipper_of(self, model: Any) -> Clipper:
         assert self._clip is not None
-        return Clipper(
-            model,
-            self._clip,
-            self.folder / CLIPS,
-            self._clip_every,
-            self._options.get("family"),
-            self._options.get("heads_per_layer"),
-        )
+        return Clipper(self._opened(model), self._clip, self.folder / CLIPS, self._clip_every)
+
+    def _opened(self, model: Any) -> Any:
+        """The model, and how to read it if that was said."""
+        if self._family is None and self._heads_per_layer is None:
+            return model
+        return open_model(model, family=self._family, heads_per_layer=self._heads_per_layer)

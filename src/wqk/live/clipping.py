@@ -33,12 +33,13 @@ import numpy as np
 
 from wqk._console import counted
 from wqk._files import append_lines
-from wqk._typing import FilePath, Float
+from wqk._typing import Float
 from wqk.errors import CheckpointError, FormError, RunError
 from wqk.families import Composed
 from wqk.live.logits import LogitMeter, Logits, place_of_rows
 from wqk.live.tracking import is_first_process
 from wqk.live.weights import LiveWeights
+from wqk.model import Model
 from wqk.tables.run import drop_after
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
 FIRST_MOMENTS = ("exp_avg", "momentum_buffer")
 SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq")
 
-# The meters of models that are clipped, with the options that they were made with.
+# The meters of models that are clipped, with the family files that they were opened with.
 _METERS: WeakKeyDictionary[Any, tuple[Any, LogitMeter]] = WeakKeyDictionary()
 
 
@@ -106,8 +107,6 @@ def clip_(
     logits: Logits | Monitor | Mapping[Any, float] | Any = None,
     grouped: Literal["both", "queries"] = "both",
     optimizer: torch.optim.Optimizer | None = None,
-    family: FilePath | None = None,
-    heads_per_layer: int | None = None,
 ) -> Clipping:
     """Rescale the queries and keys of the heads whose logits exceed a limit, in place.
 
@@ -118,7 +117,8 @@ def clip_(
     Parameters
     ----------
     model
-        The `nn.Module` that is trained, of a family that wqk knows; plain, wrapped or sharded.
+        The `nn.Module` that is trained, of a family that wqk knows; plain, wrapped or sharded;
+        or a `Model` opened from one.
     limit
         The largest logit that is left alone.
     logits
@@ -132,8 +132,6 @@ def clip_(
     optimizer
         Its momentum is rescaled with the weights: first moments by the factor, second ones by its
         square. By default it is left, as in MuonClip.
-    family, heads_per_layer
-        As for `wqk.scan`.
 
     Returns
     -------
@@ -154,11 +152,11 @@ def clip_(
     >>> import transformers, wqk
     >>> config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=50)
     >>> model = transformers.GPT2Model(config)
-    >>> before = wqk.read_attention(model, layer=1).head(2).norm
+    >>> before = wqk.open(model)[1].head(2).norm
     >>> wqk.clip_(model, 100.0, logits={(1, 2): 400.0})
     1 head clipped to logits of at most 100
            decoder self layer   1, head   2:        400 × 0.2500
-    >>> round(float(wqk.read_attention(model, layer=1).head(2).norm / before), 6)
+    >>> round(float(wqk.open(model)[1].head(2).norm / before), 6)
     0.25
     """
     import torch
@@ -166,8 +164,8 @@ def clip_(
     _require_limit(limit)
     if grouped not in ("both", "queries"):
         raise FormError(f"grouped must be 'both' or 'queries', got {grouped!r}")
-    meter = _meter_of(model, family, heads_per_layer)
-    weights = LiveWeights(model)
+    meter = _meter_of(model)
+    weights = LiveWeights(network_of(model))
     _require_own(weights, meter.plans)
     if logits is None:
         measured = meter.logits if meter.has_measured else None
@@ -214,7 +212,7 @@ class Clipper:
 
     Parameters
     ----------
-    model, limit, family, heads_per_layer
+    model, limit
         As for `clip_`.
     path
         A ``.jsonl`` file, to which a line is appended for each head that is clipped.
@@ -240,15 +238,12 @@ class Clipper:
         limit: float,
         path: Path,
         every: int = 1,
-        family: FilePath | None = None,
-        heads_per_layer: int | None = None,
     ) -> None:
         if every < 1:
             raise RunError(f"clipping happens every N steps with N at least 1, got {every}")
         _require_limit(limit)
         self._model, self._limit, self._path, self._every = model, limit, path, every
-        self._known = (family, heads_per_layer)
-        self._meter = LogitMeter(model, *self._known)
+        self._meter = LogitMeter(model)
 
     def begin(self, step: int) -> None:
         """Start after this many steps; the record of later ones is dropped."""
@@ -260,11 +255,7 @@ class Clipper:
         """Clip, if that is due after this many steps."""
         done = Clipping(self._limit)
         if step % self._every == 0 and self._meter.has_measured:
-            family, heads_per_layer = self._known
-            done = clip_(
-                self._model, self._limit, logits=self._meter.logits,
-                family=family, heads_per_layer=heads_per_layer,
-            )  # fmt: skip
+            done = clip_(self._model, self._limit, logits=self._meter.logits)
             if done.heads and is_first_process():
                 append_lines(self._path, *({"step": step, **one._asdict()} for one in done.heads))
         self._prepare(step)
@@ -281,11 +272,18 @@ def _require_limit(limit: float) -> None:
         raise FormError(f"limit must be a positive number, got {limit!r}")
 
 
-def _meter_of(model: Any, *known: Any) -> LogitMeter:
-    """The model's own meter; a new one where other options are given than before."""
-    found = _METERS.get(model)
+def network_of(model: Any) -> Any:
+    """The `nn.Module` itself, of one or of a `Model` opened from one."""
+    return model.ref if isinstance(model, Model) else model
+
+
+def _meter_of(model: Any) -> LogitMeter:
+    """The model's own meter; a new one where another family is given than before."""
+    network = network_of(model)
+    known = model.family_file if isinstance(model, Model) else None
+    found = _METERS.get(network)
     if found is None or found[0] != known:
-        found = _METERS[model] = (known, LogitMeter(model, *known))
+        found = _METERS[network] = (known, LogitMeter(model))
     return found[1]
 
 

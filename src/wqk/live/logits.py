@@ -24,18 +24,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from wqk._typing import Array, FilePath, Float
-from wqk.attention import attention_plans, load_attention
+from wqk._typing import Array, Float
+from wqk.attention import Block
 from wqk.checkpoints.wrapping import ADAPTED, plain_name
 from wqk.errors import CheckpointError, NonFiniteWeights, UnknownFamily, first_line
 from wqk.inspecting.verification.recomputation import HIDDEN, alibi_slopes, allowed
 from wqk.inspecting.verification.recording import module_of, parent_of
 from wqk.live.weights import LiveWeights
+from wqk.model import open as open_model
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from wqk.attention import Attention
     from wqk.families import AttentionPlan
 
 LOG = logging.getLogger("wqk.live")
@@ -149,7 +149,7 @@ class Tally:
 
 def tally(
     into: Tally,
-    attention: Attention,
+    attention: Block,
     x: Float[Array, "batch queries d"],
     y: Float[Array, "batch keys d"],
     mask: Array | None = None,
@@ -226,9 +226,7 @@ class LogitMeter:
     Parameters
     ----------
     model
-        The `nn.Module` that is trained, plain or wrapped.
-    family, heads_per_layer
-        As for `wqk.scan`.
+        The `nn.Module` that is trained, plain or wrapped, or a `Model` opened from one.
     sequences
         How many sequences of a batch are measured, each in full: the first ones.
 
@@ -252,22 +250,21 @@ class LogitMeter:
     def __init__(
         self,
         model: Any,
-        family: FilePath | None = None,
-        heads_per_layer: int | None = None,
         sequences: int = SEQUENCES,
     ) -> None:
         self._hooks: dict[Place, list[Any]] = {}
         self._eager = self._began = False
         if sequences < 1:
             raise CheckpointError(f"sequences must be 1 or more, got {sequences}")
-        checkpoint = LiveWeights(model)
-        self.plans = attention_plans(checkpoint, family, heads_per_layer)
+        opened = open_model(model)
+        checkpoint, model = LiveWeights(opened.ref), opened.ref
+        self.plans = opened.plans
         guess = next((plan.rule.guess for plan in self.plans if plan.rule.guess), None)
         if guess:
             raise UnknownFamily(
                 f"{checkpoint.name}: logits need the model's scale and positions, and its "
                 f"family is unknown ({guess}); describe the model in a family file, and pass it "
-                "as family="
+                "wqk.open(model, family=FILE)"
             )
         self._sequences = sequences
         self._model = weakref.ref(model)  # so that a meter keeps no model alive
@@ -397,7 +394,7 @@ class LogitMeter:
                 f"inputs must be sequences (B, N, D), got {tuple(x.shape)} and {tuple(y.shape)}"
             )
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-            attention = load_attention(self._weights, plan, positions=True)
+            attention = Block(self._weights, plan)
             sinks = self._weights.read([plan.sinks])[0] if plan.sinks else None
             dtype = attention.query.weight.dtype
             mask = _mask_of(plan, module, named, x, y)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from wqk._files import append_lines, replace_last_lines
-from wqk._typing import FilePath
 from wqk.errors import RunError
 from wqk.live import journal
 from wqk.live.alarms import SIZES, Bounds
@@ -75,15 +74,16 @@ class Monitor:
     ----------
     model
         The `nn.Module` that is trained, plain or wrapped by `torch.compile`,
-        `DistributedDataParallel` or `fully_shard`. In a distributed run every process makes a
-        monitor and calls it at the same steps; the first one writes.
+        `DistributedDataParallel` or `fully_shard`; or a `Model` opened from it, to say its family:
+        ``wqk.Monitor(wqk.open(model, family=...), ...)``. In a distributed run every process makes
+        a monitor and calls it at the same steps; the first one writes.
     path
         A ``.jsonl`` file, such as ``run/scores.jsonl``; the changes go to ``updates.jsonl`` next
         to it (``NAME-updates.jsonl`` for any other ``NAME.jsonl``).
     every, steps
         When to score: at multiples of ``every`` (None for no multiples), and at these steps, or at
         1, 2, 4, 8, ... with ``"log"``.
-    gamma, heads, family, heads_per_layer
+    gamma, heads
         As for `wqk.scan`.
     name
         The run's name in the column ``checkpoint``; the folder's name by default.
@@ -153,8 +153,6 @@ class Monitor:
         steps: Iterable[int] | Literal["log"] = (),
         gamma: float = 2.0,
         heads: bool = True,
-        family: FilePath | None = None,
-        heads_per_layer: int | None = None,
         name: str | None = None,
         measures: Collection[str] = (),
         per_layer: bool = False,
@@ -178,15 +176,13 @@ class Monitor:
         self._tracker = Tracker(
             model,
             name or path.resolve().parent.name,
-            family,
-            heads_per_layer,
             with_norms="ceiling" in measures,
         )
         self._scores, self._updates = journal.journals(path)
         if is_first_process():
             journal.check(self._scores, gamma)
             journal.check(self._updates, gamma)
-        self._meter = LogitMeter(model, family, heads_per_layer, sequences) if logits else None
+        self._meter = LogitMeter(model, sequences) if logits else None
         self._waiting: tuple[ScoreTable, int] | None = None  # for logits; where its rows begin
         self._awaits_pass = False
         self._logits: Logits | None = None
@@ -306,13 +302,13 @@ class Monitor:
 
     def _score(self, snapshot: Snapshot, step: int) -> dict[str, float]:
         """Score a snapshot and its change, and write both."""
-        plans, before = self._tracker.plans, self._before
-        table = score_look(snapshot, plans, self._gamma, self._heads, self._measures)
+        model, before = self._tracker.model, self._before
+        table = score_look(model, snapshot, self._gamma, self._heads, self._measures)
         found = medians(table, layers=self._per_layer)
         if not self._has_begun:
             self._begin(step, table.metadata)
         if before is not None:
-            update = score_update(before, snapshot, plans, self._gamma, self._heads, self._measures)
+            update = score_update(model, before, snapshot, self._gamma, self._heads, self._measures)
             append_lines(self._updates, *records(update.frame))
             found |= medians(update, "update_", self._per_layer)
         if self._meter is not None:

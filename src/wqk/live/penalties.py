@@ -20,10 +20,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from wqk._typing import Array, Float
-from wqk.attention import attention_plans, load_attention
+from wqk.attention import Block
 from wqk.checkpoints.modules import Parameters
 from wqk.errors import CheckpointError, FormError
 from wqk.forms.scores import symmetry
+from wqk.model import open as open_model
 
 if TYPE_CHECKING:
     from wqk.families import AttentionPlan
@@ -85,7 +86,7 @@ class Penalty:
             raise FormError(f"a penalty must be one of {', '.join(SIGNS)}, got {kind!r}")
         self._sign, self._heads = SIGNS[kind], heads
         self._parameters = Parameters(model)
-        own = [plan for plan in attention_plans(self._parameters) if plan.kind == "self"]
+        own = [plan for plan in open_model(self._parameters).plans if plan.kind == "self"]
         numbers = sorted({plan.layer for plan in own})
         wanted = numbers if layers is None else list(layers)
         if not wanted or not set(wanted) <= set(numbers):
@@ -109,7 +110,7 @@ class Penalty:
             return (2 / (1 + self._sign * scores + FLOOR)).mean()
 
     def _symmetry(self, plan: AttentionPlan) -> Float[Array, " forms"]:
-        attention = load_attention(self._parameters, plan)
-        form = attention.heads if self._heads else attention.form
+        block = Block(self._parameters, plan)
+        form = block.heads if self._heads else block.form()
         scores: Any = symmetry(form)
         return scores.nan_to_num(0.0).reshape(-1)

@@ -8,41 +8,40 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from wqk.attention import load_attention
-from wqk.attention.coordinates import Block
+from wqk.attention import Block
 from wqk.forms.updates import change, update_measures
 from wqk.live.alarms import SIZES
-from wqk.scanning.scan import scan_plans
+from wqk.scanning.scan import scan_model
 from wqk.tables.schema import LOGITS, SCHEMA, SUMMARIZED, UPDATE_TERMS
 from wqk.tables.score_table import ScoreTable
 
 if TYPE_CHECKING:
-    from wqk.attention import Attention
     from wqk.families import AttentionPlan
     from wqk.forms import BilinearForm
     from wqk.live.logits import Logits
     from wqk.live.tracking import Snapshot
+    from wqk.model import Model
 
 # What identifies a row of one step.
 ROW = ["stack", "kind", "layer", "head"]
 
 
 def score_look(
+    model: Model,
     snapshot: Snapshot,
-    plans: Sequence[AttentionPlan],
     gamma: float,
     heads: bool,
     measures: Collection[str] = (),
 ) -> ScoreTable:
     """The table that `wqk.scan` returns for the model; non-finite blocks are marked."""
-    table = scan_plans(snapshot, plans, gamma=gamma, heads=heads, measures=measures)
-    return _blanked(table, [plan for plan in plans if not snapshot.is_finite(plan)])
+    table = scan_model(model.on(snapshot), gamma=gamma, heads=heads, measures=measures)
+    return _blanked(table, [plan for plan in model.plans if not snapshot.is_finite(plan)])
 
 
 def score_update(
+    model: Model,
     before: Snapshot,
     after: Snapshot,
-    plans: Sequence[AttentionPlan],
     gamma: float,
     heads: bool,
     measures: Collection[str] = (),
@@ -56,30 +55,30 @@ def score_update(
     measures = [name for name in measures if name in ("spectral_norm", "spectrum")]
     terms: list[dict[str, Any]] = []
 
-    def read(plan: AttentionPlan) -> Block:
-        old, new = load_attention(before, plan), load_attention(after, plan)
+    def moved(new: Block) -> BilinearForm:
+        old = Block(before, new.plan)
         if measures:
-            terms.extend(_term_rows(old, new, plan, heads))
-        return Block((), iter([(0, change(old.heads, new.heads))]))
+            terms.extend(_term_rows(old, new, heads))
+        return change(old.heads, new.heads)
 
-    table = scan_plans(after, plans, gamma=gamma, heads=heads, measures=measures, read=read)
+    table = scan_model(model.on(after), gamma=gamma, heads=heads, measures=measures, forms=moved)
     if terms:
         columns = {**{name: SCHEMA[name] for name in ROW}, **UPDATE_TERMS}
         more = pl.DataFrame(terms, schema=columns, strict=False)
         frame = table.frame.join(more, on=ROW, how="left", nulls_equal=True)
         table = ScoreTable(frame, table.metadata)
     unknown = pl.lit(None, pl.Float64).alias("symmetry_within_random")
-    broken = [plan for plan in plans if not (before.is_finite(plan) and after.is_finite(plan))]
+    broken = [
+        plan for plan in model.plans if not (before.is_finite(plan) and after.is_finite(plan))
+    ]
     frame = _blanked(table, broken).frame.with_columns(unknown)
     return ScoreTable(frame, {**table.metadata, "form": "update"})
 
 
-def _term_rows(
-    old: Attention, new: Attention, plan: AttentionPlan, heads: bool
-) -> Iterator[dict[str, Any]]:
+def _term_rows(old: Block, new: Block, heads: bool) -> Iterator[dict[str, Any]]:
     """Measures of the first- and second-order terms, of a layer and of its heads."""
     numbered: list[tuple[BilinearForm, BilinearForm, Sequence[int | None]]] = [
-        (old.form, new.form, [None])
+        (old.form(), new.form(), [None])
     ]
     if heads:
         numbered.append((old.heads, new.heads, range(old.head_count)))
@@ -87,7 +86,7 @@ def _term_rows(
         columns = {name: np.ravel(v) for name, v in update_measures(before, after).items()}
         for index, head in enumerate(numbers):
             values = {name: float(column[index]) for name, column in columns.items()}
-            yield dict(zip(ROW, (plan.stack, plan.kind, plan.layer, head), strict=True)) | values
+            yield dict(zip(ROW, (new.stack, new.kind, new.layer, head), strict=True)) | values
 
 
 def with_logits(table: ScoreTable, logits: Logits) -> ScoreTable:

@@ -10,11 +10,8 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from wqk._typing import FilePath
-from wqk.attention import attention_plans
 from wqk.attention.ceilings import ceiling_parts
 from wqk.checkpoints import Checkpoint, Part, TensorInfo
-from wqk.checkpoints.modules import open_live
 from wqk.checkpoints.wrapping import (
     plain_name,
     require_plain_lora,
@@ -22,6 +19,8 @@ from wqk.checkpoints.wrapping import (
     without_adapter,
 )
 from wqk.errors import CheckpointError, RunError
+from wqk.model import Model
+from wqk.model import open as open_model
 
 if TYPE_CHECKING:
     import numpy as np
@@ -76,18 +75,17 @@ class Tracker:
         self,
         model: Any,
         name: str,
-        family: FilePath | None = None,
-        heads_per_layer: int | None = None,
         with_norms: bool = False,
     ) -> None:
-        _require_whole_parameters(model)
-        checkpoint = open_live(model)
-        self._model, self._name, self._config = model, name, checkpoint.config
-        self._tensors, self._adapted = checkpoint.tensors(), checkpoint.adapted
-        self.plans = attention_plans(checkpoint, family, heads_per_layer)
+        network = model.ref if isinstance(model, Model) else model
+        _require_whole_parameters(network)
+        self.model = open_model(model)
+        checkpoint = self.model.checkpoint
+        self._network, self._name, self._config = network, name, checkpoint.config
+        self._tensors, self._adapted = checkpoint.tensors(), getattr(checkpoint, "adapted", {})
         self._wanted: dict[str, list[Part]] = {}
         parts = chain.from_iterable(
-            (*plan.parts, *(ceiling_parts(plan) if with_norms else ())) for plan in self.plans
+            (*plan.parts, *(ceiling_parts(plan) if with_norms else ())) for plan in self.model.plans
         )
         for part in dict.fromkeys(parts):
             self._wanted.setdefault(part.name, []).append(part)
@@ -107,7 +105,7 @@ class Tracker:
 
         keeps = is_first_process()
         copies: dict[Part, torch.Tensor] = {}
-        tensors = _trained_tensors(self._model)
+        tensors = _trained_tensors(self._network)
         with torch.no_grad():
             for name, parts in self._wanted.items():
                 tensor = tensors[name].detach()

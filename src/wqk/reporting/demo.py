@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from wqk._style import LABELS, new_figure, style
-from wqk.attention import read_attention
-from wqk.checkpoints import open_checkpoint
 from wqk.forms.images import matrix_image
+from wqk.model import open as open_model
 from wqk.scanning.scan import scan
 from wqk.tables.plotting import layer_curves
 
@@ -50,12 +49,10 @@ def demo_model(name: Name) -> Path:
 
 def demo_table() -> ScoreTable:
     """Scores and details of both models in one table; the checkpoints are their names."""
-    checkpoints = []
-    for name in MODELS:
-        checkpoint = open_checkpoint(FOLDER / name)
-        checkpoint.name = name
-        checkpoints.append(checkpoint)
-    return scan(checkpoints, details=True)
+    models = [open_model(FOLDER / name) for name in MODELS]
+    for model, name in zip(models, MODELS, strict=True):
+        model.checkpoint.name = name
+    return scan(models, details=True)
 
 
 def demo_introduction() -> str:
@@ -109,7 +106,7 @@ def demo_figure(table: ScoreTable) -> Figure:
         layer_curves(axis, table, score, title)
     axes[0].legend(loc="best")
     for axis, (name, layer) in zip(axes[2:], chosen.items(), strict=True):
-        draw_entries(axis, matrix_image(read_attention(demo_model(name), layer).form))
+        draw_entries(axis, matrix_image(open_model(demo_model(name))[layer].form()))
         axis.set(title=f"{name}, layer {layer}", xlabel="key side", ylabel="query side")
         axis.set(xticks=[], yticks=[], box_aspect=1)
     return figure

@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wqk.attention import load_attention
-from wqk.attention.bands import rotary_bands
-from wqk.attention.ceilings import ceilings, lacks_ceiling
+from wqk.attention.ceilings import lacks_ceiling
 from wqk.errors import CheckpointError
 from wqk.forms.spectra import null_spectral_norm, null_spectrum, spectral_norm, spectrum
 from wqk.tables.schema import MEASURES
@@ -26,8 +24,8 @@ from wqk.tables.schema import MEASURES
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from wqk.attention import Block
     from wqk.attention.coordinates import Coordinates
-    from wqk.checkpoints import Checkpoint
     from wqk.families import AttentionPlan
     from wqk.forms import BilinearForm
 
@@ -68,8 +66,7 @@ def form_measures(form: BilinearForm, measures: Collection[str]) -> dict[str, An
 
 def with_block_measures(
     rows: list[dict[str, Any]],
-    checkpoint: Checkpoint,
-    plan: AttentionPlan,
+    block: Block,
     coordinates: Coordinates,
     measures: Collection[str],
 ) -> list[dict[str, Any]]:
@@ -79,7 +76,7 @@ def with_block_measures(
     """
     # By distance and name, the layer's value and then those of its heads.
     columns: dict[int, dict[str, np.ndarray]] = {n: {} for n in coordinates.distances}
-    bounds = ceilings(checkpoint, plan, coordinates.distances) if "ceiling" in measures else None
+    bounds = block.ceiling(coordinates.distances) if "ceiling" in measures else None
     for distance, found in columns.items():
         if bounds is not None:
             of_heads = {
@@ -90,8 +87,8 @@ def with_block_measures(
             }
             for name, heads in of_heads.items():
                 found[name] = np.concatenate([heads.max(keepdims=True), heads])
-        if "bands" in measures and (plan.rotary or plan.axial):
-            bands = rotary_bands(load_attention(checkpoint, plan))
+        if "bands" in measures and (block.plan.rotary or block.plan.axial):
+            bands = block.bands()
             layer = bands._replace(energies=bands.energies.sum(axis=0, keepdims=True))
             found["rotary_low_share"] = np.concatenate([layer.low_share, bands.low_share])
     places = (0 if row.get("head") is None else 1 + row["head"] for row in rows)

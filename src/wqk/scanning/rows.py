@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wqk.attention.coordinates import Block, Coordinates, lacks_norm
+from wqk.attention.coordinates import Coordinates, lacks_norm
 from wqk.forms.kernels import on_host
 from wqk.forms.randomness import looks_random
 from wqk.forms.scores import directionality, head_terms, symmetry, symmetry_null
@@ -15,8 +15,9 @@ from wqk.scanning.measures import form_measures
 from wqk.tables.schema import joined_statuses
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
+    from wqk._typing import Array
     from wqk.checkpoints import Checkpoint
     from wqk.families import AttentionPlan
     from wqk.forms import BilinearForm
@@ -83,12 +84,18 @@ def block_columns(
 
 
 def with_status(
-    rows: list[dict[str, Any]], plan: AttentionPlan, coordinates: Coordinates, block: Block
+    rows: list[dict[str, Any]],
+    plan: AttentionPlan,
+    coordinates: Coordinates,
+    weights: Sequence[Array],
 ) -> list[dict[str, Any]]:
-    """The rows of one block, the layer's own first, with their status."""
+    """The rows of one block, the layer's own first, with their status.
+
+    ``weights`` are the two that the forms are made of; none if these are not a model's own.
+    """
     statuses = {*plan.statuses, *(["partial"] if lacks_norm(plan, coordinates) else [])}
-    weights, score = block.weights, rows[0].get("symmetry")
-    if weights and score is not None and looks_random(weights, score, weights[0].shape[-1]):
+    score = rows[0].get("symmetry")
+    if len(weights) and score is not None and looks_random(weights, score, weights[0].shape[-1]):
         statuses.add("random-looking")
 
     def status(row: dict[str, Any]) -> str:

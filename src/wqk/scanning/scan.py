@@ -7,17 +7,16 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
-from wqk._typing import FilePath
 from wqk._version import __version__
-from wqk.attention import attention_plans, unread_attention
-from wqk.attention.coordinates import PLAIN, Block, Coordinates, lacks_norm, left_out, read_block
-from wqk.checkpoints import open_checkpoint, steps_of
-from wqk.checkpoints.options import check_options
+from wqk.attention.coordinates import PLAIN, Coordinates, lacks_norm
+from wqk.attention.omissions import omissions
+from wqk.checkpoints import steps_of
 from wqk.errors import CheckpointError, concerning
+from wqk.model import Model
+from wqk.model import open as open_model
 from wqk.scanning.cores import all_blas_threads, is_confined, one_blas_thread, usable_cores
 from wqk.scanning.device import mover
 from wqk.scanning.measures import (
@@ -32,12 +31,11 @@ from wqk.tables.schema import LAYER
 from wqk.tables.score_table import ScoreTable, join
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-    from typing import Unpack
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
-    from wqk.checkpoints import Checkpoint
-    from wqk.checkpoints.options import HubOptions
+    from wqk.attention import Block
     from wqk.families import AttentionPlan
+    from wqk.forms import BilinearForm
 
 
 @dataclass(frozen=True)
@@ -59,15 +57,11 @@ def scan(
     fold_norm: bool = False,
     bias: bool = False,
     distances: Sequence[int] = (0,),
-    family: FilePath | None = None,
-    heads_per_layer: int | None = None,
-    key_heads: int | None = None,
     device: str | None = None,
     details: bool = False,
     measures: Collection[str] = (),
     layers: Collection[int] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
-    **hub: Unpack[HubOptions],
 ) -> ScoreTable:
     """Score the query-key form of every layer, and of every head, of a checkpoint.
 
@@ -76,8 +70,8 @@ def scan(
     Parameters
     ----------
     ref
-        A folder, a file, a hub id, an `nn.Module`, a state dict or a `Checkpoint`; the folder of a
-        training run, for all its steps; or a list of any of these.
+        A `Model`, or what `wqk.open` takes; the folder of a training run, for all its steps; or a
+        list of any of these.
     gamma
         Threshold of the directionality score, in standard deviations above the mean.
     heads
@@ -85,10 +79,6 @@ def scan(
     circuit, fold_norm, bias, distances
         Another form than the plain W_q W_kᵀ: see `wqk.attention.coordinates`. Each distance has
         its own rows.
-    family
-        A family file to use instead of the model type's own.
-    heads_per_layer, key_heads
-        Numbers of query and key heads, where the configuration does not have them.
     device
         Where PyTorch multiplies, such as ``"cuda"``; without it NumPy does, on the CPU.
     details
@@ -101,9 +91,6 @@ def scan(
         Numbers of the layers to score, where not all of them.
     on_progress
         Called after every block.
-    **hub
-        ``revision``, ``subfolder``, ``token``, ``cache_dir``, ``local_files_only``: see
-        `open_checkpoint`.
 
     Returns
     -------
@@ -128,32 +115,22 @@ def scan(
     >>> table.frame["layer"].to_list()
     [0, 1, 2, 3]
     """
-    check_options("scan", hub)
     check_measures(measures, circuit)
     move = mover(device) if device else None
     coordinates = Coordinates(circuit, fold_norm, bias, tuple(dict.fromkeys(distances)))
 
     def scan_one(one: Any) -> ScoreTable:
-        checkpoint = open_checkpoint(one, **hub)
-
-        def read(plan: AttentionPlan) -> Block:
-            block = read_block(checkpoint, plan, coordinates)
-            if move is None:
-                return block
-            return block._replace(forms=((n, move(form)) for n, form in block.forms))
-
-        plans = attention_plans(checkpoint, family, heads_per_layer, key_heads, layers)
-        with concerning(checkpoint.name):
-            return scan_plans(
-                checkpoint,
-                plans,
+        model = open_model(one)
+        with concerning(model.name):
+            return scan_model(
+                model if layers is None else model.select(layers=layers),
                 coordinates,
                 gamma=gamma,
                 heads=heads,
                 details=details,
                 measures=measures,
                 on_progress=on_progress,
-                read=read,
+                move=move,
             )
 
     return join([scan_one(one) for one in _single_refs(ref)])
@@ -168,9 +145,8 @@ def _single_refs(ref: Any) -> list[Any]:
     return steps_of(os.fspath(ref)) if isinstance(ref, str | os.PathLike) else [ref]
 
 
-def scan_plans(
-    checkpoint: Checkpoint,
-    plans: Sequence[AttentionPlan],
+def scan_model(
+    model: Model,
     coordinates: Coordinates = PLAIN,
     *,
     gamma: float = 2.0,
@@ -178,17 +154,19 @@ def scan_plans(
     details: bool = False,
     measures: Collection[str] = (),
     on_progress: Callable[[Progress], None] | None = None,
-    read: Callable[[AttentionPlan], Block] | None = None,
+    move: Callable[[BilinearForm], BilinearForm] | None = None,
+    forms: Callable[[Block], BilinearForm] | None = None,
 ) -> ScoreTable:
-    """Score blocks of a checkpoint that are already located; otherwise as `scan`.
+    """Score the blocks of a model that is open; otherwise as `scan`.
 
     Announces coming blocks to a remote checkpoint, so that it fetches them while others are scored.
 
-    With ``read``, other forms than those of the checkpoint, such as differences of two.
+    ``move`` takes forms to another device before they are scored. With ``forms``, others are scored
+    than the model's own, such as differences of two.
     """
-    read = read or partial(read_block, checkpoint, coordinates=coordinates)
+    checkpoint, plans = model.checkpoint, model.plans
     start, bytes_read = time.perf_counter(), 0
-    metadata = _metadata(checkpoint, plans, coordinates, gamma) | measure_metadata(plans, measures)
+    metadata = _metadata(model, coordinates, gamma) | measure_metadata(plans, measures)
     columns = checkpoint_columns(checkpoint)
     upcoming = iter(plans)
 
@@ -196,29 +174,36 @@ def scan_plans(
         for plan in islice(upcoming, count):
             checkpoint.prefetch(wanted_parts(plan, coordinates))
 
+    def forms_of(block: Block) -> Iterator[tuple[int, BilinearForm]]:
+        if forms is not None:
+            yield 0, forms(block)
+            return
+        for distance, form in block.forms(coordinates):
+            yield distance, move(form) if move else form
+
     fitting = blocks_that_fit(checkpoint, plans, coordinates)
     at_once = min(usable_cores(), fitting)
     side_by_side = at_once > 1 or is_confined()
 
-    def score(plan: AttentionPlan) -> tuple[list[dict[str, Any]], list[BlockDetails]]:
+    def score(block: Block) -> tuple[list[dict[str, Any]], list[BlockDetails]]:
         """Rows of one block at every distance, and the details of its layer at the first."""
         prefetch(1)
         rows: list[dict[str, Any]] = []
         pictured: list[BlockDetails] = []
         with nullcontext() if side_by_side else all_blas_threads():
-            block = read(plan)
-            for distance, form in block.forms:
+            for distance, form in forms_of(block):
                 layer = form.sum()
-                shared = columns | block_columns(form, plan, coordinates, distance)
+                shared = columns | block_columns(form, block.plan, coordinates, distance)
                 more = score_heads(form, layer, gamma=gamma, heads=heads, measures=measures)
                 rows += [shared | row for row in more]
                 if details and not pictured:
                     key = LayerKey(**{name: rows[0][name] for name in LAYER})
                     pictured.append(block_details(key, form, gamma, layer))
-            rows = with_status(rows, plan, coordinates, block)
-            del block, form, layer  # large, and no longer needed
+                del form, layer  # large, and no longer needed
+            weights = () if forms else block.weights(coordinates.circuit)
+            rows = with_status(rows, block.plan, coordinates, weights)
             if {"ceiling", "bands"} & set(measures):
-                rows = with_block_measures(rows, checkpoint, plan, coordinates, measures)
+                rows = with_block_measures(rows, block, coordinates, measures)
         return rows, pictured
 
     rows: list[dict[str, Any]] = []
@@ -230,7 +215,7 @@ def scan_plans(
         prefetch(fitting)
         try:
             for done, (plan, scored) in enumerate(
-                zip(plans, pool.map(score, plans), strict=True), start=1
+                zip(plans, pool.map(score, model), strict=True), start=1
             ):
                 rows += scored[0]
                 pictured += scored[1]
@@ -246,24 +231,19 @@ def scan_plans(
     return ScoreTable.from_rows(rows, metadata, images)
 
 
-def _metadata(
-    checkpoint: Checkpoint, plans: Sequence[AttentionPlan], coordinates: Coordinates, gamma: float
-) -> dict[str, Any]:
+def _metadata(model: Model, coordinates: Coordinates, gamma: float) -> dict[str, Any]:
     """How the scores are computed, for all rows."""
+    terms = (o.term for plan in model.plans for o in omissions(plan, coordinates))
     return {
         "wqk": __version__,
         "gamma": gamma,
         "folded_norms": coordinates.fold_norm,
         "biases": coordinates.bias,
-        "partial": _reasons(plans, coordinates),
-        "left_out": {
-            checkpoint.name: list(
-                dict.fromkeys(term for plan in plans for term in left_out(plan, coordinates))
-            )
-        },
-        "inferred": list(dict.fromkeys(p.rule.guess for p in plans if p.rule.guess)),
-        "unread": unread_attention(checkpoint, plans),
-        "notes": list(checkpoint.notes),
+        "partial": _reasons(model.plans, coordinates),
+        "left_out": {model.name: list(dict.fromkeys(terms))},
+        "inferred": list(dict.fromkeys(p.rule.guess for p in model.plans if p.rule.guess)),
+        "unread": model.unread,
+        "notes": list(model.checkpoint.notes),
     }
 
 

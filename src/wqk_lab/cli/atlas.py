@@ -128,8 +128,8 @@ def _chosen(
 
 def _scan(ref: str, matching: pl.DataFrame) -> ScoreTable:
     """Scores of the layers of a checkpoint, by default of the one that the rows are about."""
-    from wqk.checkpoints import open_checkpoint
     from wqk.cli import display
+    from wqk.model import open as open_model
     from wqk.scanning.scan import scan
 
     if not ref:
@@ -139,9 +139,9 @@ def _scan(ref: str, matching: pl.DataFrame) -> ScoreTable:
                 f"this name matches {', '.join([ref, *others])}; name one of them"
             )
     with display.bar(ref, display.scan_progress) as on_progress:
-        checkpoint = open_checkpoint(ref)
-        table = scan(checkpoint, heads=False, on_progress=on_progress)
-    display.say_traffic(checkpoint)
+        model = open_model(ref)
+        table = scan(model, heads=False, on_progress=on_progress)
+    display.say_traffic(model.checkpoint)
     return table
 
 

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from wqk._caching import cached_property
-from wqk.attention import attention_plans
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import TheoryError
 from wqk.forms import BilinearForm
+from wqk.model import open as open_model
 from wqk_lab.theory.gradients import (
     bilinear_plans,
+    blocks_of,
     gradients,
-    load_blocks,
     load_values,
 )
 from wqk_lab.theory.verdict import Sample
@@ -28,7 +28,7 @@ from wqk_lab.training.objectives import IGNORED
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from wqk.attention import Attention
+    from wqk.attention import Block
     from wqk.attention.factor import Factor
     from wqk.families import AttentionPlan
     from wqk_lab.theory.gradients import LayerGradient
@@ -90,12 +90,13 @@ class Evidence:
     @cached_property
     def plans(self) -> list[AttentionPlan]:
         """The attention blocks of the chosen layers."""
-        return attention_plans(open_checkpoint(self.subject.model), layers=self.layers)
+        model = open_model(self.subject.model)
+        return list((model if self.layers is None else model.select(layers=self.layers)).plans)
 
     @cached_property
-    def blocks(self) -> list[Attention]:
+    def blocks(self) -> list[Block]:
         """Their queries and keys, read once."""
-        return load_blocks(open_checkpoint(self.subject.model), self.plans)
+        return blocks_of(open_checkpoint(self.subject.model), self.plans)
 
     @cached_property
     def values(self) -> dict[str, Factor | None]:
@@ -134,9 +135,9 @@ class Evidence:
     def forms(self) -> dict[str, BilinearForm]:
         """W_qk of each self-attention layer with a square form, the sum over its heads."""
         forms = {
-            self.label(block.plan): block.form
+            self.label(block.plan): block.form()
             for block in self.blocks
-            if block.plan.kind == "self" and block.form.is_square
+            if block.plan.kind == "self" and block.form().is_square
         }
         if not forms:
             raise TheoryError(f"{self.subject.name}: no self-attention layer has a square form")
@@ -235,7 +236,7 @@ def obstacle(statement: Statement, evidence: Evidence) -> str:
         return ""
     lacking = subject.missing
     if needs == "weights":
-        plans = attention_plans(open_checkpoint(subject.model))
+        plans = open_model(subject.model).plans
         lacking = tuple({part.name for plan in plans for part in plan.parts} & {*lacking})
     elif needs == "forward":  # the language-model head plays no part
         body = f"{subject.model.base_model_prefix}."

@@ -20,18 +20,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wqk._typing import Array, Float
-from wqk.attention import attention_plans, load_attention
+from wqk.attention import Block
 from wqk.attention.factor import load_factor
-from wqk.checkpoints import open_checkpoint
 from wqk.errors import TheoryError
 from wqk.families import Composed
 from wqk.forms import BilinearForm
+from wqk.model import open as open_model
 from wqk_lab.theory.capture import attention_recorded, require_records
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from wqk.attention import Attention
     from wqk.attention.factor import Factor
     from wqk.checkpoints import Checkpoint
     from wqk.families import AttentionPlan
@@ -66,7 +65,7 @@ class LayerGradient:
         where the family does not name them.
     """
 
-    attention: Attention
+    attention: Block
     query_input: Float[Array, "batch queries d"]
     key_input: Float[Array, "batch keys d"]
     probabilities: Float[Array, "batch heads queries keys"]
@@ -156,9 +155,12 @@ def bilinear_plans(name: str, plans: Sequence[AttentionPlan]) -> None:
                 )
 
 
-def load_blocks(checkpoint: Checkpoint, plans: Sequence[AttentionPlan]) -> list[Attention]:
-    """The queries and keys of each block."""
-    return [load_attention(checkpoint, plan) for plan in plans]
+def blocks_of(checkpoint: Checkpoint, plans: Sequence[AttentionPlan]) -> list[Block]:
+    """The blocks, with their queries and keys read."""
+    blocks = [Block(checkpoint, plan) for plan in plans]
+    for block in blocks:
+        block.weights()
+    return blocks
 
 
 def load_values(checkpoint: Checkpoint, plan: AttentionPlan) -> Factor | None:
@@ -177,7 +179,7 @@ def gradients(
     loss: Loss | None = None,
     layers: Collection[int] | None = None,
     *,
-    blocks: Sequence[Attention] | None = None,
+    blocks: Sequence[Block] | None = None,
 ) -> list[LayerGradient]:
     """The exact β_ij of a loss, for every head of every layer (paper, Proposition 2.2).
 
@@ -198,7 +200,7 @@ def gradients(
         Numbers of the layers to measure; by default all. The attention of a whole pass is held in
         memory, (B, H, N, N) for each layer, as in training.
     blocks
-        Weights that `load_blocks` has read already; they replace ``layers``.
+        Weights that `blocks_of` has read already; they replace ``layers``.
 
     Raises
     ------
@@ -226,10 +228,9 @@ def gradients(
     import torch
 
     if blocks is None:
-        checkpoint = open_checkpoint(model)
-        plans = attention_plans(checkpoint, layers=layers)
-        bilinear_plans(checkpoint.name, plans)
-        blocks = load_blocks(checkpoint, plans)
+        opened = open_model(model) if layers is None else open_model(model).select(layers=layers)
+        bilinear_plans(opened.name, opened.plans)
+        blocks = blocks_of(opened.checkpoint, opened.plans)
     plans = [block.plan for block in blocks]
     with attention_recorded(model, plans) as records:
         value = _own_loss(model, batch) if loss is None else loss(model, batch)
@@ -271,7 +272,7 @@ def _own_loss(model: Any, batch: Mapping[str, Any]) -> Any:
     return value
 
 
-def _layer_gradient(attention: Attention, record: Record, errors: Sequence[Any]) -> LayerGradient:
+def _layer_gradient(attention: Block, record: Record, errors: Sequence[Any]) -> LayerGradient:
     tokens, contexts = record.uses[0].attention.shape[-2:]
 
     def inputs(side: str, count: int) -> np.ndarray:
@@ -295,7 +296,7 @@ def _joined(tensors: Sequence[Any]) -> np.ndarray:
     return np.concatenate([h if h.dtype.itemsize == 8 else h.float() for h in hosts])
 
 
-def _slope(attention: Attention, x: np.ndarray, y: np.ndarray) -> np.ndarray | float:
+def _slope(attention: Block, x: np.ndarray, y: np.ndarray) -> np.ndarray | float:
     """What a change of x_i W_qk y_jᵀ is multiplied by before the softmax."""
     plan = attention.plan
     if not plan.softcap:
@@ -308,7 +309,7 @@ def _columns(vectors: np.ndarray) -> np.ndarray:
     return vectors.reshape(-1, vectors.shape[-1]).T
 
 
-def _projected_gradient(attention: Attention, met: np.ndarray, inputs: np.ndarray) -> np.ndarray:
+def _projected_gradient(attention: Block, met: np.ndarray, inputs: np.ndarray) -> np.ndarray:
     """Gradient (H, R, D) of a weight whose vectors have the gradients ``met`` (B, H, N, R)."""
     rotary = attention.plan.rotary
     if rotary is not None:  # the transpose of a turn is the turn back

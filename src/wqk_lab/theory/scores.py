@@ -53,7 +53,7 @@ def attention_error(use: LayerGradient) -> float:
 
 def heads_error(use: LayerGradient) -> float:
     """Largest relative difference of the layer's scores from the sum of its heads' (S20)."""
-    layer = use.attention.form(use.query_input, use.key_input)
+    layer = use.attention.form()(use.query_input, use.key_input)
     return ratio(np.abs(plain_scores(use).sum(axis=1) - layer).max(), np.abs(layer).max())
 
 

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from wqk._typing import Array, Float
-from wqk.attention import load_attention
+from wqk.attention import Block
 from wqk.checkpoints import open_checkpoint
 from wqk.forms import BilinearForm
 from wqk.forms.scores import symmetry
@@ -28,7 +28,6 @@ from wqk_lab.theory.verdict import Statement
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from wqk.attention import Attention
     from wqk.families import AttentionPlan
     from wqk_lab.theory.gradients import LayerGradient
 
@@ -52,11 +51,11 @@ def implicit_update(gradient: LayerGradient, rate: float) -> BilinearForm:
     after = attention.with_weights(
         attention.query.weight - rate * query, attention.key.weight - rate * key
     )
-    return after.form.difference(attention.form)
+    return after.form().difference(attention.form())
 
 
 def first_order(
-    attention: Attention,
+    attention: Block,
     query_gradient: Float[Array, "heads width d_query"],
     key_gradient: Float[Array, "key_heads width d_key"],
 ) -> BilinearForm:
@@ -64,7 +63,7 @@ def first_order(
 
     The gradients have the shapes of the stored weights, (H, R, D) and (G, R, D).
     """
-    form, gradient = attention.form, attention.with_weights(query_gradient, key_gradient).form
+    form, gradient = attention.form(), attention.with_weights(query_gradient, key_gradient).form()
     return -(
         BilinearForm.from_factors(gradient.query, form.key)
         + BilinearForm.from_factors(form.query, gradient.key)
@@ -86,7 +85,7 @@ def parameter_gradients(
         for name, parameter in model.named_parameters(remove_duplicate=False)
         if parameter.grad is not None
     }
-    blocks = [load_attention(open_checkpoint(left), plan) for plan in plans]
+    blocks = [Block(open_checkpoint(left), plan) for plan in plans]
     return [(block.query.weight, block.key.weight) for block in blocks]
 
 

@@ -10,31 +10,30 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from tests.lab.theory import subjects
 
-from wqk.attention import attention_plans
+import wqk
 from wqk.checkpoints import open_checkpoint
 from wqk.forms import BilinearForm
 from wqk_lab.theory.evidence import Evidence
-from wqk_lab.theory.gradients import LayerGradient, load_blocks
+from wqk_lab.theory.gradients import LayerGradient, blocks_of
 from wqk_lab.theory.subject import Subject
 from wqk_lab.theory.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from wqk.attention import Attention
 
 U, L, B, H, N, D = 5, 3, 6, 2, 8, 32
 R = D // H
 
 
 @cache
-def blocks() -> tuple[Attention, ...]:
+def blocks() -> tuple[Block, ...]:
     """The layers of a BERT, whose weights are replaced."""
     checkpoint = open_checkpoint(subjects.bert(num_hidden_layers=L, hidden_size=D))
-    return tuple(load_blocks(checkpoint, attention_plans(checkpoint)))
+    return tuple(blocks_of(checkpoint, wqk.open(checkpoint).plans))
 
 
-def weighted(layer: int, random: np.random.Generator) -> Attention:
+def weighted(layer: int, random: np.random.Generator) -> Block:
     """A layer with random weights and no biases."""
     query, key = random.standard_normal((2, H, R, D)) / np.sqrt(D)
     return blocks()[layer].with_weights(query, key, biases=False)
@@ -58,7 +57,7 @@ def betas(random: np.random.Generator, batch: int = B) -> np.ndarray:
     return centered_rows(random.standard_normal((batch, H, N, N)))
 
 
-def layer_of(attention: Attention, x: np.ndarray, beta: np.ndarray, **others: Any) -> LayerGradient:
+def layer_of(attention: Block, x: np.ndarray, beta: np.ndarray, **others: Any) -> LayerGradient:
     """A layer's gradient; its attention is uniform and its error β, unless given."""
     planted = {"probabilities": np.full(beta.shape, 1 / N), "error": beta, **others}
     shares, error = planted.pop("probabilities"), planted.pop("error")

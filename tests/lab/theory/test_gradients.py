@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.families.architectures import ALL
 from tests.lab.theory.tiny import OBJECTIVES, VARIETY, batch_for, built, linear, objective
 
-from wqk.attention import attention_plans
+import wqk
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import CheckpointError, TheoryError
 from wqk_lab.theory.gradients import LayerGradient, gradients
@@ -150,7 +150,7 @@ def test_beta_is_the_gradient_of_the_form(name: str, kind: Any, padded: bool, se
     with built(name) as model:
         batch, loss = batch_for(model, seed, padded=padded), objective(kind, seed)
         found = gradients(model, batch, loss)
-        plans = attention_plans(open_checkpoint(model))
+        plans = wqk.open(open_checkpoint(model)).plans
         expected = gradients_of_terms(model, plans, batch, loss)
     # Where attention is all but certain a block's gradient is a small difference of large numbers.
     largest = max(np.abs(e.numpy()).max() for terms in expected for e in terms.values())
@@ -177,7 +177,7 @@ def test_factor_gradients_are_those_of_the_parameters(name: str) -> None:
         found = gradients(model, batch, loss)
         assert all(parameter.grad is None for parameter in model.parameters())
         loss(model, batch).backward()
-        expected = parameter_gradients(model, plans := attention_plans(open_checkpoint(model)))
+        expected = parameter_gradients(model, plans := wqk.open(open_checkpoint(model)).plans)
     for plan, own in zip(plans, expected, strict=True):
         uses = [g for g in found if place(g.attention.plan) == place(plan)]
         implied = [g.factor_gradients() for g in uses]

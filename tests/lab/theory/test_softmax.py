@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.lab.theory.tiny import batch_for, built, linear, objective
 
-from wqk.attention import attention_plans
+import wqk
 from wqk.checkpoints import open_checkpoint
 from wqk.forms import BilinearForm
 from wqk.forms.scores import symmetry
@@ -29,7 +29,7 @@ def test_the_error_is_the_output_gradient_met_with_the_values() -> None:
     with built("bert") as model:
         batch, loss = batch_for(model, 4), objective(linear, 4)
         found = gradients(model, batch, loss)
-        plans = attention_plans(open_checkpoint(model))
+        plans = wqk.open(open_checkpoint(model)).plans
         with attention_recorded(model, plans) as records:
             value = loss(model, batch)
         outputs = [record.mixed[0] for record in records]

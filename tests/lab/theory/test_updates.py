@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from tests.lab.theory.tiny import batch_for, built, linear, objective
 
-from wqk.attention import attention_plans, load_attention
+import wqk
+from wqk.attention import Block
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import CheckpointError
 from wqk.forms import BilinearForm
@@ -31,7 +32,7 @@ LAYOUTS = ("bert", "gpt2", "gptj", "llama", "phi3", "falcon-grouped", "bloom", "
 
 def attentions(model: Any) -> list[Any]:
     checkpoint = open_checkpoint(model)
-    return [load_attention(checkpoint, plan) for plan in attention_plans(checkpoint)]
+    return [Block(checkpoint, plan) for plan in wqk.open(checkpoint).plans]
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -44,7 +45,7 @@ def test_a_step_of_gradient_descent_does_what_is_said(name: str) -> None:
         torch.optim.SGD(model.parameters(), lr=1e-3).step()
         after = attentions(model)
     for update, old, new in zip(updates, before, after, strict=True):
-        expected = new.form.dense() - old.form.dense()
+        expected = new.form().dense() - old.form().dense()
         scale = np.abs(expected).max()
         np.testing.assert_allclose(update.dense(), expected, atol=1e-9 * scale)
 
@@ -58,7 +59,7 @@ def test_the_first_order_is_the_slope(name: str) -> None:
         for rate in (1e-3, 1e-5):
             step = implicit_update(layer, rate).dense() / rate
             both = layer.factor_gradients()
-            square = layer.attention.with_weights(*both).form
+            square = layer.attention.with_weights(*both).form()
             expected = slope + rate * square.dense()
             np.testing.assert_allclose(step, expected, atol=1e-7 * np.abs(slope).max())
 
@@ -82,7 +83,7 @@ def test_equation_s40_without_biases() -> None:
 
 def test_gradients_have_to_be_there() -> None:
     with built("bert") as model, pytest.raises(CheckpointError, match=r"query\.weight"):
-        parameter_gradients(model, attention_plans(open_checkpoint(model)))
+        parameter_gradients(model, wqk.open(open_checkpoint(model)).plans)
 
 
 def symmetric(layer: LayerGradient) -> LayerGradient:

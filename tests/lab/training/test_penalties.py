@@ -13,7 +13,7 @@ from tests.families.architectures import NAMED
 from tests.families.proving import build
 
 import wqk
-from wqk.attention import attention_plans, load_attention
+from wqk.attention import Block
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import CheckpointError, FormError, NonFiniteWeights
 from wqk.live.penalties import FLOOR, Penalty
@@ -54,9 +54,9 @@ def penalty(model: Any, kind: str, **chosen: Any) -> torch.Tensor:
 def dense_penalty(model: Any, kind: str, heads: bool) -> float:
     """‖M‖²/(‖M_s‖² + FLOOR/2 ‖M‖²) or with M_n, of matrices written out in float64."""
     checkpoint, ratios = open_checkpoint(model), []
-    for plan in attention_plans(checkpoint):
+    for plan in wqk.open(checkpoint).plans:
         if plan.kind == "self":
-            stack = load_attention(checkpoint, plan).heads
+            stack = Block(checkpoint, plan).heads
             forms = stack.query.astype(np.float64) @ stack.key.swapaxes(-1, -2).astype(np.float64)
             forms = forms.reshape(-1, *forms.shape[-2:])
             for form in forms if heads else [forms.sum(0)]:
@@ -105,7 +105,7 @@ def test_the_gradient_is_that_of_finite_differences(name, heads):
 def test_values_and_all_else_get_no_gradient(name):
     model = build(NAMED[name])
     penalty(model, "skew").backward()
-    plans = [p for p in attention_plans(open_checkpoint(model)) if p.kind == "self"]
+    plans = [p for p in wqk.open(open_checkpoint(model)).plans if p.kind == "self"]
     reached = {part.name for plan in plans for part in plan.parts}
     gradients = {key: p.grad for key, p in model.named_parameters() if p.grad is not None}
     assert gradients.keys() <= reached

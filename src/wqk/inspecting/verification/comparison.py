@@ -20,24 +20,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from wqk._console import Shown
-from wqk._typing import FilePath
-from wqk.attention import attention_plans, load_attention
-from wqk.attention.ceilings import ceilings
-from wqk.checkpoints import Checkpoint, open_checkpoint, steps_of
+from wqk.checkpoints import Checkpoint, steps_of
 from wqk.checkpoints.adapters import AdaptedCheckpoint, unrounded
-from wqk.checkpoints.options import check_options
 from wqk.inspecting.verification.products import form_difference
 from wqk.inspecting.verification.recomputation import holds_whole_score, recomputed
 from wqk.inspecting.verification.running import run
+from wqk.model import open as open_model
 from wqk.tables.sheet import Cell, Sheet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from typing import Unpack
 
+    from wqk.attention import Block
     from wqk.checkpoints import Part, TensorInfo
-    from wqk.checkpoints.options import HubOptions
-    from wqk.families import AttentionPlan
     from wqk.inspecting.verification.recording import Application
 
 # An attention this much farther from uniform than the tolerance tells right weights from wrong.
@@ -188,31 +183,25 @@ class Verification(Shown):
 def verify(
     ref: Any,
     *,
-    family: FilePath | None = None,
     text: str | None = None,
     tokens: Sequence[int] | None = None,
     length: int = 24,
     seed: int = 0,
     tolerance: float = 1e-9,
-    **hub: Unpack[HubOptions],
 ) -> Verification:
     """Run a model and compare its attention with the one computed from the weights as read.
 
     Parameters
     ----------
     ref
-        A folder as ``save_pretrained`` writes it, or a hub id; of a model, or of a LoRA adapter,
-        which PEFT then merges into its base model.
-    family
-        A family file to use instead of the model type's own.
+        A folder as ``save_pretrained`` writes it, or a hub id, or a `Model` opened from one; of a
+        model, or of a LoRA adapter, which PEFT then merges into its base model.
     text, tokens
         What the model reads: a text for its tokenizer, or token numbers; random tokens otherwise.
     length, seed
         Number of random tokens, and their seed.
     tolerance
         Largest difference of a probability that passes; everything is computed in float64.
-    **hub
-        ``revision``, ``subfolder``, ``token``, ``cache_dir``, ``local_files_only``.
 
     Raises
     ------
@@ -229,48 +218,42 @@ def verify(
     >>> verify(wqk.demo_model("encoder")).ok
     True
     """
-    check_options("verify", hub)
+    opened = open_model(ref)
+    ref = opened.ref
     if isinstance(ref, str | os.PathLike):
         ref = steps_of(os.fspath(ref))[-1]
-    stored = open_checkpoint(ref, **hub)
-    adapter = None
+    stored, adapter = opened.checkpoint, None
     if isinstance(stored, AdaptedCheckpoint):
         adapter, stored = stored.adapter, unrounded(stored)
-    checkpoint = _InDoublePrecision(stored)
-    plans = attention_plans(checkpoint, family)
-    given: dict[str, Any] = {"text": text, "tokens": tokens, "length": length, "seed": seed, **hub}
-    given["adapter"] = adapter
-    records, seen, failures = run(ref, checkpoint, plans, family, **given)
+    model = opened.on(_InDoublePrecision(stored))
+    given: dict[str, Any] = {"text": text, "tokens": tokens, "length": length, "seed": seed}
+    records, seen, failures = run(ref, model, adapter=adapter, **given)
     blocks = [
-        block
-        for plan, record in zip(plans, records, strict=True)
-        for block in _blocks(checkpoint, plan, record, seen, tolerance)
+        verified
+        for block, record in zip(model, records, strict=True)
+        for verified in _blocks(block, record, seen, tolerance)
     ]
     if not all(block.verdict == RIGHT for block in blocks):
-        flat, *_ = run(ref, checkpoint, plans, family, flat=True, **given)
+        flat, *_ = run(ref, model, adapter=adapter, flat=True, **given)
         differences = [
-            form_difference(load_attention(checkpoint, plan, positions=True), application)
-            for plan, record in zip(plans, flat, strict=True)
+            form_difference(block, application)
+            for block, record in zip(model, flat, strict=True)
             for application in (*record,) or (None,)
         ]
         blocks = [
             replace(block, form_difference=difference)
             for block, difference in zip(blocks, differences, strict=True)
         ]
-    return Verification(checkpoint.name, plans[0].family, tuple(blocks), tuple(failures))
+    return Verification(model.name, model.family, tuple(blocks), tuple(failures))
 
 
 def _blocks(
-    checkpoint: Checkpoint,
-    plan: AttentionPlan,
-    record: Sequence[Application],
-    seen: Mapping[int, np.ndarray],
-    tolerance: float,
+    block: Block, record: Sequence[Application], seen: Mapping[int, np.ndarray], tolerance: float
 ) -> Iterator[VerifiedBlock]:
     """Each application of a block, compared by its reported attention; one block if none ran."""
-    attention = load_attention(checkpoint, plan, positions=True)
-    sinks = checkpoint.read([plan.sinks])[0] if plan.sinks else None
-    bounds = None if plan.rule.guess else ceilings(checkpoint, plan)
+    plan = block.plan
+    sinks = block.read([plan.sinks])[0] if plan.sinks else None
+    bounds = None if plan.rule.guess else block.ceiling()
     ceiling = None if bounds is None else float(bounds.any_distance.max())
     for number, application in enumerate((*record,) or (None,)):
         difference, contrast, largest, described = None, 0.0, None, not plan.rule.guess
@@ -278,10 +261,10 @@ def _blocks(
         if application is not None and reported is not None:
             x, y = application.query_input, application.key_input
             expected, products = None, np.asarray(np.inf)
-            if (x.shape[-1], y.shape[-1]) == attention.heads.shape:
+            if (x.shape[-1], y.shape[-1]) == block.heads.shape:
                 at = np.arange(x.shape[1]), np.arange(y.shape[1])
-                products = attention.products(x, y, at)
-                expected = recomputed(attention, products, application, seen, sinks)
+                products = block.products(x, y, at)
+                expected = recomputed(block, products, application, seen, sinks)
             difference, contrast = _compare(expected, reported, seen)
             described = holds_whole_score(plan, application)
             if not plan.rule.guess:

@@ -18,7 +18,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wqk.attention import Attention
+    from wqk.attention import Block
     from wqk.inspecting.verification.recording import Application
 
 # Operations of PyTorch that multiply batches of matrices; the last two arguments are the factors.
@@ -78,7 +78,7 @@ class Products:
             yield
 
 
-def form_difference(attention: Attention, application: Application | None) -> float | None:
+def form_difference(block: Block, application: Application | None) -> float | None:
     """The largest difference of a product from the form's, relative to the largest product.
 
     Of the computed products the closest counts; None if none is of all heads, queries and keys.
@@ -89,7 +89,7 @@ def form_difference(attention: Attention, application: Application | None) -> fl
     found = [
         _difference(expected, product)
         for last in {product.shape[-1] for product in application.products}
-        for expected in _expected(attention, x, y, last)
+        for expected in _expected(block, x, y, last)
         for product in _of_size(application.products, expected)
     ]
     telling = [one for one in found if one == one]
@@ -97,11 +97,9 @@ def form_difference(attention: Attention, application: Application | None) -> fl
     return min(telling) if telling and (len(telling) == len(found) or min(telling) < 1e-6) else None
 
 
-def _expected(
-    attention: Attention, x: np.ndarray, y: np.ndarray, keys: int
-) -> Iterator[np.ndarray]:
+def _expected(block: Block, x: np.ndarray, y: np.ndarray, keys: int) -> Iterator[np.ndarray]:
     """The forms' products (B, H, I, J) of inputs with this many keys; tokens may come first."""
-    heads = attention.heads
+    heads = block.heads
     if (x.shape[-1], y.shape[-1]) != heads.shape or (y.size // y.shape[-1]) % keys:
         return
     texts = y.size // y.shape[-1] // keys
@@ -111,7 +109,7 @@ def _expected(
     for swapped in swaps:
         given = (side.swapaxes(0, 1) if swapped else side for side in (x, y))
         left, right = (side.reshape(texts, -1, side.shape[-1]) for side in given)
-        yield attention.products(left, right)
+        yield block.products(left, right)
 
 
 def _of_size(products: tuple[np.ndarray, ...], expected: np.ndarray) -> Iterator[np.ndarray]:

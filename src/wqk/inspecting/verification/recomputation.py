@@ -21,7 +21,7 @@ from wqk._typing import Array
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from wqk.attention import Attention
+    from wqk.attention import Block
     from wqk.families import AttentionPlan
     from wqk.inspecting.verification.recording import Application
 
@@ -47,7 +47,7 @@ def holds_whole_score(plan: AttentionPlan, application: Application) -> bool:
 
 
 def recomputed(
-    attention: Attention,
+    block: Block,
     products: np.ndarray,
     application: Application,
     seen: Mapping[int, np.ndarray],
@@ -57,8 +57,8 @@ def recomputed(
 
     None if what the model added to its scores does not fit the products.
     """
-    plan, term, mask = attention.plan, application.term, application.mask
-    scores = attention.scores(products)
+    plan, term, mask = block.plan, application.term, application.mask
+    scores = block.scores(products)
     sizes = () if mask is None else zip(mask.shape, scores.shape, strict=True)
     if any(given not in (1, size) for given, size in sizes):
         return None

@@ -12,9 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wqk._typing import FilePath
-from wqk.attention import attention_plans
-from wqk.checkpoints import open_checkpoint
 from wqk.errors import (
     CheckpointError,
     MissingPackage,
@@ -32,6 +29,7 @@ from wqk.inspecting.verification.recording import (
     place_of,
     require_records,
 )
+from wqk.model import open as open_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -40,8 +38,9 @@ if TYPE_CHECKING:
 
     from wqk.checkpoints import Checkpoint
     from wqk.checkpoints.adapters import Adapter
-    from wqk.families import AttentionPlan, Family
+    from wqk.families import Family
     from wqk.inspecting.verification.recording import Application
+    from wqk.model import Model
 
 # Inputs that tell tokens from padding, (B, N).
 PADDING_MASKS = ("attention_mask", "decoder_attention_mask")
@@ -57,9 +56,7 @@ class Run(NamedTuple):
 
 def run(
     ref: Any,
-    checkpoint: Checkpoint,
-    plans: Sequence[AttentionPlan],
-    family: FilePath | None,
+    stored: Model,
     *,
     adapter: Adapter | None = None,
     text: str | None,
@@ -67,7 +64,6 @@ def run(
     length: int,
     seed: int,
     flat: bool = False,
-    **hub: Any,
 ) -> Run:
     """Run a model once; arguments and errors as for `wqk.inspecting.verification.verify`.
 
@@ -85,6 +81,8 @@ def run(
     with required_by("running the model"):
         import torch  # noqa: F401
         from transformers import AutoTokenizer
+    checkpoint, plans, hub = stored.checkpoint, stored.plans, stored.hub
+    family = stored.family_file
     known = load_family(family) if family else find_family(checkpoint)
     products = Products()
     with quiet(), double_precision(), products.open(flat):
@@ -93,7 +91,7 @@ def run(
             if text is not None and tokens is None:
                 tokenizer = AutoTokenizer.from_pretrained(ref, trust_remote_code=False, **hub)
                 tokens = tokenizer(text)["input_ids"]
-            live = attention_plans(open_checkpoint(model), family)
+            live = open_model(model, family=family).plans
             records = listen(model, plans, live, products)
             tensors = {place_of(plan): plan.query.tensor for plan in live}
             blocks = [(tensors[place_of(p)], r) for p, r in zip(plans, records, strict=True)]

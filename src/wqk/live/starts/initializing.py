@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from wqk._console import counted
-from wqk.attention import attention_plans, load_attention
+from wqk.attention import Block
 from wqk.checkpoints import Part, open_checkpoint
 from wqk.checkpoints.modules import Parameters
 from wqk.errors import CheckpointError, FormError, UnknownFamily
 from wqk.families.layouts import Projection, put_outputs
 from wqk.forms.scores import symmetry
 from wqk.live.starts.kinds import KINDS, Kind, mimetic, planes, shared_queries
+from wqk.model import open as open_model
 
 if TYPE_CHECKING:
-    from wqk._typing import Array, FilePath
+    from wqk._typing import Array
     from wqk.checkpoints import Checkpoint
     from wqk.families import AttentionPlan, Side
 
@@ -131,7 +132,6 @@ def initialize_(
     value_ratio: float | None = None,
     alpha: float = 0.7,
     beta: float = 0.7,
-    family: FilePath | None = None,
 ) -> Initialization:
     """Set the queries, keys and values of every self-attention of a model, in place.
 
@@ -143,7 +143,7 @@ def initialize_(
     Parameters
     ----------
     model
-        An `nn.Module` of `transformers`, of a family that wqk knows.
+        An `nn.Module` of `transformers`, of a family that wqk knows, or a `Model` opened from one.
     kind
         ``random``: the model is only measured. ``symmetric``: W_k = W_q (paper, S2.1).
         ``negated``: W_k = −W_q. ``indefinite``: W_q with half of the signs flipped. ``paired``:
@@ -165,8 +165,6 @@ def initialize_(
         Multiply the values by this factor, after the kind has set them.
     alpha, beta
         Parameters of ``mimetic``.
-    family
-        A family file, for a model of an unknown family.
 
     Returns
     -------
@@ -205,9 +203,9 @@ def initialize_(
     if kind == "mimetic":
         chosen = chosen._replace(draw=partial(mimetic, alpha=alpha, beta=beta))
     writes = chosen != Kind() or ratios != Ratios()
-    parameters = Parameters(model)
-    checkpoint = open_checkpoint(model)
-    plans = [plan for plan in attention_plans(checkpoint, family) if plan.kind == "self"]
+    opened = open_model(model)
+    parameters, checkpoint = Parameters(opened.ref), opened.checkpoint
+    plans = [plan for plan in opened.plans if plan.kind == "self"]
     _require_settable(plans, checkpoint.name, parameters.adapted, writes)
     # NumPy's generator, since PyTorch's with the model's own seed would repeat its embedding.
     rng = np.random.default_rng(torch.initial_seed() if seed is None else seed)
@@ -239,7 +237,7 @@ def _require_settable(
             raise UnknownFamily(
                 f"{name}: the family of this model is unknown, and no weights are "
                 f"written based on a guess ({plan.rule.guess}); describe it in a family file, "
-                "check that with `wqk verify`, and pass it as family="
+                "check that with `wqk verify`, and pass wqk.open(model, family=FILE)"
             )
         weights = [part.name for part in (*plan.parts, *(plan.value.parts if plan.value else ()))]
         if own := next((weight for weight in weights if weight in adapted), None):
@@ -354,14 +352,14 @@ def _put(
 
 def _measured(checkpoint: Checkpoint, plan: AttentionPlan) -> LayerScores:
     """The current scores of one layer."""
-    attention = load_attention(checkpoint, plan)
-    form, value_norm = attention.form, math.nan
+    block = Block(checkpoint, plan)
+    form, value_norm = block.form(), math.nan
     if plan.value and _is_single(plan.value):
         weight = _weight(checkpoint, plan.value)
         value_norm = float(np.linalg.norm(weight.astype(np.float64)))
     trace = float(form.trace)
-    own_score = plan.scale * trace / attention.head_count
-    head_norm = float(np.mean(attention.heads.norm))
+    own_score = plan.scale * trace / plan.query.heads
+    head_norm = float(np.mean(block.heads.norm))
     return LayerScores(
         float(symmetry(form)), trace, float(form.norm), own_score, value_norm, head_norm
     )

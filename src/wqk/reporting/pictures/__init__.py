@@ -1,6 +1,6 @@
 """Pictures of matrices and of score tables (extra ``report``)."""
 
-from wqk._style import save_figure
+from wqk._style import save_figure, style
 from wqk.reporting.pictures.arcs import composition_arcs
 from wqk.reporting.pictures.bands import rotary_planes
 from wqk.reporting.pictures.distances import distance_curves
@@ -15,4 +15,5 @@ __all__ = [
     "matrix",
     "rotary_planes",
     "save_figure",
+    "style",
 ]

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from wqk.attention import attention_plans
-from wqk.checkpoints import open_checkpoint, steps_of
+from wqk.checkpoints import steps_of
 from wqk.checkpoints.references import step_in
 from wqk.errors import WqkError
+from wqk.model import open as open_model
 from wqk.scanning.surveys.survey import survey
 from wqk.scanning.surveys.work import files_of
 from wqk.tables.score_table import read_table
@@ -88,7 +88,7 @@ def watch(
                 looks[folder] = files
                 if files is None or files != before:
                     continue
-                attention_plans(open_checkpoint(folder))
+                open_model(folder)
             except WqkError as error:
                 if folder not in reported and on_wait:
                     on_wait(folder, str(error))

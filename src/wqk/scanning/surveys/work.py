@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from wqk._version import __version__
-from wqk.attention import attention_plans
 from wqk.checkpoints import Checkpoint, open_checkpoint
 from wqk.checkpoints.references import without_secrets
 from wqk.errors import CheckpointError, RunError, WqkError, all_lines
+from wqk.model import open as open_model
 from wqk.scanning.cores import one_blas_thread
 from wqk.scanning.memory import plan_bytes
 from wqk.scanning.scan import scan
@@ -131,17 +131,17 @@ def _score(options: Options, job: Job, hub: HubAccess) -> tuple[ScoreTable, str,
     if checkpoint.step is None:
         checkpoint.step = job.step
     hashed = Hashed(checkpoint)
-    table = scan(hashed, gamma=options.gamma, heads=options.heads)
+    model = open_model(hashed)
+    table = scan(model, gamma=options.gamma, heads=options.heads)
     if files_of(job.location) != files:
         raise CheckpointError(
             f"{job.name}: its files changed during the read; survey it again with retry=True"
         )
-    plans = attention_plans(checkpoint)
     weights = hashlib.blake2b(digest_size=16)
-    for plan in plans:
+    for plan in model.plans:
         for part in plan.parts:
             weights.update(hashed.digests.get(part, b""))
-    bytes_read = sum(plan_bytes(checkpoint, plan) for plan in plans)
+    bytes_read = sum(plan_bytes(checkpoint, plan) for plan in model.plans)
     return table, weights.hexdigest(), files, bytes_read
 
 

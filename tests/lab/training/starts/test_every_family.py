@@ -14,7 +14,7 @@ from tests.families.architectures import ALL, NAMED
 from tests.lab.training.starts.untrained import build_untrained
 
 import wqk
-from wqk.attention import load_attention
+from wqk.attention import Block
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import CheckpointError
 from wqk.families import Projection
@@ -84,7 +84,7 @@ def others(tensors: dict[str, torch.Tensor], plan: AttentionPlan) -> list[torch.
 
 def dense_heads(model: Any, plan: AttentionPlan) -> np.ndarray:
     """The heads' forms (G, H/G, D, D) in float64, written out."""
-    heads = load_attention(open_checkpoint(model), plan).heads
+    heads = Block(open_checkpoint(model), plan).heads
     query, key = (factor.astype(np.float64) for factor in (heads.query, heads.key))
     return query @ key.swapaxes(-1, -2)
 

@@ -14,7 +14,7 @@ from tests.families.proving import build
 from tests.lab.training.starts.untrained import build_untrained
 
 import wqk
-from wqk.attention import attention_plans, load_attention
+from wqk.attention import Block
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import CheckpointError, FormError, UnknownFamily
 from wqk.live.starts import KINDS
@@ -122,9 +122,9 @@ def test_with_biases_the_scores_of_pairs_are_symmetric(kind):
 def test_with_rotary_positions_the_scores_of_every_pair_are_symmetric(name, kind):
     model, plans = build_untrained(NAMED[name])
     wqk.initialize_(model, kind)
-    attention = load_attention(open_checkpoint(model), plans[1])
+    attention = Block(open_checkpoint(model), plans[1])
     rng, positions = np.random.default_rng(0), np.arange(9)
-    tokens = rng.standard_normal((9, attention.form.shape[0]))
+    tokens = rng.standard_normal((9, attention.form().shape[0]))
 
     def turned(weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
         vectors = tokens @ weight.astype(np.float64).swapaxes(-1, -2)
@@ -147,8 +147,8 @@ def test_the_norm_can_be_chosen(name, kind):
     report = wqk.initialize_(model, kind, norm_ratio=1.7)
     assert [layer.norm_ratio for layer in report.layers] == pytest.approx([1.7] * 2, rel=1e-5)
     if kind in ("symmetric", "published"):  # both sides are scaled, so that they stay equal
-        for plan in attention_plans(open_checkpoint(model)):
-            attention = load_attention(open_checkpoint(model), plan)
+        for plan in wqk.open(open_checkpoint(model)).plans:
+            attention = Block(open_checkpoint(model), plan)
             if plan.query.heads == plan.key.heads:
                 assert np.array_equal(attention.query.weight, attention.key.weight)
 
@@ -167,7 +167,7 @@ def test_the_mean_norm_of_the_heads_can_be_chosen(name, kind):
 
 def heads_of(model: Any, plan: Any) -> np.ndarray:
     """Every head's form, written out."""
-    heads = load_attention(open_checkpoint(model), plan).heads
+    heads = Block(open_checkpoint(model), plan).heads
     return heads.query.astype(np.float64) @ heads.key.astype(np.float64).swapaxes(-1, -2)
 
 
@@ -380,7 +380,7 @@ def test_a_family_of_ones_own(tmp_path: Path):
     )
     model = bert()
     model.config.model_type = "unheard-of"
-    report = wqk.initialize_(model, "skew", family=family)
+    report = wqk.initialize_(wqk.open(model, family=family), "skew")
     assert [layer.after.symmetry for layer in report.layers] == pytest.approx([-1, -1])
 
 

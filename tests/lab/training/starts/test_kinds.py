@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.families.architectures import NAMED
 from tests.families.proving import build
 
-from wqk.attention import attention_plans
+import wqk
 from wqk.checkpoints import open_checkpoint
 from wqk.live.starts.kinds import TURNS, mimetic, planes, shared_queries
 
@@ -86,7 +86,7 @@ def test_signs_are_balanced_in_every_head_that_can_be():
 @pytest.mark.parametrize("name", ["llama", "gptj", "gpt-neox", "codegen", "glm", "bert"])
 def test_planes_are_the_pairs_that_positions_turn(name):
     model = build(NAMED[name])
-    plan = attention_plans(open_checkpoint(model))[0]
+    plan = wqk.open(open_checkpoint(model)).plans[0]
     width = plan.key.head_width
     order = planes(plan)
     assert sorted(order) == list(range(width))
@@ -105,7 +105,7 @@ def test_planes_are_the_pairs_that_positions_turn(name):
 
 @pytest.mark.parametrize("kind", ["symmetric", "indefinite", "skew"])
 def test_the_map_commutes_with_rotations(kind):
-    plan = attention_plans(open_checkpoint(build(NAMED["llama"])))[0]
+    plan = wqk.open(open_checkpoint(build(NAMED["llama"]))).plans[0]
     turn = TURNS[kind].keys
     order, vectors = planes(plan), drawn(2, plan.key.head_width, 7, 0)
 

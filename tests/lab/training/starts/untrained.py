@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tests.families.proving import build
 
-from wqk.attention import attention_plans
+import wqk
 from wqk.checkpoints import open_checkpoint
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def build_untrained(architecture: Architecture) -> tuple[Any, list[AttentionPlan
     """A random model whose query and key norms are as before training, and its self-attention."""
     model = build(architecture)
     parameters = dict(model.named_parameters())
-    plans = [p for p in attention_plans(open_checkpoint(model)) if p.kind == "self"]
+    plans = [p for p in wqk.open(open_checkpoint(model)).plans if p.kind == "self"]
     with torch.no_grad():
         for plan in plans:
             for norm in filter(None, (plan.query.norm, plan.key.norm)):

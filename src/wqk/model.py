@@ -1,0 +1,254 @@
+"""The model in the middle: a checkpoint, its family and its attention blocks, opened once.
+
+Whatever reads a checkpoint takes a `Model`, or opens one. Which family describes it, how many heads
+it has and how the hub is reached is said to `open`, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+from wqk._typing import FilePath
+from wqk.attention import Block, Head
+from wqk.checkpoints import Checkpoint, open_checkpoint
+from wqk.checkpoints.options import HubOptions, check_options
+from wqk.errors import CheckpointError, concerning
+from wqk.families import find_family, load_family, plan, with_head_counts
+from wqk.families.candidates import POSITIONAL, beside, candidates
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from wqk.families import AttentionPlan
+
+
+def open(
+    ref: Any,
+    *,
+    family: FilePath | None = None,
+    heads_per_layer: int | None = None,
+    key_heads: int | None = None,
+    **hub: Unpack[HubOptions],
+) -> Model:
+    """Open a model: find its queries and keys, without reading any weights.
+
+    Parameters
+    ----------
+    ref
+        A folder or file; the folder of a training run, for its last step; a hub id such as
+        ``google-bert/bert-base-uncased``, or with a revision, ``id@revision``; an ``https://``
+        address; an `nn.Module`; a state dict; a `Checkpoint`; or a `Model`, which is returned
+        unchanged.
+    family
+        A family file to use instead of the model type's own.
+    heads_per_layer, key_heads
+        Numbers of query and key heads, where the configuration does not have them.
+    **hub
+        ``revision``, ``subfolder``, ``token``, ``cache_dir``, ``local_files_only``: see
+        `open_checkpoint`.
+
+    Returns
+    -------
+    Model
+        ``model[3]`` is the attention block of layer 3, ``model[3, 5]`` its head 5.
+
+    Raises
+    ------
+    UnknownFamily
+        No family knows the model, and none can be guessed; or the given file is not a family.
+    CheckpointError
+        There is no such checkpoint, tensors are missing, or they do not fit the configuration.
+    HubError
+        The hub, or another server, does not provide it.
+
+    Examples
+    --------
+    >>> import wqk
+    >>> model = wqk.open(wqk.demo_model("decoder"))
+    >>> model[2]
+    Block(decoder self-attention, layer 2: 4 heads of width 32)
+    >>> model[2, 1].qk
+    BilinearForm(128 × 128, rank 32)
+    """
+    check_options("open", hub)
+    if isinstance(ref, Model):
+        given = {
+            "family": family,
+            "heads_per_layer": heads_per_layer,
+            "key_heads": key_heads,
+            **hub,
+        }
+        if wrong := next((name for name, value in given.items() if value is not None), None):
+            raise CheckpointError(f"{ref.name}: is open already; {wrong} is said when it is opened")
+        return ref
+    checkpoint = open_checkpoint(ref, **hub)
+    known = load_family(family) if family else find_family(checkpoint, heads_per_layer is None)
+    with concerning(checkpoint.name):
+        counted = with_head_counts(known, checkpoint, heads_per_layer, key_heads)
+        return Model(checkpoint, plan(checkpoint, counted), ref=ref, family_file=family, hub=hub)
+
+
+class Model:
+    """A checkpoint and its attention blocks; made by `open`.
+
+    Attributes
+    ----------
+    checkpoint
+        Where the weights are.
+    plans
+        What has to be read of each block, in order.
+    ref, family_file, hub
+        What was opened, and how.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        plans: Sequence[AttentionPlan],
+        *,
+        ref: Any = None,
+        family_file: FilePath | None = None,
+        hub: HubOptions | None = None,
+    ) -> None:
+        self.checkpoint, self.plans = checkpoint, tuple(plans)
+        self.ref = checkpoint if ref is None else ref
+        self.family_file, self.hub = family_file, hub or HubOptions()
+        self._last: Block | None = None
+
+    @property
+    def name(self) -> str:
+        """The checkpoint's name: a path, a hub id, a class."""
+        return self.checkpoint.name
+
+    @property
+    def family(self) -> str:
+        """The family's name."""
+        return self.plans[0].family
+
+    def __iter__(self) -> Iterator[Block]:
+        """Every block, in order, of all stacks; each reads its own weights."""
+        return (Block(self.checkpoint, plan) for plan in self.plans)
+
+    def __len__(self) -> int:
+        """Number of blocks, of all stacks."""
+        return len(self.plans)
+
+    @property
+    def layers(self) -> list[Block]:
+        """The self-attention blocks of the model's stack, in order.
+
+        `CheckpointError` if it has several stacks: choose one with `select`.
+        """
+        return [Block(self.checkpoint, plan) for plan in self._stack()]
+
+    @overload
+    def __getitem__(self, index: int) -> Block: ...
+    @overload
+    def __getitem__(self, index: tuple[int, int]) -> Head: ...
+    def __getitem__(self, index: int | tuple[int, int]) -> Block | Head:
+        """The self-attention block of a layer; with two numbers, one of its heads."""
+        if isinstance(index, tuple):
+            layer, head = index
+            return self.block(layer)[head]
+        return self.block(index)
+
+    def block(self, layer: int, *, stack: str | None = None, kind: str = "self") -> Block:
+        """The attention of one layer.
+
+        Parameters
+        ----------
+        layer
+            Number within its stack, from 0; negative numbers count from the end.
+        stack, kind
+            Which attention, where a model has several: ``encoder`` or ``decoder``, ``self`` or
+            ``cross``.
+
+        Raises
+        ------
+        CheckpointError
+            There is no such layer, or the stack has to be named.
+        """
+        plans = self._stack(stack, kind)
+        by_layer = {p.layer: p for p in plans}
+        wanted = layer if layer >= 0 else max(by_layer, default=-1) + 1 + layer
+        if wanted not in by_layer:
+            has = f" of the {plans[0].stack}, which has {len(plans)}" if plans else ""
+            raise CheckpointError(f"{self.name}: no {kind}-attention in layer {layer}{has}")
+        if self._last is None or self._last.plan is not by_layer[wanted]:
+            # Heads of one layer, asked for one after the other, share what is read.
+            self._last = Block(self.checkpoint, by_layer[wanted])
+        return self._last
+
+    def _stack(self, stack: str | None = None, kind: str = "self") -> list[AttentionPlan]:
+        plans = [p for p in self.plans if p.kind == kind and stack in (None, p.stack)]
+        stacks = list(dict.fromkeys(p.stack for p in plans))
+        if len(stacks) > 1:
+            raise CheckpointError(
+                f"{self.name}: has several stacks; choose one with stack="
+                f"{' or '.join(map(repr, stacks))}"
+            )
+        return plans
+
+    def select(
+        self,
+        *,
+        layers: Collection[int] | None = None,
+        stack: str | None = None,
+        kind: str | None = None,
+    ) -> Model:
+        """The model with some of its blocks: of these layers, of this stack, of this kind.
+
+        Raises
+        ------
+        CheckpointError
+            There is no such layer, or no such block.
+        """
+        plans = [p for p in self.plans if stack in (None, p.stack) and kind in (None, p.kind)]
+        if not plans:
+            there = ", ".join(dict.fromkeys(f"{p.stack} {p.kind}" for p in self.plans))
+            raise CheckpointError(
+                f"{self.name}: no {' '.join(filter(None, (stack, kind)))}-attention; it has {there}"
+            )
+        if layers is not None:
+            there_are = {p.layer for p in plans}
+            missing = sorted(set(layers) - there_are)
+            if missing or not layers:
+                what = f"no layer {missing[0]}" if missing else "no layer was chosen"
+                raise CheckpointError(
+                    f"{self.name}: {what}; layers are numbered from {min(there_are)} to "
+                    f"{max(there_are)}"
+                )
+            plans = [p for p in plans if p.layer in layers]
+        return self.on(self.checkpoint, plans)
+
+    def on(self, checkpoint: Checkpoint, plans: Sequence[AttentionPlan] | None = None) -> Model:
+        """The same blocks with the weights of another checkpoint, such as of a later step."""
+        return Model(
+            checkpoint,
+            self.plans if plans is None else plans,
+            ref=self.ref,
+            family_file=self.family_file,
+            hub=self.hub,
+        )
+
+    @property
+    def unread(self) -> list[str]:
+        """Names of tensors that look like queries, but that no block reads.
+
+        Such as cross-attention that a family does not describe, another tower, or a pooling head.
+        """
+        read = {part.name for plan in self.plans for part in plan.parts}
+        tensors = self.checkpoint.tensors()
+        named = candidates(tensors)
+        unread = [c for c in named if read.isdisjoint(c.tensors) and not c.words & POSITIONAL]
+        return [c.query for c in unread if not beside(c, named, tensors).recurrent]
+
+    def __repr__(self) -> str:
+        kinds: dict[str, int] = {}
+        for block in self.plans:
+            kind = f"{block.stack} {block.kind}-attention blocks"
+            kinds[kind] = kinds.get(kind, 0) + 1
+        parts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+        return f"Model({os.fspath(self.name)!r}: family {self.family}, {parts})"

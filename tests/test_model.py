@@ -1,0 +1,122 @@
+"""The model in the middle: opened once, indexed, and read once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+
+import wqk
+from wqk.checkpoints import Checkpoint, Part, TensorInfo
+from wqk.checkpoints.modules import StateDict
+from wqk.errors import CheckpointError
+
+DECODER = wqk.demo_model("decoder")
+
+
+class Counting(Checkpoint):
+    """A checkpoint that counts how often each part is read."""
+
+    def __init__(self, inner: Checkpoint) -> None:
+        self.inner, self.name, self.config = inner, inner.name, inner.config
+        self.reads: Counter[Part] = Counter()
+
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        return self.inner.tensors()
+
+    def read(self, parts: Sequence[Part]) -> list[np.ndarray]:
+        self.reads.update(parts)
+        return self.inner.read(parts)
+
+
+def llama() -> StateDict:
+    """Two layers of four heads of width 4 over two key heads, with norms, values and outputs."""
+    rng = np.random.default_rng(0)
+    shapes = {"q_proj": (16, 12), "k_proj": (8, 12), "v_proj": (8, 12), "o_proj": (12, 16)}
+    tensors = {
+        f"model.layers.{layer}.self_attn.{name}.weight": rng.standard_normal(shape)
+        for layer in range(2)
+        for name, shape in shapes.items()
+    }
+    tensors |= {f"model.layers.{n}.input_layernorm.weight": np.ones(12) for n in range(2)}
+    config = {
+        **{"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 12, "head_dim": 4},
+        **{"num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-6},
+    }
+    return StateDict(tensors, config, "llama")
+
+
+def test_a_scan_with_every_flag_reads_each_matrix_once() -> None:
+    checkpoint = Counting(llama())
+    wqk.scan(
+        checkpoint,
+        distances=(0, 1, 64),
+        fold_norm=True,
+        bias=True,
+        details=True,
+        measures=("spectrum", "ceiling", "bands"),
+    )
+    assert set(checkpoint.reads.values()) == {1}
+    assert {part.name.split(".")[-2] for part in checkpoint.reads} == {
+        *("q_proj", "k_proj", "input_layernorm")
+    }
+
+
+def test_what_a_scan_reads_is_what_explain_says() -> None:
+    checkpoint = Counting(llama())
+    wqk.scan(checkpoint)
+    read = sum(part.nbytes(checkpoint.info(part.name)) for part in checkpoint.reads)
+    assert read == wqk.explain(checkpoint).bytes_to_read
+
+
+def test_a_head_has_two_forms_and_shares_what_is_read() -> None:
+    checkpoint = Counting(llama())
+    model = wqk.open(checkpoint)
+    for head in range(4):
+        assert model[1, head].qk.shape == model[1, head].ov.shape == (12, 12)
+        assert model[1, head].key_head == head // 2
+    assert set(checkpoint.reads.values()) == {1}
+    tensors = checkpoint.inner.read(
+        [
+            Part(f"model.layers.1.self_attn.{n}.weight")
+            for n in ("q_proj", "k_proj", "v_proj", "o_proj")
+        ]
+    )
+    q, k, v, o = tensors
+    np.testing.assert_allclose(model[1, 3].qk.dense(), q[12:].T @ k[4:], rtol=1e-5)
+    np.testing.assert_allclose(model[1, 3].ov.dense(), v[4:].T @ o[:, 12:].T, rtol=1e-5)
+
+
+def test_layers_are_counted_from_either_end() -> None:
+    model = wqk.open(DECODER)
+    assert [block.layer for block in model.layers] == [0, 1, 2, 3]
+    assert model[-1].layer == 3
+    assert len(model) == 4
+    assert len(model[0]) == 4
+    assert [head.index for head in model[0]] == [0, 1, 2, 3]
+    with pytest.raises(CheckpointError, match="no self-attention in layer 4"):
+        model[4]
+    with pytest.raises(IndexError, match="heads 0 to 3, got head 4"):
+        model[0, 4]
+
+
+def test_some_of_its_layers() -> None:
+    model = wqk.open(DECODER).select(layers=[2, 3])
+    assert [block.layer for block in model] == [2, 3]
+    assert set(wqk.scan(model, heads=False).frame["layer"]) == {2, 3}
+    with pytest.raises(CheckpointError, match="no layer 9; layers are numbered from 0 to 3"):
+        wqk.open(DECODER).select(layers=[9])
+    with pytest.raises(CheckpointError, match="no vision-attention; it has decoder self"):
+        wqk.open(DECODER).select(stack="vision")
+
+
+def test_every_place_tells_the_same_omissions() -> None:
+    block = wqk.open(llama())[0]
+    terms = [omission.term for omission in block.omissions()]
+    table = wqk.scan(llama())
+    assert table.metadata["left_out"]["llama"] == terms
+    explained = " ".join(wqk.explain(llama()).notes)
+    assert all(omission.explanation in explained for omission in block.omissions())
+    assert all(term in block._repr_html_() for term in terms)
