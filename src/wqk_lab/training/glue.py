@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from wqk.attention import attention_plans
-from wqk.checkpoints import open_checkpoint
 from wqk.errors import CheckpointError, RunError, all_lines, required_by
 from wqk.inspecting.verification.running import quiet
+from wqk.model import open as open_model
 from wqk.tables.run import SETTINGS, open_run
 from wqk_lab.runs.groups import starts
 from wqk_lab.runs.speedup import Paired, paired
@@ -184,7 +183,7 @@ def _load(folder: str, task: SentenceTask, how: FineTuning) -> tuple[Any, Any, l
     import transformers
 
     # An unknown name ends here at once, and not after many attempts.
-    if any(plan.causal for plan in attention_plans(open_checkpoint(folder))):
+    if any(plan.causal for plan in open_model(folder).plans):
         raise CheckpointError(
             f"{folder}: is causal, so that its first token sees none of the text; fine-tuning "
             "needs an encoder"
