@@ -11,7 +11,8 @@ import pytest
 from tests.families.architectures import ALL, NAMED
 from tests.families.proving import safetensors, save, torch
 
-from wqk.attention import attention_plans, load_attention
+import wqk
+from wqk.attention import Block
 from wqk.checkpoints import open_checkpoint
 from wqk.checkpoints.modules import StateDict
 from wqk.comparing.sameness import same
@@ -47,7 +48,7 @@ def edited(
         if not plain(plan) or any(name not in tensors for name in names) or done & names:
             continue
         done |= names
-        block = load_attention(checkpoint, plan)
+        block = Block(checkpoint, plan)
         for part, side in ((block.query, plan.query), (block.key, plan.key)):
             other = change(plan, "query" if side is plan.query else "key")
             weight, bias = part.stored_weight, part.stored_bias
@@ -122,7 +123,7 @@ def checked(name: str, folder: Path) -> dict[str, str]:
     """What is said of each harmless change of an architecture; nothing is right."""
     save(NAMED[name], folder)
     original, tensors = open_checkpoint(folder), read(folder)
-    plans, config = attention_plans(original), dict(original.config)
+    plans, config = wqk.open(original).plans, dict(original.config)
     copies: dict[str, Any] = {"reloaded": StateDict(tensors, config, "reloaded")}
     for kind in (torch.bfloat16, torch.float16):
         short = {n: v.to(kind) for n, v in tensors.items()}
