@@ -115,6 +115,7 @@ def test_a_form_is_multiplied_and_divided_by_numbers(make):
     assert_is(2 * made, matrix * 2)
     assert_is(made / two, matrix / 2)
     assert_is(made * two, matrix * 2)
+    assert_is(made * make(np.full(1, 2.0)), matrix * 2)
     assert_is(-made, -matrix)
 
 

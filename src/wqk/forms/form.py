@@ -391,7 +391,9 @@ class BilinearForm:
         shape = tuple(getattr(factor, "shape", ()))
         if not shape:
             return factor
-        if shape != (1,) and shape != self.stack:
+        if shape == (1,):
+            return factor[0]
+        if shape != self.stack:
             raise FormError(
                 f"a factor must be a number, or an array of the stack's shape, {self.stack}; "
                 f"got shape {shape}"
