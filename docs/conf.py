@@ -74,7 +74,27 @@ def write_coverage(app: Any) -> None:
     write_conversions(folder / "conversions.md")
 
 
+# What the theme's and Sphinx's HTML lacks for screen readers and keyboards.
+ACCESSIBLE = {
+    'role="heading"><span': 'role="heading" aria-level="2"><span',
+    '<aside class="sidebar-drawer">': '<aside class="sidebar-drawer" aria-label="Pages">',
+    '<aside class="toc-drawer">': '<aside class="toc-drawer" aria-label="On this page">',
+    "<pre>": '<pre tabindex="0">',
+}
+
+
+def make_accessible(app: Any, exception: Exception | None) -> None:
+    """Complete the attributes of the pages that were written."""
+    for page in Path(app.outdir).rglob("*.html") if exception is None else ():
+        text = before = page.read_text(encoding="utf-8")
+        for found, replacement in ACCESSIBLE.items():
+            text = text.replace(found, replacement)
+        if text != before:
+            page.write_text(text, encoding="utf-8")
+
+
 def setup(app: Any) -> None:
+    app.connect("build-finished", make_accessible)
     app.connect("builder-inited", write_coverage)
     app.connect("sphinx-click-process-description", keep_stars)
     app.connect("autodoc-process-docstring", keep_colons, priority=400)
