@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 import tomllib
 from functools import cache
 from importlib import resources
@@ -181,7 +182,8 @@ def parse_family(text: str, source: str) -> Family:
     """
     table = _inherited(_toml(text, source), source)
     try:
-        family = msgspec.convert(_listed(table, Family), Family)
+        with _CONVERTING:
+            family = msgspec.convert(_listed(table, Family), Family)
     except msgspec.ValidationError as error:
         raise UnknownFamily(f"{source}: {_with_advice(str(error))}") from None
     if not (family.attention or family.refusal):
@@ -190,6 +192,9 @@ def parse_family(text: str, source: str) -> Family:
 
 
 _types = cache(get_type_hints)
+
+# msgspec 0.21 crashes where two threads convert to one type for the first time.
+_CONVERTING = threading.Lock()
 
 
 def _listed(value: Any, kind: Any) -> Any:
