@@ -193,7 +193,7 @@ def parse_family(text: str, source: str) -> Family:
 
 _types = cache(get_type_hints)
 
-# msgspec 0.21 crashes where two threads convert to one type for the first time.
+# msgspec 0.22 crashes where two threads convert to one type for the first time.
 _CONVERTING = threading.Lock()
 
 
