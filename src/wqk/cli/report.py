@@ -10,6 +10,7 @@ import click
 from wqk.cli.options import FILE, PATH
 
 if TYPE_CHECKING:
+    from wqk.tables.run import Run
     from wqk.tables.score_table import ScoreTable
 
 
@@ -42,25 +43,32 @@ def report(
     from wqk.tables.details import read_details
 
     check_report(out)
-    tables = [table for source in sources for table in _tables(source)]
+    runs = [run for source in sources for run in _runs(source)]
+    tables = [run.scores for run in runs]
+    tables += [_table(source) for source in sources if not _runs(source)]
     details = [read_details(file) for file in details_files]
-    write_report(tables, out, details=details, title=title)
+    write_report(tables, out, details=details, runs=runs, title=title)
     display.say(f"report: {out}")
 
 
-def _tables(source: Path) -> list[ScoreTable]:
-    """The scores in a file, a training run, a folder of runs, a callback's folder or a survey."""
+def _runs(source: Path) -> list[Run]:
+    """The training runs in a folder: itself, or those that it holds."""
+    from wqk.tables.run import SETTINGS, open_run
+
+    if (source / SETTINGS).is_file():
+        return [open_run(source)]
+    return [open_run(run.parent) for run in sorted(source.glob(f"*/{SETTINGS}"))]
+
+
+def _table(source: Path) -> ScoreTable:
+    """The scores in a file, in a callback's folder or in a survey's."""
     from wqk.comparing.medians import survey_table
-    from wqk.tables.run import SCORES, SETTINGS, open_run
+    from wqk.tables.run import SCORES
     from wqk.tables.run import read_table as read_scores
     from wqk.tables.score_table import read_table
 
     if not source.is_dir():
-        return [read_table(source)]
-    if (source / SETTINGS).is_file():
-        return [open_run(source).scores]
+        return read_table(source)
     if (source / SCORES).is_file():
-        return [read_scores(source / SCORES)]
-    if runs := sorted(source.glob(f"*/{SETTINGS}")):
-        return [open_run(run.parent).scores for run in runs]
-    return [survey_table(source)]
+        return read_scores(source / SCORES)
+    return survey_table(source)

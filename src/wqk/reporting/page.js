@@ -2,6 +2,7 @@
 /* The choices, their controls, and the drawing of figures as they come into view. */
 
 const DRAW = {
+  runs: drawRuns,
   published: drawPublished,
   layers: drawLayers,
   course: drawCourse,

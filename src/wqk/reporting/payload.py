@@ -35,7 +35,12 @@ BINS = 512
 MARKED = 32
 
 
-def payload(groups: Sequence[Group], details: Sequence[Details], published: Any) -> str:
+def payload(
+    groups: Sequence[Group],
+    details: Sequence[Details],
+    published: Any,
+    losses: Sequence[Any] = (),
+) -> str:
     """The JSON object, safe inside a script element, without details of layers in no group."""
     owned = _owned(groups, details)
     side = max(64, math.isqrt(PIXELS // max(1, len(owned))))
@@ -57,6 +62,7 @@ def payload(groups: Sequence[Group], details: Sequence[Details], published: Any)
             for number, block in owned
         ],
         "published": published,
+        "losses": list(losses),
     }
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return in_script(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Sequence
+from datetime import date
 from html import escape
 from importlib.resources import files
 from importlib.util import find_spec
@@ -17,6 +18,7 @@ from wqk._version import __version__
 from wqk.errors import MissingPackage, TableError, install
 from wqk.reporting.groups import groups
 from wqk.reporting.payload import payload
+from wqk.reporting.runs import loss_curves, runs_section
 from wqk.reporting.summary import (
     notes,
     placement_list,
@@ -26,6 +28,7 @@ from wqk.reporting.summary import (
     summary_table,
 )
 from wqk.tables.details import Details
+from wqk.tables.run import METRICS, Run
 from wqk.tables.score_table import ScoreTable
 
 SCRIPTS = ("scores.js", "drawing.js", "sections.js", "matrices.js", "table.js", "page.js")
@@ -40,6 +43,7 @@ def write_report(
     path: str | PathLike[str],
     *,
     details: Details | Sequence[Details] = (),
+    runs: Sequence[Run] = (),
     title: str | None = None,
 ) -> None:
     """Write score tables as one interactive HTML file that needs no network.
@@ -53,6 +57,8 @@ def write_report(
     details
         Details from files (`wqk.tables.details.read_details`), in addition to the tables' own
         (``wqk.scan(ref, details=True)``). Without any, the report says that they are missing.
+    runs
+        Training runs whose losses, results and recipe the report begins with.
     title
         Heading; the models' names otherwise.
 
@@ -86,7 +92,7 @@ def write_report(
                 f"of {', '.join(names)}; leave them out, or add their table"
             )
     details += [table.details for table in tables if table.details is not None]
-    write_atomically(path, page(tables, details, title).encode())
+    write_atomically(path, page(tables, details, title, runs).encode())
 
 
 def check_report(path: Path) -> None:
@@ -98,7 +104,12 @@ def check_report(path: Path) -> None:
         )
 
 
-def page(tables: Sequence[ScoreTable], details: Sequence[Details], title: str | None) -> str:
+def page(
+    tables: Sequence[ScoreTable],
+    details: Sequence[Details],
+    title: str | None,
+    runs: Sequence[Run] = (),
+) -> str:
     """The whole document."""
     shown = groups(tables)
     placed = placements(shown)
@@ -109,16 +120,30 @@ def page(tables: Sequence[ScoreTable], details: Sequence[Details], title: str | 
         policy=_policy(scripts),
         title=escape(heading),
         style=_asset("page.css"),
-        made=f"{rows:,} rows · wqk {__version__}",
+        made=f"{rows:,} rows · wqk {__version__}{_dates(runs)}",
+        runs=runs_section(runs),
         placement=placement_list(shown, placed),
         notes=notes(shown, tables),
         summary=summary_table(shown),
         provenance=provenance(tables),
         citation=escape(_asset("citation.bib")),
-        payload=payload(shown, details, points(placed)),
+        payload=payload(shown, details, points(placed), loss_curves(runs)),
         plotly=scripts[0],
         script=scripts[1],
     )
+
+
+def _dates(runs: Sequence[Run]) -> str:
+    """The days on which runs last wrote."""
+    days = [
+        date.fromtimestamp((run.folder / METRICS).stat().st_mtime)
+        for run in runs
+        if (run.folder / METRICS).is_file()
+    ]
+    if not days:
+        return ""
+    first, last = min(days).isoformat(), max(days).isoformat()
+    return f" · trained {first if first == last else f'{first} to {last}'}"
 
 
 def _heading(labels: Sequence[str]) -> str:

@@ -172,6 +172,30 @@ function courseCurve(group, layers, column, score, courses) {
   return [band(x, at(0.25), at(0.75), seriesColor(group.index, 0.15)), ...single, median];
 }
 
+/* Losses of training runs. */
+
+function drawRuns() {
+  const all = DATA.losses;
+  const kinds = [...new Set(all.map(({kind}) => kind))];
+  panels(document.getElementById('losses'), kinds, (kind) => ({
+    caption: kind === 'symmetry' ? 'median symmetry' : kind,
+    traces: all.filter((curve) => curve.kind === kind).flatMap(lossCurve),
+    layout: layout(axis('step', {zeroline: false}), axis(kind === 'symmetry' ? '' : 'nats')),
+  }));
+}
+
+function lossCurve({name, mode, step, mean, low, high}, index) {
+  const shade = `${mode === 'decoder' ? 'decoder' : 'encoder'}-${index % 3}`;
+  return [band(step, low, high, color(shade, 0.15)), {
+    x: step,
+    y: mean,
+    name: plain(name),
+    mode: 'lines',
+    line: {color: color(shade), width: 2, dash: seriesDash(index)},
+    hovertemplate: 'step %{x}: %{y:.3f}',
+  }];
+}
+
 /* Heads. */
 
 function drawHeads(chosen) {

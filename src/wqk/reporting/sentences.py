@@ -88,3 +88,44 @@ def recurring(layers: Sequence[tuple[Sequence[int], Sequence[int]]]) -> str:
     more = len(often) - len(named)
     rest = f", and {more} more" if more else ""
     return f"In {where}: dimension {', '.join(named)}{rest}."
+
+
+def training_result(
+    name: str,
+    step: int,
+    first_losses: Sequence[float],
+    losses: Sequence[float],
+    first_symmetries: Sequence[float],
+    symmetries: Sequence[float],
+) -> str:
+    """What training did to loss and symmetry, over the seeds of one recipe.
+
+    Examples
+    --------
+    >>> training_result("encoder", 4000, [4.2, 4.2], [1.6, 1.7], [0.0, 0.02], [0.6, 0.62])
+    'encoder, 2 seeds, 4,000 steps: the loss fell from 4.200 to 1.650 nats (1.600 to 1.700 ...'
+    >>> training_result("decoder", 10, [4.0], [4.5], [], [])
+    'decoder, 1 seed, 10 steps: the loss rose from 4.000 to 4.500 nats.'
+    >>> training_result("decoder", 0, [], [], [], [])
+    'decoder: nothing was logged.'
+    """
+    if not losses:
+        return f"{name}: nothing was logged."
+    before, after = float(np.mean(first_losses)), float(np.mean(losses))
+    spread = ""
+    if len(losses) > 1:
+        spread = f" ({min(losses):.3f} to {max(losses):.3f} over seeds)"
+    way = _way(before, after, 3)
+    told = [f"the loss {way} {before:.3f} to {after:.3f} nats{spread}"]
+    if symmetries:
+        one, other = float(np.mean(first_symmetries)), float(np.mean(symmetries))
+        way = _way(one, other, 2)
+        told.append(f"the median symmetry {way} {number(one, 2)} to {number(other, 2)}")
+    head = f"{name}, {counted(len(losses), 'seed')}, {counted(step, 'step')}"
+    return f"{head}: {', '.join(told)}."
+
+
+def _way(before: float, after: float, decimals: int) -> str:
+    """Whether a number rose or fell, at the decimals that are printed."""
+    change = round(after, decimals) - round(before, decimals)
+    return "stayed from" if change == 0 else "rose from" if change > 0 else "fell from"

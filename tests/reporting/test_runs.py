@@ -1,0 +1,61 @@
+"""A report of training runs: results in words, at a step that all runs have."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import wqk
+from wqk._files import append_lines
+from wqk.reporting.sentences import training_result
+from wqk.tables.run import METRICS, SCORES, Run, create_run, open_run
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[Run]:
+    """Two seeds, of which the second has not come as far."""
+    rows = wqk.scan(wqk.demo_model("encoder"), heads=False).frame.to_dicts()
+    for seed, steps in ((1, (0, 10, 20)), (2, (0, 10))):
+        recipe = {"mode": "encoder", "steps": 20, "seed": seed}
+        corpus = {"folder": "text"}
+        run = create_run(tmp_path / f"encoder-{seed}", {"recipe": recipe, "corpus": corpus})
+        for step in steps:
+            loss = 4.0 - step / 10 - seed / 10
+            append_lines(run.folder / METRICS, {"step": step, "held_out_loss": loss})
+            for row in rows:
+                scored = {"step": step, "checkpoint": run.name, "symmetry": step / 100}
+                append_lines(run.folder / SCORES, {**row, **scored})
+    return [open_run(tmp_path / f"encoder-{seed}") for seed in (1, 2)]
+
+
+def test_results_are_told_where_all_seeds_are(runs: list[Run], tmp_path: Path):
+    pytest.importorskip("plotly")
+    path = tmp_path / "run.html"
+    wqk.write_report([run.scores for run in runs], path, runs=runs)
+    text = path.read_text(encoding="utf-8")
+    told = re.search(r"<li>(encoder, 2 seeds.*?)</li>", text)
+    assert told is not None
+    assert told[1] == (
+        "encoder, 2 seeds, 10 steps: the loss fell from 3.850 to 2.850 nats (2.800 to 2.900 over "
+        "seeds), the median symmetry rose from 0.00 to 0.10."
+    )
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
+    assert found is not None
+    curves = {curve["kind"]: curve for curve in json.loads(found[1])["losses"]}
+    assert curves["held-out loss"]["step"] == [0, 10]
+    assert curves["held-out loss"]["low"][-1] == pytest.approx(2.8)
+    assert curves["symmetry"]["mean"] == [0, 0.1]
+
+
+def test_a_report_of_tables_alone_has_no_results(tmp_path: Path):
+    pytest.importorskip("plotly")
+    wqk.write_report(wqk.scan(wqk.demo_model("encoder")), tmp_path / "r.html")
+    assert '<section id="runs">' not in (tmp_path / "r.html").read_text(encoding="utf-8")
+
+
+def test_a_loss_that_rose_is_not_said_to_have_fallen():
+    assert "rose from 2.000 to 3.000" in training_result("x", 1, [2.0], [3.0], [], [])
+    assert "stayed from 2.000 to 2.000" in training_result("x", 1, [2.0], [2.0], [], [])
