@@ -58,4 +58,4 @@ def test_a_report_of_tables_alone_has_no_results(tmp_path: Path):
 
 def test_a_loss_that_rose_is_not_said_to_have_fallen():
     assert "rose from 2.000 to 3.000" in training_result("x", 1, [2.0], [3.0], [], [])
-    assert "stayed from 2.000 to 2.000" in training_result("x", 1, [2.0], [2.0], [], [])
+    assert "stayed at 2.000" in training_result("x", 1, [2.0], [2.0], [], [])

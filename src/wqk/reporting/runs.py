@@ -68,7 +68,7 @@ def _result(name: str, runs: Sequence[Run]) -> str:
         name,
         int(losses["step"][-1]) if losses.height else 0,
         *([list(losses["values"][place]) for place in (0, -1)] if losses.height else ([], [])),
-        *([list(symmetries["values"][i]) for i in (0, -1)] if symmetries.height else ([], [])),
+        *([list(symmetries["values"][i]) for i in (0, -1)] if symmetries.height > 1 else ([], [])),
     )
 
 

@@ -190,7 +190,7 @@ function lossCurve({name, mode, step, mean, low, high}, index) {
     x: step,
     y: mean,
     name: plain(name),
-    mode: 'lines',
+    mode: step.length > 1 ? 'lines' : 'markers',
     line: {color: color(shade), width: 2, dash: seriesDash(index)},
     hovertemplate: 'step %{x}: %{y:.3f}',
   }];

@@ -115,17 +115,17 @@ def training_result(
     spread = ""
     if len(losses) > 1:
         spread = f" ({min(losses):.3f} to {max(losses):.3f} over seeds)"
-    way = _way(before, after, 3)
-    told = [f"the loss {way} {before:.3f} to {after:.3f} nats{spread}"]
+    told = [f"the loss {_change(before, after, 3)} nats{spread}"]
     if symmetries:
         one, other = float(np.mean(first_symmetries)), float(np.mean(symmetries))
-        way = _way(one, other, 2)
-        told.append(f"the median symmetry {way} {number(one, 2)} to {number(other, 2)}")
+        told.append(f"the median symmetry {_change(one, other, 2)}")
     head = f"{name}, {counted(len(losses), 'seed')}, {counted(step, 'step')}"
     return f"{head}: {', '.join(told)}."
 
 
-def _way(before: float, after: float, decimals: int) -> str:
-    """Whether a number rose or fell, at the decimals that are printed."""
-    change = round(after, decimals) - round(before, decimals)
-    return "stayed from" if change == 0 else "rose from" if change > 0 else "fell from"
+def _change(before: float, after: float, decimals: int) -> str:
+    """Whether a number rose, fell or stayed, at the decimals that are printed."""
+    first, last = number(before, decimals), number(after, decimals)
+    if first == last:
+        return f"stayed at {last}"
+    return f"{'rose' if after > before else 'fell'} from {first} to {last}"
