@@ -267,6 +267,15 @@ def test_revisions_and_their_steps(hub):
         open_checkpoint(NAME, "step7")
 
 
+def test_a_revision_can_be_part_of_the_name(hub):
+    checkpoint = open_checkpoint(f"{NAME}@step1000")
+    assert (checkpoint.name, checkpoint.revision, checkpoint.step) == (NAME, "step1000", 1000)
+    assert_holds(checkpoint, {query(0): bert_weights(1)[query(0)]})
+    with pytest.raises(CheckpointError, match="given twice, 'step1000' and 'main'"):
+        open_checkpoint(f"{NAME}@step1000", "main")
+    assert wqk.scan(f"{NAME}@step1000", heads=False).frame["revision"][0] == "step1000"
+
+
 def test_weights_that_two_repositories_share_are_fetched_once(hub):
     wqk.scan(NAME)
     hub.repositories["other/copy"] = {"main": bert_folder()}

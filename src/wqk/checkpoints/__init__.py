@@ -42,7 +42,7 @@ def open_checkpoint(
     ----------
     ref
         A folder or file; the folder of a training run, for its last step; a hub id such as
-        ``google-bert/bert-base-uncased``; the ``https://`` address of a safetensors file or of a
+        ``google-bert/bert-base-uncased``, or ``id@revision``; the ``https://`` address of a safetensors file or of a
         folder that contains one; an `nn.Module`; a state dict of arrays; or a `Checkpoint`, which
         is returned unchanged. A LoRA adapter, in a folder or on the hub, is opened on its base
         model.
@@ -95,6 +95,13 @@ def _open(
             f"dict, got {type(ref).__name__}"
         )
     path, name = Path(ref), str(ref)
+    repository, at, named = name.partition("@")
+    if at and not (is_url(name) or exists(path)) and is_hub_id(repository):
+        if revision:
+            raise CheckpointError(
+                f"the revision is given twice, {named!r} and {revision!r}; give one of them"
+            )
+        name, path, revision = repository, Path(repository), named
     if is_url(name):
         page = hub_page(name)
         if page is None:
