@@ -42,10 +42,10 @@ def open_checkpoint(
     ----------
     ref
         A folder or file; the folder of a training run, for its last step; a hub id such as
-        ``google-bert/bert-base-uncased``, or ``id@revision``; the ``https://`` address of a safetensors file or of a
-        folder that contains one; an `nn.Module`; a state dict of arrays; or a `Checkpoint`, which
-        is returned unchanged. A LoRA adapter, in a folder or on the hub, is opened on its base
-        model.
+        ``google-bert/bert-base-uncased``, or ``id@revision``; the ``https://`` address of a
+        safetensors file or of a folder that contains one; an `nn.Module`; a state dict of arrays;
+        or a `Checkpoint`, which is returned unchanged. A LoRA adapter, in a folder or on the hub,
+        is opened on its base model.
     revision
         Of a repository of the hub; nothing else has revisions.
     token, cache_dir, local_files_only
