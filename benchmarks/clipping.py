@@ -31,7 +31,7 @@ from wqk._files import write_atomically
 from wqk._style import BLUE, GRAY, GREEN, ORANGE, PAGE, new_figure, save_figure, style
 from wqk.attention import Block
 from wqk.forms.spectra import spectral_norm, spectrum
-from wqk.forms.updates import change
+from wqk.forms.update_terms import change
 from wqk.live.logits import LogitMeter
 
 if TYPE_CHECKING:

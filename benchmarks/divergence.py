@@ -25,7 +25,7 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 from wqk import BilinearForm
 from wqk.forms.spectra import spectrum
-from wqk.forms.updates import update_terms
+from wqk.forms.update_terms import update_terms
 
 D, H, LAYERS, N, B = 64, 4, 2, 32, 16
 LOOK, RAMP, DOUBLING, RATE = 5, 120, 15, 1e-3

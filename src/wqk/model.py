@@ -15,8 +15,8 @@ from wqk.attention import Block, Head
 from wqk.checkpoints import Checkpoint, open_checkpoint
 from wqk.checkpoints.options import HubOptions, check_options
 from wqk.errors import CheckpointError, concerning
-from wqk.families import find_family, load_family, plan, with_head_counts
-from wqk.families.candidates import POSITIONAL, beside, candidates
+from wqk.families import find_family, load_family, plan_attention, with_head_counts
+from wqk.families.candidates import POSITIONAL, candidates, neighbors_of
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -87,7 +87,9 @@ def open(
     known = load_family(family) if family else find_family(checkpoint, heads_per_layer is None)
     with concerning(checkpoint.name):
         counted = with_head_counts(known, checkpoint, heads_per_layer, key_heads)
-        return Model(checkpoint, plan(checkpoint, counted), ref=ref, family_file=family, hub=hub)
+        return Model(
+            checkpoint, plan_attention(checkpoint, counted), ref=ref, family_file=family, hub=hub
+        )
 
 
 class Model:
@@ -243,7 +245,7 @@ class Model:
         tensors = self.checkpoint.tensors()
         named = candidates(tensors)
         unread = [c for c in named if read.isdisjoint(c.tensors) and not c.words & POSITIONAL]
-        return [c.query for c in unread if not beside(c, named, tensors).recurrent]
+        return [c.query for c in unread if not neighbors_of(c, named, tensors).recurrent]
 
     def __repr__(self) -> str:
         kinds: dict[str, int] = {}

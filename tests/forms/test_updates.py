@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from wqk import BilinearForm
 from wqk.errors import FormError
 from wqk.forms.spectra import spectrum
-from wqk.forms.updates import update_terms
+from wqk.forms.update_terms import update_terms
 
 
 @given(

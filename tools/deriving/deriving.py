@@ -38,7 +38,7 @@ from tools.deriving.writing import (
 from wqk.attention import Block
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import WqkError
-from wqk.families import families, find_family, plan
+from wqk.families import families, find_family, plan_attention
 from wqk.families.composites import MODALITIES, compose_family
 from wqk.families.family import Family, family_of_type, parse_family, part_types
 from wqk.families.inference import infer_family
@@ -186,7 +186,7 @@ def _family(row: Outcome) -> Family:
 
 def _beside_parts(record: Record, checkpoint: Checkpoint, composite: Family) -> Outcome | None:
     """A family of the attention that is in no part of a composite model, if one can be made."""
-    attentions = [Block(checkpoint, p) for p in plan(checkpoint, composite)]
+    attentions = [Block(checkpoint, p) for p in plan_attention(checkpoint, composite)]
     judged = judge(record.sites, attentions)
     if judged.unmatched_plans:
         return None
@@ -201,14 +201,14 @@ def _beside_parts(record: Record, checkpoint: Checkpoint, composite: Family) -> 
 
 
 def _partial(checkpoint: Checkpoint, family: Family) -> str:
-    reasons = (p.reason for p in plan(checkpoint, family))
+    reasons = (p.reason for p in plan_attention(checkpoint, family))
     return "; ".join(dict.fromkeys(filter(None, reasons)))
 
 
 def _reading(record: Record, checkpoint: Checkpoint, folder: Path) -> str:
     """What wqk does today with a type that is not proven."""
     try:
-        plans = plan(checkpoint, find_family(checkpoint))
+        plans = plan_attention(checkpoint, find_family(checkpoint))
         attentions = [Block(checkpoint, p) for p in plans]
     except WqkError as error:
         return f"refused: {error}".replace(str(folder), "").replace(": : ", ": ")

@@ -21,7 +21,7 @@ from tools.deriving.judging import (
 )
 
 from wqk.attention import Block
-from wqk.families import Composed, plan
+from wqk.families import Composed, plan_attention
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -46,7 +46,7 @@ def faults(record: Record, checkpoint: Checkpoint, family: Family) -> list[str]:
     WqkError
         The family does not fit the saved file.
     """
-    plans = plan(checkpoint, family)
+    plans = plan_attention(checkpoint, family)
     at_once = list(_plain_faults(record, plans, bool(family.model_types)))
     if at_once:
         return at_once

@@ -15,7 +15,7 @@ from wqk._version import __version__
 from wqk.attention.coordinates import PLAIN
 from wqk.errors import CheckpointError
 from wqk.forms.scores import directionality, symmetry
-from wqk.forms.updates import update_measures
+from wqk.forms.update_terms import update_measures
 from wqk.model import open as open_model
 from wqk.scanning.rows import block_columns, checkpoint_columns
 from wqk.tables.conditions import conditions

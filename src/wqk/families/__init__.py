@@ -3,8 +3,7 @@
 from wqk.families.family import AttentionRule, Family, families, load_family
 from wqk.families.finding import find_family, with_head_counts
 from wqk.families.layouts import Composed, Norm, Projection
-from wqk.families.plan import AttentionPlan
-from wqk.families.planning import plan
+from wqk.families.plans import AttentionPlan, plan_attention
 from wqk.families.rotary import Rotary
 from wqk.families.sides import Side
 
@@ -20,6 +19,6 @@ __all__ = [
     "families",
     "find_family",
     "load_family",
-    "plan",
+    "plan_attention",
     "with_head_counts",
 ]

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
     from wqk.checkpoints import TensorInfo
 
-# A module's own name, where it holds queries: q_proj, query, Wq, to_q, q_lin, attn_q, ...
+# How the name of a module that holds queries ends: q_proj, query, Wq, to_q, q_lin, attn_q, ...
 QUERY = re.compile(r"(?P<before>|.*_|[wW])(?P<role>queries|query|q|Q)(?P<after>|_.*)")
 KEY_OF = {"queries": "keys", "query": "key", "q": "k", "Q": "K"}
 VALUE_OF = {"queries": "values", "query": "value", "q": "v", "Q": "V"}
 
-# Modules that hold queries, keys and values together, and how these usually lie.
+# Modules that hold queries, keys and values together, and their usual layout.
 FUSED = {
     r"(?:[wW]_?|to_|attn_|in_)?qkv(?:_.*)?": "sectioned",
     r"c_attn|in_proj(?:_weight)?|W_pack": "sectioned",
@@ -28,7 +28,7 @@ FUSED = {
 }
 
 NORM_WORDS = {"norm", "norms", "layernorm", "rmsnorm", "ln"}
-# Words that say nothing about which projection a module is.
+# Words that do not say which projection a module is.
 FILLERS = {"", "proj", "lin", "linear", "to", "w", "dense", "attn", "layer", "rms"}
 ALIASES = {"query": "q", "queries": "q", "key": "k", "keys": "k", "added": "add"}
 NORM_PARAMETERS = ("weight", "bias", "gamma", "beta")
@@ -41,9 +41,9 @@ HARMLESS = {
     "o", "out", "output", "c", "wo", "v", "value", "values", "wv", "resid", "sub", "inner", "post",
     "ffn", "add", "dropout", "rotary", "emb", "inv", "freq", "rope", "freqs", *NORM_WORDS,
 }  # fmt: skip
-# Queries and keys of positions, whose products are terms of a score and no attention of their own.
+# Queries and keys of positions: their products are terms of another attention's score.
 POSITIONAL = {"pos", "position", "rel", "relative"}
-# Beside these, a projection feeds a convolution or a recurrence and no softmax.
+# Next to these, a projection feeds a convolution or a recurrence, not a softmax.
 RECURRENT = re.compile(
     r"(?:A_log|A_logs|dt_bias|dt_proj|x_proj|b_proj|a_proj|f_[ab]_proj|g_[ab]_proj|beta|decay)\b.*"
     r"|(?:.*_)?conv(?:1d|_.*)?(?:\..*)?|slope_rate|[fi]gate(?:_preact)?\..*"
@@ -76,7 +76,7 @@ class Candidate:
 
     @property
     def module(self) -> str:
-        """The query's own name."""
+        """The last part of the query's name."""
         return self.query.rpartition(".")[2]
 
     @property
@@ -92,7 +92,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Beside:
+class Neighbors:
     """The tensors next to a candidate's queries and keys."""
 
     query_norm: str  # name of the norm before the score, without ``.weight``; empty if none
@@ -122,9 +122,9 @@ def candidates(tensors: Mapping[str, TensorInfo]) -> list[Candidate]:
     return found
 
 
-def beside(
+def neighbors_of(
     candidate: Candidate, others: list[Candidate], tensors: Mapping[str, TensorInfo]
-) -> Beside:
+) -> Neighbors:
     """Sort the tensors in the candidate's module and its submodules."""
     path = candidate.path
     # A whole layer's module also holds what has nothing to do with attention.
@@ -155,7 +155,7 @@ def beside(
             continue
         elif not is_layer or words & {"q", "k", "kv", "qkv"}:
             unexplained.append(name)
-    return Beside(
+    return Neighbors(
         norms.get("q", ""), norms.get("k", ""), biases, tuple(unexplained), tuple(recurrent)
     )
 
@@ -199,9 +199,9 @@ def recurrent_layers(tensors: Mapping[str, TensorInfo]) -> dict[str, list[int]]:
 
 def _is_harmless(name: str, words: set[str]) -> bool:
     """Whether a tensor does not affect scores, by its words; ``proj`` and ``dense`` are outputs."""
-    spoken = words or ({"o"} if "." in name else _words(name))
-    plain = NORM_WORDS.isdisjoint(spoken) or len(spoken) > 1
-    return (spoken <= HARMLESS and plain) or bool(QUANTIZED.search(name))
+    named = words or ({"o"} if "." in name else _words(name))
+    plain = NORM_WORDS.isdisjoint(named) or len(named) > 1
+    return (named <= HARMLESS and plain) or bool(QUANTIZED.search(name))
 
 
 def _words(module: str) -> set[str]:

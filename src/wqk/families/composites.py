@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from wqk.checkpoints import Checkpoint, TensorInfo
 
-# What parts are called in configurations and names of tensors, by the name of their stack.
+# Words for parts in configurations and names of tensors, by the name of their stack.
 WORDS = {
     "vision": ("vision", "visual", "image", "vit", "vpm", "img", "pixel"),
     "audio": ("audio", "speech", "sound", "acoustic", "apm"),
@@ -41,7 +41,7 @@ WORDS = {
     "depth": ("depth",),
 }
 MODALITIES = ("vision", "audio", "text")
-# Stacks that are called like their part.
+# Stacks that are named like their part.
 PLAIN = {"encoder", "unknown", *MODALITIES}
 WIDTHS = ("hidden_size", "d_model", "n_embd", "embed_dim", "encoder_hidden_size")
 DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "encoder_layers", "depth")
@@ -59,9 +59,9 @@ class Part:
     @property
     def words(self) -> tuple[str, ...]:
         """The modalities that its path names."""
-        spoken = re.split(r"[._]", self.path.lower())
+        named = re.split(r"[._]", self.path.lower())
         return tuple(
-            kind for kind, names in WORDS.items() if any(word.startswith(names) for word in spoken)
+            kind for kind, names in WORDS.items() if any(word.startswith(names) for word in named)
         )
 
 
@@ -77,7 +77,7 @@ def compose_family(checkpoint: Checkpoint, beside: Family | None = None) -> Fami
     names = [beside.name] if beside else []
     taken: set[str] = set()
     parts = list(_parts(checkpoint.config, checkpoint.config.get("model_type")))
-    # First the parts that names identify, so that no other part takes their tensors.
+    # Parts that names identify come first, so that no other part takes their tensors.
     for part in sorted(parts, key=lambda part: part.words[:1] in ((), ("text",), ("decoder",))):
         if part.family.refusal:
             raise UnknownFamily(f"{part.path}: {part.family.refusal}")
@@ -85,8 +85,8 @@ def compose_family(checkpoint: Checkpoint, beside: Family | None = None) -> Fami
         if prefix is None:
             continue
         taken.add(prefix)
-        own = [rule for rule in part.family.attention if prefix in prefixes(tensors, rule)]
-        stacks = {rule.stack for rule in own}
+        found = [rule for rule in part.family.attention if prefix in prefixes(tensors, rule)]
+        stacks = {rule.stack for rule in found}
         rules += [
             replace(
                 rule,
@@ -95,7 +95,7 @@ def compose_family(checkpoint: Checkpoint, beside: Family | None = None) -> Fami
                 stack=_stack(part, rule, stacks),
                 defaults={**default_counts(part.model_type), **rule.defaults},
             )
-            for rule in own
+            for rule in found
         ]
         names.append(part.family.name)
     if not rules:
@@ -103,7 +103,7 @@ def compose_family(checkpoint: Checkpoint, beside: Family | None = None) -> Fami
     return Family(
         name=" + ".join(dict.fromkeys(names)),
         model_types=(),
-        attention=tuple(_distinct(rules)),
+        attention=tuple(_with_distinct_stacks(rules)),
     )
 
 
@@ -118,8 +118,8 @@ def _parts(config: Mapping[str, Any], model_type: object, path: str = "") -> Ite
             value, where = config, path
         if not isinstance(value, dict):
             continue
-        own = value.get("model_type") if value is not config else None
-        kinds = [kind for kind in (own, types.get(key)) if isinstance(kind, str)]
+        named = value.get("model_type") if value is not config else None
+        kinds = [kind for kind in (named, types.get(key)) if isinstance(kind, str)]
         known = next((kind for kind in kinds if family_of_type(kind)), None)
         if known:
             yield Part(where, value, family_of_type(known) or Family(known, ()), known)
@@ -135,8 +135,8 @@ def _prefix(tensors: Mapping[str, TensorInfo], part: Part, taken: set[str]) -> s
         for prefix in prefixes(tensors, rule)
         if prefix not in taken
     }
-    found = {prefix for prefix in found if not _of_another(prefix, part)}
-    for fits in (_is_called, _is_spoken_of, _has_width, _has_depth):
+    found = {prefix for prefix in found if not _names_another_modality(prefix, part)}
+    for fits in (_names_its_configuration, _names_its_modality, _has_width, _has_depth):
         if len(found) > 1:
             fitting = {prefix for prefix in found if fits(prefix, part, tensors)}
             found = fitting or found
@@ -149,33 +149,33 @@ def _prefix(tensors: Mapping[str, TensorInfo], part: Part, taken: set[str]) -> s
     return found.pop() if found else None
 
 
-def _spoken(prefix: str) -> list[str]:
+def _name_words(prefix: str) -> list[str]:
     return re.split(r"[._]", prefix.lower())
 
 
-def _of_another(prefix: str, part: Part) -> bool:
+def _names_another_modality(prefix: str, part: Part) -> bool:
     """Whether a prefix names another modality than the part's."""
-    own = [kind for kind in MODALITIES if kind in part.words]
-    others = [n for kind in MODALITIES if kind not in own for n in WORDS[kind]]
+    its = [kind for kind in MODALITIES if kind in part.words]
+    others = [n for kind in MODALITIES if kind not in its for n in WORDS[kind]]
     return (
-        bool(own)
+        bool(its)
         and any(
-            word.startswith(tuple(others)) and not word.startswith(WORDS[own[0]])
-            for word in _spoken(prefix)
+            word.startswith(tuple(others)) and not word.startswith(WORDS[its[0]])
+            for word in _name_words(prefix)
         )
-        and not _is_spoken_of(prefix, part, {})
+        and not _names_its_modality(prefix, part, {})
     )
 
 
-def _is_called(prefix: str, part: Part, tensors: Mapping[str, TensorInfo]) -> bool:
+def _names_its_configuration(prefix: str, part: Part, tensors: Mapping[str, TensorInfo]) -> bool:
     """Whether the prefix has the name of the part's configuration, as in ``geometry_encoder``."""
     name = part.path.rpartition(".")[2].removesuffix("_config")
     return any(word == name or word.startswith(f"{name}_") for word in prefix.split("."))
 
 
-def _is_spoken_of(prefix: str, part: Part, tensors: Mapping[str, TensorInfo]) -> bool:
+def _names_its_modality(prefix: str, part: Part, tensors: Mapping[str, TensorInfo]) -> bool:
     words = tuple(name for kind in part.words for name in WORDS[kind])
-    return bool(words) and any(word.startswith(words) for word in _spoken(prefix))
+    return bool(words) and any(word.startswith(words) for word in _name_words(prefix))
 
 
 def _queries(prefix: str, part: Part, tensors: Mapping[str, TensorInfo]) -> Sequence[str]:
@@ -207,12 +207,12 @@ def _stack(part: Part, rule: AttentionRule, stacks: set[str]) -> str:
     return f"{kind}-{rule.stack}"
 
 
-def _distinct(rules: Sequence[AttentionRule]) -> Iterator[AttentionRule]:
+def _with_distinct_stacks(rules: Sequence[AttentionRule]) -> Iterator[AttentionRule]:
     """The rules, with distinct names for stacks that would share a name."""
     places = [(rule.stack, rule.kind) for rule in rules]
     for rule, place in zip(rules, places, strict=True):
         if places.count(place) > 1 and rule.config:
-            own = rule.config.split(".")[0].removesuffix("_config")
-            yield replace(rule, stack=f"{own}-{rule.stack}" if own != rule.stack else rule.stack)
+            part = rule.config.split(".")[0].removesuffix("_config")
+            yield replace(rule, stack=f"{part}-{rule.stack}" if part != rule.stack else part)
         else:
             yield rule

@@ -40,11 +40,11 @@ class RotaryRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     base: tuple[str, ...] = ("rope_theta",)
     local_base: tuple[str, ...] = ()  # base in windowed layers, where it differs
     axes: int = 1  # 2: the first planes turn with a patch's row, as many others with its column
-    alternating: bool = False  # each axis has every second frequency; all of them otherwise
-    reversed: bool = False  # turns the other way round
+    alternating: bool = False  # each axis takes every second frequency, not all of them
+    reversed: bool = False  # rotates in the opposite direction
     only_if: str = ""  # switches of models that are rotary or not
-    layers: str = ""  # list that says of each layer whether it is rotary
-    windowed_only: bool = False  # layers that see everything have no positions
+    layers: str = ""  # list with an entry for each layer: whether it is rotary
+    windowed_only: bool = False  # layers with full attention have no positions
     default_fraction: float = 1.0
     default_base: float = 10_000.0
 
@@ -52,11 +52,10 @@ class RotaryRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One attention of a model: where its tensors are in every layer, and what its score is.
 
-    Names leave out ``.weight`` and any prefix, and contain ``{layer}``; where a model has been
-    spelled in several ways, all spellings are listed. ``{previous}`` is the layer before, whose
-    last norm feeds this one in post-norm models, ``{last}`` the highest number that exists,
-    ``{head}`` each head, where heads have tensors of their own. Other strings are keys of the
-    configuration.
+    Names of tensors contain ``{layer}`` and leave out ``.weight`` and any prefix; where they differ
+    between files, all spellings are listed. ``{previous}`` is the layer before, whose last norm
+    feeds this one in post-norm models; ``{last}`` is the highest number that exists; ``{head}`` is
+    each head, if heads have tensors of their own. Other strings are keys of the configuration.
     """
 
     stack: str  # encoder, decoder, vision, audio, text, ...
@@ -117,7 +116,7 @@ class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     content_width: str = ""  # "latent": width of a head without positions, and with them alone
     position_width: str = ""
 
-    # What becomes of the products of queries and keys.
+    # From products of queries and keys to scores.
     scale: tuple[str | float, ...] = ("head_width ** -0.5",)  # factors of the score
     softcap: str = ""
     clip: str = ""  # largest absolute value of queries and keys
@@ -127,17 +126,17 @@ class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rotary: RotaryRule | None = None
     position: str = ""  # what is added to the scores besides the form: alibi, relative, ...
     position_if: str = ""
-    whole_score: bool = True  # false where more is added that none of these keys says
+    whole_score: bool = True  # false if the score has terms that no key describes
     causal: bool = False
     causal_if: str = ""  # configuration flag of models that are either
     window: tuple[str, ...] = ()  # size of local attention
     window_axes: int = 1  # 2 where windows are squares of an image
-    window_each_side: bool = False  # the size is what tokens see on either side of them
+    window_each_side: bool = False  # the size counts the tokens on one side
 
     config: str = ""  # the nested configuration that the keys above are in
     defaults: dict[str, Any] = {}  # of absent keys
-    guess: str = ""  # how the rule was guessed from tensor names, where it was
-    partial: str = ""  # why one form per head does not hold the whole score
+    guess: str = ""  # how the rule was guessed from tensor names, if it was
+    partial: str = ""  # why one form per head is not the whole score
     note: str = ""  # what else a reader of the form should know
 
     def __post_init__(self) -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from wqk.checkpoints import Part, TensorInfo
     from wqk.families.layouts import Norm, Projection
-    from wqk.families.plan import AttentionPlan
+    from wqk.families.plans import AttentionPlan
     from wqk.families.sides import Side
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wqk.errors import UnknownFamily
-from wqk.families.candidates import Beside, Candidate, beside, candidates
+from wqk.families.candidates import Candidate, Neighbors, candidates, neighbors_of
 from wqk.families.family import AttentionRule, Family
 
 if TYPE_CHECKING:
@@ -68,12 +68,12 @@ class HeadCount:
         nested = [name.removesuffix("_config") for name in self.path.split(".") if name]
         named = [name for name in nested if name not in WHOLE]
         # Whisper's own files: n_audio_head, n_text_head.
-        own = {"n_audio": "encoder", "n_text": "decoder"}.get(self.part, self.part)
-        return [*named, *(word for word in own.split("_") if word)]
+        part = {"n_audio": "encoder", "n_text": "decoder"}.get(self.part, self.part)
+        return [*named, *(word for word in part.split("_") if word)]
 
 
 def infer_family(checkpoint: Checkpoint, count_heads: bool = True) -> Family:
-    """A family, ``inferred``, for a checkpoint of unknown type or with foreign names.
+    """A family, ``inferred``, for a checkpoint of unknown type, or with tensors of other names.
 
     ``count_heads`` is false if the numbers of heads are known from elsewhere. Raises
     `UnknownFamily` if no two tensors look like queries and keys of softmax attention, or if the
@@ -83,12 +83,12 @@ def infer_family(checkpoint: Checkpoint, count_heads: bool = True) -> Family:
     named = candidates(tensors)
     # A single block has no number; next to numbered ones it is a pooling head.
     found = [c for c in named if "{layer}" in c.query] or named
-    around = {c: beside(c, found, tensors) for c in found}
-    if found and all(one.recurrent for one in around.values()):
+    around = {c: neighbors_of(c, found, tensors) for c in found}
+    if found and all(neighbors.recurrent for neighbors in around.values()):
         first = next(iter(around.values())).recurrent[0]
         raise UnknownFamily(
-            f"tensors named like queries and keys occur next to {first!r}: they "
-            "go through a recurrence or a convolution, so their score is no form of two tokens"
+            f"tensors named like queries and keys occur next to {first!r}: they go through a "
+            "recurrence or a convolution, so their score is not a form of two tokens"
         )
     softmax = [c for c in found if not around[c].recurrent]
     if not softmax:
@@ -127,7 +127,7 @@ def infer_family(checkpoint: Checkpoint, count_heads: bool = True) -> Family:
     return Family(name="inferred", model_types=(), attention=tuple(rules))
 
 
-def _names(candidate: Candidate, around: Beside) -> dict[str, Any]:
+def _names(candidate: Candidate, around: Neighbors) -> dict[str, Any]:
     """The rule's names of tensors."""
     norms = {"query_norm": around.query_norm, "key_norm": around.key_norm}
     if candidate.query == candidate.key:
@@ -137,7 +137,7 @@ def _names(candidate: Candidate, around: Beside) -> dict[str, Any]:
     return {role: (name,) for role, name in (weights | norms).items() if name}
 
 
-def _unexplained(candidate: Candidate, around: Beside, config: Mapping[str, Any]) -> str:
+def _unexplained(candidate: Candidate, around: Neighbors, config: Mapping[str, Any]) -> str:
     """What of the score is not understood; empty if all is."""
     if around.unexplained:
         named = ", ".join(f"{candidate.path}.{name}" for name in around.unexplained[:3])
@@ -145,7 +145,7 @@ def _unexplained(candidate: Candidate, around: Beside, config: Mapping[str, Any]
     if not (around.query_norm or around.key_norm):
         switch = next((key for key in config if re.search("q_?k_?(layer_?)?norm", key)), None)
         if switch and config[switch]:
-            return f"the configuration's {switch} speaks of norms that have no tensors"
+            return f"the configuration's {switch} asks for norms that have no tensors"
     return ""
 
 
@@ -203,33 +203,33 @@ def _own_count(
     stack: str,
 ) -> HeadCount:
     """The candidate's number of heads; an error if only other parts of the model have one."""
-    spoken = [
+    named = [
         word for part in candidate.query.lower().split(".") for word in (part, *part.split("_"))
     ]
 
-    def is_spoken(word: str) -> bool:
+    def is_named(word: str) -> bool:
         synonyms = STACKS.get(word, (word,))
-        return any(said.startswith(synonyms) for said in spoken)
+        return any(name.startswith(synonyms) for name in named)
 
-    fitting = [count for count in counts if all(map(is_spoken, count.words))]
+    fitting = [count for count in counts if all(map(is_named, count.words))]
     modality = stack if stack in MODALITIES else ""
     is_one_of_many = (
         any(not any(name in other.query.lower() for name in STACKS[modality]) for other in others)
         if modality
         else False
     )
-    own = [
+    suitable = [
         count
         for count in fitting
         if count.words or not (is_one_of_many or _is_other(candidate, count))
     ]
-    if not own:
+    if not suitable:
         of = f" of {candidate.path}" if counts else ""
         raise UnknownFamily(
             f"the configuration does not give the number of heads{of}, and shapes alone "
             "do not determine it; give it with heads_per_layer=N"
         )
-    return max(own, key=lambda count: len(count.words))
+    return max(suitable, key=lambda count: len(count.words))
 
 
 def _is_other(candidate: Candidate, count: HeadCount) -> bool:
@@ -241,16 +241,16 @@ def _is_other(candidate: Candidate, count: HeadCount) -> bool:
 
 def _numbers(candidate: Candidate, layout: str, count: HeadCount) -> dict[str, Any]:
     """The rule's keys for the numbers of heads, and the part of the model that counts them."""
-    own = [f"{count.part}_{key}" for key in KEY_HEADS] if count.part else list(KEY_HEADS)
+    names = [f"{count.part}_{key}" for key in KEY_HEADS] if count.part else list(KEY_HEADS)
     defaults: dict[str, Any] = {}
     heads = count.config[count.key]
     if isinstance(heads, int) and heads > 0:
         width = _head_width(candidate, layout, heads, count)
-        if layout == "sectioned" and width and not any(count.config.get(key) for key in own):
+        if layout == "sectioned" and width and not any(count.config.get(key) for key in names):
             rest = candidate.shape[0] - heads * width
             if rest > 0 and rest % (2 * width) == 0 and heads % (rest // (2 * width)) == 0:
                 defaults = {"key_heads": rest // (2 * width)}
-    keys = {"heads": (count.key,), "key_heads": (*own, "key_heads")}
+    keys = {"heads": (count.key,), "key_heads": (*names, "key_heads")}
     return {**keys, "config": count.path, "defaults": defaults}
 
 

@@ -46,15 +46,15 @@ class Match:
 
     def bias(self, projection: Projection | Composed, names: tuple[str, ...]) -> Part | None:
         """The projection's bias: under a name of its own, or laid out like the outputs."""
-        own = self.part(names)
-        if own is not None or isinstance(projection, Composed):
-            return own
+        named = self.part(names)
+        if named is not None or isinstance(projection, Composed):
+            return named
         name = projection.tensor.removesuffix("weight") + "bias"
         return projection.bias_part(name) if not names and name in self.tensors else None
 
     def norm(self, spellings: tuple[str, ...], what: str, heads: int = 1) -> tuple[Part, ...]:
         """The gain (``weight``) or bias of a norm; one for each head if its name has ``{head}``."""
-        # The oldest files call a norm's gain and bias gamma and beta.
+        # In the oldest files, a norm's gain and bias are gamma and beta.
         endings = {"weight": ("weight", "gamma"), "bias": ("bias", "beta")}[what]
         for spelling in spellings:
             numbers = range(heads if "{head}" in spelling else 1)
@@ -101,8 +101,8 @@ def find_layers(
         if rule.exact:
             _require_shared(prefix, query, tensors)
         found = []
-        own = (match for match in matches if match["prefix"] == prefix)
-        indices = sorted(tuple(int(n) for n in match.groups()[1:]) for match in own)
+        chosen = (match for match in matches if match["prefix"] == prefix)
+        indices = sorted(tuple(int(n) for n in match.groups()[1:]) for match in chosen)
         if not rule.every_layer:  # else the gap is noticed
             _require_plain_weights(tensors, prefix, query, indices)
         for number, index in enumerate(indices):
@@ -125,12 +125,12 @@ def _require_plain_weights(
     spelling: str,
     indices: list[tuple[int, ...]],
 ) -> None:
-    """Check that no layer has its queries in another form, as quantized ones beside plain ones."""
+    """Check that no layer stores its queries differently, such as quantized next to plain ones."""
     within = re.compile(rf"{re.escape(prefix)}{_numbered(spelling)}\.(?!bias$).+")
     for match in filter(None, map(within.fullmatch, tensors)):
         if tuple(map(int, match.groups())) not in indices:
             raise CheckpointError(
-                f"incomplete, {match[0]!r} stands for the weight of some layers: quantized "
+                f"incomplete, {match[0]!r} takes the place of the weight in some layers: quantized "
                 "or adapted weights cannot be scored; dequantize or merge them first"
             )
 

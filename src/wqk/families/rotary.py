@@ -31,9 +31,9 @@ class Rotary:
     """The rotation of a head's first 2P dimensions.
 
     ``amplitude`` is the attention factor of YaRN and LongRoPE, which multiplies the rotated
-    dimensions of queries and of keys at every distance, including 0. For patches of a picture
+    dimensions of queries and of keys at every distance, including 0. For the patches of an image,
     ``axes`` is 2: the first half of the planes turns with the row, the second with the column. A
-    single number as a position is then both, on the picture's diagonal.
+    position given as a single number is then both, a place on the diagonal.
     """
 
     frequencies: Float[Array, " pairs"]  # radians per position
@@ -42,9 +42,9 @@ class Rotary:
     axes: int = 1
 
     def rotate(self, vectors: Array, positions: np.ndarray) -> Array:
-        """Turn (..., N, R) queries or keys to their positions (N,).
+        """Rotate queries or keys (..., N, R) by their positions (N,).
 
-        NumPy arrays are turned in float64, tensors of PyTorch in their own type.
+        NumPy arrays are rotated in float64, PyTorch tensors in their own type.
         """
         angles = np.asarray(positions, np.float64)[:, None] * self.frequencies
         cosine: Array = self.amplitude * np.cos(angles)
@@ -152,10 +152,10 @@ def _number(
     config: Config, scaling: Mapping[str, Any], keys: tuple[str, ...], default: float
 ) -> float:
     """A number from the rotary parameters, or else from the configuration itself."""
-    own = next((scaling[key] for key in keys if scaling.get(key) is not None), None)
-    value = config.optional_number(keys) if own is None else as_number(own)
-    if own is not None and value is None:
-        raise config.wrong(keys, "a number", own)
+    found = next((scaling[key] for key in keys if scaling.get(key) is not None), None)
+    value = config.optional_number(keys) if found is None else as_number(found)
+    if found is not None and value is None:
+        raise config.wrong(keys, "a number", found)
     return default if value is None else value
 
 
@@ -179,7 +179,7 @@ class _Unscaled(NamedTuple):
 
 
 def _llama3(given: _Unscaled) -> tuple[np.ndarray, float]:
-    """Long wavelengths are stretched, short ones kept, those between blended (Llama 3.1)."""
+    """Long wavelengths are stretched, short ones kept, those in between blended (Llama 3.1)."""
     frequencies, scaling = given.frequencies, given.scaling
     low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
     trained = float(scaling["original_max_position_embeddings"])
@@ -257,7 +257,7 @@ def _factors(given: _Unscaled) -> tuple[np.ndarray, float]:
 
 _SCALINGS: dict[str, Callable[[_Unscaled], tuple[np.ndarray, float]]] = {
     "linear": lambda given: (given.frequencies / float(given.scaling["factor"]), 1.0),
-    # The base grows with texts beyond the trained length; within it, nothing changes.
+    # The base grows only for texts beyond the trained length.
     "dynamic": lambda given: (given.frequencies, 1.0),
     "llama3": _llama3,
     "yarn": _yarn,

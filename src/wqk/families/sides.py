@@ -134,7 +134,7 @@ def sides_of(
 def projections_of(
     config: Config, rule: AttentionRule, match: Match
 ) -> dict[str, Projection | Composed]:
-    """Where the weights of ``q`` and ``k`` lie, and of ``v`` where they are named."""
+    """Where the weights of ``q``, ``k`` and, if they are named, ``v`` are stored."""
     layer = match.group
     heads = config.optional_whole(rule.heads, layer)
     if heads is None:
@@ -171,18 +171,18 @@ def projections_of(
             raise CheckpointError(
                 f"{query}: {rows} rows do not fit {heads} query heads of width "
                 f"{' or '.join(map(str, sorted(widths)))} (config.json); is the file one of "
-                "several parts, or the family another model's?"
+                "several parts, or is the family that of another model?"
             )
         if key_heads is None:  # a key head is as wide as a query head
             key_heads = max(1, key_rows * heads // rows) if rows else heads
-        own = separate(query, tensors[query].shape, heads)
+        queries = separate(query, tensors[query].shape, heads)
         if rule.layout == "gated":
-            own = within_heads(query, tensors[query].shape, heads, 0, own.head_width // 2)
+            queries = within_heads(query, tensors[query].shape, heads, 0, queries.head_width // 2)
         if together:
             both = {"k": key_heads, "v": key_heads}
-            return {"q": own, **sectioned(key, tensors[key].shape, both, "kv")}
+            return {"q": queries, **sectioned(key, tensors[key].shape, both, "kv")}
         return {
-            "q": own,
+            "q": queries,
             "k": separate(key, tensors[key].shape, key_heads),
             **({"v": separate(value, tensors[value].shape, key_heads)} if value else {}),
         }
@@ -199,7 +199,7 @@ def projections_of(
 
 
 def _output(rule: AttentionRule, match: Match, heads: int) -> Side | None:
-    """Where W_o lies; its inputs, hence its columns, are the heads' outputs side by side."""
+    """Where W_o is stored; its columns are the outputs of the heads, one after the other."""
     name = match.weight(rule.output)
     if not name:
         return None

@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from wqk.attention import Block
-from wqk.forms.updates import change, update_measures
+from wqk.forms.update_terms import change, update_measures
 from wqk.live.alarms import SIZES
 from wqk.scanning.scan import scan_model
 from wqk.tables.schema import LOGITS, SCHEMA, SUMMARIZED, UPDATE_TERMS
@@ -50,7 +50,7 @@ def score_update(
 
     ``symmetry_within_random`` is null: it assigns dimensions to heads at random, and those of a
     difference are not the model's. Measures of the spectrum apply to the change as well, and add
-    the columns of `wqk.forms.updates.update_measures`.
+    the columns of `wqk.forms.update_terms.update_measures`.
     """
     measures = [name for name in measures if name in ("spectral_norm", "spectrum")]
     terms: list[dict[str, Any]] = []

@@ -61,7 +61,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "ceiling": ("query_norm", "key_norm", "score_ceiling", "score_ceiling_any_distance"),
     "bands": ("rotary_low_share",),
 }
-# Of the terms of first and second order of an update; see `wqk.forms.updates`.
+# Of the terms of first and second order of an update; see `wqk.forms.update_terms`.
 UPDATE_TERMS: dict[str, pl.DataType] = {
     f"{order}_order_{name}": pl.Float64()
     for order in ("first", "second")

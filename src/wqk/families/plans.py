@@ -1,11 +1,11 @@
-"""From a family and a checkpoint's tensor names to what has to be read, block by block.
+"""What has to be read of each block's attention, from its family and the checkpoint's names.
 
 Nothing is read here: names, shapes and the configuration decide.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,24 +16,102 @@ from wqk.families.candidates import without_numbers
 from wqk.families.config import Config
 from wqk.families.fitting import require_fitting
 from wqk.families.naming import find_layers, weight_name
-from wqk.families.plan import AttentionPlan, Positional
 from wqk.families.rotary import Rotary, rotary_of, rotary_stretch
 from wqk.families.sides import Side, projections_of, sides_of
 
 if TYPE_CHECKING:
-    from wqk.checkpoints import Checkpoint
+    from wqk.checkpoints import Checkpoint, Part
     from wqk.families.family import AttentionRule, Family
     from wqk.families.naming import Match
 
+TOKEN_BY_TOKEN = "queries and keys are normalized token by token before they meet; "
+
 TERNARY = (
-    "the model rounds its weights to three values as it runs (quant_method bitnet), the form is of "
-    "the weights as stored"
+    "the model rounds its weights to three values as it runs (quant_method bitnet); the form is "
+    "that of the stored weights"
 )
 
 UNTURNED = Rotary(np.zeros(0), "half")
 
 
-def plan(checkpoint: Checkpoint, family: Family) -> list[AttentionPlan]:
+@dataclass(frozen=True)
+class Positional:
+    """Queries and keys of positions alone; their product is added to the form's."""
+
+    query: Side
+    key: Side
+    rotary: Rotary
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """One block's attention: its place in the model, its tensors, and the rest of its score."""
+
+    family: str
+    rule: AttentionRule
+    layer: int
+    query: Side
+    key: Side
+    value: Side | None
+    output: Side | None
+    scale: float
+    softcap: float | None
+    clip: float | None
+    sinks: Part | None
+    causal: bool
+    window: str | None
+    applications: int
+    position: str
+    rotary: Rotary | None  # along one axis, with which forms at a distance are computed
+    axial: Rotary | None  # along two
+    positional: Positional | None
+
+    @property
+    def stack(self) -> str:
+        """The stack's name; an encoder that is configured as causal is a decoder."""
+        return "decoder" if self.causal and self.rule.causal_if else self.rule.stack
+
+    @property
+    def kind(self) -> str:
+        """``self`` or ``cross``."""
+        return self.rule.kind
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """What is read for the block's plain form."""
+        return (*self.query.parts, *self.key.parts)
+
+    @property
+    def statuses(self) -> tuple[str, ...]:
+        """``partial`` if one form per head is not the whole score, ``guessed``, both or neither."""
+        return ("partial",) * bool(self.reason) + ("guessed",) * bool(self.rule.guess)
+
+    @property
+    def may_turn(self) -> bool:
+        """Whether positions rotate queries and keys; a guess, whose positions are unknown, may."""
+        return bool(self.rotary or self.rule.guess) or self.position.startswith("rotary")
+
+    @property
+    def reason(self) -> str:
+        """Why the status is ``partial``; empty if it is not."""
+        reasons = [self.rule.partial] if self.rule.partial else []
+        norms = [side.norm for side in (self.query, self.key) if side.norm]
+        if any(norm.gain for norm in norms):
+            reasons.append(
+                f"{TOKEN_BY_TOKEN}the gains are folded into the form, the tokens' own scales are "
+                "not"
+            )
+        elif norms:
+            reasons.append(f"{TOKEN_BY_TOKEN}the tokens' own scales are not in the form")
+        if self.clip is not None:
+            reasons.append(
+                f"queries and keys are clipped at ±{self.clip:g}; the form is the score of those "
+                "below it"
+            )
+        return "; ".join(reasons)
+
+
+def plan_attention(checkpoint: Checkpoint, family: Family) -> list[AttentionPlan]:
     """Every attention block of the checkpoint that the family describes, in order.
 
     Raises
@@ -51,8 +129,8 @@ def _distinct(by_rule: list[list[AttentionPlan]]) -> list[AttentionPlan]:
     """All plans, with distinct names for stacks of rules that share stack, kind and layer."""
     places = [{(p.stack, p.kind, p.layer) for p in plans} for plans in by_rule]
     distinct: list[AttentionPlan] = []
-    for plans, own in zip(by_rule, places, strict=True):
-        rivals = [other for other, taken in zip(by_rule, places, strict=True) if taken & own]
+    for plans, taken in zip(by_rule, places, strict=True):
+        rivals = [other for other, theirs in zip(by_rule, places, strict=True) if theirs & taken]
         if len(rivals) > 1:
             names = [without_numbers(rival[0].query.tensor).split(".") for rival in rivals]
             distinctive = [
@@ -235,8 +313,8 @@ def _explain_absence(checkpoint: Checkpoint, family: Family) -> None:
         )
     rule = family.attention[0]
     expected = (rule.fused or rule.query)[0].replace("{layer}", "0")
-    own = f".{expected.rpartition('.')[2]}."
-    like = next((f", got {name!r}" for name in names if own in name), "")
+    module = f".{expected.rpartition('.')[2]}."
+    like = next((f", got {name!r}" for name in names if module in name), "")
     raise CheckpointError(
         f"none of its {len(names)} tensors are the queries and keys of family "
         f"{family.name}; expected names such as {weight_name(expected)!r}{like}"
