@@ -316,3 +316,47 @@ def test_scores_equal_those_of_transformer_lens(tmp_path: Path):
         for (one, earlier, h, later, k), score in found.items():
             if one == kind:
                 assert score == pytest.approx(theirs[earlier, h, later, k], abs=1e-5)
+
+
+def test_the_neighbors_of_a_head_are_listed(tmp_path: Path):
+    table = wqk.compose(llama(tmp_path / "model", weights()))
+    around = table.around(-2, 3).frame  # layer 1
+    assert len(around) == 3 * 2 * HEADS
+    assert set(around.filter(pl.col("reader_layer") == 1)["reader_head"]) == {3}
+    assert set(around.filter(pl.col("writer_layer") == 1)["writer_head"]) == {3}
+    with pytest.raises(wqk.errors.TableError, match="no pair has head 4 of layer 1"):
+        table.around(1, 4)
+
+
+def copier(name: str) -> np.ndarray:
+    checkpoint = open_checkpoint(wqk.demo_model("induction"))
+    return checkpoint.read([wqk.checkpoints.Part(name)])[0].astype(np.float64)
+
+
+@pytest.mark.parametrize("circuit", ["qk", "ov"])
+@pytest.mark.parametrize("through", [None, (0, 2)])
+def test_token_pairs_of_a_virtual_head_are_those_of_its_matrix(circuit: Any, through: Any):
+    model = wqk.demo_model("induction")
+    matches = wqk.match_tokens(model, 1, 3, circuit=circuit, through=through, top=5)
+    matrix = matrices(model, circuit)[1][3] * (16**-0.5 if circuit == "qk" else 1)
+    if through is not None:
+        written = matrices(model, "ov")[0][2]
+        matrix = matrix @ written.T if circuit == "qk" else written @ matrix
+    last = copier("lm_head.weight" if circuit == "ov" else "model.embed_tokens.weight")
+    scores = copier("model.embed_tokens.weight") @ matrix @ last.T
+    found = [(pair.query, pair.key) for pair in matches.largest]
+    assert found == list(zip(*np.unravel_index(np.argsort(-scores.ravel())[:5], (32, 32))))
+    values = [pair.score for pair in matches.largest]
+    np.testing.assert_allclose(values, -np.sort(-scores.ravel())[:5], rtol=1e-4)
+
+
+def test_the_virtual_head_of_the_pair_matches_every_token_with_itself():
+    model = wqk.demo_model("induction")
+    pair = wqk.match_tokens(model, 1, 2, through=(0, 2), top=32)
+    assert min(match.score for match in pair.least_alike) > 0
+    assert sum(match.query == match.key for match in pair.largest[:20]) >= 15
+
+
+def test_a_virtual_head_goes_from_earlier_to_later():
+    with pytest.raises(CheckpointError, match="must name one of these, got layer 1"):
+        wqk.match_tokens(wqk.demo_model("induction"), 1, 2, through=(1, 0))

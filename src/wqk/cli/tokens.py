@@ -35,6 +35,14 @@ if TYPE_CHECKING:
     help="Distance from key to query in tokens (rotary models).",
 )  # fmt: skip
 @click.option("--fold-norm", is_flag=True, help="Normalize embeddings as the block's norm does.")
+@click.option(
+    "--circuit", type=click.Choice(["qk", "ov"]), default="qk",
+    help="What the head matches, or what it writes about the token that it attends to.",
+)  # fmt: skip
+@click.option(
+    "--through", metavar="L.H", callback=lambda context, option, text: _place(text),
+    help="An earlier head whose output the keys, or with ov the values, are computed from.",
+)  # fmt: skip
 @click.option("--embeddings", metavar="TENSOR", help="Name of the embedding table.")
 @stack
 @revision
@@ -48,8 +56,9 @@ def tokens(ref: str, layer: int, head: int, as_json: bool, **options: Any) -> No
     are not embeddings.
 
     \b
-    Example:
+    Examples:
       wqk tokens meta-llama/Llama-3.2-1B --layer 0 --head 3 --fold-norm
+      wqk tokens openai-community/gpt2 --layer 5 --head 1 --through 4.11
     """
     from wqk.cli import display
     from wqk.inspecting.tokens import match_tokens
@@ -60,6 +69,16 @@ def tokens(ref: str, layer: int, head: int, as_json: bool, **options: Any) -> No
     display.show(asdict(matches) | lists, *lines_of(matches), as_json=as_json)
 
 
+def _place(text: str | None) -> tuple[int, int] | None:
+    """A layer and a head, as in 0.2."""
+    if text is None:
+        return None
+    layer, dot, head = text.partition(".")
+    if not (dot and layer.isdigit() and head.isdigit()):
+        raise click.BadParameter(f"expected a layer and a head, such as 0.2, got {text!r}")
+    return int(layer), int(head)
+
+
 def lines_of(matches: TokenMatches) -> Iterator[Any]:
     """Pairs with the largest and smallest scores side by side, then tokens with themselves."""
     from rich.text import Text
@@ -67,9 +86,14 @@ def lines_of(matches: TokenMatches) -> Iterator[Any]:
     where = (
         f"{matches.stack}, layer {matches.layer}, head {matches.head}, distance {matches.distance}"
     )
+    if matches.through is not None:
+        where += f", through {'.'.join(map(str, matches.through))}"
+    if matches.circuit == "ov":
+        where += f", written: {matches.unembeddings}"
     norm = ", normalized" if matches.normalized else ""
     yield Text.assemble((matches.checkpoint, "bold"), f"\n{where}; {matches.embeddings}{norm}\n")
-    columns = ("largest: query → key", "smallest: query → key")
+    ends = "attended → written" if matches.circuit == "ov" else "query → key"
+    columns = (f"largest: {ends}", f"smallest: {ends}")
     yield _side_by_side(
         columns, matches.largest, matches.smallest, lambda pair: f"{_query(pair)} → {_key(pair)}"
     )

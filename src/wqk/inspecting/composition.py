@@ -12,6 +12,7 @@ encoder has written; other stacks do not write into one another.
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -33,7 +34,7 @@ from wqk.model import Model
 from wqk.model import open as open_model
 from wqk.reporting import pictures
 from wqk.scanning.cores import one_blas_thread, usable_cores
-from wqk.scanning.memory import plan_bytes
+from wqk.scanning.memory import wanted_parts
 from wqk.scanning.rows import checkpoint_columns
 from wqk.tables.conditions import conditions
 from wqk.tables.rendering import title
@@ -279,11 +280,13 @@ class Source:
                 f"family {plans[0].family} describes no norm in front of its attention, or the "
                 "checkpoint lacks it; compose without folding norms"
             )
-        stored = sum(
-            plan_bytes(checkpoint, plan, coordinates)
+        numbers = sum(
+            math.prod(part.shape(checkpoint.info(part.name).shape))
             for coordinates in self._coordinates.values()
             for plan in filter(_has_values, plans)
+            for part in wanted_parts(plan, coordinates)
         )
+        stored = 4 * numbers  # in single precision
         self._kept: dict[tuple[Any, ...], BilinearForm] | None = {} if stored <= MEMORY else None
 
     def form(self, plan: AttentionPlan, end: str) -> BilinearForm:

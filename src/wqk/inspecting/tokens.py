@@ -17,7 +17,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from wqk.attention.coordinates import Coordinates, lacks_norm
 from wqk.checkpoints import Part
 from wqk.checkpoints.references import presentable
 from wqk.errors import CheckpointError, HubError, first_line
+from wqk.forms import BilinearForm
 from wqk.model import open as open_model
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from wqk._typing import Float
+    from wqk.attention import Block
     from wqk.checkpoints import Checkpoint
     from wqk.checkpoints.options import HubOptions
     from wqk.families import AttentionPlan
@@ -44,6 +46,11 @@ NAMES = re.compile(
 
 # Files of tokenizers are 20 MB at most.
 LARGEST_TOKENIZER = 2**28
+
+# What the tables are called that make logits, where they are not the embeddings themselves.
+UNEMBEDDINGS = re.compile(
+    r"(?:.*\.)?(?:lm_head|embed_out|unembed|output|lm_head\.decoder|decoder)\.weight"
+)
 
 # Rows of the table of embeddings that are in memory at a time.
 ROWS = 8192
@@ -78,6 +85,9 @@ class TokenMatches:
     most_alike: tuple[TokenPair, ...]  # tokens with themselves
     least_alike: tuple[TokenPair, ...]
     caveat: str  # what the scores are and are not
+    circuit: str = "qk"
+    through: tuple[int, int] | None = None  # layer and head between the keys' or values' token
+    unembeddings: str | None = None  # name of the tensor for the tokens that are written
 
 
 def match_tokens(
@@ -88,6 +98,8 @@ def match_tokens(
     top: int = 20,
     distance: int = 0,
     fold_norm: bool = False,
+    circuit: Literal["qk", "ov"] = "qk",
+    through: tuple[int, int] | None = None,
     stack: str | None = None,
     embeddings: str | None = None,
 ) -> TokenMatches:
@@ -108,6 +120,13 @@ def match_tokens(
         Tokens from key to query, in rotary models.
     fold_norm
         Normalize the embeddings as the norm that feeds the block does, gain and bias included.
+    circuit
+        ``ov`` for what the head writes instead of what it matches: the pairs are of a token that it
+        attends to, and of one that becomes more likely, or less, by what it writes.
+    through
+        Layer and head of an earlier one, in between: the head's keys, or with ``ov`` its values,
+        are computed from what that one writes. The two are one virtual head
+        (`wqk.compose` finds those that matter).
     embeddings
         The tensor that holds them, where its name is not one of the usual.
 
@@ -119,27 +138,33 @@ def match_tokens(
     model = open_model(ref)
     checkpoint, block = model.checkpoint, model.block(layer, stack=stack)
     plan = block.plan
-    coordinates = Coordinates(fold_norm=fold_norm, bias=True, distances=(distance,))
-    if lacks_norm(plan, coordinates):
-        raise CheckpointError(
-            f"{checkpoint.name}: no known norm feeds layer {plan.layer}; leave out fold_norm"
-        )
-    ((_, form),) = block.forms(coordinates, every_bias=True)
-    heads = form.stack[0] * form.stack[1]
-    if not 0 <= head < heads:
-        raise CheckpointError(f"{checkpoint.name}: no head {head}, layer {plan.layer} has {heads}")
-    one = form[divmod(head, form.stack[1])]
+    one = _head(block, head, circuit, fold_norm, distance)
+    reading = plan
+    if through is not None:
+        earlier = model.block(through[0], stack=stack)
+        reading = earlier.plan
+        if reading.layer >= plan.layer:
+            raise CheckpointError(
+                f"{checkpoint.name}: layer {plan.layer} reads what earlier layers write; through "
+                f"must name one of these, got layer {reading.layer}"
+            )
+        between = _head(earlier, through[1], "ov", fold_norm)
+        one = one @ between.T if circuit == "qk" else between @ one
     table = embedding_table(checkpoint, one.shape[0] - 1, embeddings)
-    query = plan.rotary.stretch(one.query) if plan.rotary else one.query
-    factors = np.concatenate([plan.scale * query, one.key], axis=-1)
-    blocks = []
-    for rows in embedding_rows(checkpoint, table):
-        normalized = _normalized(rows, plan) if fold_norm else rows
-        blocks.append(normalized @ factors[:-1] + factors[-1])
-    query, key = np.split(np.concatenate(blocks).astype(np.float32), 2, axis=-1)
+    written = _unembedding_table(checkpoint, table, one.shape[1] - 1) if circuit == "ov" else None
+    # The side of the token that is attended to reads as the first of two heads does.
+    sides: tuple[tuple[Any, AttentionPlan | None, str], ...] = (
+        (one.query, reading if written else plan, table),
+        (one.key, None if written else reading, written or table),
+    )
+    query, key = (
+        _projected(checkpoint, name, factor, feeding if fold_norm else None)
+        for factor, feeding, name in sides
+    )
     names = token_names(model.ref, **model.hub)
     largest, smallest = extreme_pairs(query, key, top)
-    own = np.argsort(np.einsum("vr,vr->v", query, key))
+    tokens = min(len(query), len(key))
+    own = np.argsort(np.einsum("vr,vr->v", query[:tokens], key[:tokens]))
     wanted = (largest, smallest, np.stack([own[::-1][:top]] * 2), np.stack([own[:top]] * 2))
     lists = ("largest", "smallest", "most_alike", "least_alike")
     pairs = {
@@ -153,9 +178,72 @@ def match_tokens(
         distance,
         table,
         fold_norm,
-        caveat=_caveat(plan, fold_norm),
+        caveat=_caveat(plan, fold_norm)
+        if circuit == "qk" and not through
+        else _written_caveat(plan),
+        circuit=circuit,
+        through=None if through is None else (reading.layer, through[1]),
+        unembeddings=written,
         **pairs,
     )
+
+
+def _head(
+    block: Block,
+    head: int,
+    circuit: Literal["qk", "ov"],
+    fold_norm: bool,
+    distance: int = 0,
+) -> BilinearForm:
+    """One head's form of [x, 1], scaled and with biases.
+
+    Raises `CheckpointError` if there is no such head, or no norm that could be folded in.
+    """
+    plan, name = block.plan, block.checkpoint.name
+    coordinates = Coordinates(circuit, fold_norm, bias=True, distances=(distance,))
+    if lacks_norm(plan, coordinates):
+        raise CheckpointError(
+            f"{name}: no known norm feeds layer {plan.layer}; leave out fold_norm"
+        )
+    ((_, form),) = block.forms(coordinates, every_bias=True)
+    heads = form.stack[0] * form.stack[1]
+    if not 0 <= head < heads:
+        raise CheckpointError(f"{name}: no head {head}, layer {plan.layer} has {heads}")
+    one: BilinearForm = form[divmod(head, form.stack[1])]
+    if circuit == "ov":
+        return one
+    query = plan.rotary.stretch(one.query) if plan.rotary else one.query
+    return BilinearForm.from_factors(plan.scale * query, one.key)
+
+
+def _projected(
+    checkpoint: Checkpoint, table: str, factor: np.ndarray, plan: AttentionPlan | None
+) -> np.ndarray:
+    """All tokens of a table on one side of a form, (V, R); normalized as a plan's block does."""
+    blocks = []
+    for rows in embedding_rows(checkpoint, table):
+        normalized = rows if plan is None else _normalized(rows, plan)
+        blocks.append(normalized @ factor[:-1] + factor[-1])
+    return np.concatenate(blocks).astype(np.float32)
+
+
+def _written_caveat(plan: AttentionPlan) -> str:
+    """What pairs of a written token, or of a virtual head, are and are not."""
+    guess = " The family is guessed." if plan.rule.guess else ""
+    return (
+        "From weights alone: what one head, or two in a row, would do if nothing else were in the "
+        f"stream. The norms between heads, and the one before the last layer, are left out.{guess}"
+    )
+
+
+def _unembedding_table(checkpoint: Checkpoint, table: str, width: int) -> str:
+    """The tensor (V, ``width``) that turns the stream into logits; the embeddings if tied."""
+    found = [
+        name
+        for name, info in checkpoint.tensors().items()
+        if UNEMBEDDINGS.fullmatch(name) and len(info.shape) == 2 and info.shape[1] == width
+    ]
+    return found[0] if len(found) == 1 else table
 
 
 def _caveat(plan: AttentionPlan, fold_norm: bool) -> str:

@@ -1,0 +1,64 @@
+"""``wqk compose`` and what else prints pairs of heads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import polars as pl
+import pytest
+from click.testing import CliRunner, Result
+
+import wqk
+from wqk.cli.main import command
+
+MODEL = str(wqk.demo_model("induction"))
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(command, [*arguments])
+
+
+def test_the_strongest_pairs_are_printed():
+    result = run("compose", MODEL, "--top", "2")
+    assert result.exit_code == 0
+    assert [line.split()[:3] for line in result.stdout.splitlines()[4:6]] == [
+        ["K", "0.2", "1.2"],
+        ["K", "0.2", "1.3"],
+    ]
+    assert "and 46 more" in result.stdout
+
+
+def test_json_has_the_rows_that_are_asked_for():
+    value = json.loads(run("compose", MODEL, "--kind", "v", "--top", "3", "--json").stdout)
+    assert [row["kind"] for row in value["rows"]] == ["v"] * 3
+    assert value["metadata"]["zero"] == "outliers"
+
+
+@pytest.mark.parametrize("ending", ["parquet", "csv", "jsonl", "md", "tex"])
+def test_the_whole_table_is_written(ending: str, tmp_path: Path):
+    path = tmp_path / f"pairs.{ending}"
+    assert run("compose", MODEL, "--out", str(path)).exit_code == 0
+    if ending == "parquet":
+        assert pl.read_parquet(path).equals(wqk.compose(MODEL).frame)
+    else:
+        assert len(path.read_text(encoding="utf-8").splitlines()) >= 48
+
+
+def test_a_picture_is_drawn(tmp_path: Path):
+    path = tmp_path / "arcs.png"
+    assert run("compose", MODEL, "--picture", str(path)).exit_code == 0
+    assert path.stat().st_size > 10_000
+
+
+def test_a_head_lists_its_neighbors():
+    result = run("show", MODEL, "--layer", "-1", "--head", "2", "--reads")
+    assert result.exit_code == 0
+    assert result.stdout.count("1.2") == 12
+    assert run("show", MODEL, "--layer", "1", "--reads").exit_code == 2
+
+
+def test_a_virtual_head_has_token_pairs():
+    arguments = ("tokens", MODEL, "--layer", "1", "--head", "2", "--through", "0.2", "--json")
+    assert json.loads(run(*arguments).stdout)["through"] == [0, 2]
+    assert run(*arguments[:-2], "one.2").exit_code == 2
