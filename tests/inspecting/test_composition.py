@@ -345,7 +345,9 @@ def test_token_pairs_of_a_virtual_head_are_those_of_its_matrix(circuit: Any, thr
     last = copier("lm_head.weight" if circuit == "ov" else "model.embed_tokens.weight")
     scores = copier("model.embed_tokens.weight") @ matrix @ last.T
     found = [(pair.query, pair.key) for pair in matches.largest]
-    assert found == list(zip(*np.unravel_index(np.argsort(-scores.ravel())[:5], (32, 32))))
+    assert found == list(
+        zip(*np.unravel_index(np.argsort(-scores.ravel())[:5], (32, 32)), strict=True)
+    )
     values = [pair.score for pair in matches.largest]
     np.testing.assert_allclose(values, -np.sort(-scores.ravel())[:5], rtol=1e-4)
 
@@ -353,8 +355,9 @@ def test_token_pairs_of_a_virtual_head_are_those_of_its_matrix(circuit: Any, thr
 def test_the_virtual_head_of_the_pair_matches_every_token_with_itself():
     model = wqk.demo_model("induction")
     pair = wqk.match_tokens(model, 1, 2, through=(0, 2), top=32)
+    assert len(pair.least_alike) == 32
     assert min(match.score for match in pair.least_alike) > 0
-    assert sum(match.query == match.key for match in pair.largest[:20]) >= 15
+    assert sum(match.query == match.key for match in pair.largest[:12]) >= 8
 
 
 def test_a_virtual_head_goes_from_earlier_to_later():
