@@ -339,6 +339,13 @@ def test_other_formats_are_refused_by_name(folder, name, what, as_file):
     assert "\n" not in str(caught.value)
 
 
+def test_files_that_mlx_quantized_are_refused_by_name(folder):
+    save_file({"q.weight": torch.zeros(2, 2)}, folder / "model.safetensors")
+    write_json(folder / "config.json", {"quantization": {"group_size": 64, "bits": 4}})
+    with pytest.raises(CheckpointError, match="quantized by MLX to 4 bits"):
+        open_checkpoint(folder)
+
+
 @pytest.mark.parametrize("weights_name", ["adapter_model.safetensors", "adapter_model.bin"])
 def test_an_adapter_alone_is_refused(folder, weights_name):
     write_json(folder / "adapter_config.json", {"peft_type": "LORA"})

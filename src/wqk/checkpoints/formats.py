@@ -275,6 +275,12 @@ def no_weights(folder: Folder) -> CheckpointError:
 
 def refuse_quantized(config: Mapping[str, Any]) -> None:
     """Refuse integer-quantized models by their method's name; float8 is decided by tensor."""
+    mlx = config.get("quantization")  # MLX's own key, which names no method
+    if isinstance(mlx, dict) and {"bits", "group_size"} <= mlx.keys():
+        raise CheckpointError(
+            f"quantized by MLX to {mlx['bits']!s:.5} bits; quantized weights cannot be scored; use "
+            "the original checkpoint, or dequantize it first (mlx_lm.convert --dequantize)"
+        )
     quantization = config.get("quantization_config")
     if not isinstance(quantization, dict):
         return
