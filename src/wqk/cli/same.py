@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wqk.cli.options import FILE, REF, Number, json_output, reading, revision_of_each
-from wqk.tables.sheet import Cell, Sheet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -75,6 +74,8 @@ def _numbers(text: str | None) -> tuple[int, ...] | None:
 def _lines(result: CheckpointComparison) -> Iterator[Any]:
     """What differs, where, and how to mend it; the outcome last."""
     from rich.text import Text
+
+    from wqk.tables.sheet import Cell, Sheet
 
     yield Text.assemble((result.checkpoint, "bold"), "  and  ", (result.other, "bold"))
     for note in result.notes:

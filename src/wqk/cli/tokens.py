@@ -19,10 +19,10 @@ from wqk.cli.options import (
     revision,
     stack,
 )
-from wqk.tables.sheet import Sheet
 
 if TYPE_CHECKING:
     from wqk.inspecting.tokens import TokenMatches, TokenPair
+    from wqk.tables.sheet import Sheet
 
 
 @click.command()
@@ -113,6 +113,8 @@ def _side_by_side(
     label: Callable[[TokenPair], str],
 ) -> Sheet:
     """Two lists of token pairs and their scores."""
+    from wqk.tables.sheet import Sheet
+
     table = Sheet.of(columns[0], "score", columns[1], "score", text=columns)
     for pairs in zip_longest(left, right):
         cells = [(label(pair), number(pair.score, 2)) if pair else ("", "") for pair in pairs]

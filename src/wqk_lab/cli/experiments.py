@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wqk.cli.options import COUNT, PATH, POSITIVE, below
-from wqk.tables.sheet import Sheet
 
 if TYPE_CHECKING:
     from wqk_lab.training.experiments import Trial
@@ -96,6 +95,7 @@ def _progress(trials: Sequence[Trial]) -> dict[str, Any]:
 def _print_table(trials: Sequence[Trial], speed: float | None) -> None:
     """One line per run, and what remains to be done."""
     from wqk.cli import display
+    from wqk.tables.sheet import Sheet
     from wqk_lab.training.experiments import flops_left, measured_speed
 
     table = Sheet.of("run", "step", "of", "state", text=["run"])

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wqk.cli.options import COUNT, PATH, POSITIVE, REF, json_output, threads
-from wqk.tables.sheet import Sheet
 
 if TYPE_CHECKING:
+    from wqk.tables.sheet import Sheet
     from wqk_lab.training.glue import TaskResult
     from wqk_lab.training.glue_tasks import SentenceTask
 
@@ -106,6 +106,7 @@ def _table(
     outcomes: list[tuple[SentenceTask, dict[str, dict[str, float]], list[TaskResult]]],
 ) -> Sheet:
     """One line for each task and metric, in percent."""
+    from wqk.tables.sheet import Sheet
     from wqk_lab.runs.speedup import interval
     from wqk_lab.training.glue import differences
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from wqk.cli.options import PATH, Number, below, json_output
-from wqk.tables.sheet import Sheet
 
 if TYPE_CHECKING:
     from wqk_lab.runs.speedup import Field, StartSpeedUp
@@ -80,6 +79,7 @@ def lines_of(
     """One line per initialization, and how to read it."""
     from rich.text import Text
 
+    from wqk.tables.sheet import Sheet
     from wqk_lab.runs.speedup import interval
 
     level = [] if below is None else [f"below {below:g}"]

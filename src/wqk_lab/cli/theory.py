@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from wqk.cli.options import COUNT, FILE, PATH, REF, Number, json_output, ranges, revision
-from wqk.tables.sheet import Cell, Column, Sheet
 
 if TYPE_CHECKING:
     from wqk_lab.theory.report import Report
@@ -121,6 +120,7 @@ def _print_findings(report: Report, verbose: bool) -> None:
     from rich.text import Text
 
     from wqk.cli import display
+    from wqk.tables.sheet import Cell, Column, Sheet
     from wqk_lab.theory.report import line
 
     console = display.output()
@@ -164,6 +164,7 @@ def _print_verdicts(reports: Sequence[Report]) -> None:
     from rich.text import Text
 
     from wqk.cli import display
+    from wqk.tables.sheet import Cell, Sheet
 
     console = display.output()
     for number, report in enumerate(reports, start=1):
