@@ -372,7 +372,7 @@ class Block:
 
     def _shared(self, keys: Array) -> Array:
         """Each key head for all query heads that meet it."""
-        sharing = self.head_count // self.key_head_count
+        sharing = self.head_count // keys.shape[-3]
         if isinstance(keys, np.ndarray):
             return keys.repeat(sharing, -3)
         return keys.repeat_interleave(sharing, -3)

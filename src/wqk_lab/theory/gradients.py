@@ -120,7 +120,7 @@ class LayerGradient:
         met_by_keys = self.beta.swapaxes(-1, -2) @ self.attention.queries(self.query_input)
         query = _projected_gradient(self.attention, met_by_queries, self.query_input)
         key = _projected_gradient(self.attention, met_by_keys, self.key_input)
-        groups = self.attention.key_head_count
+        groups = len(self.attention.key.weight)
         return query, key.reshape(groups, -1, *key.shape[1:]).sum(axis=1)
 
     def _weights(self, head: int | None) -> np.ndarray:
