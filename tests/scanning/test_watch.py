@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
 
 import wqk
+from wqk.errors import WqkError
 from wqk.scanning.surveys.watch import watch
 from wqk.tables.score_table import read_table
 
@@ -82,6 +88,123 @@ def test_a_run_that_does_not_exist_yet_is_waited_for(tmp_path: Path) -> None:
         )
     assert waits == [(str(run), "there is no such folder")]
     assert steps(table) == [5]
+
+
+def broken(folder: Path) -> bytes:
+    """Put a NaN into a checkpoint's queries; the content as it was."""
+    path = folder / "model.safetensors"
+    content = path.read_bytes()
+    tensors = load_file(path)
+    name = next(name for name in tensors if "q_proj" in name or "query" in name or "attn" in name)
+    tensors[name].flat[0] = np.nan
+    save_file(tensors, path)
+    return content
+
+
+def test_a_checkpoint_that_fails_is_told_kept_and_tried_again(tmp_path: Path) -> None:
+    run, out = tmp_path / "run", tmp_path / "out"
+    run.mkdir()
+    checkpoint(run, 10)
+    content = broken(checkpoint(run, 20))
+    failures: list[tuple[str, str]] = []
+
+    def mend(folder: str, reason: str) -> None:
+        failures.append((folder, reason))
+        checkpoint(run, 30)  # the run goes on
+        if len(failures) == 1:
+            failed = read_table(out / "scores.parquet").metadata["failed"]
+            assert [entry["checkpoint"] for entry in failed] == [str(run / "checkpoint-20")]
+            (run / "checkpoint-20" / "model.safetensors").write_bytes(content)
+
+    with ThreadPoolExecutor(1) as threads:
+        tables = []
+        for table in watch(
+            run, out=out, every=0.01, heads=False, executor=threads, on_failure=mend
+        ):
+            tables.append(table)
+            if steps(table) == [10, 20, 30]:
+                break
+    assert len(failures) == 1
+    assert "NaN" in failures[0][1]
+    assert tables[-1].metadata["failed"] == []
+
+
+def test_a_failed_checkpoint_is_not_tried_again_before_it_changes(tmp_path: Path) -> None:
+    run, out = tmp_path / "run", tmp_path / "out"
+    run.mkdir()
+    broken(checkpoint(run, 20))
+    failures: list[str] = []
+
+    def fail(folder: str, _: str) -> None:
+        failures.append(folder)
+        checkpoint(run, 30)
+
+    with ThreadPoolExecutor(1) as threads:
+        *_, table = watch(
+            run, out=out, until=30, every=0.01, heads=False, executor=threads, on_failure=fail
+        )
+    assert failures == [str(run / "checkpoint-20")]
+    assert steps(table) == [30]
+    assert len(table.metadata["failed"]) == 1
+
+
+def test_an_unexpected_error_does_not_end_a_watch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from wqk.scanning.surveys import watch as module
+
+    run, told = tmp_path / "run", []
+    run.mkdir()
+    checkpoint(run, 10)
+    checkpoint(run, 20)
+    plans = module.attention_plans
+
+    def surprising(opened: Any) -> Any:
+        if "checkpoint-10" in opened.name:
+            raise ZeroDivisionError("surprise")
+        return plans(opened)
+
+    monkeypatch.setattr(module, "attention_plans", surprising)
+    with ThreadPoolExecutor(1) as threads:
+        *_, table = watch(
+            run, out=tmp_path / "out", until=20, every=0.01, heads=False, executor=threads,
+            on_wait=lambda folder, reason: told.append((folder, reason)),
+        )  # fmt: skip
+    assert told == [(str(run / "checkpoint-10"), "unexpected surprise")]
+    assert steps(table) == [20]
+
+
+def test_what_is_no_run_or_no_place_for_scores_is_told_at_once(tmp_path: Path) -> None:
+    run, surveyed = tmp_path / "run", tmp_path / "surveyed"
+    run.mkdir()
+    one = checkpoint(run, 10)
+    (tmp_path / "file").write_text("")
+    with ThreadPoolExecutor(1) as threads:
+        wqk.survey([wqk.demo_model("encoder")], out=surveyed, heads=False, executor=threads)
+    for what, out, message in (
+        (tmp_path / "file", tmp_path / "out", "is a file"),
+        (surveyed, tmp_path / "out", "is the folder of a survey"),
+        (one, tmp_path / "out", "is one checkpoint"),
+        (run, surveyed, "holds a survey of other checkpoints"),
+        (run, tmp_path / "file" / "out", "is no folder"),
+        (tmp_path / "file" / "run", tmp_path / "file" / "run" / "out", "is no folder"),
+    ):
+        with pytest.raises(WqkError, match=message):
+            watch(what, out=out, heads=False)
+    for every in (0, -1, 1e300, float("nan"), float("inf")):
+        with pytest.raises(WqkError, match="expected seconds"):
+            watch(run, out=tmp_path / "out", every=every)
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_read_only_folder_is_told_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+    with pytest.raises(WqkError, match="it is read-only"):
+        watch(run, out=run / "wqk-scores")
 
 
 def test_a_killed_watch_loses_nothing(tmp_path: Path) -> None:

@@ -59,10 +59,15 @@ def watch(run: str, out: Path | None, tensorboard: Path | None, **options: Any) 
     def wait(folder: str, reason: str) -> None:
         display.say(f"{folder} is not complete yet: {reason}")
 
+    def fail(folder: str, reason: str) -> None:
+        display.say(f"{folder} cannot be scored, and is tried again once it changes: {reason}")
+
     every = f"{options['every']:g} seconds"
     display.say(f"{run}: waiting for folders named after steps, with a look every {every}")
     try:
-        for _ in watch_run(run, out=folder, on_scores=tell, on_wait=wait, **options):
+        for _ in watch_run(
+            run, out=folder, on_scores=tell, on_wait=wait, on_failure=fail, **options
+        ):
             pass
     except KeyboardInterrupt:
         written = folder / "scores.parquet"

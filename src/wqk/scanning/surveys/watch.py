@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import os
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import polars as pl
 
+from wqk._version import __version__
 from wqk.checkpoints import steps_of
+from wqk.checkpoints.folders import exists, has_weights
 from wqk.checkpoints.references import step_in
-from wqk.errors import WqkError
+from wqk.errors import OutputError, RunError, WqkError, all_lines, shortened
 from wqk.model import open as open_model
+from wqk.scanning.surveys.folder import open_folder
 from wqk.scanning.surveys.survey import survey
-from wqk.scanning.surveys.work import files_of
+from wqk.scanning.surveys.work import Options, files_of
+from wqk.tables.schema import SCHEMA_VERSION
 from wqk.tables.score_table import read_table
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Iterator
     from concurrent.futures import Executor
 
     from wqk.tables.score_table import ScoreTable
+
+# Seconds between looks: a month.
+LONGEST_WAIT = 30 * 24 * 3600
 
 
 def watch(
@@ -35,6 +43,7 @@ def watch(
     executor: Executor | None = None,
     on_scores: Callable[[ScoreTable], None] | None = None,
     on_wait: Callable[[str, str], None] | None = None,
+    on_failure: Callable[[str, str], None] | None = None,
 ) -> Iterator[ScoreTable]:
     """Score each folder of a run that is named after a step once it is complete.
 
@@ -42,7 +51,9 @@ def watch(
 
     A checkpoint is complete when all its tensors exist and its files have not changed between two
     looks. The scores are a survey's, in ``out``: an interruption loses nothing, the next call
-    resumes, and checkpoints that the trainer has deleted since keep their rows.
+    resumes, and checkpoints that the trainer has deleted since keep their rows. One that cannot be
+    scored, such as after a divergence, is among the table's ``failed`` ones, and is tried again
+    once its files change; nothing that happens to one checkpoint ends the watch.
 
     Parameters
     ----------
@@ -61,6 +72,8 @@ def watch(
     on_wait
         Called once for each incomplete checkpoint, with its folder and the reason; and at the
         start if there is no run yet.
+    on_failure
+        Called for each complete checkpoint that cannot be scored, with its folder and the reason.
 
     Yields
     ------
@@ -70,43 +83,117 @@ def watch(
     Raises
     ------
     WqkError
-        As for `wqk.survey`.
+        At once, where there is no run to watch: ``run`` is a file, a checkpoint or a survey's
+        folder, or ``out`` cannot be written or holds another survey.
     """
+    if not 0 < every <= LONGEST_WAIT:
+        raise RunError(f"every={every:g}: expected seconds, more than 0 and at most {LONGEST_WAIT}")
+    _require_run(Path(run))
+    _require_output(Path(out), Path(run), Options(float(gamma), heads, __version__, SCHEMA_VERSION))
+    scored = partial(survey, out=out, gamma=gamma, heads=heads, executor=executor, jobs=1)
+    return _watched(Path(run), Path(out), scored, until, every, on_scores, on_wait, on_failure)
+
+
+def _watched(
+    run: Path,
+    out: Path,
+    scored: Callable[..., ScoreTable],
+    until: int | None,
+    every: float,
+    on_scores: Callable[[ScoreTable], None] | None,
+    on_wait: Callable[[str, str], None] | None,
+    on_failure: Callable[[str, str], None] | None,
+) -> Iterator[ScoreTable]:
+    scores = out / "scores.parquet"
     looks: dict[str, str | None] = {}
-    reported: set[str] = set()
-    scores = Path(out, "scores.parquet")
-    done = set(read_table(scores).frame["checkpoint"].unique()) if scores.exists() else set()
-    if on_wait and not Path(run).is_dir():
+    reported: set[tuple[str, str]] = set()
+    done: set[str] = set()
+    failed: dict[str, str | None] = {}  # and the files that they had
+    if scores.exists():
+        known = read_table(scores)
+        done = set(known.frame["checkpoint"].unique())
+        failed = {entry["checkpoint"]: None for entry in known.metadata.get("failed") or ()}
+
+    def tell(how: Callable[[str, str], None] | None, folder: str, error: Exception) -> None:
+        reason = str(error) if isinstance(error, WqkError) else f"unexpected {all_lines(error)}"
+        if (folder, reason) not in reported and how:
+            how(folder, reason)
+        reported.add((folder, reason))
+
+    if on_wait and not run.is_dir():
         on_wait(str(run), "there is no such folder")
     while True:
         ready = []
-        for folder in _steps(Path(run)):
+        for folder in _steps(run):
             if folder in done:
                 continue
             try:
                 files, before = files_of(folder), looks.get(folder)
                 looks[folder] = files
-                if files is None or files != before:
+                if files is None or files != before or files == failed.get(folder):
                     continue
                 open_model(folder)
-            except WqkError as error:
-                if folder not in reported and on_wait:
-                    on_wait(folder, str(error))
-                reported.add(folder)
+            except Exception as error:  # whatever one checkpoint holds, others follow
+                tell(on_wait, folder, error)
                 continue
             ready.append(folder)
         if ready:
-            names = sorted({*done, *ready}, key=_step)
-            table = survey(names, out=out, gamma=gamma, heads=heads, executor=executor, jobs=1)
+            retry = not failed.keys().isdisjoint(ready)
+            # What has failed and is gone cannot be tried again.
+            kept = {folder for folder in failed if not retry or Path(folder).exists()}
+            names = sorted({*done, *kept, *ready}, key=_step)
+            try:
+                table = scored(names, retry=retry)
+            except Exception as error:  # such as a full disk; the next look tries again
+                tell(on_failure, str(out), error)
+                time.sleep(every)
+                continue
+            reasons = {entry["checkpoint"]: entry["reason"] for entry in table.metadata["failed"]}
             for folder in ready:
                 rows = table.filter(pl.col("checkpoint") == folder)
                 if on_scores and len(rows):
                     on_scores(rows)
-            done |= set(ready)
+                if on_failure and folder in reasons:
+                    on_failure(folder, reasons[folder])
+            done = set(names) - reasons.keys()
+            failed = {folder: looks.get(folder) for folder in reasons}
             yield table
         if until is not None and any(_step(folder) >= until for folder in done):
             return
         time.sleep(every)
+
+
+def _require_run(run: Path) -> None:
+    """Check that a folder is, or may become, a run's."""
+    if exists(run) and not run.is_dir():
+        raise RunError(f"{run}: is a file; expected the folder of a run")
+    if run.is_dir() and (run / "manifest.jsonl").exists() and (run / "parts").is_dir():
+        raise RunError(f"{run}: is the folder of a survey; expected that of a training run")
+    if run.is_dir() and not _steps(run) and step_in(run.name) is not None and has_weights(run):
+        raise RunError(f"{run}: is one checkpoint; expected the folder of the run around it")
+
+
+def _require_output(out: Path, run: Path, options: Options) -> None:
+    """Check that scores can be written, and that a survey in the folder is one of this run.
+
+    Nothing is created for a run that does not exist yet, as its folder may be around.
+    """
+    there = next((path for path in (out, *out.absolute().parents) if exists(path)), Path("/"))
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        reason = "it is read-only" if there.is_dir() else f"{there} is no folder"
+        raise OutputError(f"{out}: cannot be written ({reason}); choose another folder with out=")
+    if not out.exists() and not run.is_dir():
+        return
+    with open_folder(out, options) as survey_folder:
+        lines = (*survey_folder.done.values(), *survey_folder.failed.values())
+        names = (str(line.get("checkpoint")) for line in lines)
+        around = run.absolute()
+        other = next((name for name in names if Path(name).absolute().parent != around), None)
+    if other is not None:
+        raise RunError(
+            f"{out}: holds a survey of other checkpoints, such as {shortened(other, 80)}; choose "
+            "another folder with out="
+        )
 
 
 def _steps(run: Path) -> list[str]:
