@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -42,6 +43,11 @@ if TYPE_CHECKING:
 
 # Largest configuration or index; YAML, which usually takes 5 kB, is slow to parse.
 LARGEST_CONFIGURATION, LARGEST_YAML = 64 * 2**20, 2**18
+
+
+# Bytes of a read that are kept, to see whether they change, and of how many reads.
+SEEN, MOST_SEEN = 64, 4096
+CHOICE = random.Random(0)
 
 
 class Folder(NamedTuple):
@@ -167,7 +173,9 @@ class LocalFile:
 
     Positional reads rather than a memory map: a file that shrinks while it is read gives an error,
     not a signal that kills the process. So does one that is written to; one that is replaced keeps
-    its old content here.
+    its old content here. Writes through a memory map do not show in a file's time: after each read,
+    some of what was read before is read again, and must be the same. What a writer has not reached
+    by the last read, or changes elsewhere, is not noticed: scan files that nobody writes to.
     """
 
     def __init__(self, path: Path) -> None:
@@ -180,9 +188,21 @@ class LocalFile:
             raise CheckpointError(f"{path}: cannot be opened ({error.strerror})") from None
         status = os.fstat(self._descriptor)
         self.size, self._modified = status.st_size, status.st_mtime_ns
+        self._seen: list[tuple[int, bytes]] = []
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill the buffer from this offset."""
+        self._fill(offset, buffer)
+        self._seen.append((offset, bytes(buffer[:SEEN])))
+        if len(self._seen) > MOST_SEEN:
+            del self._seen[CHOICE.randrange(4, MOST_SEEN)]
+        if os.fstat(self._descriptor).st_mtime_ns != self._modified or not self._is_as_before():
+            raise CheckpointError(
+                f"{self.name}: changed during the read; scan it again once it is no longer "
+                "written to"
+            )
+
+    def _fill(self, offset: int, buffer: memoryview) -> None:
         while buffer:
             try:
                 count = os.preadv(self._descriptor, [buffer], offset)
@@ -191,11 +211,16 @@ class LocalFile:
             if count == 0:
                 raise CheckpointError(f"{self.name}: ended at byte {offset}, during the read")
             buffer, offset = buffer[count:], offset + count
-        if os.fstat(self._descriptor).st_mtime_ns != self._modified:
-            raise CheckpointError(
-                f"{self.name}: changed during the read; scan it again once it is no longer "
-                "written to"
-            )
+
+    def _is_as_before(self) -> bool:
+        """Whether the first reads, the last and some between would give the same again."""
+        seen = list(self._seen)  # other threads read as well
+        for offset, content in {*seen[:4], seen[-1], *CHOICE.choices(seen, k=4)}:
+            again = bytearray(len(content))
+            self._fill(offset, memoryview(again))
+            if again != content:
+                return False
+        return True
 
     def __del__(self) -> None:
         if hasattr(self, "_descriptor"):
