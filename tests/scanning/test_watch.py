@@ -157,14 +157,14 @@ def test_an_unexpected_error_does_not_end_a_watch(
     run.mkdir()
     checkpoint(run, 10)
     checkpoint(run, 20)
-    plans = module.attention_plans
+    plain = module.open_model
 
-    def surprising(opened: Any) -> Any:
-        if "checkpoint-10" in opened.name:
+    def surprising(folder: Any) -> Any:
+        if "checkpoint-10" in folder:
             raise ZeroDivisionError("surprise")
-        return plans(opened)
+        return plain(folder)
 
-    monkeypatch.setattr(module, "attention_plans", surprising)
+    monkeypatch.setattr(module, "open_model", surprising)
     with ThreadPoolExecutor(1) as threads:
         *_, table = watch(
             run, out=tmp_path / "out", until=20, every=0.01, heads=False, executor=threads,
