@@ -234,7 +234,9 @@ def test_demo_says_what_shows_and_draws_a_picture(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("verb", ["scan", "explain", "verify", "show", "diff", "same", "watch"])
+@pytest.mark.parametrize(
+    "verb", ["scan", "explain", "verify", "show", "diff", "same", "kin", "watch"]
+)
 def test_a_shell_completes_paths_for_a_checkpoint(verb: str) -> None:
     from click.shell_completion import BashComplete
 
