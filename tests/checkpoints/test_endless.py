@@ -91,7 +91,7 @@ def test_a_named_pipe_is_no_file(tmp_path: Path):
     for call in (
         lambda: find_source(str(tmp_path / "text.txt"), None, None),
         lambda: wqk.read_table(tmp_path / "scores.jsonl"),
-        lambda: wqk.scan(demo, family=tmp_path / "family.toml"),
+        lambda: wqk.open(demo, family=tmp_path / "family.toml"),
         lambda: open_checkpoint(tmp_path),
     ):
         with pytest.raises(WqkError, match="not a regular file"):

@@ -16,6 +16,7 @@ import contextlib
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
@@ -74,6 +75,10 @@ class Boundary(click.Group):
         if isinstance(error, OSError):
             file = f"{error.filename}: " if error.filename else ""
             return f"{file}{error.strerror or error}"
+        if isinstance(error, MemoryError) or "start new thread" in str(error):
+            return (
+                "out of memory: give the process more, or score fewer layers at a time (--layers)"
+            )
         message = f": {error}" if str(error) else ""
         return f"unexpected {type(error).__name__}{message} (wqk --debug shows where)"
 
@@ -116,6 +121,8 @@ def tell(message: str) -> None:
 def run(command: Callable[..., Any]) -> int:
     """Run the command with the process's own arguments and streams; returns the exit status."""
     _open_streams()
+    # What NumPy says of overflow stands in the result, or in the one line of an error.
+    warnings.filterwarnings("ignore", category=RuntimeWarning)
     status = 0
     try:
         try:

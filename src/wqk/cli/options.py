@@ -38,6 +38,9 @@ class Number(click.FloatRange):
         return number
 
 
+# More layers or distances than this are a slip of the keyboard.
+MOST_NUMBERS = 100_000
+
 POSITIVE = Number(min=0, min_open=True)
 
 
@@ -57,6 +60,8 @@ def ranges(text: str) -> tuple[int, ...]:
             raise click.BadParameter(
                 f"expected whole numbers and ranges such as 0,1,8:64, got {piece!r}"
             )
+        if len(numbers) + last - first >= MOST_NUMBERS:
+            raise click.BadParameter(f"expected at most {MOST_NUMBERS:,} numbers, got {piece!r}")
         numbers += range(first, last + 1)
     return tuple(dict.fromkeys(numbers))
 

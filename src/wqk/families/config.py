@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -148,7 +149,9 @@ class Config:
         known = {**names, "layer_number": names.get("layer", 0) + 1, "score_terms": self._terms()}
         result = 1.0
         for factor in factors:
-            match = re.fullmatch(r"([\w.]+)(?: \*\* (-?[\d.]+))?(?: if (.+))?", str(factor))
+            match = re.fullmatch(
+                r"([\w.]+)(?: \*\* (-?(?:\d+\.?\d*|\.\d+)))?(?: if (.+))?", str(factor)
+            )
             if match is None:
                 raise CheckpointError(f"cannot read the scale {factor!r}")
             base, power, condition = match.groups()
@@ -163,6 +166,11 @@ class Config:
                 result *= value ** float(power or 1)
             except OverflowError:
                 raise CheckpointError(f"config.json: {base} is too large") from None
+        if not 0 < result < math.inf:
+            raise CheckpointError(
+                f"the scale {' · '.join(map(str, factors))} is {result:g}; expected a finite "
+                "number above 0"
+            )
         return result
 
     def _terms(self) -> int:

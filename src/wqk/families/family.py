@@ -24,8 +24,11 @@ from wqk.errors import UnknownFamily, did_you_mean
 from wqk.families.layouts import LAYOUTS, NORMS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from importlib.resources.abc import Traversable
+
+# Characters of a family file; the shipped ones have at most 6,000.
+LARGEST_FILE = 65_536
 
 
 class RotaryRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -149,6 +152,28 @@ class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("'query' and 'key' need as many spellings as each other")
         if not self.fused and not self.query:
             raise ValueError("an attention needs 'query' and 'key', or 'fused'")
+        most = max(map(_numbers, self.fused or self.query))
+        for query, key in zip(self.query, self.key, strict=True):
+            if _numbers(query) != _numbers(key):
+                raise ValueError(
+                    f"'query' and 'key' need the same {{layer}} and further numbers, got {query!r} "
+                    f"and {key!r}"
+                )
+        for name in self._tensor_names():
+            if _numbers(name) > most:
+                raise ValueError(f"{name!r} has more numbers, such as {{layer}}, than the query")
+
+    def _tensor_names(self) -> Iterator[str]:
+        """All names of tensors, with ``{layer}`` in them."""
+        yield from (*self.value, *self.output, *self.query_bias, *self.value_bias)
+        yield from (*self.query_inner, *self.key_inner, *self.query_norm, *self.key_norm)
+        yield from (*self.query_inner_norm, *self.key_inner_norm, *self.sinks, *self.temperature)
+        yield from (*self.input_norm, *self.first_input_norm, *self.key_input_norm)
+
+
+def _numbers(name: str) -> int:
+    """How many numbers a tensor's name has to be filled with."""
+    return len(re.findall(r"\{(?!previous\}|last\}|head\})\w+\}", name))
 
 
 class Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -227,8 +252,12 @@ def _with_advice(message: str) -> str:
 
 
 def _toml(text: str, source: str) -> dict[str, Any]:
+    if len(text) > LARGEST_FILE or re.search(r"(\.\s*[\w\"'-]+\s*){50}", text):
+        raise UnknownFamily(f"{source}: too long or too deeply nested for a family file")
     try:
         return tomllib.loads(text)
+    except RecursionError:
+        raise UnknownFamily(f"{source}: too deeply nested for a family file") from None
     except tomllib.TOMLDecodeError as error:
         raise UnknownFamily(f"{source}: not valid TOML ({error})") from None
 

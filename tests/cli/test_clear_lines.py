@@ -1,0 +1,90 @@
+"""Mistakes in files and options are one clear line, never an unexpected error."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import wqk
+from wqk.cli.main import command
+from wqk.errors import UnknownFamily, WqkError
+from wqk.families.family import parse_family
+
+HEAD = 'name = "x"\nmodel_types = ["x"]\n[[attention]]\nstack = "encoder"\n'
+QUERY, KEY = (f"encoder.layer.{{layer}}.attention.self.{side}" for side in ("query", "key"))
+
+
+def family(**keys: str) -> str:
+    lines = {"query": QUERY, "key": KEY} | keys
+    return HEAD + "".join(f'{key} = "{value}"\n' for key, value in lines.items())
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"query": QUERY.replace("{layer}", "0")}, "need the same"),
+        ({"key": KEY.replace("{layer}", "0")}, "need the same"),
+        ({"value": "a.{layer}.b.{block}"}, "more numbers"),
+        ({"input_norm": "a.{layer}.b.{layer}"}, "more numbers"),
+        ({"sinks": "a.{x}.b.{y}"}, "more numbers"),
+    ],
+)
+def test_a_family_whose_names_do_not_match_is_refused(keys: dict[str, str], message: str):
+    with pytest.raises(UnknownFamily, match=message):
+        parse_family(family(**keys), "x.toml")
+
+
+@pytest.mark.parametrize(
+    "scale",
+    ["head_width ** 1.2.3", "head_width ** -.", "head_width ** 99999", "head_width ** -99999",
+     "1e400", "1e300 ** 2", "head_width ** ", "** 2", "head_width**2", "0 ** 1"],
+)  # fmt: skip
+def test_a_scale_that_is_none_is_refused(scale: str, tmp_path: Path):
+    path = tmp_path / "x.toml"
+    path.write_text(family(scale=scale))
+    with pytest.raises(WqkError, match=r"scale|too large"):
+        wqk.open(wqk.demo_model("encoder"), family=path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a = " + "[" * 50_000, "a = " + "{a=" * 5_000, ".".join(["a"] * 50_000) + " = 1",
+     "a = 1\n" * 50_000, ".".join(["a"] * 2_000) + " = 1", "[" + ".".join(["a"] * 2_000) + "]"],
+    ids=["arrays", "tables", "keys", "long", "fewer keys", "header"],
+)  # fmt: skip
+def test_a_file_that_is_nested_without_end_is_refused_in_time(text: str):
+    start = time.process_time()
+    with pytest.raises(UnknownFamily):
+        parse_family(text, "x.toml")
+    assert time.process_time() - start < 5
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--distance", "0:100000000"],
+        ["--distance", "0:50000,60000:200000"],
+        ["--layers", "0:100000000000000"],
+        ["--distance", "9" * 4000 + ":" + "9" * 4001],
+        ["--gamma", "1e400"],
+    ],
+)
+def test_options_without_measure_are_refused_at_once(options: list[str]):
+    start = time.process_time()
+    result = CliRunner().invoke(command, ["scan", str(wqk.demo_model("encoder")), *options])
+    assert result.exit_code == 2
+    assert "unexpected" not in result.output
+    assert time.process_time() - start < 5
+
+
+def test_too_little_memory_is_told(monkeypatch: pytest.MonkeyPatch):
+    def without_memory(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("wqk.attention.block.load_factor", without_memory)
+    result = CliRunner().invoke(command, ["scan", str(wqk.demo_model("encoder"))])
+    assert result.exit_code == 2
+    assert "out of memory" in result.output
