@@ -19,13 +19,15 @@ from wqk.checkpoints.adapters import AdaptedCheckpoint
 from wqk.checkpoints.quantized import QUANTIZED, rounding
 from wqk.comparing.blocks import Scoring
 from wqk.comparing.reorders import to_order
+from wqk.families import Composed, Projection
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from wqk.attention.factor import Factor
+    from wqk.checkpoints import Part
     from wqk.comparing.mistakes import Mismatch
-    from wqk.families import Norm, Rotary
+    from wqk.families import Norm, Rotary, Side
 
 SIDES = ("query", "key")
 
@@ -73,6 +75,12 @@ class Weights:
     def width(self) -> int:
         """Width of a head."""
         return int(self.factor.stored_weight.shape[1])
+
+    @property
+    def roundings(self) -> int:
+        """Of how many factors, each rounded when it was stored, it is the product."""
+        latent = 2 if isinstance(self.factor.side.projection, Composed) else 0
+        return 1 + latent + (self.gain is not None) + (self.factor.gain is not None)
 
     def folded(self, norms: bool) -> tuple[np.ndarray, np.ndarray | None]:
         """Weight and bias with what comes after them, and if wanted with the norm before them."""
@@ -170,9 +178,9 @@ def load_block(block: Block, *, norms: bool, **known: Any) -> StoredBlock:
         plan.scale,
         plan.rotary or plan.axial,
         max(
-            _rounding(block.checkpoint.info(part.name).dtype, np.asarray(factor.stored_weight))
-            for factor, side in pairs
-            for part in side.projection.roles.values()
+            _rounding(block.checkpoint.info(part.name).dtype, values) * weights.roundings**0.5
+            for weights, (factor, side) in zip((query, key), pairs, strict=True)
+            for part, values in _stored(block, factor, side)
         ),
         norms,
         plan.rotary is not None,
@@ -180,6 +188,13 @@ def load_block(block: Block, *, norms: bool, **known: Any) -> StoredBlock:
         unadapted,
     )
     return replace(stored, **known)
+
+
+def _stored(block: Block, factor: Factor, side: Side) -> Iterator[tuple[Part, np.ndarray]]:
+    """The parts of a side's weight as they are stored; of a product, each factor."""
+    for part in side.projection.roles.values():
+        one = isinstance(side.projection, Projection)
+        yield part, np.asarray(factor.stored_weight if one else block.read([part])[0])
 
 
 def _weights(block: Block, factor: Factor, norm: Norm | None) -> Weights:
