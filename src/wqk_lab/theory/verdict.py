@@ -323,8 +323,8 @@ def decide(statement: Statement, sample: Sample) -> Finding:
 
 def _described(statement: Statement, sample: Sample, estimate: Estimate) -> Finding:
     """The finding on one model: the mean, and how its layers spread."""
-    layers = np.nanmean(sample.values, axis=0)
-    layers = layers[np.isfinite(layers)]
+    known = np.isfinite(sample.values).any(axis=0)
+    layers = np.nanmean(sample.values[:, known], axis=0)
     effects = (layers - statement.null) * (-1 if statement.direction == "below" else 1)
     near = statement.direction == "near"
     as_predicted = np.abs(effects) <= statement.matters if near else effects > 0
