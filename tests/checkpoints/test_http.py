@@ -472,7 +472,9 @@ def test_ranges_of_another_file_or_place_are_not_believed(tmp_path):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_spans_give_the_bytes_whatever_is_asked_in_whatever_order(site, seed, monkeypatch):
+def test_spans_give_the_bytes_whatever_is_asked_in_whatever_order(
+    site, seed, monkeypatch, tmp_path
+):
     """Random ranges, small requests, a cache with ranges that overlap, several readers."""
     monkeypatch.setattr(ranged, "LARGEST_REQUEST", 3000)
     dice = np.random.default_rng(seed)
@@ -481,7 +483,7 @@ def test_spans_give_the_bytes_whatever_is_asked_in_whatever_order(site, seed, mo
     site.files[path] = content
     remote = RemoteFile(site.url + path, name="r", headers={}, traffic=Traffic(), size=50_000)
     cache = (
-        RangeCache(Path.cwd() / "nowhere", limit=0)
+        RangeCache(tmp_path / "nowhere", limit=0)
         if seed % 2
         else RangeCache(Path(os.environ["WQK_CACHE"]))
     )
