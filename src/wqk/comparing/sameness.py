@@ -399,7 +399,7 @@ def _read(
 ) -> tuple[StoredBlock, StoredBlock]:
     """Both blocks, in the same terms: what one of them does not know is the other's."""
     guessed = [bool(plan.rule.guess) for plan in pair]
-    fed = [all(side.input_norm for side in (plan.query, plan.key)) for plan in pair]
+    fed = [any(side.input_norm for side in (plan.query, plan.key)) for plan in pair]
     norms = fed if not any(guessed) else [all(fed)] * 2
     known: list[dict[str, Any]] = [{}, {}]
     for number, other in enumerate(reversed(pair)):

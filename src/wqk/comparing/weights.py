@@ -77,10 +77,16 @@ class Weights:
         return int(self.factor.stored_weight.shape[1])
 
     @property
-    def roundings(self) -> int:
-        """Of how many factors, each rounded when it was stored, it is the product."""
+    def roundings(self) -> float:
+        """Of how many factors, each rounded when it was stored, it is the product.
+
+        A temperature is stored as its logarithm, whose rounding is that of the whole head.
+        """
         latent = 2 if isinstance(self.factor.side.projection, Composed) else 0
-        return 1 + latent + (self.gain is not None) + (self.factor.gain is not None)
+        count = 1.0 + latent + (self.gain is not None) + (self.factor.gain is not None)
+        if self.factor.temperature is not None:
+            count += 3 * float(np.square(np.log(self.factor.temperature)).max())
+        return count
 
     def folded(self, norms: bool) -> tuple[np.ndarray, np.ndarray | None]:
         """Weight and bias with what comes after them, and if wanted with the norm before them."""
