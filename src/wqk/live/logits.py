@@ -321,7 +321,7 @@ class LogitMeter:
     def __del__(self) -> None:
         try:
             self.stop()
-        except TypeError:  # at the end of the process, functions may be gone
+        except (ImportError, TypeError):  # at the end of the process, modules may be gone
             return
 
     def _remove(self, place: Place) -> None:
