@@ -195,6 +195,8 @@ class Sheet:
         """A table for a notebook or a page, with headings that screen readers announce."""
         header = "".join(
             f'<th scope="col"{_side(column)}>{escape(column.heading)}</th>'
+            if column.heading
+            else "<td></td>"
             for column in self.columns
         )
         parts = ["<table>"]
