@@ -184,7 +184,9 @@ def load_block(block: Block, *, norms: bool, **known: Any) -> StoredBlock:
         plan.scale,
         plan.rotary or plan.axial,
         max(
-            _rounding(block.checkpoint.info(part.name).dtype, values) * weights.roundings**0.5
+            _rounding(dtype := block.checkpoint.info(part.name).dtype, values)
+            # Beside quantized weights, gains are stored as floats.
+            * (1.0 if dtype in QUANTIZED else weights.roundings**0.5)
             for weights, (factor, side) in zip((query, key), pairs, strict=True)
             for part, values in _stored(block, factor, side)
         ),
