@@ -29,7 +29,7 @@ from wqk.families import Composed
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from wqk.attention.block import Attention
+    from wqk.attention. import Attention
     from wqk.attention.factor import Factor
     from wqk.families import AttentionPlan
 
