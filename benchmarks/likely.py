@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 import wqk
-from wqk.attention import attention_plans, load_attention
+from wqk.attention.block import Block
 from wqk.attention.ceilings import ceilings
 from wqk.attention.likely import Moments, likely_ceilings
 from wqk.inspecting.verification.recording import module_of
@@ -44,7 +44,7 @@ def rows_of(name: str, model: Any, texts: torch.Tensor) -> Iterator[str]:
     with torch.no_grad():
         model(texts)
     for plan in plans:
-        attention = load_attention(checkpoint, plan)
+        attention = Block(checkpoint, plan)
         own = inputs[plan.layer]
         moments, length = Moments.of(own[:FIT]), texts.shape[1]
         likely = likely_ceilings(attention, moments, length, SHARE)

@@ -9,7 +9,7 @@ from tests.families.proving import build
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel
 
 import wqk
-from wqk.attention import Attention
+from wqk.attention.block import Block
 from wqk.attention.likely import Moments, likely_ceilings
 from wqk.errors import FormError
 
@@ -22,7 +22,7 @@ SIZE = {
 }
 
 
-def attention_of(name: str) -> Attention:
+def attention_of(name: str) -> Block:
     """With biases, or with grouped heads and rotary positions."""
     import torch
 
@@ -34,7 +34,7 @@ def attention_of(name: str) -> Attention:
     else:
         config = LlamaConfig(**SIZE, num_key_value_heads=2, initializer_range=0.3)
         model = LlamaModel(config)
-    return wqk.read_attention(model, 0)
+    return wqk.open(model)[0]
 
 
 def drawn(texts: int, tokens: int, seed: int) -> tuple[Moments, np.ndarray]:
@@ -45,7 +45,7 @@ def drawn(texts: int, tokens: int, seed: int) -> tuple[Moments, np.ndarray]:
     return Moments(mean, root @ root.T), inputs
 
 
-def largest(attention: Attention, inputs: np.ndarray) -> np.ndarray:
+def largest(attention: Block, inputs: np.ndarray) -> np.ndarray:
     logits = attention.logits(inputs, inputs)
     seen = np.tril(np.ones(logits.shape[-2:], bool)) if attention.plan.causal else True
     return np.asarray(np.where(seen, logits, -np.inf).max(axis=(-2, -1)))
@@ -92,7 +92,7 @@ def test_what_has_none_is_said() -> None:
         likely_ceilings(attention, moments, 8, share=0)
     with pytest.raises(FormError, match="moments must be of 24 dimensions"):
         likely_ceilings(attention, Moments(np.zeros(3), np.eye(3)), 8)
-    normalized = wqk.read_attention(build(NAMED["qwen3"]), 0)
+    normalized = wqk.open(build(NAMED["qwen3"]))[0]
     with pytest.raises(FormError, match="not linear in the input"):
         likely_ceilings(normalized, moments, 8)
 

@@ -29,7 +29,7 @@ from wqk.families import Composed
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from wqk.attention. import Attention
+    from wqk.attention.block import Block
     from wqk.attention.factor import Factor
     from wqk.families import AttentionPlan
 
@@ -71,7 +71,7 @@ def lacks_likely_ceiling(plan: AttentionPlan) -> str:
 
 
 def likely_ceilings(
-    attention: Attention,
+    attention: Block,
     moments: Moments,
     tokens: int,
     share: float = 0.05,
@@ -85,7 +85,7 @@ def likely_ceilings(
     Parameters
     ----------
     attention
-        The block, as `load_attention` gives it.
+        A block of a model, as `wqk.open` gives it.
     moments
         Of the inputs of its projections.
     tokens
@@ -108,7 +108,7 @@ def likely_ceilings(
     Examples
     --------
     >>> import numpy as np, wqk
-    >>> attention = wqk.read_attention(wqk.demo_model("decoder"), layer=0)
+    >>> attention = wqk.open(wqk.demo_model("decoder"))[0]
     >>> normal = Moments(np.zeros(128), np.eye(128))
     >>> likely_ceilings(attention, normal, tokens=64).shape
     (4,)
