@@ -32,7 +32,7 @@ TOKENS, FIT, HELD_OUT, SHARE = 64, 96, 192, 0.05
 def rows_of(name: str, model: Any, texts: torch.Tensor) -> Iterator[str]:
     """A row of the table for each layer; texts (FIT + HELD_OUT, N)."""
     checkpoint = wqk.open_checkpoint(model.eval())
-    plans = [plan for plan in attention_plans(checkpoint) if plan.kind == "self"]
+    plans = [plan for plan in wqk.open(checkpoint).plans if plan.kind == "self"]
     inputs: dict[int, np.ndarray] = {}
 
     def keep(layer: int, module: Any, args: Any) -> None:
