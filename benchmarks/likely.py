@@ -53,7 +53,7 @@ def rows_of(name: str, model: Any, texts: torch.Tensor) -> Iterator[str]:
         if plan.causal:
             logits = np.where(np.tril(np.ones(logits.shape[-2:], bool)), logits, -np.inf)
         maxima = logits.max(axis=(-2, -1))
-        bounds = ceilings(checkpoint, plan)
+        bounds = ceilings(attention)
         times = likely / maxima.max(axis=0)
         whole = "–"
         if bounds is not None:
