@@ -9,7 +9,8 @@ import pytest
 
 import wqk
 
-SOURCES = sorted(Path(wqk.__file__).parent.rglob("*.py"))
+PACKAGES = Path(wqk.__file__).parents[1]
+SOURCES = sorted(p for name in ("wqk", "wqk_lab") for p in (PACKAGES / name).rglob("*.py"))
 
 # What loads from a repository, and can be told to run the code that lies there.
 LOADERS = {"from_pretrained", "from_config"}

@@ -229,8 +229,6 @@ def test_layer_0_is_what_the_running_model_computes(kind: str) -> None:
             query, key = attention.q_proj(x), attention.k_proj(x)
         else:
             query, key, _ = attention.c_attn(x).split(D, dim=-1)
-            # What biases add to a key adds the same to all scores of a query: the softmax drops it.
-            key = key - (norm.bias @ attention.c_attn.weight + attention.c_attn.bias)[D : 2 * D]
         query, key = (side.view(VOCABULARY, H, R)[:, 1].double() for side in (query, key))
         scores = (query @ key.T * scale).numpy()
     found = match_tokens(live, layer=0, head=1, top=2, fold_norm=True)

@@ -389,7 +389,7 @@ def test_offline_everything_comes_from_the_cache_or_is_missed_by_name(site, monk
     for arguments in ({"local_files_only": True}, {}):
         if not arguments:
             monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-        assert wqk.scan(address, **arguments).frame.equals(table.frame)
+        assert wqk.scan(wqk.open(address, **arguments)).frame.equals(table.frame)
         checkpoint = open_checkpoint(address, **arguments)
         with pytest.raises(HubError, match=r"offline, and bytes .* are not in the cache"):
             checkpoint.read([Part("embeddings.word_embeddings.weight")])

@@ -231,7 +231,7 @@ def test_without_a_network_the_same_is_found_in_the_cache(hub, monkeypatch, swit
         offline(monkeypatch)
     else:
         hub.faults.extend([lambda handler: setattr(handler, "close_connection", True) or True] * 9)
-    assert wqk.scan(NAME, **arguments).frame.equals(table.frame)
+    assert wqk.scan(wqk.open(NAME, **arguments)).frame.equals(table.frame)
     assert not hub.cdn.log
     if switch != "unreachable":
         assert not hub.log

@@ -89,10 +89,9 @@ def test_an_interrupted_watch_says_where_its_scores_are(monkeypatch, tmp_path):
 
 def test_ctrl_c_in_a_real_process(tmp_path):
     code = (
-        "import sys, time, wqk.scanning.scan as s\n"
-        "s.open_checkpoint = lambda *a, **k: (print('now', flush=True), time.sleep(60))\n"
+        "import sys, time, wqk.model as m\n"
+        "m.open_checkpoint = lambda *a, **k: (print('now', flush=True), time.sleep(60))\n"
         f"sys.argv = ['wqk', 'scan', {ENCODER!r}]\n"
-        "import wqk.checkpoints as c\nc.open_checkpoint = s.open_checkpoint\n"
         "from wqk.cli.main import main\nmain()\n"
     )
     process = subprocess.Popen(

@@ -691,8 +691,8 @@ def test_scores_do_not_depend_on_how_the_factors_share_a_dimension(data, dtype, 
     largest = 100 if dtype == np.float32 else 1000
     powers = data.draw(st.lists(st.integers(-largest, largest), min_size=rank, max_size=rank))
     scale = np.exp2(np.array(powers, float))
-    plain = BilinearForm(query.astype(np.float64), key.astype(np.float64))
-    form = BilinearForm((query * scale).astype(dtype), (key / scale).astype(dtype))
+    plain = BilinearForm.from_factors(query.astype(np.float64), key.astype(np.float64))
+    form = BilinearForm.from_factors((query * scale).astype(dtype), (key / scale).astype(dtype))
     assert np.isfinite(form.query).all()
     assert np.isfinite(form.key).all()
     np.testing.assert_allclose(form.norm, plain.norm, rtol=1e-5)

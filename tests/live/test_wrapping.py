@@ -140,10 +140,10 @@ def test_a_snapshot_holds_the_queries_and_keys_alone_and_keeps_them() -> None:
     held = sum(copy.numel() for copy in snapshot._copies.values())
     # c_attn is stored (in, out), so that its values come along; of the biases they do not.
     assert held == 2 * (32 * 3 * 32 + 2 * 32)
-    before: Any = snapshot.read(list(tracker.plans[0].parts))
+    before: Any = snapshot.read(list(tracker.model.plans[0].parts))
     kept = [array.copy() for array in before]
     model.h[0].attn.c_attn.weight.data += 1
-    after = snapshot.read(list(tracker.plans[0].parts))
+    after = snapshot.read(list(tracker.model.plans[0].parts))
     assert all((old == new).all() for old, new in zip(kept, after, strict=True))
 
 

@@ -383,7 +383,7 @@ def test_bad_input_is_one_line(arguments, message, run, tmp_path):
 def test_reports_of_runs_and_surveys(run, tmp_path):
     from wqk.tables.run import create_run
 
-    create_run(tmp_path / "run", {"recipe": {}})
+    create_run(tmp_path / "run", {"recipe": {}, "corpus": {}})
     training("run", (5, 10)).write(tmp_path / "run" / "scores.jsonl")
     assert run("survey", ENCODER, "--out", "survey").exit_code == 0
     done = run("report", "run", "survey", "-o", "r.html", "--title", "Two")

@@ -29,7 +29,7 @@ def test_how_a_checkpoint_is_opened_is_said_to_open_alone():
 
     with pytest.raises(TypeError, match=r"^open\(\) got an unexpected keyword argument"):
         wqk.open(ENCODER, nonsense=1)
-    for verb in (wqk.scan, wqk.explain, wqk.verify, wqk.show, wqk.diff, wqk.same, wqk.match_tokens):
+    for verb in (wqk.scan, wqk.explain, wqk.verify, wqk.show, wqk.diff, wqk.kin, wqk.match_tokens):
         taken = set(inspect.signature(verb).parameters)
         assert not taken & {*HubOptions.__annotations__, "family", "heads_per_layer", "key_heads"}
     model = wqk.open(ENCODER, token=None, cache_dir=None, local_files_only=True)

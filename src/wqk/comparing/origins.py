@@ -89,6 +89,9 @@ def _origins(
     rows: np.ndarray, sources: Sequence[np.ndarray], own: int, ours: Weights, theirs: Weights
 ) -> Origins:
     """Where rows come from: of equal ones, from their own side and place."""
+    # The two sides of cross-attention may differ in width; rows then come from their own alone.
+    none = np.empty((0, rows.shape[1]), rows.dtype)
+    sources = [one if one.shape[1] == rows.shape[1] else none for one in sources]
     starts = np.cumsum([0, *(len(source) for source in sources)])
     place, cosine = _nearest(rows, np.concatenate(list(sources)))
     # Key heads that are stored repeatedly, or only once, belong to the same one.
@@ -431,6 +434,8 @@ def _transposed(a: StoredBlock, b: StoredBlock) -> Attempt | None:
 
 def _fused(a: StoredBlock, b: StoredBlock) -> Iterator[Attempt]:
     """Queries, keys and values that were read from one tensor, or split, in another order."""
+    if a.query.rows.shape[1] != a.key.rows.shape[1]:
+        return
     shapes = [(block.query.heads, block.key.heads, block.query.width) for block in (a, b)]
     ours, theirs = a.values(), b.values()
     if shapes[0] != shapes[1] or ours is None or theirs is None or ours.shape != theirs.shape:
