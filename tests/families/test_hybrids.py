@@ -46,7 +46,7 @@ GEMMA_3N = Architecture(
 )  # fmt: skip
 
 # Each model, its layers with softmax attention, and their status.
-MODELS: dict[str, tuple[Architecture, list[int], str]] = {
+MODELS: dict[str, tuple[Architecture, list[int], tuple[str, ...]]] = {
     architecture.name: (architecture, layers, status)
     for architecture, layers, status in (
         (Architecture(
@@ -55,7 +55,7 @@ MODELS: dict[str, tuple[Architecture, list[int], str]] = {
                 "q_lora_rank": 14, "v_head_dim": 10, "n_routed_experts": 4, "n_group": 1,
                 "topk_group": 1, "num_experts_per_tok": 1, "moe_intermediate_size": 8,
                 "rope_parameters": YARN},
-        ), [0, 1], "partial"),
+        ), [0, 1], ("partial",)),
         (Architecture(
             "kimi-linear", "KimiLinearModel",
             LATENT | {
@@ -68,12 +68,12 @@ MODELS: dict[str, tuple[Architecture, list[int], str]] = {
             GROUPED | {
                 "num_hidden_layers": 3, "lru_width": 48, "attention_window_size": 8,
                 "block_types": ["recurrent", "recurrent", "attention"], "conv1d_width": 2},
-        ), [2], "ok"),
+        ), [2], ()),
         (Architecture(
             "falcon-h1", "FalconH1Model",
             GROUPED | MAMBA | {
                 "mamba_d_ssm": 96, "key_multiplier": 0.5, "attention_in_multiplier": 0.7},
-        ), [0, 1], "ok"),
+        ), [0, 1], ()),
         (Architecture(
             "bamba", "BambaModel",
             WITHOUT_WIDTH | MAMBA | {"num_hidden_layers": 3, "attn_layer_indices": [1, 2]},

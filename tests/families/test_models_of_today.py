@@ -227,7 +227,7 @@ def test_other_layers_of_a_hybrid_are_named_as_what_they_are(
 def test_queries_that_pass_a_convolution_are_refused() -> None:
     names = ("q_proj.weight", "k_proj.weight", "conv_qk_depthwise.weight")
     tensors = {f"layers.0.self_attn.qkv_proj.{name}": draw(24, 24) for name in names}
-    for model_type, reason in (("zaya", "more than two tokens"), ("nobody", "no form of two")):
+    for model_type, reason in (("zaya", "more than two tokens"), ("nobody", "not a form of two")):
         with pytest.raises(UnknownFamily, match=reason):
             wqk.scan(Module(tensors, {"model_type": model_type, "num_attention_heads": 4}))
 

@@ -11,6 +11,7 @@ from tests.families.architectures import NAMED
 from tests.families.proving import edit_tensors, save
 
 import wqk
+from wqk.attention.block import Block
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import CheckpointError, WqkError
 from wqk.families import find_family

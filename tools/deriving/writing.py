@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from dataclasses import MISSING, fields, is_dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec import NODEFAULT, Struct
+from msgspec.structs import fields
 
 import wqk.families
 from wqk.families.family import family_of_type
@@ -56,8 +59,8 @@ def rule_table(rule: Any) -> dict[str, Any]:
     table: dict[str, Any] = {}
     for f in fields(rule):
         value, key = getattr(rule, f.name), f.name
-        default = f.default_factory() if f.default_factory is not MISSING else f.default
-        if is_dataclass(value):
+        default = f.default_factory() if f.default_factory is not NODEFAULT else f.default
+        if isinstance(value, Struct):
             table[key] = rule_table(value)
         elif value != default and key != "guess":
             alone = isinstance(value, tuple) and len(value) == 1 and key != "scale"
