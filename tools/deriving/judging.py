@@ -111,8 +111,8 @@ class Read:
         self.attention, self.turned = attention, turned
         self.heads, self.width, self.d_query = attention.query.weight.shape
         self.groups, _, self.d_key = attention.key.weight.shape
-        # Latent attention has dimensions for positions alone, which are read on request.
-        apart = attention.positional
+        # Latent attention has dimensions for positions alone, compared where positions are.
+        apart = attention.positional if turned else None
         self.apart = apart[0].weight.shape[1] if apart else 0
         self.width += self.apart
 
