@@ -125,8 +125,8 @@ def open_run(folder: str | PathLike[str]) -> Run:
     >>> from tempfile import mkdtemp
     >>> run = create_run(mkdtemp() + "/first", {"recipe": {"steps": 2}})
     >>> from wqk._files import append_lines
-    >>> append_lines(run.folder / METRICS, {"step": 1, "loss": 2.5, "seconds": 0.1})
-    >>> append_lines(run.folder / METRICS, {"step": 1, "held_out_loss": 2.75})
+    >>> _ = append_lines(run.folder / METRICS, {"step": 1, "loss": 2.5, "seconds": 0.1})
+    >>> _ = append_lines(run.folder / METRICS, {"step": 1, "held_out_loss": 2.75})
     >>> again = open_run(run.folder)
     >>> again.name, again.recipe["steps"], again.checkpoints
     ('first', 2, [])

@@ -74,7 +74,7 @@ def read_task(path: Path) -> SentenceTask:
     >>> from pathlib import Path
     >>> from tempfile import mkdtemp
     >>> file = Path(mkdtemp(), "mood.jsonl")
-    >>> rows = [{"sentence": f"it is {'good' if n % 2 else 'bad'}", "label": n % 2}
+    >>> rows = [{"sentence": f"{n} is {'good' if n % 2 else 'bad'}", "label": n % 2}
     ...         for n in range(10)]
     >>> _ = file.write_text("".join(json.dumps(row) + chr(10) for row in rows))
     >>> task = read_task(file)

@@ -11,10 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wqk.comparing.published import DATA
 from wqk.errors import UnknownName
 from wqk.scanning.surveys.model_sets import model_set, model_sets
+from wqk_lab.atlas import __file__ as atlas_file
 from wqk_lab.atlas import flags, lookup, published
+
+DATA = Path(atlas_file).parent / "data"
 
 # The published files' own name of each row, in the order of the tables: left half, right half.
 FILES = """

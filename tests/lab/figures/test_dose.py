@@ -54,20 +54,21 @@ def test_runs_stand_at_the_scale_of_their_start(runs: list[Run]) -> None:
     found = {
         (row["scale"], row["start"], row["factor"], row["seed"]): (
             row["held_out_loss"],
-            row["first_below"],
+            row["first_below"] and round(row["first_below"], 6),
         )
         for row in rows.to_dicts()
     }
+    # Steps are interpolated between the logged ones.
     # A single scale is no dose: published, and the symmetric start's values.
     assert found == {
-        ("norm_ratio", "random", 1.0, 1): (2.8, 300),
-        ("norm_ratio", "random", 1.0, 2): (2.9, 400),
-        ("norm_ratio", "random", 4.0, 1): (2.7, 200),
+        ("norm_ratio", "random", 1.0, 1): (2.8, 250),
+        ("norm_ratio", "random", 1.0, 2): (2.9, 350),
+        ("norm_ratio", "random", 4.0, 1): (2.7, 150),
         ("norm_ratio", "symmetric", 1.4, 1): (3.1, None),
-        ("norm_ratio", "symmetric", 4.0, 1): (2.5, 200),
-        ("value_ratio", "random", 1.0, 1): (2.8, 300),
-        ("value_ratio", "random", 1.0, 2): (2.9, 400),
-        ("value_ratio", "random", 2.0, 1): (2.6, 200),
+        ("norm_ratio", "symmetric", 4.0, 1): (2.5, 125),
+        ("value_ratio", "random", 1.0, 1): (2.8, 250),
+        ("value_ratio", "random", 1.0, 2): (2.9, 350),
+        ("value_ratio", "random", 2.0, 1): (2.6, 175),
     }
 
 

@@ -10,12 +10,11 @@ import pytest
 from tests.lab.theory.tiny import batch_for, built, linear, objective
 
 import wqk
-from wqk.attention import Block
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import CheckpointError
 from wqk.forms import BilinearForm
 from wqk.forms.scores import symmetry
-from wqk_lab.theory.gradients import LayerGradient, gradients
+from wqk_lab.theory.gradients import LayerGradient, blocks_of, gradients
 from wqk_lab.theory.updates import (
     alignment,
     expected_symmetry,
@@ -32,7 +31,7 @@ LAYOUTS = ("bert", "gpt2", "gptj", "llama", "phi3", "falcon-grouped", "bloom", "
 
 def attentions(model: Any) -> list[Any]:
     checkpoint = open_checkpoint(model)
-    return [Block(checkpoint, plan) for plan in wqk.open(checkpoint).plans]
+    return blocks_of(checkpoint, wqk.open(checkpoint).plans)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -281,7 +281,7 @@ def test_an_unknown_name_is_told_without_the_attempts_of_other_libraries(
     def unknown(ref: str) -> None:
         raise HubError(f"{ref}: is not a local path")
 
-    monkeypatch.setattr(glue, "open_checkpoint", unknown)
+    monkeypatch.setattr(glue, "open_model", unknown)
     monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", pytest.fail)
     with pytest.raises(HubError, match="nothere: is not a local path"):
         fine_tune("nothere", task(), (1,))

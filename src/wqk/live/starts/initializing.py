@@ -18,6 +18,7 @@ from wqk.errors import CheckpointError, FormError, UnknownFamily
 from wqk.families.layouts import Projection, put_outputs
 from wqk.forms.scores import symmetry
 from wqk.live.starts.kinds import KINDS, Kind, mimetic, planes, shared_queries
+from wqk.model import Model
 from wqk.model import open as open_model
 
 if TYPE_CHECKING:
@@ -203,8 +204,9 @@ def initialize_(
     if kind == "mimetic":
         chosen = chosen._replace(draw=partial(mimetic, alpha=alpha, beta=beta))
     writes = chosen != Kind() or ratios != Ratios()
+    parameters = Parameters(model.ref if isinstance(model, Model) else model)
     opened = open_model(model)
-    parameters, checkpoint = Parameters(opened.ref), opened.checkpoint
+    checkpoint = opened.checkpoint
     plans = [plan for plan in opened.plans if plan.kind == "self"]
     _require_settable(plans, checkpoint.name, parameters.adapted, writes)
     # NumPy's generator, since PyTorch's with the model's own seed would repeat its embedding.
