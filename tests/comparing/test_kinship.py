@@ -494,11 +494,8 @@ def test_the_command() -> None:
         assert message in result.output + str(result.stderr)
 
 
-def test_real_models() -> None:
-    folder = Path("/work/shared/checkpoints")
-    if not folder.exists():
-        pytest.skip("no pretrained weights at hand")
-    stories = [folder / name for name in ("stories260k", "llama2xs-260k")]
+def test_real_models(shared: Path) -> None:
+    stories = [shared / "checkpoints" / name for name in ("stories260k", "llama2xs-260k")]
     assert wqk.kin(*stories, renumberings=999).p > 0.01
     bert: Any = wqk.kin(stories[0], stories[0], renumberings=999)
     assert bert.kind == "copy"
