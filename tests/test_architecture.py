@@ -194,6 +194,16 @@ def test_the_command_starts_with_nothing_heavy() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_no_file_has_the_name_of_another() -> None:
+    # A verb's file in a room `cli` has the verb's name, as the file that does the work may.
+    names = [p.name for p in modules() if "cli" not in p.parts and p.name != "__init__.py"]
+    assert sorted(names) == sorted(set(names))
+
+
+def test_a_verb_of_the_laboratory_can_be_imported_first() -> None:
+    subprocess.run([sys.executable, "-c", "import wqk_lab.cli.train"], check=True)
+
+
 def test_files_stay_small_enough_to_hold_in_the_head() -> None:
     long = {
         name_of(path): lines

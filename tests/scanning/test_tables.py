@@ -26,9 +26,9 @@ import wqk
 from wqk._files import write_atomically
 from wqk.cli.main import command
 from wqk.errors import OutputError, TableError
-from wqk.tables.formats import CONDITIONS
 from wqk.tables.schema import KEY, SCHEMA, SCHEMA_VERSION
 from wqk.tables.score_table import ScoreTable, join, read_table, records
+from wqk.tables.writers import CONDITIONS
 
 COLUMNS = [
     *("checkpoint", "revision", "step", "model_type", "family", "parameters", "stack", "kind"),

@@ -37,8 +37,8 @@ from wqk._typing import Float
 from wqk.errors import CheckpointError, FormError, RunError
 from wqk.families import Composed
 from wqk.live.logits import LogitMeter, Logits, place_of_rows
+from wqk.live.parameters import LiveWeights
 from wqk.live.tracking import is_first_process
-from wqk.live.weights import LiveWeights
 from wqk.model import Model
 from wqk.tables.run import drop_after
 

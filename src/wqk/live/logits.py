@@ -30,7 +30,7 @@ from wqk.checkpoints.wrapping import ADAPTED, plain_name
 from wqk.errors import CheckpointError, NonFiniteWeights, UnknownFamily, first_line
 from wqk.inspecting.verification.recomputation import HIDDEN, alibi_slopes, allowed
 from wqk.inspecting.verification.recording import module_of, parent_of
-from wqk.live.weights import LiveWeights
+from wqk.live.parameters import LiveWeights
 from wqk.model import open as open_model
 
 if TYPE_CHECKING:

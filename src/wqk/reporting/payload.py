@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from wqk.reporting.groups import colors
+from wqk.reporting.row_groups import colors
 from wqk.reporting.sentences import outliers, recurring, strongest_pair
 from wqk.tables.schema import SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from wqk.reporting.groups import Group
+    from wqk.reporting.row_groups import Group
     from wqk.tables.details import BlockDetails, Details
 
 # Pixels of all images together, and bins of a vector of norms: more would look the same, in a file

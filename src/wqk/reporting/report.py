@@ -16,8 +16,8 @@ from string import Template
 from wqk._files import check_output, write_atomically
 from wqk._version import __version__
 from wqk.errors import MissingPackage, TableError, install
-from wqk.reporting.groups import groups
 from wqk.reporting.payload import payload
+from wqk.reporting.row_groups import groups
 from wqk.reporting.runs import loss_curves, runs_section
 from wqk.reporting.summary import (
     notes,

@@ -10,7 +10,7 @@ import polars as pl
 
 from wqk._console import count, number
 from wqk.comparing.placing import place, sound_models
-from wqk.reporting.groups import colors
+from wqk.reporting.row_groups import colors
 from wqk.tables.rendering import HEADLINE, label, left_out
 from wqk.tables.schema import GROUP, statuses
 from wqk.tables.score_table import ScoreTable
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from wqk.comparing.placing import Placement
-    from wqk.reporting.groups import Group
+    from wqk.reporting.row_groups import Group
 
 STATUSES = {
     "degenerate": "is the zero matrix and has no scores",

@@ -160,7 +160,7 @@ class Table(Shown):
         >>> wqk.scan(wqk.demo_model("encoder")).to_csv()[:19]
         'checkpoint,revision'
         """
-        from wqk.tables.formats import WRITERS
+        from wqk.tables.writers import WRITERS
 
         return _saved(WRITERS[".csv"](self).decode(), path)
 
@@ -213,7 +213,7 @@ class Table(Shown):
         OutputError
             The ending names no format, or the file cannot be written.
         """
-        from wqk.tables.formats import WRITERS
+        from wqk.tables.writers import WRITERS
 
         path = Path(path)
         check_table_output(path)
@@ -349,7 +349,7 @@ def _saved(text: str, path: str | PathLike[str] | None) -> str | None:
 
 def check_table_output(path: Path) -> None:
     """Raise `OutputError` if no table can be written to this path."""
-    from wqk.tables.formats import WRITERS
+    from wqk.tables.writers import WRITERS
 
     check_output(path, "a table", WRITERS)
 
@@ -370,7 +370,7 @@ def read_table(path: str | PathLike[str]) -> ScoreTable:
     >>> len(read_table(path))
     20
     """
-    from wqk.tables.formats import READERS, UNREADABLE
+    from wqk.tables.writers import READERS, UNREADABLE
 
     path = Path(path)
     reader = READERS.get(path.suffix)

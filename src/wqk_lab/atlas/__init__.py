@@ -3,7 +3,7 @@
 from wqk.comparing.medians import summarize, survey_table
 from wqk.comparing.placing import Placement, place, sound_models
 from wqk.comparing.published import Flag, flags, published
-from wqk_lab.atlas.comparison import Comparison, compare
+from wqk_lab.atlas.agreement import Comparison, compare
 from wqk_lab.atlas.lookup import all_published, lookup
 from wqk_lab.atlas.paper_tables import TrainingResult, paper_table
 from wqk_lab.atlas.reference import (

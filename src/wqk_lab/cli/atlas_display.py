@@ -13,7 +13,7 @@ from wqk.comparing.medians import spread
 from wqk.comparing.published import marks
 from wqk.tables.sheet import Sheet
 from wqk_lab.atlas import flags
-from wqk_lab.atlas.comparison import TOLERANCES
+from wqk_lab.atlas.agreement import TOLERANCES
 
 if TYPE_CHECKING:
     import polars as pl

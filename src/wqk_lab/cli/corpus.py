@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wqk.cli.options import COUNT, PATH, REF, Number, json_output, options_of
-from wqk_lab.training.corpus.options import CorpusOptions
+from wqk_lab.training.corpus.settings import CorpusOptions
 
 if TYPE_CHECKING:
     from wqk_lab.training.corpus import CorpusProgress, TokenStore

@@ -11,7 +11,7 @@ import click
 from wqk.cli.options import COUNT, FILE, PATH, REF, Number, json_output, ranges, revision
 
 if TYPE_CHECKING:
-    from wqk_lab.theory.report import Report
+    from wqk_lab.theory.findings import Report
     from wqk_lab.theory.verdict import Finding
 
 MARKS = {"holds": "✓", "fails": "✗", "undecided": "?", "described": "·"}
@@ -86,7 +86,7 @@ def theory(
     from wqk.cli import display
     from wqk_lab.figures.theory import tails
     from wqk_lab.theory.causes import curves
-    from wqk_lab.theory.report import FINDINGS, WRITERS, as_objects, save
+    from wqk_lab.theory.findings import FINDINGS, WRITERS, as_objects, save
     from wqk_lab.theory.study import study
 
     for path, what, endings in ((out, FINDINGS, WRITERS), (figure, "a picture", PICTURES)):
@@ -121,7 +121,7 @@ def _print_findings(report: Report, verbose: bool) -> None:
 
     from wqk.cli import display
     from wqk.tables.sheet import Cell, Column, Sheet
-    from wqk_lab.theory.report import line
+    from wqk_lab.theory.findings import line
 
     console = display.output()
     if not console.is_terminal:

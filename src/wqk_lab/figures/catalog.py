@@ -13,8 +13,8 @@ from wqk._style import PICTURES, save_figure
 from wqk.errors import RunError, UnknownName
 from wqk.reporting.pictures import distances, heads, terms
 from wqk.reporting.pictures.matrix import examples
-from wqk_lab.figures import dose, models, starts, training
-from wqk_lab.figures.published import published_pairs, published_starts
+from wqk_lab.figures import dose, dynamics, model_sizes, starts
+from wqk_lab.figures.paper_curves import published_pairs, published_starts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,24 +38,24 @@ class Entry:
 
 
 def _models(name: str, sources: Sources) -> pl.DataFrame:
-    return models.model_rows(name, sources.scores)
+    return model_sizes.model_rows(name, sources.scores)
 
 
 def _pairs(name: str, sources: Sources) -> pl.DataFrame:
     """The curves of the given runs, of the paper's if none are given, or of both."""
     if not sources.runs:
         return published_pairs(name)
-    own = training.pair_curves(sources.runs, name)
+    own = dynamics.pair_curves(sources.runs, name)
     return pl.concat([own, published_pairs(name)]) if sources.published else own
 
 
 FIGURES = {
-    "fig2": Entry(partial(_models, "fig2"), models.by_size, "blocks", with_matrices=True),
-    "s1": Entry(partial(_models, "s1"), models.by_size),
-    "s2": Entry(partial(_models, "s2"), models.by_size),
-    "fig3": Entry(partial(_pairs, "fig3"), training.medians_and_layers),
-    "s3": Entry(partial(_pairs, "s3"), training.medians_by_comparison),
-    "s4": Entry(partial(_pairs, "s4"), training.layers_by_comparison),
+    "fig2": Entry(partial(_models, "fig2"), model_sizes.by_size, "blocks", with_matrices=True),
+    "s1": Entry(partial(_models, "s1"), model_sizes.by_size),
+    "s2": Entry(partial(_models, "s2"), model_sizes.by_size),
+    "fig3": Entry(partial(_pairs, "fig3"), dynamics.medians_and_layers),
+    "s3": Entry(partial(_pairs, "s3"), dynamics.medians_by_comparison),
+    "s4": Entry(partial(_pairs, "s4"), dynamics.layers_by_comparison),
     "s5": Entry(
         lambda given: starts.start_curves(given.runs) if given.runs else published_starts(),
         starts.loss_and_symmetry,
@@ -65,7 +65,7 @@ FIGURES = {
     ),
     "dose": Entry(lambda given: dose.dose_rows(given.runs, given.level), dose.loss_by_scale),
     "updates": Entry(
-        lambda given: training.update_curves(given.runs), training.medians_by_comparison
+        lambda given: dynamics.update_curves(given.runs), dynamics.medians_by_comparison
     ),
     "heads": Entry(lambda given: terms.head_terms(given.scores), terms.terms_by_layer, "table"),
     "coupling": Entry(

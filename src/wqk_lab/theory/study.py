@@ -9,20 +9,20 @@ import numpy as np
 
 from wqk.errors import TheoryError, WqkError
 from wqk_lab.theory import (
+    bilinear_scores,
     bounds,
     causes,
     counts,
     growth,
     optimizer,
     pairing,
-    scores,
     softmax,
     tails,
     updates,
 )
 from wqk_lab.theory.evidence import NOT_FOR, Evidence, obstacle
+from wqk_lab.theory.findings import Report, report
 from wqk_lab.theory.opening import open_subjects
-from wqk_lab.theory.report import Report, report
 from wqk_lab.theory.verdict import Finding, Sample, Statement, decide, not_tested, settle
 
 if TYPE_CHECKING:
@@ -35,7 +35,18 @@ if TYPE_CHECKING:
     OnProgress = Callable[[str, int, int], None]
 
 # In the order of the paper.
-FILES = (scores, softmax, updates, growth, counts, tails, causes, optimizer, pairing, bounds)
+FILES = (
+    bilinear_scores,
+    softmax,
+    updates,
+    growth,
+    counts,
+    tails,
+    causes,
+    optimizer,
+    pairing,
+    bounds,
+)
 STATEMENTS: tuple[Statement, ...] = tuple(one for file in FILES for one in file.STATEMENTS)
 
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from tests.lab.theory import subjects
 
 from wqk.cli.main import command
-from wqk_lab.theory.report import WRITERS, Report, save
+from wqk_lab.theory.findings import WRITERS, Report, save
 from wqk_lab.theory.study import STATEMENTS
 from wqk_lab.theory.verdict import Sample, Statement, decide, not_tested
 

@@ -17,7 +17,7 @@ from wqk.checkpoints import Part
 from wqk.checkpoints.modules import StateDict
 from wqk.errors import CheckpointError
 from wqk_lab.theory.evidence import Evidence
-from wqk_lab.theory.report import Report
+from wqk_lab.theory.findings import Report
 from wqk_lab.theory.study import STATEMENTS, measure, over_seeds, over_steps, study
 from wqk_lab.theory.tails import tails
 from wqk_lab.theory.updates import parameter_gradients

@@ -1,6 +1,6 @@
 from .building import CorpusProgress as CorpusProgress
 from .building import build_corpus as build_corpus
-from .options import CorpusOptions as CorpusOptions
+from .settings import CorpusOptions as CorpusOptions
 from .store import TokenStore as TokenStore
 from .writing import Chunk as Chunk
 from .writing import write_store as write_store

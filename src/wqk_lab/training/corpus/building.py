@@ -22,8 +22,9 @@ import polars as pl
 from wqk._version import __version__
 from wqk.errors import CorpusError
 from wqk.scanning.cores import usable_cores
-from wqk_lab.training.corpus.options import ALPHABET, VOCABULARY_SIZE, CorpusOptions
+from wqk_lab.training.corpus.build_folder import open_work
 from wqk_lab.training.corpus.reading import find_source
+from wqk_lab.training.corpus.settings import ALPHABET, VOCABULARY_SIZE, CorpusOptions
 from wqk_lab.training.corpus.store import SPLITS, sha256
 from wqk_lab.training.corpus.tokenizing import (
     Encoder,
@@ -33,13 +34,12 @@ from wqk_lab.training.corpus.tokenizing import (
     read_tokenizer,
     read_words,
 )
-from wqk_lab.training.corpus.work import open_work
 from wqk_lab.training.corpus.writing import Chunk, write_store
 
 if TYPE_CHECKING:
+    from wqk_lab.training.corpus.build_folder import Work
     from wqk_lab.training.corpus.reading import Source
     from wqk_lab.training.corpus.store import TokenStore
-    from wqk_lab.training.corpus.work import Work
 
     Tell = Callable[["CorpusProgress"], None]
 

@@ -14,7 +14,13 @@ import pytest
 from tests.lab.training.corpus.samples import content, sentences, write_jsonl
 
 from wqk.errors import CorpusError, OutputError, RunError
-from wqk_lab.training.corpus import CorpusOptions, CorpusProgress, TokenStore, build_corpus, work
+from wqk_lab.training.corpus import (
+    CorpusOptions,
+    CorpusProgress,
+    TokenStore,
+    build_corpus,
+    build_folder,
+)
 
 OPTIONS = {
     "characters": CorpusOptions(text="characters", held_out=20),
@@ -42,7 +48,7 @@ def test_a_build_that_ends_anywhere_goes_on(
     options: CorpusOptions, text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = content(build_corpus([text_file], tmp_path / "whole", options).folder)
-    write = work.write_atomically
+    write = build_folder.write_atomically
     left = 0
 
     def write_some(path: Path, text: bytes) -> None:
@@ -52,7 +58,7 @@ def test_a_build_that_ends_anywhere_goes_on(
         left -= 1
         write(path, text)
 
-    monkeypatch.setattr(work, "write_atomically", write_some)
+    monkeypatch.setattr(build_folder, "write_atomically", write_some)
     ended = 0
     for files in (0, 1, 2, 3, 5, 2, 6, 1000):
         left = files
@@ -70,7 +76,7 @@ def test_a_build_that_ends_anywhere_goes_on(
 def test_what_is_done_is_not_done_again(
     text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, files = work.write_atomically, [0]
+    write, files = build_folder.write_atomically, [0]
 
     def counted(path: Path, text: bytes) -> None:
         if files[0] == 0:
@@ -79,13 +85,13 @@ def test_what_is_done_is_not_done_again(
         write(path, text)
 
     # By the number of files, not by what is told while others work: nothing races.
-    monkeypatch.setattr(work, "write_atomically", counted)
+    monkeypatch.setattr(build_folder, "write_atomically", counted)
     files[0] = 10_000
     build_corpus([text_file], tmp_path / "whole", OPTIONS["words"], jobs=1)
     files[0] = 10_000 - files[0] - 2
     with pytest.raises(Stop):
         build_corpus([text_file], tmp_path / "store", OPTIONS["words"], jobs=1)
-    monkeypatch.setattr(work, "write_atomically", write)
+    monkeypatch.setattr(build_folder, "write_atomically", write)
     told: list[CorpusProgress] = []
     build_corpus([text_file], tmp_path / "store", OPTIONS["words"], on_progress=told.append)
     assert not {"reading", "learning"} & {progress.stage for progress in told}

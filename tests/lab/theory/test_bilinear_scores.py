@@ -10,7 +10,7 @@ import pytest
 from tests.lab.theory.tiny import VARIETY, batch_for, built, linear, objective
 
 from wqk.checkpoints import open_checkpoint
-from wqk_lab.theory import scores
+from wqk_lab.theory import bilinear_scores
 from wqk_lab.theory.gradients import LayerGradient, gradients, load_values
 
 torch = pytest.importorskip("torch")
@@ -27,15 +27,15 @@ def test_attention_is_made_of_bilinear_forms(name: str) -> None:
         checkpoint = open_checkpoint(model)
         for use in uses:
             plan = use.attention.plan
-            mixing = scores.mixing_error(use, load_values(checkpoint, plan))
-            assert max(scores.form_error(use), scores.heads_error(use)) < 1e-13
+            mixing = bilinear_scores.mixing_error(use, load_values(checkpoint, plan))
+            assert max(bilinear_scores.form_error(use), bilinear_scores.heads_error(use)) < 1e-13
             assert np.isnan(mixing) or mixing < 1e-13
-            error = scores.attention_error(use)
+            error = bilinear_scores.attention_error(use)
             assert np.isnan(error) == bool(plan.position or plan.sinks)
             assert np.isnan(error) or error < 1e-12
-            assert scores.convexity_error(use) < 1e-12 or plan.sinks
+            assert bilinear_scores.convexity_error(use) < 1e-12 or plan.sinks
             if plan.rotary:
-                assert scores.same_order(use) < 0.95
+                assert bilinear_scores.same_order(use) < 0.95
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
@@ -46,7 +46,7 @@ def test_without_biases_and_positions_the_form_alone_orders(name: str) -> None:
             for parameter_name, parameter in model.named_parameters():
                 if parameter_name.endswith(("query.bias", "key.bias", "c_attn.bias")):
                     parameter.zero_()
-        assert [scores.same_order(use) for use in uses_of(model, batch)] == [1.0, 1.0]
+        assert [bilinear_scores.same_order(use) for use in uses_of(model, batch)] == [1.0, 1.0]
 
 
 def test_the_bias_of_the_keys_alone_does_not_matter() -> None:
@@ -57,7 +57,7 @@ def test_the_bias_of_the_keys_alone_does_not_matter() -> None:
             for name, parameter in model.named_parameters():
                 if name.endswith("query.bias"):
                     parameter.zero_()
-        assert [scores.same_order(use) for use in uses_of(model, batch)] == [1.0, 1.0]
+        assert [bilinear_scores.same_order(use) for use in uses_of(model, batch)] == [1.0, 1.0]
 
 
 def test_what_is_wrong_is_seen() -> None:
@@ -68,12 +68,12 @@ def test_what_is_wrong_is_seen() -> None:
             attention = use.attention
             query, key = attention.query.weight, attention.key.weight
             other = replace(use, attention=attention.with_weights(np.roll(query, 1, 0), key))
-            assert scores.attention_error(other) > 1e-3
-            assert scores.same_order(other) < 0.9
+            assert bilinear_scores.attention_error(other) > 1e-3
+            assert bilinear_scores.same_order(other) < 0.9
             values = load_values(checkpoint, attention.plan)
             assert values is not None
             rolled = replace(values, stored_weight=np.roll(values.stored_weight, 1, 0))
-            assert scores.mixing_error(use, rolled) > 1e-3
+            assert bilinear_scores.mixing_error(use, rolled) > 1e-3
 
 
 def test_a_real_model(shared: Any) -> None:
@@ -84,6 +84,13 @@ def test_a_real_model(shared: Any) -> None:
     tokens = torch.randint(3, 500, (2, 32), generator=torch.Generator().manual_seed(0))
     checkpoint = open_checkpoint(model)
     for use in gradients(model, {"input_ids": tokens, "labels": tokens}):
-        errors = [f(use) for f in (scores.form_error, scores.heads_error, scores.attention_error)]
-        mixing = scores.mixing_error(use, load_values(checkpoint, use.attention.plan))
+        errors = [
+            f(use)
+            for f in (
+                bilinear_scores.form_error,
+                bilinear_scores.heads_error,
+                bilinear_scores.attention_error,
+            )
+        ]
+        mixing = bilinear_scores.mixing_error(use, load_values(checkpoint, use.attention.plan))
         assert max(*errors, mixing) < 1e-4

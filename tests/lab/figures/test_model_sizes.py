@@ -11,7 +11,7 @@ from tests.lab.figures.making import row, table
 from wqk.reporting.pictures.matrix import examples, picture
 from wqk.tables.score_table import ScoreTable
 from wqk_lab.atlas import all_published, drawn_models, flags, sound_models
-from wqk_lab.figures.models import HOLLOW, by_size, model_rows
+from wqk_lab.figures.model_sizes import HOLLOW, by_size, model_rows
 
 
 def own(figure: str, *rows: dict[str, Any]) -> list[tuple[str, str]]:
