@@ -224,13 +224,13 @@ class TheoryError(WqkError):
 
 
 @contextmanager
-def concerning(checkpoint: str) -> Iterator[None]:
+def errors_about(checkpoint: str) -> Iterator[None]:
     """Tell errors raised inside which checkpoint, or file of it, they are about; messages, too.
 
     Examples
     --------
     >>> try:
-    ...     with concerning("bert"):
+    ...     with errors_about("bert"):
     ...         raise CheckpointError("no weights here")
     ... except CheckpointError as error:
     ...     print(error, "|", error.checkpoint)

@@ -14,7 +14,7 @@ from wqk._typing import FilePath
 from wqk.attention import Block, Head
 from wqk.checkpoints import Checkpoint, open_checkpoint
 from wqk.checkpoints.options import HubOptions, check_options
-from wqk.errors import CheckpointError, concerning
+from wqk.errors import CheckpointError, errors_about
 from wqk.families import find_family, load_family, plan_attention, with_head_counts
 from wqk.families.candidates import POSITIONAL, candidates, neighbors_of
 
@@ -85,7 +85,7 @@ def open(
         return ref
     checkpoint = open_checkpoint(ref, **hub)
     known = load_family(family) if family else find_family(checkpoint, heads_per_layer is None)
-    with concerning(checkpoint.name):
+    with errors_about(checkpoint.name):
         counted = with_head_counts(known, checkpoint, heads_per_layer, key_heads)
         return Model(
             checkpoint, plan_attention(checkpoint, counted), ref=ref, family_file=family, hub=hub

@@ -21,7 +21,7 @@ from tests.checkpoints.serving import Hub, bert_folder, serving
 import wqk
 from wqk.checkpoints import Part, open_checkpoint, retries
 from wqk.checkpoints.pickles import DataUnpickler
-from wqk.checkpoints.references import presentable
+from wqk.checkpoints.references import redacted
 from wqk.errors import WqkError
 
 if TYPE_CHECKING:
@@ -98,9 +98,9 @@ def test_whatever_an_address_looks_like_its_secret_is_not_shown(count: int):
     for _ in range(count):
         noise = "".join(dice.choices("ab/:?#[]@%&=.", k=dice.randrange(8)))
         host = f"h{noise}" if dice.random() < 0.3 else "example.org"
-        shown = presentable(f"https://me:hunter2@{host}/x?sig=hunter2")
+        shown = redacted(f"https://me:hunter2@{host}/x?sig=hunter2")
         assert "hunter2" not in shown or any(c in noise for c in "/?#@[]:"), shown
-        assert "hunter2" not in presentable(f"https://example.org/x?{noise}&token=hunter2")
+        assert "hunter2" not in redacted(f"https://example.org/x?{noise}&token=hunter2")
 
 
 @pytest.fixture(scope="module")

@@ -321,7 +321,7 @@ def test_other_configurations_are_not(folder, config):
     assert open_checkpoint(folder).config == config
 
 
-FOREIGN = {
+UNREAD_FORMATS = {
     "model.onnx": "ONNX",
     "tf_model.h5": "TensorFlow",
     "flax_model.msgpack": "Flax",
@@ -329,7 +329,7 @@ FOREIGN = {
 }
 
 
-@pytest.mark.parametrize(("name", "what"), FOREIGN.items())
+@pytest.mark.parametrize(("name", "what"), UNREAD_FORMATS.items())
 @pytest.mark.parametrize("as_file", [False, True])
 def test_other_formats_are_refused_by_name(folder, name, what, as_file):
     (folder / name).write_bytes(b"GGUF")

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 import wqk
 from wqk.checkpoints import open_checkpoint, steps_of
-from wqk.checkpoints.references import presentable
+from wqk.checkpoints.references import redacted
 from wqk.errors import CheckpointError, WqkError
 from wqk.scanning.surveys.jobs import expand
 
@@ -57,7 +57,7 @@ SECRET = "https://me:hunter2@example.org/m/model.safetensors?X-Signature=hunter2
     ],
 )
 def test_nothing_secret_is_shown(reference: str, tmp_path: Path):
-    assert "hunter2" not in presentable(reference).lower()
+    assert "hunter2" not in redacted(reference).lower()
     (job,) = expand([reference])
     assert "hunter2" not in (job.key + job.title + str(job.problem)).lower()
     with pytest.raises(WqkError) as caught:
@@ -69,13 +69,13 @@ def test_an_existing_path_is_shown_as_it_is(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     for name in ("me:pw@host", "run;1", "a?b#c", "x@y"):
         (tmp_path / name).mkdir()
-        assert presentable(name) == name
-        assert presentable(str(tmp_path / name)) == str(tmp_path / name)
+        assert redacted(name) == name
+        assert redacted(str(tmp_path / name)) == str(tmp_path / name)
 
 
 def test_what_is_no_address_is_told_as_it_was_written():
     for name in ("owner/model", "runs/missing", "/data/user@host/run", "C:/models/x", "model@v2 x"):
-        assert presentable(name) == name
+        assert redacted(name) == name
 
 
 def test_addresses_that_differ_in_their_query_are_two_checkpoints():

@@ -15,7 +15,7 @@ from safetensors.torch import save as save_tensors
 
 from wqk.checkpoints.checkpoint import Part
 from wqk.checkpoints.safetensors import open_safetensors
-from wqk.errors import CheckpointError, WqkError, concerning
+from wqk.errors import CheckpointError, WqkError, errors_about
 
 TYPES = [
     torch.float64,
@@ -43,7 +43,7 @@ class Memory:
 
 def read_all(content: bytes) -> dict[str, np.ndarray]:
     """Every tensor; a wrong file must fail while it is opened, or here."""
-    with concerning(Memory.name):
+    with errors_about(Memory.name):
         file = open_safetensors(Memory(content))
     return {name: file.read(Part(name)) for name in file.tensors}
 

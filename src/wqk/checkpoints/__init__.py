@@ -12,9 +12,9 @@ from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo
 from wqk.checkpoints.folders import exists, has_weights, open_adapter, open_local
 from wqk.checkpoints.hub import is_hub_id, open_base, open_hub
 from wqk.checkpoints.modules import open_live
-from wqk.checkpoints.references import presentable, step_in
+from wqk.checkpoints.references import redacted, step_in
 from wqk.checkpoints.web import hub_page, is_url, open_url
-from wqk.errors import CheckpointError, concerning
+from wqk.errors import CheckpointError, errors_about
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -72,7 +72,7 @@ def open_checkpoint(
         return ref
     is_named = isinstance(ref, str | os.PathLike)
     name = str(ref if is_url(str(ref)) else Path(ref)) if is_named else type(ref).__name__
-    with concerning(presentable(name)):
+    with errors_about(redacted(name)):
         return _open(
             ref,
             revision,
@@ -144,6 +144,6 @@ def steps_of(ref: str) -> list[str]:
 def _refuse_revision(revision: str | None, name: str) -> None:
     if revision:
         raise CheckpointError(
-            f"{presentable(name)}: only Hub repositories have revisions, got {revision!r}; "
+            f"{redacted(name)}: only Hub repositories have revisions, got {revision!r}; "
             "leave it out"
         )

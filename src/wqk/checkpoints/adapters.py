@@ -19,9 +19,9 @@ from wqk.checkpoints.adapter_names import BaseNames, adapter_name, module_of
 from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo
 from wqk.checkpoints.configurations import as_number
 from wqk.checkpoints.patterns import first_matching
-from wqk.checkpoints.references import presentable
+from wqk.checkpoints.references import redacted
 from wqk.checkpoints.stored import StoredCheckpoint, weight_file
-from wqk.errors import CheckpointError, concerning, shortened, shown
+from wqk.errors import CheckpointError, errors_about, shortened, shown
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -66,7 +66,7 @@ class Adapter(NamedTuple):
         if not isinstance(base, str) or not base or "://" in base:
             raise CheckpointError(
                 f"{self.tensors.name}: {CONFIG} names no base model; expected a path or a Hub id "
-                f"in base_model_name_or_path, got {shown(presentable(str(base)))}"
+                f"in base_model_name_or_path, got {shown(redacted(str(base)))}"
             )
         return base
 
@@ -97,7 +97,7 @@ def read_adapter(folder: Folder) -> Adapter | None:
     if source is None:
         return None
     config = folder.object(CONFIG)
-    with concerning(folder.name):
+    with errors_about(folder.name):
         _require_plain(config)
     tensors = StoredCheckpoint(folder.name, [weight_file(source)], {}, workers=folder.workers)
     return Adapter(config, tensors)
@@ -132,7 +132,7 @@ class AdaptedCheckpoint(Checkpoint):
     def __init__(self, base: Checkpoint, adapter: Adapter) -> None:
         self.name, self.config = adapter.tensors.name, base.config
         self.adapter, self._base, self._adapter = adapter, base, adapter.tensors
-        with concerning(self.name):
+        with errors_about(self.name):
             self._changes = _changes(base, adapter)
         replaced = {n: self._adapter.info(own) for n, own in self._changes.replaced.items()}
         self._tensors = {**base.tensors(), **replaced}

@@ -18,7 +18,7 @@ from wqk.checkpoints.files import Piece, PiecedFile, check_sizes
 from wqk.checkpoints.number_types import ITEM_BITS
 from wqk.checkpoints.pickles import DTYPES, DataUnpickler, Record, RecordType, Refused
 from wqk.checkpoints.torch_archive import TorchFile
-from wqk.errors import CheckpointError, concerning, first_line, shown
+from wqk.errors import CheckpointError, errors_about, first_line, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -102,7 +102,7 @@ def open_distributed(
         stored = Slice(opened(file), offset, length, name)
 
         def read(part: Part) -> np.ndarray:
-            with concerning(stored.name):
+            with errors_about(stored.name):
                 archive = TorchFile(stored, bare=True)
                 found = archive.tensors.get("")
                 if found is None or (found.shape, found.dtype) != (shape, dtype):

@@ -20,17 +20,17 @@ from wqk.checkpoints.formats import (
     ENDINGS,
     Weights,
     choose_weights,
-    foreign,
     format_of,
     no_weights,
     parts_of,
     refuse_quantized,
+    unread_format,
 )
 from wqk.checkpoints.pickles import plain
 from wqk.checkpoints.ranged import CONNECTIONS
-from wqk.checkpoints.references import presentable, step_in
+from wqk.checkpoints.references import redacted, step_in
 from wqk.checkpoints.stored import StoredCheckpoint, weight_file
-from wqk.errors import CheckpointError, concerning, first_line
+from wqk.errors import CheckpointError, errors_about, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -73,7 +73,7 @@ class Folder(NamedTuple):
         content = bytearray(source.size)
         source.read_into(0, memoryview(content))
         parse = _parse_yaml if file.endswith((".yaml", ".yml")) else _parse_json
-        with concerning(source.name):
+        with errors_about(source.name):
             return parse(content)
 
 
@@ -99,7 +99,7 @@ def read_folder(folder: Folder, weights: Weights | None = None) -> StoredCheckpo
             )
         if PurePath(name).name == ".metadata":
             beside = PurePath(name).parent
-            with concerning(source.name):
+            with errors_about(source.name):
                 return open_distributed(source, lambda file: folder.source(str(beside / file)))
         return weight_file(source)
 
@@ -232,8 +232,8 @@ def open_local(path: Path) -> Checkpoint:
 
     Raises `CheckpointError` without weights, or if they are of a kind that cannot be scored.
     """
-    name = presentable(str(path))
-    with concerning(name):
+    name = redacted(str(path))
+    with errors_about(name):
         try:
             folder = path if path.is_dir() else path.parent
             checkpoint = read_folder(local_folder(path)) if path.is_dir() else _open_file(path)
@@ -251,7 +251,7 @@ def _open_file(path: Path) -> StoredCheckpoint:
     """The checkpoint in one file, with the configuration beside it."""
     if not path.exists():
         raise CheckpointError("no such file or folder")
-    if what := foreign(path.name):
+    if what := unread_format(path.name):
         raise CheckpointError(what)
     layout = format_of(path.name)
     if path.suffix not in ENDINGS and not layout:

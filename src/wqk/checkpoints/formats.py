@@ -118,7 +118,7 @@ NOT_WEIGHTS = ("adapter_", "training_args.", "optimizer.", "scheduler.", "scaler
 SAFETENSORS = "use the model's safetensors version"
 
 # Formats that are not read, by a file's name: what it is, and what to do.
-FOREIGN: tuple[tuple[str, str, str], ...] = (
+UNREAD_FORMATS: tuple[tuple[str, str, str], ...] = (
     (
         r"adapter_config\.json",
         "an adapter alone",
@@ -176,7 +176,7 @@ def choose_weights(folder: Folder) -> Weights:
                 return Weights(own if one.split_axis else _one_model(own), format=one)
         found = sorted(n for n in names if not n.startswith(NOT_WEIGHTS))
         safetensors = tuple(name for name in found if name.endswith(".safetensors"))
-        archives = tuple(n for n in found if n.endswith(ARCHIVES) and foreign(n) is None)
+        archives = tuple(n for n in found if n.endswith(ARCHIVES) and unread_format(n) is None)
         return Weights(safetensors or archives)
     if first.endswith(".json"):
         files = shard_names(folder.object(first), f"{folder.name}/{first}")
@@ -241,15 +241,15 @@ def shard_names(index: Mapping[str, Any], name: str) -> list[str]:
     return shards
 
 
-def foreign(name: str) -> str | None:
+def unread_format(name: str) -> str | None:
     """For a file in a format that is not read: what it is, and what to do; None for others.
 
     Examples
     --------
-    >>> foreign("model.onnx")
+    >>> unread_format("model.onnx")
     'ONNX; use the original safetensors checkpoint'
     """
-    for pattern, what, remedy in FOREIGN:
+    for pattern, what, remedy in UNREAD_FORMATS:
         if re.fullmatch(pattern, name):
             return f"{what}; {remedy}"
     return None
@@ -259,7 +259,7 @@ def no_weights(folder: Folder) -> CheckpointError:
     """The error for a folder without weights, which lists what it contains instead."""
     names = sorted(folder.names or ())
     for name in names:
-        if what := foreign(name):
+        if what := unread_format(name):
             return CheckpointError(f"no weights that wqk reads; {name} is {what}")
     weights = (PurePath(path) for path in folder.below() if path.endswith(ENDINGS))
     deeper = sorted({str(path.parent) for path in weights} - {"."})

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin
 
 from wqk.checkpoints import retries
-from wqk.checkpoints.references import presentable, split_address
-from wqk.errors import CheckpointError, HubError, concerning
+from wqk.checkpoints.references import redacted, split_address
+from wqk.errors import CheckpointError, HubError, errors_about
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -77,13 +77,13 @@ class RemoteFile:
     def describe(self) -> bytes:
         """Learn the size and tag; return the first bytes, up to 8. `Absent` without a file."""
         buffer = bytearray(8)
-        with concerning(self.name):
+        with errors_about(self.name):
             count = self._read(0, memoryview(buffer), short=True)
         return bytes(buffer[:count])
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill the buffer from this offset, resuming where a connection breaks."""
-        with concerning(self.name):
+        with errors_about(self.name):
             self._read(offset, buffer)
 
     def _read(self, offset: int, buffer: memoryview, short: bool = False) -> int:
@@ -195,7 +195,7 @@ class RemoteFile:
         try:
             request = client.build_request("GET", url, headers=headers, timeout=timeout)
         except Exception:  # the client's parser of addresses may fail in any way
-            raise CheckpointError(f"{presentable(url)} is no address") from None
+            raise CheckpointError(f"{redacted(url)} is no address") from None
         response = retries.within_deadline(
             lambda: client.send(request, stream=True, follow_redirects=False),
             discard=lambda late: late.close(),
@@ -207,7 +207,7 @@ class RemoteFile:
         """The answer, if it has content."""
         status = response.status_code
         if status in (200, 206):
-            if presentable(self.url) not in self._tags or url == self.url:
+            if redacted(self.url) not in self._tags or url == self.url:
                 # Otherwise the hub has given a hash of the content; the tags of its storage may
                 # differ from one place to the next.
                 headers = response.headers
@@ -230,7 +230,7 @@ class RemoteFile:
         Without a tag, the time of the last change serves; it is too coarse for a cache.
         """
         version = tag or modified or ""
-        if self._tags.setdefault(presentable(url), version) != version:
+        if self._tags.setdefault(redacted(url), version) != version:
             raise CheckpointError("was replaced during the read; scan it again")
         if self.tag is None and tag and not tag.startswith("W/"):
             self.tag = tag.strip('"')

@@ -18,8 +18,8 @@ from wqk.checkpoints.folders import Folder, LocalFile, open_adapter, open_local,
 from wqk.checkpoints.formats import ENDINGS
 from wqk.checkpoints.range_cache import open_cache
 from wqk.checkpoints.ranged import RangedFile, Workers
-from wqk.checkpoints.references import presentable, step_in
-from wqk.errors import CheckpointError, HubError, concerning, first_line
+from wqk.checkpoints.references import redacted, step_in
+from wqk.errors import CheckpointError, HubError, errors_about, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,7 +87,7 @@ def open_hub(
 
     folder, cache = (subfolder or "").strip("/"), open_cache(access.get("cache_dir"))
     wanted = Wanted(repository, revision, folder, access, adapters, cache)
-    with concerning(repository):
+    with errors_about(repository):
         if access.get("local_files_only") or constants.HF_HUB_OFFLINE:
             checkpoint = _open_offline(wanted, "fetching is switched off")
         else:
@@ -105,7 +105,7 @@ def open_base(adapter: Adapter, **access: Unpack[HubAccess]) -> Checkpoint:
     """The base model of an adapter, from the hub; `CheckpointError` if it is not a hub id."""
     if not is_hub_id(adapter.base):
         raise CheckpointError(
-            f"{adapter.tensors.name}: its base model, {presentable(adapter.base)!r}, is neither "
+            f"{adapter.tensors.name}: its base model, {redacted(adapter.base)!r}, is neither "
             "here nor a Hub id; write one to base_model_name_or_path of a local copy's "
             "adapter_config.json"
         )

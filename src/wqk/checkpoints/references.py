@@ -30,7 +30,7 @@ STEP = re.compile(
 )
 
 
-def presentable(reference: str) -> str:
+def redacted(reference: str) -> str:
     r"""A reference for messages, tables and file names, without secrets.
 
     An existing path stays as it is. Anything else may be an address, however misspelled: it loses
@@ -39,11 +39,11 @@ def presentable(reference: str) -> str:
 
     Examples
     --------
-    >>> presentable("https://me:secret@example.org/model.safetensors?download=true&signature=x")
+    >>> redacted("https://me:secret@example.org/model.safetensors?download=true&signature=x")
     'https://example.org/model.safetensors?download=true'
-    >>> presentable(" http:/me:secret@example.org/m;sig=x"), presentable("me:secret@example.org/m")
+    >>> redacted(" http:/me:secret@example.org/m;sig=x"), redacted("me:secret@example.org/m")
     ('http:/example.org/m', 'example.org/m')
-    >>> presentable("owner/model"), presentable("run-\udcff")
+    >>> redacted("owner/model"), redacted("run-\udcff")
     ('owner/model', 'run-\\udcff')
     """
     exists = _exists(reference)
@@ -66,18 +66,18 @@ def presentable(reference: str) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """A text whose addresses are presentable.
+    """A text with its addresses redacted.
 
     Examples
     --------
     >>> without_secrets("cannot reach 'ftp://me:pw@host/x?sig=y', nor b")
     "cannot reach 'ftp://host/x', nor b"
     """
-    return IN_TEXT.sub(lambda found: presentable(found[0]), text)
+    return IN_TEXT.sub(lambda found: redacted(found[0]), text)
 
 
 def digest_of_query(reference: str) -> str:
-    """Tells apart addresses that `presentable` shows alike; empty if nothing but a signature does.
+    """Tells apart addresses that `redacted` shows alike; empty if nothing but a signature does.
 
     Examples
     --------
@@ -131,7 +131,7 @@ def split_address(url: str) -> SplitResult:
         parts = urlsplit(url)
         parts.port  # noqa: B018 - raises if it is not a number
     except ValueError as error:
-        raise CheckpointError(f"{shortened(presentable(url))}: not a valid URL ({error})") from None
+        raise CheckpointError(f"{shortened(redacted(url))}: not a valid URL ({error})") from None
     return parts
 
 

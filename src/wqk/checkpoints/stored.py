@@ -14,7 +14,7 @@ from wqk.checkpoints.ranged import RangedFile
 from wqk.checkpoints.safetensors import open_safetensors
 from wqk.checkpoints.torch_archive import TorchFile
 from wqk.checkpoints.wrapping import by_plain_name
-from wqk.errors import CheckpointError, concerning
+from wqk.errors import CheckpointError, errors_about
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def weight_file(source: ByteSource) -> WeightFile:
     """A file of weights, by its ending; of those called ``.bin`` some are llama2.c's."""
     ending = PurePath(source.name).suffix
-    with concerning(source.name):
+    with errors_about(source.name):
         if ending == ".bin" and is_llama2c(source):
             return open_llama2c(source)
         if ending == ".gguf":
@@ -87,7 +87,7 @@ class StoredCheckpoint(Checkpoint):
         for part in parts:
             self.info(part.name)
         self.prefetch(parts)
-        with concerning(self.name):
+        with errors_about(self.name):
             order = sorted(range(len(parts)), key=lambda i: self._place(parts[i]))
             arrays = {i: self._read(parts[i]) for i in order}
         for source, ranges in self._ranges(parts):

@@ -21,7 +21,7 @@ from wqk.checkpoints.files import refuse_pointer
 from wqk.checkpoints.nesting import state_dict
 from wqk.checkpoints.number_types import ITEM_BITS, widened
 from wqk.checkpoints.pickles import Refused, Storage, StoredTensor, load, plain
-from wqk.errors import CheckpointError, WqkError, concerning, first_line
+from wqk.errors import CheckpointError, WqkError, errors_about, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -120,7 +120,7 @@ class TorchFile:
 
         Rows of a tensor that is not stored row by row come with everything between them.
         """
-        with concerning(self.source.name):
+        with errors_about(self.source.name):
             tensor, storage = self._checked(part.name)
             if self._is_compressed(storage):
                 return []
@@ -135,7 +135,7 @@ class TorchFile:
 
     def read(self, part: Part) -> np.ndarray:
         """The part's rows, joined, widened to float32 (float64 stays)."""
-        with concerning(self.source.name):
+        with errors_about(self.source.name):
             tensor, storage = self._checked(part.name)
             read = self._reader(storage, part.name)
             values = widened(tensor.dtype, tensor.byte_ranges(part), read, part.name)

@@ -11,10 +11,10 @@ from urllib.parse import quote, unquote, urlunsplit
 from wqk._version import __version__
 from wqk.checkpoints import http
 from wqk.checkpoints.folders import Folder, read_folder
-from wqk.checkpoints.formats import ENDINGS, PREFERRED, Weights, foreign, format_of
+from wqk.checkpoints.formats import ENDINGS, PREFERRED, Weights, format_of, unread_format
 from wqk.checkpoints.range_cache import open_cache
 from wqk.checkpoints.ranged import RangedFile, Workers
-from wqk.checkpoints.references import presentable, split_address
+from wqk.checkpoints.references import redacted, split_address
 from wqk.errors import CheckpointError, HubError
 
 if TYPE_CHECKING:
@@ -88,8 +88,8 @@ def open_url(
     )
     cache, workers = open_cache(access.get("cache_dir")), Workers()
     path = Path(unquote(split_address(url).path))
-    name = presentable(url)
-    if what := foreign(path.name):
+    name = redacted(url)
+    if what := unread_format(path.name):
         raise CheckpointError(f"{name}: {what}")
     is_file = path.suffix in ENDINGS
     base = _parent(url) if is_file else _child(url, subfolder) if subfolder else url
@@ -98,7 +98,7 @@ def open_url(
     def source(file: str) -> RangedFile | None:
         address = _child(base, file)
         remote = http.RemoteFile(
-            address, name=presentable(address), headers=headers, traffic=workers.traffic
+            address, name=redacted(address), headers=headers, traffic=workers.traffic
         )
         start = b""
         try:

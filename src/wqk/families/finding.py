@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from wqk.errors import CheckpointError, UnknownFamily, concerning
+from wqk.errors import CheckpointError, UnknownFamily, errors_about
 from wqk.families.composites import compose_family
 from wqk.families.config import Config
 from wqk.families.family import Family, family_of_type
@@ -32,7 +32,7 @@ def find_family(checkpoint: Checkpoint, count_heads: bool = True) -> Family:
     UnknownFamily
         No family fits and none can be guessed, or the model's attention has no such form.
     """
-    with concerning(checkpoint.name):
+    with errors_about(checkpoint.name):
         family = family_of_type(checkpoint.config.get("model_type"))
         if family and family.refusal:
             raise UnknownFamily(f"{family.name}: {family.refusal}")

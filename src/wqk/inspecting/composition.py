@@ -28,7 +28,7 @@ from wqk._version import __version__
 from wqk.attention import Block
 from wqk.attention.coordinates import Coordinates, lacks_norm
 from wqk.attention.omissions import omissions
-from wqk.errors import CheckpointError, TableError, concerning
+from wqk.errors import CheckpointError, TableError, errors_about
 from wqk.forms import chaining
 from wqk.model import Model
 from wqk.model import open as open_model
@@ -232,7 +232,7 @@ def compose(
     model = open_model(ref)
     checkpoint = model.checkpoint
     kinds = KINDS if kind == "all" else (kind,)
-    with concerning(checkpoint.name):
+    with errors_about(checkpoint.name):
         source = Source(model, fold_norm, layers)
         fixed = outlying_dimensions(source, gamma) if zero == "outliers" else {}
         pairs = list(_pairs(source, kinds, fixed, on_progress))

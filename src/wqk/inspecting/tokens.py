@@ -23,7 +23,7 @@ import numpy as np
 
 from wqk.attention.coordinates import Coordinates, lacks_norm
 from wqk.checkpoints import Part
-from wqk.checkpoints.references import presentable
+from wqk.checkpoints.references import redacted
 from wqk.errors import CheckpointError, HubError, first_line
 from wqk.forms import BilinearForm
 from wqk.model import open as open_model
@@ -425,7 +425,7 @@ def _beside(ref: str | os.PathLike[str], name: str, hub: Mapping[str, Any]) -> P
     except (EntryNotFoundError, LocalEntryNotFoundError, HFValidationError):
         return None
     except Exception as error:  # the client lets errors of its transport through, of any class
-        raise HubError(f"{presentable(str(ref))}: {name} cannot be fetched ({error})") from None
+        raise HubError(f"{redacted(str(ref))}: {name} cannot be fetched ({error})") from None
 
 
 def _from_tokenizer(path: Path) -> dict[int, str]:

@@ -14,7 +14,7 @@ from wqk._version import __version__
 from wqk.attention.coordinates import PLAIN, Coordinates, lacks_norm
 from wqk.attention.omissions import omissions
 from wqk.checkpoints import steps_of
-from wqk.errors import CheckpointError, concerning
+from wqk.errors import CheckpointError, errors_about
 from wqk.model import Model
 from wqk.model import open as open_model
 from wqk.scanning.cores import all_blas_threads, is_confined, one_blas_thread, usable_cores
@@ -121,7 +121,7 @@ def scan(
 
     def scan_one(one: Any) -> ScoreTable:
         model = open_model(one)
-        with concerning(model.name):
+        with errors_about(model.name):
             return scan_model(
                 model if layers is None else model.select(layers=layers),
                 coordinates,

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from wqk.families import AttentionPlan
-    from wqk.inspecting.verification.recording import Heard
+    from wqk.inspecting.verification.recording import AttentionCall
 
 
 class Record(NamedTuple):
     """All uses of one block in a pass: one, unless layers share their weights."""
 
-    uses: list[Heard]
+    uses: list[AttentionCall]
     mixed: list[Any]  # what W_o is given: the heads' Σ_j α_ij v_j side by side, (B, I, H · R)
 
 

@@ -239,21 +239,21 @@ def _maker(config: Any, objective: Objective) -> str:
 def _doubt(model: Any, text: Text, state: State, revision: str | None) -> str:
     """Why the text may not be in the model's tokens; `CorpusError` if it is known not to be."""
     size = model.get_input_embeddings().num_embeddings
-    foreign = CorpusError(
+    wrong_vocabulary = CorpusError(
         f"{text.name}: uses another vocabulary ({text.vocabulary_size} entries) than {state.ref} "
         f"({size}); give a text in the model's own tokens"
     )
     if text.vocabulary_size > size:
-        raise foreign
+        raise wrong_vocabulary
     if state.is_fresh:
         return ""
     own = vocabulary_of(state.ref, revision)
     if own is not None and text.vocabulary is not None:
         if any(own.get(entry) != number for entry, number in text.vocabulary.items()):
-            raise foreign
+            raise wrong_vocabulary
         return ""
     if text.vocabulary is not None and text.vocabulary_size != size:
-        raise foreign
+        raise wrong_vocabulary
     reason = "the model has no tokenizer" if own is None else "the text is token ids alone"
     return f"the text may not be in the model's own tokens: {reason}"
 

@@ -23,7 +23,7 @@ from wqk_lab.theory import (
 from wqk_lab.theory.evidence import NOT_FOR, Evidence, obstacle
 from wqk_lab.theory.findings import Report, report
 from wqk_lab.theory.opening import open_subjects
-from wqk_lab.theory.verdict import Finding, Sample, Statement, decide, not_tested, settle
+from wqk_lab.theory.verdict import Finding, Sample, Statement, adjusted_together, decide, not_tested
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -77,7 +77,7 @@ def measure(evidence: Evidence, on_progress: OnProgress | None = None) -> list[F
         if on_progress:
             on_progress(statement.number, done, len(STATEMENTS))
         findings.append(examine(statement, evidence))
-    return settle(findings)
+    return adjusted_together(findings)
 
 
 def follow(moments: Sequence[Moment], objective: Objective, lacking: str = "") -> list[Finding]:
@@ -132,7 +132,7 @@ def _together(
             findings.append(not_tested(statement, "the models have different numbers of layers"))
         else:
             findings.append(decide(statement, join(samples)))
-    return settle(findings)
+    return adjusted_together(findings)
 
 
 def _mean(values: Any) -> np.ndarray:
@@ -214,4 +214,4 @@ def _study_one(
         *follow(moments, last.objective, lacking),
     ]
     name = f"{last.model.rpartition(', step ')[0]}, {len(reports)} saved steps"
-    return [*reports, replace(last, model=name, findings=tuple(settle(findings)))]
+    return [*reports, replace(last, model=name, findings=tuple(adjusted_together(findings)))]

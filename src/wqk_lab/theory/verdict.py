@@ -337,7 +337,7 @@ def _described(statement: Statement, sample: Sample, estimate: Estimate) -> Find
     return Finding(statement, "described", value, why=why, sample=sample)
 
 
-def settle(findings: Sequence[Finding]) -> list[Finding]:
+def adjusted_together(findings: Sequence[Finding]) -> list[Finding]:
     """Findings taken together: verdicts that Benjamini and Hochberg's rule doubts are undecided.
 
     Statements about random matrices are a family of their own: they say nothing about the model.

@@ -14,8 +14,8 @@ from wqk_lab.theory.verdict import (
     Sample,
     Statement,
     _reach,
+    adjusted_together,
     decide,
-    settle,
     tail,
 )
 
@@ -84,7 +84,7 @@ def test_statements_about_random_matrices_are_a_family_of_their_own() -> None:
     one = decided("above", 1.0, 0.1)
     apart = replace(one, statement=replace(one.statement, needs="nothing"), p=0.04)
     doubtful = [replace(one, p=p) for p in (0.04, 0.5, 0.6)]
-    assert [f.verdict for f in settle([apart, *doubtful])][:2] == ["holds", "undecided"]
+    assert [f.verdict for f in adjusted_together([apart, *doubtful])][:2] == ["holds", "undecided"]
 
 
 @pytest.mark.parametrize("direction", ["above", "near"])
@@ -160,7 +160,7 @@ def test_benjamini_and_hochberg() -> None:
     order = np.sort(p)
     expected = [min(1.0, min(order[k:] * 20 / np.arange(k + 1, 21))) for k in range(20)]
     one = decided("above", 1.0, 0.1)
-    settled = settle([replace(one, p=value) for value in order])
+    settled = adjusted_together([replace(one, p=value) for value in order])
     assert [f.verdict == "holds" for f in settled] == [value <= 0.05 for value in expected]
     assert {f.verdict for f in settled} == {"holds", "undecided"}
 
@@ -172,10 +172,10 @@ def test_one_of_many_statements_is_not_decided_by_chance() -> None:
         values = random.standard_normal((20, 8, 1))
         findings = [decide(statement("above", matters=0.0), Sample(v, "batches")) for v in values]
         decided_alone += any(f.verdict != "undecided" for f in findings)
-        settled += any(f.verdict != "undecided" for f in settle(findings))
+        settled += any(f.verdict != "undecided" for f in adjusted_together(findings))
     assert settled <= 4 < decided_alone
     clear = [decided("above", 1.0, 0.1), decided("above", 1.0, 0.2)]
-    assert [f.verdict for f in settle(clear)] == ["holds", "holds"]
+    assert [f.verdict for f in adjusted_together(clear)] == ["holds", "holds"]
 
 
 def test_what_is_not_defined_is_left_out() -> None:

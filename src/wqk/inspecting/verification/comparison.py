@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from wqk.inspecting.verification.recording import Application
 
 # An attention this much farther from uniform than the tolerance tells right weights from wrong.
-TELLING = 1e3
+MIN_CONTRAST = 1e3
 
 RIGHT = "right"
 FORM_RIGHT = "form right"  # positions, mask and scale are not known, or not reported
@@ -110,7 +110,7 @@ class VerifiedBlock:
         attention. ``only form right``: they are not what the family says.
         """
         if self.difference is not None and self.difference <= self.tolerance:
-            return RIGHT if self.tolerance < self.contrast / TELLING else TOO_UNIFORM
+            return RIGHT if self.tolerance < self.contrast / MIN_CONTRAST else TOO_UNIFORM
         if self.form_difference is not None and self.form_difference <= self.tolerance:
             return ONLY_FORM_RIGHT if self.described and self.difference is not None else FORM_RIGHT
         fits = self.difference is None or (not self.described and math.isfinite(self.difference))

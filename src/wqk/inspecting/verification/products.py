@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 BATCHED = ("aten::bmm", "aten::baddbmm")
 
 # Rounding of float64 products, relative to the largest, and how far a contrast must exceed it.
-ROUNDING, TELLING = 1e-13, 1e3
+ROUNDING, MIN_SIGNAL = 1e-13, 1e3
 
 
 class Products:
@@ -130,7 +130,7 @@ def _difference(expected: np.ndarray, product: np.ndarray) -> float:
     rounding = ROUNDING * np.abs(product).max()
     expected, product = _centered(expected), _centered(product)
     size, square = np.abs(product).max(), float((expected**2).sum())
-    if not (size > TELLING * rounding and 0 < square < np.inf):
+    if not (size > MIN_SIGNAL * rounding and 0 < square < np.inf):
         return np.nan
     factor = max(0.0, float((expected * product).sum()) / square)
     return float(max(0.0, np.abs(product - factor * expected).max() - rounding) / size)

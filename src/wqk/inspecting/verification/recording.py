@@ -127,7 +127,7 @@ def _remembering(
     return remembered
 
 
-class Heard(NamedTuple):
+class AttentionCall(NamedTuple):
     """One run of one block's attention, as the model's own tensors."""
 
     module: Any  # what holds both projections
@@ -140,7 +140,7 @@ class Heard(NamedTuple):
 def attach(
     model: Any,
     plan: AttentionPlan,
-    heard: Callable[[Heard], None],
+    heard: Callable[[AttentionCall], None],
     products: Products | None = None,
 ) -> list[Any]:
     """Listen to the inputs of a block's projections, and to the outputs of their parent module.
@@ -170,7 +170,7 @@ def attach(
         if (found or products is not None) and "query" in given and "key" in given:
             named = inspect.signature(module.forward).bind(*args, **kwargs).arguments
             queries = given.pop("queries", None)
-            heard(Heard(module, named, dict(given), queries, found[-1] if found else None))
+            heard(AttentionCall(module, named, dict(given), queries, found[-1] if found else None))
         given.clear()
         if products is not None:
             products.leave()
@@ -198,21 +198,21 @@ def _attach(
 
     own = isinstance(model.get_submodule(module_of(plan.query.tensor)), MultiheadAttention)
 
-    def heard(one: Heard) -> None:
-        x, y = (one.inputs[side].numpy() for side in ("query", "key"))
+    def heard(call: AttentionCall) -> None:
+        x, y = (call.inputs[side].numpy() for side in ("query", "key"))
         computed = products.within() if products else ()
-        if one.attention is None:
+        if call.attention is None:
             if not own:  # which is recorded by `heads_apart`
                 record.append(Application(x, y, None, None, None, computed))
             return
-        attention = one.attention.numpy()
+        attention = call.attention.numpy()
         if attention.ndim == 3:
             attention = attention.reshape(-1, plan.query.heads, *attention.shape[-2:])
         x = x.reshape(-1, attention.shape[-2], x.shape[-1])
         y = y.reshape(-1, attention.shape[-1], y.shape[-1])
-        queries = None if one.queries is None else one.queries.numpy()
-        term = _term_of(one.module, plan, one.arguments, queries, latest)
-        given: Any = one.arguments.get("attention_mask")
+        queries = None if call.queries is None else call.queries.numpy()
+        term = _term_of(call.module, plan, call.arguments, queries, latest)
+        given: Any = call.arguments.get("attention_mask")
         is_mask = getattr(given, "ndim", 0) in (3, 4) and given.is_floating_point()
         mask = _expanded(given.numpy(), attention.shape) if is_mask else None
         record.append(Application(x, y, attention, term, mask, computed))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from wqk.checkpoints import steps_of
 from wqk.checkpoints.folders import exists, has_weights
-from wqk.checkpoints.references import digest_of_query, presentable, step_in
+from wqk.checkpoints.references import digest_of_query, redacted, step_in
 from wqk.checkpoints.retries import within_deadline
 from wqk.errors import CheckpointError, HubError, WqkError, all_lines
 from wqk.scanning.surveys.model_sets import PREFIX, model_set, read_list
@@ -73,9 +73,9 @@ def expand(
 
 
 def _name(ref: str) -> str:
-    """A ref's name in tables: presentable, and another one for every address."""
+    """A ref's name in tables: redacted, and another one for every address."""
     digest = digest_of_query(ref)
-    return presentable(ref) + (f" ({digest})" if digest else "")
+    return redacted(ref) + (f" ({digest})" if digest else "")
 
 
 def hub_revisions(repository: str, token: str | bool | None = None) -> list[str]:
@@ -89,7 +89,7 @@ def hub_revisions(repository: str, token: str | bool | None = None) -> list[str]
         )
     except HFValidationError:
         raise CheckpointError(
-            f"{presentable(repository)}: neither a local path nor a Hub id, so it has no revisions"
+            f"{redacted(repository)}: neither a local path nor a Hub id, so it has no revisions"
         ) from None
     except Exception as error:  # the client lets errors of its transport through, of any class
         reason = all_lines(error)
@@ -115,7 +115,7 @@ def _words(refs: Iterable[str]) -> Iterator[str]:
         for word in read_list(Path(ref[1:])) if is_list else [ref]:
             if is_list and word.startswith("@"):
                 raise CheckpointError(
-                    f"{ref[1:]}: a list cannot include another list, got {presentable(word)}"
+                    f"{ref[1:]}: a list cannot include another list, got {redacted(word)}"
                 )
             yield from model_set(word) if word.startswith(PREFIX) else [word]
 
@@ -134,7 +134,7 @@ def _jobs_of(
             paths = [str(Path(ref, name)) for name in dict.fromkeys(matching)]
         for path in paths:
             absolute = Path(path).absolute()
-            yield Job(presentable(path), None, step_in(absolute.name), str(absolute))
+            yield Job(redacted(path), None, step_in(absolute.name), str(absolute))
     elif not revisions:
         yield Job(_name(ref), None, None, ref)
     else:
@@ -153,7 +153,5 @@ def _chosen(pattern: str, names: Sequence[str], ref: str) -> list[str]:
         some = ", ".join(sorted(names, key=natural_order)[:3])
         more = f": {some}{', …' if len(names) > 3 else ''}" if names else ""
         there = f"it has {len(names) or 'none'}{more}"
-        raise CheckpointError(
-            f"{presentable(ref)}: no revision or step matches {pattern!r}; {there}"
-        )
+        raise CheckpointError(f"{redacted(ref)}: no revision or step matches {pattern!r}; {there}")
     return sorted(chosen, key=natural_order)
