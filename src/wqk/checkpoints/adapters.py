@@ -58,6 +58,7 @@ class Adapter(NamedTuple):
 
     config: Mapping[str, Any]
     tensors: Checkpoint
+    model: Mapping[str, Any] = {}  # config.json beside it, where there is one
 
     @property
     def base(self) -> str:
@@ -100,7 +101,7 @@ def read_adapter(folder: Folder) -> Adapter | None:
     with errors_about(folder.name):
         _require_plain(config)
     tensors = StoredCheckpoint(folder.name, [weight_file(source)], {}, workers=folder.workers)
-    return Adapter(config, tensors)
+    return Adapter(config, tensors, folder.object("config.json") if "config.json" in names else {})
 
 
 def _require_plain(config: Mapping[str, Any]) -> None:
@@ -130,7 +131,9 @@ class AdaptedCheckpoint(Checkpoint):
     _rounded = True
 
     def __init__(self, base: Checkpoint, adapter: Adapter) -> None:
-        self.name, self.config = adapter.tensors.name, base.config
+        # The base model's, but the adapter says what class they are run by.
+        classes = {k: v for k, v in adapter.model.items() if k in ("architectures", "auto_map")}
+        self.name, self.config = adapter.tensors.name, {**base.config, **classes}
         self.adapter, self._base, self._adapter = adapter, base, adapter.tensors
         with errors_about(self.name):
             self._changes = _changes(base, adapter)

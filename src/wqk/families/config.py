@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 # More heads or layers than this are a broken configuration, not a model.
 LARGEST_COUNT = 100_000
 
+# Classes that lift the causal mask of a decoder and leave its model type: LLM2Vec's, under both of
+# their names, and the wrapper of DiffuGPT and DiffuLLaMA.
+UNMASKED = re.compile(
+    r"(Llama|Mistral|Qwen2|Gemma2?)(Encoder|Bi)(Model|For(MaskedLM|MNTP))|DiscreteDiffusionModel"
+)
+
 
 class Config:
     """A configuration, as `transformers` writes it, seen from one attention of its model.
@@ -94,6 +100,25 @@ class Config:
         return CheckpointError(
             f"config.json: {' or '.join(keys)} must be {expected}, got {shown(value)}"
         )
+
+    @property
+    def lifts_mask(self) -> bool:
+        """Whether a decoder is said to attend in both directions.
+
+        Either ``is_causal`` is false, or the model's class is one that lifts the mask.
+
+        Examples
+        --------
+        >>> Config({"architectures": ["MistralBiModel"]}).lifts_mask
+        True
+        >>> Config({"architectures": ["MistralForCausalLM"]}).lifts_mask
+        False
+        """
+        named, remote = self.get("architectures"), self.get("auto_map")
+        classes = [*(named if isinstance(named, list) else ())]
+        classes += remote.values() if isinstance(remote, dict) else ()
+        names = (name.rpartition(".")[2] for name in classes if isinstance(name, str))
+        return self.get("is_causal") is False or any(map(UNMASKED.fullmatch, names))
 
     @property
     def head_widths(self) -> set[int]:

@@ -68,8 +68,11 @@ class AttentionPlan:
 
     @property
     def stack(self) -> str:
-        """The stack's name; an encoder that is configured as causal is a decoder."""
-        return "decoder" if self.causal and self.rule.causal_if else self.rule.stack
+        """The stack's name; configured otherwise, an encoder is a decoder, and a decoder one."""
+        if self.causal and self.rule.causal_if:
+            return "decoder"
+        is_lifted = self.rule.causal and not self.causal and self.rule.stack == "decoder"
+        return "encoder" if is_lifted else self.rule.stack
 
     @property
     def kind(self) -> str:
@@ -243,7 +246,8 @@ def _plan_layer(
     projections = projections_of(config, rule, match)
     query, key, value, output = sides_of(config, rule, match, projections)
     window = config.window(rule.window, layer, rule.window_axes)
-    if window and window.isdigit() and rule.window_each_side:
+    is_lifted = rule.kind == "self" and rule.causal and config.lifts_mask
+    if window and window.isdigit() and (rule.window_each_side or is_lifted):
         window = str(2 * int(window))
     turned = projections.get("q_position", query.projection).head_width
     rotary = (
@@ -280,7 +284,8 @@ def _plan_layer(
         softcap=config.optional_number((rule.softcap,)) if rule.softcap else None,
         clip=config.optional_number((rule.clip,)) if rule.clip else None,
         sinks=match.part(rule.sinks),
-        causal=rule.causal or bool(rule.causal_if and config.holds(rule.causal_if)),
+        causal=(rule.causal and not is_lifted)
+        or bool(rule.causal_if and config.holds(rule.causal_if)),
         window=window,
         applications=_applications(config, rule, match.group, groups),
         position=rule.position if config.holds(rule.position_if) else "",

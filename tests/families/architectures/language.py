@@ -57,6 +57,17 @@ VISION = {
     "image_size": 28,
     "patch_size": 14,
 }
+MODERNBERT = BERT | {
+    "num_hidden_layers": 4,
+    "local_attention": 8,
+    "cls_token_id": 1,
+    "sep_token_id": 2,
+    "attention_bias": True,
+}
+LIFTED = {"is_causal": False}
+GEMMA_MODULE = GEMMA | {"num_hidden_layers": 2, "is_decoder": False}
+T5GEMMA = TOKENS | {"encoder": GEMMA_MODULE, "decoder": GEMMA_MODULE | {"num_hidden_layers": 4}}
+T5GEMMA_BLOCKS = {("encoder", "self"): 2, ("decoder", "self"): 4, ("decoder", "cross"): 4}
 SIGLIP_BLOCKS = {("vision", "self"): 1, ("vision-head", "cross"): 1}
 
 LANGUAGE = [
@@ -238,6 +249,43 @@ LANGUAGE = [
     Architecture("plbart", "PLBartForConditionalGeneration", BART, blocks=8),
     Architecture("mpnet", "MPNetForMaskedLM", BERT),
     Architecture("eurobert", "EuroBertForMaskedLM", GROUPED),
+    Architecture("modernbert-decoder", "ModernBertDecoderForCausalLM", MODERNBERT, blocks=4),
+    Architecture(
+        "modernbert-decoder-hub",
+        "ModernBertDecoderModel",
+        MODERNBERT,
+        blocks=4,
+        hub={
+            "rope_parameters": None,
+            "layer_types": None,
+            "global_rope_theta": 300.0,
+            "local_rope_theta": 50.0,
+            "global_attn_every_n_layers": 3,
+        },
+    ),
+    Architecture("t5gemma", "T5GemmaForConditionalGeneration", T5GEMMA, T5GEMMA_BLOCKS),
+    # Classes of transformers, run without the causal mask (is_causal), stand in for remote code
+    # that is described as these with only the padding mask.
+    Architecture("llama-bidirectional", "LlamaModel", GROUPED | LIFTED),
+    Architecture("gemma2-bidirectional", "Gemma2Model", GEMMA | LIFTED, blocks=4),
+    Architecture("a2d-llama", "LlamaModel", GROUPED | LIFTED, hub={"model_type": "a2d-llama"}),
+    Architecture("a2d-qwen2", "Qwen2Model", NARROW | LIFTED, hub={"model_type": "a2d-qwen2"}),
+    Architecture("dream", "Qwen2Model", NARROW | LIFTED, hub={"model_type": "Dream"}),
+    Architecture("a2d-qwen3", "Qwen3Model", GROUPED | LIFTED, hub={"model_type": "a2d-qwen3"}),
+    Architecture("sdar", "Qwen3Model", GROUPED | LIFTED, hub={"model_type": "sdar"}),
+    Architecture(
+        "llm2vec-mistral", "MistralModel", GROUPED, hub={"architectures": ["MistralBiModel"]}
+    ),
+    Architecture(
+        "llm2vec-llama",
+        "LlamaModel",
+        GROUPED,
+        hub={
+            "architectures": ["LlamaModel"],
+            "auto_map": {"AutoModel": "modeling_llama_encoder.LlamaEncoderModel"},
+        },
+    ),
+    Architecture("llm2vec-gemma", "GemmaModel", GROUPED, hub={"architectures": ["GemmaBiModel"]}),
     Architecture("nomic-bert", "NomicBertModel", BERT),
     Architecture("ernie", "ErnieForMaskedLM", BERT),
     Architecture(

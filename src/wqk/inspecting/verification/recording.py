@@ -90,7 +90,7 @@ def listen(
         if place_of(plan) not in in_model:
             raise UnknownFamily(
                 f"{type(model).__name__}, as transformers loads it, has no {plan.kind}-"
-                f"attention in layer {plan.layer} of a {plan.rule.stack}, but the checkpoint has"
+                f"attention in layer {plan.layer} of a {plan.stack}, but the checkpoint has"
             )
         records.append([])
         _attach(model, in_model[place_of(plan)], records[-1], latest, products)
@@ -111,7 +111,7 @@ def require_records(
 
 def place_of(plan: AttentionPlan) -> tuple[str, str, int]:
     """What identifies a block both in the checkpoint and in the live model."""
-    return plan.rule.stack, plan.kind, plan.layer
+    return plan.stack, plan.kind, plan.layer
 
 
 def _remembering(

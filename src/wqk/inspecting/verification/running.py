@@ -21,6 +21,7 @@ from wqk.errors import (
     required_by,
 )
 from wqk.families import find_family, load_family
+from wqk.families.config import Config
 from wqk.inspecting.verification.inputs import inputs_of
 from wqk.inspecting.verification.products import Products
 from wqk.inspecting.verification.recording import (
@@ -231,6 +232,9 @@ def _load_model(
         )
     config = CONFIG_MAPPING[code].from_pretrained(**source, trust_remote_code=False)
     config._experts_implementation = "eager"  # the fused kernels know no float64
+    remote = family.runs_as and not any(rule.causal for rule in family.attention)
+    if remote or Config(checkpoint.config).lifts_mask:
+        config.is_causal = False
     # An adapter names the modules of the model with its head.
     with_head = family.runs_with_head or adapter
     named = (config.architectures or [""])[0] if with_head else ""

@@ -1,0 +1,173 @@
+"""Decoders that were converted to encoders or diffusion models: read as their code attends.
+
+Their code is remote, so that it is never run. Classes of transformers stand in for it that differ,
+as their authors describe it, in nothing but the mask and the names of tensors.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from tests.families.architectures import NAMED, Architecture
+from tests.families.architectures.architecture import GROUPED
+from tests.families.architectures.language import GEMMA, VISION
+from tests.families.proving import edit_config, edit_tensors, respelled, save, torch, transformers
+
+import wqk
+from wqk.errors import CheckpointError
+from wqk.inspecting.verification import verify
+from wqk.inspecting.verification.recomputation import allowed
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+REMOTE = ["a2d-llama", "a2d-qwen2", "dream", "a2d-qwen3", "sdar"]
+
+
+@pytest.mark.parametrize("name", REMOTE)
+def test_converted_decoders_attend_in_both_directions_by_their_type(
+    name: str, tmp_path: Path
+) -> None:
+    save(NAMED[name], tmp_path)
+    edit_config(tmp_path, {"is_causal": None})
+    plans = wqk.open(tmp_path).plans
+    assert {(p.stack, p.causal, p.statuses[-1:]) for p in plans} <= {
+        ("encoder", False, ()),
+        ("encoder", False, ("partial",)),
+    }
+    assert verify(tmp_path).difference < 1e-12
+    edit_config(tmp_path, {"model_type": NAMED[name].model.removesuffix("Model").lower()})
+    assert {(p.stack, p.causal) for p in wqk.open(tmp_path).plans} == {("decoder", True)}
+
+
+def same_blocks(one: Path, other: Path) -> None:
+    """The same sides, scale and positions under other names."""
+    for a, b in zip(wqk.open(one), wqk.open(other), strict=True):
+        assert (a.plan.scale, a.plan.clip) == (b.plan.scale, b.plan.clip)
+        assert a.plan.rotary is not None
+        assert b.plan.rotary is not None
+        np.testing.assert_array_equal(a.plan.rotary.frequencies, b.plan.rotary.frequencies)
+        for one_side, other_side in ((a.query, b.query), (a.key, b.key)):
+            np.testing.assert_array_equal(one_side.weight, other_side.weight)
+            np.testing.assert_array_equal(one_side.bias, other_side.bias)
+        for mine, theirs in zip(a.weights("ov"), b.weights("ov"), strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+        for own, its in ((a.plan.query, b.plan.query), (a.plan.key, b.plan.key)):
+            assert (own.norm is None) == (its.norm is None)
+            assert its.input_norm is not None
+
+
+LLADA = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "o_proj": "attn_out"}
+
+
+def test_llada_is_llama_without_a_mask_under_names_of_olmo(tmp_path: Path) -> None:
+    # The published code is remote; LLaMA's, renamed as published, stands in for it.
+    known, other = tmp_path / "known", tmp_path / "llada"
+    for folder in (known, other):
+        save(NAMED["llama-bidirectional"], folder)
+    names = {rf".*layers\.(\d+)\.self_attn\.{a}": rf"model.transformer.blocks.\1.{b}"
+             for a, b in LLADA.items()}  # fmt: skip
+    names[r".*layers\.(\d+)\.input_layernorm"] = r"model.transformer.blocks.\1.attn_norm"
+    edit_tensors(other, lambda tensors: respelled(tensors, names))
+    config = {
+        "model_type": "llada", "n_layers": 2, "n_heads": 6, "n_kv_heads": 2, "rope": True,
+        "attention_layer_norm": False, "block_type": "llama", "is_causal": None, "head_dim": None,
+        "num_attention_heads": None, "num_key_value_heads": None, "num_hidden_layers": None,
+    }  # fmt: skip
+    edit_config(other, config)
+    assert {(p.stack, p.causal, p.statuses) for p in wqk.open(other).plans} == {
+        ("encoder", False, ())
+    }
+    same_blocks(known, other)
+    edit_config(other, {"attention_layer_norm": True})
+    with pytest.raises(CheckpointError):
+        wqk.open(other)
+
+
+def test_llada_moe_gives_the_same_type_and_has_the_names_of_qwen3(tmp_path: Path) -> None:
+    known, other = tmp_path / "known", tmp_path / "llada"
+    for folder in (known, other):
+        save(NAMED["a2d-qwen3"], folder)
+    edit_config(other, {"model_type": "llada", "is_causal": None})
+    assert {(p.stack, p.causal, p.family) for p in wqk.open(other).plans} == {
+        ("encoder", False, "llada")
+    }
+    same_blocks(known, other)
+
+
+def test_llada2_holds_queries_keys_and_values_in_one_tensor(tmp_path: Path) -> None:
+    # GLM 4 MoE has the same norms and rotates as large a share, in tensors of their own.
+    known, other = tmp_path / "known", tmp_path / "llada2"
+    config = GROUPED | {
+        "use_qk_norm": True, "partial_rotary_factor": 0.5, "n_routed_experts": 4,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 16, "first_k_dense_replace": 2,
+    }  # fmt: skip
+    for folder in (known, other):
+        save(Architecture("glm4-moe", "Glm4MoeModel", config), folder)
+
+    def fused(tensors: dict[str, Any]) -> dict[str, Any]:
+        renamed = {}
+        for name, value in tensors.items():
+            layer, _, rest = name.partition(".self_attn.")
+            if rest == "q_proj.weight":
+                parts = [tensors[f"{layer}.self_attn.{side}_proj.weight"] for side in "qkv"]
+                renamed[f"model.{layer}.attention.query_key_value.weight"] = torch.cat(parts)
+            elif rest:
+                new = rest.replace("o_proj", "dense").replace("q_norm", "query_layernorm")
+                new = new.replace("k_norm", "key_layernorm")
+                renamed[f"model.{layer}.attention.{new}"] = value
+            else:
+                renamed[f"model.{name}"] = value
+        return renamed
+
+    edit_tensors(other, fused)
+    edit_config(other, {"model_type": "llada2_moe"})
+    assert verify(known).ok
+    assert {(p.stack, p.causal, p.family) for p in wqk.open(other).plans} == {
+        ("encoder", False, "llada2")
+    }
+    same_blocks(known, other)
+
+
+def test_diffugpt_lifts_the_mask_of_gpt2_by_its_wrapper(tmp_path: Path) -> None:
+    save(NAMED["gpt2"], tmp_path)
+    edit_tensors(
+        tmp_path, lambda tensors: respelled(tensors, {r"^transformer\.": "denoise_model."})
+    )
+    assert {(p.stack, p.causal) for p in wqk.open(tmp_path).plans} == {("decoder", True)}
+    edit_config(tmp_path, {"architectures": ["DiscreteDiffusionModel"]})
+    assert {(p.stack, p.causal) for p in wqk.open(tmp_path).plans} == {("encoder", False)}
+
+
+TEXT = {key: value for key, value in GEMMA.items() if not key.endswith("softcapping")}
+T5GEMMA2 = {
+    "encoder": {"text_config": TEXT, "vision_config": VISION, "image_token_index": 52},
+    "decoder": TEXT, "eoi_token_index": 51, "image_token_index": 52,
+}  # fmt: skip
+
+
+def test_the_decoder_of_t5gemma2_shares_a_softmax_with_the_encoder(tmp_path: Path) -> None:
+    # Of the decoder's own tokens, normalized again, the model's attention is that of the forms.
+    save(Architecture("t5gemma2", "T5Gemma2Model", T5GEMMA2), tmp_path)
+    blocks = [block for block in wqk.open(tmp_path) if block.stack == "decoder"]
+    assert len(blocks) == 4
+    assert "share the softmax" in blocks[0].plan.reason
+    model = transformers.T5Gemma2Model.from_pretrained(tmp_path, attn_implementation="eager")
+    given: list[Any] = []
+    for layer in model.decoder.layers:
+        layer.self_attn.q_proj.register_forward_pre_hook(lambda _, args: given.append(args[0]))
+    tokens = torch.arange(3, 15)[None]
+    with torch.no_grad():
+        output = model(input_ids=tokens, decoder_input_ids=tokens.flip(1), output_attentions=True)
+    at = np.arange(tokens.shape[1])
+    distance = at[:, None] - at
+    for block, x, reported in zip(blocks, given, output.decoder_attentions, strict=True):
+        scores = block.scores(block.products(x.numpy(), x.numpy(), (at, at)))
+        shares = np.exp(scores) * allowed(block.plan, distance)
+        expected = shares / shares.sum(-1, keepdims=True)
+        own = reported.numpy() / reported.numpy().sum(-1, keepdims=True)
+        assert reported.sum(-1).max() < 0.99
+        assert np.abs(own - expected).max() < 1e-4
+        assert np.abs(own - 1 / own.shape[-1]).max() > 0.02
