@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from wqk_lab.training.training import TrainingProgress
 
 # Fields of the recipe whose options do not have the form `--name VALUE`.
-SPECIAL = ("preset", "config", "penalty", "penalty_weight")
+SPECIAL = ("preset", "config", "penalty", "penalty_weight", "parent")
 
 
 def _presets(name: str) -> str:
@@ -53,6 +53,10 @@ def _penalty(text: str) -> dict[str, Any]:
     "--corpus", type=FOLDER, metavar="DIR", help="Token store to train on, written by wqk corpus."
 )
 @click.option("-o", "--out", type=FOLDER, required=True, metavar="RUN", help="Folder of the run.")
+@click.option(
+    "--from", "parent", type=FOLDER, metavar="RUN",
+    help="Continue this finished run, whose recipe is the default of all options, in a new one.",
+)  # fmt: skip
 @click.option("--resume", is_flag=True, help="Resume from the run's last checkpoint.")
 @click.option(
     "--stop", type=COUNT, metavar="STEP",
@@ -77,6 +81,7 @@ def train(
     size: str | None,
     corpus: Path | None,
     out: Path,
+    parent: Path | None,
     resume: bool,
     stop: int | None,
     config: Path | None,
@@ -88,7 +93,9 @@ def train(
 
     Unset options come from the preset. Defaults are shown for each preset's own size; in fast, the
     learning rate and the initial weights depend on the width, intervals and warmup on the
-    steps. --resume continues an interrupted run; any options must equal its original ones. For
+    steps. --resume continues an interrupted run; any options must equal its original ones.
+    --from starts from the weights of a finished run; --objective alone brings its own attention
+    (masked: full; causal: to earlier tokens), and with --mode both can be combined freely. For
     several GPUs or processes: torchrun --nproc-per-node N -m wqk train.
 
     \b
@@ -97,12 +104,16 @@ def train(
       wqk train --mode decoder --steps 4000 --corpus wikipedia -o runs/decoder
       wqk train --preset paper --size mini --init symmetric --corpus wikipedia -o runs/symmetric
       wqk train --resume -o runs/encoder
+      wqk train --from runs/decoder --objective masked -o runs/converted
     """
     from wqk.tables.run import SETTINGS, open_run
+    from wqk_lab.training.conversion import continued, open_parent
     from wqk_lab.training.models import read_configuration
     from wqk_lab.training.training import train as train_model
 
-    if corpus is None and not resume:
+    if parent is not None and resume:
+        raise click.UsageError("--resume knows what a run continues; leave out --from.")
+    if corpus is None and not resume and parent is None:
         raise click.UsageError("Missing option '--corpus': a token store made by wqk corpus.")
     overrides = {name: value for name, value in chosen.items() if value is not None}
     overrides |= penalty or {}
@@ -112,6 +123,9 @@ def train(
         before = Recipe.from_json(open_run(out).recipe)
         named: dict[str, Any] = {"preset": preset} if preset else {}
         recipe = replace(before, **(named | SIZES.get(size or "", {}) | overrides))
+    elif parent is not None:
+        sizes = {"preset": preset} | SIZES.get(size or "", {})
+        recipe = continued(open_parent(parent).recipe, parent.resolve().name, sizes | overrides)
     else:
         recipe = make_recipe(preset or "fast", size=size, **overrides)
     is_first = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun starts
@@ -121,6 +135,7 @@ def train(
                 recipe,
                 corpus,
                 out,
+                parent=parent,
                 resume=resume,
                 stop=stop,
                 report_to=report_to,
@@ -183,7 +198,7 @@ def summary(recipe: Recipe) -> str:
         [
             f"{recipe.mode} ({recipe.objective})",
             *sizes,
-            f"init {recipe.init}",
+            f"init {recipe.init}" if recipe.parent is None else f"from {recipe.parent['run']}",
             *penalty,
             f"{counted(recipe.steps, 'step')} of {blocks} × {recipe.block} tokens",
             f"learning rate {recipe.learning_rate:g}",

@@ -33,7 +33,7 @@ SCALES = {"init_head_norm": "heads", "init_norm": "norm", "init_values": "values
 
 # Fields that titles omit: shown elsewhere, or without effect on the numbers.
 UNNAMED = {
-    "mode", "corpus", "fingerprint", *START,
+    "mode", "corpus", "fingerprint", "parent", *START,
     "log_every", "held_out_every", "held_out_blocks", "score_every",
 }  # fmt: skip
 
@@ -183,9 +183,19 @@ def _shared(run: Run) -> dict[str, Any]:
     }
     if (recipe.get("mode"), recipe.get("objective")) in OWN_OBJECTIVES:
         del recipe["objective"]
+    if parent := recipe.get("parent"):
+        recipe["parent"] = _line(parent)
     corpus = run.settings.get("corpus", {})
     named = {"corpus": PurePath(corpus.get("folder", "")).name}
     return named | recipe | {"fingerprint": corpus.get("fingerprint")}
+
+
+def _line(parent: Mapping[str, Any]) -> dict[str, Any]:
+    """What a parent shares with those of other seeds."""
+    recipe = {k: v for k, v in parent["recipe"].items() if v and k not in WITHIN_A_CELL}
+    if before := recipe.pop("parent", None):
+        recipe["parent"] = _line(before)
+    return {"step": parent["step"], **recipe}
 
 
 def _gathered(some: Iterable[Cell], names: Sequence[str]) -> list[list[Cell]]:
@@ -236,6 +246,8 @@ def _titles(some: Sequence[Cell]) -> list[str]:
             words.append(str(cell.shared["fingerprint"])[:8])
         if len({other.start for other in others}) > 1:
             words.append(cell.start)
+        if "parent" in varying and (parent := cell.shared.get("parent")):
+            words.append(f"from a {parent['mode']}")
         named = [name for name in cell.shared if name in varying - UNNAMED]
         words += [f"{name.replace('_', ' ')} {cell.shared[name]}" for name in named]
         titles.append(", ".join(words))

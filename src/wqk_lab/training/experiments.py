@@ -18,6 +18,11 @@
     seeds = [1, 2]
     stop = 2000                   # pause here; the schedule stays that of all steps
 
+    [[cell]]
+    name = "converted"
+    from = "random"               # continues that cell's runs; seeds, corpus and recipe are theirs
+    objective = "causal"
+
 A ``config`` is a file beside this one, or a table.
 
 Runs are ordered by seed, so that comparisons between cells are complete early.
@@ -37,12 +42,14 @@ from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from queue import SimpleQueue
+from threading import Event
 from typing import Any
 
 from wqk._files import read_lines, read_text, unwritable, write_atomically
 from wqk.errors import RunError, required_by
 from wqk.tables.run import METRICS, SETTINGS, Run, checkpoints_in, open_run
 from wqk_lab.runs.groups import comparable
+from wqk_lab.training.conversion import continued
 from wqk_lab.training.models import read_configuration
 from wqk_lab.training.recipe import Recipe, differences, make_recipe
 
@@ -60,6 +67,7 @@ class Trial:
     folder: Path  #: The run's folder.
     goal: int  #: The step at which it ends.
     threads: int | None  #: Number of CPU threads; None for an equal share of the cores.
+    parent: Path | None = None  #: The folder of the run that it continues.
 
     @property
     def step(self) -> int | None:
@@ -92,7 +100,10 @@ class Trial:
         train += ["--threads", str(self.threads or threads)]
         if self.step is not None:
             return [*train, "--resume"]
+        if self.parent is not None:
+            train += ["--from", str(self.parent)]
         values = self.recipe.to_json()
+        del values["parent"]
         penalty, weight = values.pop("penalty"), values.pop("penalty_weight")
         if penalty != "none":
             train += ["--penalty", f"{penalty}={weight}"]
@@ -154,6 +165,9 @@ def read_experiments(
                 "run's folder"
             )
         try:
+            if "from" in cell:
+                trials += _children(cell, trials, Path(corpora), Path(out))
+                continue
             values = {**shared, **cell}
             if isinstance(values.get("config"), str):
                 values["config"] = read_configuration(path.parent / values["config"])
@@ -161,6 +175,37 @@ def read_experiments(
         except RunError as error:
             raise RunError(f"{path}: cell {name!r}: {error}") from None
     return [trial for _, trial in sorted(trials, key=lambda pair: pair[0])]
+
+
+def _children(
+    cell: Mapping[str, Any], trials: Sequence[tuple[int, Trial]], corpora: Path, out: Path
+) -> list[tuple[int, Trial]]:
+    """The runs of a cell that continues another one's, each in its parent's place."""
+    values = {name.replace("-", "_"): value for name, value in cell.items()}
+    name, before = values.pop("name", None), values.pop("from")
+    parents = {trial.recipe.seed: (at, trial) for at, trial in trials if trial.cell == before}
+    if not isinstance(name, str) or Path(name).name != name:
+        raise RunError(f"a cell's name must be a valid folder name; got {name!r}")
+    if not parents:
+        raise RunError(f"from must name a cell above this one; got {before!r}")
+    seeds, corpus = values.pop("seeds", [*parents]), values.pop("corpus", None)
+    stop, threads = values.pop("stop", None), values.pop("threads", None)
+    if "seed" in values or not isinstance(seeds, list) or not {*seeds} <= {*parents}:
+        raise RunError(f"seeds must be among those of {before} ({[*parents]}); got {seeds!r}")
+    children = []
+    for seed in seeds:
+        at, parent = parents[seed]
+        if parent.goal < parent.recipe.steps:
+            raise RunError(f"only finished runs can be continued; {before} stops at {parent.goal}")
+        recipe = continued(parent.recipe, parent.folder.name, values)
+        goal = recipe.steps if stop is None else stop
+        if type(goal) is not int or not 0 < goal <= recipe.steps:
+            raise RunError(f"stop must be one of the {recipe.steps} steps; got {stop!r}")
+        store = parent.corpus if corpus is None else corpora / corpus
+        folder = out / f"{name}-{seed}"
+        threads = threads or parent.threads
+        children.append((at, Trial(name, recipe, store, folder, goal, threads, parent.folder)))
+    return children
 
 
 def _trials(cell: Mapping[str, Any], corpora: Path, out: Path) -> list[Trial]:
@@ -233,10 +278,18 @@ def run_experiments(
     devices: SimpleQueue[str | None] = SimpleQueue()
     for job in range(jobs):
         devices.put(gpus[job % len(gpus)] if gpus else None)
+    ended = {trial.folder: Event() for trial in trials}
 
     def train(trial: Trial) -> bool:
-        if trial.done:
-            return True
+        try:
+            # A parent comes before its children, so it trains or is done.
+            if trial.parent in ended:
+                ended[trial.parent].wait()
+            return trial.done or train_now(trial)
+        finally:
+            ended[trial.folder].set()
+
+    def train_now(trial: Trial) -> bool:
         device = devices.get()
         try:
             tell(trial, "training")

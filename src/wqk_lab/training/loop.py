@@ -146,7 +146,8 @@ def run_loop(
     logged = begin
     for step in range(begin + 1, end + 1):
         started = time.perf_counter()
-        index = step * accelerator.num_processes + accelerator.process_index
+        passed = recipe.batches_before + step
+        index = passed * accelerator.num_processes + accelerator.process_index
         torch.manual_seed(stream_seed(recipe.seed, DROPOUT, index))
         rate = learning_rate(recipe, step - 1)
         for group in optimizer.param_groups:
@@ -250,9 +251,10 @@ def training_batches(
         batch = torch.from_numpy(blocks[own])
         return batch.pin_memory() if device.type == "cuda" else batch
 
+    first, last = (recipe.batches_before + n * recipe.accumulation for n in (begin, end))
     with ThreadPoolExecutor(1) as reader:
-        upcoming = reader.submit(read, begin * recipe.accumulation)
-        for index in range(begin * recipe.accumulation, end * recipe.accumulation):
+        upcoming = reader.submit(read, first)
+        for index in range(first, last):
             blocks, upcoming = upcoming.result(), reader.submit(read, index + 1)
             generator.manual_seed(stream_seed(recipe.seed, MASKS, index))
             draws = objective.draw(recipe.batch, recipe.block, generator)

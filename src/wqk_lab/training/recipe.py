@@ -40,6 +40,10 @@ PRESETS = {"paper": "base", "fast": "mini"}
 MODEL_FIELDS = ("layers", "width", "heads", "intermediate", "norm", "dropout", "initial_std")
 
 
+# The fields of a start, for a run that has none of its own because it continues another.
+NO_START = {"init": "random", "init_head_norm": None, "init_norm": None, "init_values": None}
+
+
 def _stream_width(chosen: Mapping[str, Any]) -> float:
     """Width of the model, from the recipe or its configuration."""
     config = chosen["config"] or {}
@@ -201,6 +205,9 @@ class Recipe:
         "last, or a list of steps such as 0,100,1000.",
         default="spaced",
     )
+    parent: Mapping[str, Any] | None = option(
+        "The run that this one continues: its name (run), step and recipe.", default=None
+    )
 
     def __post_init__(self) -> None:
         for entry in fields(self):
@@ -224,6 +231,14 @@ class Recipe:
         if odd := sorted((needed - set(values)) | (set(values) - known)):
             raise _wrong(f"fields are missing or unknown: {', '.join(odd)}")
         return cls(**values)
+
+    @property
+    def batches_before(self) -> int:
+        """Batches drawn by the runs that this one continues, after which its own begin."""
+        if self.parent is None:
+            return 0
+        before = Recipe.from_json(self.parent["recipe"])
+        return int(self.parent["step"]) * before.accumulation + before.batches_before
 
     @property
     def kept_steps(self) -> set[int]:
@@ -307,9 +322,17 @@ def _step_list(text: str) -> list[int] | None:
 
 _RULES: list[tuple[Callable[[Recipe], bool], str]] = [
     (
-        lambda r: (r.objective == "masked") == (r.mode == "encoder"),
+        lambda r: r.parent is not None or (r.objective == "masked") == (r.mode == "encoder"),
         "an encoder's objective must be masked, a decoder's causal or "
         "masked-next; got {objective} for mode {mode}",
+    ),
+    (
+        lambda r: r.parent is None or {"run", "step", "recipe"} == set(r.parent),
+        "a parent must have a run, a step and a recipe; got {parent!r}",
+    ),
+    (
+        lambda r: r.parent is None or all(getattr(r, n) == v for n, v in NO_START.items()),
+        "a run that continues another has its weights; leave out " + ", ".join(NO_START),
     ),
     (
         lambda r: r.width is None or r.heads is None or r.width % r.heads == 0,

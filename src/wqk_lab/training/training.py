@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from wqk.live.starts import Initialization
+    from wqk_lab.training.conversion import Parent
     from wqk_lab.training.corpus.store import TokenStore
 
 LOG = logging.getLogger("wqk_lab.training")
@@ -46,6 +47,7 @@ def train(
     corpus: str | PathLike[str] | None,
     folder: str | PathLike[str],
     *,
+    parent: str | PathLike[str] | None = None,
     resume: bool = False,
     stop: int | None = None,
     report_to: Sequence[str] = (),
@@ -62,9 +64,12 @@ def train(
     recipe
         How to train; None, when resuming, for the run's own.
     corpus
-        A token store's folder; None, when resuming, for the run's own.
+        A token store's folder; None, when resuming, for the run's own, or the parent's.
     folder
         The run's folder, created unless the run is resumed.
+    parent
+        The folder of the run that a new one continues; its recipe is one of
+        `wqk_lab.training.conversion.continued`.
     resume
         Resume from the last checkpoint, or start over if there is none.
     stop
@@ -78,7 +83,8 @@ def train(
     ------
     RunError
         The folder already contains a run, or, when resuming, no run or one with another recipe or
-        corpus; another process is training there; or the loss is no longer finite.
+        corpus; the parent is not the recipe's or not finished; the corpus has another tokenizer;
+        another process is training there; or the loss is no longer finite.
     CorpusError
         The token store cannot be used.
     UnknownFamily
@@ -107,10 +113,14 @@ def train(
 
         from wqk_lab.training.loop import make_accelerator, run_loop
     from wqk.live.starts import initialize_
+    from wqk_lab.training.conversion import load_parent, require_same_tokenizer
     from wqk_lab.training.models import build_model, tokenizer_files
     from wqk_lab.training.objectives import Rows
 
     folder = Path(folder)
+    before = _parent(recipe, parent, folder, resume)
+    if before is not None and not resume:
+        corpus = before.run.corpus["folder"] if corpus is None else corpus
     recipe, store = _recipe_and_store(recipe, corpus, folder, resume)
     if "mask" not in store.special:
         raise CorpusError(f"{store.folder}: training needs a vocabulary with a mask token")
@@ -130,6 +140,9 @@ def train(
             f"and {processes} processes"
         )
     model = build_model(recipe, store.vocabulary_size, store.special)
+    if before is not None:
+        require_same_tokenizer(before, store)
+        load_parent(before, model)
     start = initialize_(
         model,
         recipe.init,
@@ -144,7 +157,9 @@ def train(
     # The caller's random numbers stay as they are.
     with lock, torch.random.fork_rng([device] if device.type == "cuda" else []):
         if first and not resume:
-            create_run(folder, _settings(recipe, store, model, start, accelerator))
+            settings = _settings(recipe, store, model, start, accelerator)
+            own = {} if before is None else {"parent": before.settings()}
+            create_run(folder, {**settings, **own})
         elif first:
             begun_in = open_run(folder).settings.get("environment", {})
             _tell_changes(folder, begun_in, _environment(recipe, accelerator))
@@ -174,6 +189,38 @@ def train(
             for tracker in accelerator.trackers:
                 tracker.finish()
     return open_run(folder)
+
+
+def _parent(
+    recipe: Recipe | None, parent: str | PathLike[str] | None, folder: Path, resume: bool
+) -> Parent | None:
+    """The run to take the weights from: for a new run, and for one that has to start over."""
+    from wqk_lab.training.conversion import open_parent
+
+    if resume:
+        known = open_run(folder).settings.get("parent")
+        if known is None or any((path / OPTIMIZER).is_file() for _, path in checkpoints_in(folder)):
+            return None
+        found = open_parent(known["folder"])
+        if found.fingerprint != known["fingerprint"]:
+            raise RunError(
+                f"{folder}: has no checkpoint to resume from, and the weights it began with, those "
+                f"of {found.checkpoint}, are no longer there; train it again"
+            )
+        return found
+    wanted = None if recipe is None else recipe.parent
+    if (wanted is None) != (parent is None):
+        raise RunError(
+            "a recipe that continues a run needs the folder of that run as parent, and no other "
+            f"recipe does; got {parent}"
+        )
+    if wanted is None or parent is None:
+        return None
+    found = open_parent(parent)
+    if found.recipe.to_json() != wanted["recipe"]:
+        changes = "; ".join(differences(Recipe.from_json(wanted["recipe"]), found.recipe))
+        raise RunError(f"{parent}: is not the run that the recipe continues ({changes})")
+    return found
 
 
 def _recipe_and_store(

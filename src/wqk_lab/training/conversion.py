@@ -1,0 +1,139 @@
+"""Runs that continue a finished one, under its own objective and mask or under others.
+
+Weights are taken over; the optimizer, the warmup and the count of steps begin anew; blocks and
+masks go on where the parent's ended. What the parent was trained on and how is part of the recipe,
+so that a recipe still determines all numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wqk.errors import RunError, all_lines
+from wqk.inspecting.verification.running import quiet
+from wqk.tables.run import Run, open_run
+from wqk_lab.training.recipe import MODEL_FIELDS, NO_START, Recipe
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from wqk_lab.training.corpus.store import TokenStore
+
+# Fields that weights are made for.
+FIXED = (*MODEL_FIELDS, "preset", "config", "vocabulary_multiple", "block")
+
+
+@dataclass(frozen=True)
+class Parent:
+    """A finished run, to be continued by another."""
+
+    run: Run
+    recipe: Recipe
+    checkpoint: Path  #: After its last step.
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of its weights' files."""
+        digest = hashlib.sha256()
+        for path in sorted(self.checkpoint.glob("model*.safetensors")):
+            digest.update(path.read_bytes())
+        return digest.hexdigest()
+
+    def settings(self) -> dict[str, Any]:
+        """What a run that continues it records of it, besides its recipe."""
+        return {
+            "folder": str(self.run.folder.resolve()),
+            "step": self.recipe.steps,
+            "fingerprint": self.fingerprint,
+        }
+
+
+def open_parent(folder: str | PathLike[str]) -> Parent:
+    """The finished run in a folder; RunError if there is no run or it has not reached its end."""
+    run = open_run(folder)
+    recipe = Recipe.from_json(run.recipe)
+    checkpoint = dict(run.checkpoints).get(recipe.steps)
+    if checkpoint is None:
+        raise RunError(
+            f"{folder}: only a finished run can be continued, and this one has no "
+            f"checkpoint-{recipe.steps}; finish it with wqk train --resume -o {folder}"
+        )
+    return Parent(run, recipe, checkpoint)
+
+
+def continued(before: Recipe, run: str, overrides: Mapping[str, Any]) -> Recipe:
+    """The recipe of a run that continues another, called ``run``, from its last step.
+
+    Fields that are not given are the parent's. An objective given without a mode brings its own:
+    ``masked`` an encoder's full attention, ``causal`` and ``masked-next`` a decoder's. Given
+    together, or a mode alone, they can be combined in any way.
+
+    Raises
+    ------
+    RunError
+        There is no such field, or the weights of the parent do not fit it.
+
+    Examples
+    --------
+    >>> from wqk_lab.training.recipe import make_recipe
+    >>> decoder = make_recipe("fast", mode="decoder", steps=100)
+    >>> whole = continued(decoder, "decoder-1", {"objective": "masked"})
+    >>> lifted = continued(decoder, "decoder-1", {"mode": "encoder"})
+    >>> [(recipe.objective, recipe.mode) for recipe in (whole, lifted)]
+    [('masked', 'encoder'), ('causal', 'encoder')]
+    >>> whole.parent["step"], whole.batches_before
+    (100, 100)
+    """
+    chosen = {name: value for name, value in overrides.items() if value is not None}
+    known = [entry.name for entry in fields(Recipe)]
+    if odd := [name for name in chosen if name not in known]:
+        raise RunError(f"recipe: no field named {', '.join(odd)}; fields are {', '.join(known)}")
+    changed = [
+        f"{name}: {getattr(before, name)} → {chosen[name]}"
+        for name in FIXED
+        if name in chosen and chosen[name] != getattr(before, name)
+    ]
+    if changed:
+        raise RunError(
+            f"a run that continues {run} has its model and preset; leave out {'; '.join(changed)}"
+        )
+    if "objective" in chosen:
+        chosen.setdefault("mode", "encoder" if chosen["objective"] == "masked" else "decoder")
+    parent = {"run": run, "step": before.steps, "recipe": before.to_json()}
+    return replace(before, **{**NO_START, **chosen, "parent": parent})
+
+
+def require_same_tokenizer(parent: Parent, store: TokenStore) -> None:
+    """RunError if a corpus has another tokenizer than the parent's weights were trained with."""
+    own = parent.checkpoint / "tokenizer.json"
+    if not own.is_file() or own.read_bytes() != store.tokenizer.read_bytes():
+        raise RunError(
+            f"{store.folder}: its tokenizer is not that of {parent.run.folder}, whose weights are "
+            "continued; build the corpus with that run's vocabulary, or continue on its own corpus"
+        )
+
+
+def load_parent(parent: Parent, model: PreTrainedModel) -> None:
+    """Load a parent's weights into a model, in place; RunError unless they are all there."""
+    import torch
+
+    try:
+        with quiet():
+            saved, report = type(model).from_pretrained(
+                parent.checkpoint, dtype=torch.float32, output_loading_info=True
+            )
+        wrong = [*report["missing_keys"], *report["unexpected_keys"], *report["mismatched_keys"]]
+        if not wrong:
+            model.load_state_dict(saved.state_dict())
+            return
+        reason = f"{len(wrong)} tensors do not fit, {wrong[0]} for one"
+    except Exception as error:  # the libraries raise anything for a damaged file
+        reason = all_lines(error, 160)
+    raise RunError(
+        f"{parent.checkpoint}: its weights cannot be those of a {type(model).__name__} ({reason})"
+    )
