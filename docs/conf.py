@@ -1,5 +1,6 @@
 """Configuration of the documentation; it builds without a network."""
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,12 @@ ACCESSIBLE = {
     '<aside class="sidebar-drawer">': '<aside class="sidebar-drawer" aria-label="Pages">',
     '<aside class="toc-drawer">': '<aside class="toc-drawer" aria-label="On this page">',
     "<pre>": '<pre tabindex="0">',
+    '<div class="table-wrapper ': '<div tabindex="0" role="region" aria-label="Table" '
+    'class="table-wrapper ',
+    "<noscript>": '<h1 class="visually-hidden">Search</h1><noscript>',
 }
+# A corner of a table above row names is no heading.
+EMPTY_HEADING = re.compile(r'<th class="head[^"]*"><p></p></th>')
 
 
 def make_accessible(app: Any, exception: Exception | None) -> None:
@@ -89,6 +95,7 @@ def make_accessible(app: Any, exception: Exception | None) -> None:
         text = before = page.read_text(encoding="utf-8")
         for found, replacement in ACCESSIBLE.items():
             text = text.replace(found, replacement)
+        text = EMPTY_HEADING.sub("<td></td>", text)
         if text != before:
             page.write_text(text, encoding="utf-8")
 

@@ -16,7 +16,7 @@ from tests.families.proving import save
 import wqk
 from wqk.cli.main import command
 from wqk.inspecting.verification import verify
-from wqk.inspecting.verification.comparison import VerifiedBlock
+from wqk.inspecting.verification.comparison import Verification, VerifiedBlock
 from wqk.inspecting.verification.products import form_difference
 from wqk.inspecting.verification.recording import Application
 
@@ -44,6 +44,26 @@ def guess(folder: Path, query: str = "q_proj", key: str = "k_proj", more: str = 
     path = folder / "guess.toml"
     path.write_text(GUESS.replace("QUERY", query).replace("KEY", key) + more, encoding="utf-8")
     return path
+
+
+@pytest.mark.parametrize(
+    ("difference", "form", "described", "said"),
+    [
+        (1e-12, None, True, "give the model's own attention: largest difference of a probability "),
+        (0.1, 1e-12, False, "right, apart from positions"),
+        (0.1, 1e-12, True, "but positions, mask or scale are NOT"),
+        (0.1, 0.1, True, "do NOT give the model's own attention"),
+        (None, None, True, "Not every attention could be compared"),
+    ],
+)
+def test_the_last_line_says_the_worst(
+    difference: float | None, form: float | None, described: bool, said: str
+) -> None:
+    right = VerifiedBlock("s", "self", 0, 0, 1e-12, None, 0.5, 1e-9, 1.0, 2.0, True)
+    other = VerifiedBlock("s", "self", 1, 0, difference, form, 0.5, 1e-9, 1.0, 2.0, described)
+    found = Verification("m", "f", (right, other))
+    assert said in found.result
+    assert " ".join(str(found).split()).endswith(found.result)
 
 
 def test_a_right_form_is_right_apart_from_what_is_not_known(llama: Path) -> None:

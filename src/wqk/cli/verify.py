@@ -39,7 +39,7 @@ def verify(context: click.Context, /, ref: str, as_json: bool, **options: Any) -
     from wqk.inspecting.verification import verify as verify_checkpoint
 
     result = verify_checkpoint(opened(ref, options), **options)
-    value = asdict(result) | {"ok": result.ok, "verdict": result.verdict}
+    value = asdict(result) | {"ok": result.ok, "verdict": result.verdict, "result": result.result}
     for block, said in zip(result.blocks, value["blocks"], strict=True):
         said["verdict"] = block.verdict
     display.show(value | {"difference": result.difference}, result, as_json=as_json)

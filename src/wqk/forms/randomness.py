@@ -5,17 +5,20 @@ columns hardly differ: the squared norm of n normal entries has the relative var
 uniform or truncated ones less. Training soon makes some inputs and outputs many times larger than
 others, before it shows anywhere else.
 
-Axes: H heads, R head width, D model width.
+Axes: H heads, R rank of a form, in a head its width, D model width.
 """
 
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from wqk._typing import Array, Float
+from wqk.forms.form import BilinearForm
+from wqk.forms.scores import directionality, symmetry
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +29,48 @@ STANDARD_ERRORS = 5.0
 
 # Rows taken at a time, so that their entries stay in a core's cache.
 ROWS = 64
+
+# Forms drawn for a range: another one falls between the least and the largest with probability
+# (n − 1) / (n + 1), which is 95 %.
+DRAWS = 39
+# D · R² up to which forms are drawn at their own size, in a second or two.
+DRAWN = 2e8
+
+
+@cache
+def untrained_range(width: int, rank: int, gamma: float = 2.0) -> dict[str, tuple[float, float]]:
+    """The scores that forms of untrained weights have: 95 % ranges, by drawing such forms.
+
+    Factors (D, R) have independent normal entries, whose law no rotation of the rank dimensions
+    changes: the ranges are those at every relative distance. Forms above `DRAWN` are drawn at a
+    smaller width and rank of the same ratio, whose ranges are wider.
+
+    Parameters
+    ----------
+    width, rank
+        D and R of the form.
+    gamma
+        As for `wqk.directionality`.
+
+    Returns
+    -------
+    ``symmetry`` and ``directionality_excess``, each with the ends of its range.
+
+    Examples
+    --------
+    >>> low, high = untrained_range(64, 16)["symmetry"]
+    >>> low < 1 / 64 < high, high < 1 / 64 + 4 * 2**0.5 / 64  # 1/D ± √2/D
+    (True, True)
+    """
+    shrink = min(1.0, (DRAWN / (width * rank**2)) ** (1 / 3))
+    shape = max(2, round(width * shrink)), max(1, round(rank * shrink))
+    rng = np.random.default_rng(0)
+    drawn = []
+    for _ in range(DRAWS):
+        form = BilinearForm(rng.standard_normal(shape), rng.standard_normal(shape))
+        drawn.append((symmetry(form), directionality(form, gamma=gamma, weight="excess")))
+    columns = zip(("symmetry", "directionality_excess"), np.array(drawn).T, strict=True)
+    return {name: (float(values.min()), float(values.max())) for name, values in columns}
 
 
 def looks_random(weights: Sequence[Float[Array, "heads width d"]], symmetry: float, d: int) -> bool:

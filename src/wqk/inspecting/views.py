@@ -11,6 +11,7 @@ from wqk.attention.bands import decay
 from wqk.attention.coordinates import Coordinates
 from wqk.errors import FormError
 from wqk.forms.images import matrix_image
+from wqk.forms.randomness import untrained_range
 from wqk.forms.scores import coupling, directionality, symmetry
 from wqk.reporting import pictures
 from wqk.scanning.rows import score_heads
@@ -97,6 +98,7 @@ def distance_view(block: Block, name: str, distances: Sequence[int], gamma: floa
         "heads": {
             score: [[row[score] for row in rows[1:]] for rows in scored] for score in SUMMARIZED
         },
+        "untrained": untrained_range(block.heads.shape[0], block.form().rank, gamma),
     }
     first, last = (scored[end][0]["symmetry"] for end in (0, -1))
     title = f"{name}, by distance"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from html import escape
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 
 # What differs between runs of one recipe.
 SEED = "seed"
+
+# Packages tell what they find in runs with an entry point of this group: a function of the runs
+# that returns sentences.
+RESULTS = "wqk.results"
 
 
 def by_recipe(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -46,7 +51,9 @@ def runs_section(runs: Sequence[Run]) -> str:
     """Results in words, a table of the runs, the recipe and the environment, as HTML."""
     if not runs:
         return ""
-    told = "".join(f"<li>{escape(_result(n, group))}</li>" for n, group in by_recipe(runs).items())
+    results = [_result(name, group) for name, group in by_recipe(runs).items()]
+    results += [said for found in entry_points(group=RESULTS) for said in found.load()(runs)]
+    told = "".join(f"<li>{escape(said)}</li>" for said in results)
     return (
         '<section id="runs"><h2>Results</h2>'
         f"<ul>{told}</ul>"

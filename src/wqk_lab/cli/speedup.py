@@ -80,6 +80,7 @@ def lines_of(
     from rich.text import Text
 
     from wqk.tables.sheet import Sheet
+    from wqk_lab.runs.outcomes import verdict
     from wqk_lab.runs.speedup import interval
 
     level = [] if below is None else [f"below {below:g}"]
@@ -107,34 +108,6 @@ def lines_of(
         style="dim",
     )
     yield from map(verdict, comparisons)
-
-
-def verdict(comparison: StartSpeedUp) -> str:
-    """What was found of one initialization, in one sentence.
-
-    Examples
-    --------
-    >>> from wqk_lab.runs.speedup import SpeedUp, StartSpeedUp
-    >>> losses = [(2.0, 1.5), (2.1, 1.61), (1.9, 1.39)]
-    >>> runs = tuple(SpeedUp(n, a, b, 0.2, 0.2) for n, (a, b) in enumerate(losses))
-    >>> verdict(StartSpeedUp("paired", "random", 500, 500, runs))
-    'paired ends 0.500 nats [0.475, 0.525] below random.'
-    >>> runs = tuple(SpeedUp(n, 2.0, 2.0 + d, 0, 0) for n, d in enumerate((-0.01, 0.01, 0.005)))
-    >>> verdict(StartSpeedUp("paired", "random", 500, 500, runs))
-    'No difference found between paired and random; 0.032 nats would have been.'
-    >>> verdict(StartSpeedUp("paired", "random", 500, 500, runs[:1]))
-    'paired and random have one common seed: too few to tell more than chance.'
-    """
-    found = comparison.over_seeds("difference")
-    names = comparison.start, comparison.baseline
-    if found.low is None or found.high is None:
-        return f"{' and '.join(names)} have one common seed: too few to tell more than chance."
-    if found.low <= 0 <= found.high:
-        seen = f"; {found.detectable:.3f} nats would have been" if found.detectable else ""
-        return f"No difference found between {' and '.join(names)}{seen}."
-    low, high = sorted((abs(found.low), abs(found.high)))
-    side = "below" if found.mean < 0 else "above"
-    return f"{names[0]} ends {abs(found.mean):.3f} nats [{low:.3f}, {high:.3f}] {side} {names[1]}."
 
 
 def crossing(comparison: StartSpeedUp) -> str:

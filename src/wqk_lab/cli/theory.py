@@ -36,7 +36,10 @@ def some_steps(text: str) -> tuple[int, ...]:
 )  # fmt: skip
 @click.option("--batches", type=click.IntRange(min=2), default=8, help="How many batches.")
 @click.option("--batch", type=COUNT, default=8, help="Blocks in a batch.")
-@click.option("--block", type=click.IntRange(min=4), default=64, help="Tokens in a block.")
+@click.option(
+    "--block", type=click.IntRange(min=4), show_default="64, or what a run was trained on if less",
+    help="Tokens in a block.",
+)  # fmt: skip
 @click.option(
     "--objective",
     type=click.Choice(["masked", "each", "causal"]),
@@ -121,7 +124,7 @@ def _print_findings(report: Report, verbose: bool) -> None:
 
     from wqk.cli import display
     from wqk.tables.sheet import Cell, Column, Sheet
-    from wqk_lab.theory.findings import line
+    from wqk_lab.theory.findings import line, result
 
     console = display.output()
     if not console.is_terminal:
@@ -157,6 +160,7 @@ def _print_findings(report: Report, verbose: bool) -> None:
         console.print(
             Text(f" {said}", style=STYLES["not tested"]), soft_wrap=not console.is_terminal
         )
+    console.print(Text(f"\n{result(report)}"), soft_wrap=not console.is_terminal)
 
 
 def _print_verdicts(reports: Sequence[Report]) -> None:

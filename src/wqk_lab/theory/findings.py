@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from wqk._console import counted
 from wqk._files import check_output, finite, write_atomically
 from wqk.tables.sheet import Sheet
 from wqk_lab.theory.verdict import VERDICTS
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from wqk_lab.theory.subject import Objective, Subject
     from wqk_lab.theory.text import Text
-    from wqk_lab.theory.verdict import Finding
+    from wqk_lab.theory.verdict import Finding, Verdict
 
 # The columns of a Markdown table; a CSV file has those of `line`.
 COLUMNS = ("verdict", "number", "says", "estimate", "prediction", "layers", "why")
@@ -114,6 +115,53 @@ def line(finding: Finding) -> dict[str, Any]:
         "matters": statement.matters,
         "p": finding.p,
     }
+
+
+# Statements named in a result, at most.
+NAMED = 3
+
+
+def result(report: Report) -> str:
+    """What was found about the model, in one sentence.
+
+    Examples
+    --------
+    >>> from wqk_lab.theory.study import STATEMENTS
+    >>> from wqk_lab.theory.verdict import Finding, not_tested
+    >>> a, b, c, *_ = (s for s in STATEMENTS if s.about_model)
+    >>> def found(*findings):
+    ...     return result(Report("m", "t", "causal", 8, 8, 64, None, 0, "", 0, findings))
+    >>> found(Finding(a, "holds"), Finding(b, "undecided"), not_tested(c, "no way"))
+    'Of 2 statements tested on m, 1 holds, none fails and 1 is undecided.'
+    >>> found(Finding(a, "fails"), Finding(b, "fails")).partition(". Failing: ")[0]
+    'Of 2 statements tested on m, none holds, 2 fail and none is undecided'
+    >>> found(not_tested(a, "no way"))
+    'None of the statements could be tested on m.'
+    """
+    tally = report.tally
+    tested = sum(tally[verdict] for verdict in ("holds", "fails", "undecided"))
+    if not tested:
+        others = tally["described"] + tally["identity"]
+        beside = f"; {counted(others, 'other')} described or identities" if others else ""
+        return f"None of the statements could be tested on {report.model}{beside}."
+
+    def said(verdict: Verdict, one: str, several: str) -> str:
+        count = tally[verdict]
+        return f"{count or 'none'} {several if count > 1 else one}"
+
+    failing = dict.fromkeys(
+        f"{f.statement.number} ({f.statement.says})"
+        for f in report.findings
+        if f.verdict == "fails" and f.statement.about_model
+    )
+    named = "; ".join([*failing][:NAMED]) + "; …" * (len(failing) > NAMED)
+    doubt = f", if the reservation above does not matter ({report.caveat})" if report.caveat else ""
+    return (
+        f"Of {counted(tested, 'statement')} tested on {report.model}, "
+        f"{said('holds', 'holds', 'hold')}, {said('fails', 'fails', 'fail')} and "
+        f"{said('undecided', 'is undecided', 'are undecided')}{doubt}"
+        + (f". Failing: {named}." if failing else ".")
+    )
 
 
 def save(reports: Sequence[Report], path: Path) -> None:

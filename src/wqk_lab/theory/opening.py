@@ -36,6 +36,9 @@ ENDINGS: dict[str, Objective] = {
     "LMHeadModel": "causal",
 }
 
+# Tokens in a block, by default.
+BLOCK = 64
+
 
 def open_subjects(
     ref: str,
@@ -44,7 +47,7 @@ def open_subjects(
     steps: Sequence[int] | None = None,
     batches: int = 8,
     batch: int = 8,
-    block: int = 64,
+    block: int | None = None,
     objective: Objective | None = None,
     mask_share: float = 0.15,
     seed: int = 0,
@@ -62,7 +65,8 @@ def open_subjects(
     steps
         Steps of a run; empty for all that were saved, None for the last.
     batches, batch, block
-        Number of batches, blocks in each, and tokens in a block. All states see the same ones.
+        Number of batches, blocks in each, and tokens in a block: by default `BLOCK`, or a run's own
+        if that is shorter. All states see the same ones.
     objective
         ``masked``, ``each`` or ``causal``; by the model's architecture otherwise.
     mask_share
@@ -88,7 +92,7 @@ def open_subjects(
     known_types()  # reports a missing package before anything is read
     states = states_of(ref, steps, revision)
     text = open_text(Path(corpus), states[0].ref, revision)
-    blocks = text.blocks(batches, batch, block, seed)
+    blocks = text.blocks(batches, batch, block or block_of(ref), seed)
 
     def subjects() -> Iterator[Subject]:
         for state in states:
@@ -140,6 +144,13 @@ def known_types() -> dict[str, set[str]]:
     }
     known = {name for names in kinds.values() for name in names}
     return {name: {kind for kind, names in kinds.items() if name in names} for name in known}
+
+
+def block_of(ref: str) -> int:
+    """Tokens in a block for a model: `BLOCK`, or what a run was trained on if that is shorter."""
+    if not (Path(ref) / SETTINGS).is_file():
+        return BLOCK
+    return min(BLOCK, int(open_run(ref).recipe.get("block", BLOCK)))
 
 
 def states_of(ref: str, steps: Sequence[int] | None, revision: str | None) -> list[State]:

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from tests.lab.figures.making import make_run, row, table
 
-from wqk._style import BLUE
+import wqk
+from wqk._style import BLUE, LABELS
 from wqk.errors import RunError, TableError, UnknownName
+from wqk.forms.randomness import untrained_range
 from wqk.reporting.demo import demo_table
 from wqk.reporting.pictures.panels import shades, spread_apart
 from wqk_lab.figures import FIGURES, Sources, draw, numbers
@@ -163,6 +165,25 @@ def test_distances_are_curves_of_the_layers() -> None:
     lines = figure.axes[0].lines
     assert lines[0].get_xdata().tolist() == [0, 2, 4]
     assert lines[1].get_ydata().tolist() == [1.0, 1.2, 1.4]
+    assert not figure.axes[0].patches
+
+
+def test_distances_are_drawn_over_what_chance_gives() -> None:
+    size = {"d_query": 32, "d_key": 32, "rank": 8}
+    shown = table(*(row(0, distance=distance, **size) for distance in (0, 2)))
+    figure = laid_out(draw("distances", Sources(table=shown)))
+    for axis, score in zip(figure.axes, LABELS, strict=True):
+        (band,) = axis.patches
+        low, high = untrained_range(32, 8)[score]
+        assert band.get_y() == low
+        assert band.get_y() + band.get_height() == pytest.approx(high)
+    # At 95 %, about 2 of 40 other forms lie outside, whatever rotates their rank dimensions.
+    rng = np.random.default_rng(1)
+    turn = np.linalg.qr(rng.normal(size=(8, 8)))[0]
+    factors = ((rng.normal(size=(32, 8)) @ turn, rng.normal(size=(32, 8))) for _ in range(40))
+    drawn = [wqk.BilinearForm(*pair) for pair in factors]
+    low, high = untrained_range(32, 8)["symmetry"]
+    assert sum(not low <= float(wqk.symmetry(form)) <= high for form in drawn) <= 6
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,7 @@ def test_findings_are_printed_saved_and_drawn(place: Path) -> None:
     (reason,) = (text for text in lines if "sees what came before" in text)
     assert "Corollary S1.13, update; Corollary S1.13, W_qk" in reason
     assert "quantity:" not in result.stdout
+    assert lines[-1].startswith("Of 1") or lines[-1].startswith("None of the statements")
     assert "isotropic" in picture.read_text()
     # The same again, as JSON: nothing else on either stream, and the same numbers.
     result = run(place, "llama", "--json")

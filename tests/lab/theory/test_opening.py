@@ -22,7 +22,8 @@ from wqk.errors import (
     UnknownFamily,
     WqkError,
 )
-from wqk_lab.theory.opening import open_subjects
+from wqk.tables.run import create_run
+from wqk_lab.theory.opening import block_of, open_subjects
 from wqk_lab.theory.subject import Subject, choose
 from wqk_lab.theory.text import open_text
 
@@ -136,6 +137,18 @@ def test_a_run_is_opened_at_its_last_step_or_at_others(place: Path) -> None:
         open_subjects(run, place / "tokens.npy", steps=(3,), **SMALL)
     with pytest.raises(RunError, match="only a training run has steps"):
         open_subjects(str(place / "bert"), place / "tokens.npy", steps=(), **SMALL)
+
+
+def test_a_run_is_read_in_blocks_no_longer_than_its_own(place: Path) -> None:
+    for block, expected in ((8, 8), (512, 64)):
+        folder = create_run(place / f"block-{block}", {"recipe": {"block": block}}).folder
+        assert block_of(str(folder)) == expected
+    assert block_of(str(place / "bert")) == block_of("bert") == 64
+    subjects.save(subjects.bert(), place / "block-8" / "checkpoint-0")
+    _, states = open_subjects(
+        str(place / "block-8"), place / "tokens.npy", batches=2, batch=2, objective="causal"
+    )
+    assert next(states).blocks.shape == (2, 2, 8)
 
 
 def test_tensors_that_are_not_in_the_checkpoint_are_named(place: Path) -> None:

@@ -157,6 +157,11 @@ class Verification(Shown):
         reported = [block.difference for block in self.blocks if block.difference is not None]
         return max(reported, default=math.nan)
 
+    @property
+    def result(self) -> str:
+        """What was found, in a sentence: that of the worst verdict."""
+        return VERDICTS[self.verdict][1].format(difference=self.difference)
+
     def _shown(self, width: int) -> Iterator[Any]:
         from rich.text import Text
 
@@ -177,7 +182,7 @@ class Verification(Shown):
         yield table
         if self.verdict == NOT_COMPARED:
             yield from (Text(f"could not be run: {failure}") for failure in self.failures)
-        yield Text("\n" + VERDICTS[self.verdict][1].format(difference=self.difference))
+        yield Text(f"\n{self.result}")
 
 
 def verify(

@@ -8,15 +8,22 @@ import polars as pl
 
 from wqk._style import BLUE, GRAY, LABELS, PAGE, new_figure, style
 from wqk.errors import TableError
-from wqk.reporting.pictures.panels import label_ends, sequence
+from wqk.forms.randomness import untrained_range
+from wqk.reporting.pictures.panels import label_ends, note, sequence
 from wqk.reporting.pictures.selection import latest, titled
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from wqk.tables.score_table import ScoreTable
+
+# The ends of each score's range by chance.
+ENDINGS = ("untrained_low", "untrained_high")
+ENDS = tuple(f"{score}_{end}" for score in LABELS for end in ENDINGS)
+BAND = "Band: where 95 % of layers of this size with untrained weights lie."
 
 
 @style()
@@ -28,15 +35,25 @@ def distance_curves(values: Mapping[str, Any], title: str) -> Figure:
         axis.plot(values["distance"], values["heads"][score], color=GRAY, linewidth=0.5)
         axis.plot(values["distance"], values[score], color=BLUE, label="layer")
         axis.axhline(0, color="black", linewidth=0.4, zorder=0)
+        _band(axis, *values["untrained"][score])
         axis.set(title=label, xlabel="distance i − j (tokens)", ylim=(-1.02, 1.02))
     axes[0].plot([], [], color=GRAY, linewidth=0.5, label="heads")
     axes[0].legend(loc="upper right")
     figure.suptitle(title, fontsize=8)
+    note(figure, BAND)
     return figure
+
+
+def _band(axis: Axes, low: float, high: float) -> None:
+    """Where a score lies by chance."""
+    axis.axhspan(low, high, color=GRAY, alpha=0.25, linewidth=0, zorder=0)
 
 
 def distance_rows(table: ScoreTable | None) -> pl.DataFrame:
     """A row for each layer and distance: ``title`` (the model), ``layer``, ``distance``, scores.
+
+    Each score has the ends of its range by chance beside it (``symmetry_untrained_low``, …), null
+    where the table does not tell the forms' width and rank.
 
     Raises
     ------
@@ -50,7 +67,19 @@ def distance_rows(table: ScoreTable | None) -> pl.DataFrame:
             "(rotary models), then --from FILE; got none"
         )
     several = pl.col("distance").n_unique().over("title") > 1
-    return titled(frame).filter(several).select("title", "layer", "distance", *LABELS)
+    rows = titled(frame).filter(several)
+    gamma = float(table.metadata.get("gamma", 2.0)) if table is not None else 2.0
+    untrained = [_ends(*sizes, gamma) for sizes in rows.select("d_query", "rank").iter_rows()]
+    ends = pl.DataFrame(untrained, schema=dict.fromkeys(ENDS, pl.Float64), orient="row")
+    return rows.select("title", "layer", "distance", *LABELS).hstack(ends)
+
+
+def _ends(width: int | None, rank: int | None, gamma: float) -> tuple[float | None, ...]:
+    """The values of `ENDS` for a form of this size."""
+    if width is None or rank is None:
+        return (None,) * len(ENDS)
+    ranges = untrained_range(width, rank, gamma)
+    return tuple(end for score in LABELS for end in ranges[score])
 
 
 @style()
@@ -67,10 +96,14 @@ def distances_by_layer(rows: pl.DataFrame) -> Figure:
                 axis.plot(curve["distance"], curve[score], color=shade)
                 ends.append((curve[score][-1], str(curve["layer"][0]), shade))
             axis.axhline(0, color=GRAY, linewidth=0.5, zorder=0)
+            if (band := [group[f"{score}_{end}"].median() for end in ENDINGS])[0] is not None:
+                _band(axis, *band)
             axis.margins(x=0)
             axis.set_ylabel(label)
             label_ends(axis, ends)
         row[0].set_title(group["title"][0])
     for axis in axes[-1]:
         axis.set_xlabel("distance i − j (tokens)")
+    if rows["symmetry_untrained_low"].is_not_null().any():
+        note(figure, BAND)
     return figure

@@ -1,0 +1,80 @@
+"""Speed-ups in one sentence each, as `wqk speedup` ends with and reports of runs begin with."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from wqk.errors import MissingPackage, RunError
+from wqk_lab.runs.groups import comparable
+from wqk_lab.runs.speedup import LEVEL, interval, speedups
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from wqk.tables.run import Run
+    from wqk_lab.runs.speedup import StartSpeedUp
+
+
+def verdict(comparison: StartSpeedUp) -> str:
+    """What was found of one initialization, in one sentence.
+
+    Examples
+    --------
+    >>> from wqk_lab.runs.speedup import SpeedUp, StartSpeedUp
+    >>> losses = [(2.0, 1.5), (2.1, 1.61), (1.9, 1.39)]
+    >>> runs = tuple(SpeedUp(n, a, b, 0.2, 0.2) for n, (a, b) in enumerate(losses))
+    >>> verdict(StartSpeedUp("paired", "random", 500, 500, runs))
+    'paired ends 0.500 nats [0.475, 0.525] below random.'
+    >>> runs = tuple(SpeedUp(n, 2.0, 2.0 + d, 0, 0) for n, d in enumerate((-0.01, 0.01, 0.005)))
+    >>> verdict(StartSpeedUp("paired", "random", 500, 500, runs))
+    'No difference found between paired and random; 0.032 nats would have been.'
+    >>> verdict(StartSpeedUp("paired", "random", 500, 500, runs[:1]))
+    'paired and random have one common seed: too few to tell more than chance.'
+    """
+    found = comparison.over_seeds("difference")
+    names = comparison.start, comparison.baseline
+    if found.low is None or found.high is None:
+        return f"{' and '.join(names)} have one common seed: too few to tell more than chance."
+    if found.low <= 0 <= found.high:
+        seen = f"; {found.detectable:.3f} nats would have been" if found.detectable else ""
+        return f"No difference found between {' and '.join(names)}{seen}."
+    low, high = sorted((abs(found.low), abs(found.high)))
+    side = "below" if found.mean < 0 else "above"
+    return f"{names[0]} ends {abs(found.mean):.3f} nats [{low:.3f}, {high:.3f}] {side} {names[1]}."
+
+
+def saving(comparison: StartSpeedUp) -> str:
+    """The speed-up of one initialization, with its interval over seeds, in one sentence.
+
+    Examples
+    --------
+    >>> from wqk_lab.runs.speedup import SpeedUp, StartSpeedUp
+    >>> runs = tuple(SpeedUp(n, 2.0, 1.9, saved) for n, saved in enumerate((0.2, 0.3, 0.25)))
+    >>> saving(StartSpeedUp("symmetric", "random", 500, 500, runs))
+    'Speed-up of symmetric over random: +25% [+13%, +37%] of the steps (95 % interval, 3 seeds).'
+    >>> saving(StartSpeedUp("symmetric", "random", 500, 500, runs[:1]))
+    'Speed-up of symmetric over random: +20% of the steps (a single seed, no interval).'
+    """
+    found = comparison.over_seeds("saved")
+    over = f"{LEVEL:.0%}".replace("%", " %") + f" interval, {found.count} seeds"
+    if found.low is None:
+        over = "a single seed, no interval" if found.count == 1 else f"{found.count} equal seeds"
+    return (
+        f"Speed-up of {comparison.start} over {comparison.baseline}: {interval(found, '+.0%')} of "
+        f"the steps ({over})."
+    )
+
+
+def results(runs: Sequence[Run]) -> list[str]:
+    """Each initialization among runs against that of the same recipe, the random one if present.
+
+    Runs that cannot be compared are passed over: they end at different steps, share no seed, or
+    have no held-out loss. Nothing is told without SciPy.
+    """
+    told = []
+    for group in comparable(runs):
+        with suppress(RunError, MissingPackage):
+            for found in speedups(group, on_skipped=lambda _: None):
+                told += [verdict(found), saving(found)]
+    return told

@@ -1,0 +1,62 @@
+"""What reports say of the initializations among runs."""
+
+from __future__ import annotations
+
+import tomllib
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from tests.lab.figures.making import make_run
+
+import wqk.reporting.runs
+from wqk._files import append_lines
+from wqk.tables.run import METRICS, Run, create_run, open_run
+from wqk_lab.runs.outcomes import results
+
+
+def started(folder: Path, init: str, seed: int, saving: float) -> Run:
+    """A run whose held-out loss falls by 1 / step, sooner by a share of its steps."""
+    recipe = {"mode": "encoder", "init": init, "seed": seed, "steps": 100}
+    run = create_run(folder / f"{init}-{seed}", {"recipe": recipe, "corpus": {"folder": "text"}})
+    for step in range(10, 101, 10):
+        loss = 4.0 - step / 100 / (1 - saving) + seed / 100
+        append_lines(run.folder / METRICS, {"step": step, "held_out_loss": loss})
+    return open_run(run.folder)
+
+
+def test_a_speed_up_is_told_with_its_interval(tmp_path: Path) -> None:
+    pytest.importorskip("scipy")
+    savings = {1: 0.2, 2: 0.3, 3: 0.25}
+    runs = [started(tmp_path, "random", seed, 0.0) for seed in savings]
+    runs += [started(tmp_path, "symmetric", seed, saved) for seed, saved in savings.items()]
+    difference, saved = results(runs)
+    assert "symmetric ends 0." in difference
+    assert "below random" in difference
+    assert saved.startswith("Speed-up of symmetric over random: +2")
+    assert saved.endswith("of the steps (95 % interval, 3 seeds).")
+    # The other way round, were the starts exchanged.
+    exchanged = [started(tmp_path / "other", "random", s, saved) for s, saved in savings.items()]
+    exchanged += [started(tmp_path / "other", "symmetric", s, 0.0) for s in savings]
+    assert "above random" in results(exchanged)[0]
+    assert "over random: −2" in results(exchanged)[1]
+
+
+def test_runs_without_another_start_or_a_common_seed_are_passed_over(tmp_path: Path) -> None:
+    assert results([]) == []
+    assert results([make_run(tmp_path / "a"), make_run(tmp_path / "b", seed=2)]) == []
+    alone = [started(tmp_path, "random", 1, 0.0), started(tmp_path, "symmetric", 2, 0.2)]
+    assert results(alone) == []
+
+
+def test_a_report_tells_what_packages_find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    declared = tomllib.loads(Path(__file__).parents[3].joinpath("pyproject.toml").read_text())
+    module, _, name = declared["project"]["entry-points"]["wqk.results"]["laboratory"].partition(
+        ":"
+    )
+    assert getattr(import_module(module), name) is results
+    found = SimpleNamespace(load=lambda: lambda runs: [f"{len(runs)} runs & more"])
+    monkeypatch.setattr(wqk.reporting.runs, "entry_points", lambda group: [found])
+    told = wqk.reporting.runs.runs_section([make_run(tmp_path / "a")])
+    assert "<li>1 runs &amp; more</li>" in told
