@@ -69,7 +69,7 @@ def distance_rows(table: ScoreTable | None) -> pl.DataFrame:
     several = pl.col("distance").n_unique().over("title") > 1
     rows = titled(frame).filter(several)
     gamma = float(table.metadata.get("gamma", 2.0)) if table is not None else 2.0
-    untrained = [_ends(*sizes, gamma) for sizes in rows.select("d_query", "rank").iter_rows()]
+    untrained = [_ends(d, rank, gamma) for d, rank in rows.select("d_query", "rank").iter_rows()]
     ends = pl.DataFrame(untrained, schema=dict.fromkeys(ENDS, pl.Float64), orient="row")
     return rows.select("title", "layer", "distance", *LABELS).hstack(ends)
 
@@ -96,8 +96,9 @@ def distances_by_layer(rows: pl.DataFrame) -> Figure:
                 axis.plot(curve["distance"], curve[score], color=shade)
                 ends.append((curve[score][-1], str(curve["layer"][0]), shade))
             axis.axhline(0, color=GRAY, linewidth=0.5, zorder=0)
-            if (band := [group[f"{score}_{end}"].median() for end in ENDINGS])[0] is not None:
-                _band(axis, *band)
+            low, high = (group[f"{score}_{end}"][0] for end in ENDINGS)
+            if low is not None:
+                _band(axis, low, high)
             axis.margins(x=0)
             axis.set_ylabel(label)
             label_ends(axis, ends)
