@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -41,11 +42,17 @@ LLAMA_3_8B = Shape(
 )  # fmt: skip
 
 
-def write_checkpoint(folder: Path, shape: Shape, seed: int = 0) -> Path:
+def write_checkpoint(
+    folder: Path,
+    shape: Shape,
+    seed: int = 0,
+    change: Callable[[np.ndarray, int], np.ndarray] | None = None,
+) -> Path:
     """A folder with config.json and one safetensors file.
 
     Queries and keys are random, and the same in every layer; the rest is a hole in the file, which
-    takes no room on disk and is never read.
+    takes no room on disk and is never read. With ``change`` every layer has weights of its own, and
+    each is changed, given its number of heads.
     """
     random = np.random.default_rng(seed)
     sizes = [
@@ -67,14 +74,17 @@ def write_checkpoint(folder: Path, shape: Shape, seed: int = 0) -> Path:
     folder.mkdir(parents=True)
     with (folder / "model.safetensors").open("wb") as file:
         file.writelines([len(text).to_bytes(8, "little"), text])
-        layer = [
-            _encode(
-                random.standard_normal((rows, shape.width), np.float32) * np.float32(0.02),
-                shape.dtype,
-            )
-            for _, rows in sizes[:2]
-        ]
+        layer: list[bytes] = []
         for _ in range(shape.layers):
+            if change or not layer:
+                weights = (
+                    random.standard_normal((rows, shape.width), np.float32) * np.float32(0.02)
+                    for _, rows in sizes[:2]
+                )
+                layer = [
+                    _encode(change(w, len(w) // shape.head_width) if change else w, shape.dtype)
+                    for w in weights
+                ]
             file.writelines(layer)
         file.truncate(file.tell() + shape.rest)
     config = {

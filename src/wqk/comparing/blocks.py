@@ -4,7 +4,8 @@ Compared are the forms M(N) = scale · A R(−N) Bᵀ of every head on normalize
 at a few relative distances N. They are invariant to changes that leave attention unchanged:
 rotations within a head, a factor moved from queries to keys, norms or the scale folded into
 weights. Distances come from R × R Gram matrices, ⟨M_a, M_b⟩ = Σ (A_aᵀA_b) ∘ (B_aᵀB_b), head by head
-in float64, so that no more than one head is ever wider than stored.
+in float64, so that no more than one head is ever wider than stored; norms and biases, too, are
+folded in head by head. Before these products, random probes tell blocks that are far apart.
 
 Axes: H query heads, G key heads, D model width and 1 for the biases, R head width.
 """
@@ -16,7 +17,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from wqk._caching import cached_property
 from wqk._typing import Float
+from wqk.attention.coordinates import augmented, with_norm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,8 +32,67 @@ SAFETY = 1.5
 # Products of float64 Gram matrices resolve no smaller distance, relative to ‖A‖ ‖B‖.
 RESOLUTION = 1e-7
 
+# Probe vectors on either side; their P² scores tell heads apart, and how far apart blocks are.
+PROBES = 8
+# How far probes of equal forms may differ: times what is allowed, and by so much in float32.
+FAR, SINGLE = 5.0, 1e-4
+
 # Far below any tolerance.
 TINY = 1e-30
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """One side's stored rows, and what is folded into them: the norm that feeds them, biases."""
+
+    weight: Float[np.ndarray, "heads width d"]
+    bias: Float[np.ndarray, "heads width"] | None
+    norm: tuple[np.ndarray, np.ndarray | None, str] | None  # gain, shift and kind
+
+    def of(self, head: int) -> Float[np.ndarray, "width d"]:
+        """One head in float64, its bias last, (R, D + 1)."""
+        weight = self.weight[head : head + 1].astype(np.float64)
+        bias = None if self.bias is None else self.bias[head : head + 1]
+        if self.norm is not None:
+            weight, bias = with_norm(weight, bias, *self.norm)
+        return np.asarray(augmented(weight, bias)[0])
+
+    def probed(self, probes: Float[np.ndarray, "probes d"]) -> Float[np.ndarray, "heads width p"]:
+        """All heads times probes, without copying them."""
+        inputs, last = probes[:, :-1].T, probes[:, -1]
+        gain, shift, kind = self.norm or (np.ones(len(inputs)), None, "rms")
+        columns = [gain[:, None] * inputs, gain[:, None]]
+        columns += [shift[:, None]] if shift is not None else []
+        products = self.weight @ np.concatenate(columns, axis=1).astype(self.weight.dtype)
+        count = inputs.shape[1]
+        found = products[..., :count].astype(np.float64)
+        if kind == "layer":
+            found -= products[..., count, None] * inputs.mean(axis=0)
+        for extra in (
+            None if self.bias is None else self.bias[..., None],
+            None if shift is None else products[..., -1:],
+        ):
+            found += 0.0 if extra is None else extra * last
+        return np.asarray(found)
+
+    def equals(self, other: Rows) -> bool:
+        """Whether every number is the same."""
+        pairs = [(self.bias, other.bias)]
+        if (self.norm is None) != (other.norm is None):
+            return False
+        if self.norm is not None and other.norm is not None:
+            if self.norm[2] != other.norm[2]:
+                return False
+            pairs += list(zip(self.norm[:2], other.norm[:2], strict=True))
+        alike = all((a is None) == (b is None) for a, b in pairs) and all(
+            np.array_equal(a, b) for a, b in pairs if a is not None and b is not None
+        )
+        return alike and _equal(self.weight, other.weight)
+
+
+def _equal(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether two weights are equal; head by head, as most that differ do so in the first."""
+    return a.shape == b.shape and all(np.array_equal(*pair) for pair in zip(a, b, strict=True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,8 +103,8 @@ class Scoring:
     head ``pairing[h]``, which is h // (H/G).
     """
 
-    query: Float[np.ndarray, "heads width d"]
-    key: Float[np.ndarray, "key_heads width d"]
+    query: Rows
+    key: Rows
     scale: float  # of the score
     rotary: Rotary | None  # with its attention factor
     rounding: float  # half the relative distance of neighboring numbers, as stored
@@ -50,42 +112,102 @@ class Scoring:
     @property
     def pairing(self) -> np.ndarray:
         """The key head of each query head, (H,)."""
-        return np.arange(len(self.query)) // (len(self.query) // len(self.key))
+        heads, groups = len(self.query.weight), len(self.key.weight)
+        return np.arange(heads) // (heads // groups)
+
+    @property
+    def width(self) -> int:
+        """Width of a head."""
+        return int(self.query.weight.shape[1])
 
     @property
     def turning(self) -> Rotary | None:
         """The rotation without its attention factor."""
         return None if self.rotary is None else self.rotary.turning
 
+    @cached_property
     def heads(self) -> Heads:
         """Every head's two factors."""
-        factors = np.full(len(self.query), self.scale)
+        factors = np.full(len(self.query.weight), self.scale)
         stretch = self.rotary if self.rotary is not None and self.rotary.amplitude != 1 else None
-        return Heads(self.query, self.key, self.pairing, factors, self.turning, stretch)
+        own = np.arange(len(factors))
+        left, right = self._random
+        probes = self.query.probed(left), self.key.probed(right)[self.pairing]
+        sides = Side(self.query, own), Side(self.key, self.pairing)
+        return Heads(*sides, factors, self.turning, stretch, probes)
+
+    @cached_property
+    def _random(self) -> tuple[np.ndarray, np.ndarray]:
+        """Probes of either side."""
+        random = np.random.default_rng(0)
+        left, right = (
+            random.standard_normal((PROBES, rows.weight.shape[-1] + 1))
+            for rows in (self.query, self.key)
+        )
+        return left, right
+
+    @cached_property
+    def exchanged(self) -> tuple[np.ndarray, np.ndarray]:
+        """Either side's heads times the probes of the other, (H, R, P) and (G, R, P)."""
+        left, right = self._random
+        return self.query.probed(right), self.key.probed(left)
+
+    @cached_property
+    def key_probes(self) -> np.ndarray:
+        """Each key head once, (G, R, P)."""
+        share = len(self.query.weight) // len(self.key.weight)
+        return self.heads.probes[1][::share]
+
+    @cached_property
+    def products(self) -> InnerProducts:
+        """Of each head with itself."""
+        return InnerProducts(self.heads, self.heads)
 
     def without_biases(self) -> Scoring:
         """The same block, biases left out."""
-        return replace(self, query=self.query[..., :-1], key=self.key[..., :-1])
+        query, key = (
+            replace(rows, bias=None, norm=rows.norm and (rows.norm[0], None, rows.norm[2]))
+            for rows in (self.query, self.key)
+        )
+        return replace(self, query=query, key=key)
+
+
+class Side(NamedTuple):
+    """One side of every head: whose rows it has, and in which order."""
+
+    stored: Rows
+    head: np.ndarray  # of each query head, (H,)
+    order: np.ndarray | None = None  # of each head's rows, (R,)
+
+    def of(self, head: int) -> np.ndarray:
+        """One head's in float64, (R, D + 1)."""
+        rows = self.stored.of(self.head[head])
+        return rows if self.order is None else rows[self.order]
 
 
 class Heads(NamedTuple):
     """The form of each head: its two factors, and a number."""
 
-    query: np.ndarray  # (H, R, D)
-    key: np.ndarray  # (G, R, D)
-    key_head: np.ndarray  # of each query head, (H,)
+    query: Side
+    key: Side
     factor: np.ndarray  # (H,)
     rotary: Rotary | None
-    stretch: Rotary | None = None  # what multiplies the rotated dimensions at every distance
+    stretch: Rotary | None  # what multiplies the rotated dimensions at every distance
+    probes: tuple[np.ndarray, np.ndarray]  # both factors times probes, (H, R, P)
 
     def query_of(self, head: int) -> np.ndarray:
-        """One head's queries in float64, (R, D)."""
-        query = self.query[head].astype(np.float64)
-        return np.asarray(query if self.stretch is None else self.stretch.stretch(query.T).T)
+        """One head's queries in float64, (R, D + 1)."""
+        query = self.query.of(head)
+        return query if self.stretch is None else np.asarray(self.stretch.stretch(query.T).T)
 
-    def key_of(self, head: int) -> np.ndarray:
-        """The keys of one query head in float64, (R, D)."""
-        return np.asarray(self.key[self.key_head[head]].astype(np.float64))
+    def probed(self, distance: int) -> Float[np.ndarray, "heads probes probes"]:
+        """Scores of probes at a distance."""
+        query, key = (side.swapaxes(-1, -2) for side in self.probes)  # (H, P, R)
+        if self.stretch is not None:
+            query = self.stretch.stretch(query)
+        if distance:
+            query = _turned(query, self.rotary, distance)
+        return np.asarray(self.factor[:, None, None] * (query @ key.swapaxes(-1, -2)))
 
 
 class Distances(NamedTuple):
@@ -110,27 +232,44 @@ def distances(a: Scoring, b: Scoring, at: Sequence[int], tolerance: float = 0.0)
 
     ``tolerance`` is a relative distance that is accepted anyway.
     """
-    found = distances_of(a.heads(), b.heads(), at, (a.rounding, b.rounding))
+    if _identical(a, b):
+        count = len(a.query.weight)
+        found = Distances(np.zeros((len(at), count)), np.full(count, RESOLUTION))
+    else:
+        products = InnerProducts(a.heads, b.heads), b.products
+        found = _apart(a, *products, 1.0, at, (a.rounding, b.rounding))
     return found._replace(tolerance=np.maximum(found.tolerance, tolerance))
 
 
-def distances_of(
-    a: Heads, b: Heads, at: Sequence[int], roundings: tuple[float, float]
-) -> Distances:
-    """The same of any heads; ``roundings`` are those of the two blocks."""
-    if _identical(a, b):
-        count = len(a.query)
-        return Distances(np.zeros((len(at), count)), np.full(count, RESOLUTION))
-    own, other, both = InnerProducts(a, a), InnerProducts(b, b), InnerProducts(a, b)
-    squares = np.stack([own.at(n) for n in at])
-    across = squares + np.stack([other.at(n) - 2 * both.at(n) for n in at])
+def fitted(
+    a: Scoring, b: Heads, at: Sequence[int], roundings: tuple[float, float]
+) -> tuple[np.ndarray, Distances]:
+    """Each head's factor that brings b closest to a at distance 0, and how far apart they then are.
+
+    A factor is 1 if rounding explains it. A pruned head, which any factor fits, gets the median of
+    the others. ``roundings`` are those of the two blocks.
+    """
+    both, own = InnerProducts(a.heads, b), InnerProducts(b, b)
+    across, squares = both.at(0), own.at(0)
+    pruned = squares == 0
+    factors = across / np.where(pruned, 1.0, squares)
+    factors[pruned] = 1.0 if pruned.all() else np.median(factors[~pruned])
+    near = np.abs(factors - 1) <= SAFETY * sum(roundings) + RESOLUTION
+    factors = np.where(near, 1.0, factors)
+    return factors, _apart(a, both, own, factors, at, roundings)
+
+
+def _apart(
+    a: Scoring, both: InnerProducts, other: InnerProducts, factors: np.ndarray | float,
+    at: Sequence[int], roundings: tuple[float, float],
+) -> Distances:  # fmt: skip
+    """Distances of a's heads to b's times these factors."""
+    squares = np.stack([a.products.at(n) for n in at])
+    across = squares + np.stack([factors * (factors * other.at(n) - 2 * both.at(n)) for n in at])
     norms = np.sqrt(np.where(squares > 0, squares, 1.0))
     # Independent roundings of entries move M by the norms of the columns' products.
-    sizes = [
-        np.stack([np.square(pick(head)).sum(axis=-1) for head in range(len(a.query))])
-        for pick in (a.query_of, a.key_of)
-    ]
-    factor = np.abs(a.factor)
+    sizes = a.products.sizes
+    factor = np.abs(a.heads.factor)
     columns = factor * np.sqrt((sizes[0] * sizes[1]).sum(axis=-1))
     reach = factor * np.sqrt(sizes[0].sum(axis=-1) * sizes[1].sum(axis=-1))
     rounding = SAFETY * np.hypot(*roundings)
@@ -140,15 +279,31 @@ def distances_of(
     )
 
 
-def _identical(a: Heads, b: Heads) -> bool:
+def far_apart(a: Heads, b: Heads, at: Sequence[int], allowed: np.ndarray) -> bool:
+    """Whether some head lies beyond any doubt farther apart than allowed, whatever its factor.
+
+    From scores of random probes, whose mean square is that of the forms' entries. It saves the
+    products that would tell the same exactly; what is not far apart is not yet near.
+    """
+    ours, theirs = a.probed(0), b.probed(0)
+    squares = np.square(theirs).sum(axis=(-2, -1))
+    factors = (ours * theirs).sum(axis=(-2, -1)) / np.where(squares > 0, squares, 1.0)
+    for n in at:
+        ours, theirs = (heads.probed(n) for heads in (a, b))
+        sizes = np.linalg.norm(ours, axis=(-2, -1))
+        apart = np.linalg.norm(ours - factors[:, None, None] * theirs, axis=(-2, -1))
+        if (apart > (FAR * allowed + SINGLE) * np.where(sizes > 0, sizes, np.inf)).any():
+            return True
+    return False
+
+
+def _identical(a: Scoring, b: Scoring) -> bool:
     """Whether every number is the same, as in most conversions, which saves all products."""
-    rotations = (a.rotary, b.rotary), (a.stretch, b.stretch)
     return (
-        np.array_equal(a.factor, b.factor)
-        and np.array_equal(a.key_head, b.key_head)
-        and all(map(same_rotation, *zip(*rotations, strict=True)))
-        and np.array_equal(a.query, b.query)
-        and np.array_equal(a.key, b.key)
+        a.scale == b.scale
+        and same_rotation(a.rotary, b.rotary)
+        and a.query.equals(b.query)
+        and a.key.equals(b.key)
     )
 
 
@@ -161,19 +316,29 @@ def same_rotation(a: Rotary | None, b: Rotary | None) -> bool:
 
 
 class InnerProducts:
-    """⟨M_a(N), M_b(N)⟩ of each head, at any N from the same Gram matrices."""
+    """⟨M_a(N), M_b(N)⟩ of each head, at any N from the same Gram matrices.
+
+    ``sizes`` are the squared norms of the rows of both factors of a, (H, R) each, known only where
+    a and b are the same.
+    """
 
     def __init__(self, a: Heads, b: Heads) -> None:
-        heads = range(len(a.query))
-        self._queries = np.stack([a.query_of(h) @ b.query_of(h).T for h in heads])
+        queries: list[np.ndarray] = []
         keys: dict[tuple[int, int], np.ndarray] = {}
+        heads = range(len(a.factor))
         for head in heads:
-            pair = int(a.key_head[head]), int(b.key_head[head])
-            if pair not in keys:
-                keys[pair] = a.key_of(head) @ b.key_of(head).T
-        pairs = zip(a.key_head.tolist(), b.key_head.tolist(), strict=True)
-        self._keys = np.stack([keys[pair] for pair in pairs])
+            ours = a.query_of(head)
+            queries.append(ours @ (ours if a is b else b.query_of(head)).T)
+        pairs = list(zip(a.key.head.tolist(), b.key.head.tolist(), strict=True))
+        for head in heads:
+            if pairs[head] not in keys:
+                ours = a.key.of(head)
+                keys[pairs[head]] = ours @ (ours if a is b else b.key.of(head)).T
+        self._queries, self._keys = np.stack(queries), np.stack([keys[pair] for pair in pairs])
         self._rotary, self._factor = (a.rotary, b.rotary), a.factor * b.factor
+        self.sizes = tuple(
+            np.diagonal(some, axis1=-2, axis2=-1) for some in (self._queries, self._keys)
+        )
 
     def at(self, distance: int) -> Float[np.ndarray, " heads"]:
         """The products at one distance, (H,)."""
@@ -190,15 +355,3 @@ def _turned(vectors: np.ndarray, rotary: Rotary | None, distance: int) -> np.nda
         return vectors
     turned: np.ndarray = rotary.rotate(vectors, np.full(vectors.shape[-2], distance))
     return turned
-
-
-def best_factors(a: Heads, b: Heads, rounding: float) -> np.ndarray:
-    """Each head's factor that brings b closest to a at distance 0; 1 if rounding explains it.
-
-    A pruned head, which any factor fits, gets the median of the others.
-    """
-    across, own = InnerProducts(a, b).at(0), InnerProducts(b, b).at(0)
-    pruned = own == 0
-    factors = across / np.where(pruned, 1.0, own)
-    factors[pruned] = 1.0 if pruned.all() else np.median(factors[~pruned])
-    return np.where(np.abs(factors - 1) <= SAFETY * rounding + RESOLUTION, 1.0, factors)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from wqk.comparing import mistakes
-from wqk.comparing.blocks import best_factors, distances, distances_of, same_rotation
+from wqk.comparing.blocks import far_apart, fitted, same_rotation
 from wqk.comparing.gains import biases_repaired, norms_repaired
 from wqk.comparing.invariant import explained
 from wqk.comparing.origins import rows_repaired
@@ -21,6 +21,7 @@ from wqk.comparing.weights import SIDES, Attempt
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from wqk.comparing.blocks import Distances
     from wqk.comparing.mistakes import Mismatch
     from wqk.comparing.weights import StoredBlock
 
@@ -33,15 +34,14 @@ SAME = 2e-2
 
 
 def explain(
-    a: StoredBlock, b: StoredBlock, at: Sequence[int], tolerance: float = 0.0
+    a: StoredBlock, b: StoredBlock, at: Sequence[int], apart: Distances
 ) -> tuple[Mismatch, ...]:
     """How b differs from a: not at all, by known mistakes, or by how much.
 
     Both have the same number of query heads and the same width. They are compared ``at`` relative
-    positions, 0 first; only 0 counts without rotary positions.
+    positions, 0 first; only 0 counts without rotary positions. ``apart`` is how far apart they are,
+    and what is allowed.
     """
-    ours, theirs = a.scoring(), b.scoring()
-    apart = distances(ours, theirs, at, tolerance)
     if apart.agree:
         return ()
     # Rows can only be compared in the same order of rotary pairs.
@@ -53,16 +53,16 @@ def explain(
     for attempt in _attempts(a, aligned):
         if attempt.beyond:  # only where nothing explains those heads, too
             partial.append(attempt)
-        elif (finished := _finished(a, attempt, at, tolerance)) is not None:
+        elif (finished := _finished(a, attempt, at, apart.tolerance)) is not None:
             return tuple(mistakes.distinct(finished))
-    found = explained(ours, theirs, at)
+    found = explained(a.scoring, b.scoring, at, apart)
     if found:
         return found
     merged = _adapter(a, b)
     if merged is not None:
         return (merged,)
     for attempt in partial:
-        if (finished := _finished(a, attempt, at, tolerance)) is not None:
+        if (finished := _finished(a, attempt, at, apart.tolerance)) is not None:
             return tuple(mistakes.distinct(finished))
     return (mistakes.unexplained(apart.relative.max(axis=0), apart.tolerance),)
 
@@ -88,22 +88,22 @@ def _with_settings(a: StoredBlock, attempt: Attempt) -> Iterator[Attempt]:
 
 
 def _finished(
-    a: StoredBlock, attempt: Attempt, at: Sequence[int], tolerance: float
+    a: StoredBlock, attempt: Attempt, at: Sequence[int], allowed: np.ndarray
 ) -> tuple[Mismatch, ...] | None:
     """The mismatches, with rotation and factors settled too; None if the blocks still differ."""
-    ours, theirs = a.scoring(), attempt.block.scoring()
-    kept = [head for head in range(len(ours.query)) if head not in attempt.beyond]
+    ours, theirs = a.scoring, attempt.block.scoring
+    kept = [head for head in range(a.query.heads) if head not in attempt.beyond]
     rotations = [theirs.rotary]
     if not same_rotation(ours.rotary, theirs.rotary):
         rotations.append(ours.rotary)
-    roundings = ours.rounding, theirs.rounding
+    lost = np.isin(np.arange(a.query.heads), list(attempt.beyond))
     for rotary in rotations:
-        turned = replace(theirs, rotary=rotary).heads()
-        factors = best_factors(ours.heads(), turned, sum(roundings))
-        scaled = turned._replace(factor=turned.factor * factors)
-        apart = distances_of(ours.heads(), scaled, at, roundings)
-        allowed = np.maximum(apart.tolerance, tolerance)
-        if not (factors[kept].all() and (apart.relative <= allowed)[:, kept].all()):
+        turned = replace(theirs, rotary=rotary).heads
+        if far_apart(ours.heads, turned, at, np.where(lost, np.inf, allowed)):
+            continue
+        factors, apart = fitted(ours, turned, at, (ours.rounding, theirs.rounding))
+        near = apart.relative <= np.maximum(apart.tolerance, allowed)
+        if not (factors[kept].all() and near[:, kept].all()):
             continue
         found = list(attempt.found)
         if rotary is not theirs.rotary:
@@ -135,7 +135,7 @@ def _adapter(a: StoredBlock, b: StoredBlock) -> Mismatch | None:
             continue
         if not step.any(axis=1).mean() > MOST_ROWS:  # of some heads alone
             return None
-        rank = _rank(step, max(a.rounding, b.rounding) * float(np.abs(ours).max()))
+        rank = _rank(step, max(a.rounding, b.rounding) * float(max(ours.max(), -ours.min())))
         if rank is None:
             return None
         ranks[side] = rank

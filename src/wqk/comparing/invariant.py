@@ -11,17 +11,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
 from wqk.comparing import mistakes
 from wqk.comparing.blocks import (
+    Distances,
     Heads,
     Scoring,
-    best_factors,
+    Side,
     distances,
-    distances_of,
+    far_apart,
+    fitted,
     same_rotation,
 )
 
@@ -31,47 +33,59 @@ if TYPE_CHECKING:
     from wqk.comparing.mistakes import Mismatch
     from wqk.families.rotary import Rotary
 
-# Probe vectors on either side; their P² scores distinguish heads.
-PROBES = 8
-
 # Smallest cosine of two heads' probes that is worth an exact comparison.
 ALIKE = 0.99
 
 
-def explained(a: Scoring, b: Scoring, at: Sequence[int]) -> tuple[Mismatch, ...] | None:
-    """The changes after which b is a, as few as possible; None if there are none."""
+# Of each head's rows, (R,); None as they are.
+Order: TypeAlias = "np.ndarray | None"
+
+
+def explained(
+    a: Scoring, b: Scoring, at: Sequence[int], apart: Distances
+) -> tuple[Mismatch, ...] | None:
+    """The changes after which b is a, as few as possible; None if there are none.
+
+    ``apart`` is how far apart the two are.
+    """
     explanations = [
-        (*first, *rest) for first, view in _views(b) if (rest := _explain(a, view, at)) is not None
+        (*first, *rest)
+        for first, view in _views(b)
+        if (rest := _explain(a, b, view, at, apart)) is not None
     ]
     if explanations:
         return min(explanations, key=len)
-    if distances(a.without_biases(), b.without_biases(), at).agree:
+    bare = a.without_biases(), b.without_biases()
+    if (
+        (_has_biases(a) or _has_biases(b))
+        and not far_apart(*(one.heads for one in bare), at[:1], apart.tolerance)
+        and distances(*bare, at).agree
+    ):
         return (mistakes.other_bias("same weights, other biases"),)
     return None
 
 
+def _has_biases(scoring: Scoring) -> bool:
+    sides = scoring.query, scoring.key
+    return any(side.bias is not None or (side.norm and side.norm[1] is not None) for side in sides)
+
+
 def signature(scoring: Scoring) -> np.ndarray:
     """Scores of random probes by every head, (H, P²) of norm 1: a short mark of its form."""
-    random = np.random.default_rng(0)
-    left, right = (
-        random.standard_normal((PROBES, w.shape[-1])).astype(w.dtype)
-        for w in (scoring.query, scoring.key)
-    )
-    probed = _probed(scoring.query @ left.T, (scoring.key @ right.T)[scoring.pairing])
+    probed = _probed(*scoring.heads.probes)
     return probed.reshape(len(probed), -1)
 
 
-def _views(b: Scoring) -> Iterator[tuple[tuple[Mismatch, ...], Scoring]]:
-    """The block unchanged, and with one side's rotary order changed."""
-    yield (), b
+def _views(b: Scoring) -> Iterator[tuple[tuple[Mismatch, ...], tuple[Order, Order]]]:
+    """The orders of each head's rows, by side: as they are, and one side's changed."""
+    yield (), (None, None)
     if b.rotary is None:
         return
     for side, order in product(("query", "key"), ("half", "interleaved")):
-        factor = getattr(b, side)
-        rows = _reordered(b.rotary, factor.shape[1], order)
+        rows = _reordered(b.rotary, b.width, order)
         reason = f"other rotary order in the {side} weights alone"
-        view = replace(b, **{side: factor[:, rows]})
-        yield (mistakes.reordered(mistakes.ROTARY, reason, "", (side,), one_side=side),), view
+        named = mistakes.reordered(mistakes.ROTARY, reason, "", (side,), one_side=side)
+        yield (named,), (rows, None) if side == "query" else (None, rows)
 
 
 def _reordered(rotary: Rotary, width: int, order: str) -> np.ndarray:
@@ -81,22 +95,34 @@ def _reordered(rotary: Rotary, width: int, order: str) -> np.ndarray:
     return np.concatenate([rows.ravel(), np.arange(2 * pairs, width)])
 
 
-def _explain(a: Scoring, b: Scoring, at: Sequence[int]) -> tuple[Mismatch, ...] | None:
-    """The changes after which b is a; None where some head is not among b's."""
-    match = _match(a, b)
+def _explain(
+    a: Scoring, b: Scoring, rows: tuple[Order, Order], at: Sequence[int], apart: Distances
+) -> tuple[Mismatch, ...] | None:
+    """The changes after which b, its rows reordered, is a; None if some head is not among b's."""
+    match = _match(a, b, rows)
     if match is None:
         return None
     query_heads, key_heads, flipped = match
-    plain = b.heads()
-    roundings = a.rounding, b.rounding
+    heads = (key_heads, query_heads) if flipped else (query_heads, key_heads)
+    stored = (b.key, b.query) if flipped else (b.query, b.key)
+    probes = _probes(b, rows)[flipped]
+    if flipped:
+        rows, probes = rows[::-1], probes[::-1]
+    sides = [Side(*side) for side in zip(stored, heads, rows, strict=True)]
+    if any(np.array_equal(order, np.arange(b.width)) for order in rows if order is not None):
+        return None  # no other view than the first
+    chosen = probes[0][heads[0]], probes[1][heads[1]]
+    own = np.arange(len(query_heads)), b.pairing
+    plain = not flipped and rows == (None, None) and all(map(np.array_equal, match[:2], own))
     for rotary in _rotations(a.turning, b.turning):
-        if flipped:
-            heads = Heads(b.key[key_heads], b.query, query_heads, plain.factor, rotary)
-        else:
-            heads = plain._replace(query=b.query[query_heads], key_head=key_heads, rotary=rotary)
-        factors = best_factors(a.heads(), heads, a.rounding + b.rounding)
-        scaled = heads._replace(factor=heads.factor * factors)
-        if factors.all() and distances_of(a.heads(), scaled, at, roundings).agree:
+        if plain and same_rotation(rotary, b.turning):
+            continue  # that has been tried
+        stretch = None if flipped else b.heads.stretch
+        view = Heads(sides[0], sides[1], b.heads.factor, rotary, stretch, chosen)
+        if far_apart(a.heads, view, at, apart.tolerance):
+            continue
+        factors, left = fitted(a, view, at, (a.rounding, b.rounding))
+        if factors.all() and left.agree:
             return tuple(_named(a, b, match, rotary, factors))
     return None
 
@@ -106,7 +132,7 @@ def _named(
 ) -> Iterator[Mismatch]:
     query_heads, key_heads, flipped = match
     if not np.array_equal(b.pairing[query_heads], key_heads):
-        yield mistakes.pairing(query_heads, key_heads, len(b.key))
+        yield mistakes.pairing(query_heads, key_heads, len(b.key.weight))
     elif not np.array_equal(query_heads, np.arange(len(query_heads))):
         yield mistakes.head_order(query_heads)
     if flipped:
@@ -114,7 +140,7 @@ def _named(
     if not same_rotation(rotary, b.turning):
         yield mistakes.other_rotary(rotary, b.turning)
     if (factors != 1).any():
-        yield mistakes.scaled([float(f) for f in 1 / factors], a.query.shape[1])
+        yield mistakes.scaled([float(f) for f in 1 / factors], a.width)
 
 
 class Match(NamedTuple):
@@ -125,19 +151,25 @@ class Match(NamedTuple):
     flipped: bool
 
 
-def _match(a: Scoring, b: Scoring) -> Match | None:
+def _probes(
+    b: Scoring, rows: tuple[Order, Order]
+) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    """Probes of b's queries and keys, (H, R, P) and (G, R, P); and those of exchanged sides."""
+    orders = [slice(None) if order is None else order for order in rows]
+    pairs = (b.heads.probes[0], b.key_probes), b.exchanged
+    straight, exchanged = ((q[:, orders[0]], k[:, orders[1]]) for q, k in pairs)
+    return straight, exchanged
+
+
+def _match(a: Scoring, b: Scoring, rows: tuple[Order, Order]) -> Match | None:
     """The pair of b's heads most like each of a's heads at distance 0, by random probes."""
-    random = np.random.default_rng(0)
-    left, right = (
-        random.standard_normal((PROBES, w.shape[-1])).astype(w.dtype) for w in (a.query, a.key)
-    )
-    ours = _probed(a.query @ left.T, (a.key @ right.T)[a.pairing])
-    straight = _probed((b.query @ left.T)[:, None], (b.key @ right.T)[None])
-    candidates = [(False, straight)]
-    if left.shape == right.shape:
-        flipped = _probed((b.query @ right.T)[:, None], (b.key @ left.T)[None])
+    ours = _probed(*a.heads.probes)
+    straight, exchanged = _probes(b, rows)
+    candidates = [(False, _probed(straight[0][:, None], straight[1][None]))]
+    if a.query.weight.shape[-1] == a.key.weight.shape[-1]:
+        flipped = _probed(exchanged[0][:, None], exchanged[1][None])
         candidates.append((True, flipped.swapaxes(-1, -2)))
-    heads = np.arange(len(a.query))
+    heads = np.arange(len(ours))
     for is_flipped, theirs in candidates:
         cosines = np.abs(np.einsum("hij,qkij->hqk", ours, theirs))
         # Pruned heads, whose scores are zero, are alike.
@@ -148,7 +180,7 @@ def _match(a: Scoring, b: Scoring) -> Match | None:
         cosines[:, heads, b.pairing] += 2e-6
         best = cosines.reshape(len(heads), -1).argmax(axis=1)
         if (cosines.reshape(len(heads), -1).max(axis=1) > ALIKE).all():
-            query_heads, key_heads = np.divmod(best, len(b.key))
+            query_heads, key_heads = np.divmod(best, len(b.key.weight))
             return Match(query_heads, key_heads, is_flipped)
     return None
 

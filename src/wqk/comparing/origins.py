@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 DIRECTIONS, ALIKE = 64, 0.9
 # Rows compared at a time, to bound memory.
 SOME = 512
+# A row is another one if it is more similar by this much.
+CLOSER = 1e-4
 # Factors that differ by less than this, relative to the largest, are the same.
 SAME = 2e-2
 
@@ -57,6 +59,7 @@ def rows_repaired(a: StoredBlock, b: StoredBlock) -> Iterator[Attempt]:
             _origins(_rows(b.side(side), theirs), sources, number, a.side(side), b.side(side))
             for number, side in enumerate(SIDES)
         )
+        del sources
         if not any((one.source >= 0).any() for one in found) or any(
             all(map(_equal, found, known)) for known in seen
         ):
@@ -64,6 +67,11 @@ def rows_repaired(a: StoredBlock, b: StoredBlock) -> Iterator[Attempt]:
         origins = found[0], found[1]
         seen.append(origins)
         yield from _read(a, b, origins)
+        if all(
+            one.are(number) and np.array_equal(one.row, _usual(a.side(side), b.side(side)))
+            for number, (one, side) in enumerate(zip(origins, SIDES, strict=True))
+        ):
+            return  # every row is in its place
     transposed = _transposed(a, b)
     if transposed is not None:
         yield transposed
@@ -89,57 +97,89 @@ def _origins(
     rows: np.ndarray, sources: Sequence[np.ndarray], own: int, ours: Weights, theirs: Weights
 ) -> Origins:
     """Where rows come from: of equal ones, from their own side and place."""
+    usual = _usual(ours, theirs)
+    cosine = _cosines(rows, sources[own], usual)
+    source, row = np.full(len(rows), own), usual.copy()
     # The two sides of cross-attention may differ in width; rows then come from their own alone.
-    none = np.empty((0, rows.shape[1]), rows.dtype)
-    sources = [one if one.shape[1] == rows.shape[1] else none for one in sources]
-    starts = np.cumsum([0, *(len(source) for source in sources)])
-    place, cosine = _nearest(rows, np.concatenate(list(sources)))
-    # Key heads that are stored repeatedly, or only once, belong to the same one.
+    fitting = [number for number, one in enumerate(sources) if one.shape[1] == rows.shape[1]]
+    lost = np.flatnonzero(cosine < 1 - CLOSER)
+    if len(lost) and fitting:
+        some = rows[lost]
+        silent = [_silent(one) for one in (some, *(sources[number] for number in fitting))]
+        if own in fitting:  # rows that are in their places are taken
+            silent[1 + fitting.index(own)][usual[cosine >= 1 - CLOSER]] = False
+        place = _nearest(
+            _sketch(some), np.concatenate([_sketch(sources[number]) for number in fitting]),
+            silent[0], np.concatenate(silent[1:]),
+        )  # fmt: skip
+        start = 0
+        for number in fitting:
+            count = len(sources[number])
+            here = np.flatnonzero((place >= start) & (place < start + count))
+            found = _cosines(some[here], sources[number], place[here] - start)
+            nearer = found > cosine[lost[here]] + CLOSER
+            source[lost[here[nearer]]] = number
+            row[lost[here[nearer]]] = (place[here] - start)[nearer]
+            cosine[lost[here]] = np.maximum(found, cosine[lost[here]])
+            start += count
+    known = cosine > ALIKE
+    return Origins(np.where(known, source, -1), np.where(known, row, -1))
+
+
+def _usual(ours: Weights, theirs: Weights) -> np.ndarray:
+    """The row of a side that each row of the other block is, if it is in its place.
+
+    Key heads that are stored repeatedly, or only once, belong to the same one.
+    """
     heads = np.arange(theirs.heads) * ours.heads // theirs.heads
-    usual = (heads[:, None] * ours.width + np.arange(theirs.width) % ours.width).ravel()
-    usual = usual[: len(rows)]
-    at_home = _cosines(rows, sources[own][usual])
-    place = np.where(at_home > cosine - 1e-4, starts[own] + usual, place)
-    cosine = np.maximum(cosine, at_home)
-    source = np.searchsorted(starts, place, side="right") - 1
-    return Origins(
-        np.where(cosine > ALIKE, source, -1), np.where(cosine > ALIKE, place - starts[source], -1)
-    )
+    return np.asarray((heads[:, None] * ours.width + np.arange(theirs.width) % ours.width).ravel())
 
 
-def _nearest(rows: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each row the most similar other one, whatever the sign, and their cosine."""
-    directions = np.eye(rows.shape[1], dtype=np.float32)
+def _sketch(rows: np.ndarray) -> np.ndarray:
+    """Rows in a few random directions, of norm 1; all of narrow ones."""
     if rows.shape[1] > DIRECTIONS:
         random = np.random.default_rng(0)
         directions = random.standard_normal((rows.shape[1], DIRECTIONS)).astype(np.float32)
-    ours, theirs = (_unit(some.astype(np.float32) @ directions) for some in (rows, others))
-    place = np.empty(len(rows), int)
-    for start in range(0, len(rows), SOME):
-        place[start : start + SOME] = np.abs(ours[start : start + SOME] @ theirs.T).argmax(axis=1)
-    # Rows of zeros, of pruned heads, are each other's in their order.
-    silent, other_silent = (np.flatnonzero(~some.any(axis=1)) for some in (rows, others))
-    count = min(len(silent), len(other_silent))
-    place[silent[:count]] = other_silent[:count]
-    return place, _cosines(rows, others[place])
-
-
-def _unit(rows: np.ndarray) -> np.ndarray:
+        rows = rows.astype(np.float32, copy=False) @ directions
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
-    return np.asarray(rows / np.where(norms > 0, norms, 1))
+    return np.asarray(rows / np.where(norms > 0, norms, 1), np.float32)
 
 
-def _cosines(rows: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Row by row, whatever the sign; 1 for two rows of zeros."""
-    if rows.shape != others.shape:
+def _silent(rows: np.ndarray) -> np.ndarray:
+    """Which rows are zero."""
+    return ~rows.any(axis=1)
+
+
+def _nearest(
+    ours: np.ndarray, others: np.ndarray, silent: np.ndarray, others_silent: np.ndarray
+) -> np.ndarray:
+    """For each row the most similar other one, whatever the sign, by their sketches.
+
+    Rows of zeros, of pruned heads, are each other's in their order.
+    """
+    place = np.empty(len(ours), int)
+    for start in range(0, len(ours), SOME):
+        place[start : start + SOME] = np.abs(ours[start : start + SOME] @ others.T).argmax(axis=1)
+    pairs = list(zip(np.flatnonzero(silent), np.flatnonzero(others_silent), strict=False))
+    for row, other in pairs:
+        place[row] = other
+    return place
+
+
+def _cosines(rows: np.ndarray, others: np.ndarray, place: np.ndarray | None = None) -> np.ndarray:
+    """Of each row and the one of the others in its place, whatever the sign; 1 for two of zeros."""
+    place = np.arange(len(others)) if place is None else place
+    if len(rows) != len(place) or rows.shape[1] != others.shape[1]:
         return np.zeros(len(rows))
-    products = np.abs(np.einsum("nd,nd->n", rows, others, dtype=np.float64))
-    norms = [
-        np.sqrt(np.einsum("nd,nd->n", some, some, dtype=np.float64)) for some in (rows, others)
-    ]
-    both = norms[0] * norms[1]
-    silent = (norms[0] == 0) & (norms[1] == 0)
-    return np.where(silent, 1.0, products / np.where(both > 0, both, 1.0))
+    found = np.empty(len(rows))
+    for start in range(0, len(rows), SOME):
+        some = slice(start, start + SOME)
+        pair = rows[some], others[place[some]]
+        norms = np.linalg.norm(pair[0], axis=1) * np.linalg.norm(pair[1], axis=1)
+        silent = _silent(pair[0]) & _silent(pair[1])
+        products = np.abs(np.einsum("nd,nd->n", *pair))
+        found[some] = np.where(silent, 1.0, products / np.where(norms > 0, norms, 1.0))
+    return found
 
 
 def _read(a: StoredBlock, b: StoredBlock, origins: tuple[Origins, Origins]) -> Iterator[Attempt]:
@@ -307,12 +347,14 @@ def _in_words(steps: tuple[Reorder, ...], heads: int, width: int, read: str) -> 
 def _by_row(side: str, ours: Weights, weights: Weights) -> tuple[Weights, Mismatch | None]:
     """A factor or a sign that depends on the dimension within a head alone."""
     theirs = weights.rows
-    sizes = np.einsum("nd,nd->n", theirs, theirs, dtype=np.float64)
-    products = np.einsum("nd,nd->n", ours.rows, theirs, dtype=np.float64)
-    if ours.rows.shape != theirs.shape or not sizes.all():
+    if ours.rows.shape != theirs.shape:
+        return weights, None
+    sizes, products = (np.einsum("nd,nd->n", some, theirs) for some in (theirs, ours.rows))
+    if not sizes.all():
         return weights, None
     factors = (products / sizes).reshape(weights.heads, weights.width)
-    usual = factors[0]
+    first = [some[: weights.width].astype(np.float64) for some in (ours.rows, theirs)]
+    usual = np.einsum("nd,nd->n", *first) / np.square(first[1]).sum(axis=1)
     if np.abs(factors - usual).max() > SAME * np.abs(usual).max() or np.ptp(usual) < SAME:
         return weights, None
     repaired = weights.changed(
@@ -420,8 +462,9 @@ def _transposed(a: StoredBlock, b: StoredBlock) -> Attempt | None:
         rows = theirs.rows
         if rows.shape[0] != rows.shape[1] or ours.rows.shape != rows.shape:
             continue
-        turned = np.ascontiguousarray(rows.T)
-        if (_cosines(turned, ours.rows) > ALIKE).mean() > 0.5:
+        some = slice(None, None, max(1, len(rows) // SOME))
+        if (_cosines(rows[:, some].T, ours.rows[some]) > ALIKE).mean() > 0.5:
+            turned = np.ascontiguousarray(rows.T)
             named = mistakes.Mismatch(
                 "stored transposed",
                 "the weight is stored transposed, (in, out)",
@@ -444,11 +487,14 @@ def _fused(a: StoredBlock, b: StoredBlock) -> Iterator[Attempt]:
     lengths = [heads * width, groups * width, groups * width]
     if len(ours) != lengths[2]:
         return
-    all_ours = np.concatenate([a.query.rows, a.key.rows, ours])
-    all_theirs = np.concatenate([b.query.rows, b.key.rows, theirs])
-    place, cosine = _nearest(all_ours, all_theirs)
-    if (cosine < ALIKE).any() or not np.array_equal(np.sort(place), np.arange(len(place))):
+    parts = [(a.query.rows, a.key.rows, ours), (b.query.rows, b.key.rows, theirs)]
+    marks = [np.concatenate([_sketch(one) for one in some]) for some in parts]
+    place = _nearest(marks[0], marks[1], *map(_silent, marks))
+    if (_cosines(marks[0], marks[1], place) < ALIKE).any() or not np.array_equal(
+        np.sort(place), np.arange(len(place))
+    ):
         return
+    all_theirs = np.concatenate(parts[1])
     for named, rows in _fusions(heads, groups, width):
         if np.array_equal(rows, place):
             moved = all_theirs[rows]

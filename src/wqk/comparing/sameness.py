@@ -257,7 +257,8 @@ def same(
             stored = _read(checkpoints, pair, rounded)
             blocks.append(_compare(checkpoints, pair, stored, tolerance))
             for mark, block in zip(marks, stored, strict=True):
-                mark[_place(pair[0])] = signature(block.scoring()).astype(np.float32)
+                mark[_place(pair[0])] = signature(block.scoring).astype(np.float32)
+            del stored, block  # before the next pair is read
         if on_progress:
             on_progress(len(blocks), len(pairs))
     blocks = _other_layers(blocks, *marks)
@@ -460,14 +461,14 @@ def _compare(
             f'config["num_attention_heads"] = {a.query.heads}',
         )  # fmt: skip
         return BlockComparison(*place, dict.fromkeys(at, float("nan")), 0, 0.0, (counts, *settings))
-    measured = distances(a.scoring(), b.scoring(), at, tolerance)
+    measured = distances(a.scoring, b.scoring, at, tolerance)
     worst = measured.worst
     return BlockComparison(
         *place,
         dict(zip(at, map(float, measured.relative.max(axis=1)), strict=True)),
         worst,
         float(measured.tolerance[worst]),
-        (*(() if measured.agree else explain(a, b, at, tolerance)), *settings),
+        (*(() if measured.agree else explain(a, b, at, measured)), *settings),
     )
 
 

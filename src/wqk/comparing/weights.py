@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from wqk._caching import cached_property
 from wqk.attention import Block
-from wqk.attention.coordinates import augmented, with_norm
+from wqk.attention.coordinates import with_norm
 from wqk.checkpoints.adapters import AdaptedCheckpoint
 from wqk.checkpoints.quantized import QUANTIZED, rounding
-from wqk.comparing.blocks import Scoring
+from wqk.comparing.blocks import Rows, Scoring
 from wqk.comparing.reorders import to_order
 from wqk.families import Composed, Projection
 
@@ -95,6 +96,16 @@ class Weights:
             return weight, bias
         return with_norm(weight, bias, self.gain, self.shift, self.norm.kind)
 
+    def unfolded(self, norms: bool, biases: bool = True) -> Rows:
+        """The rows with what comes after them, and beside them the norm before them if wanted.
+
+        Without ``biases``, their own and the norm's are left out.
+        """
+        norm = None
+        if norms and self.norm is not None and self.gain is not None:
+            norm = (self.gain, self.shift if biases else None, self.norm.kind)
+        return Rows(self.factor.weight, self.factor.bias if biases else None, norm)
+
     def changed(self, **parts: Any) -> Weights:
         """With other ``weight`` rows, ``bias``, or norm before the score (``after``)."""
         names = {"weight": "stored_weight", "bias": "stored_bias", "after": "gain"}
@@ -147,12 +158,12 @@ class StoredBlock:
         turned = replace(rotary, order=order)
         return replace(self, query=sides[0], key=sides[1], rotary=turned, stored_order=rotary.order)
 
+    @cached_property
     def scoring(self) -> Scoring:
         """Its scores."""
-        query, key = self.query.folded(self.norms), self.key.folded(self.norms)
         return Scoring(
-            augmented(*query),
-            augmented(key[0], key[1] if self.key_bias else None),
+            self.query.unfolded(self.norms),
+            self.key.unfolded(self.norms, self.key_bias),
             self.scale,
             self.rotary,
             self.rounding,
@@ -256,7 +267,8 @@ def _rounding(dtype: str, values: np.ndarray) -> float:
         return rounding(dtype, values) if whole else QUANTIZED[dtype].steps
     kind = grid(dtype, values)
     relative, at_zero = ROUNDING.get(kind, ROUNDING["F8_E5M2"]), AT_ZERO.get(kind, 0.0)
-    size = float(np.sqrt(np.mean(np.square(values, dtype=np.float64))))
+    flat = values.reshape(-1)
+    size = float(np.sqrt(np.vdot(flat, flat) / flat.size)) if at_zero and flat.size else 0.0
     return max(relative, at_zero / size if size else 0.0)
 
 
