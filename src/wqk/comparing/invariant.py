@@ -58,7 +58,7 @@ def explained(
     bare = a.without_biases(), b.without_biases()
     if (
         (_has_biases(a) or _has_biases(b))
-        and not far_apart(*(one.heads for one in bare), at[:1], apart.tolerance)
+        and not far_apart(bare[0].heads, bare[1].heads, at[:1], apart.tolerance)
         and distances(*bare, at).agree
     ):
         return (mistakes.other_bias("same weights, other biases"),)

@@ -147,7 +147,7 @@ def _sketch(rows: np.ndarray) -> np.ndarray:
 
 def _silent(rows: np.ndarray) -> np.ndarray:
     """Which rows are zero."""
-    return ~rows.any(axis=1)
+    return np.asarray(~rows.any(axis=1))
 
 
 def _nearest(
