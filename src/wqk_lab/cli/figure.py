@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 # Repeated here so that nothing heavy is loaded for their names; a test compares them.
 FIGURES = (
-    "fig2", "fig3", "s1", "s2", "s3", "s4", "s5", "losses", "dose", "updates", "heads", "coupling",
-    "distances",
+    "fig2", "fig3", "s1", "s2", "s3", "s4", "s5", "losses", "dose", "convert", "updates", "heads",
+    "coupling", "distances",
 )  # fmt: skip
 TABLES = ("table1", "tableS2", "tableS3")
 
@@ -67,6 +67,7 @@ def figure(
       s5         initializations: loss, symmetry, gap between layers, layers
       losses     initializations and penalties: loss, difference from random
       dose       loss against the scale of the start
+      convert    runs that continue others: scores and those of the change
       updates    symmetry and directionality of each form's change
     From tables and details:
       heads      symmetry within and between heads, and by chance

@@ -13,7 +13,7 @@ from wqk._style import PICTURES, save_figure
 from wqk.errors import RunError, UnknownName
 from wqk.reporting.pictures import distances, heads, terms
 from wqk.reporting.pictures.matrix import examples
-from wqk_lab.figures import dose, dynamics, model_sizes, starts
+from wqk_lab.figures import convert, dose, dynamics, model_sizes, starts
 from wqk_lab.figures.paper_curves import published_pairs, published_starts
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ FIGURES = {
         lambda given: starts.losses_by_start(given.runs), starts.losses_and_differences
     ),
     "dose": Entry(lambda given: dose.dose_rows(given.runs, given.level), dose.loss_by_scale),
+    "convert": Entry(lambda given: convert.convert_rows(given.runs), convert.dose_curves),
     "updates": Entry(
         lambda given: dynamics.update_curves(given.runs), dynamics.medians_by_comparison
     ),

@@ -40,6 +40,13 @@ Records = Mapping[str, Mapping[str, Mapping[int, float]]]
 
 DEFINITION = "contrasts.toml"
 
+# Columns of conversions, and what their means over layers are called.
+CONVERSION = {
+    "symmetry": "symmetry",
+    "directionality_excess": "directionality",
+    "change_symmetry": "symmetry of the change",
+}
+
 
 @dataclass(frozen=True)
 class Contrast:
@@ -146,6 +153,10 @@ def _quantities(row: Mapping[str, str]) -> Iterable[tuple[str, str, int, float]]
         yield f"loss at step {step}", cell, seed, float(row["held_out_loss"])
     if row.get("first_below_3"):
         yield "end of the plateau", cell, seed, float(row["first_below_3"])
+    if "change_symmetry" in row and not row["layer"]:
+        for name, measure in CONVERSION.items():
+            if row[name]:
+                yield f"{measure} at step {step}", cell, seed, float(row[name])
 
 
 def read_definition(folder: Path) -> tuple[list[Contrast], list[Claim]]:

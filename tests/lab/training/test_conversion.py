@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,11 @@ from tests.lab.training.conftest import VOCABULARY, MakeRecipe, make_store, one_
 from wqk.cli.main import command
 from wqk.errors import RunError
 from wqk.tables.run import Run, checkpoints_in, open_run
+from wqk_lab.figures import Sources, draw, numbers
 from wqk_lab.runs.groups import cells, modes
 from wqk_lab.training.conversion import continued, open_parent
 from wqk_lab.training.corpus import TokenStore
-from wqk_lab.training.experiments import read_experiments
+from wqk_lab.training.experiments import Trial, read_experiments, run_experiments
 from wqk_lab.training.objectives import Rows
 from wqk_lab.training.recipe import Recipe, make_recipe
 from wqk_lab.training.training import train
@@ -96,6 +98,49 @@ def test_a_killed_child_resumes_to_the_same_bits(
         assert open_run(folder).metrics["loss"].to_list() == whole.metrics["loss"].to_list()
 
 
+def test_the_figure_s_numbers_are_those_of_the_weights(decoder: Run, tmp_path: Path) -> None:
+    recipe = Recipe.from_json(decoder.recipe)
+    runs = []
+    for seed in (1, 2):  # two seeds, as far as the figure knows
+        chosen = {"objective": "masked", "keep_checkpoints": "0,3", "seed": seed}
+        child = continued(recipe, "decoder-1", chosen)
+        runs.append(train(child, None, tmp_path / f"child-{seed}", parent=decoder.folder))
+    rows = numbers("convert", Sources((decoder, *runs)))
+    assert set(rows["run"]) == {"child-1", "child-2"}
+    assert rows.select("origin", "loss", "attention").unique().rows() == [
+        ("decoder", "masked", "full")
+    ]
+
+    def form(step: int) -> np.ndarray:
+        named = "roberta_prelayernorm.encoder.layer.1.attention.self.{}.weight"
+        query, key = (weights(runs[0].folder, step)[named.format(n)] for n in ("query", "key"))
+        return query.T.astype(float) @ key
+
+    def symmetry(matrix: np.ndarray) -> float:
+        return float(np.trace(matrix @ matrix) / (matrix**2).sum())
+
+    (found,) = rows.filter(run="child-1", step=6, layer=1).to_dicts()
+    change = form(6) - form(0)
+    assert found["symmetry"] == pytest.approx(symmetry(form(6)), abs=1e-6)
+    assert found["change_symmetry"] == pytest.approx(symmetry(change), abs=1e-4)
+    assert found["change_norm"] == pytest.approx(
+        np.linalg.norm(change) / np.linalg.norm(form(0)), rel=1e-5
+    )
+    # What is new is orthogonal to both parts of what was there, and the three add up to the form.
+    parts = (form(0) + form(0).T) / 2, (form(0) - form(0).T) / 2
+    kept = found["kept_symmetric"], found["kept_skew"]
+    new = form(6) - kept[0] * parts[0] - kept[1] * parts[1]
+    assert [float((new * part).sum()) for part in parts] == pytest.approx([0, 0], abs=1e-5)
+    assert found["new_symmetry"] == pytest.approx(symmetry(new), abs=1e-4)
+    first = rows.filter(step=0, run="child-1")
+    assert first["change_symmetry"].null_count() == first.height == 3  # two layers and their mean
+    panels = draw("convert", Sources(tuple(runs))).axes
+    assert len(panels) == 4
+    assert all(panel.lines for panel in panels)
+    with pytest.raises(RunError, match="convert needs runs that continue others"):
+        numbers("convert", Sources((decoder,)))
+
+
 def test_what_cannot_be_continued(decoder: Run, corpus: TokenStore, tmp_path: Path) -> None:
     out = tmp_path / "child"
     shorter = tmp_path / "shorter"
@@ -137,7 +182,7 @@ warmup = 0
 held-out-blocks = 4
 threads = 1
 corpus = "store"
-seeds = [1, 2]
+seeds = [1]
 [[cell]]
 name = "decoder"
 mode = "decoder"
@@ -145,7 +190,6 @@ mode = "decoder"
 name = "converted"
 from = "decoder"
 objective = "masked"
-seeds = [2]
 [[cell]]
 name = "back"
 from = "converted"
@@ -156,27 +200,45 @@ objective = "causal"
 
 def test_experiments_train_parents_and_then_children(corpus: TokenStore, tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text(EXPERIMENT)
-    done = CliRunner().invoke(
-        command,
-        ["experiments", str(tmp_path / "own.toml"), "--corpora", str(corpus.folder.parent),
-         "-o", str(tmp_path / "runs"), "--jobs", "3"],
-    )  # fmt: skip
-    assert done.exit_code == 0, done.output
-    runs = [open_run(path) for path in sorted((tmp_path / "runs").iterdir())]
-    assert [run.name for run in runs] == ["back-2", "converted-2", "decoder-1", "decoder-2"]
-    back = Recipe.from_json(runs[0].recipe)
+    trials = read_experiments(tmp_path / "own.toml", corpus.folder.parent, tmp_path / "runs")
+    assert [trial.folder.name for trial in trials] == ["decoder-1", "converted-1", "back-1"]
+    for trial in trials:  # what `wqk experiments` runs, in this process
+        done = CliRunner().invoke(command, trial.command(1)[3:])
+        assert done.exit_code == 0, done.output
+        assert Recipe.from_json(open_run(trial.folder).recipe) == trial.recipe
+    runs = [open_run(trial.folder) for trial in trials]
+    back = trials[-1].recipe
     assert (back.objective, back.mode, back.batches_before) == ("causal", "decoder", 8)
-    assert weights(runs[0].folder, 0).keys() == weights(runs[1].folder, 4).keys()
+    first, last = weights(runs[2].folder, 0), weights(runs[1].folder, 4)
+    assert all(np.array_equal(values, first[name]) for name, values in last.items())
     # Runs that began with other weights share no cell.
-    assert [len(cell.runs) for cell in cells(runs)] == [1, 1, 2]
+    assert [len(cell.runs) for cell in cells(runs)] == [1, 1, 1]
     assert "from a decoder" in " ".join(group.title for group in modes(runs))
+
+
+def test_a_child_waits_for_its_parent(
+    corpus: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a worker for every run, and processes that only say that they were there."""
+    (tmp_path / "own.toml").write_text(EXPERIMENT)
+    trials = read_experiments(tmp_path / "own.toml", corpus.folder.parent, tmp_path / "runs")
+
+    def pretended(trial: Trial, threads: int) -> list[str]:
+        needed = [str(trial.parent / "checkpoint-4")] if trial.parent else []
+        saved = str(trial.folder / f"checkpoint-{trial.goal}")
+        code = f"import os, sys, time; sys.exit(1) if not all(map(os.path.isdir, {needed})) else 0"
+        return [sys.executable, "-c", f"{code}; time.sleep(.2); os.makedirs({saved!r})"]
+
+    monkeypatch.setattr(Trial, "command", pretended)
+    assert run_experiments(trials, jobs=3) == []
+    assert all(trial.done for trial in trials)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (('from = "decoder"', 'from = "none"'), "from must name a cell above this one"),
-        (("seeds = [2]", "seeds = [3]"), r"among those of decoder \(\[1, 2\]\); got \[3\]"),
+        (("steps = 2", "seeds = [3]"), r"among those of converted \(\[1\]\); got \[3\]"),
         (('name = "decoder"', 'name = "decoder"\nstop = 2'), "only finished runs can be"),
         (("steps = 2", "width = 8"), "leave out width: 16 → 8"),
     ],

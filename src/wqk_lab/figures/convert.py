@@ -1,0 +1,217 @@
+"""Runs that continue another: scores, and those of the change, against steps of conversion."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from wqk._style import (
+    BLUE,
+    GRAY,
+    GREEN,
+    ORANGE,
+    PAGE,
+    PURPLE,
+    SKY,
+    YELLOW,
+    new_figure,
+    style,
+)
+from wqk.errors import RunError
+from wqk.reporting.pictures.panels import finish_row, note
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from wqk.forms import BilinearForm
+    from wqk.model import Model
+    from wqk.tables.run import Run
+
+SCHEMA = {
+    "run": pl.String(),
+    "seed": pl.Int64(),
+    "corpus": pl.String(),
+    "origin": pl.String(),
+    "loss": pl.String(),
+    "attention": pl.String(),
+    "step": pl.Int64(),
+    "layer": pl.Int64(),
+    "symmetry": pl.Float64(),
+    "directionality_excess": pl.Float64(),
+    "change_symmetry": pl.Float64(),
+    "change_norm": pl.Float64(),
+    "kept_symmetric": pl.Float64(),
+    "kept_skew": pl.Float64(),
+    "new_symmetry": pl.Float64(),
+    "held_out_loss": pl.Float64(),
+}
+SCORES = (
+    "symmetry", "directionality_excess", "change_symmetry", "change_norm", "kept_symmetric",
+    "kept_skew", "new_symmetry",
+)  # fmt: skip
+CONDITION = ("origin", "loss", "attention")
+
+# What is drawn, and its label.
+SHOWN = {
+    "symmetry": "symmetry",
+    "change_symmetry": "symmetry of the change",
+    "new_symmetry": "symmetry of what is new",
+    "directionality_excess": "directionality (excess)",
+}
+COLORS = (GRAY, BLUE, GREEN, ORANGE, "black", PURPLE, SKY, YELLOW)
+ATTENTION = {"encoder": "full", "decoder": "causal"}
+
+
+def convert_rows(runs: Sequence[Run]) -> pl.DataFrame:
+    """Each run that continues another, at its checkpoints: by layer, and, with no layer, the mean.
+
+    ``change_symmetry`` is that of W − W₀, W₀ being the form at step 0, and ``change_norm`` the
+    ratio of their norms. ``kept_symmetric`` and ``kept_skew`` say how much of the two parts of W₀
+    is left: the factors a and b for which a S₀ + b N₀ is nearest to W; ``new_symmetry`` is that of
+    the rest. All are null at step 0. ``origin`` says what the parent was. Other runs are left out.
+
+    Raises
+    ------
+    RunError
+        No run continues another, or one has no checkpoint at step 0.
+    """
+    children = [run for run in runs if run.recipe.get("parent")]
+    if not children:
+        raise RunError(
+            "convert needs runs that continue others: wqk train --from RUN --objective masked "
+            "--keep-checkpoints 0,10,100 -o CHILD"
+        )
+    frames = [_rows_of(run) for run in children]
+    return pl.concat(frames).sort("corpus", *CONDITION, "seed", "step", "layer", nulls_last=True)
+
+
+def _rows_of(run: Run) -> pl.DataFrame:
+    """The scores of one run's checkpoints."""
+    from wqk.model import open as open_model
+
+    if not run.checkpoints or run.checkpoints[0][0] != 0:
+        raise RunError(
+            f"{run.folder}: a change needs the checkpoint at step 0, where the conversion begins; "
+            "train with --keep-checkpoints 0,… or spaced"
+        )
+    held_out = dict(run.metrics.select("step", "held_out_loss").drop_nulls().rows())
+    first: Model | None = None
+    rows: list[dict[str, Any]] = []
+    for step, path in run.checkpoints:
+        model = open_model(path)
+        first = first or model
+        for block, start in zip(model, first, strict=True):
+            form = block.form()
+            found = {
+                "symmetry": float(form.symmetry),
+                "directionality_excess": float(form.directionality_excess),
+            }
+            found |= _change(start.form(), form) if step else {}
+            rows.append({"step": step, "layer": block.layer, **found})
+    columns = ("step", "layer", *SCORES)
+    layers = pl.DataFrame(rows, schema={name: SCHEMA[name] for name in columns})
+    means = layers.group_by("step").agg(pl.col(SCORES).mean(), layer=pl.lit(None, pl.Int64))
+    both = pl.concat([layers, means.select(columns)])
+    recipe = run.recipe
+    return both.select(
+        run=pl.lit(run.name),
+        seed=pl.lit(recipe["seed"]),
+        corpus=pl.lit(run.corpus["folder"].rstrip("/").rpartition("/")[2]),
+        origin=pl.lit(_origin(recipe["parent"]["recipe"])),
+        loss=pl.lit(recipe["objective"]),
+        attention=pl.lit(ATTENTION[recipe["mode"]]),
+        step=pl.col("step"),
+        layer=pl.col("layer"),
+        **{name: pl.col(name) for name in SCORES},
+        held_out_loss=pl.col("step").replace_strict(held_out, default=None),
+    ).cast(SCHEMA)  # type: ignore[arg-type]
+
+
+def _change(before: BilinearForm, after: BilinearForm) -> dict[str, float]:
+    """Scores of the change from one form to another, and what is left of the first one's parts."""
+    change = after.difference(before)
+    first, last = before.numpy(), after.numpy()
+    parts = [(first + first.T) / 2, (first - first.T) / 2]
+    symmetric, skew = (float((last * part).sum() / (part**2).sum()) for part in parts)
+    new = last - symmetric * parts[0] - skew * parts[1]
+    return {
+        "change_symmetry": float(change.symmetry),
+        "change_norm": float(change.norm / before.norm),
+        "kept_symmetric": symmetric,
+        "kept_skew": skew,
+        "new_symmetry": float((new * new.T).sum() / (new**2).sum()),
+    }
+
+
+def _origin(parent: Mapping[str, Any]) -> str:
+    """What a run was before: ``decoder``, or, of one that was converted, ``decoder, encoder``."""
+    before = parent.get("parent")
+    return f"{_origin(before['recipe'])}, {parent['mode']}" if before else str(parent["mode"])
+
+
+def over_seeds(rows: pl.DataFrame, quantities: Sequence[str] = tuple(SHOWN)) -> pl.DataFrame:
+    """Means over seeds of each condition, step and layer, with 95 % intervals by Student's t.
+
+    Columns are those of the condition, ``quantity``, ``step``, ``layer``, ``value``, ``low``,
+    ``high`` and ``seeds``; the ends are null for a single seed.
+    """
+    from wqk_lab.runs.speedup import paired
+
+    keys = ["corpus", *CONDITION, "step", "layer"]
+    found: list[dict[str, Any]] = []
+    long = rows.unpivot([*quantities], index=[*keys, "seed"], variable_name="quantity").drop_nulls(
+        "value"
+    )
+    for key, group in long.group_by([*keys, "quantity"], maintain_order=True):
+        result = paired(group["value"].to_list())
+        found.append(
+            dict(zip([*keys, "quantity"], key, strict=True))
+            | {"value": result.mean, "low": result.low, "high": result.high, "seeds": result.count}
+        )
+    return pl.DataFrame(found, schema_overrides={"low": pl.Float64(), "high": pl.Float64()})
+
+
+@style()
+def dose_curves(rows: pl.DataFrame) -> Figure:
+    """Draw scores of the form, and of its change, against steps, by condition."""
+    curves = over_seeds(rows.filter(pl.col("layer").is_null()))
+    texts = rows["corpus"].unique(maintain_order=True)
+    conditions = rows.select(CONDITION).unique(maintain_order=True).rows()
+    figure = new_figure(PAGE, 0.9 + 1.9 * len(SHOWN))
+    axes = figure.subplots(len(SHOWN), len(texts), sharex=True, sharey="row", squeeze=False)
+    for row, (quantity, label) in zip(axes, SHOWN.items(), strict=True):
+        for axis, text in zip(row, texts, strict=True):
+            shown = curves.filter(corpus=text, quantity=quantity)
+            for condition, color in zip(conditions, COLORS * len(conditions), strict=False):
+                _draw(axis, shown, condition, color)
+            axis.set_xscale("symlog", linthresh=5, linscale=0.3)
+            steps = sorted(set(rows["step"]))
+            axis.set_xticks(steps, [f"{n}" if n in (0, *steps[1::2]) else "" for n in steps])
+            axis.minorticks_off()
+            axis.margins(x=0)
+        finish_row(row, label)
+    for axis, text in zip(axes[0], texts, strict=True):
+        seeds = rows.filter(corpus=text)["seed"].n_unique()
+        axis.set_title(f"{text} ({seeds} seeds)")
+    for axis in axes[-1]:
+        axis.set_xlabel("step of conversion")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=2)
+    note(figure, "Means over layers and seeds; bands: 95 % intervals over seeds.")
+    return figure
+
+
+def _draw(axis: Axes, curves: pl.DataFrame, condition: tuple[str, ...], color: str) -> None:
+    curve = curves.filter(**dict(zip(CONDITION, condition, strict=True))).sort("step")
+    origin, loss, attention = condition
+    look: dict[str, Any] = {"color": color, "linestyle": "-" if origin == "decoder" else "--"}
+    label = f"{origin.replace(', ', ' → ')}: {loss} loss, {attention} attention"
+    axis.plot(curve["step"], curve["value"], label=label, marker="o", markersize=2, **look)
+    known = curve.drop_nulls("low")
+    axis.fill_between(
+        known["step"], known["low"], known["high"], color=color, alpha=0.15, linewidth=0
+    )
