@@ -13,9 +13,7 @@ encoder has written; other stacks do not write into one another.
 from __future__ import annotations
 
 import math
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -232,7 +230,7 @@ def compose(
     model = open_model(ref)
     checkpoint = model.checkpoint
     kinds = KINDS if kind == "all" else (kind,)
-    with errors_about(checkpoint.name):
+    with errors_about(checkpoint.name), one_blas_thread():
         source = Source(model, fold_norm, layers)
         fixed = outlying_dimensions(source, gamma) if zero == "outliers" else {}
         pairs = list(_pairs(source, kinds, fixed, on_progress))
@@ -395,33 +393,56 @@ def _pairs(
     """Every kind of every pair of blocks.
 
     As many writing blocks are held as memory has room for; for each such batch, the blocks after
-    it are read once.
+    it are read once, again as many at a time.
     """
     plans, begin = source.plans, 0
     while begin < len(plans):
         writers: list[tuple[AttentionPlan, chaining.End]] = []
-        held, last = 0, len(plans)
+        readers: list[_Reader] = []
+        held, waiting, last = 0, 0, len(plans)
         for place, plan in enumerate(plans[begin:], start=begin):
             stream = source.stream(plan, "write")
             if place < last and stream is not None:
                 writers.append((plan, chaining.end(source.form(plan, "write"), fixed.get(stream))))
                 held += writers[-1][1].columns.nbytes
-                last = place + 1 if held > MEMORY else last
+                last = place + 1 if held > MEMORY // 2 else last
             for kind in kinds:
-                feeding = [pair for pair in writers if source.feeds(pair[0], plan, kind)]
-                if not feeding:
+                fed = [n for n, (one, _) in enumerate(writers) if source.feeds(one, plan, kind)]
+                if not fed:
                     continue
-                reader = chaining.end(source.form(plan, kind), fixed.get(feeding[0][0].stack))
+                stack = writers[fed[0]][0].stack
+                reader = chaining.end(source.form(plan, kind), fixed.get(stack))
                 # Between streams of two widths lies a projection that is not known here.
-                feeding = [pair for pair in feeding if len(pair[1].columns) == len(reader.columns)]
-                chained = partial(chaining.chain, reader=reader)
-                with one_blas_thread(), ThreadPoolExecutor(usable_cores()) as pool:
-                    scored = list(pool.map(chained, [written for _, written in feeding]))
-                for (writer, _), scores in zip(feeding, scored, strict=True):
-                    yield _Pair(kind, writer, plan, scores)
+                fed = [n for n in fed if len(writers[n][1].columns) == len(reader.columns)]
+                readers.append(_Reader(kind, plan, reader, fed))
+                waiting += reader.columns.nbytes
+            if waiting > MEMORY // 2 or place + 1 == len(plans):
+                yield from _chained(writers, readers)
+                readers, waiting = [], 0
             if on_progress and place < last:
                 on_progress(place + 1, len(plans))
         begin = last
+
+
+class _Reader(NamedTuple):
+    """How a block reads: its kind, its heads, and the numbers of the writing blocks before it."""
+
+    kind: str
+    plan: AttentionPlan
+    end: chaining.End
+    fed: list[int]
+
+
+def _chained(
+    writers: Sequence[tuple[AttentionPlan, chaining.End]], readers: Sequence[_Reader]
+) -> Iterator[_Pair]:
+    """The pairs of some writing blocks with some reading ones."""
+    wanted = [(n, m) for m, reader in enumerate(readers) for n in reader.fed]
+    scored = chaining.chain_all(
+        [end for _, end in writers], [reader.end for reader in readers], wanted, usable_cores()
+    )
+    for (n, m), scores in zip(wanted, scored, strict=True):
+        yield _Pair(readers[m].kind, writers[n][0], readers[m].plan, scores)
 
 
 class _Pair(NamedTuple):

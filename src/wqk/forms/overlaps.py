@@ -1,0 +1,180 @@
+"""‖wᵀ r‖² of many pairs of matrices: of what some heads write with what others read.
+
+Two ways lead to it, and the cheaper one is taken. *By cores*: of each pair the R × R core wᵀ r,
+and its squares summed; 2 D R² operations for each pair. *By tiles*: ‖wᵀ r‖² = ⟨w wᵀ, r rᵀ⟩, a
+product of two D × D matrices, both symmetric; D² operations for each pair, and D² R for each
+matrix, which pays where there are many pairs and 2 R² > D. The D × D matrices are made tile by tile
+for all heads, so that one product of tiles gives the summand of every pair.
+
+Products are in single precision, sums over tiles in double. Other than cores, tiles can cancel:
+`uncertain` says for which pairs, and these are left to their cores.
+
+Axes: W writing and R reading heads, D width of the stream, r rank of a form's core.
+"""
+
+from __future__ import annotations
+
+import itertools
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from wqk._typing import Bool, Float
+    from wqk.forms.chaining import End
+
+# Rows and columns of a tile: 64 kB for each head.
+TILE = 128
+
+# Pairs are left to their cores if rounding could change a score by more than this, or by more than
+# this many of its standard deviations.
+PRECISION, DEVIATIONS = 2e-6, 1e-3
+
+
+def by_cores(
+    writer: End, reader: End, heads: slice | np.ndarray = slice(None)
+) -> Float[np.ndarray, "w r"]:
+    """‖wᵀ r‖² of every pair of two stacks, or of some writing heads, from the cores."""
+    columns = writer.columns
+    if not isinstance(heads, slice):
+        columns = columns.reshape(len(columns), writer.heads, -1)[:, heads].reshape(
+            len(columns), -1
+        )
+    core = columns.T @ reader.columns
+    if reader.mix is None:
+        core = core.reshape(len(core), reader.heads, -1)
+        squares = np.linalg.vecdot(core, core)
+    else:
+        groups, _, rank, _ = reader.mix.shape
+        core = core.reshape(len(core), groups, 1, rank)
+        squares = np.stack(
+            [
+                np.linalg.vecdot(part, part)
+                for group in range(groups)
+                for part in core[:, group, 0] @ reader.mix[group]
+            ],
+            -1,
+        )
+    rank = writer.columns.shape[1] // writer.heads
+    parts = squares.reshape(-1, rank, squares.shape[-1])
+    return np.asarray(parts.sum(axis=1, dtype=np.float64))
+
+
+def uncertain(
+    squares: np.ndarray, variance: np.ndarray, writer: End, reader: End
+) -> Bool[np.ndarray, "w r"]:
+    """Which pairs tiles may have given with too large an error, as it is relative to the tiles."""
+    error = 2.0**-24 * np.outer(writer.size, reader.size)
+    allowed = np.minimum(PRECISION * np.sqrt(squares.clip(min=0)), DEVIATIONS * np.sqrt(variance))
+    return np.asarray(
+        (error > allowed) & np.logical_not(np.logical_or.outer(writer.zero, reader.zero))
+    )
+
+
+def tiles_pay(writers: Sequence[End], readers: Sequence[End]) -> bool:
+    """Whether tiles take fewer operations than cores for all pairs of these stacks."""
+    width = len(writers[0].columns)
+    heads = [sum(one.heads for one in ends) for ends in (writers, readers)]
+    ranks = [one.columns.shape[1] // one.heads for one in writers]
+    making = width**2 * sum(
+        one.heads * one.columns.shape[1] // (one.heads if one.mix is None else len(one.mix))
+        for one in (*writers, *readers)
+    )
+    columns = [sum(one.columns.shape[1] for one in ends) for ends in (writers, readers)]
+    mixing = sum(
+        2 * columns[0] * one.heads * one.mix.shape[-2] * one.mix.shape[-1]
+        for one in readers
+        if one.mix is not None
+    )
+    cores = 2 * width * columns[0] * columns[1] + mixing
+    return bool(ranks) and making + width**2 * heads[0] * heads[1] < cores
+
+
+def by_tiles(
+    writers: Sequence[End], readers: Sequence[End], spans: Sequence[tuple[int, int]], threads: int
+) -> Float[np.ndarray, "w r"]:
+    """‖wᵀ r‖² of the heads of all stacks, one after the other.
+
+    Parameters
+    ----------
+    writers, readers
+        Stacks of one width, of which the first share no factors.
+    spans
+        For each reading stack, which writing ones it is paired with: from, and up to. Other pairs
+        are zero.
+    threads
+        How many tiles are made at a time, each with a single-threaded BLAS.
+    """
+    starts = np.cumsum([0, *(one.heads for one in writers)])
+    # Reading stacks of the same span share a product.
+    shared: list[tuple[slice, slice]] = []
+    first = 0
+    for reader, (begin, end) in zip(readers, spans, strict=True):
+        span = slice(int(starts[begin]), int(starts[end]))
+        if shared and shared[-1][0] == span:
+            shared[-1] = span, slice(shared[-1][1].start, first + reader.heads)
+        else:
+            shared.append((span, slice(first, first + reader.heads)))
+        first += reader.heads
+    width = len(writers[0].columns)
+    count = -(-width // TILE)
+    edges = [width * n // count for n in range(count + 1)]
+    strips = [slice(*pair) for pair in itertools.pairwise(edges)]
+    tiles = [(row, column) for row in range(count) for column in range(row, count)]
+    longest = max(strip.stop - strip.start for strip in strips) ** 2
+
+    def summed(share: Sequence[tuple[int, int]]) -> np.ndarray:
+        total = np.zeros((int(starts[-1]), first))
+        room = [np.empty(rows * longest, np.float32) for rows in total.shape]
+        left: list[list[np.ndarray]] = []
+        place = -1
+        for row, column in share:
+            if row != place:
+                place = row
+                left = [[_left(one, strips[row]) for one in ends] for ends in (writers, readers)]
+            made = [
+                _tiles(ends, sides, strips[column], space)
+                for ends, sides, space in zip((writers, readers), left, room, strict=True)
+            ]
+            for span, reading in shared:
+                total[span, reading] += (1 + (row != column)) * (made[0][span] @ made[1][reading].T)
+        return total
+
+    shares = [
+        tiles[n * len(tiles) // threads : (n + 1) * len(tiles) // threads] for n in range(threads)
+    ]
+    with ThreadPoolExecutor(threads) as pool:
+        return np.asarray(sum(pool.map(summed, shares)))
+
+
+def _heads(one: End, rows: slice) -> np.ndarray:
+    """Some rows of each factor, (factors, rows, r)."""
+    count = one.heads if one.mix is None else len(one.mix)
+    part = one.columns[rows]
+    return part.reshape(len(part), count, -1).swapaxes(0, 1)
+
+
+def _left(one: End, rows: slice) -> np.ndarray:
+    """What gives rows of w wᵀ when multiplied by the factors: (factors, rows of all heads, r)."""
+    factors = _heads(one, rows)
+    if one.mix is None:
+        return np.ascontiguousarray(factors)
+    squares = one.mix @ one.mix.swapaxes(-1, -2)  # (G, S, r, r)
+    return (factors[:, None] @ squares).reshape(len(factors), -1, factors.shape[-1])
+
+
+def _tiles(
+    ends: Sequence[End], left: Sequence[np.ndarray], columns: slice, room: np.ndarray
+) -> Float[np.ndarray, "heads tile"]:
+    """One tile of w wᵀ for every head, written into ``room``."""
+    place = 0
+    for one, side in zip(ends, left, strict=True):
+        right = _heads(one, columns).swapaxes(-1, -2)
+        shape = (*side.shape[:-1], right.shape[-1])
+        size = int(np.prod(shape))
+        np.matmul(side, right, out=room[place : place + size].reshape(shape))
+        place += size
+    return room[:place].reshape(sum(one.heads for one in ends), -1)
