@@ -163,7 +163,8 @@ def _left(one: End, rows: slice) -> np.ndarray:
     if one.mix is None:
         return np.ascontiguousarray(factors)
     squares = one.mix @ one.mix.swapaxes(-1, -2)  # (G, S, r, r)
-    return (factors[:, None] @ squares).reshape(len(factors), -1, factors.shape[-1])
+    rows_of_all = factors[:, None] @ squares
+    return np.asarray(rows_of_all.reshape(len(factors), -1, factors.shape[-1]))
 
 
 def _tiles(

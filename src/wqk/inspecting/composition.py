@@ -13,6 +13,7 @@ encoder has written; other stacks do not write into one another.
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -285,7 +286,8 @@ class Source:
             for part in wanted_parts(plan, coordinates)
         )
         stored = 4 * numbers  # in single precision
-        self._kept: dict[tuple[Any, ...], BilinearForm] | None = {} if stored <= MEMORY else None
+        self._kept: dict[tuple[Any, ...], BilinearForm] = {}
+        self._keeps_all = stored <= MEMORY
 
     def form(self, plan: AttentionPlan, end: str) -> BilinearForm:
         """What a block's heads write or read, as forms whose query side meets the stream."""
@@ -293,15 +295,18 @@ class Source:
         return form.T if end in ("write", "k") else form
 
     def _read(self, plan: AttentionPlan, circuit: Literal["qk", "ov"]) -> BilinearForm:
-        """One circuit of a block, a stack (G, H/G) or its sum; read once if all fit in memory."""
-        key = (plan.stack, plan.kind, plan.layer, circuit)
-        if self._kept is not None and key in self._kept:
-            return self._kept[key]
-        ((_, form),) = Block(self._checkpoint, plan).forms(self._coordinates[circuit])
-        form = form.sum() if self.layers else form
-        if self._kept is not None:
-            self._kept[key] = form
-        return form
+        """One circuit of a block, a stack (G, H/G) or its sum.
+
+        Kept are those of all blocks if they fit in memory, otherwise those of the last one.
+        """
+        block = (plan.stack, plan.kind, plan.layer)
+        if not self._keeps_all:
+            self._kept = {key: form for key, form in self._kept.items() if key[:-1] == block}
+        key = (*block, circuit)
+        if key not in self._kept:
+            ((_, form),) = Block(self._checkpoint, plan).forms(self._coordinates[circuit])
+            self._kept[key] = form.sum() if self.layers else form
+        return self._kept[key]
 
     def stream(self, plan: AttentionPlan, end: str) -> str | None:
         """The stack whose stream a block writes to or reads; None if it does, or has, no such."""
@@ -401,21 +406,31 @@ def _pairs(
         readers: list[_Reader] = []
         held, waiting, last = 0, 0, len(plans)
         for place, plan in enumerate(plans[begin:], start=begin):
+            wanted: list[tuple[str, np.ndarray | None, list[int]]] = []
             stream = source.stream(plan, "write")
-            if place < last and stream is not None:
-                writers.append((plan, chaining.end(source.form(plan, "write"), fixed.get(stream))))
-                held += writers[-1][1].columns.nbytes
-                last = place + 1 if held > MEMORY // 2 else last
+            writes = place < last and stream is not None
+            if writes:
+                wanted.append(("write", fixed.get(str(stream)), []))
             for kind in kinds:
                 fed = [n for n, (one, _) in enumerate(writers) if source.feeds(one, plan, kind)]
-                if not fed:
+                # A layer that is applied several times also reads itself.
+                fed += [len(writers)] if writes and source.feeds(plan, plan, kind) else []
+                if fed:
+                    stack = writers[fed[0]][0].stack if fed[0] < len(writers) else plan.stack
+                    wanted.append((kind, fixed.get(stack), fed))
+            forms = [source.form(plan, end) for end, _, _ in wanted]
+            with ThreadPoolExecutor(usable_cores()) as pool:
+                ends = list(pool.map(chaining.end, forms, [mask for _, mask, _ in wanted]))
+            for (kind, _, fed), end in zip(wanted, ends, strict=True):
+                if kind == "write":
+                    writers.append((plan, end))
+                    held += end.columns.nbytes
+                    last = place + 1 if held > MEMORY // 2 else last
                     continue
-                stack = writers[fed[0]][0].stack
-                reader = chaining.end(source.form(plan, kind), fixed.get(stack))
                 # Between streams of two widths lies a projection that is not known here.
-                fed = [n for n in fed if len(writers[n][1].columns) == len(reader.columns)]
-                readers.append(_Reader(kind, plan, reader, fed))
-                waiting += reader.columns.nbytes
+                fed = [n for n in fed if len(writers[n][1].columns) == len(end.columns)]
+                readers.append(_Reader(kind, plan, end, fed))
+                waiting += end.columns.nbytes
             if waiting > MEMORY // 2 or place + 1 == len(plans):
                 yield from _chained(writers, readers)
                 readers, waiting = [], 0
