@@ -16,7 +16,11 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import numpy as np
+import pytest
+from huggingface_hub import close_session, constants
 from safetensors.numpy import save
+
+from wqk.checkpoints import retries
 
 
 class Request(NamedTuple):
@@ -383,6 +387,29 @@ def serving(kind: type[Site] = Site) -> Iterator[Any]:
         yield site
     finally:
         site.close()
+
+
+@contextlib.contextmanager
+def own_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub that stands in for the public one, with an empty cache and no login."""
+    with serving(Hub) as server:
+        template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
+        for name, value in {
+            "ENDPOINT": server.url,
+            "HUGGINGFACE_CO_URL_TEMPLATE": template,
+            "HF_HUB_OFFLINE": False,
+            "HF_HUB_CACHE": str(tmp_path / "hub"),
+            "HF_ASSETS_CACHE": str(tmp_path / "assets"),
+            "HF_TOKEN_PATH": str(tmp_path / "token"),
+            "HF_HUB_DISABLE_XET": True,
+        }.items():
+            monkeypatch.setattr(constants, name, value)
+        for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WQK_CACHE", "WQK_CACHE_LIMIT"):
+            monkeypatch.delenv(name, raising=False)
+        patience = retries.Patience(first=0.01, timeout=20, sleep=lambda _: None)
+        monkeypatch.setattr(retries, "PATIENCE", patience)
+        yield server
+    close_session()
 
 
 BERT = {

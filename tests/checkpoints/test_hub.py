@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from huggingface_hub import close_session, constants, hf_hub_download
+from huggingface_hub import constants, hf_hub_download
 from safetensors.numpy import save
 from tests.checkpoints.serving import (
     BERT,
@@ -25,6 +25,7 @@ from tests.checkpoints.serving import (
     bert_folder,
     bert_weights,
     describe,
+    own_hub,
     query_key_bytes,
     serving,
     sharded_folder,
@@ -37,7 +38,7 @@ from tests.checkpoints.test_distributed import weights as distributed_weights
 from tests.checkpoints.test_formats import megatron
 
 import wqk
-from wqk.checkpoints import Part, open_checkpoint, ranged, retries
+from wqk.checkpoints import Part, open_checkpoint, ranged
 from wqk.errors import CheckpointError, HubError
 from wqk.scanning import memory
 from wqk.scanning import scan as scanning
@@ -49,25 +50,9 @@ TENSORS = query_key_bytes(bert_weights())
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
     """A hub of our own, with an empty cache and no login."""
-    with serving(Hub) as server:
-        template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
-        for name, value in {
-            "ENDPOINT": server.url,
-            "HUGGINGFACE_CO_URL_TEMPLATE": template,
-            "HF_HUB_OFFLINE": False,
-            "HF_HUB_CACHE": str(tmp_path / "hub"),
-            "HF_ASSETS_CACHE": str(tmp_path / "assets"),
-            "HF_TOKEN_PATH": str(tmp_path / "token"),
-            "HF_HUB_DISABLE_XET": True,
-        }.items():
-            monkeypatch.setattr(constants, name, value)
-        for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WQK_CACHE", "WQK_CACHE_LIMIT"):
-            monkeypatch.delenv(name, raising=False)
-        patience = retries.Patience(first=0.01, timeout=20, sleep=lambda _: None)
-        monkeypatch.setattr(retries, "PATIENCE", patience)
+    with own_hub(tmp_path, monkeypatch) as server:
         server.repositories[NAME] = {"main": bert_folder(), "step1000": bert_folder(seed=1)}
         yield server
-    close_session()
 
 
 def offline(monkeypatch):

@@ -162,7 +162,7 @@ def diff(
     rows = [
         {**shared, **row}
         for old_block, new_block in zip(old, new, strict=True)
-        for row in _rows(old_block, new_block, gamma, terms)
+        for row in block_rows(old_block, new_block, gamma, terms)
         if heads or row["head"] is None
     ]
     columns = {**DIFFERENCE_SCHEMA, **(UPDATE_TERMS if terms else {})}
@@ -170,7 +170,9 @@ def diff(
     return DifferenceTable(frame, {"wqk": __version__, "gamma": gamma})
 
 
-def _rows(old: Block, new: Block, gamma: float, terms: bool) -> Iterator[dict[str, Any]]:
+def block_rows(
+    old: Block, new: Block, gamma: float, terms: bool = False
+) -> Iterator[dict[str, Any]]:
     """The rows of one block: its layer's, then its heads'."""
     if (old.heads.shape, old.heads.stack, old.heads.rank) != (
         new.heads.shape,

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 # Repeated here so that nothing heavy is loaded for their names; a test compares them.
 FIGURES = (
-    "fig2", "fig3", "s1", "s2", "s3", "s4", "s5", "losses", "dose", "convert", "updates", "heads",
+    "fig2", "fig3", "s1", "s2", "s3", "s4", "s5", "losses", "dose", "convert", "updates", "pairs",
+    "heads",
     "coupling", "distances",
 )  # fmt: skip
 TABLES = ("table1", "tableS2", "tableS3")
@@ -69,6 +70,8 @@ def figure(
       dose       loss against the scale of the start
       convert    runs that continue others: scores and those of the change
       updates    symmetry and directionality of each form's change
+    From a survey of pairs (wqk survey pairs):
+      pairs      what lifting the causal mask changed, with the tests of what was predicted
     From tables and details:
       heads      symmetry within and between heads, and by chance
       coupling   how heads transpose each other (.npz)
@@ -97,15 +100,19 @@ def _draw(name: str, sources: Sources, out: Path, as_json: bool) -> None:
     from wqk.tables.score_table import records
     from wqk_lab.figures import FIGURES, Sources, numbers
     from wqk_lab.figures.catalog import check_ending, save
+    from wqk_lab.figures.paired import sentences
 
     check_ending(out)
     if replace(sources, published=False, level=None) == Sources():
         sources = _own_models(FIGURES[name].stand_in)
     if as_json:
         display.print_object({"figure": name, "rows": records(numbers(name, sources))})
-    else:
-        save(name, sources, out)
-        display.say(f"{name}: {out}")
+        return
+    save(name, sources, out)
+    if name == "pairs" and sources.pairs is not None:
+        for line in sentences(sources.pairs, numbers(name, sources)):
+            display.say(line)
+    display.say(f"{name}: {out}")
 
 
 def _own_models(part: str | None) -> Sources:

@@ -13,7 +13,7 @@ from wqk._style import PICTURES, save_figure
 from wqk.errors import RunError, UnknownName
 from wqk.reporting.pictures import distances, heads, terms
 from wqk.reporting.pictures.matrix import examples
-from wqk_lab.figures import convert, dose, dynamics, model_sizes, starts
+from wqk_lab.figures import convert, dose, dynamics, model_sizes, paired, starts
 from wqk_lab.figures.paper_curves import published_pairs, published_starts
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ FIGURES = {
     "updates": Entry(
         lambda given: dynamics.update_curves(given.runs), dynamics.medians_by_comparison
     ),
+    "pairs": Entry(lambda given: paired.pair_rows(given.pairs), paired.paired_panels),
     "heads": Entry(lambda given: terms.head_terms(given.scores), terms.terms_by_layer, "table"),
     "coupling": Entry(
         lambda given: heads.coupling_rows(given.blocks), heads.coupling_by_layer, "blocks"

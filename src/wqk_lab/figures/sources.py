@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 
+from wqk.comparing.pairs import DESIGN, PairSurvey, read_pairs
 from wqk.errors import TableError
 from wqk.tables.details import BlockDetails, read_details
 from wqk.tables.run import SETTINGS, Run, open_run
@@ -29,6 +30,8 @@ class Sources:
         Whether the paper's own training runs are drawn below the given ones.
     level
         Training loss in nats; the figure ``dose`` shows when runs fall below it.
+    pairs
+        The last survey of pairs among the sources.
     """
 
     runs: tuple[Run, ...] = ()
@@ -36,6 +39,7 @@ class Sources:
     blocks: tuple[BlockDetails, ...] = ()
     published: bool = False
     level: float | None = None
+    pairs: PairSurvey | None = None
 
     @property
     def scores(self) -> ScoreTable | None:
@@ -68,19 +72,22 @@ def read_sources(*paths: str | PathLike[str]) -> Sources:
     runs: list[Run] = []
     tables: list[ScoreTable] = []
     blocks: list[BlockDetails] = []
+    pairs: PairSurvey | None = None
     for path in map(Path, paths):
         settings = [path / SETTINGS] if (path / SETTINGS).is_file() else path.glob(f"*/{SETTINGS}")
         if folders := sorted(file.parent for file in settings):
             runs += map(open_run, folders)
         elif path.is_dir():
             tables.append(_survey(path))
+            pairs = read_pairs(path) if (path / DESIGN).is_file() else pairs
         elif path.suffix == ".npz":
             blocks += read_details(path).blocks
         elif not path.exists():
             raise TableError(f"{path}: no such file or folder", path=path)
         else:
             tables.append(read_table(path))
-    return Sources(tuple(runs), join(tables) if tables else None, tuple(blocks))
+    table = join(tables) if tables else None
+    return Sources(tuple(runs), table, tuple(blocks), pairs=pairs)
 
 
 def _survey(folder: Path) -> ScoreTable:

@@ -1,0 +1,327 @@
+"""Pairs of models: whether lifting the causal mask made forms more symmetric, as predicted.
+
+The unit of every test is the pair. A pair's value is the median over layers of what its second
+model has more than its first, with the sign that was predicted: positive is as predicted. What was
+predicted is in ``docs/pairs.md``, written before any pair was read.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from wqk._style import BLUE, GRAY, ORANGE, OUTLIER, PAGE, new_figure, style
+from wqk.errors import RunError
+from wqk.reporting.pictures.panels import finish_row, letter, note
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from matplotlib.figure import Figure
+
+    from wqk.comparing.pairs import Pair, PairSurvey
+
+SCHEMA: dict[str, pl.DataType] = {
+    "pair": pl.String(),
+    "recipe": pl.String(),
+    "relation": pl.String(),
+    "expected": pl.Int64(),
+    "layer": pl.Int64(),
+    "depth": pl.Float64(),  # 0 is the first layer, 1 the last
+    "head": pl.Int64(),
+    "symmetry_before": pl.Float64(),
+    "symmetry_after": pl.Float64(),
+    "symmetry": pl.Float64(),  # the difference
+    "directionality_before": pl.Float64(),
+    "directionality_after": pl.Float64(),
+    "directionality": pl.Float64(),
+    "moved": pl.Float64(),
+    "update_symmetry": pl.Float64(),
+    "update_symmetry_null": pl.Float64(),  # with random signs of its rows
+    "update_symmetry_excess": pl.Float64(),
+    "symmetric_share": pl.Float64(),
+    "skew_share": pl.Float64(),
+    "update_directionality": pl.Float64(),
+    "span": pl.Float64(),
+    "span_chance": pl.Float64(),
+}
+
+# The predictions that are tested: of which pairs, and of what. Their number is the multiplicity.
+TESTED = (
+    ("twins", "symmetry"),
+    ("twins", "directionality"),
+    ("converted", "symmetry"),
+    ("converted", "directionality"),
+    ("converted", "update_symmetry_excess"),
+)
+LEVEL, POWER = 0.05, 0.8
+LABELS = {
+    "symmetry": "change of symmetry",
+    "directionality": "change of directionality (excess)",
+    "update_symmetry_excess": "update's symmetry above chance",
+    "span": "share of the update in the span before",
+}
+COLORS = {"twins": BLUE, "converted": ORANGE, "contrast": GRAY, "control": OUTLIER}
+
+
+@dataclass(frozen=True)
+class PairTest:
+    """One prediction, tested with the pair as the unit.
+
+    Attributes
+    ----------
+    relation, quantity
+        Which pairs, and what of them.
+    pairs, recipes
+        How many there are.
+    agree
+        Pairs that changed in the predicted direction.
+    median
+        Of the pairs' values; positive is as predicted.
+    p, corrected
+        Of Wilcoxon's signed-rank test, one-sided, and corrected for all of `TESTED` by Holm (1979);
+        None without pairs.
+    p_recipes
+        The same with the mean of each recipe as the unit, as pairs of one recipe are not
+        independent.
+    detectable
+        The shift that would have been found with a power of 80 % at .05, divided by the number of
+        tests; None where there are too few pairs for any to be found, or their spread is unknown.
+    """
+
+    relation: str
+    quantity: str
+    pairs: int
+    recipes: int
+    agree: int
+    median: float
+    p: float | None
+    corrected: float | None
+    p_recipes: float | None
+    detectable: float | None
+
+    def __str__(self) -> str:
+        what = f"{self.relation}, {LABELS[self.quantity]}"
+        if self.p is None or self.corrected is None or self.p_recipes is None:
+            return f"{what}: not measured"
+        power = (
+            f"a shift of {self.detectable:.2g} would have been found with a power of 80 %"
+            if self.detectable is not None
+            else "too few pairs for any shift to be found after the correction"
+        )
+        return (
+            f"{what}: {self.median:+.3g} in the median of {self.pairs} pairs, {self.agree} as "
+            f"predicted, p = {self.p:.2g}, {self.corrected:.2g} of {len(TESTED)} tests; of "
+            f"{self.recipes} recipes p = {self.p_recipes:.2g}; {power}"
+        )
+
+
+def pair_rows(survey: PairSurvey | None) -> pl.DataFrame:
+    """Differences of every layer, and of every head of pairs whose heads correspond.
+
+    Raises
+    ------
+    RunError
+        There is no survey of pairs, or none of its pairs was read.
+    """
+    if survey is None:
+        raise RunError("pairs needs the folder of a survey of pairs: wqk survey pairs --out DIR")
+    frames = [_rows(pair, survey) for pair in survey.pairs if pair.title not in survey.problems]
+    found = pl.concat([pl.DataFrame(schema=SCHEMA), *frames])
+    if found.is_empty():
+        raise RunError(
+            f"no pair was read: {next(iter(survey.problems.values()), 'the survey has none')}"
+        )
+    return found
+
+
+def _rows(pair: Pair, survey: PairSurvey) -> pl.DataFrame:
+    before, after = (
+        _scores(survey, ref, stack)
+        for ref, stack in ((pair.before, pair.before_stack), (pair.after, pair.after_stack))
+    )
+    joined = before.join(after, on=("layer", "head"), suffix="_after", nulls_equal=True)
+    if not pair.is_update:  # trained apart, whose heads do not correspond
+        joined = joined.filter(pl.col("head").is_null())
+    updates = survey.updates.filter(pair=pair.title).rename(
+        {
+            "symmetry": "update_symmetry",
+            "symmetry_null": "update_symmetry_null",
+            "directionality_excess": "update_directionality",
+        }
+    )
+    names = [n for n in updates.columns if n.startswith("update_") or n in ("layer", "head")]
+    joined = joined.join(
+        updates.select(*names, "moved", "span", "span_chance"),
+        on=("layer", "head"), how="left", nulls_equal=True,
+    )  # fmt: skip
+    depth = pl.col("layer") / pl.max_horizontal(pl.col("layer").max(), pl.lit(1))
+    return joined.select(
+        pl.lit(pair.title).alias("pair"),
+        pl.lit(pair.recipe).alias("recipe"),
+        pl.lit(pair.relation).alias("relation"),
+        pl.lit(pair.expected, pl.Int64()).alias("expected"),
+        "layer",
+        depth.alias("depth"),
+        "head",
+        pl.col("symmetry").alias("symmetry_before"),
+        "symmetry_after",
+        (pl.col("symmetry_after") - pl.col("symmetry")).alias("symmetry"),
+        pl.col("directionality").alias("directionality_before"),
+        "directionality_after",
+        (pl.col("directionality_after") - pl.col("directionality")).alias("directionality"),
+        "moved",
+        "update_symmetry",
+        "update_symmetry_null",
+        (pl.col("update_symmetry") - pl.col("update_symmetry_null")).alias(
+            "update_symmetry_excess"
+        ),
+        ((1 + pl.col("update_symmetry")) / 2).alias("symmetric_share"),
+        ((1 - pl.col("update_symmetry")) / 2).alias("skew_share"),
+        "update_directionality",
+        "span",
+        "span_chance",
+    )
+
+
+def _scores(survey: PairSurvey, ref: str, stack: str) -> pl.DataFrame:
+    rows = survey.scores.frame.filter(pl.col("checkpoint") == ref, pl.col("kind") == "self")
+    rows = rows.filter(pl.col("stack") == stack) if stack else rows
+    if rows["stack"].n_unique() > 1:
+        raise RunError(f"{ref} has several stacks, and the pair names none")
+    excess = pl.col("directionality_excess").alias("directionality")
+    return rows.select("layer", "head", "symmetry", excess)
+
+
+def pair_values(rows: pl.DataFrame, relation: str, quantity: str) -> pl.DataFrame:
+    """Each pair's value of a quantity, ``value``, with its ``recipe``; positive as predicted.
+
+    The update's own symmetry is predicted to exceed chance where the mask was lifted.
+    """
+    of_layers = rows.filter(pl.col("head").is_null(), pl.col("relation") == relation)
+    if quantity == "update_symmetry_excess":
+        of_layers = of_layers.filter(pl.col("expected") == 1)
+    signed = (pl.col(quantity).median() * pl.col("expected").first()).alias("value")
+    found = of_layers.group_by("pair", maintain_order=True).agg(pl.col("recipe").first(), signed)
+    return found.drop_nulls("value").filter(pl.col("value").is_finite())
+
+
+def pair_tests(rows: pl.DataFrame) -> tuple[PairTest, ...]:
+    """Every prediction of `TESTED`, tested.
+
+    Examples
+    --------
+    >>> [str(test) for test in pair_tests(pl.DataFrame(schema=SCHEMA))][0]
+    'twins, change of symmetry: not measured'
+    """
+    drawn = [pair_values(rows, relation, quantity) for relation, quantity in TESTED]
+    values = [frame["value"].to_numpy() for frame in drawn]
+    means = [f.group_by("recipe").agg(pl.col("value").mean())["value"].to_numpy() for f in drawn]
+    chances = [_chance(v) for v in values]
+    known = sorted((p, place) for place, p in enumerate(chances) if p is not None)
+    corrected: dict[int, float] = {}
+    for rank, (p, place) in enumerate(known):
+        least = max(corrected.values(), default=0.0)
+        corrected[place] = min(1.0, max(least, p * (len(TESTED) - rank)))
+    return tuple(
+        PairTest(
+            relation, quantity, len(v), len(means[place]), int((v > 0).sum()),
+            float(np.median(v)) if len(v) else math.nan,
+            chances[place], corrected.get(place), _chance(means[place]), detectable_shift(v),
+        )
+        for place, ((relation, quantity), v) in enumerate(zip(TESTED, values, strict=True))
+    )  # fmt: skip
+
+
+def _chance(values: np.ndarray) -> float | None:
+    """One-sided p of Wilcoxon's signed-rank test that values are not above 0."""
+    from scipy.stats import wilcoxon  # type: ignore[import-untyped]
+
+    if not len(values):
+        return None
+    return float(wilcoxon(values, alternative="greater").pvalue) if np.any(values) else 1.0
+
+
+def detectable_shift(values: np.ndarray, level: float = LEVEL / len(TESTED)) -> float | None:
+    """The shift that a signed-rank test of so many values would find, with a power of 80 %.
+
+    For normal values with the spread of these, as of Student's t with the test's efficiency of 3/π;
+    None if even the largest shift could not reach the level, as n values can give p = 2⁻ⁿ at best.
+
+    Examples
+    --------
+    >>> detectable_shift(np.array([0.1, 0.2, 0.3])) is None
+    True
+    """
+    from scipy.stats import t as student
+
+    n = len(values)
+    if n < 2 or 2.0**-n > level:
+        return None
+    quantiles = student.ppf(1 - level, n - 1) + student.ppf(POWER, n - 1)
+    return float(quantiles * values.std(ddof=1) * math.sqrt(math.pi / 3 / n))
+
+
+def sentences(survey: PairSurvey, rows: pl.DataFrame) -> Iterator[str]:
+    """What was found, what the controls say, and what could not be read."""
+    yield from map(str, pair_tests(rows))
+    for relation, what in (("contrast", "nothing predicted"), ("control", "must be exactly 0")):
+        layers = rows.filter(pl.col("head").is_null(), pl.col("relation") == relation)
+        for (pair,), own in layers.group_by("pair", maintain_order=True):
+            change, moved = (own[name].abs().max() for name in ("symmetry", "moved"))
+            wrong = relation == "control" and (change, moved) != (0.0, 0.0)
+            values: list[Any] = [own["symmetry"].median(), change, moved]
+            said = " / ".join("–" if value is None else f"{value:.3g}" for value in values)
+            yield (
+                f"{relation} ({what}): {pair}: change of symmetry, largest, moved: {said}"
+                + ("; IT MOVED" if wrong else "")
+            )
+    yield from (f"skipped: {title}: {why}" for title, why in survey.problems.items())
+
+
+@style()
+def paired_panels(rows: pl.DataFrame) -> Figure:
+    """Draw each pair's value; differences and updates over the layers; updates in the span."""
+    layers = rows.filter(pl.col("head").is_null())
+    figure = new_figure(PAGE, 5.6)
+    grid = figure.subplots(2, 2)
+    for axis, name in zip(grid.flat, "abcd", strict=True):
+        letter(axis, name)
+    for axis, quantity in zip(grid.flat, LABELS, strict=True):
+        finish_row([axis], LABELS[quantity])
+        for (pair,), own in layers.group_by("pair", maintain_order=True):
+            del pair
+            relation = own["relation"][0]
+            known = own.drop_nulls(quantity)
+            axis.plot(
+                known["depth"], known[quantity], color=COLORS[relation], linewidth=0.8, alpha=0.7,
+                linestyle="--" if own["expected"][0] == -1 else "-",
+                marker="." if known.height == 1 else "",
+            )  # fmt: skip
+        axis.set_xlabel("depth (0: first layer, 1: last)")
+        axis.set_xlim(0, 1)
+    heads = rows.filter(pl.col("head").is_not_null()).drop_nulls("update_symmetry_excess")
+    grid[1, 0].scatter(heads["depth"], heads["update_symmetry_excess"], s=1, color=GRAY, zorder=0)
+    for relation in dict.fromkeys(layers["relation"]):
+        grid[0, 0].plot([], [], color=COLORS[relation], label=relation)
+    grid[0, 0].legend()
+    tests = pair_tests(rows)
+    for axis, quantity in zip(grid.flat, LABELS, strict=True):
+        said = "; ".join(_in_short(test) for test in tests if test.quantity == quantity)
+        axis.set_title(said, fontsize=7, loc="left")
+    note(
+        figure,
+        "One line for each pair; dashed: made causal, with the opposite prediction. Dots: heads. "
+        "p: corrected.",
+    )
+    return figure
+
+
+def _in_short(test: PairTest) -> str:
+    if test.corrected is None:
+        return f"{test.relation}: not measured"
+    return f"{test.relation}: {test.agree} of {test.pairs}, p {test.corrected:.2g}"

@@ -1,0 +1,142 @@
+"""A survey of pairs, from a stand-in hub to the figure: what is planted is found, and no more."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from click.testing import CliRunner
+from tests.checkpoints.serving import own_hub
+from tests.comparing.small_pairs import Small
+
+from wqk.cli.main import command
+from wqk.comparing.pairs import PairSurvey, pairs, survey_pairs
+from wqk_lab.figures import read_sources
+from wqk_lab.figures.paired import (
+    LEVEL,
+    POWER,
+    TESTED,
+    detectable_shift,
+    pair_rows,
+    pair_tests,
+    sentences,
+)  # fmt: skip
+
+MISSING = "JetLM/SDAR-1.7B-Chat"
+
+
+def surveyed(effect: float, folder: Path, every: int = 1) -> PairSurvey:
+    """The small set, but for one repository, surveyed from a hub over HTTP; or some of it."""
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        own_hub(folder, patch) as hub,
+        ThreadPoolExecutor(4) as executor,
+    ):
+        hub.repositories |= Small(effect).repositories()
+        del hub.repositories[MISSING]
+        found = survey_pairs(folder / "out", executor=executor, chosen=pairs()[::every])
+        # Weights are asked for in parts, never whole.
+        asked = [request for request in hub.cdn.log if request.method == "GET"]
+        assert asked
+        assert all(request.range is not None for request in asked)
+        return found
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[PairSurvey, Path]:
+    folder = tmp_path_factory.mktemp("planted")
+    return surveyed(0.3, folder), folder / "out"
+
+
+def test_a_planted_effect_is_found_in_the_pairs_that_have_it(planted: Any) -> None:
+    survey, _ = planted
+    rows = pair_rows(survey)
+    by_name = {(test.relation, test.quantity): test for test in pair_tests(rows)}
+    assert [*by_name] == [*TESTED]
+    for relation, pairs_read in (("twins", 7), ("converted", 29)):
+        test = by_name[relation, "symmetry"]
+        assert (test.pairs, test.agree) == (pairs_read, pairs_read)
+        assert test.corrected is not None
+        assert test.corrected < 0.05
+        assert test.detectable is not None
+        assert test.detectable < test.median
+    updates = by_name["converted", "update_symmetry_excess"]
+    assert updates.corrected is not None
+    assert updates.corrected < 0.001
+    # Adding the queries to the keys gives columns no more weight than rows.
+    directions = [by_name[relation, "directionality"] for relation in ("twins", "converted")]
+    assert all(test.corrected is not None and test.corrected > 0.05 for test in directions)
+
+
+def test_an_untrained_copy_differs_by_exactly_zero(planted: Any) -> None:
+    rows = pair_rows(planted[0]).filter(relation="control")
+    assert rows.height == 2 * (1 + 4)
+    assert set(rows["symmetry"]) == set(rows["directionality"]) == set(rows["moved"]) == {0.0}
+    said = [line for line in sentences(planted[0], rows) if line.startswith("control")]
+    assert len(said) == 1
+    assert "MOVED" not in said[0]
+    moved = rows.with_columns(moved=pl.lit(1e-12))
+    assert any("IT MOVED" in line for line in sentences(planted[0], moved))
+
+
+def test_a_repository_that_is_missing_is_skipped_and_said(planted: Any) -> None:
+    survey, _ = planted
+    assert [*survey.problems] == [p.title for p in survey.pairs if p.after == MISSING]
+    said = next(line for line in sentences(survey, pair_rows(survey)) if "skipped" in line)
+    assert MISSING in said
+    read = pair_rows(survey)["pair"].n_unique()
+    assert read == len(pairs()) - 1
+
+
+def test_the_update_is_split_and_placed_in_the_parents_span(planted: Any) -> None:
+    rows = pair_rows(planted[0]).filter(pl.col("relation") == "converted")
+    shares = rows["symmetric_share"] + rows["skew_share"]
+    assert np.allclose(shares, 1)
+    # c A Aᵀ: one side of it is in the span, and the other as A is to B, which is by chance.
+    assert rows.filter(expected=1)["span"].mean() == pytest.approx(8 / 32, abs=0.03)
+    assert set(rows["span_chance"]) == {8 / 32}
+    assert rows["head"].is_not_null().any()
+    assert pair_rows(planted[0]).filter(relation="twins")["head"].is_null().all()
+
+
+def test_the_figure_and_its_numbers_come_from_the_folder_alone(planted: Any) -> None:
+    _, folder = planted
+    assert read_sources(folder).pairs is not None
+    out = folder.parent / "pairs.png"
+    result = CliRunner().invoke(command, ["figure", "pairs", str(folder), "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    assert out.read_bytes().startswith(b"\x89PNG")
+    assert f"skipped: {pairs()[-5].before}" in result.output
+    assert "twins, change of symmetry: +" in result.output
+
+
+def test_nothing_is_found_where_nothing_is_planted(tmp_path: Path) -> None:
+    survey = surveyed(0.0, tmp_path, every=2)
+    tests = pair_tests(pair_rows(survey))
+    assert all(test.corrected is not None and test.corrected > 0.05 for test in tests)
+
+
+def test_a_figure_of_pairs_needs_a_survey_of_them(tmp_path: Path) -> None:
+    result = CliRunner().invoke(command, ["figure", "pairs", "--out", str(tmp_path / "a.png")])
+    assert result.exit_code == 2
+    assert "wqk survey pairs --out DIR" in result.output
+
+
+def test_the_power_is_what_it_is_said_to_be() -> None:
+    from scipy.stats import wilcoxon
+
+    dice, n = np.random.default_rng(0), 20
+    shift = detectable_shift(np.resize([-1.0, 1.0], n) * np.sqrt((n - 1) / n))
+    assert shift is not None
+    draws = dice.normal(shift, 1, size=(1_000, n))
+    found = wilcoxon(draws, alternative="greater", axis=1).pvalue <= LEVEL / len(TESTED)
+    assert np.mean(found) == pytest.approx(POWER, abs=0.05)
+
+
+def test_too_few_pairs_are_said_to_be_too_few() -> None:
+    assert detectable_shift(np.arange(6.0)) is None
+    assert detectable_shift(np.arange(7.0)) is not None
