@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 # Repeated here so that nothing heavy is loaded for their names; a test compares them.
 FIGURES = (
     "fig2", "fig3", "s1", "s2", "s3", "s4", "s5", "losses", "dose", "convert", "updates", "pairs",
-    "heads",
-    "coupling", "distances",
+    "heads", "coupling", "distances",
 )  # fmt: skip
 TABLES = ("table1", "tableS2", "tableS3")
 
