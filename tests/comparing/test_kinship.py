@@ -279,27 +279,44 @@ def test_grouped_heads_are_permuted_with_their_key_head() -> None:
     assert abs(share - 1 / 48) < 0.008
 
 
-def test_a_copy_is_told_from_a_rotated_one_and_a_changed_one() -> None:
+def trained(start: Weights, amount: float, seed: int) -> Weights:
+    """What stands in for training: other weights of this size relative to the start are added."""
+    return [
+        (q + amount * x, k + amount * y)
+        for (q, k), (x, y) in zip(start, weights(seed), strict=True)
+    ]
+
+
+def test_the_kind_is_what_became_of_the_forms() -> None:
     parent = weights(0)
-    kinds = {
-        change: wqk.kin(opened(parent), opened(child), renumberings=999).kind
-        for change, child in {
-            "none": parent,
-            "rotated": rotated(parent),
-            "noisy": noisy(parent, 0.1),
-            "pruned": parent[:3],
-            "grown": [*parent, parent[3]],
-            "reversed": parent[::-1],
-        }.items()
+    pairs = {
+        "copy": (parent, parent),
+        "rotated copy": (parent, rotated(parent)),
+        "changed": (parent, noisy(parent, 0.1)),
+        "changed, fine-tuned": (trained(parent, 1, 1), trained(trained(parent, 1, 1), 0.2, 2)),
+        "changed, rotated": (parent, rotated(noisy(parent, 0.1))),
+        "shared start": (trained(parent, 2, 1), trained(parent, 2, 2)),
+        "pruned": (parent, parent[:3]),
+        "grown": (parent, [*parent, parent[3]]),
+        "rearranged, layers": (parent, parent[::-1]),
+        "rearranged, heads": (parent, reheaded(parent)),
+        "rearranged, heads and noise": (parent, noisy(reheaded(parent), 0.5)),
+        "rearranged, heads and rotation": (parent, rotated(reheaded(parent))),
     }
-    assert kinds == {
-        "none": "copy",
-        "rotated": "rotated copy",
-        "noisy": "changed",
-        "pruned": "pruned",
-        "grown": "grown",
-        "reversed": "rearranged",
-    }
+    for expected, (one, two) in pairs.items():
+        kinship = wqk.kin(opened(one), opened(two), renumberings=999)
+        assert kinship.kind == expected.split(",")[0], expected
+
+
+def test_stacks_of_other_names_are_in_place() -> None:
+    # The two demo models share their initialization and nothing else.
+    kinship = wqk.kin(wqk.demo_model("encoder"), wqk.demo_model("decoder"))
+    assert kinship.kind == "shared start"
+    assert {(match.of_stack, match.stack) for match in kinship.matches} == {("encoder", "decoder")}
+    shown = " ".join(str(kinship).split())
+    assert "Related: they share at least their start" in shown
+    assert "match, in place, heads in order" in shown
+    assert "Whether they share some of their training as well cannot be told." in shown
 
 
 def test_storage_in_half_precision_is_a_copy() -> None:

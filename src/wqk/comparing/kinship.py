@@ -16,7 +16,14 @@ from wqk.comparing.fingerprints import (
 )
 from wqk.comparing.genealogy import Kinships, Merge
 from wqk.comparing.randomization import Agreement, Evidence, gather, layer_shares
-from wqk.comparing.relations import RELATED, Kinship, LayerMatch
+from wqk.comparing.relations import (
+    RELATED,
+    START,
+    Kinship,
+    LayerMatch,
+    in_place,
+    moved_heads,
+)
 from wqk.comparing.weights import ROUNDING
 from wqk.errors import CheckpointError
 from wqk.model import open as open_model
@@ -27,6 +34,9 @@ if TYPE_CHECKING:
 
     from wqk.checkpoints import Checkpoint
     from wqk.families import AttentionPlan
+
+# Tests that only agree if heads stand in the same order.
+IN_ORDER = ("heads", "weights")
 
 # A layer counts as matched up to this p of its own.
 MATCHED = 0.01
@@ -180,7 +190,7 @@ def _relate(a: _Model, b: _Model, renumberings: int, seed: int) -> Kinship:
         name = _matching(evidence)
         bounds = name not in SAME_STREAM
         matches = tuple(_matches(a, b, evidence.agreements[name], bounds))
-        kind = _kind(a, b, matches, bounds)
+        kind = _kind(a, b, matches, evidence, bounds)
     return Kinship(
         a.name, b.name, evidence.p, evidence.floor, evidence.extrapolated, evidence.outcomes,
         matches, kind, bounds, spectral_closeness(a.prints, b.prints),
@@ -254,19 +264,29 @@ def _relative(difference: np.ndarray, form: np.ndarray) -> float | None:
     return float(np.linalg.norm(difference)) / size if size > 0 else None
 
 
-def _kind(a: _Model, b: _Model, matches: Sequence[LayerMatch], bounds: bool) -> str:
-    """What became of the forms, as far as they tell."""
-    matched = [match for match in matches if match.of_layer is not None]
-    order = [(match.of_stack, match.of_layer) for match in matched]
+def _kind(
+    a: _Model, b: _Model, matches: Sequence[LayerMatch], evidence: Evidence, bounds: bool
+) -> str:
+    """What became of the forms, as far as they tell: first by what is where, then by how much.
+
+    Heads matched one to one in another order are so if their forms have changed by less than their
+    own size, or if the tests that keep the order of heads see nothing. Otherwise chance may
+    have matched them.
+    """
     sizes = [(len(m.prints), sum(block.head_count for block in m.prints)) for m in (a, b)]
     if sizes[0] != sizes[1]:
         return "grown" if sizes[1] > sizes[0] else "pruned"
-    if order != [(match.stack, match.layer) for match in matched]:
+    ordered = any(
+        one.p is not None and one.p <= RELATED for one in evidence.outcomes if one.name in IN_ORDER
+    )
+    moved = moved_heads(matches)
+    near = not bounds and any(change <= START for change in moved)
+    if not in_place(matches) or near or (moved and not ordered):
         return "rearranged"
-    changes = [match.change for match in matched if match.change is not None]
-    if len(matched) == len(matches) and changes and max(changes) <= _rounding(a, b):
+    changes = [match.change for match in matches if match.change is not None]
+    if len(changes) == len(matches) and max(changes) <= _rounding(a, b):
         return "rotated copy" if bounds else "copy"
-    return "changed"
+    return "shared start" if not bounds and changes and np.median(changes) > START else "changed"
 
 
 def _rounding(a: _Model, b: _Model) -> float:

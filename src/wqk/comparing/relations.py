@@ -13,7 +13,7 @@ from wqk.comparing.fingerprints import SAMPLED
 from wqk.tables.sheet import Cell, Sheet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from wqk.comparing.randomization import Outcome
 
@@ -25,6 +25,15 @@ CLOSE = 0.2
 
 # Models are called related up to this p.
 RELATED = 0.001
+
+# Forms that have changed by more than their own size may share no more than their start.
+START = 1.0
+
+KINDS = {
+    "copy": "their forms are equal",
+    "rotated copy": "their forms are equal but for a rotation",
+    "shared start": "they share at least their start",
+}
 
 NUMBERINGS = {
     "heads": "heads of each layer",
@@ -70,7 +79,8 @@ class Kinship(Shown):
     extrapolated: float  # log10 of the p that an exponential tail through them suggests
     tests: tuple[Outcome, ...]
     matches: tuple[LayerMatch, ...]
-    kind: str | None  # copy, rotated copy, changed, grown, pruned, rearranged; None if unrelated
+    # copy, rotated copy, changed, shared start, grown, pruned or rearranged; None if unrelated
+    kind: str | None
     # Whether changes are smallest possible ones, from singular values, as coordinates differ.
     bounds: bool
     # Distance of heads' singular values to the nearest of the other model, over that to the
@@ -146,10 +156,10 @@ def _reading(kinship: Kinship) -> Iterator[str]:
         )
     elif kinship.matches and kinship.change is not None:
         yield f"Changes are measured on {SAMPLED} coordinates of the residual stream at most."
-    if kinship.change is not None and kinship.change > 1 and not kinship.bounds:
+    if kinship.change is not None and kinship.change > START and not kinship.bounds:
         yield (
             "The forms have changed by more than their own size: the two may share no more than "
-            "an initialization."
+            "an initialization. Whether they share some of their training as well cannot be told."
         )
 
 
@@ -167,18 +177,15 @@ def _verdict(kinship: Kinship) -> str:
             f", the least that {count:,} renumberings give; an exponential tail through the "
             f"largest of them suggests {power}"
         )
-    kind = {"copy": "their forms are equal", "rotated copy": "equal but for a rotation"}.get(
-        str(kinship.kind), str(kinship.kind)
-    )
+    kind = KINDS.get(str(kinship.kind), str(kinship.kind))
     return f"Related: {kind} ({p}{least})."
 
 
 def _summary(kinship: Kinship) -> str:
     """How many layers are matched, how, and how far they have changed."""
     matched = [match for match in kinship.matches if match.of_layer is not None]
-    in_place = all((m.of_stack, m.of_layer) == (m.stack, m.layer) for m in matched)
+    where = "in place" if in_place(kinship.matches) else "in other places"
     alike = all(match.heads == tuple(range(len(match.heads))) for match in matched)
-    where = "in place" if in_place else "in other places"
     heads = "heads in order" if alike else "heads in another order"
     text = (
         f"{len(matched)} of the second model's {counted(len(kinship.matches), 'layer')} match, "
@@ -188,6 +195,32 @@ def _summary(kinship: Kinship) -> str:
         return f"{text}."
     change = shown_change(kinship.change, kinship.bounds)
     return f"{text}; the median relative change of a form is {change}."
+
+
+def in_place(matches: Sequence[LayerMatch]) -> bool:
+    """Whether each matched layer has its match's number, in the stack that stands for that one's.
+
+    Stacks are called by what they are: an encoder's may stand for a decoder's.
+    """
+    matched = [match for match in matches if match.of_layer is not None]
+    stacks = {(match.of_stack, match.stack) for match in matched}
+    first, second = (set(names) for names in zip(*stacks, strict=True)) if stacks else ((), ())
+    return (
+        len(stacks) == len(first) == len(second)
+        and all(one == other or one not in second for one, other in stacks)
+        and all(match.layer == match.of_layer for match in matched)
+    )
+
+
+def moved_heads(matches: Sequence[LayerMatch]) -> list[float]:
+    """The change of each head that has another's number, in layers matched head by head."""
+    return [
+        math.inf if change is None else change
+        for match in matches
+        if match.of_layer is not None and set(match.heads) == set(range(len(match.heads)))
+        for place, (head, change) in enumerate(zip(match.heads, match.changes, strict=True))
+        if head != place
+    ]
 
 
 def layer_table(kinship: Kinship) -> Sheet:
