@@ -6,9 +6,14 @@ Axes: H query heads, G key heads, R head width, D width.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from unittest import mock
 
 import numpy as np
+from array_api_compat import array_namespace
 from threadpoolctl import threadpool_limits
+
+import wqk
+from wqk.scanning.cores import one_blas_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,6 +46,29 @@ def reading(path: Path, count: int) -> Callable[[], object]:
                 file.readinto(buffer)
 
     return read
+
+
+def own_products(folder: Path) -> Callable[[], object]:
+    """A call that repeats the matrix products of a scan of this checkpoint, and nothing else.
+
+    Their operands are kept as the scan had them, in the same layout of memory.
+    """
+    operands: list[tuple[np.ndarray, np.ndarray]] = []
+    multiply = array_namespace(np.empty(0)).matmul
+
+    def recorded(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        operands.append((a, b))
+        return np.matmul(a, b)
+
+    with mock.patch.object(array_namespace(np.empty(0)), "matmul", recorded):
+        wqk.scan(folder)
+
+    def repeat() -> None:
+        with one_blas_thread():
+            for a, b in operands:
+                multiply(a, b)
+
+    return repeat
 
 
 def operations(shape: Shape, heads: bool) -> float:

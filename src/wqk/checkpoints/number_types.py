@@ -30,13 +30,14 @@ ITEM_BITS = {
     "F16": 16, "BF16": 16, "F32": 32, "F64": 64, "C64": 64,
 }  # fmt: skip
 
-# Values widened at a time: 256 KB of float32, which stay in a core's cache.
-PIECE = 2**16
+# Values widened at a time: 256 KB of float32, which stay in a core's cache. Values read at a time:
+# enough for a read's own costs, such as those of noticing a file that changes, not to count.
+PIECE, READ = 2**16, 2**19
 
 
 @cache
 def _values_of_codes(dtype: str) -> np.ndarray:
-    """The float32 value of every code of a small type: looking up halves the time of converting."""
+    """The float32 value of every code of a small type."""
     if dtype == "F16":
         return np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float32)
     codes = np.arange(2**8, dtype=np.uint16)
@@ -58,6 +59,20 @@ def _look_up(dtype: str) -> Callable[[np.ndarray, np.ndarray], None]:
     return convert
 
 
+def _from_float16(stored: np.ndarray, out: np.ndarray) -> None:
+    """Move the bits to their places in a float32 and multiply by the ratio of the two biases.
+
+    This takes half the time of looking up. Infinity and NaN, which become numbers from 2**16 on by
+    it, are looked up.
+    """
+    bits = out.view(np.int32)
+    np.left_shift(stored.view(np.int16), 13, out=bits, dtype=np.int32)  # the sign fills four places
+    bits &= np.int32(-0x70002000)
+    out *= np.float32(2.0**112)
+    if out.size and not -(2.0**16) < out.min() <= out.max() < 2.0**16:
+        _look_up("F16")(stored, out)
+
+
 def _from_bfloat16(stored: np.ndarray, out: np.ndarray) -> None:
     """The upper half of a float32's bits."""
     np.left_shift(stored, 16, out=out.view(np.uint32), dtype=np.uint32)
@@ -71,7 +86,7 @@ def _copy(stored: np.ndarray, out: np.ndarray) -> None:
 _READERS: dict[str, tuple[str, type, Callable[[np.ndarray, np.ndarray], None]]] = {
     "F64": ("<f8", np.float64, _copy),
     "F32": ("<f4", np.float32, _copy),
-    "F16": ("<u2", np.float32, _look_up("F16")),
+    "F16": ("<u2", np.float32, _from_float16),
     "BF16": ("<u2", np.float32, _from_bfloat16),
     "F8_E4M3": ("u1", np.float32, _look_up("F8_E4M3")),
     "F8_E5M2": ("u1", np.float32, _look_up("F8_E5M2")),
@@ -108,7 +123,7 @@ def widened(
     code, _, convert = _READERS[dtype]
     stored = np.dtype(code)
     out: np.ndarray = np.empty(sum(b - a for a, b in ranges) // stored.itemsize, wide)
-    buffer = np.empty(0 if stored == out.dtype else min(PIECE, out.size), stored)
+    buffer = np.empty(0 if stored == out.dtype else min(READ, out.size), stored)
     filled = 0
     for start, stop in ranges:
         values = out[filled : filled + (stop - start) // stored.itemsize]
@@ -116,10 +131,12 @@ def widened(
         if stored == out.dtype:
             read(start, _bytes_of(values))
             continue
-        for done in range(0, values.size, PIECE):
-            piece = buffer[: values.size - done]
-            read(start + done * stored.itemsize, _bytes_of(piece))
-            convert(piece, values[done : done + piece.size])
+        for done in range(0, values.size, READ):
+            codes = buffer[: values.size - done]
+            read(start + done * stored.itemsize, _bytes_of(codes))
+            for first in range(0, codes.size, PIECE):
+                piece = codes[first : first + PIECE]
+                convert(piece, values[done + first : done + first + piece.size])
     return out
 
 
