@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -47,12 +48,15 @@ def write_checkpoint(
     shape: Shape,
     seed: int = 0,
     change: Callable[[np.ndarray, int], np.ndarray] | None = None,
+    *,
+    spread: bool = False,
 ) -> Path:
     """A folder with config.json and one safetensors file.
 
     Queries and keys are random, and the same in every layer; the rest is a hole in the file, which
     takes no room on disk and is never read. With ``change`` every layer has weights of its own, and
-    each is changed, given its number of heads.
+    each is changed, given its number of heads. With ``spread`` the rest lies between the layers, as
+    it does in real files, and otherwise behind them.
     """
     random = np.random.default_rng(seed)
     sizes = [
@@ -61,15 +65,19 @@ def write_checkpoint(
         for name, heads in ((shape.query, shape.heads), (shape.key, shape.key_heads))
     ]
     header: dict[str, object] = {}
-    end = 0
-    for name, rows in sizes:
+    end, hole = 0, shape.rest // shape.layers if spread else 0
+    for number, (name, rows) in enumerate(sizes):
         start, end = end, end + 2 * rows * shape.width
         header[name] = {
             "dtype": shape.dtype,
             "shape": [rows, shape.width],
             "data_offsets": [start, end],
         }
-    header["rest"] = {"dtype": "U8", "shape": [shape.rest], "data_offsets": [end, end + shape.rest]}
+        if number % 2 and hole:
+            header[f"rest.{number // 2}"] = _hole(end, hole)
+            end += hole
+    if not hole:
+        header["rest"] = _hole(end, shape.rest)
     text = json.dumps(header).encode()
     folder.mkdir(parents=True)
     with (folder / "model.safetensors").open("wb") as file:
@@ -86,7 +94,8 @@ def write_checkpoint(
                     for w in weights
                 ]
             file.writelines(layer)
-        file.truncate(file.tell() + shape.rest)
+            file.seek(hole, os.SEEK_CUR)
+        file.truncate(file.tell() + (0 if hole else shape.rest))
     config = {
         "model_type": shape.model_type,
         "hidden_size": shape.width,
@@ -96,6 +105,10 @@ def write_checkpoint(
     }
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
+
+
+def _hole(start: int, size: int) -> dict[str, object]:
+    return {"dtype": "U8", "shape": [size], "data_offsets": [start, start + size]}
 
 
 def query_key_bytes(shape: Shape) -> int:

@@ -33,14 +33,15 @@ def refuse_pointer(start: bytes | bytearray) -> None:
 
 def is_text(name: str) -> bool:
     """Whether a name can be stored and printed, which lone halves of surrogate pairs cannot."""
-    return not re.search("[\ud800-\udfff]", name)
+    return name.isascii() or not re.search("[\ud800-\udfff]", name)
 
 
 def check_sizes(what: str, shape: Sequence[Any], offsets: Sequence[Any] = ()) -> None:
     """Raise `CheckpointError` for a shape or offsets that no array can have."""
-    if not all(type(n) is int and 0 <= n < 2**63 for n in (*shape, *offsets)):
-        raise CheckpointError(f"{what} has a shape or offset that is not a whole number")
-    if len(shape) > MOST_AXES or math.prod(n for n in shape if n) > MOST_VALUES:
+    for number in (*shape, *offsets):
+        if type(number) is not int or not 0 <= number < 2**63:
+            raise CheckpointError(f"{what} has a shape or offset that is not a whole number")
+    if len(shape) > MOST_AXES or math.prod(filter(None, shape)) > MOST_VALUES:
         raise CheckpointError(f"{what} has an impossible shape")
 
 

@@ -28,7 +28,10 @@ def plain_name(name: str) -> str:
     >>> plain_name("module.layer.0._orig_mod.query.weight")
     'layer.0.query.weight'
     """
-    return ".".join(word for word in name.split(".") if word not in WRAPPED)
+    words = name.split(".")
+    if WRAPPED.isdisjoint(words):  # as of most of the many tensors of a mixture of experts
+        return name
+    return ".".join(word for word in words if word not in WRAPPED)
 
 
 def by_plain_name(names: Iterable[str]) -> Mapping[str, str]:
