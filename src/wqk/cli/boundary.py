@@ -17,7 +17,8 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from importlib import import_module
 from typing import Any
 
@@ -26,31 +27,60 @@ import click
 from wqk.errors import WqkError, shortened
 
 
+class Verbs(Mapping[str, click.Command]):
+    """The verbs by name, each in a module of its name, which is imported when it is asked for.
+
+    ``sections`` are those next to this module, by title. Packages add verbs with an entry point of
+    the group ``plugins``: it names a mapping like this one, and the modules are those next to it.
+    """
+
+    def __init__(self, sections: Mapping[str, Sequence[str]], plugins: str) -> None:
+        self._own, self._plugins = {"wqk.cli": sections}, plugins
+
+    @cached_property
+    def _packages(self) -> dict[str, Mapping[str, Sequence[str]]]:
+        from importlib.metadata import entry_points
+
+        return self._own | {one.module: one.load() for one in entry_points(group=self._plugins)}
+
+    @property
+    def sections(self) -> dict[str, list[str]]:
+        """The names of all verbs, by title."""
+        return {t: [*verbs] for found in self._packages.values() for t, verbs in found.items()}
+
+    def __getitem__(self, name: str) -> click.Command:
+        # Other packages are looked for only if this one has no such verb.
+        places = (places for of in ("_own", "_packages") for places in getattr(self, of).items())
+        for package, sections in places:
+            if any(name in verbs for verbs in sections.values()):
+                verb: click.Command = getattr(import_module(f"{package}.{name}"), name)
+                return verb
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for names in self.sections.values() for name in names)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
 class Boundary(click.Group):
     """Verbs whose errors are one line on standard error; with ``--debug``, a traceback.
 
     Their list in the help has sections, with the first sentence of each verb.
     """
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    def __init__(self, *arguments: Any, verbs: Verbs, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.sections: dict[str, list[click.Command]] = {}
-
-    def add_sections(self, package: str, sections: Mapping[str, Sequence[str]]) -> None:
-        """Add verbs by section of the help; each is a module of the package, by name."""
-        for title, names in sections.items():
-            for name in names:
-                verb = getattr(import_module(f"{package}.{name}"), name)
-                self.sections.setdefault(title, []).append(verb)
-                self.add_command(verb)
+        self.verbs = self.commands = verbs  # type: ignore[assignment]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the sections, as click writes its one list."""
-        widest = max(map(len, self.commands))
-        for title, commands in self.sections.items():
+        widest = max(map(len, self.verbs))
+        for title, names in self.verbs.sections.items():
             with formatter.section(title):
-                rows = [(c.name or "", first_sentence(c.help or "")) for c in commands]
-                formatter.write_dl([(name.ljust(widest), text) for name, text in rows])
+                rows = [(n.ljust(widest), first_sentence(self.verbs[n].help or "")) for n in names]
+                formatter.write_dl(rows)
 
     def invoke(self, context: click.Context) -> Any:
         """Run a verb."""
@@ -87,7 +117,7 @@ class Boundary(click.Group):
 
         ``heads_per_layer=4`` becomes ``--heads-per-layer 4``, ``retry=True`` ``--retry``.
         """
-        verb = self.commands.get(context.invoked_subcommand or "")
+        verb = self.verbs.get(context.invoked_subcommand or "")
         for option in verb.params if verb else ():
             if isinstance(option, click.Option):
                 value = "=True" if option.is_flag else "="

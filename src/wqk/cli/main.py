@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import sys
-from importlib.metadata import entry_points
 
 import click
 
 from wqk._version import __version__
-from wqk.cli.boundary import Boundary, run
+from wqk.cli.boundary import Boundary, Verbs, run
 
 # Every command has a module of its name.
 SECTIONS = {
@@ -17,13 +16,11 @@ SECTIONS = {
     "Score many checkpoints": ("survey", "watch"),
     "Publish": ("report", "demo"),
 }
-# Packages add verbs with an entry point of this group that names a mapping like the one above; the
-# modules are those next to it.
 PLUGINS = "wqk.commands"
 SHOWN = {"help_option_names": ["-h", "--help"], "show_default": True}
 
 
-@click.group(cls=Boundary, context_settings=SHOWN)
+@click.group(cls=Boundary, verbs=Verbs(SECTIONS, PLUGINS), context_settings=SHOWN)
 @click.version_option(__version__, prog_name="wqk")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def command(debug: bool) -> None:
@@ -31,11 +28,6 @@ def command(debug: bool) -> None:
 
     W_qk = W_q W_kᵀ, from any transformer checkpoint, without PyTorch.
     """
-
-
-command.add_sections("wqk.cli", SECTIONS)
-for plugin in entry_points(group=PLUGINS):
-    command.add_sections(plugin.module, plugin.load())
 
 
 def main() -> None:
