@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,13 +17,10 @@ if TYPE_CHECKING:
 
 # Where arrays have shapes worth checking; must stand before anything imports wqk.
 SHAPED = (
-    "attention.block",
-    "attention.coordinates",
-    "attention.factor",
+    "attention",
     "families.rotary",
-    "figures",
     "forms",
-    "training.starts.kinds",
+    "live.starts.kinds",
 )
 jaxtyping.install_import_hook([f"wqk.{name}" for name in SHAPED], "beartype.beartype")
 
@@ -30,6 +28,13 @@ settings.register_profile(
     "wqk", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("wqk")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """A process that only collects has no threads of polars: a forked one would wait for them."""
+    for task in Path("/proc/self/task").glob("*/comm"):
+        if re.match(r"polars-\d", task.read_text()):
+            raise pytest.UsageError("a test uses polars while it is collected; use a fixture")
 
 
 @pytest.fixture(autouse=True)

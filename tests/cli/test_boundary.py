@@ -12,16 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from tests.command import run
 
 import wqk
-from wqk.cli.main import command
 
 ENCODER = str(wqk.demo_model("encoder"))
-
-
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(command, list(arguments))
 
 
 def shell(line: str) -> subprocess.CompletedProcess[str]:
@@ -60,7 +55,7 @@ def test_an_unexpected_error_is_one_line(monkeypatch):
     assert result.stderr.count("\n") == 1
     assert len(result.stderr) < 700
     with pytest.raises(ZeroDivisionError):
-        CliRunner().invoke(command, ["--debug", "scan", ENCODER], catch_exceptions=False)
+        run("--debug", "scan", ENCODER, catch_exceptions=False)
 
 
 @pytest.mark.parametrize("verb", ["scan", "explain", "diff"])

@@ -6,10 +6,9 @@ import time
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from tests.command import run
 
 import wqk
-from wqk.cli.main import command
 from wqk.errors import UnknownFamily, WqkError
 from wqk.families.family import parse_family
 
@@ -74,7 +73,7 @@ def test_a_file_that_is_nested_without_end_is_refused_in_time(text: str):
 )
 def test_options_without_measure_are_refused_at_once(options: list[str]):
     start = time.process_time()
-    result = CliRunner().invoke(command, ["scan", str(wqk.demo_model("encoder")), *options])
+    result = run("scan", str(wqk.demo_model("encoder")), *options)
     assert result.exit_code == 2
     assert "unexpected" not in result.output
     assert time.process_time() - start < 5
@@ -85,6 +84,6 @@ def test_too_little_memory_is_told(monkeypatch: pytest.MonkeyPatch):
         raise MemoryError
 
     monkeypatch.setattr("wqk.attention.block.load_factor", without_memory)
-    result = CliRunner().invoke(command, ["scan", str(wqk.demo_model("encoder"))])
+    result = run("scan", str(wqk.demo_model("encoder")))
     assert result.exit_code == 2
     assert "out of memory" in result.output

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from tests.command import run
 
 import wqk
 from wqk.cli.main import command
@@ -21,10 +21,6 @@ from wqk.tables.schema import SCHEMA
 from wqk.tables.score_table import read_table
 
 ENCODER = str(wqk.demo_model("encoder"))
-
-
-def run(*arguments: str, width: int = 80) -> Result:
-    return CliRunner(env={"COLUMNS": str(width)}).invoke(command, list(arguments))
 
 
 def edited_model(folder: Path, **weights: np.ndarray) -> Path:
@@ -180,7 +176,7 @@ def test_a_bad_ending_is_told_before_the_work() -> None:
 
 
 def test_debug_shows_the_traceback() -> None:
-    result = CliRunner().invoke(command, ["--debug", "scan", "no/such/folder/here"])
+    result = run("--debug", "scan", "no/such/folder/here")
     assert isinstance(result.exception, wqk.WqkError)
 
 

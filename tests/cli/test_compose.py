@@ -7,16 +7,11 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from click.testing import CliRunner, Result
+from tests.command import run
 
 import wqk
-from wqk.cli.main import command
 
 MODEL = str(wqk.demo_model("induction"))
-
-
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(command, [*arguments])
 
 
 def test_the_strongest_pairs_are_printed():

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.command import run
 
 import wqk
 from wqk.checkpoints.modules import StateDict
-from wqk.cli.main import command
 from wqk.comparing import fingerprints
 from wqk.comparing.fingerprints import fingerprint
 from wqk.comparing.randomization import gather, permute_heads
@@ -491,14 +490,13 @@ def test_zero_weights_are_related_to_nothing() -> None:
 
 
 def test_the_command() -> None:
-    run = CliRunner().invoke
     encoder, decoder = str(wqk.demo_model("encoder")), str(wqk.demo_model("decoder"))
-    result = run(command, ["kin", encoder, encoder, "--renumberings", "999", "--json"])
+    result = run("kin", encoder, encoder, "--renumberings", "999", "--json")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert found["related"]
     assert found["kind"] == "copy"
-    result = run(command, ["kin", encoder, decoder, encoder, "--renumberings", "999"])
+    result = run("kin", encoder, decoder, encoder, "--renumberings", "999")
     assert result.exit_code == 0, result.output
     assert "relative change" in result.output
     for wrong, message in (
@@ -506,7 +504,7 @@ def test_the_command() -> None:
         ([encoder, decoder, "--revision", "a"], "once for each of the 2 models"),
         ([encoder, decoder, "--renumberings", "5"], "renumberings"),
     ):
-        result = run(command, ["kin", *wrong])
+        result = run("kin", *wrong)
         assert result.exit_code == 2
         assert message in result.output + str(result.stderr)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.command import run
 from tests.stand_in import Module
 
 import wqk
@@ -115,14 +116,11 @@ def test_what_cannot_be_guessed_is_refused(names: list[str]) -> None:
 
 
 def test_the_command_says_that_it_guessed(shared: Path) -> None:
-    from click.testing import CliRunner
-
-    from wqk.cli.main import command
 
     folder = str(shared / "checkpoints" / "gpt-nano-sort")
-    result = CliRunner().invoke(command, ["scan", folder])
+    result = run("scan", folder)
     assert "guessed from" in result.output
-    told = json.loads(CliRunner().invoke(command, ["scan", folder, "--json"]).stdout)
+    told = json.loads(run("scan", folder, "--json").stdout)
     assert told["metadata"]["inferred"]
 
 

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from tests.command import run
 from tests.families.architectures import Architecture
 from tests.families.architectures.architecture import GROUPED, TOKENS
 from tests.families.proving import edit_config, save
 from tests.stand_in import Module
 
 import wqk
-from wqk.cli.main import command
 from wqk.errors import UnknownFamily
 from wqk.inspecting.explanation import explain
 
@@ -155,7 +154,7 @@ def test_a_model_is_scanned_and_verified(
     save(architecture, tmp_path)
     if of_type:
         edit_config(tmp_path, {"model_type": of_type})
-    told = CliRunner().invoke(command, ["scan", str(tmp_path), "--json"])
+    told = run("scan", str(tmp_path), "--json")
     assert told.exit_code == 0, told.output
     layers = wqk.scan(tmp_path).layers.frame.to_dicts()
     found = {
@@ -164,7 +163,7 @@ def test_a_model_is_scanned_and_verified(
         for row in layers
     }  # fmt: skip
     assert found == heads
-    shown = CliRunner().invoke(command, ["verify", str(tmp_path), "--json"])
+    shown = run("verify", str(tmp_path), "--json")
     assert shown.exit_code == 0, shown.output
     assert json.loads(shown.stdout)["verdict"] == verdict
 

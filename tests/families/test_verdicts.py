@@ -7,14 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
+from tests.command import run
 from tests.families.architectures import Architecture
 from tests.families.architectures.architecture import BERT
 from tests.families.proving import save
 
 import wqk
-from wqk.cli.main import command
 from wqk.inspecting.verification import verify
 from wqk.inspecting.verification.comparison import Verification, VerifiedBlock
 from wqk.inspecting.verification.products import form_difference
@@ -67,9 +66,7 @@ def test_the_last_line_says_the_worst(
 
 
 def test_a_right_form_is_right_apart_from_what_is_not_known(llama: Path) -> None:
-    told = CliRunner().invoke(
-        command, ["verify", str(llama), "--family", str(guess(llama)), "--json"]
-    )
+    told = run("verify", llama, "--family", guess(llama), "--json")
     assert told.exit_code == 0
     result = json.loads(told.stdout)
     assert (result["ok"], result["verdict"]) == (True, "form right")
@@ -88,9 +85,7 @@ def test_a_right_form_is_right_apart_from_what_is_not_known(llama: Path) -> None
     ids=["transposed", "values for keys"],
 )
 def test_a_wrong_form_is_wrong(llama: Path, query: str, key: str) -> None:
-    shown = CliRunner().invoke(
-        command, ["verify", str(llama), "--family", str(guess(llama, query, key))]
-    )
+    shown = run("verify", llama, "--family", guess(llama, query, key))
     assert shown.exit_code == 1
     assert "WRONG" in shown.stdout
     assert "do NOT give" in shown.stdout
@@ -99,7 +94,7 @@ def test_a_wrong_form_is_wrong(llama: Path, query: str, key: str) -> None:
 def test_too_few_heads_do_not_fit_their_width(llama: Path) -> None:
     few = 'heads = "wrong"\nkey_heads = "wrong"\ndefaults = { wrong = 2 }'
     path = guess(llama, "q_proj", "k_proj", few)
-    shown = CliRunner().invoke(command, ["verify", str(llama), "--family", str(path)])
+    shown = run("verify", str(llama), "--family", str(path))
     assert shown.exit_code == 2
     assert "32 rows do not fit 2 query heads of width 8" in shown.stderr
 
@@ -182,5 +177,5 @@ def test_a_form_of_zero_cannot_be_verified(tmp_path: Path) -> None:
     tensors = load_file(file)
     name = next(name for name in tensors if "k_proj" in name)
     save_file(tensors | {name: 0 * tensors[name]}, file, {"format": "pt"})
-    shown = CliRunner().invoke(command, ["verify", str(tmp_path)])
+    shown = run("verify", str(tmp_path))
     assert (shown.exit_code, "so uniform that any weights" in shown.stdout) == (1, True)

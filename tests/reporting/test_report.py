@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from click.testing import CliRunner
+from tests.command import run as run_command
 from tests.reporting.making import EVIL, rows, table, training
 
 import wqk
-from wqk.cli.main import command
 from wqk.errors import MissingPackage, OutputError, TableError
 from wqk.reporting.row_groups import groups, short_names
 from wqk.tables.details import Details, LayerKey, block_details
@@ -331,7 +330,7 @@ def test_one_table_gives_one_file_byte_for_byte(tmp_path):
 def run(tmp_path, monkeypatch):
     """The command, in an empty folder."""
     monkeypatch.chdir(tmp_path)
-    return lambda *arguments: CliRunner().invoke(command, [*map(str, arguments)])
+    return run_command
 
 
 def test_scan_writes_report_and_details_and_report_writes_the_same(run, tmp_path):

@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 from safetensors.numpy import load_file, save_file
+from tests.command import run
 
 import wqk
 from wqk.checkpoints import Part
 from wqk.checkpoints.modules import StateDict
-from wqk.cli.main import command
 from wqk.errors import CheckpointError, FormError
 from wqk.forms.images import matrix_image
 from wqk.inspecting.views import coupling_view
@@ -36,10 +35,6 @@ def read_heads(query: np.ndarray, key: np.ndarray) -> wqk.Block:
     }
     config = {"model_type": "bert", "num_attention_heads": len(query), "num_hidden_layers": 1}
     return wqk.open(StateDict(tensors, config, "made"))[0]
-
-
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(command, list(arguments))
 
 
 def test_an_image_keeps_the_largest_entry_of_each_pixel() -> None:

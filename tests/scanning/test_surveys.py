@@ -14,18 +14,18 @@ import subprocess
 import sys
 import time
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 from safetensors.numpy import save_file
+from tests.command import run as run_command
 
 import wqk
 from wqk.checkpoints import retries
-from wqk.cli.main import command
 from wqk.errors import (
     CheckpointError,
     MissingPackage,
@@ -95,8 +95,7 @@ def whole(models: list[str], tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return (out / "scores.parquet").read_bytes()
 
 
-def run(*arguments: str) -> Result:
-    return CliRunner(env={"COLUMNS": "100"}).invoke(command, list(arguments))
+run = partial(run_command, width=100)
 
 
 def start(*arguments: str) -> subprocess.Popen[bytes]:

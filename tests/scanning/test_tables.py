@@ -19,12 +19,11 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from click.testing import CliRunner
 from polars.testing import assert_frame_equal
+from tests.command import run
 
 import wqk
 from wqk._files import write_atomically
-from wqk.cli.main import command
 from wqk.errors import OutputError, TableError
 from wqk.tables.schema import KEY, SCHEMA, SCHEMA_VERSION
 from wqk.tables.score_table import ScoreTable, join, read_table, records
@@ -425,7 +424,7 @@ def test_other_libraries_take_the_table():
 def test_a_prompt_and_a_notebook_show_what_the_command_shows(monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     table = wqk.scan(wqk.demo_model("encoder"), heads=False)
-    shown = CliRunner().invoke(command, ["scan", str(wqk.demo_model("encoder"))]).stdout
+    shown = run("scan", str(wqk.demo_model("encoder"))).stdout
     assert repr(table) == str(table)
     lines = [line.rstrip() for line in shown.strip("\n").splitlines()]
     assert "\n".join(lines).startswith(repr(table))

@@ -8,18 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from tests.command import run
 from tests.lab.atlas.making import layers
 
 import wqk
-from wqk.cli.main import command
 from wqk_lab.atlas import all_published, published
 
 ENCODER = str(wqk.demo_model("encoder"))
-
-
-def run(*arguments: str, width: int = 80, **environment: str) -> Result:
-    return CliRunner(env={"COLUMNS": str(width), **environment}).invoke(command, list(arguments))
 
 
 def names(*arguments: str) -> list[str]:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from tests.command import run
 from tests.lab.figures.making import make_run, row, table
 
-from wqk.cli.main import command
 from wqk_lab.cli.figure import FIGURES as NAMES
 from wqk_lab.figures import FIGURES
 
-
-def wqk(*arguments: object) -> Result:
-    return CliRunner().invoke(command, ["figure", *map(str, arguments)])
+wqk = partial(run, "figure")
 
 
 def test_the_command_knows_the_figures() -> None:

@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.command import run
 
 from wqk._files import append_lines
-from wqk.cli.main import command
 from wqk.errors import RunError
 from wqk.tables.run import METRICS, Run, create_run, open_run
 from wqk_lab.runs.descent import descent
@@ -284,15 +283,15 @@ def test_the_command(tmp_path: Path) -> None:
         for init, losses in (("random", [5, 3, 1]), ("symmetric", [5, 1, 0.5]))
         for seed in (1, 2)
     ]
-    printed = CliRunner().invoke(command, ["speedup", *folders])
+    printed = run("speedup", *folders)
     assert printed.exit_code == 0
     assert "+50%" in printed.output
     assert "±" not in printed.output
-    level = CliRunner().invoke(command, ["speedup", *folders, "--below", "0.5"]).output
+    level = run("speedup", *folders, "--below", "0.5").output
     assert "by 100: 0 of 2, baseline 0 of 2" in " ".join(level.split())
-    as_json = json.loads(CliRunner().invoke(command, ["speedup", "--json", *folders]).output)
+    as_json = json.loads(run("speedup", "--json", *folders).output)
     saved = [run["saved"] for run in as_json["comparisons"][0]["runs"]]
     assert saved == pytest.approx([0.5, 0.5])
-    missing = CliRunner().invoke(command, ["speedup", str(tmp_path / "nothing")])
+    missing = run("speedup", str(tmp_path / "nothing"))
     assert missing.exit_code == 2
     assert "not a run's folder" in missing.output

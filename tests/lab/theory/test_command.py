@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from tests.command import run as run_command
 from tests.lab.theory import subjects
 
-from wqk.cli.main import command
 from wqk_lab.theory.findings import WRITERS, Report, save
 from wqk_lab.theory.study import STATEMENTS
 from wqk_lab.theory.verdict import Sample, Statement, decide, not_tested
@@ -30,8 +30,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(place: Path, ref: str, *options: str) -> Result:
-    arguments = ["theory", str(place / ref), "--corpus", str(place / "tokens.npy"), *SMALL]
-    return CliRunner().invoke(command, [*arguments, *options])
+    return run_command("theory", place / ref, "--corpus", place / "tokens.npy", *SMALL, *options)
 
 
 def test_findings_are_printed_saved_and_drawn(place: Path) -> None:

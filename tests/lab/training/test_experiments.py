@@ -7,12 +7,12 @@ import re
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from tests.command import run
 
 from wqk._files import append_lines
-from wqk.cli.main import command
 from wqk.errors import OutputError, RunError
 from wqk.tables.run import METRICS, create_run, open_run
+from wqk_lab.cli.speedup import speedup
 from wqk_lab.runs.speedup import SMOOTHING
 from wqk_lab.training.corpus import CorpusOptions, build_corpus
 from wqk_lab.training.experiments import (
@@ -62,11 +62,11 @@ def test_runs_stop_resume_and_are_left_alone(tmp_path: Path) -> None:
     build_corpus([tmp_path / "text.txt"], tmp_path / "text", options)
     file = written(tmp_path, SMALL + CELLS)
     arguments = ["experiments", str(file), "--corpora", str(tmp_path), "-o", str(tmp_path / "runs")]
-    planned = CliRunner().invoke(command, [*arguments, "--dry-run"])
+    planned = run(*arguments, "--dry-run")
     assert planned.exit_code == 0, planned.output
     assert planned.stdout.count("to do") == 2
     assert not (tmp_path / "runs").exists()
-    done = CliRunner().invoke(command, [*arguments, "--jobs", "2"])
+    done = run(*arguments, "--jobs", "2")
     assert done.exit_code == 0, done.output
     runs = {name: open_run(tmp_path / "runs" / f"{name}-1") for name in ("random", "held")}
     assert {name: run.metrics["step"].max() for name, run in runs.items()} == {
@@ -78,7 +78,7 @@ def test_runs_stop_resume_and_are_left_alone(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {"random-1", "held-1"}
     # A later stop goes on; what is done is not touched again.
     written(tmp_path, SMALL + CELLS.replace("stop = 4", "stop = 6"))
-    again = CliRunner().invoke(command, arguments)
+    again = run(*arguments)
     assert again.exit_code == 0, again.output
     assert "random-1: done" in again.stderr
     assert "held-1" not in again.stderr
@@ -88,7 +88,7 @@ def test_runs_stop_resume_and_are_left_alone(tmp_path: Path) -> None:
     assert "not compared" not in again.stderr
     # Another recipe under the same name is not mixed in.
     written(tmp_path, SMALL.replace("batch = 4", "batch = 8") + CELLS)
-    other = CliRunner().invoke(command, arguments)
+    other = run(*arguments)
     assert other.exit_code == 2
     assert "different recipe (batch: 4 → 8)" in " ".join(other.stderr.split())
 
@@ -133,7 +133,7 @@ def test_a_configuration_of_one_s_own(given: str, tmp_path: Path) -> None:
     (trial,) = read_experiments(file, tmp_path, tmp_path)
     assert trial.recipe.config == config
     arguments = ["experiments", str(file), "--corpora", str(tmp_path), "-o", str(tmp_path)]
-    assert "cost unknown" in CliRunner().invoke(command, [*arguments, "--dry-run"]).stdout
+    assert "cost unknown" in run(*arguments, "--dry-run").stdout
 
 
 def test_names_with_a_point_share_no_file(tmp_path: Path) -> None:
@@ -211,12 +211,12 @@ def test_cells_without_a_common_seed_do_not_keep_the_others_from_being_compared(
         loss = 2.0 + 0.1 * trial.recipe.seed + 0.5 * (trial.cell == "symmetric")
         append_lines(run.folder / METRICS, {"step": 6, "loss": loss, "held_out_loss": loss})
     arguments = ["experiments", str(file), "--corpora", str(tmp_path), "-o", str(tmp_path)]
-    result = CliRunner().invoke(command, arguments)
+    result = run(*arguments)
     assert result.exit_code == 0, result.output
     assert "not compared: paired and random are compared seed by seed" in result.stderr
     assert re.search(r"symmetric +2 +\+0\.500", result.stdout), result.stdout
 
 
 def test_the_commands_smooth_as_the_library_does() -> None:
-    options = {option.name: option.default for option in command.commands["speedup"].params}
+    options = {option.name: option.default for option in speedup.params}
     assert options["smoothing"] == SMOOTHING

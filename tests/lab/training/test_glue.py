@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from click.testing import CliRunner
+from tests.command import run
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from wqk.cli.main import command
 from wqk.errors import CheckpointError, CorpusError, HubError, RunError
 from wqk.tables.run import create_run
 from wqk_lab.training import glue
@@ -261,7 +260,7 @@ def test_files_that_hold_no_task(content: str, message: str, tmp_path: Path) -> 
 
 
 def test_no_task_is_a_mistake() -> None:
-    result = CliRunner().invoke(command, ["glue", "model", "--tasks", ","])
+    result = run("glue", "model", "--tasks", ",")
     assert result.exit_code == 2
     assert "--tasks names no task" in result.stderr
 
@@ -291,12 +290,12 @@ def test_the_command_compares_two(encoder: Path, tmp_path: Path) -> None:
     write_mood(tmp_path / "mood.jsonl")
     arguments = ["glue", str(encoder), str(encoder), "--tasks", str(tmp_path / "mood.jsonl")]
     arguments += ["--seeds", "2", "--epochs", "1"]
-    shown = CliRunner().invoke(command, arguments, env={"COLUMNS": "120"})
+    shown = run(*arguments, width=120)
     assert shown.exit_code == 0, shown.output
     assert "bag of words" in shown.output
     assert "Loading" not in shown.output  # no progress bar of transformers
     assert "+0.0%" in shown.output  # the same model twice
-    told = json.loads(CliRunner().invoke(command, [*arguments, "--json"]).stdout)
+    told = json.loads(run(*arguments, "--json").stdout)
     assert len(told["tasks"][0]["results"]) == 2
 
 
@@ -319,7 +318,7 @@ def test_runs_are_compared_over_seeds_of_pre_training(encoder: Path, tmp_path: P
     }
     write_mood(tmp_path / "mood.jsonl")
     arguments = ["glue", *runs, "--tasks", str(tmp_path / "mood.jsonl"), "--seeds", "2"]
-    shown = CliRunner().invoke(command, [*arguments, "--epochs", "1", "--json"])
+    shown = run(*arguments, "--epochs", "1", "--json")
     assert shown.exit_code == 0, shown.output
     (task,) = json.loads(shown.stdout)["tasks"]
     assert [(result["model"], result["seeds"]) for result in task["results"]] == [

@@ -6,13 +6,13 @@ import json
 import subprocess
 import sys
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from tests.command import run
 
-from wqk.cli.main import command
 from wqk.tables.run import create_run, open_run
 from wqk_lab.training.corpus import TokenStore
 from wqk_lab.training.recipe import Recipe, make_recipe
@@ -31,8 +31,7 @@ def flags(**fields: Any) -> list[str]:
     ]
 
 
-def wqk_train(*arguments: str) -> Result:
-    return CliRunner().invoke(command, ["train", *arguments])
+wqk_train = partial(run, "train")
 
 
 @pytest.fixture

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from tests.command import run as run_command
 from tests.lab.training.corpus.samples import content, sentences, write_jsonl
 
-from wqk.cli.main import command
 from wqk_lab.training.corpus import CorpusOptions, TokenStore, build_corpus
 
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(command, ["corpus", *map(str, arguments)])
+run = partial(run_command, "corpus")
 
 
 def test_the_command_builds_what_the_function_builds(text_file: Path, tmp_path: Path) -> None:
