@@ -6,13 +6,13 @@ BIN := $(VENV)/bin
 LIGHT := $(VENV)/.light
 READY := $(VENV)/.ready
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-CHECKED := src tests benchmarks examples docs
+CHECKED := src tests tools benchmarks examples docs
 
 # make train: what is trained on, and where everything about it lies.
 RUNS := out/pair
 TEXT := $(RUNS)/docstrings.jsonl
 
-.PHONY: help demo test train check docs format floors bench campaign derive results clean
+.PHONY: help demo test train check docs format floors bench campaign mutants derive results clean
 
 help:
 	@echo "make demo      scan two small models that come with the package"
@@ -23,6 +23,7 @@ help:
 	@echo "make floors    the core's tests at the lowest versions of what it needs"
 	@echo "make bench     measure against dense products and the machine's own limits"
 	@echo "make campaign  the long fuzz and kill runs"
+	@echo "make mutants   plant faults, count those that the tests notice; DATA=N, CODE=N, SEED=N"
 	@echo "make results   write the tables of docs/results from its records"
 	@echo "make derive    derive families from running every model type; writes their data"
 
@@ -87,6 +88,12 @@ bench: $(READY)
 
 campaign: $(READY)
 	$(BIN)/python -m pytest -m campaign
+
+DATA ?= 60
+CODE ?= 60
+SEED ?= 0
+mutants: $(READY)
+	$(BIN)/python -m tools.mutating --data $(DATA) --code $(CODE) --seed $(SEED)
 
 # Every model type of transformers, built tiny and run; an hour and a half on two cores, resumable.
 derive: $(READY)

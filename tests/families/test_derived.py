@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,16 @@ from wqk.families.family import parse_family
 SHARE = 3
 
 
+@cache
+def outcomes() -> list[dict[str, str]]:
+    """What was found of every model type."""
+    return [*map(json.loads, PAGE.read_text(encoding="utf-8").splitlines()[1:])]
+
+
 def proven_types() -> list[str]:
-    rows = map(json.loads, PAGE.read_text(encoding="utf-8").splitlines()[1:])
     return [
         row["type"]
-        for row in rows
+        for row in outcomes()
         if row["outcome"] in ("proven", "partial") and row["why"] != BY_TABLE
     ]
 

@@ -18,6 +18,7 @@ SHAPES = {
     "square": ((6, 2), (6, 2)),
     "full rank": ((6, 6), (6, 6)),
     "rank above the width": ((3, 4, 9), (3, 4, 9)),
+    "unequal widths, rank above both": ((7, 12), (5, 12)),
     "grouped heads": ((2, 3, 6, 2), (2, 1, 6, 2)),
     "query without stack": ((6, 2), (2, 3, 6, 2)),
 }

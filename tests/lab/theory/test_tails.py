@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wqk import BilinearForm
-from wqk_lab.theory.tails import tails
+from wqk_lab.theory.tails import tails, tails_of
 
 
 def simulate_update(
@@ -125,3 +125,37 @@ def test_the_simulated_update_is_the_sum_over_tokens_drawn_one_by_one() -> None:
         form = simulate_update(variances, contexts=contexts, tokens=tokens, seed=seed)
         simulated += [form.column_norms**2, form.row_norms**2]
     np.testing.assert_allclose(simulated, drawn, rtol=0.2)
+
+
+def beyond_two_deviations(norms: np.ndarray, excess: bool) -> float:
+    threshold = norms.mean() + 2 * norms.std(ddof=1)
+    outlying = norms[norms > threshold]
+    return float((outlying - threshold).sum() if excess else outlying.sum())
+
+
+def test_both_directionalities_are_their_definitions() -> None:
+    # One long column, and two rows that are barely outlying: the two rules disagree in sign.
+    random = np.random.default_rng(3)
+    dense = random.uniform(0.9, 1.1, (40, 40))
+    dense[:, 5] *= 6
+    dense[[7, 9]] *= 3
+    form = BilinearForm(dense, np.eye(40))
+    columns, rows = np.linalg.norm(dense, axis=0), np.linalg.norm(dense, axis=1)
+    one = tails(form)
+    for seen, excess in ((one.directionality, False), (one.directionality_excess, True)):
+        r, c = (beyond_two_deviations(norms, excess) for norms in (rows, columns))
+        assert seen == pytest.approx((r - c) / (r + c))
+    assert one.directionality != pytest.approx(one.directionality_excess, abs=0.1)
+
+
+@pytest.mark.parametrize("width", [17, 64])
+def test_the_chance_of_independent_entries_is_the_one_that_is_stated(width: int) -> None:
+    random = np.random.default_rng(0)
+    forms = [
+        BilinearForm(random.standard_normal((width, width)), np.eye(width)) for _ in range(400)
+    ]
+    sample = tails_of({"0": forms})
+    assert sample.chance == pytest.approx(2 / np.sqrt(width - 1))
+    assert sample.values.std() == pytest.approx(sample.chance, rel=0.12)
+    assert not sample.one_model
+    assert tails_of({"0": forms[:1]}, "models").one_model

@@ -186,3 +186,44 @@ def test_what_is_not_defined_is_left_out() -> None:
     assert finding.estimate.over == "2 batches × layer 0"
     nothing = decide(statement("above"), Sample(np.full((2, 2), np.nan), "batches"))
     assert nothing.verdict == "not tested"
+
+
+SKEWED = np.array([0.1, 0.12, 0.15, 0.2, 0.22, 0.3, 0.9])[:, None]  # a long tail above
+
+
+def test_each_end_of_an_interval_is_a_tail_of_the_skewed_mean() -> None:
+    one = Estimate.of(Sample(SKEWED, "batches"))
+    assert one.skewness > 0.3
+    below, above = ((one.value - one.low) / one.error, (one.high - one.value) / one.error)
+    assert tail(below, one.degrees, one.skewness) == pytest.approx(0.025, abs=1e-6)
+    assert tail(above, one.degrees, -one.skewness) == pytest.approx(0.025, abs=1e-6)
+    assert above > below  # where the long tail may hide a larger mean
+
+
+@pytest.mark.parametrize(
+    ("direction", "other"), [("above", "below"), ("below", "above"), ("near", "near")]
+)
+@pytest.mark.parametrize("shift", [-0.6, -0.3, -0.1, 0.0, 0.3])
+def test_what_is_skewed_down_is_decided_as_its_mirror_image(
+    direction: Direction, other: Direction, shift: float
+) -> None:
+    values = SKEWED + shift
+    one = decide(statement(direction), Sample(values, "batches"))
+    mirrored = decide(statement(other), Sample(-values, "batches"))
+    assert one.estimate is not None
+    assert mirrored.estimate is not None
+    assert (mirrored.verdict, mirrored.p) == (one.verdict, pytest.approx(one.p))
+    assert mirrored.estimate.low == pytest.approx(-one.estimate.high)
+    assert mirrored.estimate.skewness == pytest.approx(-one.estimate.skewness)
+
+
+def test_verdicts_and_intervals_agree_where_a_mean_is_skewed() -> None:
+    """A statement holds exactly where its interval lies beyond the null, on either side."""
+    for sign, direction in ((1, "above"), (-1, "below")):
+        for null in np.linspace(-0.2, 0.6, 41):
+            sample = Sample(sign * SKEWED, "batches")
+            found = decide(statement(direction, sign * null, 0.0), sample)  # type: ignore[arg-type]
+            assert found.estimate is not None
+            near, far = sorted(sign * x for x in (found.estimate.low, found.estimate.high))
+            assert (found.verdict == "holds") == (near >= null)
+            assert (found.verdict == "fails") == (far <= null)

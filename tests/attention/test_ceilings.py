@@ -1,0 +1,124 @@
+"""Ceilings are reached: a bound that is too high by a factor is as wrong as one that is too low."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import wqk
+from wqk.attention import Block
+from wqk.checkpoints.modules import StateDict
+
+D = 6
+RNG = np.random.default_rng(4)
+
+
+def llama(width: int, heads: int = 2, key_heads: int = 1, bias: bool = False) -> Block:
+    """A rotary block whose inputs a norm feeds."""
+    at = "model.layers.0"
+    tensors = {
+        f"{at}.self_attn.q_proj.weight": RNG.standard_normal((heads * width, D)),
+        f"{at}.self_attn.k_proj.weight": RNG.standard_normal((key_heads * width, D)),
+        f"{at}.input_layernorm.weight": RNG.uniform(0.5, 2, D),
+    }
+    if bias:
+        tensors[f"{at}.self_attn.k_proj.bias"] = 5 * RNG.standard_normal(key_heads * width)
+    config = {
+        "model_type": "llama", "num_hidden_layers": 1, "num_attention_heads": heads,
+        "num_key_value_heads": key_heads, "head_dim": width, "rope_theta": 50.0,
+    }  # fmt: skip
+    return wqk.open(StateDict(tensors, config, "tiny"))[0]
+
+
+def gain_of(block: Block) -> np.ndarray:
+    norm = block.plan.query.input_norm
+    assert norm is not None
+    return np.asarray(block.read(list(norm.gain))[0])
+
+
+@pytest.mark.parametrize("distance", [0, 3, 40])
+def test_the_ceiling_at_a_distance_is_reached_exactly(distance: int) -> None:
+    block = llama(width=4)
+    gain = gain_of(block)
+    # The scores of every pair of coordinates, each an input of the norm's length.
+    matrices = block.logits(np.diag(gain), np.diag(gain), distance) * D
+    found = block.ceiling([distance])
+    assert found is not None
+    reached = np.linalg.norm(matrices, 2, axis=(1, 2))
+    np.testing.assert_allclose(found.at_distance[distance], reached)
+    left, _, right = np.linalg.svd(matrices)
+    for head in range(2):
+        x, y = (np.sqrt(D) * gain * v for v in (left[head, :, 0], right[head, 0]))
+        score = block.logits(x[None], y[None], distance)[head, 0, 0]
+        assert score == pytest.approx(found.at_distance[distance][head])
+
+
+def test_the_ceiling_at_any_distance_is_nearly_reached_where_one_plane_turns() -> None:
+    block = llama(width=2)
+    gain = gain_of(block)
+    found = block.ceiling()
+    assert found is not None
+    reached = np.max(
+        [
+            np.linalg.norm(block.logits(np.diag(gain), np.diag(gain), n) * D, 2, axis=(1, 2))
+            for n in range(300)
+        ],
+        axis=0,
+    )
+    assert (reached <= found.any_distance * (1 + 1e-9)).all()
+    assert (reached > 0.999 * found.any_distance).all()
+    lengths = [
+        np.sqrt(D) * np.linalg.norm(weight[0] * gain, 2)
+        for weight in (block.query.weight, block.key.weight)
+    ]
+    assert found.query_norm[0] == pytest.approx(lengths[0])
+    assert found.key_norm[0] == pytest.approx(lengths[1])
+
+
+def test_with_a_bias_the_ceiling_is_above_all_inputs_and_below_one_half_more() -> None:
+    block = llama(width=4, heads=1, bias=True)
+    gain, best = gain_of(block), 0.0
+    found = block.ceiling()
+    assert found is not None
+    x, y = RNG.standard_normal((2, 1, D))
+    for _ in range(200):  # each side's best input for the other's: scores only grow
+        for side in (0, 1):
+            given = (np.diag(gain), y) if side == 0 else (x, np.diag(gain))
+            zero = (np.zeros((1, D)), y) if side == 0 else (x, np.zeros((1, D)))
+            slope = (block.logits(*given, 0) - block.logits(*zero, 0)).ravel()
+            best_one = (np.sqrt(D) * gain * slope / np.linalg.norm(slope))[None]
+            x, y = (best_one, y) if side == 0 else (x, best_one)
+        best = float(block.logits(x, y, 0)[0, 0, 0])
+    assert best <= found.at_distance[0][0] * (1 + 1e-9)
+    assert best > found.at_distance[0][0] / 1.5
+
+
+def test_the_ceiling_of_latent_attention_is_nearly_reached() -> None:
+    # One number of content and one turning plane, from latents of one number: of two coordinates.
+    at = "model.layers.0.self_attn"
+    tensors = {
+        f"{at}.q_a_proj.weight": RNG.standard_normal((1, 2)),
+        f"{at}.q_a_layernorm.weight": np.array([1.7]),
+        f"{at}.q_b_proj.weight": RNG.standard_normal((3, 1)),
+        f"{at}.kv_a_proj_with_mqa.weight": RNG.standard_normal((3, 2)),
+        f"{at}.kv_a_layernorm.weight": np.array([0.6]),
+        f"{at}.kv_b_proj.weight": RNG.standard_normal((2, 1)),
+        f"{at}.o_proj.weight": RNG.standard_normal((2, 1)),
+        "model.layers.0.input_layernorm.weight": np.array([0.8, 1.3]),
+    }
+    config = {
+        "model_type": "deepseek_v3", "num_hidden_layers": 1, "num_attention_heads": 1,
+        "num_key_value_heads": 1, "q_lora_rank": 1, "kv_lora_rank": 1, "qk_nope_head_dim": 1,
+        "qk_rope_head_dim": 2, "v_head_dim": 1, "hidden_size": 2, "rope_theta": 50.0,
+    }  # fmt: skip
+    block = wqk.open(StateDict(tensors, config, "tiny"))[0]
+    angles = np.linspace(0, 2 * np.pi, 97)
+    circle = np.sqrt(2) * np.stack([np.cos(angles), np.sin(angles)], axis=1) * gain_of(block)
+    best = max(float(block.logits(circle, circle, n).max()) for n in range(60))
+    found = block.ceiling()
+    assert found is not None
+    assert best <= found.any_distance[0] * (1 + 1e-9)
+    assert best > 0.98 * found.any_distance[0]
+    for side, length in ((block.queries, found.query_norm), (block.keys, found.key_norm)):
+        longest = np.linalg.norm(side(circle), axis=-1).max()
+        assert 0.98 * length[0] < longest <= length[0] * (1 + 1e-9)

@@ -1,0 +1,109 @@
+"""What a family leaves out, or would let pass, told from a checkpoint that it reads rightly."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tools.deriving.evidence import value_and_output
+
+from wqk.checkpoints.modules import StateDict
+from wqk.errors import WqkError
+from wqk.families import plan_attention
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from wqk.checkpoints import Checkpoint
+    from wqk.families import AttentionPlan, Family
+
+# Their stacks are told apart by the names of tensors.
+NAMED_BY_TENSORS = {"edgetam-mask-decoder", "gemma3-text", "timesformer", "videoprism-vision-model"}
+# Their configurations do not say how many layers there are.
+UNCOUNTED = {"mobilevit"}
+# Keys of other families, which a configuration may hold without meaning anything.
+STRAY = {"num_key_value_heads": 1}
+
+
+def omissions(checkpoint: Checkpoint, family: Family) -> list[str]:
+    """What is not said, or would not be noticed."""
+    plans = plan_attention(checkpoint, family)
+    return [
+        *_circuit(checkpoint, plans),
+        *_stacks(checkpoint.tensors(), plans, family),
+        *_strays(checkpoint, family, plans),
+        *_truncation(checkpoint, family, plans),
+    ]
+
+
+def _circuit(checkpoint: Checkpoint, plans: list[AttentionPlan]) -> Iterator[str]:
+    """Values and outputs that lie beside the queries, but are not named."""
+    tensors = checkpoint.tensors()
+    for plan in plans:
+        name = plan.query.tensor
+        beside = value_and_output(tensors, name, name.removesuffix(".weight"))
+        if plan.value is None and "value" in beside and beside["value"] != plan.key.tensor:
+            yield f"{beside['value']} is no value"
+        if plan.output is None and "output" in beside:
+            yield f"{beside['output']} is no output"
+
+
+def _stacks(tensors: Iterable[str], plans: list[AttentionPlan], family: Family) -> Iterator[str]:
+    """Stacks that share a name, and decoders that see what comes."""
+    for plan in plans:
+        named = plan.stack in {rule.stack for rule in family.attention}
+        if not named and family.name not in NAMED_BY_TENSORS:
+            yield f"{plan.stack} has its name from its tensors: another attention has its place"
+    alone = {(plan.stack, plan.kind) for plan in plans} == {("decoder", "self")}
+    encoded = any(name.startswith("encoder.") for name in tensors)
+    if alone and not encoded and not any(plan.causal for plan in plans):
+        yield "a decoder alone sees what comes"
+
+
+def _strays(checkpoint: Checkpoint, family: Family, plans: list[AttentionPlan]) -> Iterator[str]:
+    """Keys that models of this family do not have, but that are read."""
+    for key, value in STRAY.items():
+        if f"'{key}'" in str(checkpoint.config):
+            continue
+        config = {
+            name: part | {key: value} if isinstance(part, dict) else part
+            for name, part in checkpoint.config.items()
+        }
+        try:
+            same = _shapes(_planned(checkpoint, family, config | {key: value})) == _shapes(plans)
+        except WqkError:
+            same = False
+        if not same:
+            yield f"a stray {key} is read"
+
+
+def _truncation(
+    checkpoint: Checkpoint, family: Family, plans: list[AttentionPlan]
+) -> Iterator[str]:
+    """Stacks whose last layer may be missing without anyone noticing."""
+    for rule, group in groupby(plans, key=lambda plan: (plan.rule, plan.stack)):
+        own = list(group)
+        if len(own) < 2 or not rule[0].every_layer or family.name in UNCOUNTED:
+            continue
+        gone = own[-1].query.tensor
+        try:
+            _planned(checkpoint, family, checkpoint.config, gone)
+        except WqkError:
+            continue
+        yield f"{gone} may be missing"
+
+
+def _planned(
+    checkpoint: Checkpoint, family: Family, config: dict[str, Any], without: str = ""
+) -> list[AttentionPlan]:
+    tensors = {
+        name: np.broadcast_to(np.float32(0), info.shape)
+        for name, info in checkpoint.tensors().items()
+        if name != without
+    }
+    return plan_attention(StateDict(tensors, config, "made"), family)
+
+
+def _shapes(plans: list[AttentionPlan]) -> list[tuple[Any, ...]]:
+    return [(p.query.heads, p.key.heads, p.query.head_width, p.key.head_width) for p in plans]

@@ -1,0 +1,140 @@
+"""Every family file is proven on every run: a tiny random model, run, beside what is read of it.
+
+Families that `test_proofs.py` builds models of are proven there. All others are proven here by the
+quickest of their model types, as the tool that derives families proves them.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("transformers")
+
+from tests.families.architectures import ALL
+from tests.families.completeness import omissions
+from tests.families.test_derived import outcomes, recorded
+from tools.deriving.proof import WEAK, faults
+from tools.deriving.writing import BY_TABLE
+
+from wqk.families import families, find_family
+
+# Where the type named like the family, or else the first of its types, is not the quickest.
+QUICKER = {
+    "cohere-compass-vision": "glm4v_moe_vision",
+    "d-fine": "deformable_detr",
+    "deepseek-ocr2-sam-vision-model": "sam_vision_model",
+    "mimi": "pocket_tts_audio_tokenizer",
+    "siglip-text": "siglip_text_model",
+}
+
+# Parts that nothing is known to be given to: run layer by layer, so that positions and masks, which
+# the whole hands to its layers, are not seen.
+BY_LAYERS = {
+    "sam3-detr-encoder": "sam3_lite_text_detr_encoder",
+    "sam3-geometry-encoder": "sam3_geometry_encoder",
+    "sam3-mask-decoder": "sam3_mask_decoder",
+    "seggpt": "seggpt",
+    "unlimited-ocr-vision-encoder": "unlimited_ocr_vision_encoder",
+}
+
+# Layouts of other libraries, and attention that transformers has in larger models alone: proven by
+# tests of their own, whose file names the family.
+ELSEWHERE = {
+    **dict.fromkeys(
+        [
+            "diffusers-dit",
+            "diffusers-flux",
+            "diffusers-sd3",
+            "diffusers-wan",
+            "gguf-bert",
+            "gguf-cohere",
+            "litgpt",
+            "open_clip",
+            "timm",
+        ],
+        "families/test_stand_ins.py",
+    ),
+    **dict.fromkeys(
+        ["gguf-gpt2", "gguf-llama", "gguf-neox", "gguf-qwen"], "checkpoints/test_gguf.py"
+    ),
+    **dict.fromkeys(["llada", "llada2", "t5gemma2-decoder"], "families/test_converted.py"),
+    **dict.fromkeys(
+        ["llama-original", "megatron", "modded-nanogpt", "nanogpt"], "checkpoints/test_formats.py"
+    ),
+    "mistral4": "families/test_hybrids.py",
+    "mobilellm": "families/test_plans.py",
+    "zamba2": "families/test_models_of_today.py",
+}
+
+
+@cache
+def model_types() -> dict[str, str]:
+    """The model type of every class of transformers, none of which is imported."""
+    from transformers.models.auto import modeling_auto
+
+    return {
+        name: model_type
+        for mapping, names in vars(modeling_auto).items()
+        if mapping.endswith("_MAPPING_NAMES")
+        for model_type, listed in names.items()
+        for name in ([listed] if isinstance(listed, str) else listed)
+    }
+
+
+@cache
+def by_table() -> set[str]:
+    """The families of the models in the tables of architectures."""
+    found = {a.hub.get("model_type") or model_types().get(a.model) for a in ALL}
+    return {
+        family.name
+        for family in families().values()
+        if found.intersection(family.model_types) and family.attention
+    }
+
+
+@cache
+def quickest() -> dict[str, str]:
+    """A model type of every family that no table and no other test proves."""
+    found: dict[str, str] = {}
+    for name in families():
+        types = [
+            row["type"]
+            for row in outcomes()
+            if row["family"] == name
+            and row["outcome"] in ("proven", "partial")
+            and row["why"] != BY_TABLE
+        ]
+        if types and name not in by_table() and name not in ELSEWHERE:
+            own = [model_type for model_type in types if model_type.replace("_", "-") == name]
+            found[name] = [*own, *types][0]
+    return found | QUICKER | BY_LAYERS
+
+
+@pytest.mark.parametrize("name", quickest())
+def test_the_family_is_what_the_model_computes(name: str, tmp_path: Path) -> None:
+    record, checkpoint = recorded(quickest()[name], tmp_path / "model")
+    family = find_family(checkpoint)
+    assert name in family.name.split(" + ")
+    with np.errstate(all="ignore"):  # of what a model normalizes to nothing
+        found = [f for f in faults(record, checkpoint, family) if not f.startswith(WEAK)]
+    assert any(map(is_unseen, found)) == (name in BY_LAYERS)
+    assert [fault for fault in found if not is_unseen(fault)] == []
+    assert omissions(checkpoint, family) == []
+
+
+def is_unseen(fault: str) -> bool:
+    return fault.endswith("were not seen")
+
+
+def test_every_family_is_proven_somewhere() -> None:
+    described = {family.name for family in families().values() if family.attention}
+    assert described == by_table() | set(quickest()) | set(ELSEWHERE)
+    for name, file in ELSEWHERE.items():
+        text = (Path(__file__).parents[1] / file).read_text(encoding="utf-8")
+        words = {name, name.partition("-")[0], *families()[name].model_types}
+        assert any(word in text for word in words), name
+    assert not set(ELSEWHERE) & (by_table() | set(quickest())), "proven here, too"
