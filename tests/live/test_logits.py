@@ -26,8 +26,12 @@ if TYPE_CHECKING:
 # Fused, grouped, latent, normalized, windowed, capped, with sinks, linear biases, cross-attention.
 FEW = (
     "bert", "gpt2", "llama-yarn", "gemma2", "qwen3", "olmo2", "deepseek-v3", "gpt-oss", "bloom",
-    "t5", "modernbert", "albert-groups",
+    "t5", "mpnet", "umt5", "wavlm", "modernbert", "albert-groups",
 )  # fmt: skip
+
+
+# Whose learned position terms can be seen from outside the block.
+SHOW_THEIR_TERM = {"t5", "t5-equal-depth", "mt5", "switch-transformers", "mpnet"}
 
 
 def prove(architecture: Architecture) -> None:
@@ -45,7 +49,8 @@ def prove(architecture: Architecture) -> None:
         if plan.query.temperature:  # the model's own scores are not to be had without its bias
             continue
         own = own_logits(plan, seen[place])
-        if plan.position not in KNOWN_POSITIONS:
+        shows = architecture.name in SHOW_THEIR_TERM
+        if plan.position not in KNOWN_POSITIONS and not shows:
             assert np.isnan(found.attention_entropy).all()
             found = found._replace(attention_entropy=own[0].attention_entropy)
             found = found._replace(attention_top_share=own[0].attention_top_share)
@@ -186,6 +191,29 @@ def test_hooks_go_with_the_meter() -> None:
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
+@pytest.mark.parametrize("make", [bert, gpt2, llama])
+def test_models_in_bf16_are_measured_as_their_rounding_allows(make: Any) -> None:
+    """Against the same weights in float64: within 1 % of a block's largest value, of each measure.
+
+    bf16 numbers next to 1 are 0.4 % apart; seen were differences of up to 0.54 %.
+    """
+    half = make().to(torch.bfloat16).train()
+    exact = make().double().train()
+    exact.set_attn_implementation("eager")
+    for one, other in zip(half.parameters(), exact.parameters(), strict=True):
+        if one.ndim == 2:  # so that logits are far from zero, as in trained models
+            one.data.mul_(8)
+        other.data.copy_(one.data)
+    for module in (*half.modules(), *exact.modules()):
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    tokens = torch.arange(16).reshape(2, 8)
+    found, own = (as_arrays(one_pass(model, LogitMeter(model), tokens)) for model in (half, exact))
+    scale = np.abs(own).max(axis=-1, keepdims=True)
+    assert (np.abs(found - own) < 0.01 * scale).all()
+    assert (found != own).any()
+
+
 def test_inputs_that_are_not_numbers_are_recorded() -> None:
     model = bert().train()
     meter = LogitMeter(model)
@@ -247,3 +275,64 @@ def test_a_monitor_completes_its_rows(tmp_path: Path) -> None:
     assert plain.table.frame.drop("checkpoint").equals(
         with_logits.filter(step=0).drop("checkpoint")
     )
+
+
+def hooks_of(model: Any) -> int:
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+
+def test_a_monitor_records_activations_that_are_not_numbers_and_goes_on(tmp_path: Path) -> None:
+    model = bert().train()
+    monitor = wqk.Monitor(model, tmp_path / "run" / "scores.jsonl", every=1, logits=True)
+    monitor(0)
+    model(inputs_embeds=torch.full((1, 4, 32), math.nan))
+    monitor(1)
+    train_step(model, torch.optim.SGD(model.parameters(), lr=1e-3), 1)
+    monitor(2)
+    rows = monitor.table.frame.filter(pl.col("head").is_not_null())
+    broken, sound = (rows.filter(step=step) for step in (0, 1))
+    assert broken["max_logit"].is_nan().all()
+    assert set(broken["status"]) == {"non-finite"}
+    assert broken["symmetry"].is_finite().all()  # the weights are as they were
+    assert sound["max_logit"].is_finite().all()
+    assert "non-finite" not in set(sound["status"])
+
+
+def test_hooks_go_with_a_monitor_and_outlive_no_failed_pass(tmp_path: Path) -> None:
+    model = llama().train()
+    before = hooks_of(model)
+    monitor = wqk.Monitor(model, tmp_path / "run" / "scores.jsonl", every=1, logits=True)
+    monitor(0)
+    assert hooks_of(model) > before
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    failing = model.layers[1].register_forward_pre_hook(fail)
+    tokens = torch.arange(16).reshape(2, 8)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        model(tokens)
+    failing.remove()
+    model(tokens)  # the same step, tried again
+    assert hooks_of(model) == before
+    monitor(1)
+    assert hooks_of(model) > before
+    del monitor
+    assert hooks_of(model) == before
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of PyTorch's compiler
+def test_a_model_that_is_compiled_and_checkpointed_counts_once() -> None:
+    model = llama().train()
+    tokens = torch.arange(16).reshape(2, 8)
+    expected = as_arrays(one_pass(model, LogitMeter(model), tokens))
+    model.activation_checkpointing_enable({"use_reentrant": False})
+    model.enable_input_require_grads()
+    for layer in model.layers:
+        layer.compile(backend="eager")
+    meter = LogitMeter(model)
+    for _ in range(2):
+        meter.start()
+        model(tokens).last_hidden_state.sum().backward()
+        assert not meter.is_measuring
+        np.testing.assert_allclose(as_arrays(meter.logits), expected, rtol=1e-5)

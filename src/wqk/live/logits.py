@@ -52,6 +52,11 @@ MASKS = ("attention_mask", "mask", "attn_mask", "encoder_attention_mask", "key_p
 # Positions that do not enter the score besides queries and keys, or follow from what is at hand.
 KNOWN_POSITIONS = ("", "alibi", "scaled alibi", "mask")
 
+# The argument by which models pass learned position terms from block to block, and the families
+# that add it to their scores as it is. Others compute the term within the block, or change it.
+TERM = "position_bias"
+SHOW_TERM = {"t5", "mpnet"}
+
 # What identifies a block's rows in a score table.
 Place = tuple[str, str, int]
 
@@ -197,7 +202,7 @@ def tally(
                 if tile.dtype != torch.bool and plan.position == "mask":
                     scores = scores + tile
             if term is not None:
-                scores = scores + term[b % len(term)][:, rows]
+                scores = scores + term[b % len(term)][:, rows].to(logits)
             weights_log = _normalized(scores.masked_fill(~visible, -math.inf), sinks)
             into.add(logits, weights_log if whole else None, visible, is_token[rows])
 
@@ -355,18 +360,20 @@ class LogitMeter:
             meter = held()
             if meter is not None and module.training and not _is_repeated():
                 inputs = dict(given)
-                meter._heard(plan, place, module, inputs, _arguments(module, args, kwargs))
+                named = _arguments(module, args, kwargs)
+                term = _position_term(plan, module, named, output)
+                meter._heard(plan, place, module, inputs, named, term)
             given.clear()
 
         return [*hooks, parent.register_forward_hook(attended, with_kwargs=True)]
 
     def _heard(
-        self, plan: AttentionPlan, place: Place, module: Any, inputs: Any, named: Any
+        self, plan: AttentionPlan, place: Place, module: Any, inputs: Any, named: Any, term: Any
     ) -> None:
         """Measure an application of a block, and stop listening after its last."""
         try:
             inputs = inputs if "query" in inputs else _own_inputs(module, named)
-            self._measure(plan, place, module, inputs, named)
+            self._measure(plan, place, module, inputs, named, term)
         except NonFiniteWeights:
             self._missing[place] = "weights are NaN or infinite"
         except Exception as error:  # a measurement must not stop a run of weeks
@@ -378,7 +385,7 @@ class LogitMeter:
             self._remove(place)
 
     def _measure(
-        self, plan: AttentionPlan, place: Place, module: Any, inputs: Any, named: Any
+        self, plan: AttentionPlan, place: Place, module: Any, inputs: Any, named: Any, term: Any
     ) -> None:
         """Add one application of a block."""
         import torch
@@ -400,7 +407,8 @@ class LogitMeter:
             mask = _mask_of(plan, module, named, x, y)
             x, y = (side[: self._sequences].to(dtype) for side in (x, y))
             own = self._tallies.setdefault(place, Tally(attention.head_count, x.device))
-            tally(own, attention, x, y, None if mask is None else mask[: len(x)], sinks)
+            mask = None if mask is None else mask[: len(x)]
+            tally(own, attention, x, y, mask, sinks, term)
 
 
 def place_of_rows(plan: AttentionPlan) -> Place:
@@ -447,6 +455,23 @@ def _arguments(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> d
         if parameter.kind is parameter.VAR_KEYWORD:
             bound |= bound.pop(parameter.name, {})
     return bound
+
+
+def _position_term(plan: AttentionPlan, module: Any, named: Mapping[str, Any], output: Any) -> Any:
+    """What a block adds to its scores for positions, (1 or B, H, I, J), where it shows that.
+
+    T5 and its kin get it from the block before, and hand it on; MPNet's blocks all get the same.
+    """
+    import torch
+
+    takes_term = TERM in inspect.signature(module.forward).parameters
+    if plan.position != "relative" or plan.family not in SHOW_TERM or not takes_term:
+        return None
+    handed_on = output[1] if isinstance(output, tuple) and len(output) > 1 else None
+    for term in (named.get(TERM), handed_on):
+        if isinstance(term, torch.Tensor) and term.ndim == 4 and term.shape[1] == plan.query.heads:
+            return term.detach()
+    return None
 
 
 def _own_inputs(module: Any, named: Mapping[str, Any]) -> dict[str, Any]:
