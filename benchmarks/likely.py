@@ -49,10 +49,9 @@ def rows_of(name: str, model: Any, texts: torch.Tensor) -> Iterator[str]:
         moments, length = Moments.of(own[:FIT]), texts.shape[1]
         likely = likely_ceilings(attention, moments, length, SHARE)
         any_way = likely_ceilings(attention, moments, length, SHARE, independent=False)
-        logits = attention.logits(own[FIT:], own[FIT:])
-        if plan.causal:
-            logits = np.where(np.tril(np.ones(logits.shape[-2:], bool)), logits, -np.inf)
-        maxima = logits.max(axis=(-2, -1))
+        maxima = _maxima(attention, own[FIT:])
+        normal = np.random.default_rng(0).multivariate_normal(*moments, own[FIT:].shape[:2])
+        drawn = _maxima(attention, normal).max(axis=0)
         bounds = ceilings(attention)
         times = likely / maxima.max(axis=0)
         whole = "–"
@@ -60,12 +59,24 @@ def rows_of(name: str, model: Any, texts: torch.Tensor) -> Iterator[str]:
             whole = f"{np.median(bounds.any_distance / maxima.max(axis=0)):.1f}"
         over = (maxima > likely).mean(axis=0)
         wide = any_way / maxima.max(axis=0)
+        # The product of these is `wide`.
+        parts = any_way / likely, likely / drawn, drawn / maxima.max(axis=0)
         yield (
             f"| {name} | {plan.layer} | {maxima.max():.1f} | {np.median(times):.2f} "
             f"({times.min():.2f} to {times.max():.2f}) | {whole} | {over.mean():.2%} | "
             f"{over.max():.1%} | {np.median(wide):.2f} ({wide.min():.2f} to {wide.max():.2f}) | "
-            f"{(maxima > any_way).mean():.2%} |"
+            f"{(maxima > any_way).mean():.2%} | "
+            + " | ".join(f"{np.median(part):.2f}" for part in parts)
+            + " |"
         )
+
+
+def _maxima(attention: Block, inputs: np.ndarray) -> np.ndarray:
+    """The largest logit of each text (B, N, D) in each head, (B, H)."""
+    logits = attention.logits(inputs, inputs)
+    if attention.plan.causal:
+        logits = np.where(np.tril(np.ones(logits.shape[-2:], bool)), logits, -np.inf)
+    return np.asarray(logits.max(axis=(-2, -1)))
 
 
 def trained(kind: str, data: torch.Tensor) -> tuple[Any, torch.Tensor]:
@@ -129,8 +140,9 @@ def main() -> None:
     data = torch.from_numpy(np.frombuffer(content, np.uint8).astype(np.int64))
     print(
         "| model | layer | largest logit | likely ceiling, times that | ceiling, times that | "
-        "texts above | of the worst head | if tokens depend, times that | texts above |\n"
-        "|:--|--:|--:|--:|--:|--:|--:|--:|--:|"
+        "texts above | of the worst head | if tokens depend, times that | texts above | "
+        "of it dependence | the bound | the normal law |\n"
+        "|:--|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
     )
     for kind in ("decoder", "encoder"):
         print(*rows_of(f"trained {kind}", *trained(kind, data)), sep="\n", flush=True)

@@ -1,36 +1,97 @@
-"""Make the pictures of the documentation: python docs/generate_images.py [PAIR] [STARTS].
+"""Make the pictures of the documentation: python docs/generate_images.py [PAIR].
 
-PAIR is a folder with the runs ``encoder`` and ``decoder`` of examples/train_demo_pair.sh, STARTS
-one with those of examples/table1-starts.toml; without them, their pictures stay as they are. The
-report is photographed by Chromium, driven by playwright.
+PAIR is a folder with the runs ``encoder`` and ``decoder`` of examples/train_demo_pair.sh; without
+it, their two pictures stay as they are. Those of starts are drawn from the records of
+examples/table1-starts.toml in ``results/table1-cpu``. The report is photographed by Chromium,
+driven by playwright.
 """
 
 from __future__ import annotations
 
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import polars as pl
 from playwright.sync_api import sync_playwright
 
 from wqk import demo_model, show, write_report
+from wqk._files import append_lines
 from wqk._style import save_figure
 from wqk.reporting.demo import demo_figure, demo_table
+from wqk.tables.run import METRICS, SCORES, create_run
+from wqk.tables.schema import SCHEMA
 from wqk_lab.figures import Sources, draw, read_sources
+from wqk_lab.figures.dose import loss_by_scale
 
 IMAGES = Path(__file__).parent / "images"
 CHROMIUM = "/usr/bin/chromium"
 
 
 STARTS = ("random", "published", "published-independent", "published-values", "symmetric")
-SCALES = ("", "-norm-*", "-values-*")
+RECORDS = Path(__file__).parent / "results" / "table1-cpu"
+RECIPE = Path(__file__).parents[1] / "examples" / "table1-starts.toml"
 
 
-def runs_of(folder: Path, *cells: str, seeds: str = "[0-9]") -> Sources:
-    """The runs of some cells."""
-    found = (run for cell in cells for run in sorted(folder.glob(f"{cell}-{seeds}")))
-    return read_sources(*found)
+def recorded(folder: Path) -> Sources:
+    """The runs of some starts, five seeds each, as folders that their records are written to."""
+    options = tomllib.loads(RECIPE.read_text(encoding="utf-8"))["recipe"]
+    recipe = {key.replace("-", "_"): value for key, value in options.items() if key != "seeds"}
+    losses, scores = (pl.read_csv(RECORDS / f"{name}.csv") for name in ("losses", "scores"))
+    for start in STARTS:
+        for seed in range(1, 6):
+            name = f"{start}-{seed}"
+            given = recipe | {"mode": "encoder", "init": start, "seed": seed}
+            run = create_run(folder / name, {"recipe": given, "corpus": {"folder": "wikipedia"}})
+            own = losses.filter(start=start, seed=seed).drop("start", "seed")
+            append_lines(run.folder / METRICS, *own.sort("step").to_dicts())
+            shared = dict.fromkeys(SCHEMA) | {
+                "checkpoint": name, "stack": "encoder", "kind": "self", "circuit": "qk",
+                "distance": 0, "status": "ok",
+            }  # fmt: skip
+            rows = scores.filter(start=start, seed=seed).drop("start", "seed").sort("step", "layer")
+            append_lines(run.folder / SCORES, *(shared | row for row in rows.to_dicts()))
+    return read_sources(folder)
+
+
+def doses() -> pl.DataFrame:
+    """What `wqk_lab.figures.dose.dose_rows` gives for the recorded runs, three seeds each.
+
+    Where a start's norm was not set, its factor is that of the recorded norms at step 0.
+    """
+    first = pl.read_csv(RECORDS / "scores.csv").filter(step=0)
+    norms = {start: first.filter(start=start)["norm"].mean() for start in STARTS}
+    runs = pl.read_csv(RECORDS / "runs.csv").filter(
+        pl.col("init").is_in(["random", "symmetric"]),
+        pl.col("init_head_norm").is_null(),
+        ~pl.col("run").str.starts_with("symmetric-norm-1.4"),  # the drawn norm is 1.42
+        pl.col("seed") <= 3,
+        mode="encoder",
+        corpus="wikipedia",
+        learning_rate=5e-4,
+        step=1000,
+    )
+    drawn = pl.col("init").replace_strict({s: n / norms["random"] for s, n in norms.items()})
+    norm, value = pl.col("init_norm"), pl.col("init_values")
+    scales = {
+        "norm_ratio": (norm.fill_null(drawn), value),
+        "value_ratio": (value.fill_null(1), norm),
+    }
+    return pl.concat(
+        runs.filter(other.is_null()).select(
+            pl.lit(scale).alias("scale"),
+            pl.col("init").alias("start"),
+            factor.cast(pl.Float64).alias("factor"),
+            "seed",
+            "step",
+            "held_out_loss",
+            pl.lit(3.0).alias("level"),
+            pl.col("first_below_3").cast(pl.Float64).alias("first_below"),
+        )
+        for scale, (factor, other) in scales.items()
+    )
 
 
 def photograph(page: Path, picture: Path, width: int = 1200, height: int = 1150) -> None:
@@ -44,7 +105,7 @@ def photograph(page: Path, picture: Path, width: int = 1200, height: int = 1150)
         browser.close()
 
 
-def main(pair: str = "", starts: str = "") -> None:
+def main(pair: str = "") -> None:
     """Make every picture whose sources are there."""
     table = demo_table()
     save_figure(demo_figure(table), IMAGES / "demo.png")
@@ -61,13 +122,11 @@ def main(pair: str = "", starts: str = "") -> None:
         save_figure(draw("fig3", runs), IMAGES / "fig3.png")
         both = replace(runs, published=True)
         save_figure(draw("s3", both), IMAGES / "figs3.png")
-    if starts:
-        runs = runs_of(Path(starts), *STARTS)
+    with TemporaryDirectory() as folder:
+        runs = recorded(Path(folder))
         save_figure(draw("s5", runs), IMAGES / "figs5.png")
         save_figure(draw("losses", runs), IMAGES / "losses.png")
-        scaled = [f"{start}{scale}" for start in ("random", "symmetric") for scale in SCALES]
-        doses = replace(runs_of(Path(starts), *scaled, seeds="[1-3]"), level=3.0)
-        save_figure(draw("dose", doses), IMAGES / "dose.png")
+    save_figure(loss_by_scale(doses()), IMAGES / "dose.png")
 
 
 if __name__ == "__main__":

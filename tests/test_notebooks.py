@@ -41,4 +41,5 @@ def test_there_are_notebooks():
         "find-the-induction-heads",
         "follow-a-run",
         "look-at-a-model",
+        "try-it-in-colab",
     ]

@@ -141,7 +141,7 @@ def loss_and_symmetry(curves: pl.DataFrame) -> Figure:
     note(
         figure,
         "Bands: the range over seeds; of the median symmetry, the quartiles over layers. The "
-        "numbers are layers.",
+        "numbers are layers, from light (0) to dark.",
     )
     return figure
 
