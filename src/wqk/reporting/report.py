@@ -16,6 +16,7 @@ from string import Template
 from wqk._files import check_output, write_atomically
 from wqk._version import __version__
 from wqk.errors import MissingPackage, TableError, install
+from wqk.reporting.feeding import feeding_section
 from wqk.reporting.payload import payload
 from wqk.reporting.row_groups import groups
 from wqk.reporting.runs import loss_curves, runs_section
@@ -29,7 +30,7 @@ from wqk.reporting.summary import (
 )
 from wqk.tables.details import Details
 from wqk.tables.run import METRICS, Run
-from wqk.tables.score_table import ScoreTable
+from wqk.tables.score_table import ScoreTable, Table
 
 SCRIPTS = ("scores.js", "drawing.js", "sections.js", "matrices.js", "table.js", "page.js")
 ENDINGS = (".html", ".htm")
@@ -44,6 +45,7 @@ def write_report(
     *,
     details: Details | Sequence[Details] = (),
     runs: Sequence[Run] = (),
+    compositions: Sequence[Table] = (),
     title: str | None = None,
 ) -> None:
     """Write score tables as one interactive HTML file that needs no network.
@@ -59,6 +61,8 @@ def write_report(
         (``wqk.scan(ref, details=True)``). Without any, the report says that they are missing.
     runs
         Training runs whose losses, results and recipe the report begins with.
+    compositions
+        Tables of `wqk.compose`, whose strongest pairs of heads are drawn.
     title
         Heading; the models' names otherwise.
 
@@ -92,7 +96,7 @@ def write_report(
                 f"of {', '.join(names)}; leave them out, or add their table"
             )
     details += [table.details for table in tables if table.details is not None]
-    write_atomically(path, page(tables, details, title, runs).encode())
+    write_atomically(path, page(tables, details, title, runs, compositions).encode())
 
 
 def check_report(path: Path) -> None:
@@ -109,6 +113,7 @@ def page(
     details: Sequence[Details],
     title: str | None,
     runs: Sequence[Run] = (),
+    compositions: Sequence[Table] = (),
 ) -> str:
     """The whole document."""
     shown = groups(tables)
@@ -122,6 +127,7 @@ def page(
         style=_asset("page.css"),
         made=f"{rows:,} rows · wqk {__version__}{_dates(runs)}",
         runs=runs_section(runs),
+        feeding=feeding_section(compositions),
         placement=placement_list(shown, placed),
         notes=notes(shown, tables),
         summary=summary_table(shown),

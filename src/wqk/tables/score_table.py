@@ -370,6 +370,19 @@ def read_table(path: str | PathLike[str]) -> ScoreTable:
     >>> len(read_table(path))
     20
     """
+    table = read_one_of(path, ScoreTable)
+    assert isinstance(table, ScoreTable)
+    return table
+
+
+def read_one_of(path: str | PathLike[str], *kinds: type[Table]) -> Table:
+    """Read a table of the first of these kinds whose columns the file has.
+
+    Raises
+    ------
+    TableError
+        There is no such file, or it contains no table of these kinds.
+    """
     from wqk.tables.writers import READERS, UNREADABLE
 
     path = Path(path)
@@ -382,7 +395,9 @@ def read_table(path: str | PathLike[str]) -> ScoreTable:
         )
     require_file(path, TableError)
     try:
-        return ScoreTable(*reader(path.read_bytes()))
+        frame, metadata = reader(path.read_bytes())
+        kind = next((one for one in kinds if one.schema.keys() <= set(frame.columns)), kinds[0])
+        return kind(frame, metadata)
     except OSError as error:
         raise TableError(f"{path}: cannot be read ({error.strerror})", path=path) from None
     except UNREADABLE as error:

@@ -10,8 +10,9 @@ import polars as pl
 
 from wqk._files import check_output, write_atomically
 from wqk._style import PICTURES, save_figure
-from wqk.errors import RunError, UnknownName
+from wqk.errors import RunError, TableError, UnknownName
 from wqk.reporting.pictures import distances, heads, terms
+from wqk.reporting.pictures.arcs import composition_arcs
 from wqk.reporting.pictures.matrix import examples
 from wqk_lab.figures import convert, dose, dynamics, model_sizes, paired, starts
 from wqk_lab.figures.paper_curves import published_pairs, published_starts
@@ -32,7 +33,7 @@ class Entry:
     numbers: Callable[[Sources], pl.DataFrame]
     draw: Callable[..., Figure]
     # Without sources, this part of a scan of the demo's models is drawn.
-    stand_in: Literal["table", "blocks"] | None = None
+    stand_in: Literal["table", "blocks", "composition"] | None = None
     # Whether `draw` also takes examples of the sources' matrices.
     with_matrices: bool = False
 
@@ -47,6 +48,13 @@ def _pairs(name: str, sources: Sources) -> pl.DataFrame:
         return published_pairs(name)
     own = dynamics.pair_curves(sources.runs, name)
     return pl.concat([own, published_pairs(name)]) if sources.published else own
+
+
+def _composition(sources: Sources) -> pl.DataFrame:
+    """All pairs of heads of a table of `wqk.compose`."""
+    if sources.composition is None:
+        raise TableError("compose draws pairs of heads: expected a table of wqk compose (.parquet)")
+    return sources.composition.frame
 
 
 FIGURES = {
@@ -76,6 +84,7 @@ FIGURES = {
     "distances": Entry(
         lambda given: distances.distance_rows(given.scores), distances.distances_by_layer
     ),
+    "compose": Entry(_composition, composition_arcs, "composition"),
 }
 
 # The figures that can show the paper's runs below one's own, and when a loss falls below a level.

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from wqk.comparing.pairs import DESIGN, PairSurvey, read_pairs
 from wqk.errors import TableError
+from wqk.inspecting.composition import CompositionTable
 from wqk.tables.details import BlockDetails, read_details
 from wqk.tables.run import SETTINGS, Run, open_run
-from wqk.tables.score_table import ScoreTable, join, read_table
+from wqk.tables.score_table import ScoreTable, join, read_one_of
 from wqk_lab.atlas import survey_table
 
 
@@ -32,6 +33,8 @@ class Sources:
         Training loss in nats; the figure ``dose`` shows when runs fall below it.
     pairs
         The last survey of pairs among the sources.
+    composition
+        The last table of `wqk.compose` among the sources.
     """
 
     runs: tuple[Run, ...] = ()
@@ -40,6 +43,7 @@ class Sources:
     published: bool = False
     level: float | None = None
     pairs: PairSurvey | None = None
+    composition: CompositionTable | None = None
 
     @property
     def scores(self) -> ScoreTable | None:
@@ -53,7 +57,8 @@ def read_sources(*paths: str | PathLike[str]) -> Sources:
     """Open the sources at some paths.
 
     A path is a training run's folder, a folder of such folders, the folder of a survey, a score
-    table (``.parquet``, ``.jsonl``, ``.csv``) or the details of a scan (``.npz``).
+    table (``.parquet``, ``.jsonl``, ``.csv``), a table of `wqk.compose` (``.parquet``) or the
+    details of a scan (``.npz``).
 
     Raises
     ------
@@ -73,6 +78,7 @@ def read_sources(*paths: str | PathLike[str]) -> Sources:
     tables: list[ScoreTable] = []
     blocks: list[BlockDetails] = []
     pairs: PairSurvey | None = None
+    composition: CompositionTable | None = None
     for path in map(Path, paths):
         settings = [path / SETTINGS] if (path / SETTINGS).is_file() else path.glob(f"*/{SETTINGS}")
         if folders := sorted(file.parent for file in settings):
@@ -85,9 +91,13 @@ def read_sources(*paths: str | PathLike[str]) -> Sources:
         elif not path.exists():
             raise TableError(f"{path}: no such file or folder", path=path)
         else:
-            tables.append(read_table(path))
+            read = read_one_of(path, ScoreTable, CompositionTable)
+            if isinstance(read, CompositionTable):
+                composition = read
+            elif isinstance(read, ScoreTable):
+                tables.append(read)
     table = join(tables) if tables else None
-    return Sources(tuple(runs), table, tuple(blocks), pairs=pairs)
+    return Sources(tuple(runs), table, tuple(blocks), pairs=pairs, composition=composition)
 
 
 def _survey(folder: Path) -> ScoreTable:

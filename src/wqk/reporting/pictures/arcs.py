@@ -10,6 +10,8 @@ from wqk._style import BLUE, GRAY, ORANGE, PAGE, new_figure, style
 from wqk.errors import TableError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from matplotlib.figure import Figure
 
 KINDS = {"q": (BLUE, "queries"), "k": (ORANGE, "keys"), "v": (GRAY, "values")}
@@ -30,13 +32,10 @@ def composition_arcs(frame: pl.DataFrame, top: int = 30) -> Figure:
     TableError
         The table has no pair with a score.
     """
-    strongest = frame.filter(pl.col("excess") > 0).sort("excess", descending=True).head(top)
-    if strongest.is_empty():
-        raise TableError("no pair of heads has a score above chance; there is nothing to draw")
-    places = {end: _places(frame, end) for end in ("writer", "reader")}
-    order = sorted(set(places["writer"]) | set(places["reader"]))
+    strongest = strongest_pairs(frame, top)
+    order = attentions(frame)
     column = {place: n for n, place in enumerate(order)}
-    heads = 1 + max(_largest(frame, end) for end in ("writer", "reader"))
+    heads = head_count(frame)
     figure = new_figure(PAGE, min(8.0, 1.6 + 0.22 * heads))
     axis = figure.subplots()
     axis.scatter(
@@ -47,7 +46,7 @@ def composition_arcs(frame: pl.DataFrame, top: int = 30) -> Figure:
     largest = float(strongest["excess"][0])
     for rank, row in enumerate(strongest.iter_rows(named=True)):
         start, stop = (
-            (column[_place(row, end)], row[f"{end}_head"] or 0) for end in ("writer", "reader")
+            (column[attention(row, end)], row[f"{end}_head"] or 0) for end in ("writer", "reader")
         )
         color, _ = KINDS[row["kind"]]
         axis.annotate(
@@ -64,7 +63,7 @@ def composition_arcs(frame: pl.DataFrame, top: int = 30) -> Figure:
     labeled: set[tuple[float, int]] = set()
     for row in strongest.head(LABELED).iter_rows(named=True):
         for end, side in (("writer", "right"), ("reader", "left")):
-            at = column[_place(row, end)], row[f"{end}_head"] or 0
+            at = column[attention(row, end)], row[f"{end}_head"] or 0
             if at not in labeled:
                 labeled.add(at)
                 head = row[f"{end}_head"]
@@ -73,16 +72,8 @@ def composition_arcs(frame: pl.DataFrame, top: int = 30) -> Figure:
                     name, at, xytext=(-5 if side == "right" else 5, 0), ha=side, va="center",
                     textcoords="offset points", fontsize=7,
                 )  # fmt: skip
-    stacks = len({place[0] for place in order}) > 1
-    crossed = any(place[2] for place in order)
-    axis.set_xticks(
-        range(len(order)),
-        [
-            f"{stack + ' ' if stacks else ''}{layer}{' cross' if cross else ''}"
-            for (_, stack), layer, cross in order
-        ],
-        rotation=45 if stacks or crossed else 0,
-    )
+    names = attention_names(order)
+    axis.set_xticks(range(len(order)), names, rotation=45 if any(" " in n for n in names) else 0)
     axis.set(xlabel="layer", ylabel="head", xlim=(-0.6, len(order) - 0.4), ylim=(heads - 0.4, -0.6))
     axis.locator_params(axis="y", integer=True)
     if frame["writer_head"].is_null().all():
@@ -98,7 +89,21 @@ def composition_arcs(frame: pl.DataFrame, top: int = 30) -> Figure:
 Place = tuple[tuple[bool, str], int, bool]
 
 
-def _place(row: dict[str, object], end: str) -> Place:
+def strongest_pairs(frame: pl.DataFrame, top: int) -> pl.DataFrame:
+    """The pairs that exceed chance most.
+
+    Raises
+    ------
+    TableError
+        No pair exceeds it.
+    """
+    strongest = frame.filter(pl.col("excess") > 0).sort("excess", descending=True).head(top)
+    if strongest.is_empty():
+        raise TableError("no pair of heads has a score above chance; there is nothing to draw")
+    return strongest
+
+
+def attention(row: dict[str, object], end: str) -> Place:
     """What sorts an attention among all: its stack, encoder first, its layer, and its kind."""
     stack = str(row[f"{end}_stack"])
     layer = row[f"{end}_layer"]
@@ -106,11 +111,29 @@ def _place(row: dict[str, object], end: str) -> Place:
     return (stack != "encoder", stack), layer, row[f"{end}_attention"] == "cross"
 
 
-def _places(frame: pl.DataFrame, end: str) -> list[Place]:
-    names = [f"{end}_stack", f"{end}_layer", f"{end}_attention"]
-    return [_place(row, end) for row in frame.select(names).unique().iter_rows(named=True)]
+def attentions(frame: pl.DataFrame) -> list[Place]:
+    """All attentions of a table of pairs, in the order in which they write."""
+    return sorted(
+        {
+            attention(row, end)
+            for end in ("writer", "reader")
+            for row in frame.select(f"{end}_stack", f"{end}_layer", f"{end}_attention")
+            .unique()
+            .iter_rows(named=True)
+        }
+    )
 
 
-def _largest(frame: pl.DataFrame, end: str) -> int:
-    heads = frame[f"{end}_head"].drop_nulls().to_list()
-    return max(heads, default=0)
+def attention_names(order: Sequence[Place]) -> list[str]:
+    """What they are called on an axis: the layer's number, with its stack where there are more."""
+    stacks = len({place[0] for place in order}) > 1
+    return [
+        f"{stack + ' ' if stacks else ''}{layer}{' cross' if cross else ''}"
+        for (_, stack), layer, cross in order
+    ]
+
+
+def head_count(frame: pl.DataFrame) -> int:
+    """The number of heads in the widest layer; 1 where whole layers were paired."""
+    largest = [frame[f"{end}_head"].max() for end in ("writer", "reader")]
+    return 1 + max(one for one in (*largest, 0) if isinstance(one, int))

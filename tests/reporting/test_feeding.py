@@ -1,0 +1,79 @@
+"""The section of a report that shows which heads feed which, and the figure of the same."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import polars as pl
+import pytest
+from click.testing import CliRunner, Result
+
+import wqk
+from wqk.cli.main import command
+from wqk.reporting.feeding import ARCS, ROWS, feeding_section
+
+MODEL = wqk.demo_model("induction")
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(command, [*map(str, arguments)])
+
+
+@pytest.fixture(scope="module")
+def table() -> wqk.CompositionTable:
+    return wqk.compose(MODEL)
+
+
+def test_every_arc_tells_its_pair(table: wqk.CompositionTable):
+    section = feeding_section([table])
+    told = re.findall(r"<title>(.*?)</title>", section)
+    above = table.frame.filter(pl.col("excess") > 0)
+    assert len(told) == min(ARCS, above.height)
+    # The strongest is drawn last, on top of the others.
+    assert told[-1].startswith("K: 0.2 → 1.2, score 0.337 (by chance 0.128), z 34")
+    assert section.count("<tr>") == min(ROWS, above.height) + 1
+    assert feeding_section([]) == ""
+
+
+def test_its_size_does_not_grow_with_the_table(table: wqk.CompositionTable):
+    one = table.frame.head(1)
+    many = pl.concat(
+        [
+            one.with_columns(
+                pl.lit(n % 64).alias("writer_head"), pl.lit(2 + n % 40).alias("reader_layer")
+            )
+            for n in range(600)
+        ]
+    )
+    assert len(feeding_section([wqk.CompositionTable(many)])) < 30_000
+
+
+def test_pairs_by_chance_are_not_drawn(table: wqk.CompositionTable):
+    below = table.filter(pl.col("excess") <= 0)
+    assert "No pair of heads has a score above chance" in feeding_section([below])
+
+
+def test_a_report_takes_a_table_of_pairs(table: wqk.CompositionTable, tmp_path: Path):
+    pytest.importorskip("plotly")
+    table.write(tmp_path / "pairs.parquet")
+    wqk.scan(MODEL).write(tmp_path / "scores.parquet")
+    out = tmp_path / "report.html"
+    result = run("report", tmp_path / "scores.parquet", tmp_path / "pairs.parquet", "-o", out)
+    assert result.exit_code == 0, result.output
+    assert '<section id="feeding">' in out.read_text(encoding="utf-8")
+    alone = run("report", tmp_path / "pairs.parquet", "-o", tmp_path / "none.html")
+    assert alone.exit_code == 2
+    assert "expected a score table beside them" in alone.output + str(alone.stderr)
+
+
+def test_the_figure_draws_a_table_or_the_demo(table: wqk.CompositionTable, tmp_path: Path):
+    table.filter(pl.col("kind") == "v").write(tmp_path / "pairs.parquet")
+    out = tmp_path / "arcs.csv"
+    assert run("figure", "compose", tmp_path / "pairs.parquet", "--out", out).exit_code == 0
+    assert set(pl.read_csv(out)["kind"]) == {"v"}
+    assert run("figure", "compose", "--out", tmp_path / "arcs.png").exit_code == 0
+    wqk.scan(MODEL).write(tmp_path / "scores.parquet")
+    wrong = run("figure", "compose", tmp_path / "scores.parquet", "--out", tmp_path / "no.png")
+    assert wrong.exit_code == 2
+    assert "expected a table of wqk compose" in wrong.output + str(wrong.stderr)
