@@ -14,6 +14,8 @@ from safetensors.torch import load_file, save_file
 
 import wqk
 from wqk.checkpoints import Part, open_checkpoint
+from wqk.checkpoints.modules import StateDict
+from wqk.comparing.sameness import same
 from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -433,6 +435,85 @@ def test_other_formats_are_refused_by_their_names(tmp_path: Path, name: str, wha
     with pytest.raises(CheckpointError, match=f"{what}.*; ") as caught:
         open_checkpoint(tmp_path)
     assert name in str(caught.value)
+
+
+@pytest.mark.parametrize("specification", ["TransformerDecoderSpec", "WhisperSpec"])
+@pytest.mark.parametrize("as_file", [False, True])
+def test_ctranslate2_is_refused_by_its_header(
+    tmp_path: Path, specification: str, as_file: bool
+) -> None:
+    """As its `ModelSpec.save` begins a file: version, name with its length, revision, variables."""
+    name = specification.encode() + b"\0"
+    header = struct.pack("<IH", 6, len(name)) + name + struct.pack("<II", 8, 2)
+    (tmp_path / "model.bin").write_bytes(header + bytes(1000))
+    (tmp_path / "config.json").write_text('{"bos_token": "<s>"}')
+    with pytest.raises(CheckpointError, match=rf"CTranslate2 model \({specification}\).*; use"):
+        open_checkpoint(tmp_path / "model.bin" if as_file else tmp_path)
+
+
+def test_an_export_to_onnx_in_a_folder_of_its_own_is_refused_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "onnx").mkdir()
+    (tmp_path / "onnx" / "decoder_model_merged.onnx").write_bytes(b"graph")
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(CheckpointError, match=r"ONNX; .* exported from"):
+        open_checkpoint(tmp_path)
+
+
+def test_gemma_as_its_authors_wrote_it(tmp_path: Path) -> None:
+    """google/gemma_pytorch: one tensor for queries, keys and values, in a nested state dict."""
+    heads, groups, width, wide, layers = 4, 1, 8, 24, 2
+    random = np.random.default_rng(0)
+    theirs: dict[str, Any] = {"embedder.weight": torch.ones(5, wide), "freqs_cis": torch.ones(3)}
+    ours: dict[str, Any] = {}
+    for layer in range(layers):
+        at = f"model.layers.{layer}"
+        fused = random.standard_normal(((heads + 2 * groups) * width, wide))
+        theirs[f"{at}.self_attn.qkv_proj.weight"] = torch.tensor(fused, dtype=torch.float32)
+        # GemmaAttention.forward: qkv.split([q_size, kv_size, kv_size], dim=-1)
+        parts = np.split(fused, [heads * width, (heads + groups) * width])
+        for side, part in zip("qkv", parts, strict=True):
+            ours[f"{at}.self_attn.{side}_proj.weight"] = part.astype(np.float32)
+        gain = 0.3 * random.standard_normal(wide)
+        for some, value in ((theirs, torch.tensor(gain)), (ours, gain)):
+            some[f"{at}.input_layernorm.weight"] = value
+        theirs[f"{at}.self_attn.o_proj.weight"] = torch.ones(wide, heads * width)
+    torch.save({"model_state_dict": theirs}, tmp_path / "gemma-2b.ckpt")
+    config = {
+        "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": groups,
+        "hidden_size": wide, "head_dim": width, "rms_norm_eps": 1e-6, "quant": False,
+    }  # fmt: skip
+    other = StateDict(ours, config | {"model_type": "gemma"}, "hf")
+    bare = same(other, tmp_path)  # its own releases have no configuration
+    assert bare.same
+    assert bare.notes[0].endswith(f"{heads} query heads, as in hf")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for pair in ((other, tmp_path), (tmp_path, other)):
+        comparison = same(*pair)
+        assert comparison.same, comparison.sentence
+        assert comparison.notes == ()
+        assert max(block.distance[1024] for block in comparison.blocks) == 0
+
+
+@pytest.mark.parametrize("with_config", [False, True])
+def test_mlx_is_refused_by_its_name_wherever_it_is_met(tmp_path: Path, with_config: bool) -> None:
+    at = "model.layers.0.self_attn"
+    tensors = {
+        f"{at}.{side}_proj.{part}": torch.ones(shape, dtype=kind)
+        for side in "qk"
+        for part, shape, kind in (
+            ("weight", (32, 8), torch.int32), ("scales", (32, 1), torch.float16),
+            ("biases", (32, 1), torch.float16),
+        )
+    }  # fmt: skip
+    save_file(tensors, tmp_path / "model.safetensors")
+    config = {"model_type": "llama", "num_attention_heads": 4, "num_hidden_layers": 1}
+    quantization = {"quantization": {"group_size": 64, "bits": 4}} if with_config else {}
+    (tmp_path / "config.json").write_text(json.dumps(config | quantization))
+    for ref in (tmp_path, tmp_path / "model.safetensors"):
+        with pytest.raises(CheckpointError, match=r"quantized by MLX.*mlx_lm"):
+            wqk.scan(ref)
+    with pytest.raises(CheckpointError, match=r"quantized by MLX.*mlx_lm"):
+        wqk.scan(StateDict(tensors, config, "in memory"))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,9 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from wqk.checkpoints import transformer_lens
 from wqk.checkpoints.gguf import configuration
+from wqk.checkpoints.transformer_lens import is_transformer_lens, linear_name
 from wqk.errors import CheckpointError, shown
 
 if TYPE_CHECKING:
@@ -54,8 +56,12 @@ def configured(layout: Format | None, opened: Opened) -> Mapping[str, Any]:
     section = opened.config.get(layout.section) if layout and layout.section else None
     config = dict(section if isinstance(section, dict) else opened.config)
     config = config or _embedded(opened.about)
+    if is_transformer_lens(opened.tensors):
+        names = {linear_name(name): info for name, info in opened.tensors.items()}
+        return transformer_lens.configuration(config, names)
     if "model_type" not in config:
         own = layout.model_type if layout and layout.model_type else _kind(config)
+        own = own or ("gemma" if _is_gemma_pytorch(opened.tensors) else "")
         config |= {"model_type": own} if own else {}
     kind = config.get("model_type")
     complete = _COMPLETIONS.get(kind) if isinstance(kind, str) else None
@@ -84,6 +90,13 @@ def _kind(config: Mapping[str, Any]) -> str:
     if _timm_numbers(config):
         return "timm"
     return "llama-original" if {"dim", "n_layers", "n_heads"} <= config.keys() else ""
+
+
+def _is_gemma_pytorch(tensors: Mapping[str, TensorInfo]) -> bool:
+    """Whether names are those of google/gemma_pytorch's first models, whose files name no type."""
+    fused = any(name.endswith("layers.0.self_attn.qkv_proj.weight") for name in tensors)
+    later = any("pre_feedforward_layernorm" in name for name in tensors)
+    return fused and not later and "embedder.weight" in tensors
 
 
 def _whole(config: Mapping[str, Any], key: str) -> int | None:

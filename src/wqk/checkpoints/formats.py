@@ -17,6 +17,7 @@ from wqk.errors import CheckpointError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from wqk.checkpoints.checkpoint import TensorInfo
     from wqk.checkpoints.folders import Folder
 
 
@@ -124,7 +125,11 @@ UNREAD_FORMATS: tuple[tuple[str, str, str], ...] = (
         "an adapter alone",
         "merge it into its base model first (peft: model.merge_and_unload().save_pretrained(...))",
     ),
-    (r".*\.onnx(_data)?", "ONNX", "use the original safetensors checkpoint"),
+    (
+        r".*\.onnx([._]data)?",
+        "ONNX",
+        "a graph whose weights may be folded and renamed; use the checkpoint it was exported from",
+    ),
     (
         r"(bf16_|fp16_)?zero_pp_rank_.*\.pt|mp_rank_\d+_model_states\.pt|zero_to_fp32\.py",
         "a DeepSpeed checkpoint, in parts",
@@ -258,8 +263,8 @@ def unread_format(name: str) -> str | None:
 def no_weights(folder: Folder) -> CheckpointError:
     """The error for a folder without weights, which lists what it contains instead."""
     names = sorted(folder.names or ())
-    for name in names:
-        if what := unread_format(name):
+    for name in (*names, *sorted(folder.below())):
+        if what := unread_format(PurePath(name).name):
             return CheckpointError(f"no weights that wqk reads; {name} is {what}")
     weights = (PurePath(path) for path in folder.below() if path.endswith(ENDINGS))
     deeper = sorted({str(path.parent) for path in weights} - {"."})
@@ -273,14 +278,27 @@ def no_weights(folder: Folder) -> CheckpointError:
     return CheckpointError(f"no weights here; {expected}{f', found {some}' if some else ''}")
 
 
+DEQUANTIZE_MLX = (
+    "quantized weights cannot be scored; use the original checkpoint, or dequantize it first "
+    "(mlx_lm.convert --dequantize)"
+)
+
+
+def refuse_mlx(tensors: Mapping[str, TensorInfo]) -> None:
+    """Refuse MLX's quantized weights by their names: whole numbers, with scales and biases."""
+    for name in tensors:
+        stem = name.removesuffix(".scales")
+        packed = tensors.get(f"{stem}.weight")
+        whole = packed is not None and packed.dtype.lower() in ("u32", "i32", "uint32")
+        if stem != name and whole and f"{stem}.biases" in tensors:
+            raise CheckpointError(f"quantized by MLX ({stem}); {DEQUANTIZE_MLX}")
+
+
 def refuse_quantized(config: Mapping[str, Any]) -> None:
     """Refuse integer-quantized models by their method's name; float8 is decided by tensor."""
     mlx = config.get("quantization")  # MLX's own key, which names no method
     if isinstance(mlx, dict) and {"bits", "group_size"} <= mlx.keys():
-        raise CheckpointError(
-            f"quantized by MLX to {mlx['bits']!s:.5} bits; quantized weights cannot be scored; use "
-            "the original checkpoint, or dequantize it first (mlx_lm.convert --dequantize)"
-        )
+        raise CheckpointError(f"quantized by MLX to {mlx['bits']!s:.5} bits; {DEQUANTIZE_MLX}")
     quantization = config.get("quantization_config")
     if not isinstance(quantization, dict):
         return

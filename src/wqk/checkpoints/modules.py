@@ -8,6 +8,7 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo
+from wqk.checkpoints.transformer_lens import configuration, is_transformer_lens
 from wqk.checkpoints.wrapping import (
     adapted_modules,
     by_plain_name,
@@ -48,6 +49,8 @@ class StateDict(Checkpoint):
             plain = {without_adapter(key): stored for key, stored in plain.items()}
         self._arrays = {key: arrays[stored] for key, stored in plain.items()}
         self._tensors = {key: _info(value) for key, value in self._arrays.items()}
+        if is_transformer_lens(arrays):
+            self.config = configuration(config, self._tensors)
 
     def tensors(self) -> Mapping[str, TensorInfo]:
         """Every tensor's type, shape and size by name."""
@@ -114,7 +117,7 @@ def open_live(model: Any) -> StateDict:
 def _configuration(model: Any) -> Mapping[str, Any]:
     """The configuration of a module, or of the only `transformers` model in it."""
     model = unwrapped(model) if hasattr(model, "named_children") else model
-    config: Any = getattr(model, "config", None)
+    config: Any = getattr(model, "config", getattr(model, "cfg", None))  # TransformerLens: cfg
     if config is None and hasattr(model, "children"):
         held = [child for child in model.children() if hasattr(child, "config")]
         config = held[0].config if len(held) == 1 else None

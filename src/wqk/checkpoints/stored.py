@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -29,11 +30,25 @@ def weight_file(source: ByteSource) -> WeightFile:
     """A file of weights, by its ending; of those called ``.bin`` some are llama2.c's."""
     ending = PurePath(source.name).suffix
     with errors_about(source.name):
-        if ending == ".bin" and is_llama2c(source):
-            return open_llama2c(source)
+        if ending == ".bin":
+            _refuse_ctranslate2(source)
+            if is_llama2c(source):
+                return open_llama2c(source)
         if ending == ".gguf":
             return open_gguf(source)
         return TorchFile(source) if ending in ARCHIVES else open_safetensors(source)
+
+
+def _refuse_ctranslate2(source: ByteSource) -> None:
+    """Refuse a model of CTranslate2: a version, and the name of a specification with its length."""
+    start = bytearray(min(64, source.size))
+    source.read_into(0, memoryview(start))
+    name = re.match(rb"[\x01-\x20]\0\0\0(.)\0(\w+Spec)\0", start, re.DOTALL)
+    if name and name[1][0] == len(name[2]) + 1:
+        raise CheckpointError(
+            f"a CTranslate2 model ({name[2].decode()}), whose weights are joined, reordered "
+            "and often quantized; use the checkpoint that it was converted from"
+        )
 
 
 class StoredCheckpoint(Checkpoint):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from wqk.checkpoints.transformer_lens import is_transformer_lens, linear_name
 from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ def by_plain_name(names: Iterable[str]) -> Mapping[str, str]:
     """
     names = list(names)
     plain = {plain_name(name): name for name in names}
+    if is_transformer_lens(plain):
+        plain = {linear_name(name): stored for name, stored in plain.items()}
     return plain if len(plain) == len(names) else {name: name for name in names}
 
 

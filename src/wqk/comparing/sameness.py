@@ -401,7 +401,9 @@ def _read(
     """Both blocks, in the same terms: what one of them does not know is the other's."""
     guessed = [bool(plan.rule.guess) for plan in pair]
     fed = [any(side.input_norm for side in (plan.query, plan.key)) for plan in pair]
-    norms = fed if not any(guessed) else [all(fed)] * 2
+    # A guess may miss a norm; where names are known, one that is not there is folded in.
+    guesses = any(plan.rule.guess and plan.family == "inferred" for plan in pair)
+    norms = [all(fed)] * 2 if guesses else fed
     known: list[dict[str, Any]] = [{}, {}]
     for number, other in enumerate(reversed(pair)):
         if guessed[number]:
@@ -534,8 +536,11 @@ def _settings(a: AttentionPlan, b: AttentionPlan) -> Iterator[Mismatch]:
 def _untold(checkpoints: Sequence[Checkpoint], pair: Pair) -> Iterator[Mismatch]:
     """Numbers of heads, and their width, that one configuration of two alike does not have.
 
-    The shapes of the weights still tell them here; other programs may take a default.
+    The shapes of the weights still tell them here; other programs may take a default. A file
+    without any configuration lacks nothing of one.
     """
+    if any(not set(checkpoint.config) - {"model_type"} for checkpoint in checkpoints):
+        return
     if pair[0].family != pair[1].family or any(plan.rule.guess for plan in pair):
         return
     first, second = (

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from wqk.checkpoints.formats import refuse_mlx
 from wqk.errors import CheckpointError, UnknownFamily, errors_about
 from wqk.families.composites import compose_family
 from wqk.families.config import Config
@@ -37,6 +38,7 @@ def find_family(checkpoint: Checkpoint, count_heads: bool = True) -> Family:
         if family and family.refusal:
             raise UnknownFamily(f"{family.name}: {family.refusal}")
         tensors = checkpoint.tensors()
+        refuse_mlx(tensors)
         if family and any(prefixes(tensors, rule) for rule in family.attention):
             return (compose_family(checkpoint, family) or family) if family.with_parts else family
         composite = None if family else compose_family(checkpoint)

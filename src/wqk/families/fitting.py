@@ -71,6 +71,8 @@ def _inputs(side: Side, tensors: Mapping[str, TensorInfo]) -> int:
 def _columns(projection: Projection, tensors: Mapping[str, TensorInfo]) -> int:
     """How many inputs a projection has, its outputs checked."""
     shape = tensors[projection.tensor].shape
+    if projection.stacked:
+        return shape[1] if projection.transposed else shape[2]
     if len(shape) != 2 or 0 in shape:
         raise CheckpointError(f"{projection.tensor} must be a matrix, got shape {shape}")
     inputs, outputs = shape if projection.transposed else shape[::-1]

@@ -12,6 +12,7 @@ layout          the tensor's outputs
 ``sectioned``   all of one role, then all of the next; several such blocks in a row
 ``conv1d``      as ``sectioned``, stored (in, out): GPT-2
 ``grouped``     for each key head: its queries, its key, its value
+``stacked``     one role, with an axis for the heads, stored (heads, in, R): TransformerLens
 ``latent``      a product of two tensors: down to a latent, and up to the heads (MLA)
 ==============  =====================================================================
 
@@ -32,7 +33,7 @@ from wqk.errors import CheckpointError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-LAYOUTS = ("separate", "gated", "sectioned", "conv1d", "grouped", "latent")
+LAYOUTS = ("separate", "gated", "sectioned", "conv1d", "grouped", "stacked", "latent")
 
 # Root mean square, or with the mean taken off first.
 NORMS = ("rms", "layer")
@@ -49,6 +50,7 @@ class Projection:
     transposed: bool  # whether the tensor is stored (in, out)
     heads: int
     head_width: int
+    stacked: bool = False  # whether heads have an axis of their own, the tensor's first
 
     @property
     def part(self) -> Part:
@@ -66,6 +68,8 @@ class Projection:
 
     def take(self, stored: Array) -> Array:
         """The projection (heads, R, D), from what was read for `part`."""
+        if self.stacked:
+            return _contiguous(stored.swapaxes(-1, -2)) if self.transposed else stored
         if self.transposed:
             columns = stored if self.outputs is None else _columns(stored, self.outputs)
             stored = _contiguous(columns.T)
@@ -87,6 +91,9 @@ class Projection:
         array([[0., 0., 1., 3., 0., 0.],
                [0., 0., 2., 4., 0., 0.]])
         """
+        if self.stacked:
+            tensor[...] = weight.swapaxes(-1, -2) if self.transposed else weight
+            return
         outputs = weight.reshape(self.heads * self.head_width, -1)
         put_outputs(tensor.T if self.transposed else tensor, self.outputs, outputs)
 

@@ -135,6 +135,8 @@ def projections_of(
     config: Config, rule: AttentionRule, match: Match
 ) -> dict[str, Projection | Composed]:
     """Where the weights of ``q``, ``k`` and, if they are named, ``v`` are stored."""
+    if rule.layout == "stacked":
+        return _stacked(rule, match)
     layer = match.group
     heads = config.optional_whole(rule.heads, layer)
     if heads is None:
@@ -198,11 +200,29 @@ def projections_of(
     )
 
 
+def _stacked(rule: AttentionRule, match: Match) -> dict[str, Projection | Composed]:
+    """Weights (heads, D, R), whose shapes tell the heads."""
+    named = {"q": match.query, "k": match.key, "v": match.weight(rule.value)}
+    found: dict[str, Projection | Composed] = {}
+    for role, tensor in named.items():
+        if tensor is not None:
+            shape = match.tensors[tensor].shape
+            if len(shape) != 3 or 0 in shape:
+                raise CheckpointError(f"{tensor} must be (heads, D, R), got shape {shape}")
+            found[role] = Projection(tensor, None, True, shape[0], shape[2], stacked=True)
+    return found
+
+
 def _output(rule: AttentionRule, match: Match, heads: int) -> Side | None:
     """Where W_o is stored; its columns are the outputs of the heads, one after the other."""
     name = match.weight(rule.output)
     if not name:
         return None
+    if rule.layout == "stacked":
+        shape = match.tensors[name].shape
+        if len(shape) != 3 or 0 in shape:
+            raise CheckpointError(f"{name} must be (heads, R, D), got shape {shape}")
+        return Side(Projection(name, None, False, shape[0], shape[1], stacked=True))
     stored_in_out = rule.layout == "conv1d"
     inputs = match.tensors[name].shape[0 if stored_in_out else 1]
     if inputs % heads:

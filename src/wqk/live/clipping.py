@@ -348,6 +348,9 @@ def _of_side(weights: LiveWeights, side: Side, factors: np.ndarray) -> list[Scal
     if side.norm is None:
         outer = side.projection
         outer = outer.outer if isinstance(outer, Composed) else outer
+        if outer.stacked:  # heads are an axis of weight and bias
+            parts = filter(None, (outer.part, side.bias))
+            return [Scaling(part.name, None, factors) for part in parts]
         bias = [] if side.bias is None else [Scaling(side.bias.name, side.bias.rows, rows)]
         return [Scaling(outer.tensor, outer.outputs, rows, outer.transposed), *bias]
     found = []

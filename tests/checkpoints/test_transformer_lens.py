@@ -1,0 +1,171 @@
+"""State dicts of TransformerLens, written as its own modules define and compute them.
+
+The library is not needed: its attention is a few lines, `attention` below, in its own notation.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import wqk
+from wqk.checkpoints import open_checkpoint
+from wqk.checkpoints.modules import StateDict
+from wqk.comparing.sameness import same
+from wqk.errors import CheckpointError
+
+torch = pytest.importorskip("torch")
+
+LAYERS, D, H, G, R = 2, 24, 4, 2, 6
+LLAMA = {
+    "model_type": "llama", "hidden_size": D, "num_hidden_layers": LAYERS, "num_attention_heads": H,
+    "num_key_value_heads": G, "head_dim": R, "rope_theta": 5e5, "attention_bias": True,
+}  # fmt: skip
+LENS = {
+    "n_layers": LAYERS, "d_model": D, "n_heads": H, "n_key_value_heads": G, "d_head": R,
+    "positional_embedding_type": "rotary", "rotary_dim": R, "rotary_base": 5e5,
+    "rotary_adjacent_pairs": False, "attention_dir": "causal", "use_attn_scale": True,
+    "attn_scale": R**0.5, "scale_attn_by_inverse_layer_idx": False, "normalization_type": "RMS",
+    "eps": 1e-5, "attn_scores_soft_cap": -1.0, "use_local_attn": False, "window_size": None,
+}  # fmt: skip
+SIDES = {"q": H, "k": G, "v": G}
+Arrays = dict[str, np.ndarray]
+
+
+def original() -> Arrays:
+    random, tensors = np.random.default_rng(0), {}
+    for layer in range(LAYERS):
+        at = f"model.layers.{layer}"
+        for side, heads in SIDES.items():
+            tensors[f"{at}.self_attn.{side}_proj.weight"] = random.standard_normal((heads * R, D))
+            tensors[f"{at}.self_attn.{side}_proj.bias"] = random.standard_normal(heads * R)
+        tensors[f"{at}.self_attn.o_proj.weight"] = random.standard_normal((D, H * R))
+        tensors[f"{at}.input_layernorm.weight"] = 1 + 0.3 * random.standard_normal(D)
+    return {name: value.astype(np.float32) for name, value in tensors.items()}
+
+
+def lensed(folded: bool = False) -> Arrays:
+    """The same as TransformerLens stores it, its norms' gains folded into the weights if wanted."""
+    theirs, tensors = original(), {}
+    for layer in range(LAYERS):
+        at, block = f"model.layers.{layer}", f"blocks.{layer}"
+        gain = theirs[f"{at}.input_layernorm.weight"]
+        for side, heads in SIDES.items():
+            mark = "" if side == "q" else "_"  # fewer keys and values are stored once
+            weight = theirs[f"{at}.self_attn.{side}_proj.weight"].reshape(heads, R, D)
+            weight = weight * gain if folded else weight
+            tensors[f"{block}.attn.{mark}W_{side.upper()}"] = weight.transpose(0, 2, 1)
+            bias = theirs[f"{at}.self_attn.{side}_proj.bias"].reshape(heads, R)
+            tensors[f"{block}.attn.{mark}b_{side.upper()}"] = bias
+        output = theirs[f"{at}.self_attn.o_proj.weight"]
+        tensors[f"{block}.attn.W_O"] = output.reshape(D, H, R).transpose(1, 2, 0)
+        tensors[f"{block}.attn.b_O"] = np.zeros(D, np.float32)
+        tensors[f"{block}.attn.mask"] = np.tril(np.ones((8, 8), bool))
+        if not folded:
+            tensors[f"{block}.ln1.w"] = gain
+    return {name: np.ascontiguousarray(value) for name, value in tensors.items()}
+
+
+def attention(tensors: Arrays, block: int, x: np.ndarray, y: np.ndarray) -> tuple[Any, Any]:
+    """TransformerLens' `calculate_qkv_matrices`: "pos d_model, head d_model d_head"."""
+    q = np.einsum("pd,hdr->hpr", x, tensors[f"blocks.{block}.attn.W_Q"])
+    k = np.einsum("pd,hdr->hpr", y, tensors[f"blocks.{block}.attn._W_K"])
+    q += tensors[f"blocks.{block}.attn.b_Q"][:, None]
+    return q, k + tensors[f"blocks.{block}.attn._b_K"][:, None]
+
+
+@pytest.mark.parametrize("folded", [False, True])
+@pytest.mark.parametrize("known", [False, True])
+def test_it_is_the_same_as_its_original(folded: bool, known: bool) -> None:
+    kind = "RMSPre" if folded else "RMS"
+    theirs = StateDict(lensed(folded), LENS | {"normalization_type": kind} if known else {}, "lens")
+    ours = StateDict(original(), LLAMA, "llama")
+    for pair in ((ours, theirs), (theirs, ours)):
+        comparison = same(*pair)
+        assert comparison.same, (comparison.sentence, comparison.causes)
+        assert len(comparison.blocks) == LAYERS
+        assert bool(comparison.notes) == (not known)
+
+
+def test_queries_keys_and_outputs_are_those_that_it_computes() -> None:
+    tensors = lensed()
+    model = wqk.open(StateDict(tensors, LENS, "lens"))
+    random = np.random.default_rng(1)
+    x, y = random.standard_normal((2, 5, D))
+    for layer in range(LAYERS):
+        block = model[layer]
+        query, key = attention(tensors, layer, x, y)
+        np.testing.assert_allclose(block.queries(x, np.zeros(5)), query, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(
+            block.keys(y, np.zeros(5)), key.repeat(H // G, 0), rtol=1e-5, atol=1e-5
+        )
+        value = tensors[f"blocks.{layer}.attn._W_V"].repeat(H // G, 0)
+        circuit = np.einsum("hdr,hre->hde", value, tensors[f"blocks.{layer}.attn.W_O"])
+        for head in range(H):
+            np.testing.assert_allclose(block[head].ov.numpy(), circuit[head], rtol=1e-4, atol=1e-5)
+        assert block.plan.scale == pytest.approx(R**-0.5)
+        assert block.plan.stack == "decoder"
+        assert block.plan.causal
+
+
+@pytest.mark.parametrize("ending", ["pt", "safetensors"])
+def test_saved_state_dicts_are_read(tmp_path: Any, ending: str) -> None:
+    state = {name: torch.tensor(value) for name, value in lensed().items()}
+    path = tmp_path / f"lens.{ending}"
+    if ending == "pt":
+        torch.save(state, path)
+    else:
+        pytest.importorskip("safetensors.torch").save_file(state, path)
+    model = wqk.open(open_checkpoint(path))
+    assert [(plan.query.heads, plan.key.heads) for plan in model.plans] == [(H, G)] * LAYERS
+    assert same(model, StateDict(original(), LLAMA, "llama")).same
+    frame = wqk.scan(path).frame
+    assert len(frame) == LAYERS * (1 + H)
+    expected = wqk.scan(StateDict(original(), LLAMA, "llama")).frame
+    np.testing.assert_allclose(frame["symmetry"], expected["symmetry"], rtol=1e-5)
+
+
+def test_adjacent_pairs_are_interleaved() -> None:
+    config = LENS | {"rotary_adjacent_pairs": True}
+    rotary = wqk.open(StateDict(lensed(), config, "lens"))[0].plan.rotary
+    assert rotary is not None
+    assert rotary.order == "interleaved"
+    wrong = same(StateDict(original(), LLAMA, "llama"), StateDict(lensed(), config, "lens"))
+    assert wrong.causes[0].mismatch.verdict == "other rotary positions"
+
+
+def test_a_module_tells_its_configuration() -> None:
+    class Config:
+        def to_dict(self) -> dict[str, Any]:
+            return dict(LENS)
+
+    class HookedTransformer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cfg = Config()
+            for name, value in lensed().items():
+                holder = self
+                *path, last = name.split(".")
+                for word in path:
+                    if not hasattr(holder, word):
+                        holder.add_module(word, torch.nn.Module())
+                    holder = getattr(holder, word)
+                if value.dtype == bool:
+                    holder.register_buffer(last, torch.tensor(value))
+                else:
+                    holder.register_parameter(last, torch.nn.Parameter(torch.tensor(value)))
+
+    comparison = same(HookedTransformer(), StateDict(original(), LLAMA, "llama"))
+    assert comparison.same, comparison.sentence
+    assert comparison.notes == ()
+
+
+def test_a_matrix_in_its_place_is_refused() -> None:
+    flat = {
+        name: value.reshape(-1, value.shape[-1]) if value.ndim == 3 else value
+        for name, value in lensed().items()
+    }
+    with pytest.raises(CheckpointError, match=r"must be \(heads, D, R\), got shape"):
+        wqk.open(StateDict(flat, LENS, "lens"))
