@@ -349,8 +349,8 @@ def _of_side(weights: LiveWeights, side: Side, factors: np.ndarray) -> list[Scal
         outer = side.projection
         outer = outer.outer if isinstance(outer, Composed) else outer
         if outer.stacked:  # heads are an axis of weight and bias
-            parts = filter(None, (outer.part, side.bias))
-            return [Scaling(part.name, None, factors) for part in parts]
+            stacks = [outer.part] if side.bias is None else [outer.part, side.bias]
+            return [Scaling(part.name, None, factors) for part in stacks]
         bias = [] if side.bias is None else [Scaling(side.bias.name, side.bias.rows, rows)]
         return [Scaling(outer.tensor, outer.outputs, rows, outer.transposed), *bias]
     found = []
