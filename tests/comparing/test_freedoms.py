@@ -262,6 +262,6 @@ def test_harmless_changes_of_every_family_raise_no_alarm(
 
 def test_keys_are_repeated_in_a_family_that_shares_them(tmp_path: Path) -> None:
     """That the column of the matrix is there where it can be."""
-    original, copies = stored_otherwise("llama", tmp_path / "model")
+    original, copies = stored_otherwise("mistral", tmp_path / "model")
     assert "keys repeated" in copies
     assert alarms(original, {"keys repeated": copies["keys repeated"]}) == {}
