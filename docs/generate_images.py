@@ -23,10 +23,11 @@ from wqk._style import save_figure
 from wqk.reporting.demo import demo_figure, demo_table
 from wqk.tables.run import METRICS, SCORES, create_run
 from wqk.tables.schema import SCHEMA
-from wqk_lab.figures import Sources, draw, read_sources
+from wqk_lab.figures import Sources, convert, draw, read_sources
 from wqk_lab.figures.dose import loss_by_scale
 
 IMAGES = Path(__file__).parent / "images"
+CONVERSIONS = Path(__file__).parent / "results" / "conversion" / "scores.csv"
 CHROMIUM = "/usr/bin/chromium"
 
 
@@ -113,6 +114,8 @@ def main(pair: str = "") -> None:
     save_figure(draw("fig2", Sources(blocks=blocks)), IMAGES / "fig2.png")
     show(demo_model("encoder"), 0, coupling=True).save(IMAGES / "coupling.png")
     show(demo_model("decoder"), 3).save(IMAGES / "form.png")
+    records = pl.read_csv(CONVERSIONS, schema=convert.SCHEMA)
+    save_figure(convert.dose_curves(records), IMAGES / "convert.png")
     with TemporaryDirectory() as folder:
         report = Path(folder, "report.html")
         write_report(table, report)

@@ -213,5 +213,5 @@ def _draw(axis: Axes, curves: pl.DataFrame, condition: tuple[str, ...], color: s
     axis.plot(curve["step"], curve["value"], label=label, marker="o", markersize=2, **look)
     known = curve.drop_nulls("low")
     axis.fill_between(
-        known["step"], known["low"], known["high"], color=color, alpha=0.15, linewidth=0
+        known["step"], known["low"], known["high"], color=color, alpha=0.1, linewidth=0
     )

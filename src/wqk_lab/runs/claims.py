@@ -45,6 +45,7 @@ CONVERSION = {
     "symmetry": "symmetry",
     "directionality_excess": "directionality",
     "change_symmetry": "symmetry of the change",
+    "new_symmetry": "symmetry of what is new",
 }
 
 
@@ -157,6 +158,9 @@ def _quantities(row: Mapping[str, str]) -> Iterable[tuple[str, str, int, float]]
         for name, measure in CONVERSION.items():
             if row[name]:
                 yield f"{measure} at step {step}", cell, seed, float(row[name])
+        if row["kept_skew"]:
+            kept = float(row["kept_symmetric"]) - float(row["kept_skew"])
+            yield f"symmetric part kept beyond the skew at step {step}", cell, seed, kept
 
 
 def read_definition(folder: Path) -> tuple[list[Contrast], list[Claim]]:

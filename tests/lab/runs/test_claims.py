@@ -43,10 +43,13 @@ def planted(effects: list[float], seeds: int, random: np.random.Generator) -> li
     return evaluate(contrasts, records)
 
 
-def test_the_page_says_what_the_records_say() -> None:
+@pytest.mark.parametrize(
+    ("name", "maker"), [("index.md", "page"), ("conversion.md", "conversion_page")]
+)
+def test_the_page_says_what_the_records_say(name: str, maker: str) -> None:
     script = runpy.run_path(str(DOCS / "generate_results.py"))
-    text = (RESULTS / "index.md").read_text(encoding="utf-8")
-    assert script["page"](text) == text, "run python docs/generate_results.py"
+    text = (RESULTS / name).read_text(encoding="utf-8")
+    assert script[maker](text) == text, "run python docs/generate_results.py"
 
 
 def test_a_changed_record_changes_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,8 +65,9 @@ def test_a_changed_record_changes_the_page(tmp_path: Path, monkeypatch: pytest.M
     assert before["decoder"].value == after["decoder"].value
 
 
-def test_every_claim_names_a_contrast_and_a_size_that_matters() -> None:
-    contrasts, claims = read_definition(RESULTS)
+@pytest.mark.parametrize("folder", [RESULTS, RESULTS / "conversion"])
+def test_every_claim_names_a_contrast_and_a_size_that_matters(folder: Path) -> None:
+    contrasts, claims = read_definition(folder)
     assert {claim.contrast for claim in claims} <= {contrast.name for contrast in contrasts}
     assert all(claim.matters > 0 for claim in claims)
 
