@@ -24,7 +24,7 @@ import numpy as np
 
 import wqk
 from benchmarks.generate import BERT_BASE, LLAMA_3_8B, Shape, query_key_bytes, write_checkpoint
-from benchmarks.report import made_up
+from benchmarks.report import MANY, made_up
 from wqk._style import BLUE, GREEN, ORANGE, PAGE, PURPLE, SKY, new_figure, save_figure, style
 
 if TYPE_CHECKING:
@@ -50,7 +50,8 @@ SHAPES = tuple(
 ONCE = 1e9  # bytes of queries and keys above which a scan is timed once
 
 CHECKPOINTS, PROCESSES = (2, 4, 8, 16), (1, 2)
-ROWS = (100, 400, 1600, 6400, 16254)
+SMALL_CHECKPOINTS = (10, 100, 1000)
+ROWS = (100, 400, 1600, 6400, 16_254, 100_104)
 TICKS = [m * 10.0**n for n in range(-4, 4) for m in (1, 1.5, 2, 3, 5, 7)]
 CADENCE = 200  # training steps between two looks
 
@@ -113,9 +114,26 @@ def measure_surveys(place: Path) -> dict[int, list[float]]:
     return seconds
 
 
+def measure_small_surveys(place: Path, counts: Sequence[int]) -> dict[int, list[float]]:
+    """Seconds by the clock of surveys of BERT-tiny's shape, by number of processes."""
+    folder = write_checkpoint(place / "small", replace(SHAPES[0], rest=0))
+    refs = []
+    for number in range(max(counts)):  # links to one file, which every model opens for itself
+        (place / f"small-{number}").symlink_to(folder)
+        refs.append(str(place / f"small-{number}"))
+    seconds: dict[int, list[float]] = {}
+    for processes in PROCESSES:
+        seconds[processes] = []
+        for count in counts:
+            start = time.perf_counter()
+            wqk.survey(refs[:count], out=place / f"small-{processes}-{count}", jobs=processes)
+            seconds[processes].append(time.perf_counter() - start)
+    return seconds
+
+
 def measure_reports(place: Path) -> tuple[list[float], list[float]]:
     """Processor seconds to write a report of so many rows, and its bytes."""
-    table = made_up()
+    table = made_up(MANY)
     seconds, sizes = [], []
     wqk.write_report(replace(table, frame=table.frame.head(1)), place / "first.html")
     for rows in ROWS:
@@ -145,7 +163,7 @@ def measure_looks(rounds: int) -> dict[str, tuple[int, float, float]]:
             intermediate_size=4 * width,
         )  # fmt: skip
         count = sum(p.numel() for p in BertForMaskedLM(config).parameters())
-        step, look = (float(np.median(times)) for times in measure(config, 8, 128, rounds))
+        step, look, _ = (float(np.median(times)) for times in measure(config, 8, 128, rounds))
         looks[f"BERT-{name}"] = (count, step, look)
     return looks
 
@@ -216,6 +234,15 @@ def main() -> None:
                 for n, times in surveys.items()
             ],
         )
+        small = measure_small_surveys(place, SMALL_CHECKPOINTS)
+        table(
+            ("survey of BERT-tiny's shape, models a second", *map(str, SMALL_CHECKPOINTS)),
+            [
+                (f"{n} process{'es' * (n > 1)}",
+                 *(f"{k / t:.0f}" for k, t in zip(SMALL_CHECKPOINTS, times, strict=True)))
+                for n, times in small.items()
+            ],
+        )  # fmt: skip
         report_seconds, report_sizes = measure_reports(place)
         table(
             ("report", *(f"{n:,} rows" for n in ROWS)),

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from transformers import BertConfig, BertForMaskedLM
+from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM
 
 import wqk
 from wqk.live.logits import LogitMeter
@@ -33,7 +33,12 @@ MODELS = {
         hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024
     ),
     "BERT-base, 12 layers, d 768": BertConfig(),
-}
+    # Step and look both grow with the layers, so that one stands for all.
+    "one layer of LLaMA-3-8B, d 4096": LlamaConfig(
+        hidden_size=4096, num_hidden_layers=1, num_attention_heads=32, num_key_value_heads=8,
+        intermediate_size=14336, vocab_size=1000,
+    ),
+}  # fmt: skip
 CADENCES = (1000, 200)
 
 
@@ -44,10 +49,13 @@ def seconds(run: Callable[[], object]) -> float:
     return time.process_time() - start
 
 
-def measure(config: BertConfig, batch: int, tokens: int, rounds: int) -> list[list[float]]:
+def measure(
+    config: BertConfig | LlamaConfig, batch: int, tokens: int, rounds: int
+) -> list[list[float]]:
     """Seconds of each training step, and of each look."""
     torch.manual_seed(0)
-    model = BertForMaskedLM(config)
+    kind = LlamaForCausalLM if isinstance(config, LlamaConfig) else BertForMaskedLM
+    model = kind(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     inputs = torch.randint(config.vocab_size, (batch, tokens))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -120,3 +121,41 @@ def test_every_place_tells_the_same_omissions() -> None:
     explained = " ".join(wqk.explain(llama()).notes)
     assert all(omission.explanation in explained for omission in block.omissions())
     assert all(term in block._repr_html_() for term in terms)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("config", "checkpoint.config"), ("scan", "wqk.scan(model)")]
+)
+def test_an_attribute_that_a_model_lacks_is_told_the_one_that_does_it(name, meant):
+    model = wqk.open(wqk.demo_model("encoder"))
+    with pytest.raises(AttributeError, match=re.escape(f"did you mean '{meant}'?")):
+        getattr(model, name)
+
+
+def test_every_command_has_its_name_in_python():
+    import wqk_lab
+    from wqk.cli.main import command
+
+    modules = {"figure": "figures", "demo": "demo_model"}
+    for name in command.commands:
+        assert any(hasattr(home, modules.get(name, name)) for home in (wqk, wqk_lab)), name
+    assert wqk.tokens is wqk.match_tokens
+    assert wqk_lab.speedup is wqk_lab.speedups
+
+
+def test_torchs_own_encoder_knows_its_heads():
+    torch = pytest.importorskip("torch")
+    layer = torch.nn.TransformerEncoderLayer(16, 4, batch_first=True)
+    table = wqk.scan(torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False))
+    assert table["heads"].unique().to_list() == [4]
+
+
+def test_models_whose_attentions_differ_in_heads_are_asked_for_them():
+    torch = pytest.importorskip("torch")
+    with pytest.raises(wqk.WqkError, match="heads_per_layer=N"):
+        wqk.scan(torch.nn.ModuleList(torch.nn.MultiheadAttention(16, n) for n in (2, 4)))
+
+
+def test_a_view_is_saved_under_a_name(tmp_path):
+    wqk.show(wqk.demo_model("encoder"), layer=1).save(str(tmp_path / "form.png"))
+    assert (tmp_path / "form.png").stat().st_size > 1000

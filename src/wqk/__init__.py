@@ -8,12 +8,20 @@ from typing import Any
 
 import lazy_loader
 
-_public, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_public, _, _names = lazy_loader.attach_stub(__name__, __file__)
+
+# Every command has its name here; those of some functions say more.
+_COMMANDS = {"report": "write_report", "tokens": "match_tokens"}
+__all__ = sorted({*_names, *_COMMANDS})
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def __getattr__(name: str) -> Any:
     if name in __all__ or name.startswith("_"):
-        return _public(name)
+        return _public(_COMMANDS.get(name, name))
     from wqk._synonyms import SYNONYMS
     from wqk.errors import did_you_mean
 

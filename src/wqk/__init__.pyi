@@ -35,3 +35,7 @@ from .tables.run import open_run as open_run
 from .tables.score_table import ScoreTable as ScoreTable
 from .tables.score_table import join as join
 from .tables.score_table import read_table as read_table
+
+# The names of their commands.
+report = write_report
+tokens = match_tokens

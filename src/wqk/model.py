@@ -14,7 +14,7 @@ from wqk._typing import FilePath
 from wqk.attention import Block, Head
 from wqk.checkpoints import Checkpoint, open_checkpoint
 from wqk.checkpoints.options import HubOptions, check_options
-from wqk.errors import CheckpointError, errors_about
+from wqk.errors import CheckpointError, did_you_mean, errors_about
 from wqk.families import find_family, load_family, plan_attention, with_head_counts
 from wqk.families.candidates import POSITIONAL, candidates, neighbors_of
 
@@ -22,6 +22,23 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from wqk.families import AttentionPlan
+
+
+# What one may try on a model, and what does it.
+SYNONYMS = {
+    "attention": "layers",
+    "block_count": "len(model)",
+    "blocks": "list(model)",
+    "config": "checkpoint.config",
+    "head": "model[layer, head]",
+    "heads": "model[layer].heads",
+    "layer": "model[layer]",
+    "n_layers": "len(model)",
+    "num_layers": "len(model)",
+    "state_dict": "checkpoint.tensors()",
+    "tensors": "checkpoint.tensors()",
+    **{verb: f"wqk.{verb}(model)" for verb in ("compose", "explain", "scan", "show", "verify")},
+}
 
 
 def open(
@@ -118,6 +135,10 @@ class Model:
         self.ref = checkpoint if ref is None else ref
         self.family_file, self.hub = family_file, hub or HubOptions()
         self._last: Block | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        advice = "" if name.startswith("_") else did_you_mean(name, dir(self), SYNONYMS)
+        raise AttributeError(f"a Model has no attribute {name!r}{advice}")
 
     @property
     def name(self) -> str:

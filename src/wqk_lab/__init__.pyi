@@ -1,5 +1,6 @@
 from . import atlas as atlas
 from . import figures as figures
+from . import theory as theory
 from .runs.speedup import speedups as speedups
 from .theory.study import study as study
 from .training.corpus import build_corpus as build_corpus
@@ -8,3 +9,9 @@ from .training.experiments import run_experiments as run_experiments
 from .training.glue import fine_tune as fine_tune
 from .training.recipe import make_recipe as make_recipe
 from .training.training import train as train
+
+# The names of their commands.
+corpus = build_corpus
+experiments = run_experiments
+glue = fine_tune
+speedup = speedups

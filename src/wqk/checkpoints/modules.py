@@ -124,8 +124,10 @@ def _configuration(model: Any) -> Mapping[str, Any]:
     if hasattr(config, "to_dict"):
         as_dict: Mapping[str, Any] = config.to_dict()
         return as_dict
-    if config is None:  # nn.MultiheadAttention counts its heads itself
-        heads = getattr(model, "num_heads", None)
+    if config is None:  # nn.MultiheadAttention, alone or in a model, counts its heads itself
+        modules = model.modules() if hasattr(model, "modules") else [model]
+        counts = {getattr(module, "num_heads", None) for module in modules} - {None}
+        heads = counts.pop() if len(counts) == 1 else None
         return {"num_heads": heads} if isinstance(heads, int) else {}
     plain = config if isinstance(config, dict) else getattr(config, "__dict__", {})
     return {str(key): value for key, value in plain.items() if not str(key).startswith("_")}

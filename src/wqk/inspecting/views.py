@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from wqk.tables.schema import SUMMARIZED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-    from pathlib import Path
+    from os import PathLike
 
     from matplotlib.figure import Figure
 
@@ -50,9 +51,9 @@ class View:
     values: Mapping[str, Any]
     figure: Callable[[], Figure]
 
-    def save(self, path: Path) -> None:
+    def save(self, path: str | PathLike[str]) -> None:
         """Write the figure as .png, .pdf or .svg, atomically."""
-        pictures.save_figure(self.figure(), path)
+        pictures.save_figure(self.figure(), Path(path))
 
 
 def form_view(block: Block, name: str, head: int | None = None, gamma: float = 2.0) -> View:

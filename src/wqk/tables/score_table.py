@@ -42,11 +42,14 @@ _PRINTED = {
 SYNONYMS = {
     "columns": "frame.columns",
     "data": "frame",
+    "head": "table[layer, head]",
+    "layer": "table[layer]",
     "df": "frame",
-    "report": "wqk.write_report(table, path)",
+    "report": "wqk.report(table, path)",
     "rows": "frame.rows()",
     "save": "write(path)",
-    "to_html": "wqk.write_report(table, path)",
+    "to_html": "wqk.report(table, path)",
+    "to_dict": "frame.to_dicts()",
     "to_latex": 'write("table.tex")',
     "to_markdown": 'write("table.md")',
     "to_parquet": 'write("table.parquet")',
@@ -147,7 +150,7 @@ class Table(Shown):
 
     def __getattr__(self, name: str) -> Any:
         frame = f"frame.{name}"
-        names = SYNONYMS | ({name: frame} if hasattr(pl.DataFrame, name) else {})
+        names = ({name: frame} if hasattr(pl.DataFrame, name) else {}) | SYNONYMS
         advice = "" if name.startswith("_") else did_you_mean(name, dir(self), names)
         raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}{advice}")
 

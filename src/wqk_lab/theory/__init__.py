@@ -1,1 +1,5 @@
 """The paper's statements as computations, each beside the assumption it rests on."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
