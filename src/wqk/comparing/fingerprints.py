@@ -171,6 +171,7 @@ def _pairs(query: np.ndarray, key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     rows, key_rows = query.reshape(-1, d), key.reshape(-1, d)
     crossing = np.stack([(k @ rows.T).reshape(width, heads, width) for k in key])  # B_gᵀ A_h
     pairs = np.zeros((2, heads, heads))
+    keys: np.ndarray | None = None
     for a in range(heads):
         # No more than a few products of single heads at a time; the other half by symmetry.
         forward = crossing[of[a], :, a:]
@@ -178,7 +179,9 @@ def _pairs(query: np.ndarray, key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         pairs[0, a, a:] = np.einsum("ihj,hji->h", forward, backward, optimize=True)
         first, end = of[a], heads if len(rows) <= WIDE else (of[a] + 1) * (heads // groups)
         queries = (query[a] @ rows[a * width : end * width].T).reshape(width, -1, width)
-        keys = (key[first] @ key_rows[first * width :].T).reshape(width, -1, width)
+        if keys is None or of[a] != of[a - 1]:
+            keys = key[first] @ key_rows[first * width : (of[end - 1] + 1) * width].T
+            keys = keys.reshape(width, -1, width)
         pairs[1, a, a:end] = np.einsum("ihj,ihj->h", queries, keys[:, of[a:end] - first])
         pairs[1, a, end:] = np.nan
     for one in pairs:
@@ -213,8 +216,10 @@ def _grams(query: np.ndarray, key: np.ndarray, units: np.ndarray) -> np.ndarray:
     """AᵀA, BᵀB and BᵀA of each head, (H, 3, U, U, w, w), each of norm 1 off its diagonal."""
     units = _compared(units)
     heads = len(query)
-    a, b = query[:, units.ravel()], _repeated(key[:, units.ravel()], heads)
-    grams = np.stack([x @ y.swapaxes(-1, -2) for x, y in ((a, a), (b, b), (b, a))], axis=1)
+    a, b = query[:, units.ravel()], key[:, units.ravel()]
+    of_keys = _repeated(b @ b.swapaxes(-1, -2), heads)
+    across = b[:, None] @ a.reshape(len(b), -1, *a.shape[1:]).swapaxes(-1, -2)
+    grams = np.stack([a @ a.swapaxes(-1, -2), of_keys, across.reshape(of_keys.shape)], axis=1)
     count, within = units.shape
     grams = grams.reshape(heads, 3, count, within, count, within).swapaxes(3, 4)
     off = 1 - np.eye(count, dtype=grams.dtype)[:, :, None, None]
@@ -224,11 +229,9 @@ def _grams(query: np.ndarray, key: np.ndarray, units: np.ndarray) -> np.ndarray:
 
 def _spectra(query: np.ndarray, key: np.ndarray) -> np.ndarray:
     """The singular values of A Bᵀ: the roots of the eigenvalues of Lᵀ (AᵀA) L, L Lᵀ being BᵀB."""
-    left, right = (
-        (x @ x.swapaxes(-1, -2)).astype(np.float64) for x in (query, _repeated(key, len(query)))
-    )
+    left, right = ((x @ x.swapaxes(-1, -2)).astype(np.float64) for x in (query, key))
     values, vectors = np.linalg.eigh(right)
-    root = vectors * np.sqrt(values.clip(min=0))[:, None, :]
+    root = _repeated(vectors * np.sqrt(values.clip(min=0))[:, None, :], len(query))
     squares = np.linalg.eigvalsh(root.swapaxes(-1, -2) @ left @ root)[:, ::-1]
     spectra = np.sqrt(squares.clip(min=0))
     size = np.linalg.norm(spectra, axis=1, keepdims=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
@@ -27,7 +29,7 @@ from wqk.comparing.relations import (
 from wqk.comparing.weights import ROUNDING
 from wqk.errors import CheckpointError
 from wqk.model import open as open_model
-from wqk.scanning.cores import one_blas_thread
+from wqk.scanning.cores import one_blas_thread, usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -43,6 +45,9 @@ MATCHED = 0.01
 
 # Tests that only agree if the coordinates of the residual stream do.
 SAME_STREAM = ("coordinates", "weights")
+
+# Blocks that are read at a time: their weights are what takes memory.
+AT_ONCE = 2
 
 # A change of forms explained by parents leaves at most this part of the change from the nearer one.
 MERGED = 0.5
@@ -152,14 +157,15 @@ def _read(
     models = []
     for model, plans in opened:
         kept = []
-        for plan in plans:
-            # Not kept: the weights of all blocks together would not fit into memory.
-            found = fingerprint(Block(model.checkpoint, plan), folds)
-            if found is not None:
-                kept.append((plan, found))
-            done += 1
-            if on_progress:
-                on_progress(done, total)
+        # Not kept: the weights of all blocks together would not fit into memory.
+        with one_blas_thread(), ThreadPoolExecutor(min(usable_cores(), AT_ONCE)) as pool:
+            prints = pool.map(partial(_fingerprint, model.checkpoint, folds), plans)
+            for plan, found in zip(plans, prints, strict=True):
+                if found is not None:
+                    kept.append((plan, found))
+                done += 1
+                if on_progress:
+                    on_progress(done, total)
         if not kept:
             raise CheckpointError(
                 f"{model.name}: has no self-attention on one residual stream to compare",
@@ -168,6 +174,10 @@ def _read(
         kept_plans, prints = zip(*kept, strict=True)
         models.append(_Model(model.name, model.checkpoint, kept_plans, prints))
     return models
+
+
+def _fingerprint(checkpoint: Checkpoint, folds: bool, plan: AttentionPlan) -> Fingerprint | None:
+    return fingerprint(Block(checkpoint, plan), folds)
 
 
 def _relate(a: _Model, b: _Model, renumberings: int, seed: int) -> Kinship:

@@ -17,7 +17,7 @@ from wqk.reporting.pictures.arcs import (
     head_count,
     strongest_pairs,
 )
-from wqk.tables.rendering import title
+from wqk.tables.rendering import label
 from wqk.tables.sheet import Sheet
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def _part(frame: pl.DataFrame) -> str:
     )
     for row in strongest.head(ROWS).iter_rows(named=True):
         sheet.add(row["kind"].upper(), _name(row, "writer"), _name(row, "reader"), *_numbers(row))
-    heading = escape(title(frame.row(0, named=True)).split(" · ")[0])
+    heading = escape(label(frame["checkpoint"][0]))
     return (
         f"<h3>{heading}</h3>{_legend(strongest)}"
         f"{_wide('Arcs', _drawing(frame, strongest))}<details><summary>The strongest pairs, in "
