@@ -190,6 +190,15 @@ def test_a_scan_resolves_once_and_fetches_headers_queries_and_keys(hub):
     assert set(table.frame["checkpoint"]) == {NAME}
 
 
+def test_kin_fetches_headers_queries_and_keys_of_both(hub):
+    files = hub.repositories[NAME]
+    kinship = wqk.kin(NAME, f"{NAME}@step1000", renumberings=999)
+    assert not kinship.related
+    headers = sum(header_bytes(files[revision]) for revision in ("main", "step1000"))
+    assert hub.cdn.bytes_sent == 2 * TENSORS + headers  # those of two scans
+    assert max(r.body for r in hub.cdn.log) == TENSORS // 4  # one block at a time
+
+
 def test_a_second_scan_asks_for_the_listing_alone(hub):
     table = wqk.scan(NAME)
     forget(hub)

@@ -159,8 +159,8 @@ def _read(
         kept = []
         # Not kept: the weights of all blocks together would not fit into memory.
         with one_blas_thread(), ThreadPoolExecutor(min(usable_cores(), AT_ONCE)) as pool:
-            prints = pool.map(partial(_fingerprint, model.checkpoint, folds), plans)
-            for plan, found in zip(plans, prints, strict=True):
+            read = pool.map(partial(_fingerprint, model.checkpoint, folds), plans)
+            for plan, found in zip(plans, read, strict=True):
                 if found is not None:
                     kept.append((plan, found))
                 done += 1
