@@ -200,6 +200,21 @@ def test_no_file_has_the_name_of_another() -> None:
     assert sorted(names) == sorted(set(names))
 
 
+def test_no_name_hides_a_module() -> None:
+    code = (
+        "import importlib, pkgutil, types, wqk, wqk_lab\n"
+        "names = [found.name for package in (wqk, wqk_lab)\n"
+        "    for found in pkgutil.walk_packages(package.__path__, package.__name__ + '.')\n"
+        "    if not found.name.endswith('__main__')]\n"
+        "for name in names: importlib.import_module(name)\n"
+        "for name in names:\n"
+        "    parent, _, own = name.rpartition('.')\n"
+        "    found = getattr(importlib.import_module(parent), own)\n"
+        "    assert isinstance(found, types.ModuleType), name\n"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
+
+
 def test_a_verb_of_the_laboratory_can_be_imported_first() -> None:
     subprocess.run([sys.executable, "-c", "import wqk_lab.cli.train"], check=True)
 

@@ -4,7 +4,6 @@ from wqk.comparing.medians import summarize, survey_table
 from wqk.comparing.placing import Placement, place, sound_models
 from wqk.comparing.published import Flag, flags, published
 from wqk_lab.atlas.agreement import Comparison, compare
-from wqk_lab.atlas.lookup import all_published, lookup
 from wqk_lab.atlas.paper_tables import TrainingResult, paper_table
 from wqk_lab.atlas.reference import (
     drawn_models,
@@ -12,6 +11,7 @@ from wqk_lab.atlas.reference import (
     published_losses,
     published_training,
 )
+from wqk_lab.atlas.search import all_published, lookup
 
 __all__ = [
     "Comparison",

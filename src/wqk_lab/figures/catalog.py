@@ -13,7 +13,7 @@ from wqk._style import PICTURES, save_figure
 from wqk.errors import RunError, TableError, UnknownName
 from wqk.reporting.pictures import distances, heads, terms
 from wqk.reporting.pictures.arcs import composition_arcs
-from wqk.reporting.pictures.matrix import examples
+from wqk.reporting.pictures.entries import examples
 from wqk_lab.figures import convert, dose, dynamics, model_sizes, paired, starts
 from wqk_lab.figures.paper_curves import published_pairs, published_starts
 

@@ -17,7 +17,7 @@ from wqk._style import (
     style,
 )
 from wqk.comparing.published import COLUMNS, last_part
-from wqk.reporting.pictures.matrix import draw_form
+from wqk.reporting.pictures.entries import draw_form
 from wqk.reporting.pictures.panels import letter, separate_labels
 from wqk.reporting.pictures.selection import latest
 from wqk.scanning.surveys.model_sets import model_set, model_sets

@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 from tests.lab.figures.making import row, table
 
-from wqk.reporting.pictures.matrix import examples, picture
+from wqk.reporting.pictures.entries import examples, picture
 from wqk.tables.score_table import ScoreTable
 from wqk_lab.atlas import all_published, drawn_models, flags, sound_models
 from wqk_lab.figures.model_sizes import HOLLOW, by_size, model_rows

@@ -17,7 +17,7 @@ from wqk.checkpoints.references import step_in
 from wqk.errors import OutputError, RunError, WqkError, all_lines, shortened
 from wqk.model import open as open_model
 from wqk.scanning.surveys.folder import open_folder
-from wqk.scanning.surveys.survey import survey
+from wqk.scanning.surveys.surveying import survey
 from wqk.scanning.surveys.work import Options, files_of
 from wqk.tables.schema import SCHEMA_VERSION
 from wqk.tables.score_table import read_table
