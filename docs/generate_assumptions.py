@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wqk_lab.theory.study import STATEMENTS, study
+from wqk_lab.theory.studying import STATEMENTS, study
 
 if TYPE_CHECKING:
     from wqk_lab.theory.verdict import Finding

@@ -2,7 +2,7 @@ from . import atlas as atlas
 from . import figures as figures
 from . import theory as theory
 from .runs.speedup import speedups as speedups
-from .theory.study import study as study
+from .theory.studying import study as study
 from .training.corpus import build_corpus as build_corpus
 from .training.experiments import read_experiments as read_experiments
 from .training.experiments import run_experiments as run_experiments

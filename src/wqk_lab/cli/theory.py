@@ -90,7 +90,7 @@ def theory(
     from wqk_lab.figures.theory import tails
     from wqk_lab.theory.causes import curves
     from wqk_lab.theory.findings import FINDINGS, WRITERS, as_objects, save
-    from wqk_lab.theory.study import study
+    from wqk_lab.theory.studying import study
 
     for path, what, endings in ((out, FINDINGS, WRITERS), (figure, "a picture", PICTURES)):
         if path:

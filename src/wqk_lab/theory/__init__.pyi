@@ -1,1 +1,1 @@
-from .study import study as study
+from .studying import study as study

@@ -126,7 +126,7 @@ def result(report: Report) -> str:
 
     Examples
     --------
-    >>> from wqk_lab.theory.study import STATEMENTS
+    >>> from wqk_lab.theory.studying import STATEMENTS
     >>> from wqk_lab.theory.verdict import Finding, not_tested
     >>> a, b, c, *_ = (s for s in STATEMENTS if s.about_model)
     >>> def found(*findings):

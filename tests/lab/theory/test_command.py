@@ -13,7 +13,7 @@ from tests.command import run as run_command
 from tests.lab.theory import subjects
 
 from wqk_lab.theory.findings import WRITERS, Report, save
-from wqk_lab.theory.study import STATEMENTS
+from wqk_lab.theory.studying import STATEMENTS
 from wqk_lab.theory.verdict import Sample, Statement, decide, not_tested
 
 SMALL = ["--batches", "2", "--batch", "2", "--block", "16"]

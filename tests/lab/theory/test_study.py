@@ -18,7 +18,7 @@ from wqk.checkpoints.modules import StateDict
 from wqk.errors import CheckpointError
 from wqk_lab.theory.evidence import Evidence
 from wqk_lab.theory.findings import Report
-from wqk_lab.theory.study import STATEMENTS, measure, over_seeds, over_steps, study
+from wqk_lab.theory.studying import STATEMENTS, measure, over_seeds, over_steps, study
 from wqk_lab.theory.tails import tails
 from wqk_lab.theory.updates import parameter_gradients
 from wqk_lab.theory.verdict import VERDICTS, Finding
