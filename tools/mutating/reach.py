@@ -14,9 +14,7 @@ from pathlib import Path
 
 TESTS = Path("tests")
 PROOFS = ["tests/families/test_proofs.py", "tests/families/test_wrong_families.py"]
-FAMILIES = ["test_plans", "test_older_files", "test_hybrids", "test_models_of_today",
-            "test_converted", "test_composites", "test_verdicts", "test_guesses", "test_shapes",
-            "test_planted_heads", "test_inference", "test_own_families"]  # fmt: skip
+FAMILIES = ["test_plans", "test_older_files", "test_hybrids", "test_composites", "test_shapes"]
 MOST = 12  # further files of tests
 
 
