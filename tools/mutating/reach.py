@@ -15,7 +15,7 @@ from pathlib import Path
 TESTS = Path("tests")
 PROOFS = ["tests/families/test_proofs.py", "tests/families/test_wrong_families.py"]
 FAMILIES = ["test_plans", "test_older_files", "test_hybrids", "test_composites", "test_shapes"]
-MOST = 12  # further files of tests
+MOST = 5  # further files of tests
 
 
 def tests_of(path: Path) -> list[list[str]]:
