@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import pytest
+from tests import small
 
 import wqk
 from wqk.checkpoints import Checkpoint, Part, TensorInfo
-from wqk.checkpoints.modules import StateDict
 from wqk.errors import CheckpointError
 
 DECODER = wqk.demo_model("decoder")
@@ -32,21 +33,7 @@ class Counting(Checkpoint):
         return self.inner.read(parts)
 
 
-def llama() -> StateDict:
-    """Two layers of four heads of width 4 over two key heads, with norms, values and outputs."""
-    rng = np.random.default_rng(0)
-    shapes = {"q_proj": (16, 12), "k_proj": (8, 12), "v_proj": (8, 12), "o_proj": (12, 16)}
-    tensors = {
-        f"model.layers.{layer}.self_attn.{name}.weight": rng.standard_normal(shape)
-        for layer in range(2)
-        for name, shape in shapes.items()
-    }
-    tensors |= {f"model.layers.{n}.input_layernorm.weight": np.ones(12) for n in range(2)}
-    config = {
-        **{"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 12, "head_dim": 4},
-        **{"num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-6},
-    }
-    return StateDict(tensors, config, "llama")
+llama = partial(small.llama, head_width=4, width=12, sides="qkvo", norms=True, name="llama")
 
 
 def test_a_scan_with_every_flag_reads_each_matrix_once() -> None:

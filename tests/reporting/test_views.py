@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 from tests.command import run
+from tests.small import llama
 
 import wqk
 from wqk.checkpoints import Part
@@ -49,18 +50,6 @@ def test_an_image_keeps_the_largest_entry_of_each_pixel() -> None:
             assert image.pixels[i, j] == pytest.approx(block[np.abs(block).argmax()])
     np.testing.assert_allclose(image.row_norms, np.linalg.norm(dense, axis=1))
     np.testing.assert_allclose(matrix_image(form, side=99).pixels, dense)
-
-
-def llama() -> StateDict:
-    """Two layers of four heads of width 6 over two key heads."""
-    random = np.random.default_rng(0)
-    config = {
-        "model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 6,
-    }  # fmt: skip
-    sizes = {f"model.layers.{i}.self_attn.{s}_proj.weight": n for i in (0, 1) for s, n in
-             (("q", 24), ("k", 12))}  # fmt: skip
-    return StateDict({n: random.standard_normal((r, 24)) for n, r in sizes.items()}, config, "tiny")
 
 
 def test_bands_of_all_layers_and_of_one_layer_s_heads() -> None:

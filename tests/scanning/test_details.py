@@ -8,6 +8,7 @@ import json
 import pickle
 import zipfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.stand_in import Module
+from tests import small
 
 import wqk
 from wqk.errors import OutputError, TableError
@@ -109,24 +110,7 @@ def test_two_widths_have_no_coupling(tmp_path):
     assert after.image.shape == (9, 7)
 
 
-def llama() -> Module:
-    """A grouped, rotary model of one layer: width 16, four heads over two key heads."""
-    dice = np.random.default_rng(1)
-    shapes = {"q_proj": (16, 16), "k_proj": (8, 16), "v_proj": (8, 16), "o_proj": (16, 16)}
-    tensors = {
-        f"model.layers.0.self_attn.{name}.weight": dice.standard_normal(shape).astype(np.float32)
-        for name, shape in shapes.items()
-    }
-    tensors["model.layers.0.input_layernorm.weight"] = dice.random(16).astype(np.float32) + 1
-    config = {
-        "model_type": "llama",
-        "hidden_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "rope_theta": 10000.0,
-    }
-    return Module(tensors, config)
+llama = partial(small.llama, layers=1, head_width=4, width=16, sides="qkvo", norms=True)
 
 
 @pytest.mark.parametrize(

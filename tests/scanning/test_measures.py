@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from tests import small
 
 import wqk
 from wqk.attention.bands import decay
@@ -18,25 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 D, H, G, R = 24, 4, 2, 6
-CONFIG = {
-    "model_type": "llama",
-    "num_hidden_layers": 2,
-    "num_attention_heads": H,
-    "num_key_value_heads": G,
-    "head_dim": R,
-}
-
-
-def model() -> StateDict:
-    random = np.random.default_rng(0)
-    tensors = {}
-    for layer in range(2):
-        at = f"model.layers.{layer}"
-        tensors[f"{at}.self_attn.q_proj.weight"] = random.standard_normal((H * R, D))
-        tensors[f"{at}.self_attn.k_proj.weight"] = random.standard_normal((G * R, D))
-        tensors[f"{at}.self_attn.q_proj.bias"] = random.standard_normal(H * R)
-        tensors[f"{at}.input_layernorm.weight"] = random.standard_normal(D)
-    return StateDict(tensors, CONFIG, "tiny")
+model = partial(small.llama, biases="q", norms=True)
 
 
 @pytest.fixture(scope="module")

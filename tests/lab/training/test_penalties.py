@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 from tests.families.architectures import NAMED
 from tests.families.proving import build
+from tests.small import bert
 
 import wqk
 from wqk.attention import Block
@@ -38,13 +38,6 @@ LAYOUTS = [
 ]
 KINDS = pytest.mark.parametrize("kind", ["symmetric", "skew"])
 EVERY_LAYOUT = pytest.mark.parametrize("name", LAYOUTS)
-
-
-def bert(**changes: Any) -> Any:
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-    tiny = {"intermediate_size": 16, "vocab_size": 50}
-    return transformers.BertModel(transformers.BertConfig(**(sizes | tiny | changes)))
 
 
 def penalty(model: Any, kind: str, **chosen: Any) -> torch.Tensor:

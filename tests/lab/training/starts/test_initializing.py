@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
-import transformers
+from tests import small
 from tests.families.architectures import NAMED
 from tests.families.proving import build
 from tests.lab.training.starts.untrained import build_untrained
@@ -26,11 +27,7 @@ KEYS = ["symmetric", "negated", "indefinite", "paired", "skew"]
 PUBLISHED = [kind for kind in KINDS if kind.startswith("published")]
 
 
-def bert(**changes: Any) -> Any:
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    tiny = {"intermediate_size": 16, "vocab_size": 50}
-    return transformers.BertForMaskedLM(transformers.BertConfig(**(sizes | tiny | changes)))
+bert = partial(small.bert, "BertForMaskedLM", hidden_size=64)
 
 
 def attention_of(model: Any, layer: int = 0) -> Any:

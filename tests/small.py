@@ -1,0 +1,47 @@
+"""Small models that tests share: arrays with the names of LLaMA, and modules of transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from wqk.checkpoints.modules import StateDict
+
+
+def llama(
+    *, layers: int = 2, heads: int = 4, key_heads: int = 2, head_width: int = 6, width: int = 24,
+    sides: str = "qk", biases: str = "", norms: bool = False, seed: int = 0,
+    name: str = "tiny", **config: Any,
+) -> StateDict:  # fmt: skip
+    """A rotary model of grouped heads in memory, in float64: its queries and keys, or all sides."""
+    rng = np.random.default_rng(seed)
+    rows = {"q": heads * head_width, "k": key_heads * head_width, "v": key_heads * head_width}
+    tensors = {}
+    for layer in range(layers):
+        at = f"model.layers.{layer}"
+        for side in sides:
+            shape = (width, rows["q"]) if side == "o" else (rows[side], width)
+            tensors[f"{at}.self_attn.{side}_proj.weight"] = rng.standard_normal(shape)
+        for side in biases:
+            tensors[f"{at}.self_attn.{side}_proj.bias"] = rng.standard_normal(rows[side])
+        if norms:
+            tensors[f"{at}.input_layernorm.weight"] = rng.uniform(0.5, 2, width)
+    about = {
+        "model_type": "llama", "num_hidden_layers": layers, "hidden_size": width,
+        "num_attention_heads": heads, "num_key_value_heads": key_heads, "head_dim": head_width,
+    }  # fmt: skip
+    return StateDict(tensors, about | config, name)
+
+
+def bert(kind: str = "BertModel", *, seed: int = 0, **changes: Any) -> Any:
+    """Two layers of four heads, as `transformers` makes them."""
+    import torch
+    import transformers
+
+    torch.manual_seed(seed)
+    sizes = {
+        "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "intermediate_size": 16, "vocab_size": 50,
+    }  # fmt: skip
+    return getattr(transformers, kind)(transformers.BertConfig(**(sizes | changes)))
