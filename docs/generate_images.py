@@ -106,6 +106,22 @@ def photograph(page: Path, picture: Path, width: int = 1200, height: int = 1150)
         browser.close()
 
 
+def mistaken() -> None:
+    """Where a conversion differs: one layer in its rotary order, two heads left as initialized."""
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from tests.comparing.conversions import edit, initialized, pairs, right
+
+    from wqk import same
+    from wqk.checkpoints.modules import StateDict
+
+    tensors, config = right("llama")
+    edit("qk", pairs, layer="1")(tensors, config)
+    edit("q", initialized, layer="2")(tensors, config)
+    originals = StateDict(*right("llama"), "original")
+    comparison = same(originals, StateDict(tensors, config, "my-conversion"))
+    save_figure(comparison.plot(), IMAGES / "where.png")
+
+
 def main(pair: str = "") -> None:
     """Make every picture whose sources are there."""
     table = demo_table()
@@ -116,6 +132,7 @@ def main(pair: str = "") -> None:
     show(demo_model("decoder"), 3).save(IMAGES / "form.png")
     records = pl.read_csv(CONVERSIONS, schema=convert.SCHEMA)
     save_figure(convert.dose_curves(records), IMAGES / "convert.png")
+    mistaken()
     with TemporaryDirectory() as folder:
         report = Path(folder, "report.html")
         write_report(table, report)

@@ -1,4 +1,4 @@
-"""OpenCLIP's files against CLIP's of `transformers`: towers paired by name, equal to the last bit."""
+"""OpenCLIP against CLIP of `transformers`: towers paired by name, equal to the last bit."""
 
 from __future__ import annotations
 

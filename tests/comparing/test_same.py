@@ -353,3 +353,30 @@ def test_a_live_module_and_its_file(tmp_path: Path) -> None:
     with torch.no_grad():
         model.layers[1].self_attn.k_proj.weight.mul_(1.5)
     assert [block.same for block in same(model, tmp_path).blocks] == [True, False]
+
+
+def test_the_picture_shows_the_heads_that_differ_and_why(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from click.testing import CliRunner
+
+    from wqk.cli.same import same as command
+
+    faulty = edited(lambda q: np.concatenate([q[:2], -q[2:3], q[3:]]), "q", layer=1)
+    comparison = same(opened(llama()), opened(faulty))
+    assert [head for head, apart in enumerate(comparison.blocks[1].heads) if apart] == [2]
+    assert comparison.blocks[1].heads[2] == pytest.approx(2)
+    assert not any(comparison.blocks[0].heads)
+    figure = comparison.plot()
+    (image,) = figure.axes[0].images
+    drawn = image.get_array()
+    assert [tuple(place) for place in np.argwhere(~drawn.mask)] == [(1, 2)]
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names == [comparison.causes[0].mismatch.verdict, "the same, up to rounding"]
+    out = tmp_path / "same.svg"
+    demo = str(wqk.demo_model("decoder"))
+    done = CliRunner().invoke(command, [demo, demo, "--picture", str(out)])
+    assert done.exit_code == 0, done.output
+    assert out.read_text().startswith("<?xml")
+    wrong = CliRunner().invoke(command, [demo, demo, "--picture", str(tmp_path / "a.txt")])
+    assert wrong.exit_code != 0
+    assert not (tmp_path / "a.txt").exists()

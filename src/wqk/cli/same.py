@@ -10,6 +10,7 @@ from wqk.cli.options import FILE, REF, Number, json_output, reading, revision_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from wqk.comparing.sameness import CheckpointComparison, Place
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 @click.argument("other", metavar="B", type=REF)
 @revision_of_each
 @reading
-@click.option("--other-family", type=FILE, metavar="FILE.toml", help="The same for B.")
+@click.option("--other-family", type=FILE, metavar="FILE.toml", help="Family file of B.")
 @click.option(
     "--layers", callback=lambda context, option, text: _numbers(text), metavar="0,-1",
     help="Compare these layers alone; negative numbers count from the last.",
@@ -28,9 +29,13 @@ if TYPE_CHECKING:
     "--tolerance", type=Number(min=0), default=0.0, metavar="X",
     help="Accept heads that lie this far apart, relative to their norm.",
 )  # fmt: skip
+@click.option("--picture", type=FILE, help="Draw where they differ: .png, .pdf or .svg.")
 @json_output
 @click.pass_context
-def same(context: click.Context, /, ref: str, other: str, as_json: bool, **options: Any) -> None:
+def same(
+    context: click.Context, /, ref: str, other: str, picture: Path | None, as_json: bool,
+    **options: Any,
+) -> None:  # fmt: skip
     """Check whether B attends as A does, and if not, find out why.
 
     Compares the weights exactly, across families, layouts and number types. Changes that
@@ -49,8 +54,12 @@ def same(context: click.Context, /, ref: str, other: str, as_json: bool, **optio
       wqk same meta-llama/Llama-3.2-1B ./my-conversion
       wqk same meta-llama/Llama-3.2-1B model-Q8_0.gguf --layers 0,-1
     """
+    from wqk._style import check_picture, save_figure
     from wqk.cli import display
     from wqk.comparing.sameness import same as compare
+
+    if picture:
+        check_picture(picture)
 
     def changes(done: int, count: int) -> dict[str, Any]:
         return {"completed": done, "total": count, "text": f"{done}/{count} blocks"}
@@ -58,6 +67,9 @@ def same(context: click.Context, /, ref: str, other: str, as_json: bool, **optio
     with display.bar("comparing", changes) as report:
         result = compare(ref, other, on_progress=report, **options)
     display.show(result.to_dict(), *_lines(result), as_json=as_json)
+    if picture:
+        save_figure(result.plot(), picture)
+        display.say(f"picture: {picture}")
     if not result.same:
         context.exit(1)
 

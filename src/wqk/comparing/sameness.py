@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
     from typing import Unpack
 
+    from matplotlib.figure import Figure
+
     from wqk.checkpoints import Checkpoint
     from wqk.comparing.mistakes import Mismatch
     from wqk.comparing.weights import StoredBlock
@@ -60,6 +62,7 @@ class BlockComparison:
     head: int  # the head in which it is largest
     tolerance: float  # what rounding explains of that head's distance, or what was accepted
     mismatches: tuple[Mismatch, ...]  # how the second block differs; none if they are equal
+    heads: tuple[float, ...] = ()  # each head's largest distance; 0 where rounding explains it
 
     @property
     def same(self) -> bool:
@@ -157,6 +160,15 @@ class CheckpointComparison:
             f"The same attention in all {count} blocks: heads lie at most {largest:.1e} apart, "
             f"relative to their norm; the rounding of stored numbers explains {allowed:.1e}."
         )
+
+    def plot(self) -> Figure:
+        """Draw where the two differ: layers by heads, and the cause of each layer.
+
+        `TableError` if no block was compared; `MissingPackage` without matplotlib.
+        """
+        from wqk.reporting.pictures import mismatch_map
+
+        return mismatch_map(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, for JSON."""
@@ -465,12 +477,14 @@ def _compare(
         return BlockComparison(*place, dict.fromkeys(at, float("nan")), 0, 0.0, (counts, *settings))
     measured = distances(a.scoring, b.scoring, at, tolerance)
     worst = measured.worst
+    by_head = measured.relative.max(axis=0)
     return BlockComparison(
         *place,
         dict(zip(at, map(float, measured.relative.max(axis=1)), strict=True)),
         worst,
         float(measured.tolerance[worst]),
         (*(() if measured.agree else explain(a, b, at, measured)), *settings),
+        tuple(map(float, np.where(by_head > measured.tolerance, by_head, 0.0))),
     )
 
 

@@ -5,6 +5,7 @@ from wqk.reporting.pictures.arcs import composition_arcs
 from wqk.reporting.pictures.distances import distance_curves
 from wqk.reporting.pictures.entries import draw_entries, matrix
 from wqk.reporting.pictures.heads import coupling
+from wqk.reporting.pictures.mismatches import mismatch_map
 from wqk.reporting.pictures.planes import rotary_planes
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "distance_curves",
     "draw_entries",
     "matrix",
+    "mismatch_map",
     "rotary_planes",
     "save_figure",
     "style",
