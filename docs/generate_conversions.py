@@ -35,7 +35,7 @@ def rows() -> Iterator[str]:
         mistake.change(tensors, config)
         originals = StateDict(*right(mistake.model), "original")
         found = same(originals, StateDict(tensors, config, "copy")).causes[0].mismatch
-        threads = ", ".join(map(_link, mistake.threads))
+        threads = ", ".join(map(_link, mistake.threads)) or "–"
         code = found.repair.split("\n")[0].split("  # ")[0]
         yield f"| {mistake.what} | {threads} | {_cell(found.reason)} | `{_cell(code)}` |"
 

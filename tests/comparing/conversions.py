@@ -1,6 +1,6 @@
-"""Mistakes that conversions make, rebuilt on tiny models from public threads that report them.
+"""Mistakes that conversions make, rebuilt on tiny models; most from public threads on them.
 
-Each row changes a right conversion as its thread tells. `tests.comparing.test_conversions` checks
+Each row changes a right conversion as its threads tell. `tests.comparing.test_conversions` checks
 that the mistake is named, and that the repair makes the two checkpoints the same; the table of the
 page "Check a conversion" is written from these rows by ``docs/generate_conversions.py``.
 
@@ -32,7 +32,8 @@ class Conversion:
     what
         What was done, in a phrase.
     threads
-        Public threads that report it, as ``owner/repository#number``.
+        Public threads that report it, as ``owner/repository#number``; none for what no thread
+        was found that says it plainly.
     model
         Of which model; a key of `CONFIGS`.
     change
@@ -211,6 +212,13 @@ def shift_layers(tensors: Tensors, config: dict[str, Any]) -> None:
                 tensors[name] = old[name.replace(f"layers.{layer}.", f"layers.{layer - 1}.")]
 
 
+def number_stages_from_0(tensors: Tensors, config: dict[str, Any]) -> None:
+    """Stages of two layers."""
+    for name in tensors:
+        if "layers.2." in name:
+            tensors[name] = tensors[name.replace("layers.2.", "layers.0.")]
+
+
 def tie_layers(tensors: Tensors, config: dict[str, Any]) -> None:
     for name in tensors:
         for layer in range(1, LAYERS):
@@ -334,7 +342,7 @@ MISTAKES: tuple[Conversion, ...] = (
     ),
     Conversion(
         "all dimensions rotated, where only some are",
-        ("Lightning-AI/litgpt#1013",),
+        ("vllm-project/vllm#43770",),
         "phi", configure(partial_rotary_factor=1.0), ROTARY, "share of rotated dimensions",
     ),
     Conversion(
@@ -392,7 +400,7 @@ MISTAKES: tuple[Conversion, ...] = (
     ),
     Conversion(
         "one tensor-parallel part loaded twice",
-        ("ai-dynamo/modelexpress#650",),
+        ("vllm-project/vllm-gguf-plugin#103",),
         "llama", edit("q", copied), "heads copied from others", "4 is a copy of 0",
     ),
     Conversion(
@@ -402,30 +410,36 @@ MISTAKES: tuple[Conversion, ...] = (
     ),
     Conversion(
         "queries and keys exchanged",
-        ("Oneflow-Inc/libai#556",),
+        (),
         "bert",
         both(swap("query.weight", "key.weight"), swap("query.bias", "key.bias")),
         "transposed", "queries and keys have changed places",
     ),
     Conversion(
         "queries and keys exchanged, their biases not",
-        ("NVIDIA-NeMo/Automodel#1410",),
+        (),
         "phi", swap("q_proj.weight", "k_proj.weight"), "transposed", "changed places",
     ),
     Conversion(
         "a square weight stored the other way round, as in Conv1D",
-        ("mosaicml/llm-foundry#624",),
+        ("AutoGPTQ/AutoGPTQ#139",),
         "bert", both(renamed("query.weight", np.transpose), renamed("key.weight", np.transpose)),
         "stored transposed", "stored transposed",
     ),
     Conversion(
         "layers off by one",
-        ("meta-pytorch/torchtune#2233",),
+        (),
         "llama", shift_layers, "another layer's weights", "has those of layer", layers=(1, 2),
     ),
     Conversion(
+        "each pipeline stage numbered from 0, so that the second has the first one's layers",
+        ("huggingface/transformers#24381",),
+        "llama", number_stages_from_0, "another layer's weights", "has those of layer 0",
+        layers=(2,),
+    ),
+    Conversion(
         "every layer loaded from the first",
-        ("huggingface/transformers#28073",),
+        (),
         "llama", tie_layers, "another layer's weights", "has those of layer 0", layers=(1, 2),
     ),
     Conversion(
@@ -437,7 +451,7 @@ MISTAKES: tuple[Conversion, ...] = (
     ),
     Conversion(
         "the fused weight joined head by head, where it is read in sections",
-        ("huggingface/transformers#35088", "Lightning-AI/litgpt#1013"),
+        ("huggingface/transformers#35088",),
         "phi3", renamed("qkv_proj.weight", lambda w: np.concatenate([
             part for g in range(G) for part in (
                 w[g * (H // G) * R : (g + 1) * (H // G) * R],

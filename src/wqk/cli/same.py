@@ -68,7 +68,9 @@ def same(
         result = compare(ref, other, on_progress=report, **options)
     display.show(result.to_dict(), *_lines(result), as_json=as_json)
     if picture:
-        save_figure(result.plot(), picture)
+        from wqk.reporting.pictures import mismatch_map
+
+        save_figure(mismatch_map(result), picture)
         display.say(f"picture: {picture}")
     if not result.same:
         context.exit(1)

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
     from typing import Unpack
 
-    from matplotlib.figure import Figure
-
     from wqk.checkpoints import Checkpoint
     from wqk.comparing.mistakes import Mismatch
     from wqk.comparing.weights import StoredBlock
@@ -160,15 +158,6 @@ class CheckpointComparison:
             f"The same attention in all {count} blocks: heads lie at most {largest:.1e} apart, "
             f"relative to their norm; the rounding of stored numbers explains {allowed:.1e}."
         )
-
-    def plot(self) -> Figure:
-        """Draw where the two differ: layers by heads, and the cause of each layer.
-
-        `TableError` if no block was compared; `MissingPackage` without matplotlib.
-        """
-        from wqk.reporting.pictures import mismatch_map
-
-        return mismatch_map(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, for JSON."""
