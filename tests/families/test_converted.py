@@ -123,11 +123,17 @@ def test_llada2_holds_queries_keys_and_values_in_one_tensor(tmp_path: Path) -> N
         return renamed
 
     edit_tensors(other, fused)
-    edit_config(other, {"model_type": "llada2_moe"})
+    # Half of the width turns, unless the configuration says otherwise.
+    turned = {"rope_type": "default", "rope_theta": 10_000.0}
+    edit_config(other, {"model_type": "llada2_moe", "rope_parameters": turned})
     assert verify(known).ok
     assert {(p.stack, p.causal, p.family) for p in wqk.open(other).plans} == {
         ("encoder", False, "llada2")
     }
+    same_blocks(known, other)
+    # The decoder that it continues.
+    edit_config(other, {"model_type": "bailing_moe_v2"})
+    assert {(p.stack, p.causal) for p in wqk.open(other).plans} == {("decoder", True)}
     same_blocks(known, other)
 
 

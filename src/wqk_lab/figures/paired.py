@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
@@ -63,7 +63,7 @@ LABELS = {
     "symmetry": "change of symmetry",
     "directionality": "change of directionality (excess)",
     "update_symmetry_excess": "update's symmetry above chance",
-    "span": "share of the update in the span before",
+    "span": "share of the update in the span",
 }
 COLORS = {"twins": BLUE, "converted": ORANGE, "contrast": GRAY, "control": OUTLIER}
 
@@ -115,8 +115,8 @@ class PairTest:
         )
         return (
             f"{what}: {self.median:+.3g} in the median of {self.pairs} pairs, {self.agree} as "
-            f"predicted, p = {self.p:.2g}, {self.corrected:.2g} of {len(TESTED)} tests; of "
-            f"{self.recipes} recipes p = {self.p_recipes:.2g}; {power}"
+            f"predicted, p = {self.p:.2g} ({self.corrected:.2g} corrected for {len(TESTED)} "
+            f"tests); of {self.recipes} recipes, p = {self.p_recipes:.2g}; {power}"
         )
 
 
@@ -272,13 +272,13 @@ def sentences(survey: PairSurvey, rows: pl.DataFrame) -> Iterator[str]:
     for relation, what in (("contrast", "nothing predicted"), ("control", "must be exactly 0")):
         layers = rows.filter(pl.col("head").is_null(), pl.col("relation") == relation)
         for (pair,), own in layers.group_by("pair", maintain_order=True):
-            change, moved = (own[name].abs().max() for name in ("symmetry", "moved"))
+            symmetry, steps = (own[name].to_numpy() for name in ("symmetry", "moved"))
+            change, moved, median = abs(symmetry).max(), steps.max(), np.median(symmetry)
             wrong = relation == "control" and (change, moved) != (0.0, 0.0)
-            values: list[Any] = [own["symmetry"].median(), change, moved]
-            said = " / ".join("–" if value is None else f"{value:.3g}" for value in values)
             yield (
-                f"{relation} ({what}): {pair}: change of symmetry, largest, moved: {said}"
-                + ("; IT MOVED" if wrong else "")
+                f"{relation} ({what}): {pair}: symmetry changed by {median:+.2g} in the median "
+                f"layer, by {change:.2g} at most; the forms moved by {moved:.2g} of their norm at "
+                "most" + ("; IT MOVED" if wrong else "")
             )
     yield from (f"skipped: {title}: {why}" for title, why in survey.problems.items())
 
@@ -303,16 +303,16 @@ def paired_panels(rows: pl.DataFrame) -> Figure:
                 marker="." if known.height == 1 else "",
             )  # fmt: skip
         axis.set_xlabel("depth (0: first layer, 1: last)")
-        axis.set_xlim(0, 1)
+        axis.set_xlim(-0.02, 1.02)
     heads = rows.filter(pl.col("head").is_not_null()).drop_nulls("update_symmetry_excess")
     grid[1, 0].scatter(heads["depth"], heads["update_symmetry_excess"], s=1, color=GRAY, zorder=0)
     for relation in dict.fromkeys(layers["relation"]):
-        grid[0, 0].plot([], [], color=COLORS[relation], label=relation)
-    grid[0, 0].legend()
+        grid[1, 1].plot([], [], color=COLORS[relation], label=relation)
+    grid[1, 1].legend(loc="lower right")
     tests = pair_tests(rows)
     for axis, quantity in zip(grid.flat, LABELS, strict=True):
         said = "; ".join(_in_short(test) for test in tests if test.quantity == quantity)
-        axis.set_title(said, fontsize=7, loc="left")
+        axis.set_title(said, fontsize=6.5, fontweight="normal", loc="left")
     note(
         figure,
         "One line for each pair; dashed: made causal, with the opposite prediction. Dots: heads. "

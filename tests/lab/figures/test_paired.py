@@ -83,6 +83,20 @@ def test_an_untrained_copy_differs_by_exactly_zero(planted: Any) -> None:
     assert any("IT MOVED" in line for line in sentences(planted[0], moved))
 
 
+def test_every_model_is_read_with_the_mask_that_it_attends_with(planted: Any) -> None:
+    frame = planted[0].scores.frame.filter(kind="self").select("checkpoint", "stack").unique()
+    stacks: dict[str, set[str]] = {}
+    for checkpoint, stack in frame.iter_rows():
+        stacks.setdefault(checkpoint, set()).add(stack)
+    for pair in planted[0].pairs:
+        if pair.after == MISSING or pair.recipe == "MLMvsCLM":  # whose class is not known
+            continue
+        if pair.relation in ("twins", "converted") and not pair.after_stack:
+            masks = ({"decoder"}, {"encoder"})
+            expected = masks if pair.expected == 1 else masks[::-1]
+            assert (stacks[pair.before], stacks[pair.after]) == expected, pair.title
+
+
 def test_a_repository_that_is_missing_is_skipped_and_said(planted: Any) -> None:
     survey, _ = planted
     assert [*survey.problems] == [p.title for p in survey.pairs if p.after == MISSING]
