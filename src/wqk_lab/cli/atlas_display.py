@@ -40,6 +40,8 @@ def print_rows(frame: pl.DataFrame, as_json: bool) -> None:
         return
     rows = once(rows)
     console = display.output()
+    if console.width < ROOM_FOR_MODELS:
+        rows = apart(rows)
     letters = marks(rows)
     columns = _columns(console.width, letters, own=any(r["source"] == "own" for r in rows))
     table = Sheet.of(*columns, text=columns.keys() - TOLERANCES.keys())
@@ -76,6 +78,26 @@ def once(rows: Sequence[Row]) -> list[dict[str, Any]]:
         names = [name for name in known["name"].split(", ") if name]
         known["name"] = ", ".join(dict.fromkeys([*names, row["name"]]))
     return list(found.values())
+
+
+def apart(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Rows whose name several checkpoints of a stack have, with the end of their id.
+
+    Examples
+    --------
+    >>> rows = [{"name": "x", "stack": "encoder", "model": f"a/x-{size}"} for size in (224, 384)]
+    >>> [row["name"] for row in apart(rows)], [row["name"] for row in apart(rows[:1])]
+    (['x (x-224)', 'x (x-384)'], ['x'])
+    """
+    named: dict[tuple[Any, Any], set[Any]] = {}
+    for row in rows:
+        named.setdefault((row["name"], row["stack"]), set()).add(row["model"])
+    return [
+        {**row, "name": f"{row['name']} ({row['model'].rpartition('/')[2]})"}
+        if len(named[row["name"], row["stack"]]) > 1 and row["model"]
+        else dict(row)
+        for row in rows
+    ]
 
 
 def _columns(width: int, letters: Mapping[str, str], own: bool) -> dict[str, Callable[[Row], str]]:
