@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from wqk.attention.coordinates import with_norm
 from wqk.comparing import mistakes
 from wqk.comparing.gains import alike, rotated
 from wqk.comparing.reorders import Reorder, steps_to, to_order, whole_heads
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 DIRECTIONS, ALIKE = 64, 0.9
 # Rows compared at a time, to bound memory.
 SOME = 512
+# Of so many rows of each side so few have to be found for all to be looked for. Where most are
+# found, those that are not have no other norm.
+FIRST, FEW, MOST = 256, 0.05, 0.5
 # A row is another one if it is more similar by this much.
 CLOSER = 1e-4
 # Factors that differ by less than this, relative to the largest, are the same.
@@ -51,12 +55,24 @@ def rows_repaired(a: StoredBlock, b: StoredBlock) -> Iterator[Attempt]:
     """The second block with its rows in the first one's order, as far as they are found."""
     # As stored; and with the norms before them folded in, on either side or on both.
     seen: list[tuple[Origins, Origins]] = []
+    marks: dict[bool, list[np.ndarray]] = {}
     for ours, theirs in ((False, False), (True, True), (True, False), (False, True)):
         if (ours or theirs) and not _has_norms(a, b):
             continue
+        if ours not in marks:
+            marks[ours] = [_sketch(_rows(side, ours)) for side in (a.query, a.key)]
+        if _found_among(marks[ours], b, theirs) < FEW:
+            continue
         sources = [_rows(a.query, ours), _rows(a.key, ours)]
         found = tuple(
-            _origins(_rows(b.side(side), theirs), sources, number, a.side(side), b.side(side))
+            _origins(
+                _rows(b.side(side), theirs),
+                sources,
+                marks[ours],
+                number,
+                a.side(side),
+                b.side(side),
+            )
             for number, side in enumerate(SIDES)
         )
         del sources
@@ -72,6 +88,8 @@ def rows_repaired(a: StoredBlock, b: StoredBlock) -> Iterator[Attempt]:
             for number, (one, side) in enumerate(zip(origins, SIDES, strict=True))
         ):
             return  # every row is in its place
+        if min((one.source >= 0).mean() for one in origins) > MOST:
+            break  # another gain would find no more
     transposed = _transposed(a, b)
     if transposed is not None:
         yield transposed
@@ -86,15 +104,32 @@ def _has_norms(a: StoredBlock, b: StoredBlock) -> bool:
     return any(w.gain is not None for block in (a, b) for w in (block.query, block.key))
 
 
-def _rows(weights: Weights, folded: bool) -> np.ndarray:
-    if not folded or weights.gain is None:
-        return weights.rows
-    weight, _ = weights.folded(True)
-    return weight.reshape(-1, weight.shape[-1])
+def _rows(weights: Weights, folded: bool, every: int = 1) -> np.ndarray:
+    """Each, or every so many, of a side's rows; with the norm before them folded in, or not."""
+    if not folded or weights.gain is None or weights.norm is None:
+        return weights.rows[::every]
+    rows = weights.factor.weight.reshape(-1, weights.rows.shape[1])[::every]
+    return np.asarray(with_norm(rows[None], None, weights.gain, None, weights.norm.kind)[0][0])
+
+
+def _found_among(marks: list[np.ndarray], b: StoredBlock, folded: bool) -> float:
+    """The share of b's rows, of a sample, that are among rows of which these are the sketches."""
+    sizes = [len(side.rows) for side in (b.query, b.key)]
+    if min(sizes) < FIRST or marks[0].shape[1] != DIRECTIONS:
+        return 1.0
+    every = [max(1, size // FIRST) for size in sizes]
+    sides = zip((b.query, b.key), every, strict=True)
+    some = np.concatenate([_sketch(_rows(side, folded, step)) for side, step in sides])
+    return float((np.abs(some @ np.concatenate(marks).T).max(axis=1) > ALIKE).mean())
 
 
 def _origins(
-    rows: np.ndarray, sources: Sequence[np.ndarray], own: int, ours: Weights, theirs: Weights
+    rows: np.ndarray,
+    sources: Sequence[np.ndarray],
+    marks: Sequence[np.ndarray],
+    own: int,
+    ours: Weights,
+    theirs: Weights,
 ) -> Origins:
     """Where rows come from: of equal ones, from their own side and place."""
     usual = _usual(ours, theirs)
@@ -109,7 +144,7 @@ def _origins(
         if own in fitting:  # rows that are in their places are taken
             silent[1 + fitting.index(own)][usual[cosine >= 1 - CLOSER]] = False
         place = _nearest(
-            _sketch(some), np.concatenate([_sketch(sources[number]) for number in fitting]),
+            _sketch(some), np.concatenate([marks[number] for number in fitting]),
             silent[0], np.concatenate(silent[1:]),
         )  # fmt: skip
         start = 0
