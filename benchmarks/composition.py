@@ -2,7 +2,7 @@
 
 From disk to table, for a model of BERT-base's shape and one of LLaMA-3-8B's (4 layers, or as many
 as asked for). Beside it the products alone that TransformerLens computes in memory, if that is
-installed, on the smaller of the two.
+installed, on the smaller of the two; otherwise its formula, in a loop over pairs of heads.
 """
 
 from __future__ import annotations
@@ -99,6 +99,37 @@ def transformer_lens(folder: Path) -> Callable[[], Any] | None:
     ]
 
 
+def loop(folder: Path) -> Callable[[], Any]:
+    """‖W R‖ / (‖W‖ ‖R‖) of all pairs, one after the other, from factors in memory.
+
+    The formula of TransformerLens's `composition_scores`, with the far factors replaced by the
+    triangles of their QR decompositions; without a zero.
+    """
+    sides: dict[str, list[np.ndarray]] = {"write": [], "q": [], "k": [], "v": []}
+    for plan in wqk.open(folder).plans:
+        for circuit, ends in (("ov", ("v", "write")), ("qk", ("q", "k"))):
+            ((_, form),) = Block(open_checkpoint(folder), plan).forms(Coordinates(circuit))
+            factors = [
+                np.broadcast_to(f, (*form.stack, *f.shape[-2:])).reshape(-1, *f.shape[-2:])
+                for f in (form.query, form.key)
+            ]
+            for end, near, far in zip(ends, factors, factors[::-1], strict=True):
+                side = near @ np.linalg.qr(far, mode="r").swapaxes(-1, -2)
+                sides[end].append(side / np.linalg.norm(side, axis=(-2, -1), keepdims=True))
+
+    def scores() -> list[float]:
+        return [
+            float(np.linalg.norm(writer.T @ reader))
+            for kind in ("q", "k", "v")
+            for later in range(1, len(sides["write"]))
+            for earlier in range(later)
+            for writer in sides["write"][earlier]
+            for reader in sides[kind][later]
+        ]
+
+    return scores
+
+
 def print_composition(place: Path, shape: Shape, rounds: int) -> None:
     """One line: pairs, seconds, and peak memory of the process so far."""
     folder = write_whole(place / f"{shape.name}-whole", shape)
@@ -106,6 +137,8 @@ def print_composition(place: Path, shape: Shape, rounds: int) -> None:
     peer = transformer_lens(folder) if shape is BERT_BASE else None
     if peer is not None:
         contenders["TransformerLens, in memory"] = peer
+    elif shape is BERT_BASE:
+        contenders["a loop over pairs, in memory, scores alone"] = loop(folder)
     pairs = shape.layers * (shape.layers - 1) // 2 * shape.heads**2
     for name, seconds in alternate(contenders, rounds).items():
         clock, processor = (estimate(values).median for values in seconds)

@@ -384,8 +384,11 @@ def outlying_dimensions(source: Source, gamma: float = 2.0) -> dict[str, np.ndar
 
 def _shares(form: BilinearForm) -> np.ndarray:
     """The share of each row in a form's squared norm, averaged over the stack."""
-    rows, norm = (np.asarray(values, np.float64) for values in (form.row_norms, form.norm))
-    shares = (rows / np.where(norm > 0, norm, 1)[..., None]) ** 2
+    rows = np.asarray(form.row_norms, np.float64)
+    norm = np.linalg.norm(
+        rows, axis=-1, keepdims=True
+    )  # the form's own: less work than `form.norm`
+    shares = (rows / np.where(norm > 0, norm, 1)) ** 2
     return np.asarray(shares.reshape(-1, shares.shape[-1]).mean(axis=0))
 
 
