@@ -146,11 +146,12 @@ def permute_heads(
     layers = np.zeros((count + 1, len(b)), np.float32)
     match = np.full(len(b), -1)
     copy = 0.0
+    relations = [_relations(block).ravel() for block in a]
     for j, block in enumerate(b):
         rows = comparable[:, j].nonzero()[0].tolist()
         if not rows or block.head_count < 2:
             continue
-        theirs = np.stack([_relations(a[i]).ravel() for i in rows], axis=1)
+        theirs = np.stack([relations[i] for i in rows], axis=1)
         theirs /= np.sqrt(len(theirs))
         own = _relations(block)
         copy += float(np.square(own).sum() / np.sqrt(own.size))
@@ -221,11 +222,13 @@ def flip_dimensions(
     match = np.full(len(b), -1)
     closest = [np.full(block.head_count, -1) for block in b]
     copy = 0.0
+    sizes = [_sizes(block) for block in a]
     for j, block in enumerate(b):
         rows = comparable[:, j].nonzero()[0].tolist()
         if not rows:
             continue
-        likeness = [_likeness(a[i], block) for i in rows]
+        own = _sizes(block)
+        likeness = [own @ sizes[i].T for i in rows]
         best = int(np.argmax([one.max(axis=1).sum() for one in likeness]))
         match[j] = rows[best]
         closest[j] = likeness[best].argmax(axis=1)
@@ -256,17 +259,19 @@ def flip_weights(
     layers = np.zeros((count + 1, len(b)), np.float32)
     match = np.full(len(b), -1)
     copy = 0.0
+    directions = [_directions(block) for block in a]
     for j, block in enumerate(b):
         rows = comparable[:, j].nonzero()[0].tolist()
         if not rows:
             continue
-        cosines = np.stack([_cosines(a[i], block) for i in rows], axis=1)
+        own = _directions(block)
+        cosines = np.stack([_cosines(directions[i], own, block) for i in rows], axis=1)
         signs = random.integers(0, 2, (count + 1, len(cosines))).astype(np.float32) * 2 - 1
         signs[0] = 1
         found = signs @ cosines
         match[j] = rows[found[0].argmax()]
         layers[:, j] = found.max(axis=1)
-        copy += float(_cosines(block, block).sum())
+        copy += float(_cosines(own, own, block).sum())
     heads = tuple(np.arange(block.head_count) for block in b)
     return Agreement(layers, match, heads, copy)
 
@@ -367,28 +372,31 @@ def _products(others: np.ndarray, block: Fingerprint) -> Float[np.ndarray, "grou
     return np.asarray(products / spread if spread > 0 else products, np.float32)
 
 
-def _cosines(a: Fingerprint, b: Fingerprint) -> Float[np.ndarray, " groups_units"]:
+def _directions(block: Fingerprint) -> list[np.ndarray]:
+    """Queries and keys of each dimension, with norm 1."""
+    return [_unit_rows(x.reshape(-1, x.shape[-1])) for x in (block.query, block.key)]
+
+
+def _cosines(
+    a: Sequence[np.ndarray], own: Sequence[np.ndarray], b: Fingerprint
+) -> Float[np.ndarray, " groups_units"]:
     """Of each unit of each key head, the sum of its dimensions' cosines in queries and keys.
 
     Divided by the root of the number of units, so that layers weigh alike.
     """
     groups, width = b.key_heads, b.head_width
     total = np.zeros((groups, width))
-    for ours, theirs in ((a.query, b.query), (a.key, b.key)):
-        rows = (_unit_rows(x.reshape(-1, x.shape[-1])) for x in (ours, theirs))
-        cosines = np.einsum("ns,ns->n", *rows)
+    for theirs, ours in zip(a, own, strict=True):
+        cosines = np.einsum("ns,ns->n", theirs, ours)
         total += cosines.reshape(groups, -1, width).sum(axis=1)
     units = total @ np.eye(b.units.max() + 1)[b.units]
     return np.asarray(units.ravel() / np.sqrt(units.size), np.float32)
 
 
-def _likeness(a: Fingerprint, b: Fingerprint) -> Float[np.ndarray, "heads_b heads_a"]:
-    """Correlation of the sizes of the units' products, which signs do not change."""
-    ours, theirs = (
-        np.sqrt(np.square(x.grams).sum(axis=(-2, -1))).reshape(x.head_count, -1) for x in (b, a)
-    )
-    ours, theirs = (_unit_rows(x - x.mean(axis=1, keepdims=True)) for x in (ours, theirs))
-    return np.asarray(ours @ theirs.T)
+def _sizes(block: Fingerprint) -> Float[np.ndarray, "heads products"]:
+    """The sizes of the products of units, which signs do not change, as heads are correlated by."""
+    sizes = np.sqrt(np.square(block.grams).sum(axis=(-2, -1))).reshape(block.head_count, -1)
+    return _unit_rows(sizes - sizes.mean(axis=1, keepdims=True))
 
 
 def _unit_rows(rows: np.ndarray) -> np.ndarray:
