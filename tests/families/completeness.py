@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from wqk.families import AttentionPlan, Family
 
 # Their stacks are told apart by the names of tensors.
-NAMED_BY_TENSORS = {"edgetam-mask-decoder", "gemma3-text", "timesformer", "videoprism-vision-model"}
-# Their configurations do not say how many layers there are.
-UNCOUNTED = {"mobilevit"}
+NAMED_BY_TENSORS = {"edgetam-mask-decoder", "timesformer", "videoprism-vision-model"}
+# Their configurations do not say how many layers have tensors.
+UNCOUNTED = {"albert", "mask2former", "mobilevit"}
 # Keys of other families, which a configuration may hold without meaning anything.
 STRAY = {"num_key_value_heads": 1}
 
@@ -52,8 +52,8 @@ def _circuit(checkpoint: Checkpoint, plans: list[AttentionPlan]) -> Iterator[str
 def _stacks(tensors: Iterable[str], plans: list[AttentionPlan], family: Family) -> Iterator[str]:
     """Stacks that share a name, and decoders that see what comes."""
     for plan in plans:
-        named = plan.stack in {rule.stack for rule in family.attention}
-        if not named and family.name not in NAMED_BY_TENSORS:
+        made_up = "-" in plan.stack and plan.stack not in {r.stack for r in family.attention}
+        if made_up and family.name not in NAMED_BY_TENSORS:
             yield f"{plan.stack} has its name from its tensors: another attention has its place"
     alone = {(plan.stack, plan.kind) for plan in plans} == {("decoder", "self")}
     encoded = any(name.startswith("encoder.") for name in tensors)

@@ -120,10 +120,78 @@ def test_the_family_is_what_the_model_computes(name: str, tmp_path: Path) -> Non
     family = find_family(checkpoint)
     assert name in family.name.split(" + ")
     with np.errstate(all="ignore"):  # of what a model normalizes to nothing
-        found = [f for f in faults(record, checkpoint, family) if not f.startswith(WEAK)]
+        every = faults(record, checkpoint, family)
+    assert any(" feeds " in fault for fault in every) == (name in UNFED)
+    found = [fault for fault in every if not fault.startswith(WEAK)]
     assert any(map(is_unseen, found)) == (name in BY_LAYERS)
     assert [fault for fault in found if not is_unseen(fault)] == []
     assert omissions(checkpoint, family) == []
+
+
+# Norms are seen to feed some of their queries or keys that their files do not name.
+UNFED = [
+    "altclip",
+    "altclip-text-model",
+    "bigbird-pegasus",
+    "blip-2-qformer",
+    "blip-text-model",
+    "canine",
+    "clap-audio-model",
+    "clvp-encoder",
+    "cohere-asr",
+    "cohere-compass-vision",
+    "cosmos3-edge",
+    "deepseek-ocr2-sam-vision-model",
+    "dots3-note-vision-encoder",
+    "efficientloftr",
+    "eomt-dinov3",
+    "exaone4-5-vision",
+    "fastspeech2-conformer",
+    "glm-image-vision",
+    "glm5-next-vision",
+    "glpn",
+    "got-ocr2-vision",
+    "granite-speech-encoder",
+    "gte",
+    "hy-v4",
+    "informer",
+    "instructblip-qformer",
+    "instructblipvideo-qformer",
+    "jina-embeddings-v3",
+    "kimi-k25-vision",
+    "layoutlmv3",
+    "led",
+    "lilt",
+    "llama4-vision",
+    "lxmert",
+    "mimi",
+    "mllama-vision-model",
+    "mobilevit",
+    "moonshine",
+    "moonshine-streaming",
+    "moonshine-streaming-encoder",
+    "nllb-moe",
+    "parakeet-encoder",
+    "pe-audio-encoder",
+    "prophetnet",
+    "pvt-v2",
+    "qwen2-5-omni-vision-encoder",
+    "radio",
+    "sapiens2",
+    "timesformer",
+    "tipsv2-text-model",
+    "tipsv2-vision-model",
+    "ultrabert",
+    "unlimited-ocr-sam-vision-model",
+    "unlimited-ocr-vision-encoder",
+    "videoprism-text-model",
+    "videoprism-vision-model",
+    "vitdet",
+    "vjepa2",
+    "wav2vec2-bert",
+    "wav2vec2-conformer",
+    "xclip-vision-model",
+]
 
 
 def is_unseen(fault: str) -> bool:

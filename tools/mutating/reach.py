@@ -34,7 +34,7 @@ def _of_family(name: str) -> list[list[str]]:
     if known in ELSEWHERE:
         calls.append([str(TESTS / ELSEWHERE[known])])
     if architectures := _architectures().get(known):
-        calls.append([*PROOFS, "-k", " or ".join(f"[{a}] or {a}" for a in architectures)])
+        calls.append([*PROOFS, "-k", " or ".join(f"[{a}] or [{a}:" for a in architectures)])
     return [*calls, [f"tests/families/{file}.py" for file in FAMILIES]]
 
 
