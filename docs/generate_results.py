@@ -92,13 +92,15 @@ def kept_table() -> list[str]:
 
 
 def _conditions_table(rows: pl.DataFrame, column: str, heads: list[str]) -> list[str]:
-    """Mean and half the width of its 95 % interval, by text and condition."""
+    """Mean and half the width of its 95 % interval (none for one seed), by text and condition."""
     lines = [f"| text | continued from | loss | attention | {' | '.join(heads)} |"]
     lines.append(f"|:--|:--|:--|:--|{'--:|' * len(heads)}")
     keys = ["corpus", "origin", "loss", "attention"]
     for key, group in rows.group_by(keys, maintain_order=True):
         cells = [
-            f"{value:+.2f} ± {(high or value) - value:.2f}".replace("-", "−")
+            (f"{value:+.2f}" + (f" ± {high - value:.2f}" if high is not None else "")).replace(
+                "-", "−"
+            )
             for value, high in group.sort(column).select("value", "high").rows()
         ]
         named = [str(name).replace(", ", " → ") for name in key]
