@@ -61,7 +61,9 @@ ELSEWHERE = {
     **dict.fromkeys(
         ["gguf-gpt2", "gguf-llama", "gguf-neox", "gguf-qwen"], "checkpoints/test_gguf.py"
     ),
-    **dict.fromkeys(["llada", "llada2", "t5gemma2-decoder"], "families/test_converted.py"),
+    **dict.fromkeys(
+        ["bailing-moe-v2", "llada", "llada2", "t5gemma2-decoder"], "families/test_converted.py"
+    ),
     **dict.fromkeys(
         ["llama-original", "megatron", "modded-nanogpt", "nanogpt"], "checkpoints/test_formats.py"
     ),
