@@ -74,6 +74,8 @@ def test_the_cheaper_way_is_taken():
         factors = dice.standard_normal((2, heads, 1, width, rank), np.float32)
         return [chaining.end(BilinearForm(*factors))]
 
-    assert overlaps.tiles_pay(ends(64, 16, 40), ends(64, 16, 40))
-    assert not overlaps.tiles_pay(ends(64, 4, 40), ends(64, 4, 40))  # 2 R² < D
-    assert not overlaps.tiles_pay(ends(64, 16, 1), ends(64, 16, 1))  # too few to make tiles for
+    one = [(0, 0)]
+    assert overlaps.tiles_pay(ends(64, 16, 80), ends(64, 16, 80), one)
+    assert not overlaps.tiles_pay(ends(64, 4, 80), ends(64, 4, 80), one)  # 2 R² < D
+    assert not overlaps.tiles_pay(ends(64, 16, 1), ends(64, 16, 1), one)  # too few to make any for
+    assert not overlaps.tiles_pay(ends(64, 16, 80), ends(64, 16, 80), [])

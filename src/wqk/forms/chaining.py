@@ -228,17 +228,15 @@ def chain_all(
         pairs = [pair for pair in wanted if len(readers[pair[1]].columns) == width]
         rows, columns = (sorted(set(numbers)) for numbers in zip(*pairs, strict=True))
         some = [writers[i] for i in rows], [readers[j] for j in columns]
-        if not overlaps.tiles_pay(*some):
+        places = [(rows.index(i), columns.index(j)) for i, j in pairs]
+        if not overlaps.tiles_pay(*some, places):
             continue
         fed = [[rows.index(i) for i, j in pairs if j == column] for column in columns]
         squares = overlaps.by_tiles(*some, [(min(one), max(one) + 1) for one in fed], threads)
         starts = [np.cumsum([0, *(one.heads for one in ends)]) for ends in some]
-        for i, j in pairs:
-            at = [
-                slice(start[n], start[n + 1])
-                for start, n in zip(starts, (rows.index(i), columns.index(j)), strict=True)
-            ]
-            tiled[i, j] = squares[at[0], at[1]]
+        for pair, place in zip(pairs, places, strict=True):
+            at = [slice(start[n], start[n + 1]) for start, n in zip(starts, place, strict=True)]
+            tiled[pair] = squares[at[0], at[1]]
     with ThreadPoolExecutor(threads) as pool:
         return list(
             pool.map(

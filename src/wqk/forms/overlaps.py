@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 # Rows and columns of a tile: 64 kB for each head.
 TILE = 128
 
+# How many times as long as in cores an operation takes in tiles, whose products are smaller.
+SLOWER = 1.5
+
 # Pairs are left to their cores if rounding could change a score by more than this, or by more than
 # this many of its standard deviations.
 PRECISION, DEVIATIONS = 2e-6, 1e-3
@@ -74,23 +77,22 @@ def uncertain(
     )
 
 
-def tiles_pay(writers: Sequence[End], readers: Sequence[End]) -> bool:
-    """Whether tiles take fewer operations than cores for all pairs of these stacks."""
+def tiles_pay(
+    writers: Sequence[End], readers: Sequence[End], wanted: Sequence[tuple[int, int]]
+) -> bool:
+    """Whether tiles take less time than cores for these pairs of stacks, by their operations."""
     width = len(writers[0].columns)
-    heads = [sum(one.heads for one in ends) for ends in (writers, readers)]
-    ranks = [one.columns.shape[1] // one.heads for one in writers]
-    making = width**2 * sum(
-        one.heads * one.columns.shape[1] // (one.heads if one.mix is None else len(one.mix))
-        for one in (*writers, *readers)
-    )
-    columns = [sum(one.columns.shape[1] for one in ends) for ends in (writers, readers)]
-    mixing = sum(
-        2 * columns[0] * one.heads * one.mix.shape[-2] * one.mix.shape[-1]
-        for one in readers
-        if one.mix is not None
-    )
-    cores = 2 * width * columns[0] * columns[1] + mixing
-    return bool(ranks) and making + width**2 * heads[0] * heads[1] < cores
+    cores, tiles = 0.0, 0.0
+    for i, j in wanted:
+        columns, reader = writers[i].columns.shape[1], readers[j]
+        cores += 2 * width * columns * reader.columns.shape[1]
+        if reader.mix is not None:
+            cores += 2 * columns * reader.heads * reader.mix.shape[-2] * reader.mix.shape[-1]
+        tiles += width**2 * writers[i].heads * reader.heads
+    for one in (*writers, *readers):
+        factors = one.heads if one.mix is None else len(one.mix)
+        tiles += width**2 * one.heads * (one.columns.shape[1] // factors)
+    return SLOWER * tiles < cores
 
 
 def by_tiles(

@@ -89,8 +89,9 @@ _PRINTED = {
     "status": ("status", "status"),
 }
 
-# Bytes of a checkpoint's factors that are in memory at a time.
-MEMORY = 800_000_000
+# Bytes of a checkpoint's factors that are kept if all fit; otherwise this share of them is held of
+# blocks that write, and as much of those that read.
+MEMORY, BATCH = 800_000_000, 0.75
 
 # Pairs that a terminal shows, and the corrected p below which they are counted.
 SHOWN = 20
@@ -428,13 +429,13 @@ def _pairs(
                 if kind == "write":
                     writers.append((plan, end))
                     held += end.columns.nbytes
-                    last = place + 1 if held > MEMORY // 2 else last
+                    last = place + 1 if held > BATCH * MEMORY else last
                     continue
                 # Between streams of two widths lies a projection that is not known here.
                 fed = [n for n in fed if len(writers[n][1].columns) == len(end.columns)]
                 readers.append(_Reader(kind, plan, end, fed))
                 waiting += end.columns.nbytes
-            if waiting > MEMORY // 2 or place + 1 == len(plans):
+            if waiting > BATCH * MEMORY or place + 1 == len(plans):
                 yield from _chained(writers, readers)
                 readers, waiting = [], 0
             if on_progress and place < last:
