@@ -81,11 +81,13 @@ ACCESSIBLE = {
     '<aside class="sidebar-drawer">': '<aside class="sidebar-drawer" aria-label="Pages">',
     '<aside class="toc-drawer">': '<aside class="toc-drawer" aria-label="On this page">',
     "<pre>": '<pre tabindex="0">',
-    '<div class="table-wrapper ': '<div tabindex="0" role="region" aria-label="Table" '
+    '<div class="table-wrapper ': '<div tabindex="0" role="group" aria-label="Table" '
     'class="table-wrapper ',
     "<noscript>": '<h1 class="visually-hidden">Search</h1><noscript>',
 }
 # A corner of a table above row names is no heading.
+WIDE_PICTURE = re.compile(r'<img [^>]*(?:class="paper"|style="width: \d+%;")[^>]*>')
+SCROLLED = '<span class="scrolled" tabindex="0" role="group" aria-label="Picture">{}</span>'
 EMPTY_HEADING = re.compile(r'<th class="head[^"]*"><p></p></th>')
 
 
@@ -95,6 +97,8 @@ def make_accessible(app: Any, exception: Exception | None) -> None:
         text = before = page.read_text(encoding="utf-8")
         for found, replacement in ACCESSIBLE.items():
             text = text.replace(found, replacement)
+        if 'class="scrolled"' not in text:
+            text = WIDE_PICTURE.sub(lambda found: SCROLLED.format(found[0]), text)
         text = EMPTY_HEADING.sub("<td></td>", text)
         if text != before:
             page.write_text(text, encoding="utf-8")

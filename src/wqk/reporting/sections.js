@@ -177,10 +177,16 @@ function courseCurve(group, layers, column, score, courses) {
 function drawRuns() {
   const all = DATA.losses;
   const kinds = [...new Set(all.map(({kind}) => kind))];
+  const several = new Set(all.map(({name}) => name)).size > 1;
+  const named = several ? {
+    showlegend: true,
+    legend: {orientation: 'h', x: 0, y: 1, yanchor: 'bottom'},
+    margin: {l: 44, r: 8, t: 44, b: 40},
+  } : {};
   panels(document.getElementById('losses'), kinds, (kind) => ({
     caption: kind === 'symmetry' ? 'median symmetry' : kind,
     traces: all.filter((curve) => curve.kind === kind).flatMap(lossCurve),
-    layout: layout(axis('step', {zeroline: false}), axis(kind === 'symmetry' ? '' : 'nats')),
+    layout: layout(axis('step', {zeroline: false}), axis(kind === 'symmetry' ? '' : 'nats'), named),
   }));
 }
 
