@@ -63,6 +63,8 @@ SHOWN = {
     "directionality_excess": "directionality (excess)",
 }
 COLORS = (GRAY, BLUE, GREEN, ORANGE, "black", PURPLE, SKY, YELLOW)
+# Intervals of fewer seeds are so wide that nothing else could be seen beside them.
+ENOUGH = 3
 ATTENTION = {"encoder": "full", "decoder": "causal"}
 
 
@@ -201,7 +203,10 @@ def dose_curves(rows: pl.DataFrame) -> Figure:
         axis.set_xlabel("step of conversion")
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=2)
-    note(figure, "Means over layers and seeds; bands: 95 % intervals over seeds.")
+    note(
+        figure,
+        "Means over layers and seeds; bands: 95 % intervals over seeds, from three seeds on.",
+    )
     return figure
 
 
@@ -211,7 +216,7 @@ def _draw(axis: Axes, curves: pl.DataFrame, condition: tuple[str, ...], color: s
     look: dict[str, Any] = {"color": color, "linestyle": "-" if origin == "decoder" else "--"}
     label = f"{origin.replace(', ', ' → ')}: {loss} loss, {attention} attention"
     axis.plot(curve["step"], curve["value"], label=label, marker="o", markersize=2, **look)
-    known = curve.drop_nulls("low")
+    known = curve.filter(pl.col("seeds") >= ENOUGH)
     axis.fill_between(
         known["step"], known["low"], known["high"], color=color, alpha=0.1, linewidth=0
     )

@@ -72,13 +72,22 @@ def test_loss_and_mask_are_chosen_apart(
     assert any(not np.array_equal(after[name], weights(out, 6)[name]) for name in after)
 
 
-def test_blocks_go_on_where_the_parent_s_ended(decoder: Run, corpus: TokenStore) -> None:
-    recipe = continued(Recipe.from_json(decoder.recipe), "decoder-1", {})
+def test_blocks_go_on_where_the_parent_s_ended(
+    decoder: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = continued(Recipe.from_json(decoder.recipe), "decoder-1", {"steps": 3})
     assert recipe.batches_before == 6
-    assert continued(recipe, "child-1", {"steps": 3}).batches_before == 12
-    rows = Rows.of(corpus, "train", recipe)
-    first = [rows.drawn(8, seed=1, index=index) for index in (0, recipe.batches_before)]
-    assert not np.array_equal(*first)
+    assert continued(recipe, "child-1", {}).batches_before == 9
+    drawn: list[int] = []
+    plain = Rows.drawn
+
+    def noted(self: Rows, batch: int, *, seed: int, index: int) -> np.ndarray:
+        drawn.append(index)
+        return plain(self, batch, seed=seed, index=index)
+
+    monkeypatch.setattr(Rows, "drawn", noted)
+    train(recipe, None, tmp_path / "child", parent=decoder.folder)
+    assert drawn[:3] == [6, 7, 8]
 
 
 def test_a_killed_child_resumes_to_the_same_bits(
