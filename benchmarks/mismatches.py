@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.generate import LLAMA_3_8B, write_checkpoint
 from benchmarks.rounds import alternate, estimate
-from wqk import same, scan
+from wqk import open_checkpoint, same, scan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,12 +67,31 @@ CHANGES: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
 }  # fmt: skip
 
 
+def add_norms(folder: Path, layers: int) -> None:
+    """Gains of the norms before attention, in a file beside the weights'."""
+    from safetensors.numpy import save_file
+
+    random = np.random.default_rng(3)
+    gains = {
+        f"model.layers.{layer}.input_layernorm.weight": np.asarray(
+            1 + 0.3 * random.standard_normal(LLAMA_3_8B.width), np.float32
+        )
+        for layer in range(layers)
+    }
+    files = dict.fromkeys(open_checkpoint(folder).tensors(), "weights.safetensors")
+    (folder / "model.safetensors").rename(folder / "weights.safetensors")
+    save_file(gains, folder / "norms.safetensors")
+    index = {"weight_map": files | dict.fromkeys(gains, "norms.safetensors")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+
+
 def write(place: Path, layers: int) -> Path:
     """The first checkpoint, and beside it what it is compared with."""
     shape = replace(LLAMA_3_8B, layers=layers, rest=0)
     for name in ("original", *NAMES):
         change = CHANGES.get(name, lambda weight, heads: weight)
         write_checkpoint(place / name, shape, int(name == "unrelated"), change)
+        add_norms(place / name, layers)
     path = place / "base" / "config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps(config | {"rope_theta": 5e5}), encoding="utf-8")
