@@ -171,7 +171,7 @@ def chain(writer: End, reader: End, tiled: np.ndarray | None = None) -> Chained:
     reader
         The end of the forms that read.
     tiled
-        ‖wᵀ r‖² of every pair by `overlaps.by_tiles`, where that is known; those that rounding may
+        ‖wᵀ r‖² of every pair by `wqk.forms.overlaps.by_tiles`, where known; those that rounding may
         have changed are computed again from their cores.
 
     Raises
