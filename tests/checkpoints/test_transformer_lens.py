@@ -108,6 +108,7 @@ def test_queries_keys_and_outputs_are_those_that_it_computes() -> None:
         assert block.plan.scale == pytest.approx(R**-0.5)
         assert block.plan.stack == "decoder"
         assert block.plan.causal
+        assert block.plan.family == "transformer-lens"
 
 
 @pytest.mark.parametrize("ending", ["pt", "safetensors"])

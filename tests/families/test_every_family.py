@@ -69,6 +69,7 @@ ELSEWHERE = {
     ),
     "mistral4": "families/test_hybrids.py",
     "mobilellm": "families/test_plans.py",
+    "transformer-lens": "checkpoints/test_transformer_lens.py",
     "zamba2": "families/test_models_of_today.py",
 }
 
