@@ -318,6 +318,7 @@ def test_speed_runs_of_nanogpt_tell_their_heads_in_their_code(
             wqk.scan(tmp_path)
         return
     table = wqk.scan(tmp_path / "state_step000009.pt")
+    assert set(table.frame["family"]) == {"modded-nanogpt"}
     assert set(table.frame["heads"]) == {reads}
     assert set(table.frame["status"]) <= {"partial", "partial, random-looking"}
     x = draw(5, 48, seed=9).double()
