@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import polars as pl
 import pytest
 import torch
-from tests.live.models import SIZES
+from tests.live.models import SIZES, bert
 from tests.live.test_monitor import same
 from transformers import (
     BertConfig,
@@ -240,3 +241,74 @@ def test_a_clip_that_is_no_limit_is_refused_at_once(tmp_path: Path) -> None:
         wqk.ScoreCallback(tmp_path, clip=0).attach(trainer(tmp_path))
     with pytest.raises(RunError, match="every N steps"):
         wqk.ScoreCallback(tmp_path, clip=1.0, clip_every=0).attach(trainer(tmp_path))
+
+
+class Loud:
+    """A Trainer that keeps what is logged through it, and resets its flag as Trainers do."""
+
+    def __init__(self, control: SimpleNamespace) -> None:
+        self.logged: list[dict[str, float]] = []
+        self.control = control
+
+    def log(self, values: dict[str, float]) -> None:
+        self.logged.append(values)
+        self.control.should_log = False
+
+
+def by_hand(folder: Path, **options: Any) -> tuple[wqk.ScoreCallback, Any, Any, Any, Any]:
+    """A callback without a Trainer's loop: it, its arguments, and who hears its logs."""
+    args = SimpleNamespace(report_to=[], load_best_model_at_end=False)
+    control = SimpleNamespace(should_log=True, should_training_stop=False)
+    callback = wqk.ScoreCallback(folder, **options)
+    callback._trainer = Loud(control)
+    return callback, args, SimpleNamespace(global_step=0, max_steps=9), control, callback._trainer
+
+
+def test_medians_are_logged_when_due_and_after_the_last_step(tmp_path: Path) -> None:
+    callback, args, state, control, heard = by_hand(tmp_path, every=4)
+    callback.on_train_begin(args, state, control, model=bert())
+    for step in range(1, 8):
+        state.global_step = step
+        control.should_training_stop = step == 7
+        control.should_log = step % 2 == 0
+        callback.on_step_end(args, state, control)
+        assert control.should_log == (step % 2 == 0)  # as the Trainer wants it
+    assert len(heard.logged) == 3
+    assert "wqk/clipped_heads" not in heard.logged[0]
+    callback.on_train_end(args, state, control)
+    assert steps(tmp_path) == [0, 4, 7]
+
+
+@pytest.mark.parametrize(("best", "seen"), [(False, [0, 3]), (True, [0])])
+def test_a_run_that_ends_early_is_scored_unless_its_best_model_is_back(
+    best: bool, seen: list[int], tmp_path: Path
+) -> None:
+    callback, args, state, control, _ = by_hand(tmp_path, every=100)
+    callback.on_train_begin(args, state, control, model=bert())
+    state.global_step, args.load_best_model_at_end = 3, best
+    callback.on_train_end(args, state, control)
+    assert steps(tmp_path) == seen
+
+
+def test_clipped_heads_are_counted_between_entries_of_the_log(tmp_path: Path) -> None:
+    callback, args, state, control, heard = by_hand(tmp_path, every=2)
+    callback.on_train_begin(args, state, control, model=bert())
+    callback._clip, clipped = 1.0, {1: 3, 2: 2, 3: 0, 4: 1}
+    callback._clipper = lambda step: [None] * clipped[step]  # type: ignore[assignment]
+    for step in clipped:
+        state.global_step = step
+        callback.on_step_end(args, state, control)
+    assert [one["wqk/clipped_heads"] for one in heard.logged[1:]] == [5.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("report_to", "attached", "told"),
+    [(["x"], False, True), ([], False, False), (["x"], True, False)],
+)
+def test_loggers_that_hear_nothing_are_told(
+    report_to: list[str], attached: bool, told: bool, tmp_path: Path, caplog: Any
+) -> None:
+    callback, args, state, control, heard = by_hand(tmp_path, every=2)
+    args.report_to, callback._trainer = report_to, heard if attached else None
+    callback.on_train_begin(args, state, control, model=bert())
+    assert ("without attach(trainer)" in caplog.text) == told
