@@ -35,7 +35,17 @@ def _of_family(name: str) -> list[list[str]]:
         calls.append([str(TESTS / ELSEWHERE[known])])
     if architectures := _architectures().get(known):
         calls.append([*PROOFS, "-k", " or ".join(f"[{a}] or [{a}:" for a in architectures)])
-    return [*calls, [f"tests/families/{file}.py" for file in FAMILIES]]
+    from wqk.families.family import families
+
+    words = {known, *families()[known].model_types}
+    quoted = re.compile(rf"""["']({"|".join(map(re.escape, words))})["']""")
+    counts = {f: len(quoted.findall(f.read_text(encoding="utf-8"))) for f in _files()}
+    named = sorted((f for f in counts if counts[f]), key=lambda f: -counts[f])[:MOST]
+    return [*calls, [*map(str, named), *(f"tests/families/{file}.py" for file in FAMILIES)]]
+
+
+def _files() -> list[Path]:
+    return sorted(f for f in TESTS.rglob("test_*.py") if f.name != "test_every_family.py")
 
 
 @cache
@@ -66,7 +76,7 @@ def _of_code(path: Path) -> list[list[str]]:
         file: len(words.findall(file.read_text(encoding="utf-8")))
         + 10 * file.is_relative_to(beside)
         + 100 * (file.stem == f"test_{path.stem}")
-        for file in TESTS.rglob("test_*.py")
+        for file in _files()
     }
     named = sorted((f for f, n in counts.items() if n), key=lambda f: -counts[f])
     near = [f for f in named if counts[f] >= 100 or (counts[f] > 10 and f.is_relative_to(beside))]
