@@ -13,7 +13,7 @@ from wqk.errors import WqkError
 from wqk.families import plan_attention
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from wqk.checkpoints import Checkpoint
     from wqk.families import AttentionPlan, Family
@@ -31,7 +31,7 @@ def omissions(checkpoint: Checkpoint, family: Family) -> list[str]:
     plans = plan_attention(checkpoint, family)
     return [
         *_circuit(checkpoint, plans),
-        *_stacks(checkpoint.tensors(), plans, family),
+        *_stacks(plans, family),
         *_strays(checkpoint, family, plans),
         *_truncation(checkpoint, family, plans),
     ]
@@ -49,15 +49,18 @@ def _circuit(checkpoint: Checkpoint, plans: list[AttentionPlan]) -> Iterator[str
             yield f"{beside['output']} is no output"
 
 
-def _stacks(tensors: Iterable[str], plans: list[AttentionPlan], family: Family) -> Iterator[str]:
+def _stacks(plans: list[AttentionPlan], family: Family) -> Iterator[str]:
     """Stacks that share a name, and decoders that see what comes."""
     for plan in plans:
         made_up = "-" in plan.stack and plan.stack not in {r.stack for r in family.attention}
         if made_up and family.name not in NAMED_BY_TENSORS:
             yield f"{plan.stack} has its name from its tensors: another attention has its place"
+        crossing = plan.kind == "cross" and plan.stack == "encoder"
+        if crossing and any(other.stack == "decoder" for other in plans):
+            yield "an encoder attends to a decoder"
     alone = {(plan.stack, plan.kind) for plan in plans} == {("decoder", "self")}
-    encoded = any(name.startswith("encoder.") for name in tensors)
-    if alone and not encoded and not any(plan.causal for plan in plans):
+    named = any("decoder" in plan.query.tensor for plan in plans)
+    if alone and not named and not any(plan.causal for plan in plans):
         yield "a decoder alone sees what comes"
 
 
