@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from tests.families.architectures import NAMED
 from tests.families.proving import edit_config, save
 
@@ -82,3 +83,15 @@ def test_a_configuration_is_not_made_up(tmp_path: Path) -> None:
     torch.save(held, tmp_path / "trained" / "last.ckpt")
     with pytest.raises(CheckpointError, match=r"there is no config\.json"):
         verify(tmp_path / "trained")
+
+
+def test_a_model_that_predicts_several_tokens_at_once_is_compared_in_its_first_stream(tmp_path):
+    config = transformers.ProphetNetConfig(
+        vocab_size=64, hidden_size=32, max_position_embeddings=64,
+        encoder_ffn_dim=32, num_encoder_layers=1, num_encoder_attention_heads=4,
+        decoder_ffn_dim=32, num_decoder_layers=2, num_decoder_attention_heads=2,
+    )  # fmt: skip
+    transformers.ProphetNetModel(config).save_pretrained(tmp_path)
+    blocks = [b for b in wqk.verify(tmp_path).blocks if (b.stack, b.kind) == ("decoder", "self")]
+    assert len(blocks) == 2
+    assert all(block.form_difference < 1e-9 for block in blocks)

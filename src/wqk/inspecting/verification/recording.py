@@ -208,8 +208,13 @@ def _attach(
         attention = call.attention.numpy()
         if attention.ndim == 3:
             attention = attention.reshape(-1, plan.query.heads, *attention.shape[-2:])
-        x = x.reshape(-1, attention.shape[-2], x.shape[-1])
-        y = y.reshape(-1, attention.shape[-1], y.shape[-1])
+        # ProphetNet predicts several tokens at once, in streams behind the one that attends here.
+        x, y = (
+            side[:, :count]
+            if side.ndim == 3 and len(side) == len(attention)
+            else side.reshape(-1, count, side.shape[-1])
+            for side, count in zip((x, y), attention.shape[-2:], strict=True)
+        )
         queries = None if call.queries is None else call.queries.numpy()
         term = _term_of(call.module, plan, call.arguments, queries, latest)
         given: Any = call.arguments.get("attention_mask")
