@@ -299,8 +299,9 @@ def test_long_norms_and_many_images_are_made_smaller_without_losing_peaks(tmp_pa
 # What cannot be written
 
 
-@pytest.mark.parametrize("tables", [[], [ScoreTable.from_rows([])]])
-def test_a_report_of_nothing(tables, tmp_path):
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_report_of_nothing(count, tmp_path):
+    tables = [ScoreTable.from_rows([])] * count
     with pytest.raises(TableError, match="at least one row"):
         wqk.write_report(tables, tmp_path / "report.html")
     assert not list(tmp_path.iterdir())
