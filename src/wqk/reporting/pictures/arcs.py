@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from wqk._style import BLUE, GRAY, ORANGE, PAGE, new_figure, style
+from wqk._style import GRAY, PAGE, SKY, YELLOW, new_figure, style
 from wqk.errors import TableError
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
-KINDS = {"q": (BLUE, "queries"), "k": (ORANGE, "keys"), "v": (GRAY, "values")}
+KINDS = {"q": (SKY, "queries"), "k": (YELLOW, "keys"), "v": (GRAY, "values")}
 
 # Arcs that are labeled, from the strongest on.
 LABELED = 6
