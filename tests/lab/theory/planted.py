@@ -28,7 +28,7 @@ from tests.lab.theory.planting import (
 
 from wqk.forms import BilinearForm
 from wqk.forms.scores import directionality
-from wqk_lab.theory import bounds, optimizer, study, tails
+from wqk_lab.theory import bounds, optimizer, studying, tails
 from wqk_lab.theory.evidence import Evidence
 from wqk_lab.theory.gradients import LayerGradient
 from wqk_lab.theory.text import Text
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 Random = np.random.Generator
 Case = Callable[[int], Any]  # what is planted, from a seed
 
-STATEMENTS = {f"{s.number}: {s.says}": s for s in (*study.STATEMENTS, *optimizer.RUN_STATEMENTS)}
+STATEMENTS = {f"{s.number}: {s.says}": s for s in (*studying.STATEMENTS, *optimizer.RUN_STATEMENTS)}
 
 
 def find(number: str, part: str = "") -> str:
