@@ -428,7 +428,7 @@ def test_other_libraries_take_the_table():
 def test_a_prompt_and_a_notebook_show_what_the_command_shows(monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     table = wqk.scan(wqk.demo_model("encoder"), heads=False)
-    shown = run("scan", str(wqk.demo_model("encoder"))).stdout
+    shown = run("scan", wqk.demo_model("encoder"), width=100).stdout
     assert repr(table) == str(table)
     lines = [line.rstrip() for line in shown.strip("\n").splitlines()]
     assert "\n".join(lines).startswith(repr(table))
