@@ -89,7 +89,7 @@ def test_what_has_none_is_said() -> None:
     attention = attention_of("llama")
     moments, _ = drawn(1, 2, 0)
     with pytest.raises(FormError, match="share must be"):
-        likely_ceilings(attention, moments, 8, share=0)
+        likely_ceilings(attention, moments, 8, share=0.0)
     with pytest.raises(FormError, match="moments must be of 24 dimensions"):
         likely_ceilings(attention, Moments(np.zeros(3), np.eye(3)), 8)
     normalized = wqk.open(build(NAMED["qwen3"]))[0]

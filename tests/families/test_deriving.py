@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
 pytest.importorskip("transformers")
 
@@ -77,7 +78,8 @@ def test_a_family_is_written_as_it_was_read(name: str) -> None:
     family = families()[name]
     tables = [rule_table(rule) for rule in family.attention]
     again = parse_family(family_text(name, family.model_types, tables), name)
-    assert again.attention == family.attention
+    # A guess is written as a claim.
+    assert again.attention == tuple(replace(rule, guess="") for rule in family.attention)
 
 
 @pytest.fixture(scope="module")

@@ -76,10 +76,10 @@ def test_exports_hold_the_rows(table, tmp_path):
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
-        ("report", r"wqk.write_report\(table, path\)"),
+        ("report", r"wqk.report\(table, path\)"),
         ("columns", "frame.columns"),
         ("sort", "frame.sort"),
-        ("layer", "layers"),
+        ("layer", r"table\[layer\]"),
         ("to_panda", "to_pandas"),
     ],
 )

@@ -252,7 +252,7 @@ def unread_format(name: str) -> str | None:
     Examples
     --------
     >>> unread_format("model.onnx")
-    'ONNX; use the original safetensors checkpoint'
+    'ONNX; a graph whose weights may be folded and renamed; use the checkpoint it was exported from'
     """
     for pattern, what, remedy in UNREAD_FORMATS:
         if re.fullmatch(pattern, name):

@@ -125,7 +125,10 @@ def load_parent(parent: Parent, model: PreTrainedModel) -> None:
     try:
         with quiet():
             saved, report = type(model).from_pretrained(
-                parent.checkpoint, dtype=torch.float32, output_loading_info=True
+                parent.checkpoint,
+                dtype=torch.float32,
+                output_loading_info=True,
+                trust_remote_code=False,
             )
         wrong = [*report["missing_keys"], *report["unexpected_keys"], *report["mismatched_keys"]]
         if not wrong:

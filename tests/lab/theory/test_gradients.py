@@ -34,7 +34,7 @@ REFUSALS = {
         "apertus", "cohere-norms", "dots1", "exaone4", "exaone4-full", "gemma3", "gemma3-hub",
         "gemma3-text", "gemma3-text-hub", "glm4-moe", "lfm2", "llama4-text", "minimax-m2", "mllama",
         "nanochat", "olmo2", "olmo3", "olmoe", "persimmon", "phi-norms", "qwen3", "qwen3-moe",
-        "stablelm-norms", "swinv2",
+        "stablelm-norms", "swinv2", "sdar", "a2d-qwen3",
     ),
     "go through a latent": (
         "deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "deepseek-v3-yarn",

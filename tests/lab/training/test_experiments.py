@@ -206,10 +206,10 @@ def test_cells_without_a_common_seed_do_not_keep_the_others_from_being_compared(
     )
     file = written(tmp_path, content)
     for trial in read_experiments(file, tmp_path, tmp_path):
-        run = create_run(trial.folder, {"recipe": trial.recipe.to_json()})
-        (run.folder / "checkpoint-6").mkdir()
+        made = create_run(trial.folder, {"recipe": trial.recipe.to_json()})
+        (made.folder / "checkpoint-6").mkdir()
         loss = 2.0 + 0.1 * trial.recipe.seed + 0.5 * (trial.cell == "symmetric")
-        append_lines(run.folder / METRICS, {"step": 6, "loss": loss, "held_out_loss": loss})
+        append_lines(made.folder / METRICS, {"step": 6, "loss": loss, "held_out_loss": loss})
     arguments = ["experiments", str(file), "--corpora", str(tmp_path), "-o", str(tmp_path)]
     result = run(*arguments)
     assert result.exit_code == 0, result.output
