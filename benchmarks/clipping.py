@@ -28,7 +28,7 @@ import torch
 
 import wqk
 from wqk._files import write_atomically
-from wqk._style import BLUE, GRAY, GREEN, ORANGE, PAGE, new_figure, save_figure, style
+from wqk._style import CATEGORIES, GRAY, PAGE, TEAL, WINE, new_figure, save_figure, style
 from wqk.attention import Block
 from wqk.forms.spectra import spectral_norm, spectrum
 from wqk.forms.update_terms import change
@@ -185,7 +185,7 @@ def table(runs: dict[str, list[dict[str, Any]]]) -> str:
 
 def figure(runs: dict[str, list[dict[str, Any]]]) -> Figure:
     """The largest logit of each head with and without clipping, and the losses of all runs."""
-    colors = {"healthy": GRAY, "unclipped": ORANGE, "clipped": BLUE}
+    colors = {"healthy": GRAY, "unclipped": WINE, "clipped": TEAL}
     drawn = new_figure(PAGE, 2.5)
     left, middle, right = drawn.subplots(1, 3, gridspec_kw={"width_ratios": [1, 1, 1.15]})
     middle.sharey(left)
@@ -193,7 +193,7 @@ def figure(runs: dict[str, list[dict[str, Any]]]) -> Figure:
         heads = np.asarray(runs[arm][0]["max_logit"])
         for layer in range(heads.shape[1]):
             for head in range(heads.shape[2]):
-                color = (ORANGE, BLUE, GREEN)[layer % 3]
+                color = CATEGORIES[layer % 3]
                 label = f"layer {layer}" if head == 0 else None
                 axes.plot(heads[:, layer, head], color=color, linewidth=0.7, label=label)
         axes.axhline(LIMIT, color="black", linewidth=0.6, linestyle=":")

@@ -25,7 +25,7 @@ import numpy as np
 import wqk
 from benchmarks.generate import BERT_BASE, LLAMA_3_8B, Shape, query_key_bytes, write_checkpoint
 from benchmarks.report import MANY, made_up
-from wqk._style import BLUE, GREEN, ORANGE, PAGE, PURPLE, SKY, new_figure, save_figure, style
+from wqk._style import OLIVE, PAGE, SAND, TEAL, VIOLET, WINE, new_figure, save_figure, style
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -270,20 +270,20 @@ def main() -> None:
         figure = new_figure(PAGE, 4.4)
         ((a, b, c), (d, e, f)) = figure.subplots(2, 3)
         stored = "checkpoint, gigabytes"
-        panel(a, scanned("seconds", 1, BLUE), stored, "scan, processor seconds", names)
-        panel(b, scanned("read", 1e-9, ORANGE), stored, "read, gigabytes")
-        panel(c, scanned("memory", 1e-6, GREEN), stored, "peak memory, megabytes")
+        panel(a, scanned("seconds", 1, WINE), stored, "scan, processor seconds", names)
+        panel(b, scanned("read", 1e-9, TEAL), stored, "read, gigabytes")
+        panel(c, scanned("memory", 1e-6, SAND), stored, "peak memory, megabytes")
         curves = [
             Curve(CHECKPOINTS, seconds, f"{n} process{'es' * (n > 1)}", color)
-            for (n, seconds), color in zip(surveys.items(), (BLUE, SKY), strict=True)
+            for (n, seconds), color in zip(surveys.items(), (WINE, TEAL), strict=True)
         ]
         panel(d, curves, "checkpoints of BERT-base's shape", "survey, seconds by the clock")
         d.set_xticks(CHECKPOINTS)
-        report = [Curve(ROWS, report_seconds, "", PURPLE)]
+        report = [Curve(ROWS, report_seconds, "", VIOLET)]
         panel(e, report, "rows", "report, processor seconds")
         shares = [100 * look / (CADENCE * step) for step, look in zip(steps, times, strict=True)]
         panel(
-            f, [Curve([n / 1e6 for n in counts], shares, "", ORANGE)],
+            f, [Curve([n / 1e6 for n in counts], shares, "", OLIVE)],
             "millions of parameters", f"a look every {CADENCE} steps, %", list(looks),
         )  # fmt: skip
         for axes in (b, c, d, e, f):

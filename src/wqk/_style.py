@@ -17,10 +17,13 @@ if TYPE_CHECKING:
 
 PICTURES = (".png", ".pdf", ".svg")
 
-# Okabe and Ito's colors; encoders and decoders have the same in every figure.
-BLUE, ORANGE, GREEN, PURPLE, GRAY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#767676"
-SKY, YELLOW = "#56B4E9", "#E69F00"
+# Encoders and decoders have the same colors in every figure (Okabe and Ito's), and their shades.
+BLUE, ORANGE, SKY, YELLOW, GRAY = "#0072B2", "#D55E00", "#56B4E9", "#E69F00", "#767676"
 COLORS = {"encoder": BLUE, "decoder": ORANGE}
+
+# Whatever else is told apart by color has one of these (Tol's "muted" scheme).
+WINE, TEAL, SAND, VIOLET, OLIVE = "#882255", "#44AA99", "#C6B24A", "#AA4499", "#999933"
+CATEGORIES = (WINE, TEAL, SAND, VIOLET, OLIVE, GRAY)
 
 # Purple for negative, green for positive: blue and orange are taken.
 SIGNS = "PRGn"

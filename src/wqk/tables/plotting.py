@@ -11,12 +11,12 @@ import polars as pl
 from wqk._style import (
     BLUE,
     GRAY,
-    GREEN,
     LABELS,
     ORANGE,
-    PURPLE,
     SIGNS,
     SKY,
+    TEAL,
+    VIOLET,
     YELLOW,
     new_figure,
     style,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 SHADES = {
     "encoder": (BLUE, SKY, "#1b3f8f"),
     "decoder": (ORANGE, YELLOW, "#8f3a00"),
-    "other": (GRAY, GREEN, PURPLE),
+    "other": (GRAY, TEAL, VIOLET),
 }
 STACKS = {"encoder": "encoder", "vision": "encoder", "decoder": "decoder"}
 

@@ -6,18 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from wqk._style import (
-    BLUE,
-    GRAY,
-    GREEN,
-    ORANGE,
-    PAGE,
-    PURPLE,
-    SKY,
-    YELLOW,
-    new_figure,
-    style,
-)
+from wqk._style import COLORS, PAGE, new_figure, style
 from wqk.errors import RunError
 from wqk.reporting.pictures.panels import finish_row, note
 
@@ -62,10 +51,14 @@ SHOWN = {
     "new_symmetry": "symmetry of what is new",
     "directionality_excess": "directionality (excess)",
 }
-COLORS = (GRAY, BLUE, GREEN, ORANGE, "black", PURPLE, SKY, YELLOW)
 # Intervals of fewer seeds are so wide that nothing else could be seen beside them.
 ENOUGH = 3
 ATTENTION = {"encoder": "full", "decoder": "causal"}
+# Color says how tokens attend, the line what loss is trained on, the marker what the parent was.
+ATTENTION_COLORS = {ATTENTION[mode]: color for mode, color in COLORS.items()}
+LINES = {"masked": "-", "causal": "--", "masked-next": ":"}
+MARKERS = {"decoder": "o", "encoder": "s"}
+OTHER_ORIGIN = "^"
 
 
 def convert_rows(runs: Sequence[Run]) -> pl.DataFrame:
@@ -188,8 +181,8 @@ def dose_curves(rows: pl.DataFrame) -> Figure:
     for row, (quantity, label) in zip(axes, SHOWN.items(), strict=True):
         for axis, text in zip(row, texts, strict=True):
             shown = curves.filter(corpus=text, quantity=quantity)
-            for condition, color in zip(conditions, COLORS * len(conditions), strict=False):
-                _draw(axis, shown, condition, color)
+            for condition in conditions:
+                _draw(axis, shown, condition)
             axis.set_xscale("symlog", linthresh=5, linscale=0.3)
             steps = sorted(set(rows["step"]))
             axis.set_xticks(steps, [f"{n}" if n in (0, *steps[1::2]) else "" for n in steps])
@@ -210,12 +203,16 @@ def dose_curves(rows: pl.DataFrame) -> Figure:
     return figure
 
 
-def _draw(axis: Axes, curves: pl.DataFrame, condition: tuple[str, ...], color: str) -> None:
+def _draw(axis: Axes, curves: pl.DataFrame, condition: tuple[str, ...]) -> None:
     curve = curves.filter(**dict(zip(CONDITION, condition, strict=True))).sort("step")
     origin, loss, attention = condition
-    look: dict[str, Any] = {"color": color, "linestyle": "-" if origin == "decoder" else "--"}
+    color = ATTENTION_COLORS[attention]
+    look: dict[str, Any] = {
+        "color": color, "linestyle": LINES[loss], "linewidth": 1,
+        "marker": MARKERS.get(origin, OTHER_ORIGIN), "markersize": 3.5,
+    }  # fmt: skip
     label = f"{origin.replace(', ', ' → ')}: {loss} loss, {attention} attention"
-    axis.plot(curve["step"], curve["value"], label=label, marker="o", markersize=2, **look)
+    axis.plot(curve["step"], curve["value"], label=label, **look)
     known = curve.filter(pl.col("seeds") >= ENOUGH)
     axis.fill_between(
         known["step"], known["low"], known["high"], color=color, alpha=0.1, linewidth=0

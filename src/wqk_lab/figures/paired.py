@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from wqk._style import BLUE, GRAY, ORANGE, OUTLIER, PAGE, new_figure, style
+from wqk._style import GRAY, OUTLIER, PAGE, TEAL, WINE, new_figure, style
 from wqk.errors import RunError
 from wqk.reporting.pictures.panels import finish_row, letter, note
 
@@ -65,7 +65,7 @@ LABELS = {
     "update_symmetry_excess": "update's symmetry above chance",
     "span": "share of the update in the span",
 }
-COLORS = {"twins": BLUE, "converted": ORANGE, "contrast": GRAY, "control": OUTLIER}
+COLORS = {"twins": TEAL, "converted": WINE, "contrast": GRAY, "control": OUTLIER}
 
 
 @dataclass(frozen=True)

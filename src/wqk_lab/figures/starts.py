@@ -9,18 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from wqk._style import (
-    BLUE,
-    GRAY,
-    GREEN,
-    ORANGE,
-    PAGE,
-    PURPLE,
-    SKY,
-    YELLOW,
-    new_figure,
-    style,
-)
+from wqk._style import GRAY, OLIVE, PAGE, SAND, TEAL, VIOLET, WINE, new_figure, style
 from wqk.reporting.pictures.panels import (
     draw_curve,
     draw_layers,
@@ -44,17 +33,17 @@ if TYPE_CHECKING:
 # Line styles that remain distinguishable in grayscale; penalties and combinations take the others.
 LOOKS: dict[str, dict[str, Any]] = {
     "random": {"color": "black", "linestyle": "-"},
-    "symmetric": {"color": BLUE, "linestyle": "--"},
-    "indefinite": {"color": GREEN, "linestyle": "-."},
-    "paired": {"color": ORANGE, "linestyle": ":"},
-    "skew": {"color": PURPLE, "linestyle": (0, (6, 1, 1, 1, 1, 1))},
-    "mimetic": {"color": SKY, "linestyle": (0, (8, 2))},
+    "symmetric": {"color": WINE, "linestyle": "--"},
+    "indefinite": {"color": TEAL, "linestyle": "-."},
+    "paired": {"color": SAND, "linestyle": ":"},
+    "skew": {"color": VIOLET, "linestyle": (0, (6, 1, 1, 1, 1, 1))},
+    "mimetic": {"color": OLIVE, "linestyle": (0, (8, 2))},
 }
 OTHERS: tuple[dict[str, Any], ...] = (
-    {"color": YELLOW, "linestyle": "-"},
+    {"color": TEAL, "linestyle": "-"},
     {"color": GRAY, "linestyle": "--"},
-    {"color": SKY, "linestyle": "-."},
-    {"color": PURPLE, "linestyle": ":"},
+    {"color": OLIVE, "linestyle": "-."},
+    {"color": VIOLET, "linestyle": ":"},
 )
 
 # Own runs have the first, the paper's the second.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from wqk._style import BLUE, GRAY, GREEN, ORANGE, PURPLE, new_figure, style
+from wqk._style import GRAY, SAND, TEAL, VIOLET, WINE, new_figure, style
 from wqk.errors import TheoryError
 
 if TYPE_CHECKING:
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 # A line for the updates as they are, and one for each change.
 LOOKS: dict[str, dict[str, Any]] = {
     "as it is": {"color": "black", "linewidth": 1.8},
-    "centered": {"color": ORANGE},
-    "isotropic": {"color": GREEN},
+    "centered": {"color": SAND},
+    "isotropic": {"color": TEAL},
     "rotated": {"color": GRAY},
-    "random signs": {"color": PURPLE},
-    "shuffled": {"color": BLUE, "linestyle": "--"},
-    "reversed": {"color": ORANGE, "linestyle": ":"},
+    "random signs": {"color": VIOLET},
+    "shuffled": {"color": WINE, "linestyle": "--"},
+    "reversed": {"color": SAND, "linestyle": ":"},
 }
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from wqk._style import BLUE, GRAY, LABELS, PAGE, new_figure, style
+from wqk._style import GRAY, LABELS, PAGE, new_figure, style
 from wqk.errors import TableError
 from wqk.forms.randomness import untrained_range
 from wqk.reporting.pictures.panels import label_ends, note, sequence
@@ -33,7 +33,7 @@ def distance_curves(values: Mapping[str, Any], title: str) -> Figure:
     axes = figure.subplots(1, len(LABELS))
     for axis, (score, label) in zip(axes, LABELS.items(), strict=True):
         axis.plot(values["distance"], values["heads"][score], color=GRAY, linewidth=0.5)
-        axis.plot(values["distance"], values[score], color=BLUE, label="layer")
+        axis.plot(values["distance"], values[score], color="black", label="layer")
         axis.axhline(0, color="black", linewidth=0.4, zorder=0)
         _band(axis, *values["untrained"][score])
         axis.set(title=label, xlabel="distance i − j (tokens)", ylim=(-1.02, 1.02))

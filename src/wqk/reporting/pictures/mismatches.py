@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from wqk._style import BLUE, GRAY, GREEN, ORANGE, PAGE, PURPLE, SKY, YELLOW, new_figure, style
+from wqk._style import CATEGORIES, PAGE, new_figure, style
 from wqk.errors import TableError
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from wqk.comparing.sameness import BlockComparison, CheckpointComparison
 
-COLORS = (ORANGE, BLUE, GREEN, PURPLE, YELLOW, SKY, GRAY)
 # The scale's ends, of relative distances; what lies beyond has the color of the nearer end.
 LEAST, MOST = 1e-4, 2.0
 # Heads that are the same.
@@ -44,7 +43,7 @@ def mismatch_map(comparison: CheckpointComparison) -> Figure:
     if not attentions:
         raise TableError("no attention block was compared, so there is nothing to draw")
     verdicts = list(dict.fromkeys(cause.mismatch.verdict for cause in comparison.causes))
-    color_of = {name: COLORS[min(n, len(COLORS) - 1)] for n, name in enumerate(verdicts)}
+    color_of = {name: CATEGORIES[min(n, len(CATEGORIES) - 1)] for n, name in enumerate(verdicts)}
     depths = [len(blocks) for blocks in attentions.values()]
     height = sum(max(0.55, 0.13 * depth) + 0.45 for depth in depths)
     figure = new_figure(PAGE * 0.8, min(10.0, 0.9 + height + 0.16 * len(verdicts)))

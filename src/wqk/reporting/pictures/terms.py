@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from wqk._style import BLUE, CHANCE, GRAY, PAGE, SKY, new_figure, style
+from wqk._style import CHANCE, GRAY, PAGE, SAND, TEAL, new_figure, style
 from wqk.errors import TableError
 from wqk.reporting.pictures.panels import panel_grid
 from wqk.reporting.pictures.selection import latest, titled
@@ -63,8 +63,8 @@ def terms_by_layer(rows: pl.DataFrame) -> Figure:
         within, between, chance = (group[term] for term in TERMS)
         axis.axhline(0, color=GRAY, linewidth=0.5, zorder=0)
         handles = [
-            axis.bar(layers - width / 2, within, width, color=BLUE, label="within heads"),
-            axis.bar(layers + width / 2, between, width, color=SKY, label="between heads"),
+            axis.bar(layers - width / 2, within, width, color=TEAL, label="within heads"),
+            axis.bar(layers + width / 2, between, width, color=SAND, label="between heads"),
             *axis.plot(layers - width / 2, chance, label="within heads by chance", **CHANCE),
             axis.hlines(
                 group["symmetry"], layers - width, layers + width,
