@@ -234,7 +234,7 @@ FAULTS: dict[str, tuple[Tensors, dict[str, Any], list[str]]] = {
         {},
         ["other order of dimensions"],
     ),
-    "noise": (edited(lambda q: q + noise(q.shape, 1.0), "q"), {}, ["other"]),
+    "noise": (edited(lambda q: q + noise(q.shape, 1.0), "q"), {}, ["different weights"]),
     "a copy that was trained on": (edited(lambda q: q + noise(q.shape, 1e-2), "q"), {}, ["close"]),
     "window": (llama(), {"sliding_window": 16}, ["other setting"]),
 }
@@ -336,7 +336,7 @@ def test_models_that_cannot_be_compared() -> None:
     comparison = same(opened(llama()), opened(shallow, num_hidden_layers=1))
     assert not comparison.same
     assert comparison.missing == (("decoder", "self", 1),)
-    assert comparison.sentence == ("Not the same: 1 common blocks are equal; 1 block only in tiny.")
+    assert comparison.sentence == ("Not the same: 1 common block is equal; 1 block only in tiny.")
 
 
 def test_a_live_module_and_its_file(tmp_path: Path) -> None:

@@ -271,7 +271,7 @@ def no_weights(folder: Folder) -> CheckpointError:
     if deeper:
         return CheckpointError(
             f"no weights here, but in its folders {', '.join(deeper[:5])}; choose "
-            "one, by its path or with subfolder="
+            "one by its path, or in Python with subfolder="
         )
     expected = "expected model.safetensors, model.safetensors.index.json or pytorch_model.bin"
     some = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")

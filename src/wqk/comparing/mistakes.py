@@ -240,8 +240,9 @@ def adapter(reason: str, repair: str, sides: Sequence[str], **facts: Any) -> Mis
     return Mismatch("other adapter", reason, repair, tuple(sides), facts=facts)
 
 
-# Distances of two heads, relative to the first: of a copy that was trained on, of unrelated ones.
-CLOSE, UNRELATED = 0.3, 0.9
+# Distances of two heads, relative to the first: of a copy that was trained on, and of heads that
+# share next to nothing.
+CLOSE, DIFFERENT = 0.3, 0.9
 
 
 def unexplained(distances: Numbers, tolerances: Numbers) -> Mismatch:
@@ -249,16 +250,16 @@ def unexplained(distances: Numbers, tolerances: Numbers) -> Mismatch:
     far = [head for head, pair in enumerate(zip(distances, tolerances, strict=True)) if
            pair[0] > pair[1]]  # fmt: skip
     low, high = (pick(distances[head] for head in far) for pick in (min, max))
-    size = f"{high:.1e}" if low > high / 2 else f"{low:.1e} to {high:.1e}"
+    size = f"{high:.2g}" if low > high / 2 else f"{low:.2g} to {high:.2g}"
     if len(far) < len(distances):
-        which = f"other in {_counted(far)} alone: relative distance {size}, no known mistake"
-        return Mismatch("other", which, heads=tuple(far), facts={"size": high})
+        reason = f"no known mistake: relative distance {size} in {_counted(far)} alone"
+        return Mismatch("no known mistake", reason, heads=tuple(far), facts={"size": high})
     if high < CLOSE:
-        reason = f"close, no known mistake: relative distance {size} in all heads"
+        reason = f"close, but no known mistake: relative distance {size} in all heads"
         return Mismatch("close", reason, facts={"size": high})
-    kind = "unrelated weights" if low > UNRELATED else "no known mistake"
-    reason = f"other: {kind}, relative distance {size} in all heads"
-    return Mismatch("other", reason, facts={"size": high})
+    verdict = "different weights" if low > DIFFERENT else "no known mistake"
+    reason = f"{verdict}: relative distance {size} in all heads"
+    return Mismatch(verdict, reason, facts={"size": high})
 
 
 def _counted(heads: Numbers) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from wqk._console import counted
 from wqk._typing import FilePath
 from wqk.attention import Block
 from wqk.checkpoints.options import HubFolder, check_options
@@ -137,21 +138,24 @@ class CheckpointComparison:
         count = len(self.blocks)
         differing = [block for block in self.blocks if not block.same]
         parts = [
-            f"{len(places)} {'block' if len(places) == 1 else 'blocks'} only in {name}"
+            f"{counted(len(places), 'block')} only in {name}"
             for places, name in ((self.missing, self.checkpoint), (self.added, self.other))
             if places
         ]
         if differing:
             first = self.causes[0].mismatch
-            known = first.reason if first.repair else f"{first.verdict}"
+            known = first.reason if first.repair else first.verdict
             sizes = [max(block.distance.values()) for block in differing]
-            spread = f"{min(sizes):.1e} to {max(sizes):.1e}"
+            spread = f"{min(sizes):.2g} to {max(sizes):.2g}"
             if max(sizes) <= 2 * min(sizes):
-                spread = f"{max(sizes):.1e}, all alike"
-            verdict = f"{len(differing)} of {count} blocks differ: {known} (distance {spread})"
+                spread = f"up to {max(sizes):.2g}"
+            verdict = (
+                f"{len(differing)} of {count} blocks differ: {known} (relative distance {spread})"
+            )
             return "; ".join([f"Not the same: {verdict}", *parts]) + "."
         if parts:
-            return "; ".join([f"Not the same: {count} common blocks are equal", *parts]) + "."
+            equal = f"{counted(count, 'common block')} {'is' if count == 1 else 'are'} equal"
+            return "; ".join([f"Not the same: {equal}", *parts]) + "."
         largest = max((max(b.distance.values()) for b in self.blocks), default=0.0)
         allowed = max((b.tolerance for b in self.blocks), default=0.0)
         return (
@@ -414,8 +418,8 @@ def _read(
                 "key_bias": other.rotary is not None,
             }
     blocks = [Block(c, plan) for c, plan in zip(checkpoints, pair, strict=True)]
-    for block, counted in zip(blocks, rounded, strict=True):
-        _note_grid(block, counted)
+    for block, notes in zip(blocks, rounded, strict=True):
+        _note_grid(block, notes)
     first, second = (
         load_block(block, norms=fold, **given)
         for block, fold, given in zip(blocks, norms, known, strict=True)
@@ -483,7 +487,7 @@ def _other_layers(
     theirs: dict[Place, np.ndarray],
 ) -> list[BlockComparison]:
     """The blocks, with those that are not explained looked for among the other layers."""
-    unexplained = {"other", "close"}
+    unexplained = {"no known mistake", "different weights", "close"}
     found: dict[int, Place] = {}
     for number, block in enumerate(blocks):
         if not any(one.verdict in unexplained for one in block.mismatches):
