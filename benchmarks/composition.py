@@ -140,7 +140,7 @@ def print_composition(place: Path, shape: Shape, rounds: int) -> None:
     elif shape is BERT_BASE:
         contenders["a loop over pairs, in memory, scores alone"] = loop(folder)
     pairs = shape.layers * (shape.layers - 1) // 2 * shape.heads**2
-    for name, seconds in alternate(contenders, rounds).items():
+    for name, seconds in alternate(contenders, rounds, warm_up=rounds > 1).items():
         clock, processor = (estimate(values).median for values in seconds)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
         print(

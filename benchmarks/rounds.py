@@ -49,14 +49,16 @@ class Seconds(NamedTuple):
     processor: np.ndarray
 
 
-def alternate(contenders: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, Seconds]:
-    """Seconds of each contender in every round, after one round that is not counted.
+def alternate(
+    contenders: Mapping[str, Callable[[], object]], rounds: int, warm_up: bool = True
+) -> dict[str, Seconds]:
+    """Seconds of each contender in every round, after a round to warm up, which is not counted.
 
     The order turns round from one round to the next, so that none always follows the same one.
     """
     names = list(contenders)
     seconds = {name: Seconds(np.empty(rounds), np.empty(rounds)) for name in names}
-    for turn in range(-1, rounds):
+    for turn in range(-warm_up, rounds):
         for name in names if turn % 2 else reversed(names):
             time.sleep(PAUSE)
             start, busy = time.perf_counter(), time.process_time()

@@ -55,6 +55,13 @@ def test_tiles_and_cores_give_the_same(tile: int, threads: int, monkeypatch: pyt
         assert np.array_equal(tiled.mean, direct.mean)
 
 
+def test_a_reader_that_nothing_feeds_is_left_out():
+    narrow = BilinearForm(np.eye(3, 2, dtype=np.float32), np.eye(3, 2, dtype=np.float32))
+    ends = [chaining.end(one) for one in (stack(0, 2, 1), narrow)]
+    (found,) = chaining.chain_all(ends[:1], ends, [(0, 0)], 1)
+    assert np.array_equal(found.score, chaining.chain(ends[0], ends[0]).score)
+
+
 def test_a_score_that_cancels_is_left_to_its_core():
     basis, _ = np.linalg.qr(np.random.default_rng(0).standard_normal((WIDTH, WIDTH)))
     forms = [

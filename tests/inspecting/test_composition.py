@@ -228,6 +228,31 @@ def test_encoder_and_decoder_are_joined_by_cross_attention_alone():
     }
 
 
+@pytest.mark.parametrize("memory", [composition.MEMORY, 1])
+@pytest.mark.parametrize("zero", ["outliers", "rotation"])
+def test_nothing_is_paired_across_an_unknown_projection(
+    memory: int, zero: Any, monkeypatch: pytest.MonkeyPatch
+):
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.setattr(composition, "MEMORY", memory)
+    size = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
+    configs = (
+        transformers.BertConfig(vocab_size=11, hidden_size=16, **size),
+        transformers.BertConfig(
+            vocab_size=11, hidden_size=24, is_decoder=True, add_cross_attention=True, **size
+        ),
+    )
+    config = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(*configs)
+    table = wqk.compose(transformers.EncoderDecoderModel(config), zero=zero)
+    pairs = joined(table.frame)
+    assert {writer[0] == reader[0] for writer, _, reader in pairs} == {True}
+    assert {kind for _, kind, reader in pairs if reader[1] == "cross"} == {"q"}
+    assert [note for note in table.metadata["notes"] if "projection" in note] == [
+        "decoder cross-attention: what its keys and values read was written at another width; "
+        "the projection between the two is not known"
+    ]
+
+
 def test_a_layer_that_is_applied_again_reads_itself():
     transformers = pytest.importorskip("transformers")
     config = transformers.AlbertConfig(

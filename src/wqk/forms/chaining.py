@@ -63,6 +63,11 @@ class End:
     rotated: int  # number m of the dimensions that are not fixed
     size: Float[np.ndarray, " heads"]  # ‖w wᵀ‖, or of the shared factor's a bound
 
+    @property
+    def width(self) -> int:
+        """Of the stream."""
+        return len(self.columns)
+
 
 class Chained(NamedTuple):
     """Every writing form with every reading one; all arrays are (W, R).
@@ -130,13 +135,13 @@ def end(form: BilinearForm, fixed: np.ndarray | None = None) -> End:
     query, key = _scaled(query), _scaled(key)
     triangle = _triangle(key)
     # Everything about single forms is small; in double precision.
-    grams = [_gram(query[..., rows, :]) for rows in (~free, free)]
+    grams = [_gram(_rows(query, kept)) for kept in (~free, free)]
     cores = [triangle.swapaxes(-1, -2) @ gram @ triangle for gram in grams]
     square = sum(np.trace(core, axis1=-2, axis2=-1) for core in cores)
     scale = np.where(square > 0, square, 1)[..., None, None]
     mix, core = triangle / np.sqrt(scale), cores[1] / scale
     mix = np.broadcast_to(mix, (groups, sharing, *mix.shape[-2:]))
-    at_fixed = query[..., ~free, :].astype(np.float64) @ mix
+    at_fixed = _rows(query, ~free).astype(np.float64) @ mix
     powers = [np.broadcast_to(np.eye(core.shape[-1]), core.shape), core, core @ core]
     blocks = [(at_fixed @ power @ at_fixed.swapaxes(-1, -2)) for power in powers]
     traces = [np.trace(power @ core, axis1=-2, axis2=-1) for power in powers]
@@ -179,10 +184,10 @@ def chain(writer: End, reader: End, tiled: np.ndarray | None = None) -> Chained:
     FormError
         The two meet streams of different widths.
     """
-    if len(writer.columns) != len(reader.columns):
+    if writer.width != reader.width:
         raise FormError(
-            f"one form writes to a stream of width {len(writer.columns)}, the other reads from one "
-            f"of width {len(reader.columns)}"
+            f"one form writes to a stream of width {writer.width}, the other reads from one "
+            f"of width {reader.width}"
         )
     m = writer.rotated
     fixed = [writer.fixed[:, n] @ reader.fixed[:, n].T for n in range(3)]
@@ -224,8 +229,8 @@ def chain_all(
         How many products run at a time, each with a single-threaded BLAS.
     """
     tiled: dict[tuple[int, int], np.ndarray] = {}
-    for width in {len(reader.columns) for reader in readers}:
-        pairs = [pair for pair in wanted if len(readers[pair[1]].columns) == width]
+    for width in {readers[j].width for _, j in wanted}:
+        pairs = [pair for pair in wanted if readers[pair[1]].width == width]
         rows, columns = (sorted(set(numbers)) for numbers in zip(*pairs, strict=True))
         some = [writers[i] for i in rows], [readers[j] for j in columns]
         places = [(rows.index(i), columns.index(j)) for i, j in pairs]
@@ -287,6 +292,14 @@ def _scaled(factor: np.ndarray) -> np.ndarray:
     """The factor with largest entry 1, so that no square over- or underflows."""
     largest = np.abs(factor).max(axis=(-2, -1), keepdims=True)
     return np.asarray(factor / np.where(largest > 0, largest, 1))
+
+
+def _rows(factor: np.ndarray, kept: np.ndarray) -> np.ndarray:
+    """Some rows of (…, D, R), by a mask, taken along the axis that is contiguous."""
+    chosen = np.flatnonzero(kept)
+    if factor.strides[-2] < factor.strides[-1]:  # as most weights are stored; many times as fast
+        return factor.swapaxes(-1, -2).take(chosen, axis=-1).swapaxes(-1, -2)
+    return factor.take(chosen, axis=-2)
 
 
 def _gram(rows: np.ndarray) -> np.ndarray:

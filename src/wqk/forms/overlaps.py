@@ -81,7 +81,7 @@ def tiles_pay(
     writers: Sequence[End], readers: Sequence[End], wanted: Sequence[tuple[int, int]]
 ) -> bool:
     """Whether tiles take less time than cores for these pairs of stacks, by their operations."""
-    width = len(writers[0].columns)
+    width = writers[0].width
     cores, tiles = 0.0, 0.0
     for i, j in wanted:
         columns, reader = writers[i].columns.shape[1], readers[j]
@@ -121,7 +121,7 @@ def by_tiles(
         else:
             shared.append((span, slice(first, first + reader.heads)))
         first += reader.heads
-    width = len(writers[0].columns)
+    width = writers[0].width
     count = -(-width // TILE)
     edges = [width * n // count for n in range(count + 1)]
     strips = [slice(*pair) for pair in itertools.pairwise(edges)]

@@ -246,7 +246,7 @@ def compose(
         "folded_norms": fold_norm,
         "biases": False,
         "left_out": source.left_out(kinds),
-        "notes": [*source.notes(kinds), *checkpoint.notes],
+        "notes": [*source.notes(kinds, pairs), *checkpoint.notes],
     }
     columns = {n: v for n, v in checkpoint_columns(checkpoint).items() if n in COMPOSITION_SCHEMA}
     frame = _frame(pairs, layers).with_columns(
@@ -294,6 +294,12 @@ class Source:
         """What a block's heads write or read, as forms whose query side meets the stream."""
         form = self._read(plan, "ov" if end in ("write", "v") else "qk")
         return form.T if end in ("write", "k") else form
+
+    def norms(self, plan: AttentionPlan, end: str) -> np.ndarray:
+        """The norms of these forms' rows, (G, H/G, D)."""
+        form = self._read(plan, "ov" if end in ("write", "v") else "qk")
+        norms = form.column_norms if end in ("write", "k") else form.row_norms
+        return np.asarray(norms, np.float64)
 
     def _read(self, plan: AttentionPlan, circuit: Literal["qk", "ov"]) -> BilinearForm:
         """One circuit of a block, a stack (G, H/G) or its sum.
@@ -344,8 +350,9 @@ class Source:
             terms.append("biases")
         return list(dict.fromkeys(terms))
 
-    def notes(self, kinds: Sequence[str]) -> list[str]:
-        """Which heads are not paired, and why."""
+    def notes(self, kinds: Sequence[str], pairs: Sequence[_Pair]) -> list[str]:
+        """Which heads are not among the pairs, and why."""
+        paired = {(pair.kind, pair.reader.stack, pair.reader.kind) for pair in pairs}
         found = []
         for plan in self.plans:
             where = f"{plan.stack} {plan.kind}-attention"
@@ -353,6 +360,14 @@ class Source:
                 found.append(f"{where}: values and outputs are not known; it is no writer")
             elif any(self.stream(plan, kind) is None for kind in kinds):
                 found.append(f"{where}: no known head writes what its keys and values read")
+            elif any(
+                (kind, plan.stack, plan.kind) not in paired and self.feeds(writer, plan, kind)
+                for kind, writer in product(kinds, self.plans)
+            ):
+                found.append(
+                    f"{where}: what its keys and values read was written at another width; the "
+                    "projection between the two is not known"
+                )
             if self._unfolded(plan):
                 found.append(f"{where}: some layers have no known norm in front; none is folded in")
         return list(dict.fromkeys(found))
@@ -373,7 +388,7 @@ def outlying_dimensions(source: Source, gamma: float = 2.0) -> dict[str, np.ndar
     for plan, end in product(source.plans, ENDS):
         stream = source.stream(plan, end)
         if stream is not None:
-            shares.setdefault(stream, []).append(_shares(source.form(plan, end)))
+            shares.setdefault(stream, []).append(_shares(source.norms(plan, end)))
     masks = {}
     for stream, found in shares.items():
         norms = np.sqrt(np.mean([one for one in found if len(one) == len(found[0])], axis=0))
@@ -383,12 +398,9 @@ def outlying_dimensions(source: Source, gamma: float = 2.0) -> dict[str, np.ndar
     return masks
 
 
-def _shares(form: BilinearForm) -> np.ndarray:
+def _shares(rows: np.ndarray) -> np.ndarray:
     """The share of each row in a form's squared norm, averaged over the stack."""
-    rows = np.asarray(form.row_norms, np.float64)
-    norm = np.linalg.norm(
-        rows, axis=-1, keepdims=True
-    )  # the form's own: less work than `form.norm`
+    norm = np.linalg.norm(rows, axis=-1, keepdims=True)  # the form's own
     shares = (rows / np.where(norm > 0, norm, 1)) ** 2
     return np.asarray(shares.reshape(-1, shares.shape[-1]).mean(axis=0))
 
@@ -410,37 +422,45 @@ def _pairs(
         readers: list[_Reader] = []
         held, waiting, last = 0, 0, len(plans)
         for place, plan in enumerate(plans[begin:], start=begin):
-            wanted: list[tuple[str, np.ndarray | None, list[int]]] = []
-            stream = source.stream(plan, "write")
-            writes = place < last and stream is not None
-            if writes:
-                wanted.append(("write", fixed.get(str(stream)), []))
-            for kind in kinds:
-                fed = [n for n, (one, _) in enumerate(writers) if source.feeds(one, plan, kind)]
+            writes = place < last and source.stream(plan, "write") is not None
+            feeding = {
+                kind: [n for n, (one, _) in enumerate(writers) if source.feeds(one, plan, kind)]
                 # A layer that is applied several times also reads itself.
-                fed += [len(writers)] if writes and source.feeds(plan, plan, kind) else []
-                if fed:
-                    stack = writers[fed[0]][0].stack if fed[0] < len(writers) else plan.stack
-                    wanted.append((kind, fixed.get(stack), fed))
-            forms = [source.form(plan, end) for end, _, _ in wanted]
-            with ThreadPoolExecutor(usable_cores()) as pool:
-                ends = list(pool.map(chaining.end, forms, [mask for _, mask, _ in wanted]))
-            for (kind, _, fed), end in zip(wanted, ends, strict=True):
-                if kind == "write":
-                    writers.append((plan, end))
-                    held += end.columns.nbytes
-                    last = place + 1 if held > BATCH * MEMORY else last
-                    continue
+                + [len(writers)] * (writes and source.feeds(plan, plan, kind))
+                for kind in kinds
+            }
+            met = ["write"] * writes + [kind for kind, fed in feeding.items() if fed]
+            ends = _ends(source, plan, met, fixed)
+            if writes:
+                writers.append((plan, ends.pop("write")))
+                held += writers[-1][1].columns.nbytes
+                last = place + 1 if held > BATCH * MEMORY else last
+            for kind, end in ends.items():
                 # Between streams of two widths lies a projection that is not known here.
-                fed = [n for n in fed if len(writers[n][1].columns) == len(end.columns)]
-                readers.append(_Reader(kind, plan, end, fed))
-                waiting += end.columns.nbytes
+                fed = [n for n in feeding[kind] if writers[n][1].width == end.width]
+                if fed:
+                    readers.append(_Reader(kind, plan, end, fed))
+                    waiting += end.columns.nbytes
             if waiting > BATCH * MEMORY or place + 1 == len(plans):
                 yield from _chained(writers, readers)
                 readers, waiting = [], 0
             if on_progress and place < last:
                 on_progress(place + 1, len(plans))
         begin = last
+
+
+def _ends(
+    source: Source, plan: AttentionPlan, met: Sequence[str], fixed: Mapping[str, np.ndarray]
+) -> dict[str, chaining.End]:
+    """How a block meets its streams, of which those dimensions keep their places."""
+    forms = [source.form(plan, end) for end in met]
+    masks = [fixed.get(str(source.stream(plan, end))) for end in met]
+    masks = [
+        mask if mask is not None and len(mask) == form.shape[0] else None
+        for form, mask in zip(forms, masks, strict=True)
+    ]
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        return dict(zip(met, pool.map(chaining.end, forms, masks), strict=True))
 
 
 class _Reader(NamedTuple):
