@@ -37,6 +37,7 @@ SHARED = {
     "_console",
     "_files",
     "_options",
+    "_statistics",
     "_style",
     "_synonyms",
     "_typing",

@@ -23,6 +23,7 @@ import polars as pl
 from rich.text import Text
 
 from wqk._console import counted, number
+from wqk._statistics import holm
 from wqk._version import __version__
 from wqk.attention import Block
 from wqk.attention.coordinates import Coordinates, lacks_norm
@@ -547,16 +548,11 @@ def _frame(pairs: Sequence[_Pair], layers: bool) -> pl.DataFrame:
 
 
 def _ranked(frame: pl.DataFrame) -> pl.DataFrame:
-    """The largest excess first, with p corrected for the number of pairs as Holm (1979) does.
-
-    Holds whatever the dependence between pairs, at the price of some power.
-    """
-    count = frame["p"].count()
-    ranked = frame.sort("p", nulls_last=True, maintain_order=True)
-    tests = pl.lit(count) - pl.int_range(pl.len())
-    return ranked.with_columns(
-        (pl.col("p") * tests).cum_max().clip(upper_bound=1).alias("p_corrected")
-    ).sort("excess", descending=True, nulls_last=True, maintain_order=True)
+    """The largest excess first, with p corrected for the number of pairs."""
+    corrected = pl.Series("p_corrected", holm(frame["p"].to_numpy())).fill_nan(None)
+    return frame.with_columns(corrected).sort(
+        "excess", "p", descending=[True, False], nulls_last=True, maintain_order=True
+    )
 
 
 def shown(table: CompositionTable, top: int) -> Iterator[Any]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from wqk._statistics import holm
 from wqk._style import GRAY, OUTLIER, PAGE, TEAL, WINE, new_figure, style
 from wqk.errors import RunError
 from wqk.reporting.pictures.panels import finish_row, letter, note
@@ -222,16 +223,13 @@ def pair_tests(rows: pl.DataFrame) -> tuple[PairTest, ...]:
     values = [frame["value"].to_numpy() for frame in drawn]
     means = [f.group_by("recipe").agg(pl.col("value").mean())["value"].to_numpy() for f in drawn]
     chances = [_chance(v) for v in values]
-    known = sorted((p, place) for place, p in enumerate(chances) if p is not None)
-    corrected: dict[int, float] = {}
-    for rank, (p, place) in enumerate(known):
-        least = max(corrected.values(), default=0.0)
-        corrected[place] = min(1.0, max(least, p * (len(TESTED) - rank)))
+    corrected = holm(np.array(chances, float), len(TESTED)).tolist()
     return tuple(
         PairTest(
             relation, quantity, len(v), len(means[place]), int((v > 0).sum()),
             float(np.median(v)) if len(v) else math.nan,
-            chances[place], corrected.get(place), _chance(means[place]), detectable_shift(v),
+            chances[place], None if chances[place] is None else corrected[place],
+            _chance(means[place]), detectable_shift(v),
         )
         for place, ((relation, quantity), v) in enumerate(zip(TESTED, values, strict=True))
     )  # fmt: skip
