@@ -6,10 +6,8 @@ threads that score different forms would wait for each other.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 Value = TypeVar("Value")
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 import io
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from rich.console import Console, ConsoleOptions, RenderResult
 
 # ASCII and Latin-1 control characters except the line feed, line separators, marks of text

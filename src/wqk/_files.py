@@ -8,15 +8,12 @@ import math
 import os
 import secrets
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from wqk.errors import OutputError, RunError, WqkError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
 
 
 def write_atomically(path: Path, *contents: bytes | bytearray, sync: bool = True) -> None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wqk._files import check_output, write_atomically
 from wqk.errors import required_by
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
     from matplotlib.figure import Figure
 
 PICTURES = (".png", ".pdf", ".svg")

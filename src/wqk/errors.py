@@ -22,12 +22,10 @@ The message says it all in one sentence; the facts in it are attributes, too.
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
+from pathlib import Path
+from typing import Any
 
 # Longer messages are cut: some quote what a hostile file holds.
 LONGEST = 500

@@ -8,21 +8,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, Unpack, overload
 
 from wqk._typing import FilePath
 from wqk.attention import Block, Head
 from wqk.checkpoints import Checkpoint, open_checkpoint
 from wqk.checkpoints.options import HubOptions, check_options
 from wqk.errors import CheckpointError, did_you_mean, errors_about
-from wqk.families import find_family, load_family, plan_attention, with_head_counts
+from wqk.families import AttentionPlan, find_family, load_family, plan_attention, with_head_counts
 from wqk.families.candidates import POSITIONAL, candidates, neighbors_of
-
-if TYPE_CHECKING:
-    from typing import Unpack
-
-    from wqk.families import AttentionPlan
-
 
 # What one may try on a model, and what does it.
 SYNONYMS = {

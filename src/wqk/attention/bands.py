@@ -9,6 +9,7 @@ Axes: H query heads, G key heads, P rotary planes, N distances, R head width, D 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -18,8 +19,6 @@ from wqk.attention.inner_products import Heads, InnerProducts
 from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from wqk.attention.block import Block
 
 

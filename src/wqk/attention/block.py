@@ -5,10 +5,11 @@ Axes: H query heads, G key heads, R head width, D width, N tokens.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from html import escape
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 from array_api_compat import array_namespace
@@ -28,14 +29,10 @@ from wqk.attention.coordinates import (
 )
 from wqk.attention.factor import Factor, load_factor
 from wqk.attention.omissions import Omission, omissions
+from wqk.checkpoints import Checkpoint, Part
 from wqk.errors import CheckpointError, UnknownFamily
+from wqk.families import AttentionPlan, Norm, Side
 from wqk.forms import BilinearForm
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from wqk.checkpoints import Checkpoint, Part
-    from wqk.families import AttentionPlan, Norm, Side
 
 
 class Block:

@@ -14,6 +14,7 @@ Axes: H query heads, G key heads, R head width, D model width, C latent width.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -21,16 +22,13 @@ import numpy as np
 
 from wqk._typing import Float
 from wqk.attention.coordinates import at_distance, augmented, stacked
-from wqk.families import Composed
+from wqk.checkpoints import Part
+from wqk.families import AttentionPlan, Composed, Norm, Side
 from wqk.forms.spectra import spectral_norm
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from wqk.attention.block import Block
     from wqk.attention.factor import Factor
-    from wqk.checkpoints import Part
-    from wqk.families import AttentionPlan, Norm, Side
 
 
 @dataclass(frozen=True)

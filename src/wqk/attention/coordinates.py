@@ -17,16 +17,14 @@ Axes: H query heads, G key heads, R head width, D model width.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
 from wqk._typing import Array, Float
 from wqk.errors import CheckpointError
+from wqk.families import AttentionPlan
 from wqk.forms import BilinearForm
-
-if TYPE_CHECKING:
-    from wqk.families import AttentionPlan
 
 
 @dataclass(frozen=True)

@@ -6,22 +6,18 @@ Axes: H heads, R head width, D model width, C latent width, N tokens.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from array_api_compat import array_namespace
 
 from wqk._caching import cached_property
 from wqk._typing import Array, Float
+from wqk.checkpoints import Part
 from wqk.errors import NonFiniteWeights
-from wqk.families import Composed
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from wqk.checkpoints import Part
-    from wqk.families import Side
+from wqk.families import Composed, Side
 
 
 @dataclass(frozen=True, eq=False)

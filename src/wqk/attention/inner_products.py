@@ -5,14 +5,12 @@ Axes: H query heads, R head width, D width and 1 for the biases, N tokens.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from wqk._typing import Float
-
-if TYPE_CHECKING:
-    from wqk.families.rotary import Rotary
+from wqk.families.rotary import Rotary
 
 
 class Heads(NamedTuple):

@@ -18,20 +18,16 @@ Axes: H query heads, R head width, D width, N tokens.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from wqk._typing import Float
+from wqk.attention.block import Block
+from wqk.attention.factor import Factor
 from wqk.errors import FormError
-from wqk.families import Composed
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from wqk.attention.block import Block
-    from wqk.attention.factor import Factor
-    from wqk.families import AttentionPlan
+from wqk.families import AttentionPlan, Composed
 
 # Where t is tried, as a share of its limit.
 SHARES = np.geomspace(1e-4, 0.999, 200)

@@ -7,12 +7,10 @@ it. The form A Bᵀ leaves out the rest, and says so here.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from wqk.attention.coordinates import PLAIN, Coordinates
-
-if TYPE_CHECKING:
-    from wqk.families import AttentionPlan
+from wqk.families import AttentionPlan
 
 Kind = Literal[
     "unknown", "rotary", "biases", "positions", "norms", "cap", "sinks", "window", "scale"

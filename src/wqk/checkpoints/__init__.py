@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from wqk.checkpoints.adapters import AdaptedCheckpoint
 from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo
@@ -17,8 +17,6 @@ from wqk.checkpoints.web import hub_page, is_url, open_url
 from wqk.errors import CheckpointError, errors_about
 
 if TYPE_CHECKING:
-    from typing import Unpack
-
     from wqk.checkpoints.options import HubAccess
 
 # What trainers call the folder of a step: Trainer, torchtitan, DeepSpeed, Megatron-LM.

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Collection, Iterator, Mapping
+from typing import NamedTuple
 
 from wqk._caching import cached_property
 from wqk.checkpoints.wrapping import without_adapter
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
 
 PREFIX = "base_model.model."
 FACTOR = re.compile(

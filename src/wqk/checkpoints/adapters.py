@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,8 +25,6 @@ from wqk.checkpoints.stored import StoredCheckpoint, weight_file
 from wqk.errors import CheckpointError, errors_about, shortened, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
     from wqk.checkpoints.folders import Folder
 
 CONFIG = "adapter_config.json"

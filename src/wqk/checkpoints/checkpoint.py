@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     import numpy as np
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 import tomllib
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,8 +20,6 @@ from wqk.checkpoints.transformer_lens import is_transformer_lens, linear_name
 from wqk.errors import CheckpointError, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from wqk.checkpoints.checkpoint import TensorInfo
     from wqk.checkpoints.formats import Format
 

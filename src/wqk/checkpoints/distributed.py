@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
@@ -21,8 +22,6 @@ from wqk.checkpoints.torch_archive import TorchFile
 from wqk.errors import CheckpointError, errors_about, first_line, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     import numpy as np
 
     from wqk.checkpoints.checkpoint import Part

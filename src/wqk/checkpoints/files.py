@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from wqk.checkpoints.checkpoint import Part, TensorInfo
 from wqk.checkpoints.number_types import ITEM_BITS, widened, widened_type
 from wqk.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 # NumPy's own limits: axes of an array, and values that it may seem to have next to an empty axis.
 MOST_AXES = 64

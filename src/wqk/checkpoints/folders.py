@@ -6,9 +6,10 @@ import json
 import os
 import random
 import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wqk.checkpoints.adapters import read_adapter
@@ -33,9 +34,6 @@ from wqk.checkpoints.stored import StoredCheckpoint, weight_file
 from wqk.errors import CheckpointError, errors_about, first_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-    from pathlib import Path
-
     from wqk.checkpoints.adapters import Adapter
     from wqk.checkpoints.checkpoint import Checkpoint
     from wqk.checkpoints.files import ByteSource, WeightFile

@@ -8,6 +8,7 @@ type; what has to be computed from its configuration is in `wqk.checkpoints.conf
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,8 +16,6 @@ from wqk.checkpoints.files import is_text
 from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
     from wqk.checkpoints.checkpoint import TensorInfo
     from wqk.checkpoints.folders import Folder
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,8 +22,6 @@ from wqk.checkpoints.quantized import QUANTIZED
 from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from wqk.checkpoints.files import ByteSource
 
 MAGIC = b"GGUF"

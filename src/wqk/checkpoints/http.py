@@ -10,15 +10,13 @@ from __future__ import annotations
 import re
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 from urllib.parse import urljoin
 
 from wqk.checkpoints import retries
 from wqk.checkpoints.references import redacted, split_address
 from wqk.errors import CheckpointError, HubError, errors_about
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 REDIRECTS = (301, 302, 303, 307, 308)
 MOST_REDIRECTS = 5

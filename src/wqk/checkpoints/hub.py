@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 from wqk._version import __version__
 from wqk.checkpoints import http, retries
@@ -22,9 +23,6 @@ from wqk.checkpoints.references import redacted, step_in
 from wqk.errors import CheckpointError, HubError, errors_about, first_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Unpack
-
     from wqk.checkpoints.adapters import Adapter
     from wqk.checkpoints.checkpoint import Checkpoint
     from wqk.checkpoints.files import ByteSource

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from wqk.checkpoints.checkpoint import TensorInfo
@@ -15,8 +16,6 @@ from wqk.checkpoints.files import RowFile
 from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
     from wqk.checkpoints.files import ByteSource
 
 MAGIC = b"24ka"  # 0x616b3432, little-endian

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from array_api_compat import array_namespace
@@ -17,9 +18,6 @@ from wqk.checkpoints.wrapping import (
     without_adapter,
 )
 from wqk.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 # Names of the arrays' types in the words of safetensors.
 _TYPE_NAMES = {

@@ -12,15 +12,13 @@ tensor, each row, or each block.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from wqk.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 # Bits of one stored value, by safetensors' name. Only floating types are scored, but headers list
 # tensors of every type.

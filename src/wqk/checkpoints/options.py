@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypedDict
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Mapping
+import os
+from collections.abc import Mapping
+from typing import Any, TypedDict
 
 
 class HubAccess(TypedDict, total=False):

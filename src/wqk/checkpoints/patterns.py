@@ -9,13 +9,11 @@ a pattern may have reached in a name advance together.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Collection
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from wqk.errors import CheckpointError, shortened
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
 
 # What is longer than this is no adapter's.
 LONGEST_PATTERN, LONGEST_NAME, MOST_WORK = 500, 500, 5_000_000

@@ -12,16 +12,14 @@ import itertools
 import math
 import operator
 import pickle
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import IO, TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from wqk.checkpoints.files import check_sizes
 from wqk.checkpoints.number_types import ITEM_BITS
 from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from typing import IO
-
     from wqk.checkpoints.checkpoint import Part
 
 

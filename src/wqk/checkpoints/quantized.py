@@ -9,14 +9,12 @@ Axes: B blocks, S sub-blocks.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
 from wqk._typing import Float
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class Quantization(NamedTuple):

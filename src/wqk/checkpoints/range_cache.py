@@ -19,14 +19,12 @@ import os
 import re
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wqk._files import write_atomically
 from wqk.errors import OutputError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # Bytes that the cache may take, unless WQK_CACHE_LIMIT says otherwise.
 LIMIT = 20 * 10**9

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from bisect import bisect_right
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, InvalidStateError
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,8 +20,6 @@ from wqk.checkpoints.http import Traffic
 from wqk.errors import HubError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from wqk.checkpoints.http import RemoteFile
     from wqk.checkpoints.range_cache import RangeCache
 

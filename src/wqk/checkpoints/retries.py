@@ -6,16 +6,14 @@ import random
 import re
 import threading
 import time
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from wqk.errors import HubError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
 
 # Answers that are worth another attempt.
 PASSING = (408, 425, 429, 500, 502, 503, 504)

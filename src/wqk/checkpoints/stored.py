@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,6 @@ from wqk.checkpoints.wrapping import by_plain_name
 from wqk.errors import CheckpointError, errors_about
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     import numpy as np
 
     from wqk.checkpoints.files import ByteSource, WeightFile

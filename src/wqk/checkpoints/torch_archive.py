@@ -12,6 +12,7 @@ import math
 import struct
 import threading
 import zipfile
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,8 +25,6 @@ from wqk.checkpoints.pickles import Refused, Storage, StoredTensor, load, plain
 from wqk.errors import CheckpointError, WqkError, errors_about, first_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from wqk.checkpoints.checkpoint import Part
     from wqk.checkpoints.files import ByteSource
 

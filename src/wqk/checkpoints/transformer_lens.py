@@ -8,11 +8,10 @@ Keys and values of fewer heads than queries are stored once, as ``_W_K`` and ``_
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from wqk.checkpoints.checkpoint import TensorInfo
 
 QUERY = re.compile(r"(.*\.)?blocks\.\d+\.attn\.W_Q")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Unpack
 from urllib.parse import quote, unquote, urlunsplit
 
 from wqk._version import __version__
@@ -18,8 +18,6 @@ from wqk.checkpoints.references import redacted, split_address
 from wqk.errors import CheckpointError, HubError
 
 if TYPE_CHECKING:
-    from typing import Unpack
-
     from wqk.checkpoints.formats import Format
     from wqk.checkpoints.options import HubAccess
     from wqk.checkpoints.stored import StoredCheckpoint

@@ -6,13 +6,11 @@ those of the tensors, also once they are saved. PEFT replaces a module by one th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from wqk.checkpoints.transformer_lens import is_transformer_lens, linear_name
 from wqk.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 # Names that wrappers give to the module within: parallel ones, compilation, FSDP 1, activation
 # checkpointing.

@@ -15,12 +15,11 @@ from rich.table import Column
 
 from wqk._console import UNPRINTABLE, cleaning, printable, size
 from wqk._files import finite
-from wqk.tables.score_table import records
+from wqk.tables.score_table import ScoreTable, records
 
 if TYPE_CHECKING:
     from wqk.checkpoints import Checkpoint
     from wqk.scanning.scan import Progress as ScanProgress
-    from wqk.tables.score_table import ScoreTable
 
 # With polars' own handler, a main thread that waits for others would sleep through Ctrl-C.
 if hasattr(signal, "siginterrupt"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -9,9 +11,6 @@ import click
 from wqk.cli.options import FILE, REF, Number, json_output, reading, revision_of_each
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
     from wqk.comparing.sameness import CheckpointComparison, Place
 
 

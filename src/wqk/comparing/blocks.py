@@ -12,19 +12,16 @@ Axes: H query heads, G key heads, D model width and 1 for the biases, R head wid
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from wqk._caching import cached_property
 from wqk._typing import Float
 from wqk.attention.coordinates import augmented, with_norm
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from wqk.families.rotary import Rotary
+from wqk.families.rotary import Rotary
 
 # By how many times the expected rounding two equal forms may differ.
 SAFETY = 1.5

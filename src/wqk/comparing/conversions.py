@@ -6,24 +6,18 @@ the rotation and a factor. What no repair explains may be an adapter, or is said
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from wqk.comparing import mistakes
-from wqk.comparing.blocks import far_apart, fitted, same_rotation
+from wqk.comparing.blocks import Distances, far_apart, fitted, same_rotation
 from wqk.comparing.gains import biases_repaired, norms_repaired
 from wqk.comparing.invariant import explained
+from wqk.comparing.mistakes import Mismatch
 from wqk.comparing.origins import rows_repaired
-from wqk.comparing.weights import SIDES, Attempt
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from wqk.comparing.blocks import Distances
-    from wqk.comparing.mistakes import Mismatch
-    from wqk.comparing.weights import StoredBlock
+from wqk.comparing.weights import SIDES, Attempt, StoredBlock
 
 # Most directions of a difference that is an adapter's.
 LARGEST_RANK = 64

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -12,8 +13,10 @@ from rich.text import Text
 
 from wqk._console import counted, number
 from wqk._version import __version__
+from wqk.attention import Block
 from wqk.attention.coordinates import PLAIN
 from wqk.errors import CheckpointError
+from wqk.forms import BilinearForm
 from wqk.forms.scores import directionality, symmetry
 from wqk.forms.update_terms import update_measures
 from wqk.model import open as open_model
@@ -23,12 +26,6 @@ from wqk.tables.rendering import label, title
 from wqk.tables.schema import SCHEMA, UPDATE_TERMS, joined_statuses
 from wqk.tables.score_table import Table
 from wqk.tables.sheet import Sheet
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from wqk.attention import Block
-    from wqk.forms import BilinearForm
 
 _SHARED = ("checkpoint", "revision", "step", "model_type", "family")
 _PLACE = ("stack", "kind", "layer", "head", "key_head", "heads", "key_heads", "d_query", "d_key")

@@ -20,21 +20,17 @@ U units of a head: single dimensions, or with rotary positions the planes that t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from wqk._typing import Float, Int
+from wqk.attention import Block
 from wqk.attention.coordinates import Coordinates, lacks_norm
+from wqk.families import AttentionPlan
+from wqk.forms import BilinearForm
 from wqk.forms.kernels import balance
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from wqk.attention import Block
-    from wqk.families import AttentionPlan
-    from wqk.forms import BilinearForm
 
 # Coordinates of the residual stream, and numbers of each head, that are compared at most. A copy
 # lies dozens of standard deviations from chance on far fewer.

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from wqk.comparing import mistakes
 from wqk.comparing.reorders import of_vector, reorders
-from wqk.comparing.weights import SIDES, Attempt
-
-if TYPE_CHECKING:
-    from wqk.comparing.weights import StoredBlock, Weights
+from wqk.comparing.weights import SIDES, Attempt, StoredBlock, Weights
 
 # Values that differ by less than this, relative to the largest, are the same gains or biases.
 SAME = 2e-2

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from wqk._console import Shown
-from wqk.comparing.relations import DIRECTION, probability, shown_change
+from wqk.comparing.relations import DIRECTION, Kinship, probability, shown_change
 from wqk.tables.sheet import Sheet
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from wqk.comparing.relations import Kinship
 
 # The relative change of a form between models that have nothing in common.
 UNRELATED = math.sqrt(2)

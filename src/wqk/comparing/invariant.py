@@ -9,9 +9,10 @@ Axes: H query heads, G key heads, R head width, P probes.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -26,12 +27,8 @@ from wqk.comparing.blocks import (
     fitted,
     same_rotation,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from wqk.comparing.mistakes import Mismatch
-    from wqk.families.rotary import Rotary
+from wqk.comparing.mistakes import Mismatch
+from wqk.families.rotary import Rotary
 
 # Smallest cosine of two heads' probes that is worth an exact comparison.
 ALIKE = 0.99

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
 from wqk._console import counted
 from wqk.attention import Block
+from wqk.checkpoints import Checkpoint
 from wqk.comparing.fingerprints import (
     Fingerprint,
     fingerprint,
@@ -28,14 +30,9 @@ from wqk.comparing.relations import (
 )
 from wqk.comparing.weights import ROUNDING
 from wqk.errors import CheckpointError
+from wqk.families import AttentionPlan
 from wqk.model import open as open_model
 from wqk.scanning.cores import one_blas_thread, usable_cores
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from wqk.checkpoints import Checkpoint
-    from wqk.families import AttentionPlan
 
 # Tests that only agree if heads stand in the same order.
 IN_ORDER = ("heads", "weights")

@@ -9,15 +9,13 @@ first checkpoint. Where both sides are needed, they are ``w_q`` and ``w_k``.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from wqk.families.rotary import Rotary
 
 

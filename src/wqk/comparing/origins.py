@@ -9,23 +9,19 @@ Axes: H query heads, G key heads, R head width, D model width, n rows.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import permutations
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from wqk.attention.coordinates import with_norm
 from wqk.comparing import mistakes
 from wqk.comparing.gains import alike, rotated
+from wqk.comparing.mistakes import Mismatch
 from wqk.comparing.reorders import Reorder, steps_to, to_order, whole_heads
-from wqk.comparing.weights import SIDES, Attempt
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from wqk.comparing.mistakes import Mismatch
-    from wqk.comparing.weights import StoredBlock, Weights
+from wqk.comparing.weights import SIDES, Attempt, StoredBlock, Weights
 
 # Rows are compared in so many random directions, and taken for the same above this cosine.
 DIRECTIONS, ALIKE = 64, 0.9

@@ -14,14 +14,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Unpack
 
 import numpy as np
 import polars as pl
 
 from wqk._files import read_text, unwritable, write_atomically
+from wqk.attention import Block
+from wqk.checkpoints.options import HubAccess
 from wqk.comparing.differences import DIFFERENCE_SCHEMA, block_rows
 from wqk.errors import CheckpointError, TableError, WqkError, all_lines
 from wqk.forms.scores import symmetry_null
@@ -29,14 +33,6 @@ from wqk.model import open as open_model
 from wqk.scanning.surveys import survey
 from wqk.scanning.surveys.model_sets import DATA
 from wqk.tables.score_table import ScoreTable, read_table
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from os import PathLike
-    from typing import Unpack
-
-    from wqk.attention import Block
-    from wqk.checkpoints.options import HubAccess
 
 # What a survey of pairs adds to its folder: the design, with what became of each pair; the updates.
 DESIGN, UPDATES = "pairs.json", "updates"

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
 
 import polars as pl
 
 from wqk.comparing.medians import summarize
 from wqk.comparing.published import published
 from wqk.tables.schema import statuses
-
-if TYPE_CHECKING:
-    from wqk.tables.score_table import ScoreTable
-
+from wqk.tables.score_table import ScoreTable
 
 # A larger symmetry exceeds a smaller one; a smaller directionality exceeds a larger one.
 SIGNS = {"symmetry": 1, "directionality": -1}

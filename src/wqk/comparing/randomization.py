@@ -22,6 +22,7 @@ S sampled coordinates, U units of a head.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -30,8 +31,6 @@ import numpy as np
 from wqk._typing import Bool, Float, Int
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from wqk.comparing.fingerprints import Fingerprint
 
 # Numbers in one intermediate array: 2 MB in float32, which stays in a core's cache.

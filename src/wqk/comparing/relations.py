@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from wqk._console import Shown, counted, number
 from wqk.comparing.fingerprints import SAMPLED
+from wqk.comparing.randomization import Outcome
 from wqk.tables.sheet import Cell, Sheet
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from wqk.comparing.randomization import Outcome
 
 # An extrapolated p is not told any further, as a base-10 logarithm.
 LEAST = -20

@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 
 from wqk._console import counted
 from wqk._typing import FilePath
 from wqk.attention import Block
+from wqk.checkpoints import Checkpoint
 from wqk.checkpoints.options import HubFolder, check_options
 from wqk.comparing import mistakes
 from wqk.comparing.blocks import distances
 from wqk.comparing.conversions import explain
 from wqk.comparing.invariant import signature
-from wqk.comparing.weights import grid, load_block
+from wqk.comparing.mistakes import Mismatch
+from wqk.comparing.weights import StoredBlock, grid, load_block
 from wqk.errors import CheckpointError, UnknownFamily
+from wqk.families import AttentionPlan
 from wqk.families.config import Config
 from wqk.model import Model
 from wqk.model import open as open_model
 from wqk.scanning.cores import one_blas_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
-    from typing import Unpack
-
-    from wqk.checkpoints import Checkpoint
-    from wqk.comparing.mistakes import Mismatch
-    from wqk.comparing.weights import StoredBlock
-    from wqk.families import AttentionPlan
 
 # Tokens between query and key at which rotary positions are compared: none, one, many.
 DISTANCES = (0, 1, 1024)

@@ -8,27 +8,23 @@ Axes: H query heads, G key heads, R head width, D model width.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from wqk._caching import cached_property
 from wqk.attention import Block
 from wqk.attention.coordinates import with_norm
+from wqk.attention.factor import Factor
+from wqk.checkpoints import Part
 from wqk.checkpoints.adapters import AdaptedCheckpoint
 from wqk.checkpoints.quantized import QUANTIZED, rounding
 from wqk.comparing.blocks import Rows, Scoring
+from wqk.comparing.mistakes import Mismatch
 from wqk.comparing.reorders import to_order
-from wqk.families import Composed, Projection
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from wqk.attention.factor import Factor
-    from wqk.checkpoints import Part
-    from wqk.comparing.mistakes import Mismatch
-    from wqk.families import Norm, Rotary, Side
+from wqk.families import Composed, Norm, Projection, Rotary, Side
 
 SIDES = ("query", "key")
 

@@ -7,13 +7,10 @@ The tensors next to them are sorted: part of a form, irrelevant to it, or unexpl
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from wqk.checkpoints import TensorInfo
+from wqk.checkpoints import TensorInfo
 
 # How the name of a module that holds queries ends: q_proj, query, Wq, to_q, q_lin, attn_q, ...
 QUERY = re.compile(r"(?P<before>|.*_|[wW])(?P<role>queries|query|q|Q)(?P<after>|_.*)")

@@ -7,11 +7,13 @@ its tensors share a prefix. The family's rules apply unchanged, with that prefix
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec.structs import replace
 
+from wqk.checkpoints import Checkpoint, TensorInfo
 from wqk.errors import CheckpointError, UnknownFamily
 from wqk.families.family import (
     AttentionRule,
@@ -21,11 +23,6 @@ from wqk.families.family import (
     part_types,
 )
 from wqk.families.naming import prefixes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from wqk.checkpoints import Checkpoint, TensorInfo
 
 # Words for parts in configurations and names of tensors, by the name of their stack.
 WORDS = {

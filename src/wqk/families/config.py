@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from wqk.checkpoints.configurations import as_number
 from wqk.errors import CheckpointError, shown
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 # More heads or layers than this are a broken configuration, not a model.
 LARGEST_COUNT = 100_000

@@ -10,10 +10,12 @@ import os
 import re
 import threading
 import tomllib
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec.structs import replace
@@ -22,10 +24,6 @@ from wqk._files import read_text
 from wqk._typing import FilePath
 from wqk.errors import UnknownFamily, did_you_mean
 from wqk.families.layouts import LAYOUTS, NORMS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from importlib.resources.abc import Traversable
 
 # Characters of a family file; the shipped ones have at most 6,000.
 LARGEST_FILE = 65_536

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from msgspec.structs import replace
 
+from wqk.checkpoints import Checkpoint
 from wqk.checkpoints.formats import refuse_mlx
 from wqk.errors import CheckpointError, UnknownFamily, errors_about
 from wqk.families.composites import compose_family
@@ -13,9 +12,6 @@ from wqk.families.config import Config
 from wqk.families.family import Family, family_of_type
 from wqk.families.inference import infer_family
 from wqk.families.naming import prefixes
-
-if TYPE_CHECKING:
-    from wqk.checkpoints import Checkpoint
 
 
 def find_family(checkpoint: Checkpoint, count_heads: bool = True) -> Family:

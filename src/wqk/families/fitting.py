@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from wqk.checkpoints import Part, TensorInfo
 from wqk.errors import CheckpointError
 from wqk.families.layouts import Composed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from wqk.checkpoints import Part, TensorInfo
     from wqk.families.layouts import Norm, Projection
     from wqk.families.plans import AttentionPlan
     from wqk.families.sides import Side

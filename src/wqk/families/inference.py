@@ -8,17 +8,14 @@ say how sure the guess is.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from wqk.checkpoints import Checkpoint
 from wqk.errors import UnknownFamily
 from wqk.families.candidates import Candidate, Neighbors, candidates, neighbors_of
 from wqk.families.family import AttentionRule, Family
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from wqk.checkpoints import Checkpoint
 
 # Keys under which configurations count heads; what precedes them is a part of the model.
 HEADS = re.compile(

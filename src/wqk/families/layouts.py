@@ -21,17 +21,14 @@ Axes: H query heads, G key heads, R head width, D width, C latent width.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from array_api_compat import array_namespace
 
 from wqk._typing import Array, Float
 from wqk.checkpoints import Part
 from wqk.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 LAYOUTS = ("separate", "gated", "sectioned", "conv1d", "grouped", "stacked", "latent")
 

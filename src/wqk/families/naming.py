@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from wqk.checkpoints import Part
+from wqk.checkpoints import Part, TensorInfo
 from wqk.errors import CheckpointError
 from wqk.families.candidates import RECURRENT, candidates
 from wqk.families.layouts import Composed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from wqk.checkpoints import TensorInfo
     from wqk.families.family import AttentionRule
     from wqk.families.layouts import Projection
 

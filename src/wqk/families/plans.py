@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec import structs
 
+from wqk.checkpoints import Checkpoint, Part
 from wqk.errors import CheckpointError
 from wqk.families.candidates import without_numbers
 from wqk.families.config import Config
@@ -20,7 +21,6 @@ from wqk.families.rotary import Rotary, rotary_of, rotary_stretch
 from wqk.families.sides import Side, projections_of, sides_of
 
 if TYPE_CHECKING:
-    from wqk.checkpoints import Checkpoint, Part
     from wqk.families.family import AttentionRule, Family
     from wqk.families.naming import Match
 

@@ -9,6 +9,7 @@ Axes: P rotated pairs, R head width.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,8 +21,6 @@ from wqk.errors import CheckpointError, shown
 from wqk.families.config import as_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from wqk.families.config import Config
     from wqk.families.family import RotaryRule
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from wqk.checkpoints import Part
 from wqk.errors import CheckpointError
 from wqk.families.layouts import Composed, Norm, Projection, sectioned, separate, within_heads
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from wqk.checkpoints import Part
     from wqk.families.config import Config
     from wqk.families.family import AttentionRule
     from wqk.families.naming import Match

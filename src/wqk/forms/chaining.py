@@ -30,20 +30,16 @@ K fixed dimensions, r rank of a form's core.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from wqk._typing import Bool, Float
 from wqk.errors import FormError
-from wqk.forms import overlaps
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from wqk.forms import BilinearForm
+from wqk.forms import BilinearForm, overlaps
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from wqk._typing import Array, Bool, Float
 from wqk.errors import FormError
+from wqk.forms import BilinearForm
 from wqk.forms.kernels import on_host, restore
 from wqk.forms.scores import outliers
-
-if TYPE_CHECKING:
-    from wqk.forms import BilinearForm
 
 
 class MatrixImage(NamedTuple):

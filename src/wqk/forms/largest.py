@@ -9,18 +9,15 @@ Axes: ``...`` a stack of forms, R rank, J steps done.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from array_api_compat import array_namespace, device
 
+from wqk._typing import Array, Float
 from wqk.forms.kernels import bits
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from wqk._typing import Array, Float
 
 # Allowed distance between the bounds of log λ₁, and allowed residual relative to λ₁, by width of
 # the floating-point type: the relative error of σ₁ is at most a quarter of the one or half of the

@@ -15,15 +15,15 @@ Axes: W writing and R reading heads, D width of the stream, r rank of a form's c
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from wqk._typing import Bool, Float
 
-    from wqk._typing import Bool, Float
+if TYPE_CHECKING:
     from wqk.forms.chaining import End
 
 # Rows and columns of a tile: 64 kB for each head.

@@ -11,18 +11,14 @@ Axes: H heads, R rank of a form, in a head its width, D model width.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from wqk._typing import Array, Float
 from wqk.forms.form import BilinearForm
 from wqk.forms.scores import directionality, symmetry
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 # Standard errors by which a statistic may differ from its value for independent entries.
 STANDARD_ERRORS = 5.0

@@ -12,21 +12,18 @@ Axes: ``...`` a stack of forms, D width, R rank, K = min(R, D) rows of a root.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from array_api_compat import array_namespace, device
 
 from wqk._typing import Array, Float
+from wqk.forms import BilinearForm
 from wqk.forms.kernels import bits, times_power
 from wqk.forms.largest import by_iteration, by_squaring
 from wqk.forms.sums import gram, square_sum
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from wqk.forms import BilinearForm
 
 # Up to this rank σ₁ is computed by squaring a matrix, which is faster for many small forms.
 LARGEST_SQUARED = 256

@@ -8,16 +8,14 @@ Axes: ``...`` a stack of forms, D width, R rank. Factors are (..., D, R).
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from array_api_compat import is_numpy_namespace
 
 from wqk._typing import Array, Float
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # Entries of one intermediate block: 2 MB in float32, which stays in a core's cache.
 BLOCK = 2**19

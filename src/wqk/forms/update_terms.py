@@ -10,15 +10,13 @@ Axes: ``...`` a stack of forms, D width, R rank.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from array_api_compat import array_namespace
 
 from wqk.errors import FormError
+from wqk.forms.form import BilinearForm
 from wqk.forms.spectra import spectral_norm
-
-if TYPE_CHECKING:
-    from wqk.forms.form import BilinearForm
 
 
 class UpdateTerms(NamedTuple):

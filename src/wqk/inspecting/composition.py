@@ -13,6 +13,7 @@ encoder has written; other stacks do not write into one another.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import product
@@ -29,7 +30,8 @@ from wqk.attention import Block
 from wqk.attention.coordinates import Coordinates, lacks_norm
 from wqk.attention.omissions import omissions
 from wqk.errors import CheckpointError, TableError, errors_about
-from wqk.forms import chaining
+from wqk.families import AttentionPlan
+from wqk.forms import BilinearForm, chaining
 from wqk.model import Model
 from wqk.model import open as open_model
 from wqk.reporting import pictures
@@ -43,12 +45,7 @@ from wqk.tables.score_table import Table
 from wqk.tables.sheet import Sheet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
     from matplotlib.figure import Figure
-
-    from wqk.families import AttentionPlan
-    from wqk.forms import BilinearForm
 
 KINDS = ("q", "k", "v")
 # Where a block meets a stream.

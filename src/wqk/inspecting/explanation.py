@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wqk._console import Shown, size, spans
 from wqk.attention.omissions import omissions
+from wqk.checkpoints import Checkpoint
+from wqk.families import AttentionPlan
 from wqk.families.candidates import recurrent_layers
 from wqk.model import open as open_model
 from wqk.tables.sheet import Column, Sheet
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from wqk.checkpoints import Checkpoint
-    from wqk.families import AttentionPlan
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wqk.errors import CheckpointError, FormError
 from wqk.inspecting.views import View, bands_view, coupling_view, distance_view, form_view
 from wqk.model import open as open_model
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def show(

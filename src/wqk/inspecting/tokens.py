@@ -15,28 +15,23 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Unpack
 
 import numpy as np
 
+from wqk._typing import Float
+from wqk.attention import Block
 from wqk.attention.coordinates import Coordinates, lacks_norm
-from wqk.checkpoints import Part
+from wqk.checkpoints import Checkpoint, Part
+from wqk.checkpoints.options import HubOptions
 from wqk.checkpoints.references import redacted
 from wqk.errors import CheckpointError, HubError, first_line
+from wqk.families import AttentionPlan
 from wqk.forms import BilinearForm
 from wqk.model import open as open_model
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from typing import Unpack
-
-    from wqk._typing import Float
-    from wqk.attention import Block
-    from wqk.checkpoints import Checkpoint
-    from wqk.checkpoints.options import HubOptions
-    from wqk.families import AttentionPlan
 
 # What tables of token embeddings are called, without ``.weight``.
 NAMES = re.compile(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from wqk.attention import Block
 from wqk.attention.bands import decay
 from wqk.attention.coordinates import Coordinates
 from wqk.errors import FormError
@@ -20,12 +23,7 @@ from wqk.tables.rendering import HEADLINE, label
 from wqk.tables.schema import SUMMARIZED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-    from os import PathLike
-
     from matplotlib.figure import Figure
-
-    from wqk.attention import Block
 
 
 # Distances at which forms are compared: 0, and four per doubling up to 4096.

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 from wqk._typing import FilePath
 from wqk.checkpoints.options import check_options
 from wqk.errors import MissingPackage
+from wqk.live.alarms import Alarm
 from wqk.live.clipping import Clipper
 from wqk.live.monitor import Monitor
 from wqk.live.tracking import Tracker
 from wqk.model import open as open_model
 from wqk.tables.run import CLIPS
+from wqk.tables.score_table import ScoreTable
 
 try:
     from transformers.trainer_callback import TrainerCallback
@@ -29,9 +31,6 @@ except ImportError:
 
 if TYPE_CHECKING:
     from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
-
-    from wqk.live.alarms import Alarm
-    from wqk.tables.score_table import ScoreTable
 
 LOG = logging.getLogger("wqk.live")
 

@@ -34,9 +34,10 @@ import numpy as np
 from wqk._console import counted
 from wqk._files import append_lines
 from wqk._typing import Float
+from wqk.checkpoints import Part
 from wqk.errors import CheckpointError, FormError, RunError
-from wqk.families import Composed
-from wqk.live.logits import LogitMeter, Logits, place_of_rows
+from wqk.families import AttentionPlan, Composed, Side
+from wqk.live.logits import LogitMeter, Logits, Place, place_of_rows
 from wqk.live.parameters import LiveWeights
 from wqk.live.tracking import is_first_process
 from wqk.model import Model
@@ -45,9 +46,6 @@ from wqk.tables.run import drop_after
 if TYPE_CHECKING:
     import torch
 
-    from wqk.checkpoints import Part
-    from wqk.families import AttentionPlan, Side
-    from wqk.live.logits import Place
     from wqk.live.monitor import Monitor
 
 # What an optimizer keeps of a weight: its gradient's mean, and the mean of its square.

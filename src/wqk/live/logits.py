@@ -18,9 +18,10 @@ import inspect
 import logging
 import math
 import weakref
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,15 +29,11 @@ from wqk._typing import Array, Float
 from wqk.attention import Block
 from wqk.checkpoints.wrapping import ADAPTED, plain_name
 from wqk.errors import CheckpointError, NonFiniteWeights, UnknownFamily, first_line
+from wqk.families import AttentionPlan
 from wqk.inspecting.verification.recomputation import HIDDEN, alibi_slopes, allowed
 from wqk.inspecting.verification.recording import module_of, parent_of
 from wqk.live.parameters import LiveWeights
 from wqk.model import open as open_model
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from wqk.families import AttentionPlan
 
 LOG = logging.getLogger("wqk.live")
 

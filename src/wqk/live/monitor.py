@@ -9,22 +9,18 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from wqk._files import append_lines, replace_last_lines
 from wqk.errors import RunError
 from wqk.live import journal
-from wqk.live.alarms import SIZES, Bounds
+from wqk.live.alarms import SIZES, Alarm, Bounds
 from wqk.live.logits import SEQUENCES, LogitMeter, Logits
 from wqk.live.scoring import logit_summary, medians, score_look, score_update, with_logits
-from wqk.live.tracking import Tracker, is_first_process
+from wqk.live.tracking import Snapshot, Tracker, is_first_process
 from wqk.scanning.measures import check_measures
 from wqk.tables.run import read_table
 from wqk.tables.score_table import ScoreTable, records
-
-if TYPE_CHECKING:
-    from wqk.live.alarms import Alarm
-    from wqk.live.tracking import Snapshot
 
 LOG = logging.getLogger("wqk.live")
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from wqk.checkpoints import Checkpoint, Part, TensorInfo
 from wqk.checkpoints.modules import open_live
 from wqk.checkpoints.wrapping import plain_name, with_adapter, without_adapter
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 
 class LiveWeights(Checkpoint):

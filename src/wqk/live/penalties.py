@@ -17,17 +17,15 @@ value is at most 2/FLOOR, and the gradient vanishes only at the two ends.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wqk._typing import Array, Float
 from wqk.attention import Block
 from wqk.checkpoints.modules import Parameters
 from wqk.errors import CheckpointError, FormError
+from wqk.families import AttentionPlan
 from wqk.forms.scores import symmetry
 from wqk.model import open as open_model
-
-if TYPE_CHECKING:
-    from wqk.families import AttentionPlan
 
 # Sign of s in the denominator.
 SIGNS = {"symmetric": 1.0, "skew": -1.0}

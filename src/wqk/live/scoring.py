@@ -9,18 +9,18 @@ import numpy as np
 import polars as pl
 
 from wqk.attention import Block
+from wqk.families import AttentionPlan
+from wqk.forms import BilinearForm
 from wqk.forms.update_terms import change, update_measures
 from wqk.live.alarms import SIZES
+from wqk.live.tracking import Snapshot
+from wqk.model import Model
 from wqk.scanning.scan import scan_model
 from wqk.tables.schema import LOGITS, SCHEMA, SUMMARIZED, UPDATE_TERMS
 from wqk.tables.score_table import ScoreTable
 
 if TYPE_CHECKING:
-    from wqk.families import AttentionPlan
-    from wqk.forms import BilinearForm
     from wqk.live.logits import Logits
-    from wqk.live.tracking import Snapshot
-    from wqk.model import Model
 
 # What identifies a row of one step.
 ROW = ["stack", "kind", "layer", "head"]

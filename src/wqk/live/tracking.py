@@ -19,14 +19,13 @@ from wqk.checkpoints.wrapping import (
     without_adapter,
 )
 from wqk.errors import CheckpointError, RunError
+from wqk.families import AttentionPlan
 from wqk.model import Model
 from wqk.model import open as open_model
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
-
-    from wqk.families import AttentionPlan
 
 
 class Snapshot(Checkpoint):

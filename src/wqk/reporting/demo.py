@@ -13,11 +13,10 @@ from wqk.forms.images import matrix_image
 from wqk.model import open as open_model
 from wqk.scanning.scan import scan
 from wqk.tables.plotting import layer_curves
+from wqk.tables.score_table import ScoreTable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from wqk.tables.score_table import ScoreTable
 
 FOLDER = Path(__file__).parent / "demo_models"
 Name = Literal["encoder", "decoder", "induction"]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 
@@ -18,12 +19,8 @@ from wqk.reporting.pictures.arcs import (
     strongest_pairs,
 )
 from wqk.tables.rendering import label
+from wqk.tables.score_table import Table
 from wqk.tables.sheet import Sheet
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from wqk.tables.score_table import Table
 
 # Arcs and rows of each table, which bound the size of the page.
 ARCS, ROWS = 40, 20

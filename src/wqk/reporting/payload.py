@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -18,13 +19,11 @@ import polars as pl
 
 from wqk.reporting.row_groups import colors
 from wqk.reporting.sentences import outliers, recurring, strongest_pair
+from wqk.tables.details import BlockDetails, Details
 from wqk.tables.schema import SCHEMA
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from wqk.reporting.row_groups import Group
-    from wqk.tables.details import BlockDetails, Details
 
 # Pixels of all images together, and bins of a vector of norms: more would look the same, in a file
 # too large to send.

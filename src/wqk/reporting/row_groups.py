@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 
 from wqk.errors import TableError
 from wqk.tables.schema import KEY
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from wqk.tables.score_table import ScoreTable
+from wqk.tables.score_table import ScoreTable
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 
@@ -13,12 +14,8 @@ from wqk._console import counted, number
 from wqk.reporting.payload import digits
 from wqk.reporting.sentences import training_result
 from wqk.tables.rendering import label
+from wqk.tables.run import Run
 from wqk.tables.sheet import Column, Sheet
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from wqk.tables.run import Run
 
 # What differs between runs of one recipe.
 SEED = "seed"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
 from wqk._console import count, number
-from wqk.comparing.placing import place, sound_models
+from wqk.comparing.placing import Placement, place, sound_models
 from wqk.reporting.row_groups import colors
 from wqk.tables.rendering import HEADLINE, label, left_out
 from wqk.tables.schema import GROUP, statuses
@@ -17,9 +18,6 @@ from wqk.tables.score_table import ScoreTable
 from wqk.tables.sheet import Cell, Column, Sheet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from wqk.comparing.placing import Placement
     from wqk.reporting.row_groups import Group
 
 STATUSES = {

@@ -12,22 +12,19 @@ measure            what its columns hold
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
 
+from wqk.attention import Block
 from wqk.attention.ceilings import lacks_ceiling
+from wqk.attention.coordinates import Coordinates
 from wqk.errors import CheckpointError
+from wqk.families import AttentionPlan
+from wqk.forms import BilinearForm
 from wqk.forms.spectra import null_spectral_norm, null_spectrum, spectral_norm, spectrum
 from wqk.tables.schema import MEASURES
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from wqk.attention import Block
-    from wqk.attention.coordinates import Coordinates
-    from wqk.families import AttentionPlan
-    from wqk.forms import BilinearForm
 
 
 def check_measures(measures: Collection[str], circuit: str) -> None:

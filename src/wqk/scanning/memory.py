@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from wqk.attention.coordinates import PLAIN, Coordinates
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from wqk.checkpoints import Checkpoint, Part
-    from wqk.families import AttentionPlan
+from wqk.checkpoints import Checkpoint, Part
+from wqk.families import AttentionPlan
 
 # Memory, in bytes, that may be spent on scoring several blocks at once.
 SPARE_MEMORY = 512 * 2**20

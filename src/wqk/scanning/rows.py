@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
 
+from wqk._typing import Array
 from wqk.attention.coordinates import Coordinates, lacks_norm
+from wqk.checkpoints import Checkpoint
+from wqk.families import AttentionPlan
+from wqk.forms import BilinearForm
 from wqk.forms.kernels import on_host
 from wqk.forms.randomness import looks_random
 from wqk.forms.scores import directionality, head_terms, symmetry, symmetry_null
 from wqk.scanning.measures import form_measures
 from wqk.tables.schema import joined_statuses
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from wqk._typing import Array
-    from wqk.checkpoints import Checkpoint
-    from wqk.families import AttentionPlan
-    from wqk.forms import BilinearForm
 
 
 def score_heads(

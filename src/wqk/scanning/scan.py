@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from wqk._version import __version__
+from wqk.attention import Block
 from wqk.attention.coordinates import PLAIN, Coordinates, lacks_norm
 from wqk.attention.omissions import omissions
 from wqk.checkpoints import steps_of
 from wqk.errors import CheckpointError, errors_about
+from wqk.families import AttentionPlan
+from wqk.forms import BilinearForm
 from wqk.model import Model
 from wqk.model import open as open_model
 from wqk.scanning.cores import all_blas_threads, is_confined, one_blas_thread, usable_cores
@@ -29,13 +33,6 @@ from wqk.scanning.rows import block_columns, checkpoint_columns, score_heads, wi
 from wqk.tables.details import BlockDetails, Details, LayerKey, block_details
 from wqk.tables.schema import LAYER
 from wqk.tables.score_table import ScoreTable, join
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
-
-    from wqk.attention import Block
-    from wqk.families import AttentionPlan
-    from wqk.forms import BilinearForm
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from wqk._console import spans
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     import polars as pl
 
 

@@ -22,9 +22,11 @@ from __future__ import annotations
 import io
 import json
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -32,15 +34,10 @@ from wqk._console import counted
 from wqk._files import check_output, write_atomically
 from wqk._typing import Array, Float
 from wqk.errors import TableError, first_line
+from wqk.forms import BilinearForm
 from wqk.forms.images import matrix_image
 from wqk.forms.kernels import on_host
 from wqk.forms.scores import coupling
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from os import PathLike
-
-    from wqk.forms import BilinearForm
 
 FORMAT, VERSION = "wqk details", 1
 SIDE = 256

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -13,8 +14,6 @@ from wqk.tables.schema import MEASURES
 from wqk.tables.sheet import Cell, Sheet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from wqk.tables.score_table import ScoreTable
 
 # The value in parentheses: what chance would give.

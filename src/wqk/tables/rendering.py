@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -14,8 +15,6 @@ from wqk.tables.schema import SUMMARIZED, statuses
 from wqk.tables.sheet import Cell, Column, Sheet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from wqk.tables.score_table import ScoreTable
 
 # The scores that are shown unless all are asked for: the headline directionality is the published

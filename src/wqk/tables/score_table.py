@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -16,9 +18,6 @@ from wqk.tables.details import Details
 from wqk.tables.schema import GROUP, OPTIONAL, SCHEMA, SCHEMA_VERSION, SUMMARIZED, present
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from os import PathLike
-
     import pandas
     from matplotlib.figure import Figure
 

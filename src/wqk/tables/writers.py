@@ -7,6 +7,7 @@ import io
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -18,8 +19,6 @@ from wqk.tables.schema import GROUP, OPTIONAL, SCHEMA, present
 from wqk.tables.sheet import Column, Sheet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from wqk.tables.score_table import Table
 
     Content = tuple[pl.DataFrame, Mapping[str, Any]]

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from wqk.comparing.medians import of_model, summarize
 from wqk.errors import TableError
+from wqk.tables.score_table import ScoreTable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import polars as pl
-
-    from wqk.tables.score_table import ScoreTable
 
 # Largest differences of medians, both at the two printed decimals, that count as agreement.
 # Published symmetries of one model agree to the third decimal. Directionality depends on the few

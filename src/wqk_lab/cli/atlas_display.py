@@ -12,13 +12,11 @@ from wqk.cli import display
 from wqk.comparing.medians import spread
 from wqk.comparing.published import marks
 from wqk.tables.sheet import Sheet
-from wqk_lab.atlas import flags
+from wqk_lab.atlas import Comparison, flags
 from wqk_lab.atlas.agreement import TOLERANCES
 
 if TYPE_CHECKING:
     import polars as pl
-
-    from wqk_lab.atlas import Comparison
 
     Row = Mapping[str, Any]
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import polars as pl
@@ -18,9 +20,6 @@ from wqk_lab.figures import convert, dose, dynamics, model_sizes, paired, starts
 from wqk_lab.figures.paper_curves import published_pairs, published_starts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
     from matplotlib.figure import Figure
 
     from wqk_lab.figures.sources import Sources

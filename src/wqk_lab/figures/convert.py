@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
 from wqk._style import COLORS, PAGE, new_figure, style
 from wqk.errors import RunError
+from wqk.forms import BilinearForm
+from wqk.model import Model
 from wqk.reporting.pictures.panels import finish_row, note
+from wqk.tables.run import Run
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from wqk.forms import BilinearForm
-    from wqk.model import Model
-    from wqk.tables.run import Run
 
 SCHEMA = {
     "run": pl.String(),

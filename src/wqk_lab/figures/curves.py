@@ -7,18 +7,15 @@ is shown; ``value`` is the mean over seeds, ``low`` and ``high`` the least and t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import polars as pl
 
 from wqk.comparing.medians import plain_layers
 from wqk.errors import RunError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from wqk.tables.run import Run
-    from wqk.tables.score_table import ScoreTable
+from wqk.tables.run import Run
+from wqk.tables.score_table import ScoreTable
 
 SCORES = ("symmetry", "directionality_excess")
 

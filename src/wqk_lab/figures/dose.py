@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -11,18 +12,15 @@ import polars as pl
 from wqk._style import PAGE, new_figure, style
 from wqk.errors import RunError
 from wqk.reporting.pictures.panels import finish_row, letter, note
+from wqk.tables.run import Run
 from wqk_lab.figures.curves import held_out_losses
 from wqk_lab.figures.starts import looks_of
 from wqk_lab.runs.groups import cells, starts
 from wqk_lab.runs.speedup import first_below
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from wqk.tables.run import Run
 
 # What a start changes, as its report calls it, and the label of that axis.
 SCALES = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import polars as pl
@@ -9,6 +10,7 @@ import polars as pl
 from wqk._style import COLORS, LABELS, PAGE, new_figure, style
 from wqk.errors import RunError
 from wqk.reporting.pictures.panels import (
+    End,
     draw_curve,
     draw_layers,
     finish_row,
@@ -17,18 +19,13 @@ from wqk.reporting.pictures.panels import (
     letter,
     note,
 )
+from wqk.tables.run import Run
 from wqk_lab.figures.curves import SCORES, of_cells, score_curves
-from wqk_lab.runs.groups import modes, one, pairs
+from wqk_lab.runs.groups import ModeGroup, modes, one, pairs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from wqk.reporting.pictures.panels import End
-    from wqk.tables.run import Run
-    from wqk_lab.runs.groups import ModeGroup
 
 LINES = {"encoder": "-", "decoder": "--"}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -17,22 +18,19 @@ from wqk._style import (
     style,
 )
 from wqk.comparing.published import COLUMNS, last_part
+from wqk.forms.images import MatrixImage
 from wqk.reporting.pictures.entries import draw_form
 from wqk.reporting.pictures.panels import letter, separate_labels
 from wqk.reporting.pictures.selection import latest
 from wqk.scanning.surveys.model_sets import model_set, model_sets
+from wqk.tables.score_table import ScoreTable
 from wqk_lab.atlas import drawn_models, flags, published, sound_models, summarize
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
     from matplotlib.text import Annotation
-
-    from wqk.forms.images import MatrixImage
-    from wqk.tables.score_table import ScoreTable
 
 SCORES = {"symmetry": SYMMETRY, "directionality": DIRECTIONALITY}
 

@@ -8,6 +8,7 @@ predicted is in ``docs/pairs.md``, written before any pair was read.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,15 +17,12 @@ import polars as pl
 
 from wqk._statistics import holm
 from wqk._style import GRAY, OUTLIER, PAGE, TEAL, WINE, new_figure, style
+from wqk.comparing.pairs import Pair, PairSurvey
 from wqk.errors import RunError
 from wqk.reporting.pictures.panels import finish_row, letter, note
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from matplotlib.figure import Figure
-
-    from wqk.comparing.pairs import Pair, PairSurvey
 
 SCHEMA: dict[str, pl.DataType] = {
     "pair": pl.String(),

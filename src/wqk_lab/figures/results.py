@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from wqk.errors import OutputError, RunError, TableError
+from wqk.tables.run import Run
 from wqk_lab.atlas import TrainingResult, paper_table
+from wqk_lab.atlas.paper_tables import Name
 from wqk_lab.figures.curves import held_out_losses
-from wqk_lab.runs.groups import cells, differ_in_start
-from wqk_lab.runs.speedup import compare, paired
+from wqk_lab.runs.groups import Cell, cells, differ_in_start
+from wqk_lab.runs.speedup import Paired, compare, paired
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from wqk.tables.run import Run
-    from wqk_lab.atlas.paper_tables import Name
     from wqk_lab.figures.sources import Sources
-    from wqk_lab.runs.groups import Cell
-    from wqk_lab.runs.speedup import Paired
 
 TEXTS: dict[str, Literal["markdown", "latex"]] = {".md": "markdown", ".tex": "latex"}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
@@ -19,16 +20,13 @@ from wqk.reporting.pictures.panels import (
     note,
     panel_grid,
 )
+from wqk.tables.run import Run
 from wqk_lab.figures.curves import loss_curves, loss_differences, of_cells, score_curves
 from wqk_lab.runs.groups import starts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, FigureBase
-
-    from wqk.tables.run import Run
 
 # Line styles that remain distinguishable in grayscale; penalties and combinations take the others.
 LOOKS: dict[str, dict[str, Any]] = {

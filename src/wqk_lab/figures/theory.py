@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -10,8 +11,6 @@ from wqk._style import GRAY, SAND, TEAL, VIOLET, WINE, new_figure, style
 from wqk.errors import TheoryError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from matplotlib.figure import Figure
 
 # A line for the updates as they are, and one for each change.

@@ -10,14 +10,12 @@ Axes: K logged steps.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from wqk._caching import cached_property
-
-if TYPE_CHECKING:
-    from wqk._typing import Array, Float
+from wqk._typing import Array, Float
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from wqk.errors import MissingPackage, RunError
 from wqk_lab.runs.groups import comparable
-from wqk_lab.runs.speedup import LEVEL, interval, speedups
+from wqk_lab.runs.speedup import LEVEL, StartSpeedUp, interval, speedups
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from wqk.tables.run import Run
-    from wqk_lab.runs.speedup import StartSpeedUp
 
 
 def verdict(comparison: StartSpeedUp) -> str:

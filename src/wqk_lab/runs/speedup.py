@@ -22,13 +22,11 @@ import numpy as np
 import polars as pl
 
 from wqk.errors import RunError, required_by
-from wqk_lab.runs.descent import descent, smoothed
-from wqk_lab.runs.groups import starts
+from wqk_lab.runs.descent import Descent, descent, smoothed
+from wqk_lab.runs.groups import Cell, starts
 
 if TYPE_CHECKING:
     from wqk.tables.run import Run
-    from wqk_lab.runs.descent import Descent
-    from wqk_lab.runs.groups import Cell
 
 Loss = Literal["held-out", "training"]
 Field = Literal["saved", "difference"]

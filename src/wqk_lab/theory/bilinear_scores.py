@@ -5,17 +5,12 @@ Axes: B batch, H query heads, G key heads, N tokens (I queries, J keys), D width
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from wqk_lab.theory.evidence import of_layers, ratio
+from wqk.attention.factor import Factor
+from wqk_lab.theory.evidence import Evidence, of_layers, ratio
+from wqk_lab.theory.gradients import LayerGradient
 from wqk_lab.theory.verdict import Sample, Statement
-
-if TYPE_CHECKING:
-    from wqk.attention.factor import Factor
-    from wqk_lab.theory.evidence import Evidence
-    from wqk_lab.theory.gradients import LayerGradient
 
 # How many pairs of keys estimate the share that is ordered alike, for each query.
 PAIRS = 256

@@ -10,20 +10,17 @@ Axes: T trials, D width (the paper's n), R rank.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from wqk.forms import BilinearForm
 from wqk.forms.scores import directionality, symmetry
-from wqk_lab.theory.evidence import ratio, sample_of
+from wqk_lab.theory.evidence import Evidence, ratio, sample_of
 from wqk_lab.theory.verdict import Sample, Statement
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from wqk_lab.theory.evidence import Evidence
-
     Law = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 
 # About how many entries of random matrices are in memory at once.

@@ -8,17 +8,13 @@ Axes: B examples, H query heads, N tokens (I queries), R head width.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from wqk.errors import TheoryError
-from wqk.inspecting.verification.recording import attach, module_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from wqk.families import AttentionPlan
-    from wqk.inspecting.verification.recording import AttentionCall
+from wqk.families import AttentionPlan
+from wqk.inspecting.verification.recording import AttentionCall, attach, module_of
 
 
 class Record(NamedTuple):

@@ -9,21 +9,17 @@ Axes: B batch, N tokens (i predicted, j context), D width.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from wqk.forms import BilinearForm
+from wqk_lab.theory.evidence import Evidence, Update
+from wqk_lab.theory.subject import Subject
 from wqk_lab.theory.tails import MORE, RATIO, in_updates, lost, tails_of
-from wqk_lab.theory.verdict import Estimate, Sample, Statement
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from wqk.forms import BilinearForm
-    from wqk_lab.theory.evidence import Evidence, Update
-    from wqk_lab.theory.subject import Subject
-    from wqk_lab.theory.verdict import Finding
+from wqk_lab.theory.verdict import Estimate, Finding, Sample, Statement
 
 # Directions with less than this share of the largest variance are rounding.
 FLAT = 1e-6

@@ -6,35 +6,31 @@ Axes: B batch, N tokens (i predicted, j context), D width.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from wqk._caching import cached_property
+from wqk.attention import Block
+from wqk.attention.factor import Factor
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import TheoryError
+from wqk.families import AttentionPlan
 from wqk.forms import BilinearForm
 from wqk.model import open as open_model
 from wqk_lab.theory.gradients import (
+    LayerGradient,
     bilinear_plans,
     blocks_of,
     gradients,
     load_values,
 )
-from wqk_lab.theory.verdict import Sample
+from wqk_lab.theory.subject import Subject
+from wqk_lab.theory.text import Text
+from wqk_lab.theory.verdict import Sample, Statement
 from wqk_lab.training.objectives import IGNORED
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-
-    from wqk.attention import Block
-    from wqk.attention.factor import Factor
-    from wqk.families import AttentionPlan
-    from wqk_lab.theory.gradients import LayerGradient
-    from wqk_lab.theory.subject import Subject
-    from wqk_lab.theory.text import Text
-    from wqk_lab.theory.verdict import Statement
 
 Kept = TypeVar("Kept")
 

@@ -6,21 +6,19 @@ import csv
 import io
 import json
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wqk._console import counted
 from wqk._files import check_output, finite, write_atomically
 from wqk.tables.sheet import Sheet
-from wqk_lab.theory.verdict import VERDICTS
+from wqk_lab.theory.subject import Objective, Subject
+from wqk_lab.theory.verdict import VERDICTS, Finding, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
-
-    from wqk_lab.theory.subject import Objective, Subject
     from wqk_lab.theory.text import Text
-    from wqk_lab.theory.verdict import Finding, Verdict
 
 # The columns of a Markdown table; a CSV file has those of `line`.
 COLUMNS = ("verdict", "number", "says", "estimate", "prediction", "layers", "why")

@@ -14,6 +14,7 @@ Axes: B batch, H query heads, G key heads, N tokens (I queries, J keys), D width
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,21 +22,15 @@ import numpy as np
 
 from wqk._typing import Array, Float
 from wqk.attention import Block
-from wqk.attention.factor import load_factor
+from wqk.attention.factor import Factor, load_factor
+from wqk.checkpoints import Checkpoint
 from wqk.errors import TheoryError
-from wqk.families import Composed
+from wqk.families import AttentionPlan, Composed
 from wqk.forms import BilinearForm
 from wqk.model import open as open_model
-from wqk_lab.theory.capture import attention_recorded, require_records
+from wqk_lab.theory.capture import Record, attention_recorded, require_records
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-
-    from wqk.attention.factor import Factor
-    from wqk.checkpoints import Checkpoint
-    from wqk.families import AttentionPlan
-    from wqk_lab.theory.capture import Record
-
     Loss = Callable[[Any, Mapping[str, Any]], Any]
 
 

@@ -12,20 +12,16 @@ Axes: ``...`` batches, N tokens (i predicted, j context), D width.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from wqk._typing import Array, Float
-from wqk_lab.theory.evidence import Update, of_layers, ratio
+from wqk_lab.theory.evidence import Evidence, Update, of_layers, ratio
+from wqk_lab.theory.gradients import LayerGradient
 from wqk_lab.theory.verdict import Sample, Statement
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from wqk_lab.theory.evidence import Evidence
-    from wqk_lab.theory.gradients import LayerGradient
 
 
 class Contributions(NamedTuple):

@@ -5,9 +5,10 @@ No code of a repository is ever run: a model that needs its own is refused.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import (
@@ -20,13 +21,8 @@ from wqk.errors import (
 )
 from wqk.inspecting.verification.running import quiet
 from wqk.tables.run import SETTINGS, open_run
-from wqk_lab.theory.subject import Subject
+from wqk_lab.theory.subject import Objective, Subject
 from wqk_lab.theory.text import FAILURES, Text, open_text, vocabulary_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from wqk_lab.theory.subject import Objective
 
 # How the names of architectures end, and what those predict.
 ENDINGS: dict[str, Objective] = {

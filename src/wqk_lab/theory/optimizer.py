@@ -10,25 +10,21 @@ Statements on a run are measured on what changed between its saved steps.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
 from wqk._typing import Array, Float
-from wqk_lab.theory.evidence import cosine, sample_of
+from wqk.forms import BilinearForm
+from wqk_lab.theory.evidence import Evidence, cosine, sample_of
+from wqk_lab.theory.gradients import LayerGradient
 from wqk_lab.theory.tails import ALIKE, MORE, RATIO, lost, tails_of
 from wqk_lab.theory.updates import first_order
 from wqk_lab.theory.verdict import Sample, Statement
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from wqk.forms import BilinearForm
-    from wqk_lab.theory.evidence import Evidence
-    from wqk_lab.theory.gradients import LayerGradient
 
 Step = Literal["gradient", "descent", "signs", "centered"]
 

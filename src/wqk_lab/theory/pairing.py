@@ -11,23 +11,19 @@ Axes: B blocks, H query heads, N tokens (i predicted, j context), D width, U bat
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from wqk._typing import Array, Bool, Float
 from wqk.errors import TheoryError
+from wqk.forms import BilinearForm
 from wqk.forms.scores import symmetry
-from wqk_lab.theory.evidence import inner_product, ratio
+from wqk_lab.theory.evidence import Evidence, inner_product, ratio
+from wqk_lab.theory.gradients import LayerGradient
+from wqk_lab.theory.subject import Objective
 from wqk_lab.theory.verdict import Sample, Statement
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from wqk.forms import BilinearForm
-    from wqk_lab.theory.evidence import Evidence
-    from wqk_lab.theory.gradients import LayerGradient
-    from wqk_lab.theory.subject import Objective
 
 # The smallest correlation, and the smallest part of the symmetry, that matter.
 CORRELATED, SYMMETRIC = 0.5, 0.1

@@ -11,18 +11,14 @@ Axes: B batch, H query heads, N tokens (I queries, J keys).
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from wqk.forms.scores import symmetry
-from wqk_lab.theory.evidence import cosine, of_layers, ratio, sample_of
+from wqk_lab.theory.evidence import Evidence, cosine, of_layers, ratio, sample_of
+from wqk_lab.theory.gradients import LayerGradient
 from wqk_lab.theory.updates import parameter_gradients
 from wqk_lab.theory.verdict import Sample, Statement
-
-if TYPE_CHECKING:
-    from wqk_lab.theory.evidence import Evidence
-    from wqk_lab.theory.gradients import LayerGradient
 
 # The largest relative rounding error of a gradient in float32.
 ROUNDING = 1e-3

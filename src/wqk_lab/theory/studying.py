@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,15 +25,11 @@ from wqk_lab.theory import (
 from wqk_lab.theory.evidence import NOT_FOR, Evidence, obstacle
 from wqk_lab.theory.findings import Report, report
 from wqk_lab.theory.opening import open_subjects
+from wqk_lab.theory.optimizer import Moment
+from wqk_lab.theory.subject import Objective
 from wqk_lab.theory.verdict import Finding, Sample, Statement, adjusted_together, decide, not_tested
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-    from pathlib import Path
-
-    from wqk_lab.theory.optimizer import Moment
-    from wqk_lab.theory.subject import Objective
-
     OnProgress = Callable[[str, int, int], None]
 
 # In the order of the paper.

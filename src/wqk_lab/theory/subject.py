@@ -5,16 +5,14 @@ Axes: B batch, N tokens.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from wqk.errors import CorpusError
 from wqk_lab.training.objectives import IGNORED
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 Objective = Literal["masked", "each", "causal"]
 

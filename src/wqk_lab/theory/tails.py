@@ -10,20 +10,16 @@ Axes: D width.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from wqk.forms import BilinearForm
 from wqk.forms.scores import directionality
-from wqk_lab.theory.evidence import ratio, sample_of
+from wqk_lab.theory.evidence import Evidence, Update, ratio, sample_of
 from wqk_lab.theory.verdict import Sample, Statement
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from wqk.forms import BilinearForm
-    from wqk_lab.theory.evidence import Evidence, Update
 
 # Logarithms of a ratio of variances that matter: where columns should vary more, or alike.
 MORE, ALIKE = 0.1, 0.25

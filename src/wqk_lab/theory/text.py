@@ -5,10 +5,11 @@ Axes: B batch, N tokens of a block.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,9 +18,6 @@ from wqk.inspecting.verification.running import quiet
 from wqk_lab.training.corpus import TokenStore
 from wqk_lab.training.corpus.reading import is_readable, read_documents
 from wqk_lab.training.corpus.store import HEADER, TOKENIZER
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 # Tokens read from a plain file: enough to count with, and encoded in seconds.
 LIMIT = 2_000_000

@@ -14,22 +14,19 @@ Axes: H query heads, G key heads, R head width, D width.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wqk._typing import Array, Float
 from wqk.attention import Block
 from wqk.checkpoints import open_checkpoint
+from wqk.families import AttentionPlan
 from wqk.forms import BilinearForm
 from wqk.forms.scores import symmetry
 from wqk_lab.theory.evidence import cosine, of_layers
+from wqk_lab.theory.gradients import LayerGradient
 from wqk_lab.theory.verdict import Statement
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from wqk.families import AttentionPlan
-    from wqk_lab.theory.gradients import LayerGradient
 
 
 def implicit_update(gradient: LayerGradient, rate: float) -> BilinearForm:

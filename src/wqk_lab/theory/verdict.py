@@ -25,15 +25,13 @@ Axes: U units, L layers.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from wqk_lab.theory.subject import Objective
+from wqk_lab.theory.subject import Objective
 
 Verdict = Literal["holds", "fails", "undecided", "described", "not tested", "identity"]
 VERDICTS: tuple[Verdict, ...] = (

@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any
 from wqk.errors import RunError, all_lines
 from wqk.inspecting.verification.running import quiet
 from wqk.tables.run import Run, open_run
+from wqk_lab.training.corpus.store import TokenStore
 from wqk_lab.training.recipe import MODEL_FIELDS, NO_START, Recipe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from wqk_lab.training.corpus.store import TokenStore
 
 # Fields that weights are made for.
 FIXED = (*MODEL_FIELDS, "preset", "config", "vocabulary_multiple", "block")

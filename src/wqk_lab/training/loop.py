@@ -30,6 +30,7 @@ from wqk.live import Monitor
 from wqk.live.clipping import Clipper
 from wqk.live.penalties import Penalty
 from wqk.tables.run import CLIPS, METRICS, SCORES
+from wqk_lab.training.corpus.store import TokenStore
 from wqk_lab.training.models import (
     OPTIMIZER,
     SCALER,
@@ -48,13 +49,11 @@ from wqk_lab.training.objectives import (
     loss_of,
     stream_seed,
 )
+from wqk_lab.training.recipe import Recipe
 from wqk_lab.training.training import TrainingProgress
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from wqk_lab.training.corpus.store import TokenStore
-    from wqk_lab.training.recipe import Recipe
 
 
 def make_accelerator(recipe: Recipe, folder: Path, report_to: Sequence[str]) -> Accelerator:

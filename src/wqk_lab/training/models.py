@@ -15,13 +15,11 @@ from typing import TYPE_CHECKING, Any
 from wqk.errors import CorpusError, RunError, all_lines, first_line, required_by
 from wqk.inspecting.verification.running import quiet
 from wqk.tables.run import checkpoints_in
-from wqk_lab.training.recipe import MODEL_FIELDS
+from wqk_lab.training.corpus.store import TokenStore
+from wqk_lab.training.recipe import MODEL_FIELDS, Recipe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from wqk_lab.training.corpus.store import TokenStore
-    from wqk_lab.training.recipe import Recipe
 
 # By the position of the layer norm: configuration, encoder and decoder of one architecture.
 ARCHITECTURES = {

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from wqk.errors import CorpusError
+from wqk_lab.training.corpus.store import TokenStore
+from wqk_lab.training.recipe import Recipe
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Generator, Tensor
     from transformers import PreTrainedModel
-
-    from wqk_lab.training.corpus.store import TokenStore
-    from wqk_lab.training.recipe import Recipe
 
 # A target that PyTorch's cross-entropy leaves out.
 IGNORED = -100

@@ -15,16 +15,15 @@ from typing import TYPE_CHECKING, Any
 from wqk._files import locked, read_lines
 from wqk._version import __version__
 from wqk.errors import CorpusError, RunError, required_by
+from wqk.live.starts import Initialization
 from wqk.tables.run import METRICS, Run, checkpoints_in, create_run, drop_after, open_run
+from wqk_lab.training.conversion import Parent
+from wqk_lab.training.corpus.store import TokenStore
 from wqk_lab.training.models import OPTIMIZER
 from wqk_lab.training.recipe import Recipe, differences
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from wqk.live.starts import Initialization
-    from wqk_lab.training.conversion import Parent
-    from wqk_lab.training.corpus.store import TokenStore
 
 LOG = logging.getLogger("wqk_lab.training")
 

@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from wqk._console import Shown
-from wqk.checkpoints import Checkpoint, steps_of
+from wqk.attention import Block
+from wqk.checkpoints import Checkpoint, Part, TensorInfo, steps_of
 from wqk.checkpoints.adapters import AdaptedCheckpoint, unrounded
 from wqk.inspecting.verification.products import form_difference
 from wqk.inspecting.verification.recomputation import holds_whole_score, recomputed
@@ -29,10 +31,6 @@ from wqk.model import open as open_model
 from wqk.tables.sheet import Cell, Sheet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from wqk.attention import Block
-    from wqk.checkpoints import Part, TensorInfo
     from wqk.inspecting.verification.recording import Application
 
 # An attention this much farther from uniform than the tolerance tells right weights from wrong.

@@ -6,6 +6,7 @@ Axes: B examples, N tokens, C channels, S side of a picture, T tiles of a pictur
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -13,8 +14,6 @@ import numpy as np
 from wqk.errors import FormError, UnknownFamily
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     Inputs = dict[str, np.ndarray]
 
 EXAMPLES = 2

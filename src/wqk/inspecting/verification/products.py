@@ -10,15 +10,15 @@ Axes: B texts, H query heads, N tokens (I queries, J keys), D width.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from wqk.attention import Block
 
-    from wqk.attention import Block
+if TYPE_CHECKING:
     from wqk.inspecting.verification.recording import Application
 
 # Operations of PyTorch that multiply batches of matrices; the last two arguments are the factors.

@@ -12,17 +12,16 @@ Axes: B texts, H query heads, G key heads, N tokens (I queries, J keys), D width
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from wqk._typing import Array
+from wqk.attention import Block
+from wqk.families import AttentionPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from wqk.attention import Block
-    from wqk.families import AttentionPlan
     from wqk.inspecting.verification.recording import Application
 
 # Positions added to scores that follow from the distance, or need the term that the model computed.

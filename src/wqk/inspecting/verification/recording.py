@@ -6,6 +6,7 @@ Axes: B examples, H query heads, N tokens (I queries, J keys), D width, R head w
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import takewhile
@@ -14,11 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from wqk.errors import UnknownFamily
+from wqk.families import AttentionPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from wqk.families import AttentionPlan
     from wqk.inspecting.verification.products import Products
 
 # How far from 1 a row of probabilities may sum, and in half precision.

@@ -8,10 +8,13 @@ from __future__ import annotations
 import inspect
 import os
 import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from wqk.checkpoints import Checkpoint
+from wqk.checkpoints.adapters import Adapter
 from wqk.errors import (
     CheckpointError,
     MissingPackage,
@@ -20,7 +23,7 @@ from wqk.errors import (
     first_line,
     required_by,
 )
-from wqk.families import find_family, load_family
+from wqk.families import Family, find_family, load_family
 from wqk.families.config import Config
 from wqk.inspecting.verification.inputs import inputs_of
 from wqk.inspecting.verification.products import Products
@@ -30,18 +33,13 @@ from wqk.inspecting.verification.recording import (
     place_of,
     require_records,
 )
+from wqk.model import Model
 from wqk.model import open as open_model
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     import numpy as np
 
-    from wqk.checkpoints import Checkpoint
-    from wqk.checkpoints.adapters import Adapter
-    from wqk.families import Family
     from wqk.inspecting.verification.recording import Application
-    from wqk.model import Model
 
 # Inputs that tell tokens from padding, (B, N).
 PADDING_MASKS = ("attention_mask", "decoder_attention_mask")

@@ -6,25 +6,22 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from wqk._console import counted
+from wqk._typing import Array
 from wqk.attention import Block
-from wqk.checkpoints import Part, open_checkpoint
+from wqk.checkpoints import Checkpoint, Part, open_checkpoint
 from wqk.checkpoints.modules import Parameters
 from wqk.errors import CheckpointError, FormError, UnknownFamily
+from wqk.families import AttentionPlan, Side
 from wqk.families.layouts import Projection, put_outputs
 from wqk.forms.scores import symmetry
 from wqk.live.starts.kinds import KINDS, Kind, mimetic, planes, shared_queries
 from wqk.model import Model
 from wqk.model import open as open_model
-
-if TYPE_CHECKING:
-    from wqk._typing import Array
-    from wqk.checkpoints import Checkpoint
-    from wqk.families import AttentionPlan, Side
 
 # By how much a start's symmetry may differ from its kind's, in float32.
 TOLERANCE = 1e-4

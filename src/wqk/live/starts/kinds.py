@@ -29,15 +29,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from wqk._typing import Array, Float
 from wqk.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from wqk.families import AttentionPlan
+from wqk.families import AttentionPlan
 
 Shared = Float[Array, "key_heads width d"]
 

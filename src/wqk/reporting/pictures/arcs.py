@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -10,8 +11,6 @@ from wqk._style import GRAY, PAGE, SKY, YELLOW, new_figure, style
 from wqk.errors import TableError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from matplotlib.figure import Figure
 
 KINDS = {"q": (SKY, "queries"), "k": (YELLOW, "keys"), "v": (GRAY, "values")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -11,14 +12,11 @@ from wqk.errors import TableError
 from wqk.forms.randomness import untrained_range
 from wqk.reporting.pictures.panels import label_ends, note, sequence
 from wqk.reporting.pictures.selection import latest, titled
+from wqk.tables.score_table import ScoreTable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from wqk.tables.score_table import ScoreTable
 
 # The ends of each score's range by chance.
 ENDINGS = ("untrained_low", "untrained_high")

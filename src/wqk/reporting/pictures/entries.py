@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,16 +11,13 @@ from wqk._style import GRAY, OUTLIER, SIGNS, new_figure, style
 from wqk.forms.images import MatrixImage
 from wqk.reporting.pictures.panels import letter
 from wqk.reporting.pictures.selection import titles
+from wqk.tables.details import BlockDetails
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.gridspec import GridSpecBase, SubplotSpec
     from matplotlib.image import AxesImage
-
-    from wqk.tables.details import BlockDetails
 
 # The color scale ends at this quantile of the magnitudes.
 SATURATION = 0.995

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,15 +15,12 @@ from wqk._typing import Array, Float
 from wqk.errors import TableError
 from wqk.reporting.pictures.panels import heading
 from wqk.reporting.pictures.selection import titles
+from wqk.tables.details import BlockDetails
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
-
-    from wqk.tables.details import BlockDetails
 
 # Up to this many heads, the numbers are printed into the matrix.
 PRINTED_HEADS = 16

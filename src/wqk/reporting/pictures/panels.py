@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -11,15 +12,12 @@ import numpy as np
 from wqk._style import GRAY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     import polars as pl
     from matplotlib.axes import Axes
     from matplotlib.figure import FigureBase
     from matplotlib.text import Annotation
 
-    # A curve's last value, its name and its color.
-    End = tuple[float, str, str | tuple[float, ...]]
+End = tuple[float, str, str | tuple[float, ...]]
 
 # Minimum distance between two labels at the ends of curves, as a fraction of the axis height.
 LABEL_GAP = 0.085

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,8 +12,6 @@ from wqk._style import PAGE, new_figure, style
 from wqk.reporting.pictures.panels import sequence
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from matplotlib.figure import Figure
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import polars as pl
 
 from wqk.comparing.published import last_part
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from wqk.tables.score_table import ScoreTable
+from wqk.tables.score_table import ScoreTable
 
 # Columns that a title adds to a model's name if models of that name differ in them.
 DISTINGUISHING = ("revision", "step", "stack", "kind", "circuit")

@@ -11,11 +11,10 @@ from wqk._style import CHANCE, GRAY, PAGE, SAND, TEAL, new_figure, style
 from wqk.errors import TableError
 from wqk.reporting.pictures.panels import panel_grid
 from wqk.reporting.pictures.selection import latest, titled
+from wqk.tables.score_table import ScoreTable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from wqk.tables.score_table import ScoreTable
 
 TERMS = ("symmetry_within_heads", "symmetry_between_heads", "symmetry_within_random")
 

@@ -8,10 +8,12 @@ import os
 import signal
 import threading
 from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import (
     FIRST_COMPLETED,
     BrokenExecutor,
     CancelledError,
+    Executor,
     Future,
     ProcessPoolExecutor,
     as_completed,
@@ -24,9 +26,6 @@ from wqk.errors import RunError, all_lines, required_by
 from wqk.scanning.surveys.work import Outcome, failure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator
-    from concurrent.futures import Executor
-
     from wqk.scanning.surveys.jobs import Job
 
 # Seconds to wait for a Dask scheduler's answer.

@@ -11,8 +11,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wqk._files import append_lines, locked, read_lines, unwritable
@@ -20,9 +22,6 @@ from wqk.errors import OutputError, RunError, TableError
 from wqk.tables.score_table import ScoreTable, read_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
     from wqk.scanning.surveys.jobs import Job
     from wqk.scanning.surveys.work import Options, Outcome
 

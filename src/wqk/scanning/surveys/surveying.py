@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from wqk._version import __version__
 from wqk.checkpoints.options import HubAccess, check_options
@@ -23,10 +25,6 @@ from wqk.tables.schema import SCHEMA_VERSION
 from wqk.tables.score_table import ScoreTable, join
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from concurrent.futures import Executor
-    from typing import Unpack
-
     from wqk.scanning.surveys.jobs import Job
     from wqk.scanning.surveys.work import Outcome
 

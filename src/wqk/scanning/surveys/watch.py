@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import polars as pl
 
@@ -20,13 +21,7 @@ from wqk.scanning.surveys.folder import open_folder
 from wqk.scanning.surveys.surveying import survey
 from wqk.scanning.surveys.work import Options, files_of
 from wqk.tables.schema import SCHEMA_VERSION
-from wqk.tables.score_table import read_table
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from concurrent.futures import Executor
-
-    from wqk.tables.score_table import ScoreTable
+from wqk.tables.score_table import ScoreTable, read_table
 
 # Seconds between looks: a month.
 LONGEST_WAIT = 30 * 24 * 3600

@@ -5,29 +5,26 @@ from __future__ import annotations
 import hashlib
 import time
 import traceback
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 
 from wqk._version import __version__
-from wqk.checkpoints import Checkpoint, open_checkpoint
+from wqk.checkpoints import Checkpoint, Part, TensorInfo, open_checkpoint
+from wqk.checkpoints.options import HubAccess
 from wqk.checkpoints.references import without_secrets
 from wqk.errors import CheckpointError, RunError, WqkError, all_lines
 from wqk.model import open as open_model
 from wqk.scanning.cores import one_blas_thread
 from wqk.scanning.memory import plan_bytes
 from wqk.scanning.scan import scan
+from wqk.tables.score_table import ScoreTable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import Unpack
-
-    from wqk.checkpoints import Part, TensorInfo
-    from wqk.checkpoints.options import HubAccess
     from wqk.scanning.surveys.jobs import Job
-    from wqk.tables.score_table import ScoreTable
 
 
 @dataclass(frozen=True)

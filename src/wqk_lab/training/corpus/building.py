@@ -22,10 +22,10 @@ import polars as pl
 from wqk._version import __version__
 from wqk.errors import CorpusError
 from wqk.scanning.cores import usable_cores
-from wqk_lab.training.corpus.build_folder import open_work
-from wqk_lab.training.corpus.reading import find_source
+from wqk_lab.training.corpus.build_folder import Work, open_work
+from wqk_lab.training.corpus.reading import Source, find_source
 from wqk_lab.training.corpus.settings import ALPHABET, VOCABULARY_SIZE, CorpusOptions
-from wqk_lab.training.corpus.store import SPLITS, sha256
+from wqk_lab.training.corpus.store import SPLITS, TokenStore, sha256
 from wqk_lab.training.corpus.tokenizing import (
     Encoder,
     learn_characters,
@@ -37,10 +37,6 @@ from wqk_lab.training.corpus.tokenizing import (
 from wqk_lab.training.corpus.writing import Chunk, write_store
 
 if TYPE_CHECKING:
-    from wqk_lab.training.corpus.build_folder import Work
-    from wqk_lab.training.corpus.reading import Source
-    from wqk_lab.training.corpus.store import TokenStore
-
     Tell = Callable[["CorpusProgress"], None]
 
 # Characters of a shard: what a thread takes at a time, and what an interruption can cost.
