@@ -143,6 +143,14 @@ def test_a_planted_composition_is_found(kind: str, zero: Any, tmp_path: Path):
     assert others["p_corrected"].min() > 0.01
 
 
+def test_a_scale_is_not_left_out_of_scores_that_it_does_not_change(tmp_path: Path):
+    table = wqk.compose(llama(tmp_path / "model", weights()))
+    assert table.metadata["left_out"] == [
+        "rotary positions, which turn it at every distance but 0",
+        "the gains of the norms that feed it",
+    ]
+
+
 def test_nothing_is_found_in_random_models(tmp_path: Path):
     tables = [wqk.compose(llama(tmp_path / str(seed), weights(seed))).frame for seed in range(6)]
     everything = pl.concat(tables)
@@ -344,13 +352,16 @@ def test_scores_equal_those_of_transformer_lens(tmp_path: Path):
 
 
 def test_the_neighbors_of_a_head_are_listed(tmp_path: Path):
-    table = wqk.compose(llama(tmp_path / "model", weights()))
+    folder = llama(tmp_path / "model", weights())
+    table = wqk.compose(folder)
     around = table.around(-2, 3).frame  # layer 1
     assert len(around) == 3 * 2 * HEADS
     assert set(around.filter(pl.col("reader_layer") == 1)["reader_head"]) == {3}
     assert set(around.filter(pl.col("writer_layer") == 1)["writer_head"]) == {3}
-    with pytest.raises(wqk.errors.TableError, match="no pair has head 4 of layer 1"):
+    with pytest.raises(wqk.errors.TableError, match=r"head 4 of layer 1 .*last head 3$"):
         table.around(1, 4)
+    with pytest.raises(wqk.errors.TableError, match="pairs whole layers"):
+        wqk.compose(folder, layers=True).around(1, 0)
 
 
 def copier(name: str) -> np.ndarray:

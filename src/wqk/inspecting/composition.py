@@ -144,7 +144,15 @@ class CompositionTable(Table):
 
         around = self.filter(has("writer") | has("reader"))
         if not len(around):
-            raise TableError(f"no pair has head {head} of layer {layer} ({kind}-attention)")
+            heads: Any = self.frame.select(pl.max_horizontal("writer_head", "reader_head").max())
+            there = (
+                "the table pairs whole layers"
+                if heads.item() is None
+                else f"its last layer is {largest.item()}, its last head {heads.item()}"
+            )
+            raise TableError(
+                f"no pair has head {head} of layer {layer} ({kind}-attention); {there}"
+            )
         return around
 
     def plot(self, top: int = 30) -> Figure:
@@ -336,13 +344,14 @@ class Source:
         return any(lacks_norm(plan, coordinates) for coordinates in self._coordinates.values())
 
     def left_out(self, kinds: Sequence[str]) -> list[str]:
-        """The terms of the model that the scores do not have."""
+        """The terms of the model that the scores do not have; a scale would not change them."""
         circuits = [name for name in CIRCUITS if name == "ov" or {"q", "k"} & set(kinds)]
         terms = [
             omission.term
             for plan in self.plans
             for name in circuits
             for omission in omissions(plan, self._coordinates[name])
+            if omission.kind != "scale"
         ]
         if any(plan.value is not None and plan.value.bias for plan in self.plans):
             terms.append("biases")

@@ -106,5 +106,5 @@ def _survey(folder: Path) -> ScoreTable:
     except TableError:
         raise TableError(
             f"{folder}: contains no training run and no survey; expected a folder written by wqk "
-            "train or wqk survey, a score table or details (.npz)"
+            "train or wqk survey, or what wqk scan or wqk compose write with --out"
         ) from None
