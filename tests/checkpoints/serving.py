@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import re
@@ -85,7 +86,7 @@ class Site:
         content = self.files[path]
         default = f'"{content}"'
         if isinstance(content, bytes):
-            default = f'"{hashlib.md5(content).hexdigest()}"'
+            default = f'"{digest(content)[:32]}"'
         return self.tags.get(path, default)
 
     def respond(self, handler: Handler) -> None:
@@ -372,7 +373,13 @@ def describe(content: bytes | Path) -> tuple[int, str]:
     """Size and hash; of a sparse file, of its path."""
     if isinstance(content, Path):
         return content.stat().st_size, hashlib.sha256(str(content).encode()).hexdigest()
-    return len(content), hashlib.sha256(content).hexdigest()
+    return len(content), digest(content)
+
+
+@functools.lru_cache(maxsize=64)
+def digest(content: bytes) -> str:
+    """Kept, since every request for a file asks for it."""
+    return hashlib.sha256(content).hexdigest()
 
 
 def is_large(path: str) -> bool:
@@ -425,6 +432,11 @@ BERT = {
 
 def bert_weights(seed: int = 0, layers: int = 4, width: int = 128) -> dict[str, np.ndarray]:
     """A small BERT's tensors, named and shaped as on the hub."""
+    return dict(drawn_weights(seed, layers, width))
+
+
+@functools.cache
+def drawn_weights(seed: int, layers: int, width: int) -> dict[str, np.ndarray]:
     dice = np.random.default_rng(seed)
 
     def draw(*shape: int) -> np.ndarray:
@@ -447,12 +459,14 @@ def query_key_bytes(tensors: dict[str, np.ndarray]) -> int:
     return sum(t.nbytes for name, t in tensors.items() if re.search(r"self\.(query|key)\.", name))
 
 
+@functools.cache
+def saved_weights(seed: int) -> bytes:
+    return save(bert_weights(seed))
+
+
 def bert_folder(seed: int = 0) -> dict[str, bytes | Path]:
     """A repository's files."""
-    return {
-        "config.json": json.dumps(BERT).encode(),
-        "model.safetensors": save(bert_weights(seed)),
-    }
+    return {"config.json": json.dumps(BERT).encode(), "model.safetensors": saved_weights(seed)}
 
 
 def sharded_folder(seed: int = 0, shards: int = 3) -> dict[str, bytes | Path]:

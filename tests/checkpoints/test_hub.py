@@ -36,6 +36,7 @@ from tests.checkpoints.serving import (
 from tests.checkpoints.test_distributed import in_chunks
 from tests.checkpoints.test_distributed import weights as distributed_weights
 from tests.checkpoints.test_formats import megatron
+from tests.command import run
 
 import wqk
 from wqk.checkpoints import Part, open_checkpoint, ranged
@@ -597,24 +598,21 @@ def command(hub: Hub, tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def test_the_command_says_what_it_will_fetch_and_what_it_fetched(hub, tmp_path):
-    explain = command(hub, tmp_path, "explain", NAME)
-    said, _ = explain.communicate(timeout=60)
+def test_the_command_says_what_it_will_fetch_and_what_it_fetched(hub):
+    said = run("explain", NAME, width=200).stdout
     assert "A scan reads 528 kB of" in said
-    first = command(hub, tmp_path, "scan", NAME, "--revision", "step1000")
-    scores, line = first.communicate(timeout=60)
-    assert first.returncode == 0
-    assert f"{NAME} @ step1000" in scores
-    assert line.startswith(f"{NAME}: fetched 53")
-    assert " kB of 4." in line
-    second = command(hub, tmp_path, "scan", NAME, "--revision", "step1000")
-    again, line = second.communicate(timeout=60)
-    assert again == scores
-    assert ": fetched 0 B of 4." in line
-    assert "all that was read was in the cache" in line
-    missing = command(hub, tmp_path, "scan", "nobody/nothing")
-    assert missing.communicate(timeout=60)[1].startswith("wqk: nobody/nothing: is neither a path")
-    assert missing.returncode == 2
+    first = run("scan", NAME, "--revision", "step1000", width=200)
+    assert first.exit_code == 0
+    assert f"{NAME} @ step1000" in first.stdout
+    assert first.stderr.startswith(f"{NAME}: fetched 53")
+    assert " kB of 4." in first.stderr
+    second = run("scan", NAME, "--revision", "step1000", width=200)
+    assert second.stdout == first.stdout
+    assert ": fetched 0 B of 4." in second.stderr
+    assert "all that was read was in the cache" in second.stderr
+    missing = run("scan", "nobody/nothing", width=200)
+    assert missing.stderr.startswith("wqk: nobody/nothing: is neither a path")
+    assert missing.exit_code == 2
 
 
 def test_a_killed_scan_leaves_a_cache_that_goes_on(hub, tmp_path):

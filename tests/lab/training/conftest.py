@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ VOCABULARY = 40
 SPECIAL = {"padding": 0, "mask": 1, "unknown": 2, "separator": 3}
 
 MakeRecipe = Callable[..., Recipe]
+Order = Callable[..., tuple[int, str]]
 
 
 def walk(tokens: int, seed: int) -> np.ndarray:
@@ -87,3 +90,38 @@ def tiny() -> MakeRecipe:
         return make_recipe(preset, **{**small, **overrides})
 
     return make
+
+
+@pytest.fixture(scope="session")
+def order(corpus: TokenStore) -> Iterator[Order]:
+    """Train in a child: its exit code, and the error's message.
+
+    It dies at its n-th ``touch`` of the run's files, and finds that a file can have ``most`` bytes;
+    neither, where these are 0.
+    """
+    helper = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("killing.py"))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+    def send(recipe: Recipe, folder: Path, *, touch: int = 0, most: int = 0) -> tuple[int, str]:
+        order = {
+            "recipe": recipe.to_json(),
+            "corpus": str(corpus.folder),
+            "folder": str(folder),
+            "touch": touch,
+            "most": most,
+        }
+        assert helper.stdin
+        assert helper.stdout
+        helper.stdin.write(json.dumps(order) + "\n")
+        helper.stdin.flush()
+        code, said = json.loads(helper.stdout.readline())
+        return code, said
+
+    with helper:
+        yield send
+        assert helper.stdin
+        helper.stdin.close()

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+from subprocess import STDOUT
+from types import SimpleNamespace
+from typing import TextIO
 
 import pytest
 from tests.command import run
@@ -14,6 +19,7 @@ from wqk.errors import OutputError, RunError
 from wqk.tables.run import METRICS, create_run, open_run
 from wqk_lab.cli.speedup import speedup
 from wqk_lab.runs.speedup import SMOOTHING
+from wqk_lab.training import experiments
 from wqk_lab.training.corpus import CorpusOptions, build_corpus
 from wqk_lab.training.experiments import (
     comparable_runs,
@@ -56,7 +62,22 @@ def written(folder: Path, content: str) -> Path:
     return folder / "own.toml"
 
 
-def test_runs_stop_resume_and_are_left_alone(tmp_path: Path) -> None:
+class Here:
+    """Stands for a process of a run: its command is run in this one."""
+
+    def __init__(self, command: Sequence[str], *, stdout: TextIO, **_: object) -> None:
+        assert command[:3] == [sys.executable, "-m", "wqk"]
+        done = run(*command[3:])
+        stdout.write(done.output)
+        self.returncode = done.exit_code
+
+    def wait(self, _: float) -> None:
+        """It has ended."""
+
+
+def test_runs_stop_resume_and_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "text.txt").write_text("a rose is a rose\nis a rose is a rose\n" * 20)
     options = CorpusOptions(text="characters", document="line", held_out=1)
     build_corpus([tmp_path / "text.txt"], tmp_path / "text", options)
@@ -78,6 +99,7 @@ def test_runs_stop_resume_and_are_left_alone(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {"random-1", "held-1"}
     # A later stop goes on; what is done is not touched again.
     written(tmp_path, SMALL + CELLS.replace("stop = 4", "stop = 6"))
+    monkeypatch.setattr(experiments, "subprocess", SimpleNamespace(Popen=Here, STDOUT=STDOUT))
     again = run(*arguments)
     assert again.exit_code == 0, again.output
     assert "random-1: done" in again.stderr
@@ -156,7 +178,8 @@ def own_model(given: str) -> str:
     return recipe.replace("steps = 6", f"steps = 1\nconfig = {given}") + "[[cell]]\nname = 'a'"
 
 
-def test_a_configuration_reaches_the_run(tmp_path: Path) -> None:
+def test_a_configuration_reaches_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experiments, "subprocess", SimpleNamespace(Popen=Here, STDOUT=STDOUT))
     config = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2}
     (tmp_path / "own.json").write_text(json.dumps(config))
     (tmp_path / "text.txt").write_text("a rose is a rose\nis a rose is a rose\n" * 20)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import random
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.lab.training.conftest import Order
 
 from wqk._files import read_lines
 from wqk.tables.run import METRICS, SETTINGS, Run, open_run
@@ -20,37 +19,6 @@ from wqk_lab.training import loop
 from wqk_lab.training.corpus import TokenStore
 from wqk_lab.training.recipe import Recipe
 from wqk_lab.training.training import train
-
-Order = Callable[[Recipe, Path, int], int]
-
-
-@pytest.fixture(scope="module")
-def order(corpus: TokenStore) -> Iterator[Order]:
-    """Train in a child that dies at its n-th touch of the run's files (0: never): its exit code."""
-    helper = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("killing.py"))],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-    def send(recipe: Recipe, folder: Path, touch: int) -> int:
-        order = {
-            "recipe": recipe.to_json(),
-            "corpus": str(corpus.folder),
-            "folder": str(folder),
-            "touch": touch,
-        }
-        assert helper.stdin
-        assert helper.stdout
-        helper.stdin.write(json.dumps(order) + "\n")
-        helper.stdin.flush()
-        return int(helper.stdout.readline())
-
-    with helper:
-        yield send
-        assert helper.stdin
-        helper.stdin.close()
 
 
 def result(run: Run) -> dict[str, Any]:
@@ -96,12 +64,12 @@ def interrupt_and_finish(
     """How often the run was killed before it came to its end."""
     random_touch, killed = random.Random(seed), 0
     for _ in range(interruptions):
-        code = order(recipe, folder, random_touch.randint(1, 45))
+        code, _ = order(recipe, folder, touch=random_touch.randint(1, 45))
         assert code in (0, -signal.SIGKILL)
         if code == 0:
             return killed
         killed += 1
-    assert order(recipe, folder, 0) == 0
+    assert order(recipe, folder) == (0, "")
     return killed
 
 
@@ -137,9 +105,9 @@ def test_killed_at_every_single_touch(
     whole = result(train(recipe, corpus.folder, tmp_path / "whole"))
     for touch in range(1, 500):
         folder = tmp_path / str(touch)
-        if order(recipe, folder, touch) == 0:
+        if order(recipe, folder, touch=touch) == (0, ""):
             break
-        assert order(recipe, folder, 0) == 0
+        assert order(recipe, folder) == (0, "")
         assert result(open_run(folder)) == whole, touch
     assert touch > 40
 
