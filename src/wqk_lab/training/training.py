@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import platform
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 LOG = logging.getLogger("wqk_lab.training")
+
+# Settings by which the libraries of matrix products choose their kernels.
+KERNELS = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
 
 
 @dataclass(frozen=True)
@@ -54,9 +58,9 @@ def train(
 ) -> Run:
     r"""Train a model into a run's folder, or resume an interrupted run.
 
-    In one process on a CPU, recipe, corpus, software and number of threads determine every bit of
-    the result, whatever the interruptions. Under torchrun, every process makes the same call; each
-    processes its share of every batch, and the first one writes.
+    In one process on a CPU, recipe, corpus, software, processor and number of threads determine
+    every bit of the result, whatever the interruptions. Under torchrun, every process makes the
+    same call; each processes its share of every batch, and the first one writes.
 
     Parameters
     ----------
@@ -314,11 +318,24 @@ def _environment(recipe: Recipe, accelerator: Any) -> dict[str, Any]:
         "transformers": transformers.__version__,
         "accelerate": accelerate.__version__,
         "platform": platform.platform(),
+        "processor": _processor(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "kernels": {name: os.environ[name] for name in KERNELS if name in os.environ},
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "precision": available_precision(recipe.precision),
         "processes": accelerator.num_processes,
         "threads": torch.get_num_threads(),
     }
+
+
+def _processor() -> str:
+    """The processor's name; libraries choose kernels by it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
 
 
 def _tell_changes(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
