@@ -271,10 +271,8 @@ SUMS = ("square_norm", "trace_of_square", "row_norms", "column_norms")
 @DTYPES
 @pytest.mark.parametrize(("d", "rank"), [(1, 1), (5, 1), (40, 7), (40, 40), (40, 90), (300, 12)])
 def test_identities_and_tiles_agree(dtype, d, rank):
-    query, key = stacked_factors(d + rank, d, rank, dtype)
-    exponent = np.zeros(())
-    identities = kernels.Identities(query, key, exponent)
-    tiles = kernels.Tiles(query, key, exponent)
+    sides = [kernels.balance(one, np) for one in stacked_factors(d + rank, d, rank, dtype)]
+    identities, tiles = kernels.Identities(*sides), kernels.Tiles(*sides)
     for name in SUMS:
         expected = getattr(tiles, name)
         tolerance = TOLERANCE[dtype] * np.abs(expected).max()

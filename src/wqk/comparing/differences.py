@@ -17,7 +17,7 @@ from wqk.attention import Block
 from wqk.attention.coordinates import PLAIN
 from wqk.errors import CheckpointError
 from wqk.forms import BilinearForm
-from wqk.forms.scores import directionality, symmetry
+from wqk.forms.scores import directionalities, symmetry
 from wqk.forms.update_terms import update_measures
 from wqk.model import open as open_model
 from wqk.scanning.rows import block_columns, checkpoint_columns
@@ -213,8 +213,7 @@ def _columns(
             "moved": moved / norm,
             # ‖M − M₀‖² = ‖M‖² + ‖M₀‖² − 2 ⟨M, M₀⟩, solved for the product.
             "cosine": (norm / new_norm + new_norm / norm - (moved / norm) * (moved / new_norm)) / 2,
-            "directionality": directionality(step, gamma=gamma, weight="norm"),
-            "directionality_excess": directionality(step, gamma=gamma, weight="excess"),
+            **directionalities(step, gamma)._asdict(),
         }
     if step.is_square:
         measures["symmetry"] = symmetry(step)

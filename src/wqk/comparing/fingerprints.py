@@ -143,7 +143,7 @@ def _scaled(form: BilinearForm) -> tuple[np.ndarray, np.ndarray, float]:
     """All heads' factors (H, R, D) and (G, R, D) in the safe range, and the forms' scale."""
     factors, scale = [], 1.0
     for factor in (form.query, form.key):
-        factor, exponents = balance(factor, np)
+        factor, exponents, _ = balance(factor, np)
         if exponents.any():  # one scale for all heads
             factor = factor * 2.0 ** (exponents - exponents.max())[..., None, None]
             scale *= 2.0 ** float(exponents.max())

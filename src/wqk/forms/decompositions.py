@@ -58,8 +58,7 @@ def eigenvalues(query: Array, key: Array) -> Array:
 def _core(query: Array, key: Array) -> tuple[Array, Array, Array, Array]:
     """Q_a, R_a R_bᵀ, Q_b and the exponent (...) of M = Q_a (R_a R_bᵀ) Q_bᵀ · 2**exponent."""
     xp = array_namespace(query, key)
-    (query, query_exponent), (key, key_exponent) = balance(query, xp), balance(key, xp)
-    query_basis, left = xp.linalg.qr(query)
-    key_basis, right = xp.linalg.qr(key)
+    balanced = balance(query, xp), balance(key, xp)
+    (query_basis, left), (key_basis, right) = (xp.linalg.qr(one.factor) for one in balanced)
     core = xp.matmul(left, xp.matrix_transpose(right))
-    return query_basis, core, key_basis, query_exponent + key_exponent
+    return query_basis, core, key_basis, balanced[0].exponent + balanced[1].exponent

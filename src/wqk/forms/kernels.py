@@ -10,7 +10,7 @@ Axes: ``...`` a stack of forms, D width, R rank. Factors are A = query (..., D, 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from array_api_compat import array_namespace
@@ -27,6 +27,14 @@ SAFE_ENTRY = {32: (1e-2, 1e2), 64: (1e-50, 1e50)}
 TOLERANCE = {32: 1e-5, 64: 1e-10}
 
 
+class Balanced(NamedTuple):
+    """A factor divided by a power of two so that sums of fourth powers of its entries fit."""
+
+    factor: Float[Array, "... d r"]
+    exponent: Float[Array, "*stack"]
+    square_lengths: Float[Array, "... r"]  # sums of squares of the factor's columns
+
+
 class Moments:
     """Sums over the entries of M / 2**exponent = query · keyᵀ, of which every score is a function.
 
@@ -36,6 +44,8 @@ class Moments:
     query: Float[Array, "... d_query r"]
     key: Float[Array, "... d_key r"]
     exponent: Float[Array, "*stack"]
+    # Sums of squares of the factors' columns.
+    square_lengths: tuple[Float[Array, "... r"], Float[Array, "... r"]]
     # AᵀA and BᵀB, on the route that needs them; M / 2**exponent, if it is formed at once.
     grams: tuple[Float[Array, "... r r"], Float[Array, "... r r"]] | None = None
     matrix: Float[Array, "... d_query d_key"] | None = None
@@ -45,9 +55,17 @@ class Moments:
     row_norms: Float[Array, "... d_query"]
     column_norms: Float[Array, "... d_key"]
 
-    def __init__(self, query: Array, key: Array, exponent: Array) -> None:
-        self._xp = array_namespace(query, key)
-        self.query, self.key, self.exponent = query, key, exponent
+    def __init__(self, query: Balanced, key: Balanced) -> None:
+        self._xp = array_namespace(query.factor, key.factor)
+        self.query, self.key = query.factor, key.factor
+        self.exponent = query.exponent + key.exponent
+        self.square_lengths = query.square_lengths, key.square_lengths
+
+    @cached_property
+    def square_sizes(self) -> tuple[Array, Array]:
+        """‖A‖² and ‖B‖², whose product ‖M‖² cannot exceed."""
+        query, key = (self._xp.sum(squares, axis=-1) for squares in self.square_lengths)
+        return query, key
 
 
 def measure(query: Float[Array, "... d_query r"], key: Float[Array, "... d_key r"]) -> Moments:
@@ -59,11 +77,9 @@ def measure(query: Float[Array, "... d_query r"], key: Float[Array, "... d_key r
         A factor has NaN or infinite entries.
     """
     xp = array_namespace(query, key)
-    balanced_query, query_exponent = balance(query, xp)
-    balanced_key, key_exponent = balance(key, xp)
     low_rank = 4 * query.shape[-1] <= min(query.shape[-2], key.shape[-2])
     route = Identities if low_rank else Tiles
-    moments = route(balanced_query, balanced_key, query_exponent + key_exponent)
+    moments = route(balance(query, xp), balance(key, xp))
     if moments.cancels():
         return Tiles(*level(xp.astype(query, xp.float64), xp.astype(key, xp.float64), xp))
     return moments
@@ -71,8 +87,8 @@ def measure(query: Float[Array, "... d_query r"], key: Float[Array, "... d_key r
 
 def measure_entries(matrix: Array, identity: Array) -> Moments:
     """The moments of M = matrix · identityᵀ; NonFiniteWeights as for `measure`."""
-    matrix, exponent = balance(matrix, array_namespace(matrix))
-    return Entries(matrix, identity, exponent)
+    xp = array_namespace(matrix)
+    return Entries(balance(matrix, xp), balance(identity, xp))
 
 
 def widen(query: Array, key: Array) -> tuple[Array, Array]:
@@ -134,31 +150,35 @@ def restore(array: Array, exponent: Array) -> Array:
     return times_power(wide, xp.astype(exponent, xp.float64))
 
 
-def balance(
-    factor: Float[Array, "... d r"], xp: Any
-) -> tuple[Float[Array, "... d r"], Float[Array, "*stack"]]:
+def balance(factor: Float[Array, "... d r"], xp: Any) -> Balanced:
     """Divide a factor by a power of two, which is exact, so that it is in the safe range.
 
-    Returns the factor and the exponents (...). A safe factor is returned as it is.
+    A safe factor is returned as it is.
     """
     low, high = SAFE_ENTRY[bits(factor, xp)]
+    with np.errstate(over="ignore", invalid="ignore"):
+        squares = xp.linalg.vecdot(factor, factor, axis=-2)
+    # The largest entry is no larger than the longest column, nor smaller than its entries' mean.
+    longest = xp.max(squares, axis=-1)
+    if bool(xp.all((longest > low**2 * factor.shape[-2]) & (longest < high**2))):
+        return Balanced(factor, xp.zeros_like(longest), squares)
     largest = xp.maximum(xp.max(factor, axis=(-2, -1)), -xp.min(factor, axis=(-2, -1)))
     if bool(xp.all((largest > low) & (largest < high))):
-        return factor, xp.zeros_like(largest)
+        return Balanced(factor, xp.zeros_like(largest), squares)
     if not bool(xp.all(xp.isfinite(largest))):
         raise NonFiniteWeights("the factors of a form must be finite, got NaN or infinite entries")
     exponent = xp.floor(xp.log2(xp.where(largest > 0, largest, xp.ones_like(largest))))
-    return times_power(factor, -exponent[..., None, None]), exponent
+    factor = times_power(factor, -exponent[..., None, None])
+    return Balanced(factor, exponent, xp.linalg.vecdot(factor, factor, axis=-2))
 
 
 def level(
     query: Float[Array, "... d_query r"], key: Float[Array, "... d_key r"], xp: Any
-) -> tuple[Array, Array, Float[Array, "*stack"]]:
+) -> tuple[Balanced, Balanced]:
     """The same M from factors each of whose rank dimensions is as large in the one as in the other.
 
     A dimension that is huge in one factor and tiny or zero in the other may say little about M,
-    yet all others would be lost beside it. Factors are multiplied by powers of two, as `balance`
-    does, which also gives the exponents (...).
+    yet all others would be lost beside it. Factors are multiplied by powers of two, then balanced.
     """
     sizes = [xp.max(xp.abs(factor), axis=-2) for factor in (query, key)]
     counts = (sizes[0] > 0) & (sizes[1] > 0)
@@ -168,8 +188,7 @@ def level(
     for factor, exponent in ((query, -half), (key, half)):
         scaled = times_power(factor, exponent[..., None, :])
         levelled.append(xp.where(counts[..., None, :], scaled, xp.zeros_like(scaled)))
-    (query, query_exponent), (key, key_exponent) = (balance(factor, xp) for factor in levelled)
-    return query, key, query_exponent + key_exponent
+    return balance(levelled[0], xp), balance(levelled[1], xp)
 
 
 class Identities(Moments):
@@ -177,9 +196,9 @@ class Identities(Moments):
 
     grams: tuple[Float[Array, "... r r"], Float[Array, "... r r"]]
 
-    def __init__(self, query: Array, key: Array, exponent: Array) -> None:
-        super().__init__(query, key, exponent)
-        self.grams = gram(query, self._xp), gram(key, self._xp)
+    def __init__(self, query: Balanced, key: Balanced) -> None:
+        super().__init__(query, key)
+        self.grams = gram(self.query, self._xp), gram(self.key, self._xp)
 
     def cancels(self) -> bool:
         """Whether some ‖M‖² is so small against the Gram matrices that its digits are lost."""
@@ -202,18 +221,18 @@ class Identities(Moments):
     @cached_property
     def row_norms(self) -> Float[Array, "... d_query"]:
         """Square roots of the row sums of (A BᵀB) ∘ A."""
-        return self._norms(self.query, self.key, self.grams[1])
+        return self._norms(self.query, self.key, self.grams[1], self.square_sizes[1])
 
     @cached_property
     def column_norms(self) -> Float[Array, "... d_key"]:
         """Square roots of the row sums of (B AᵀA) ∘ B."""
-        return self._norms(self.key, self.query, self.grams[0])
+        return self._norms(self.key, self.query, self.grams[0], self.square_sizes[0])
 
-    def _norms(self, factor: Array, other: Array, other_gram: Array) -> Array:
+    def _norms(self, factor: Array, other: Array, other_gram: Array, other_size: Array) -> Array:
         """Norms of the rows of ``factor @ other.T``, by tiles where the identity cancels."""
         xp = self._xp
         squares = gram_dots(factor, other_gram, xp)
-        bounds = row_dots(factor, factor, xp) * square_sum(other, xp)[..., None]
+        bounds = row_dots(factor, factor, xp) * other_size[..., None]
         lost = squares < precision(factor, xp) ** 2 * bounds
         if bool(xp.any(lost)):
             squares = xp.where(lost, tile_sums(factor, other, xp).rows, squares)
@@ -226,8 +245,7 @@ class Tiles(Moments):
     def cancels(self) -> bool:
         """Whether some M is so small against its factors that its digits need float64, or more."""
         xp = self._xp
-        # ‖A‖² ‖B‖², which ‖M‖² cannot exceed.
-        bound = square_sum(self.query, xp) * square_sum(self.key, xp)
+        bound = self.square_sizes[0] * self.square_sizes[1]
         if bits(self.query, xp) == 64:
             lost = (bound > 0) & (self._square_norm <= self._rounding**2 * bound)
         else:
@@ -257,9 +275,7 @@ class Tiles(Moments):
         """‖M‖², or 0 if M is only the rounding error of sums that cancel."""
         xp = self._xp
         # ‖Σ_k a_k b_kᵀ‖ ≤ Σ_k ‖a_k‖ ‖b_k‖, to which rounding errors are proportional.
-        query, key = (
-            xp.sqrt(xp.linalg.vecdot(factor, factor, axis=-2)) for factor in (self.query, self.key)
-        )
+        query, key = (xp.sqrt(squares) for squares in self.square_lengths)
         reach = xp.sum(query * key, axis=-1)
         is_zero = self._square_norm <= (self._rounding * reach) ** 2
         return xp.where(is_zero, xp.zeros_like(self._square_norm), self._square_norm)
@@ -283,10 +299,10 @@ class Tiles(Moments):
 class Entries(Moments):
     """Moments from M itself, which is the query; the key is the identity."""
 
-    def __init__(self, query: Array, key: Array, exponent: Array) -> None:
-        super().__init__(query, key, exponent)
-        squares = query * query
-        self.square_norm = square_sum(query, self._xp)
+    def __init__(self, query: Balanced, key: Balanced) -> None:
+        super().__init__(query, key)
+        squares = self.query * self.query
+        self.square_norm = self.square_sizes[0]
         self.row_norms = root(self._xp.sum(squares, axis=-1), self._xp)
         self.column_norms = root(self._xp.sum(squares, axis=-2), self._xp)
 

@@ -26,6 +26,7 @@ from wqk.forms.kernels import root, times_power
 from wqk.forms.sums import row_dots
 
 Weight = Literal["norm", "excess"]
+WEIGHTS: tuple[Weight, ...] = ("norm", "excess")
 
 # A standard deviation below this share of the mean is rounding error.
 NO_SPREAD = 1e-6
@@ -125,15 +126,30 @@ def directionality(
     """
     if isinstance(key, int | float):
         raise FormError(f"write directionality(form, gamma={key}): the second argument is a factor")
-    form = _as_form(form, key)
+    if weight not in WEIGHTS:
+        raise FormError(f"weight must be 'norm' or 'excess', got {weight!r}")
+    return directionalities(_as_form(form, key), gamma)[WEIGHTS.index(weight)]
+
+
+class Directionalities(NamedTuple):
+    """`directionality` with either weight, named as columns are."""
+
+    directionality: Float[Array, "*stack"]
+    directionality_excess: Float[Array, "*stack"]
+
+
+def directionalities(form: BilinearForm, gamma: float = 2.0) -> Directionalities:
+    """Both kinds of `directionality` from the same outliers."""
     xp = array_namespace(form.query, form.key)
     moments = form.moments
-    rows = _outlier_sum(moments.row_norms, gamma, weight)
-    columns = _outlier_sum(moments.column_norms, gamma, weight)
-    total = rows + columns
-    empty = total == 0
-    score = (rows - columns) / xp.where(empty, xp.ones_like(total), total)
-    return xp.where(moments.square_norm > 0, score, xp.full_like(score, math.nan))
+
+    def balance(rows: Array, columns: Array) -> Array:
+        total = rows + columns
+        score = (rows - columns) / xp.where(total == 0, xp.ones_like(total), total)
+        return xp.where(moments.square_norm > 0, score, xp.full_like(score, math.nan))
+
+    sums = (_outlier_sums(norms, gamma) for norms in (moments.row_norms, moments.column_norms))
+    return Directionalities(*map(balance, *sums))
 
 
 def outliers(norms: Float[Array, "... n"], gamma: float = 2.0) -> Bool[Array, "... n"]:
@@ -148,13 +164,13 @@ def outliers(norms: Float[Array, "... n"], gamma: float = 2.0) -> Bool[Array, ".
     return _excess(norms, gamma) > 0
 
 
-def _outlier_sum(norms: Array, gamma: float, weight: Weight) -> Array:
-    if weight not in ("norm", "excess"):
-        raise FormError(f"weight must be 'norm' or 'excess', got {weight!r}")
+def _outlier_sums(norms: Array, gamma: float) -> tuple[Array, Array]:
+    """Sums over the outliers: of their norms, and of what these are above the threshold."""
     xp = array_namespace(norms)
     excess = _excess(norms, gamma)
-    summand = norms if weight == "norm" else excess
-    return xp.sum(xp.where(excess > 0, summand, xp.zeros_like(norms)), axis=-1)
+    zero = xp.zeros_like(norms)
+    summands = xp.where(excess > 0, norms, zero), xp.where(excess > 0, excess, zero)
+    return xp.sum(summands[0], axis=-1), xp.sum(summands[1], axis=-1)
 
 
 def _excess(norms: Array, gamma: float) -> Array:
@@ -217,8 +233,9 @@ def head_terms(heads: BilinearForm, layer: BilinearForm | None = None) -> HeadTe
     # Heads and layer have exponents of their own; the terms need a common one.
     power = heads.moments.exponent - layer.moments.exponent
     within = _ratio(xp.sum(times_power(heads.moments.trace_of_square, 2 * power)), layer)
-    singles = times_power(_dots(heads.moments.query, heads.moments.key), power[..., None])
-    diagonal = _dots(layer.moments.query, layer.moments.key)
+    dots = xp.linalg.vecdot(heads.moments.query, heads.moments.key, axis=-2)
+    singles = times_power(dots, power[..., None])
+    diagonal = xp.sum(singles, axis=1)
     pairs = layer.moments.trace_of_square - xp.sum(diagonal**2)
     share = (heads.rank - 1) / max(1, key_heads * heads.rank - 1) / queries_per_key
     return HeadTerms(
@@ -273,11 +290,6 @@ def coupling(heads: BilinearForm) -> Float[Array, "heads heads"]:
     norms = root(xp.reshape(xp.broadcast_to(moments.square_norm, stack), (-1,)), xp)
     rows = [xp.concat(row, axis=1) for row in blocks]
     return _quotient(xp.concat(rows, axis=0), norms[:, None] * norms[None, :], xp)
-
-
-def _dots(query: Array, key: Array) -> Array:
-    """b_k · a_k for each rank dimension."""
-    return array_namespace(query, key).linalg.vecdot(query, key, axis=-2)
 
 
 def _ratio(value: Array, form: BilinearForm) -> Array:

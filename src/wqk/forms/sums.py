@@ -59,7 +59,7 @@ def gram(factor: Float[Array, "... d r"], xp: Any) -> Float[Array, "... r r"]:
 
 def inner(a: Array, b: Array, xp: Any) -> Array:
     """Frobenius inner product over the last two axes."""
-    return xp.sum(a * b, axis=(-2, -1))
+    return xp.sum(xp.linalg.vecdot(a, b), axis=-1)
 
 
 def block_slices(length: int, width: int) -> Iterator[slice]:
@@ -104,9 +104,9 @@ def tile_sums(query: Array, key: Array, xp: Any) -> TileSums:
                 for row, column in places
             }
             for (row, column), entries in tiles.items():
-                squares = entries * entries
-                rows[row] = rows[row] + xp.sum(squares, axis=-1)
-                columns[column] = columns[column] + xp.sum(squares, axis=-2)
+                rows[row] = rows[row] + xp.linalg.vecdot(entries, entries)
+                turned = xp.matrix_transpose(entries)
+                columns[column] = columns[column] + row_dots(turned, turned, xp)
             if is_square:
                 mirror = xp.matrix_transpose(tiles[j, i])
                 trace = trace + len(tiles) * inner(tiles[i, j], mirror, xp)

@@ -16,7 +16,7 @@ from wqk.attention.coordinates import Coordinates
 from wqk.errors import FormError
 from wqk.forms.images import matrix_image
 from wqk.forms.randomness import untrained_range
-from wqk.forms.scores import coupling, directionality, symmetry
+from wqk.forms.scores import coupling, directionalities, symmetry
 from wqk.reporting import pictures
 from wqk.scanning.rows import score_heads
 from wqk.tables.rendering import HEADLINE, label
@@ -65,10 +65,7 @@ def form_view(block: Block, name: str, head: int | None = None, gamma: float = 2
     title = name if head is None else f"{name}, head {head}"
     image = matrix_image(form, gamma=gamma)
     scores = {"symmetry": float(symmetry(form))} if form.is_square else {}
-    scores |= {
-        "directionality": float(directionality(form, gamma=gamma)),
-        "directionality_excess": float(directionality(form, gamma=gamma, weight="excess")),
-    }
+    scores |= {name: float(d) for name, d in directionalities(form, gamma)._asdict().items()}
     subtitle = "the form is zero"
     if image.row_norms.any():
         subtitle = ", ".join(

@@ -15,7 +15,7 @@ from wqk.families import AttentionPlan
 from wqk.forms import BilinearForm
 from wqk.forms.kernels import on_host
 from wqk.forms.randomness import looks_random
-from wqk.forms.scores import directionality, head_terms, symmetry, symmetry_null
+from wqk.forms.scores import directionalities, head_terms, symmetry, symmetry_null
 from wqk.scanning.measures import form_measures
 from wqk.tables.schema import joined_statuses
 
@@ -124,7 +124,6 @@ def _scores(form: BilinearForm, gamma: float, measures: Collection[str]) -> dict
     return {
         "norm": form.norm,
         **{name: score(form) for name, score in square.items()},
-        "directionality": directionality(form, gamma=gamma, weight="norm"),
-        "directionality_excess": directionality(form, gamma=gamma, weight="excess"),
+        **directionalities(form, gamma)._asdict(),
         **form_measures(form, measures),
     }
