@@ -20,7 +20,7 @@ SHAPED = (
     "attention",
     "families.rotary",
     "forms",
-    "live.starts.kinds",
+    "live.initializing",
 )
 jaxtyping.install_import_hook([f"wqk.{name}" for name in SHAPED], "beartype.beartype")
 

@@ -23,7 +23,7 @@ from .inspecting.verification import verify as verify
 from .live import Monitor as Monitor
 from .live import ScoreCallback as ScoreCallback
 from .live import clip_ as clip_
-from .live.starts import initialize_ as initialize_
+from .live.initializing import initialize_ as initialize_
 from .model import Model as Model
 from .model import open as open
 from .reporting import write_report as write_report

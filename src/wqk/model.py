@@ -13,7 +13,7 @@ from typing import Any, Unpack, overload
 from wqk._typing import FilePath
 from wqk.attention import Block, Head
 from wqk.checkpoints import Checkpoint, open_checkpoint
-from wqk.checkpoints.options import HubOptions, check_options
+from wqk.checkpoints.references import HubOptions, check_options
 from wqk.errors import CheckpointError, did_you_mean, errors_about
 from wqk.families import AttentionPlan, find_family, load_family, plan_attention, with_head_counts
 from wqk.families.candidates import POSITIONAL, candidates, neighbors_of

@@ -21,7 +21,7 @@ import pytest
 from huggingface_hub import close_session, constants
 from safetensors.numpy import save
 
-from wqk.checkpoints import retries
+from wqk.checkpoints import http
 
 
 class Request(NamedTuple):
@@ -413,8 +413,8 @@ def own_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
             monkeypatch.setattr(constants, name, value)
         for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WQK_CACHE", "WQK_CACHE_LIMIT"):
             monkeypatch.delenv(name, raising=False)
-        patience = retries.Patience(first=0.01, timeout=20, sleep=lambda _: None)
-        monkeypatch.setattr(retries, "PATIENCE", patience)
+        patience = http.Patience(first=0.01, timeout=20, sleep=lambda _: None)
+        monkeypatch.setattr(http, "PATIENCE", patience)
         yield server
     close_session()
 

@@ -19,7 +19,7 @@ from tests.checkpoints.attacking import mutated, random_fault
 from tests.checkpoints.serving import Hub, bert_folder, serving
 
 import wqk
-from wqk.checkpoints import Part, open_checkpoint, retries
+from wqk.checkpoints import Part, http, open_checkpoint
 from wqk.checkpoints.pickles import DataUnpickler
 from wqk.checkpoints.references import redacted
 from wqk.errors import WqkError
@@ -124,7 +124,7 @@ def hasty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    patience = retries.Patience(
+    patience = http.Patience(
         attempts=3,
         attempts_to_connect=2,
         first=0,
@@ -132,7 +132,7 @@ def hasty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch
         slowest=10.0**6,
         sleep=lambda _: None,
     )
-    monkeypatch.setattr(retries, "PATIENCE", patience)
+    monkeypatch.setattr(http, "PATIENCE", patience)
     return monkeypatch
 
 

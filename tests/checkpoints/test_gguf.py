@@ -13,7 +13,7 @@ import wqk
 from wqk.checkpoints import open_checkpoint
 from wqk.checkpoints.checkpoint import Part
 from wqk.checkpoints.modules import StateDict
-from wqk.checkpoints.quantized import QUANTIZED, rounding
+from wqk.checkpoints.number_types import QUANTIZED, rounding
 from wqk.errors import CheckpointError
 
 gguf = pytest.importorskip("gguf")

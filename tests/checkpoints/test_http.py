@@ -29,10 +29,9 @@ from tests.checkpoints.serving import (
 )
 
 import wqk
-from wqk.checkpoints import Part, open_checkpoint, ranged, retries
+from wqk.checkpoints import Part, http, open_checkpoint, ranged
 from wqk.checkpoints.http import RemoteFile, Traffic
-from wqk.checkpoints.range_cache import RangeCache
-from wqk.checkpoints.ranged import coalesce, split
+from wqk.checkpoints.ranged import RangeCache, coalesce, split
 from wqk.errors import CheckpointError, HubError
 
 WEIGHTS = "/m/model.safetensors"
@@ -52,15 +51,15 @@ def surroundings(tmp_path, monkeypatch):
 def waits(monkeypatch):
     """The seconds that would have been waited."""
     seconds: list[float] = []
-    patience = retries.Patience(first=0.01, timeout=20, sleep=seconds.append)
-    monkeypatch.setattr(retries, "PATIENCE", patience)
+    patience = http.Patience(first=0.01, timeout=20, sleep=seconds.append)
+    monkeypatch.setattr(http, "PATIENCE", patience)
     return seconds
 
 
 @pytest.fixture
 def impatient(waits, monkeypatch):
     """Silence soon counts as a failure."""
-    monkeypatch.setattr(retries, "PATIENCE", retries.PATIENCE._replace(timeout=0.5))
+    monkeypatch.setattr(http, "PATIENCE", http.PATIENCE._replace(timeout=0.5))
 
 
 @pytest.fixture
@@ -295,8 +294,8 @@ def test_a_server_that_keeps_one_waiting_is_given_up(
     site, waits, monkeypatch, within, fault, message
 ):
     checkpoint = open_checkpoint(f"{site.url}{WEIGHTS}")
-    patience = retries.PATIENCE._replace(timeout=0.5, slowest=10.0**6, attempts=3)
-    monkeypatch.setattr(retries, "PATIENCE", patience)
+    patience = http.PATIENCE._replace(timeout=0.5, slowest=10.0**6, attempts=3)
+    monkeypatch.setattr(http, "PATIENCE", patience)
     site.faults.extend([fault] * 1000)
     with within(20), pytest.raises(HubError, match=message):
         checkpoint.read([Part(query(0))])
@@ -304,7 +303,7 @@ def test_a_server_that_keeps_one_waiting_is_given_up(
 
 def test_long_attempts_that_bring_nothing_are_few(site, waits, monkeypatch):
     checkpoint = open_checkpoint(f"{site.url}{WEIGHTS}")
-    monkeypatch.setattr(retries, "PATIENCE", retries.PATIENCE._replace(timeout=0.2))
+    monkeypatch.setattr(http, "PATIENCE", http.PATIENCE._replace(timeout=0.2))
     site.faults.extend([interim] * 9)
     with pytest.raises(HubError, match=r"does not answer, [12] times in a row"):
         checkpoint.read([Part(query(0))])

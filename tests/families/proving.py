@@ -17,13 +17,13 @@ from wqk.attention import Block
 from wqk.checkpoints import open_checkpoint
 from wqk.families import find_family
 from wqk.inspecting.verification import verify
-from wqk.inspecting.verification.inputs import inputs_of
 from wqk.inspecting.verification.recording import heads_apart, listen, require_records
 from wqk.inspecting.verification.running import (
     PADDING_MASKS,
     _load_model,
     _models,
     double_precision,
+    inputs_of,
 )
 
 torch = pytest.importorskip("torch")

@@ -10,7 +10,7 @@ from tests.stand_in import Module
 
 import wqk
 from wqk.checkpoints import open_checkpoint
-from wqk.comparing.placing import place
+from wqk.comparing.published import place
 from wqk.errors import CheckpointError, UnknownFamily
 from wqk.inspecting.explanation import explain
 

@@ -16,7 +16,7 @@ from tests.families.proving import save
 import wqk
 from wqk.inspecting.verification import verify
 from wqk.inspecting.verification.comparison import Verification, VerifiedBlock
-from wqk.inspecting.verification.products import form_difference
+from wqk.inspecting.verification.recomputation import form_difference
 from wqk.inspecting.verification.recording import Application
 
 # Rotary, causal and scaled, none of which a guess speaks of; as many key heads as query heads.

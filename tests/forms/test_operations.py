@@ -244,8 +244,8 @@ def test_a_threshold_taken_for_a_factor_is_named():
 
 def test_singular_vectors_are_computed_once(monkeypatch):
     form, calls = random_form((6, 5), 3), []
-    compute = wqk.forms.decompositions.svd
-    monkeypatch.setattr(wqk.forms.decompositions, "svd", lambda *a: calls.append(a) or compute(*a))
+    compute = wqk.forms.kernels.svd
+    monkeypatch.setattr(wqk.forms.kernels, "svd", lambda *a: calls.append(a) or compute(*a))
     np.testing.assert_allclose(form.U * form.S @ form.V.T, form.numpy(), atol=1e-12)
     np.testing.assert_allclose(form.U.T @ form.U, np.eye(3), atol=1e-12)
     np.testing.assert_allclose(form.V.T @ form.V, np.eye(3), atol=1e-12)

@@ -10,9 +10,8 @@ from tests.families.proving import build
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from wqk.inspecting.verification.inputs import inputs_of
 from wqk.inspecting.verification.recording import parent_of
-from wqk.inspecting.verification.running import double_precision
+from wqk.inspecting.verification.running import double_precision, inputs_of
 from wqk.live.logits import BlockLogits, LogitMeter, Logits, place_of_rows
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import pytest
 
 import wqk
 from wqk._files import append_lines
-from wqk.live import journal
+from wqk.live import monitor
 from wqk.tables.run import read_table
 from wqk.tables.score_table import records
 
@@ -24,8 +24,8 @@ def rows(step: int) -> wqk.ScoreTable:
 
 
 def begin(path: Path, keep: int) -> None:
-    journal.check(path, gamma=2.0)
-    journal.begin(path, keep, {"gamma": 2.0})
+    monitor.check_journal(path, gamma=2.0)
+    monitor.begin_journal(path, keep, {"gamma": 2.0})
 
 
 def append(path: Path, table: wqk.ScoreTable) -> None:

@@ -13,7 +13,7 @@ from tests.live.test_monitor import same
 import wqk
 from wqk.errors import CheckpointError, RunError
 from wqk.live.monitor import Cadence
-from wqk.live.tracking import Tracker
+from wqk.live.scoring import Tracker
 
 
 class Wrapper(torch.nn.Module):

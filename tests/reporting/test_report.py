@@ -19,7 +19,7 @@ from tests.reporting.making import EVIL, rows, table, training
 
 import wqk
 from wqk.errors import MissingPackage, OutputError, TableError
-from wqk.reporting.row_groups import groups, short_names
+from wqk.reporting.summary import groups, short_names
 from wqk.tables.details import Details, LayerKey, block_details
 from wqk.tables.schema import SCHEMA
 from wqk.tables.score_table import ScoreTable, read_table

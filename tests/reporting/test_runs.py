@@ -10,7 +10,7 @@ import pytest
 
 import wqk
 from wqk._files import append_lines
-from wqk.reporting.sentences import training_result
+from wqk.reporting.payload import training_result
 from wqk.tables.run import METRICS, SCORES, Run, create_run, open_run
 
 

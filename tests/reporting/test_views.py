@@ -18,7 +18,7 @@ from wqk.checkpoints import Part
 from wqk.checkpoints.modules import StateDict
 from wqk.errors import CheckpointError, FormError
 from wqk.forms.images import matrix_image
-from wqk.inspecting.views import coupling_view
+from wqk.inspecting.showing import coupling_view
 
 ENCODER = str(wqk.demo_model("encoder"))
 DECODER = str(wqk.demo_model("decoder"))

@@ -25,7 +25,7 @@ from safetensors.numpy import save_file
 from tests.command import run as run_command
 
 import wqk
-from wqk.checkpoints import retries
+from wqk.checkpoints import http
 from wqk.errors import (
     CheckpointError,
     MissingPackage,
@@ -37,11 +37,9 @@ from wqk.errors import (
 )
 from wqk.scanning.surveys import SurveyProgress, dask_executor
 from wqk.scanning.surveys import jobs as survey_jobs
-from wqk.scanning.surveys import work as survey_work
 from wqk.scanning.surveys.executors import run_in_processes
-from wqk.scanning.surveys.jobs import Job, expand
+from wqk.scanning.surveys.jobs import Job, Outcome, expand
 from wqk.scanning.surveys.model_sets import model_set, model_sets
-from wqk.scanning.surveys.work import Outcome
 from wqk.tables.score_table import ScoreTable, read_table
 
 LAYERS, WIDTH, HEADS = 3, 64, 4
@@ -446,7 +444,7 @@ def test_the_hubs_keywords_reach_the_workers_and_not_the_manifest(
         seen.append(how)
         return wqk.open_checkpoint(ref)
 
-    monkeypatch.setattr(survey_work, "open_checkpoint", opened)
+    monkeypatch.setattr(survey_jobs, "open_checkpoint", opened)
     with ThreadPoolExecutor(1) as threads:
         wqk.survey(
             models[:1], out=tmp_path, executor=threads, token="secret", local_files_only=True
@@ -456,9 +454,9 @@ def test_the_hubs_keywords_reach_the_workers_and_not_the_manifest(
 
 
 def test_workers_of_another_version_do_not_score(models: list[str], monkeypatch):
-    settings = survey_work.Options(2.0, True, "0.0.0", 1)
+    settings = survey_jobs.Options(2.0, True, "0.0.0", 1)
     (job,) = expand(models[:1])
-    assert "install one version" in (survey_work.run_job(settings, job).reason or "")
+    assert "install one version" in (survey_jobs.run_job(settings, job).reason or "")
 
 
 # Places where nothing can be surveyed
@@ -533,7 +531,7 @@ def test_a_read_only_folder(models: list[str], tmp_path: Path):
 def test_files_that_change_during_the_scan(
     models: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ):
-    model, scan = tmp_path / "model", survey_work.scan
+    model, scan = tmp_path / "model", survey_jobs.scan
     shutil.copytree(models[1], model)
     file = model / "model.safetensors"
 
@@ -549,7 +547,7 @@ def test_files_that_change_during_the_scan(
             file.unlink()
         return table
 
-    monkeypatch.setattr(survey_work, "scan", scan_and_change)
+    monkeypatch.setattr(survey_jobs, "scan", scan_and_change)
     with ThreadPoolExecutor(1) as threads:
         table = wqk.survey(model, out=tmp_path / "out", executor=threads)
     (failed,) = table.metadata["failed"]
@@ -563,7 +561,7 @@ def test_an_unexpected_error_is_recorded_with_its_traceback(
     def stumble(*_: Any, **__: Any) -> ScoreTable:
         raise MemoryError
 
-    monkeypatch.setattr(survey_work, "scan", stumble)
+    monkeypatch.setattr(survey_jobs, "scan", stumble)
     with ThreadPoolExecutor(1) as threads:
         table = wqk.survey(models[:1], out=tmp_path, executor=threads)
     assert table.metadata["failed"][0]["reason"] == "MemoryError"
@@ -647,7 +645,7 @@ def test_patterns_of_hub_revisions(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         opened.append((location, revision))
         return wqk.open_checkpoint(wqk.demo_model("encoder"))
 
-    monkeypatch.setattr(survey_work, "open_checkpoint", open_checkpoint)
+    monkeypatch.setattr(survey_jobs, "open_checkpoint", open_checkpoint)
     with ThreadPoolExecutor(1) as threads:
         for _ in range(2):
             table = wqk.survey("o/m", out=tmp_path, revisions=["step*"], executor=threads)
@@ -685,7 +683,7 @@ def test_a_hub_that_never_stops_listing_is_given_up(monkeypatch: pytest.MonkeyPa
     import huggingface_hub
 
     monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_refs", lambda *_: time.sleep(5))
-    monkeypatch.setattr(retries, "PATIENCE", retries.Patience(timeout=0.01))
+    monkeypatch.setattr(http, "PATIENCE", http.Patience(timeout=0.01))
     (job,) = expand(["o/m"], ["step*"])
     assert "its revisions cannot be listed (the server does not answer)" in str(job.problem)
 

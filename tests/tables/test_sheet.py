@@ -8,8 +8,7 @@ import pytest
 from rich.cells import cell_len
 
 from wqk._console import html, plain
-from wqk.tables.bars import Bar
-from wqk.tables.sheet import Cell, Column, Sheet
+from wqk.tables.sheet import Bar, Cell, Column, Sheet
 
 EVIL = "<script>alert(1)</script>|*_`\\x[a](b)"
 

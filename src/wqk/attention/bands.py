@@ -2,7 +2,8 @@
 
 Rotary positions rotate a head's dimensions plane by plane: fast planes distinguish nearby
 positions, slow ones hardly rotate and match content at any distance. A plane's contribution to the
-score is bounded by E_k = ‖A_k‖ ‖B_k‖, the norms of its two columns in each factor.
+score is bounded by E_k = ‖A_k‖ ‖B_k‖, the norms of its two columns in each factor. Inner products
+⟨M_a, M_b⟩ of heads at relative distances come from R × R Gram matrices.
 
 Axes: H query heads, G key heads, P rotary planes, N distances, R head width, D width.
 """
@@ -15,11 +16,44 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from wqk._typing import Float, Int
-from wqk.attention.inner_products import Heads, InnerProducts
 from wqk.errors import CheckpointError
+from wqk.families.rotary import Rotary
 
 if TYPE_CHECKING:
     from wqk.attention.block import Block
+
+
+class Heads(NamedTuple):
+    """Factors of one form per head, (H, R, D) each."""
+
+    query: np.ndarray
+    key: np.ndarray
+    rotary: Rotary | None
+
+
+class InnerProducts:
+    """⟨M_a(N), M_b(N)⟩ of each head, at any N from the same Gram matrices."""
+
+    def __init__(self, a: Heads, b: Heads) -> None:
+        self._queries = a.query @ b.query.swapaxes(-1, -2)
+        self._keys = a.key @ b.key.swapaxes(-1, -2)
+        self._rotary = a.rotary, b.rotary
+
+    def at(self, distance: int) -> Float[np.ndarray, " heads"]:
+        """The products at one distance, (H,)."""
+        queries = self._queries
+        if distance:
+            queries = _turned(queries, self._rotary[1], distance).swapaxes(-1, -2)
+            queries = _turned(queries, self._rotary[0], distance).swapaxes(-1, -2)
+        return np.asarray((queries * self._keys).sum(axis=(-2, -1)))
+
+
+def _turned(vectors: np.ndarray, rotary: Rotary | None, distance: int) -> np.ndarray:
+    """Vectors (..., N, R), all turned to one position."""
+    if rotary is None:
+        return vectors
+    turned: np.ndarray = rotary.rotate(vectors, np.full(vectors.shape[-2], distance))
+    return turned
 
 
 class Bands(NamedTuple):

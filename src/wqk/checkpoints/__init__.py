@@ -17,7 +17,7 @@ from wqk.checkpoints.web import hub_page, is_url, open_url
 from wqk.errors import CheckpointError, errors_about
 
 if TYPE_CHECKING:
-    from wqk.checkpoints.options import HubAccess
+    from wqk.checkpoints.references import HubAccess
 
 # What trainers call the folder of a step: Trainer, torchtitan, DeepSpeed, Megatron-LM.
 STEP_FOLDERS = ("checkpoint-*", "step[-_]*", "global_step*", "iter_*")

@@ -17,8 +17,7 @@ import numpy as np
 
 from wqk.checkpoints.checkpoint import Part, TensorInfo
 from wqk.checkpoints.files import RowFile, check_sizes, refuse_pointer
-from wqk.checkpoints.number_types import ITEM_BITS, PIECE
-from wqk.checkpoints.quantized import QUANTIZED
+from wqk.checkpoints.number_types import ITEM_BITS, PIECE, QUANTIZED
 from wqk.errors import CheckpointError
 
 if TYPE_CHECKING:

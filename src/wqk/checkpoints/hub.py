@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 from wqk._version import __version__
-from wqk.checkpoints import http, retries
+from wqk.checkpoints import http
 from wqk.checkpoints.adapters import AdaptedCheckpoint, read_adapter
 from wqk.checkpoints.folders import Folder, LocalFile, open_adapter, open_local, read_folder
 from wqk.checkpoints.formats import ENDINGS
-from wqk.checkpoints.range_cache import open_cache
-from wqk.checkpoints.ranged import RangedFile, Workers
+from wqk.checkpoints.ranged import RangedFile, Workers, open_cache
 from wqk.checkpoints.references import redacted, step_in
 from wqk.errors import CheckpointError, HubError, errors_about, first_line
 
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
     from wqk.checkpoints.adapters import Adapter
     from wqk.checkpoints.checkpoint import Checkpoint
     from wqk.checkpoints.files import ByteSource
-    from wqk.checkpoints.options import HubAccess
-    from wqk.checkpoints.range_cache import RangeCache
+    from wqk.checkpoints.ranged import RangeCache
+    from wqk.checkpoints.references import HubAccess
 
 TIMEOUT = 10
 
@@ -209,12 +208,12 @@ def _asking(ask: Callable[[], Listing], revision: str | None) -> Listing:
         errors.RevisionNotFoundError: f"has no revision {revision!r}",
         errors.LocalTokenNotFoundError: "not logged in (hf auth login)",
     }
-    passing: tuple[type[Exception], ...] = (retries.Interrupted, *retries.transport_errors())
+    passing: tuple[type[Exception], ...] = (http.Interrupted, *http.transport_errors())
     failures = 0
     while True:
         wait = None
         try:
-            listing: Listing = retries.within_deadline(ask, discard=lambda _: None)
+            listing: Listing = http.within_deadline(ask, discard=lambda _: None)
             return listing
         except tuple(refusals) as error:
             reason = next(text for kind, text in refusals.items() if isinstance(error, kind))
@@ -222,20 +221,20 @@ def _asking(ask: Callable[[], Listing], revision: str | None) -> Listing:
         except errors.OfflineModeIsEnabled:
             raise _Unreachable("offline mode is on (HF_HUB_OFFLINE)") from None
         except errors.HfHubHTTPError as error:
-            status, wait = error.response.status_code, retries.asked_wait(error.response.headers)
+            status, wait = error.response.status_code, http.asked_wait(error.response.headers)
             failures += 1
-            if status not in retries.PASSING or failures >= retries.PATIENCE.attempts:
+            if status not in http.PASSING or failures >= http.PATIENCE.attempts:
                 raise HubError(f"the hub answers {status}") from None
         except passing:
             failures += 1
-            if failures >= retries.PATIENCE.attempts_to_connect:
+            if failures >= http.PATIENCE.attempts_to_connect:
                 raise _Unreachable("the hub cannot be reached") from None
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise HubError(
                 f"the endpoint does not answer as a hub does ({first_line(error)}); "
                 "check HF_ENDPOINT"
             ) from None
-        retries.PATIENCE.wait(failures, wait)
+        http.PATIENCE.wait(failures, wait)
 
 
 def _open_offline(wanted: Wanted, why: str) -> Checkpoint:

@@ -1,10 +1,12 @@
-"""References to checkpoints: shown without secrets, and the training step in a name."""
+"""References to checkpoints: without secrets, the step in a name, the keywords that open them."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import re
+from collections.abc import Mapping
+from typing import Any, TypedDict
 from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
 
 from wqk.errors import CheckpointError, shortened
@@ -145,3 +147,30 @@ def step_in(name: str | None) -> int | None:
     """
     match = STEP.search(name or "")
     return int(match[1]) if match else None
+
+
+class HubAccess(TypedDict, total=False):
+    """How to reach the hub: keywords with the hub's usual names."""
+
+    token: str | bool | None  # True for the one that ``hf auth login`` has stored
+    cache_dir: str | os.PathLike[str] | None  # where downloads are kept, if not in the usual place
+    local_files_only: bool  # whether to do without the network
+
+
+class HubFolder(HubAccess, total=False):
+    """`HubAccess`, and where in the repository."""
+
+    subfolder: str | None  # the folder, of a repository or a local folder, that contains the model
+
+
+class HubOptions(HubFolder, total=False):
+    """`HubFolder`, and which revision of the repository."""
+
+    revision: str | None  # a branch, a tag or a commit
+
+
+def check_options(function: str, options: Mapping[str, Any], names: type = HubOptions) -> None:
+    """Refuse an unknown keyword with a `TypeError`, as if the function spelled out its keywords."""
+    for name in options:
+        if name not in names.__annotations__:
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")

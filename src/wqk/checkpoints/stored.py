@@ -11,11 +11,11 @@ from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo
 from wqk.checkpoints.formats import ARCHIVES
 from wqk.checkpoints.gguf import open_gguf
 from wqk.checkpoints.llama2c import is_llama2c, open_llama2c
+from wqk.checkpoints.modules import by_plain_name
 from wqk.checkpoints.number_types import apply_scales, block_of, is_float8, scale_name
 from wqk.checkpoints.ranged import RangedFile
 from wqk.checkpoints.safetensors import open_safetensors
 from wqk.checkpoints.torch_archive import TorchFile
-from wqk.checkpoints.wrapping import by_plain_name
 from wqk.errors import CheckpointError, errors_about
 
 if TYPE_CHECKING:

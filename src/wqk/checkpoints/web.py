@@ -12,14 +12,13 @@ from wqk._version import __version__
 from wqk.checkpoints import http
 from wqk.checkpoints.folders import Folder, read_folder
 from wqk.checkpoints.formats import ENDINGS, PREFERRED, Weights, format_of, unread_format
-from wqk.checkpoints.range_cache import open_cache
-from wqk.checkpoints.ranged import RangedFile, Workers
+from wqk.checkpoints.ranged import RangedFile, Workers, open_cache
 from wqk.checkpoints.references import redacted, split_address
 from wqk.errors import CheckpointError, HubError
 
 if TYPE_CHECKING:
     from wqk.checkpoints.formats import Format
-    from wqk.checkpoints.options import HubAccess
+    from wqk.checkpoints.references import HubAccess
     from wqk.checkpoints.stored import StoredCheckpoint
 
 

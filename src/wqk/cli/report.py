@@ -72,7 +72,7 @@ def _runs(source: Path) -> list[Run]:
 
 def _table(source: Path) -> Table:
     """The scores in a file, in a callback's folder or in a survey's, or a file's pairs of heads."""
-    from wqk.comparing.medians import survey_table
+    from wqk.comparing.published import survey_table
     from wqk.inspecting.composition import CompositionTable
     from wqk.tables.run import SCORES
     from wqk.tables.run import read_table as read_scores

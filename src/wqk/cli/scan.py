@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wqk._console import counted
-from wqk.cli.boundary import tell
+from wqk.cli.main import tell
 from wqk.cli.options import (
     COUNT,
     FILE,
@@ -120,8 +120,7 @@ def scan(
     from wqk.reporting import check_report, write_report
     from wqk.scanning.scan import scan as scan_checkpoint
     from wqk.tables.details import check_details_output
-    from wqk.tables.measured import measured
-    from wqk.tables.rendering import definitions, one_checkpoint, overview, scores
+    from wqk.tables.rendering import definitions, measured, one_checkpoint, overview, scores
     from wqk.tables.score_table import check_table_output, join
 
     for path, check in (
@@ -199,7 +198,7 @@ def _print_placements(scans: Iterable[ScoreTable]) -> None:
     from rich.text import Text
 
     from wqk.cli import display
-    from wqk.comparing.placing import place
+    from wqk.comparing.published import place
 
     placements = [placement for table in scans for placement in place(table)]
     names = {placement.name for placement in placements}

@@ -21,9 +21,8 @@ from wqk.forms.scores import directionalities, symmetry
 from wqk.forms.update_terms import update_measures
 from wqk.model import open as open_model
 from wqk.scanning.rows import block_columns, checkpoint_columns
-from wqk.tables.conditions import conditions
 from wqk.tables.rendering import label, title
-from wqk.tables.schema import SCHEMA, UPDATE_TERMS, joined_statuses
+from wqk.tables.schema import SCHEMA, UPDATE_TERMS, conditions, joined_statuses
 from wqk.tables.score_table import Table
 from wqk.tables.sheet import Sheet
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from wqk.comparing import mistakes
-from wqk.comparing.reorders import of_vector, reorders
+from wqk.comparing.mistakes import of_vector, reorders
 from wqk.comparing.weights import SIDES, Attempt, StoredBlock, Weights
 
 # Values that differ by less than this, relative to the largest, are the same gains or biases.

@@ -18,13 +18,14 @@ from wqk.comparing.fingerprints import (
     lacks_any_norm,
     spectral_closeness,
 )
-from wqk.comparing.genealogy import Kinships, Merge
 from wqk.comparing.randomization import Agreement, Evidence, gather, layer_shares
 from wqk.comparing.relations import (
     RELATED,
     START,
     Kinship,
+    Kinships,
     LayerMatch,
+    Merge,
     in_place,
     moved_heads,
 )

@@ -19,8 +19,7 @@ import numpy as np
 from wqk.attention.coordinates import with_norm
 from wqk.comparing import mistakes
 from wqk.comparing.gains import alike, rotated
-from wqk.comparing.mistakes import Mismatch
-from wqk.comparing.reorders import Reorder, steps_to, to_order, whole_heads
+from wqk.comparing.mistakes import Mismatch, Reorder, steps_to, to_order, whole_heads
 from wqk.comparing.weights import SIDES, Attempt, StoredBlock, Weights
 
 # Rows are compared in so many random directions, and taken for the same above this cosine.

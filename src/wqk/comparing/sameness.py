@@ -13,11 +13,10 @@ from wqk._console import counted
 from wqk._typing import FilePath
 from wqk.attention import Block
 from wqk.checkpoints import Checkpoint
-from wqk.checkpoints.options import HubFolder, check_options
+from wqk.checkpoints.references import HubFolder, check_options
 from wqk.comparing import mistakes
 from wqk.comparing.blocks import distances
-from wqk.comparing.conversions import explain
-from wqk.comparing.invariant import signature
+from wqk.comparing.conversions import explain, signature
 from wqk.comparing.mistakes import Mismatch
 from wqk.comparing.weights import StoredBlock, grid, load_block
 from wqk.errors import CheckpointError, UnknownFamily

@@ -20,10 +20,9 @@ from wqk.attention.coordinates import with_norm
 from wqk.attention.factor import Factor
 from wqk.checkpoints import Part
 from wqk.checkpoints.adapters import AdaptedCheckpoint
-from wqk.checkpoints.quantized import QUANTIZED, rounding
+from wqk.checkpoints.number_types import QUANTIZED, rounding
 from wqk.comparing.blocks import Rows, Scoring
-from wqk.comparing.mistakes import Mismatch
-from wqk.comparing.reorders import to_order
+from wqk.comparing.mistakes import Mismatch, to_order
 from wqk.families import Composed, Norm, Projection, Rotary, Side
 
 SIDES = ("query", "key")

@@ -1,17 +1,222 @@
-"""The family of a checkpoint: by its model type, or guessed from its tensors' names."""
+"""Which family describes a checkpoint; of a composite model, each part's.
+
+Composite are a language model with a vision tower, or an encoder with its own decoder. A part is a
+model. Its nested configuration gives its model type, hence its family, and its numbers; its tensors
+share a prefix. The family's rules apply unchanged, with that prefix and configuration.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
 from msgspec.structs import replace
 
-from wqk.checkpoints import Checkpoint
+from wqk.checkpoints import Checkpoint, TensorInfo
 from wqk.checkpoints.formats import refuse_mlx
 from wqk.errors import CheckpointError, UnknownFamily, errors_about
-from wqk.families.composites import compose_family
 from wqk.families.config import Config
-from wqk.families.family import Family, family_of_type
+from wqk.families.family import (
+    AttentionRule,
+    Family,
+    default_counts,
+    family_of_type,
+    part_types,
+)
 from wqk.families.inference import infer_family
 from wqk.families.naming import prefixes
+
+# Words for parts in configurations and names of tensors, by the name of their stack.
+WORDS = {
+    "vision": ("vision", "visual", "image", "vit", "vpm", "img", "pixel"),
+    "audio": ("audio", "speech", "sound", "acoustic", "apm"),
+    "text": ("text", "language", "llm", "lm"),
+    "encoder": ("encoder",),
+    "decoder": ("decoder",),
+    "qformer": ("qformer",),
+    "perceiver": ("perceiver", "resampler", "connector"),
+    "talker": ("talker",),
+    "thinker": ("thinker",),
+    "depth": ("depth",),
+}
+MODALITIES = ("vision", "audio", "text")
+# Stacks that are named like their part.
+PLAIN = {"encoder", "unknown", *MODALITIES}
+WIDTHS = ("hidden_size", "d_model", "n_embd", "embed_dim", "encoder_hidden_size")
+DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "encoder_layers", "depth")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a model: where its configuration is, and the family of its type."""
+
+    path: str  # text_config; thinker_config.text_config; empty for the model's own keys
+    config: Mapping[str, Any]
+    family: Family
+    model_type: str
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The modalities that its path names."""
+        named = re.split(r"[._]", self.path.lower())
+        return tuple(
+            kind for kind, names in WORDS.items() if any(word.startswith(names) for word in named)
+        )
+
+
+def compose_family(checkpoint: Checkpoint, beside: Family | None = None) -> Family | None:
+    """The family of a composite model; None if its configuration names no part's type.
+
+    ``beside`` is attention that the model has in addition to that of its parts. Raises
+    `CheckpointError` if a part's tensors occur more than once, with nothing to distinguish them,
+    and `UnknownFamily` if the attention of a part is not one form per head.
+    """
+    tensors = checkpoint.tensors()
+    rules = list(beside.attention) if beside else []
+    names = [beside.name] if beside else []
+    taken: set[str] = set()
+    parts = list(_parts(checkpoint.config, checkpoint.config.get("model_type")))
+    # Parts that names identify come first, so that no other part takes their tensors.
+    for part in sorted(parts, key=lambda part: part.words[:1] in ((), ("text",), ("decoder",))):
+        if part.family.refusal:
+            raise UnknownFamily(f"{part.path}: {part.family.refusal}")
+        prefix = _prefix(tensors, part, taken)
+        if prefix is None:
+            continue
+        taken.add(prefix)
+        found = [rule for rule in part.family.attention if prefix in prefixes(tensors, rule)]
+        stacks = {rule.stack for rule in found}
+        rules += [
+            replace(
+                rule,
+                prefix=prefix,
+                config=".".join(filter(None, (part.path, rule.config))),
+                stack=_stack(part, rule, stacks),
+                defaults={**default_counts(part.model_type), **rule.defaults},
+            )
+            for rule in found
+        ]
+        names.append(part.family.name)
+    if not rules:
+        return None
+    return Family(
+        name=" + ".join(dict.fromkeys(names)),
+        model_types=(),
+        attention=tuple(_with_distinct_stacks(rules)),
+    )
+
+
+def _parts(config: Mapping[str, Any], model_type: object, path: str = "") -> Iterator[Part]:
+    """The parts of known families, including parts of parts."""
+    types = part_types(model_type)
+    # Older files hold the text's keys next to the parts.
+    for key in dict.fromkeys([*config, *types]):
+        value = config.get(key)
+        where = f"{path}.{key}" if path else key
+        if value is None and key in types and "text" in key:
+            value, where = config, path
+        if not isinstance(value, dict):
+            continue
+        named = value.get("model_type") if value is not config else None
+        kinds = [kind for kind in (named, types.get(key)) if isinstance(kind, str)]
+        known = next((kind for kind in kinds if family_of_type(kind)), None)
+        if known:
+            yield Part(where, value, family_of_type(known) or Family(known, ()), known)
+        elif value is not config:
+            yield from _parts(value, kinds[0] if kinds else None, where)
+
+
+def _prefix(tensors: Mapping[str, TensorInfo], part: Part, taken: set[str]) -> str | None:
+    """The prefix of the part's tensors."""
+    found = {
+        prefix
+        for rule in part.family.attention
+        for prefix in prefixes(tensors, rule)
+        if prefix not in taken
+    }
+    found = {prefix for prefix in found if not _names_another_modality(prefix, part)}
+    for fits in (_names_its_configuration, _names_its_modality, _has_width, _has_depth):
+        if len(found) > 1:
+            fitting = {prefix for prefix in found if fits(prefix, part, tensors)}
+            found = fitting or found
+    if len(found) > 1:
+        shown = sorted(found)
+        raise CheckpointError(
+            f"the tensors of {part.path} may be under {shown[0]!r} or {shown[1]!r}; "
+            "name one with a family file"
+        )
+    return found.pop() if found else None
+
+
+def _name_words(prefix: str) -> list[str]:
+    return re.split(r"[._]", prefix.lower())
+
+
+def _names_another_modality(prefix: str, part: Part) -> bool:
+    """Whether a prefix names another modality than the part's."""
+    its = [kind for kind in MODALITIES if kind in part.words]
+    others = [n for kind in MODALITIES if kind not in its for n in WORDS[kind]]
+    return (
+        bool(its)
+        and any(
+            word.startswith(tuple(others)) and not word.startswith(WORDS[its[0]])
+            for word in _name_words(prefix)
+        )
+        and not _names_its_modality(prefix, part, {})
+    )
+
+
+def _names_its_configuration(prefix: str, part: Part, tensors: Mapping[str, TensorInfo]) -> bool:
+    """Whether the prefix has the name of the part's configuration, as in ``geometry_encoder``."""
+    name = part.path.rpartition(".")[2].removesuffix("_config")
+    return any(word == name or word.startswith(f"{name}_") for word in prefix.split("."))
+
+
+def _names_its_modality(prefix: str, part: Part, tensors: Mapping[str, TensorInfo]) -> bool:
+    words = tuple(name for kind in part.words for name in WORDS[kind])
+    return bool(words) and any(word.startswith(words) for word in _name_words(prefix))
+
+
+def _queries(prefix: str, part: Part, tensors: Mapping[str, TensorInfo]) -> Sequence[str]:
+    return [
+        name for rule in part.family.attention for name in prefixes(tensors, rule).get(prefix, ())
+    ]
+
+
+def _has_width(prefix: str, part: Part, tensors: Mapping[str, TensorInfo]) -> bool:
+    width = next((part.config[key] for key in WIDTHS if key in part.config), None)
+    queries = _queries(prefix, part, tensors)
+    return any(width in tensors[name].shape for name in queries)
+
+
+def _has_depth(prefix: str, part: Part, tensors: Mapping[str, TensorInfo]) -> bool:
+    depth = next((part.config[key] for key in DEPTHS if key in part.config), None)
+    return len(_queries(prefix, part, tensors)) == depth
+
+
+def _stack(part: Part, rule: AttentionRule, stacks: set[str]) -> str:
+    """The name of the part's stack in the whole model."""
+    kind = part.words[0] if part.words else part.path.rpartition(".")[2].removesuffix("_config")
+    if not kind or (kind == "text" and rule.stack == "decoder"):
+        return rule.stack
+    if rule.stack in PLAIN or rule.stack == kind or stacks == {"decoder"}:
+        return kind
+    if rule.stack.startswith(f"{kind}-"):
+        return rule.stack
+    return f"{kind}-{rule.stack}"
+
+
+def _with_distinct_stacks(rules: Sequence[AttentionRule]) -> Iterator[AttentionRule]:
+    """The rules, with distinct names for stacks that would share a name."""
+    places = [(rule.stack, rule.kind) for rule in rules]
+    for rule, place in zip(rules, places, strict=True):
+        if places.count(place) > 1 and rule.config:
+            part = rule.config.split(".")[0].removesuffix("_config")
+            yield replace(rule, stack=f"{part}-{rule.stack}" if part != rule.stack else part)
+        else:
+            yield rule
 
 
 def find_family(checkpoint: Checkpoint, count_heads: bool = True) -> Family:

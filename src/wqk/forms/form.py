@@ -19,7 +19,7 @@ from array_api_compat import array_namespace, device, is_array_api_obj
 from wqk._caching import cached_property
 from wqk._typing import Array, Float
 from wqk.errors import FormError, did_you_mean
-from wqk.forms import decompositions, kernels, sums
+from wqk.forms import kernels, sums
 
 # Other libraries' names for what a form has.
 SYNONYMS = {
@@ -516,7 +516,7 @@ class BilinearForm:
 
         return directionality(self, weight="excess")
 
-    def svd(self) -> decompositions.SVD:
+    def svd(self) -> kernels.SVD:
         """The singular value decomposition, from that of a rank × rank core; computed once.
 
         Returns
@@ -535,8 +535,8 @@ class BilinearForm:
         return self._svd
 
     @cached_property
-    def _svd(self) -> decompositions.SVD:
-        return decompositions.svd(self.query, self.key)
+    def _svd(self) -> kernels.SVD:
+        return kernels.svd(self.query, self.key)
 
     @property
     def U(self) -> Float[Array, "... d_query k"]:
@@ -555,7 +555,7 @@ class BilinearForm:
 
     def singular_values(self) -> Float[Array, "... k"]:
         """The singular values of `svd`, in less time."""
-        return decompositions.singular_values(self.query, self.key)
+        return kernels.singular_values(self.query, self.key)
 
     def eigenvalues(self) -> Array:
         """Eigenvalues of a square form, (..., min(rank, d)), complex, largest magnitude first.
@@ -573,7 +573,7 @@ class BilinearForm:
         array([11.+0.j])
         """
         self.require_square("an eigenvalue")
-        return decompositions.eigenvalues(self.query, self.key)
+        return kernels.eigenvalues(self.query, self.key)
 
     @property
     def diagonal(self) -> Float[Array, "... d"]:

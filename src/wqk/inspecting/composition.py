@@ -38,9 +38,8 @@ from wqk.reporting import pictures
 from wqk.scanning.cores import one_blas_thread, usable_cores
 from wqk.scanning.memory import wanted_parts
 from wqk.scanning.rows import checkpoint_columns
-from wqk.tables.conditions import conditions
 from wqk.tables.rendering import title
-from wqk.tables.schema import SCHEMA, joined_statuses
+from wqk.tables.schema import SCHEMA, conditions, joined_statuses
 from wqk.tables.score_table import Table
 from wqk.tables.sheet import Sheet
 

@@ -26,8 +26,7 @@ from wqk._typing import Float
 from wqk.attention import Block
 from wqk.attention.coordinates import Coordinates, lacks_norm
 from wqk.checkpoints import Checkpoint, Part
-from wqk.checkpoints.options import HubOptions
-from wqk.checkpoints.references import redacted
+from wqk.checkpoints.references import HubOptions, redacted
 from wqk.errors import CheckpointError, HubError, first_line
 from wqk.families import AttentionPlan
 from wqk.forms import BilinearForm

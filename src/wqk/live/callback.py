@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from wqk._typing import FilePath
-from wqk.checkpoints.options import check_options
+from wqk.checkpoints.references import check_options
 from wqk.errors import MissingPackage
 from wqk.live.alarms import Alarm
 from wqk.live.clipping import Clipper
 from wqk.live.monitor import Monitor
-from wqk.live.tracking import Tracker
+from wqk.live.scoring import Tracker
 from wqk.model import open as open_model
 from wqk.tables.run import CLIPS
 from wqk.tables.score_table import ScoreTable

@@ -37,9 +37,8 @@ from wqk._typing import Float
 from wqk.checkpoints import Part
 from wqk.errors import CheckpointError, FormError, RunError
 from wqk.families import AttentionPlan, Composed, Side
-from wqk.live.logits import LogitMeter, Logits, Place, place_of_rows
-from wqk.live.parameters import LiveWeights
-from wqk.live.tracking import is_first_process
+from wqk.live.logits import LiveWeights, LogitMeter, Logits, Place, place_of_rows
+from wqk.live.scoring import is_first_process
 from wqk.model import Model
 from wqk.tables.run import drop_after
 

@@ -11,16 +11,71 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from wqk._files import append_lines, replace_last_lines
-from wqk.errors import RunError
-from wqk.live import journal
+from wqk._files import (
+    append_lines,
+    json_line,
+    read_lines,
+    replace_last_lines,
+    unwritable,
+    write_atomically,
+)
+from wqk.errors import OutputError, RunError
 from wqk.live.alarms import SIZES, Alarm, Bounds
 from wqk.live.logits import SEQUENCES, LogitMeter, Logits
-from wqk.live.scoring import logit_summary, medians, score_look, score_update, with_logits
-from wqk.live.tracking import Snapshot, Tracker, is_first_process
+from wqk.live.scoring import (
+    Snapshot,
+    Tracker,
+    is_first_process,
+    logit_summary,
+    medians,
+    score_look,
+    score_update,
+    with_logits,
+)
 from wqk.scanning.measures import check_measures
-from wqk.tables.run import read_table
+from wqk.tables.run import drop_after, read_table
 from wqk.tables.score_table import ScoreTable, records
+
+
+def journals(path: Path) -> tuple[Path, Path]:
+    """The files for scores, ``path``, and for the scores of updates, next to it."""
+    if path.suffix != ".jsonl":
+        raise OutputError(
+            f"{path}: a monitor appends to .jsonl; got the ending {path.suffix!r}", path=path
+        )
+    updates = "updates.jsonl" if path.name == "scores.jsonl" else f"{path.stem}-updates.jsonl"
+    return path, path.with_name(updates)
+
+
+def check_journal(path: Path, gamma: float) -> None:
+    """Create a file if needed, and check that rows with this gamma can be appended to it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab"):
+            pass
+    except OSError as error:
+        raise unwritable(path, error) from None
+    first = next(iter(read_lines(path)), {"metadata": {"gamma": gamma}})
+    written = first.get("metadata", {}).get("gamma")
+    if written != gamma:
+        raise RunError(
+            f"{path}: holds scores with gamma {written}, but these have gamma {gamma}; "
+            "use the same gamma, or choose another file"
+        )
+
+
+def begin_journal(path: Path, keep: int, metadata: Mapping[str, Any]) -> int:
+    """Remove the rows of steps after ``keep``, and a torn last line.
+
+    Returns how many rows of an earlier run were removed, if none is left; 0 otherwise.
+    """
+    before = len(read_lines(path))
+    drop_after(path, keep)
+    if read_lines(path)[1:]:
+        return 0
+    write_atomically(path, json_line({"metadata": dict(metadata)}))
+    return max(0, before - 1)
+
 
 LOG = logging.getLogger("wqk.live")
 
@@ -174,10 +229,10 @@ class Monitor:
             name or path.resolve().parent.name,
             with_norms="ceiling" in measures,
         )
-        self._scores, self._updates = journal.journals(path)
+        self._scores, self._updates = journals(path)
         if is_first_process():
-            journal.check(self._scores, gamma)
-            journal.check(self._updates, gamma)
+            check_journal(self._scores, gamma)
+            check_journal(self._updates, gamma)
         self._meter = LogitMeter(model, sequences) if logits else None
         self._waiting: tuple[ScoreTable, int] | None = None  # for logits; where its rows begin
         self._awaits_pass = False
@@ -361,8 +416,8 @@ class Monitor:
 
     def _begin(self, step: int, metadata: Mapping[str, Any]) -> None:
         """Truncate the files to this step, whose scores are appended next."""
-        lost = journal.begin(self._scores, step - 1, metadata)
-        journal.begin(self._updates, step, {**metadata, "form": "update"})
+        lost = begin_journal(self._scores, step - 1, metadata)
+        begin_journal(self._updates, step, {**metadata, "form": "update"})
         self._has_begun = True
         if lost:
             LOG.warning(

@@ -18,9 +18,9 @@ from wqk._version import __version__
 from wqk.errors import MissingPackage, TableError, install
 from wqk.reporting.feeding import feeding_section
 from wqk.reporting.payload import payload
-from wqk.reporting.row_groups import groups
 from wqk.reporting.runs import loss_curves, runs_section
 from wqk.reporting.summary import (
+    groups,
     notes,
     placement_list,
     placements,

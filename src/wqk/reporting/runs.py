@@ -11,8 +11,7 @@ from typing import Any
 import polars as pl
 
 from wqk._console import counted, number
-from wqk.reporting.payload import digits
-from wqk.reporting.sentences import training_result
+from wqk.reporting.payload import digits, training_result
 from wqk.tables.rendering import label
 from wqk.tables.run import Run
 from wqk.tables.sheet import Column, Sheet

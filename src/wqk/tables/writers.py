@@ -14,8 +14,7 @@ import polars as pl
 
 from wqk._console import number, one_line
 from wqk.errors import TableError
-from wqk.tables.conditions import conditions
-from wqk.tables.schema import GROUP, OPTIONAL, SCHEMA, present
+from wqk.tables.schema import GROUP, OPTIONAL, SCHEMA, conditions, present
 from wqk.tables.sheet import Column, Sheet
 
 if TYPE_CHECKING:

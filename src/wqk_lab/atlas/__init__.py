@@ -1,8 +1,15 @@
 """The atlas: the paper's published scores, and how a scan ranks among them."""
 
-from wqk.comparing.medians import summarize, survey_table
-from wqk.comparing.placing import Placement, place, sound_models
-from wqk.comparing.published import Flag, flags, published
+from wqk.comparing.published import (
+    Flag,
+    Placement,
+    flags,
+    place,
+    published,
+    sound_models,
+    summarize,
+    survey_table,
+)
 from wqk_lab.atlas.agreement import Comparison, compare
 from wqk_lab.atlas.paper_tables import TrainingResult, paper_table
 from wqk_lab.atlas.reference import (

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from wqk.comparing.medians import of_model, summarize
+from wqk.comparing.published import of_model, summarize
 from wqk.errors import TableError
 from wqk.tables.score_table import ScoreTable
 

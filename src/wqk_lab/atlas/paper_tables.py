@@ -10,8 +10,15 @@ from typing import Any, Literal
 import polars as pl
 
 from wqk._console import number
-from wqk.comparing.medians import interquartile, of_model, summarize
-from wqk.comparing.published import flags, marks, published, split_flags
+from wqk.comparing.published import (
+    flags,
+    interquartile,
+    marks,
+    of_model,
+    published,
+    split_flags,
+    summarize,
+)
 from wqk.errors import TableError, UnknownName
 from wqk.tables.score_table import ScoreTable
 from wqk.tables.sheet import Cell, Column, Sheet

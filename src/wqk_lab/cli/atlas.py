@@ -149,7 +149,7 @@ def _comparison(
     row: Mapping[str, Any], own: ScoreTable | None, survey: ScoreTable | None
 ) -> Comparison | None:
     """A published row with a scan of its model, if any; a survey may lack it."""
-    from wqk.comparing.medians import of_model
+    from wqk.comparing.published import of_model
     from wqk_lab.atlas import compare, summarize
 
     if row["source"] == "own":

@@ -9,8 +9,7 @@ from rich.text import Text
 
 from wqk._console import count, number
 from wqk.cli import display
-from wqk.comparing.medians import spread
-from wqk.comparing.published import marks
+from wqk.comparing.published import marks, spread
 from wqk.tables.sheet import Sheet
 from wqk_lab.atlas import Comparison, flags
 from wqk_lab.atlas.agreement import TOLERANCES

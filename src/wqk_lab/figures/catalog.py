@@ -13,7 +13,7 @@ import polars as pl
 from wqk._files import check_output, write_atomically
 from wqk._style import PICTURES, save_figure
 from wqk.errors import RunError, TableError, UnknownName
-from wqk.reporting.pictures import distances, heads, terms
+from wqk.reporting.pictures import distances, heads
 from wqk.reporting.pictures.arcs import composition_arcs
 from wqk.reporting.pictures.entries import examples
 from wqk_lab.figures import convert, dose, dynamics, model_sizes, paired, starts
@@ -76,7 +76,7 @@ FIGURES = {
         lambda given: dynamics.update_curves(given.runs), dynamics.medians_by_comparison
     ),
     "pairs": Entry(lambda given: paired.pair_rows(given.pairs), paired.paired_panels),
-    "heads": Entry(lambda given: terms.head_terms(given.scores), terms.terms_by_layer, "table"),
+    "heads": Entry(lambda given: heads.head_terms(given.scores), heads.terms_by_layer, "table"),
     "coupling": Entry(
         lambda given: heads.coupling_rows(given.blocks), heads.coupling_by_layer, "blocks"
     ),

@@ -12,7 +12,7 @@ from typing import Literal
 
 import polars as pl
 
-from wqk.comparing.medians import plain_layers
+from wqk.comparing.published import plain_layers
 from wqk.errors import RunError
 from wqk.tables.run import Run
 from wqk.tables.score_table import ScoreTable

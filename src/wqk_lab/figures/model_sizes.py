@@ -20,8 +20,7 @@ from wqk._style import (
 from wqk.comparing.published import COLUMNS, last_part
 from wqk.forms.images import MatrixImage
 from wqk.reporting.pictures.entries import draw_form
-from wqk.reporting.pictures.panels import letter, separate_labels
-from wqk.reporting.pictures.selection import latest
+from wqk.reporting.pictures.panels import latest, letter, separate_labels
 from wqk.scanning.surveys.model_sets import model_set, model_sets
 from wqk.tables.score_table import ScoreTable
 from wqk_lab.atlas import drawn_models, flags, published, sound_models, summarize

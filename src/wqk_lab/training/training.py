@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from wqk._files import locked, read_lines
 from wqk._version import __version__
 from wqk.errors import CorpusError, RunError, required_by
-from wqk.live.starts import Initialization
+from wqk.live.initializing import Initialization
 from wqk.tables.run import METRICS, Run, checkpoints_in, create_run, drop_after, open_run
 from wqk_lab.training.conversion import Parent
 from wqk_lab.training.corpus.store import TokenStore
@@ -115,7 +115,7 @@ def train(
         from accelerate.tracking import get_available_trackers  # type: ignore[import-untyped]
 
         from wqk_lab.training.loop import make_accelerator, run_loop
-    from wqk.live.starts import initialize_
+    from wqk.live.initializing import initialize_
     from wqk_lab.training.conversion import load_parent, require_same_tokenizer
     from wqk_lab.training.models import build_model, tokenizer_files
     from wqk_lab.training.objectives import Rows

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from tests.lab.atlas.making import layers
 
 from wqk._console import number
-from wqk.comparing.medians import of_model, spread
-from wqk.comparing.published import COLUMNS
+from wqk.comparing.published import COLUMNS, of_model, spread
 from wqk.errors import TableError
 from wqk.tables.score_table import join
 from wqk_lab.atlas import published, summarize, survey_table

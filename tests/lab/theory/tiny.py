@@ -10,8 +10,7 @@ import pytest
 from tests.families.architectures import NAMED
 from tests.families.proving import build
 
-from wqk.inspecting.verification.inputs import inputs_of
-from wqk.inspecting.verification.running import PADDING_MASKS, double_precision
+from wqk.inspecting.verification.running import PADDING_MASKS, double_precision, inputs_of
 
 torch = pytest.importorskip("torch")
 

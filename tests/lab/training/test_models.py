@@ -9,7 +9,7 @@ import torch
 
 import wqk
 from wqk.errors import RunError
-from wqk.live.starts import KINDS
+from wqk.live.initializing import KINDS
 from wqk_lab.training.models import build_model
 
 VOCABULARY = 40

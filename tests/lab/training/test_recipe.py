@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wqk.errors import RunError
-from wqk.live.starts import KINDS
+from wqk.live.initializing import KINDS
 from wqk_lab.training.recipe import (
     INITIALIZATIONS,
     PRESETS,

@@ -24,8 +24,7 @@ from wqk._console import Shown
 from wqk.attention import Block
 from wqk.checkpoints import Checkpoint, Part, TensorInfo, steps_of
 from wqk.checkpoints.adapters import AdaptedCheckpoint, unrounded
-from wqk.inspecting.verification.products import form_difference
-from wqk.inspecting.verification.recomputation import holds_whole_score, recomputed
+from wqk.inspecting.verification.recomputation import form_difference, holds_whole_score, recomputed
 from wqk.inspecting.verification.running import run
 from wqk.model import open as open_model
 from wqk.tables.sheet import Cell, Sheet

@@ -18,7 +18,7 @@ from wqk.errors import UnknownFamily
 from wqk.families import AttentionPlan
 
 if TYPE_CHECKING:
-    from wqk.inspecting.verification.products import Products
+    from wqk.inspecting.verification.recomputation import Products
 
 # How far from 1 a row of probabilities may sum, and in half precision.
 ROUNDING, HALF_ROUNDING = 1e-5, 1e-2

@@ -2,11 +2,10 @@
 
 from wqk._style import save_figure, style
 from wqk.reporting.pictures.arcs import composition_arcs
-from wqk.reporting.pictures.distances import distance_curves
+from wqk.reporting.pictures.distances import distance_curves, rotary_planes
 from wqk.reporting.pictures.entries import draw_entries, matrix
 from wqk.reporting.pictures.heads import coupling
 from wqk.reporting.pictures.mismatches import mismatch_map
-from wqk.reporting.pictures.planes import rotary_planes
 
 __all__ = [
     "composition_arcs",

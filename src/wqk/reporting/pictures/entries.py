@@ -9,8 +9,7 @@ import numpy as np
 
 from wqk._style import GRAY, OUTLIER, SIGNS, new_figure, style
 from wqk.forms.images import MatrixImage
-from wqk.reporting.pictures.panels import letter
-from wqk.reporting.pictures.selection import titles
+from wqk.reporting.pictures.panels import letter, titles
 from wqk.tables.details import BlockDetails
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from wqk.errors import RunError, all_lines, required_by
-from wqk.scanning.surveys.work import Outcome, failure
+from wqk.scanning.surveys.jobs import Outcome, failure
 
 if TYPE_CHECKING:
     from wqk.scanning.surveys.jobs import Job

@@ -17,9 +17,8 @@ from wqk.checkpoints.folders import exists, has_weights
 from wqk.checkpoints.references import step_in
 from wqk.errors import OutputError, RunError, WqkError, all_lines, shortened
 from wqk.model import open as open_model
-from wqk.scanning.surveys.folder import open_folder
-from wqk.scanning.surveys.surveying import survey
-from wqk.scanning.surveys.work import Options, files_of
+from wqk.scanning.surveys.jobs import Options, files_of
+from wqk.scanning.surveys.surveying import open_folder, survey
 from wqk.tables.schema import SCHEMA_VERSION
 from wqk.tables.score_table import ScoreTable, read_table
 

@@ -18,7 +18,7 @@ import wqk
 from wqk.attention import Block
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import CheckpointError, FormError, UnknownFamily
-from wqk.live.starts import KINDS
+from wqk.live.initializing import KINDS
 
 if TYPE_CHECKING:
     from pathlib import Path

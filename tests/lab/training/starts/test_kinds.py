@@ -17,7 +17,7 @@ from tests.families.proving import build
 
 import wqk
 from wqk.checkpoints import open_checkpoint
-from wqk.live.starts.kinds import TURNS, mimetic, planes, shared_queries
+from wqk.live.initializing import TURNS, mimetic, planes, shared_queries
 
 KINDS = pytest.mark.parametrize("kind", TURNS)
 

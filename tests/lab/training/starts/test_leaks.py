@@ -10,7 +10,7 @@ import transformers
 from tests.families.architectures.architecture import BERT, GROUPED, TOKENS
 
 import wqk
-from wqk.live.starts import KINDS
+from wqk.live.initializing import KINDS
 
 GPT2 = TOKENS | {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 64}
 DECODERS = {
