@@ -43,7 +43,7 @@ demo: $(LIGHT)
 	$(BIN)/wqk demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -m "not campaign" --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not campaign" --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 # Text that every Python has; a few minutes on two cores. Interrupted, the same command goes on.
 $(RUNS)/docstrings.jsonl: | $(READY)
@@ -88,6 +88,7 @@ bench: $(READY)
 
 campaign: $(READY)
 	$(BIN)/python -m pytest -m campaign
+	$(BIN)/python -m pytest -m "hypothesis and not campaign" --hypothesis-profile campaign
 
 DATA ?= 60
 CODE ?= 60

@@ -25,8 +25,13 @@ SHAPED = (
 jaxtyping.install_import_hook([f"wqk.{name}" for name in SHAPED], "beartype.beartype")
 
 settings.register_profile(
-    "wqk", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    "wqk",
+    deadline=None,
+    derandomize=True,
+    max_examples=25,
+    suppress_health_check=[HealthCheck.too_slow],
 )
+settings.register_profile("campaign", settings.get_profile("wqk"), max_examples=400)
 settings.load_profile("wqk")
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
@@ -168,7 +168,6 @@ def test_patterns_of_adapters_end_in_time(base: Path):
         open_checkpoint(adapter(base, factors(QUERY), alpha_pattern={hostile: 3}))
 
 
-@settings(max_examples=300)
 @given(
     st.from_regex(r"(\.|a|b|\[ab\]|\.\*|a\+|b\?|\(a\|b\)|\(ab\)\*){1,6}", fullmatch=True),
     st.from_regex(r"[ab.]{0,12}", fullmatch=True),

@@ -102,6 +102,7 @@ def test_extreme_scales_and_degenerate_forms_in_every_library(d, rank, route, ma
 
 
 @ROUTES
+@pytest.mark.parametrize("fast", [True, pytest.param(False, marks=pytest.mark.campaign)])
 @pytest.mark.parametrize(
     "measure",
     [
@@ -114,10 +115,13 @@ def test_extreme_scales_and_degenerate_forms_in_every_library(d, rank, route, ma
     ],
     ids=["symmetry", "symmetry_null", "excess", "norm", "within_random", "coupling"],
 )
-def test_gradients_are_those_of_finite_differences(d, rank, route, measure):
+def test_gradients_are_those_of_finite_differences(d, rank, route, measure, fast):
     query, key = (torch.from_numpy(f[:1, :2]).requires_grad_() for f in factors(d, rank))
     assert type(BilinearForm(query, key).moments) is route
-    assert torch.autograd.gradcheck(lambda q, k: measure(BilinearForm(q, k)), (query, key))
+    # Fast: in random directions, in place of one entry after the other.
+    assert torch.autograd.gradcheck(
+        lambda q, k: measure(BilinearForm(q, k)), (query, key), fast_mode=fast
+    )
 
 
 @ROUTES

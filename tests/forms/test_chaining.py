@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from wqk.errors import FormError
@@ -28,7 +28,6 @@ def dense(form: BilinearForm) -> np.ndarray:
     return matrices / np.linalg.norm(matrices, axis=(1, 2), keepdims=True)
 
 
-@settings(deadline=None, max_examples=40)
 @given(
     st.integers(0, 2**32 - 1),
     st.integers(1, 3),

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from wqk import BilinearForm, coupling, directionality, symmetry, symmetry_null
@@ -140,7 +140,6 @@ DTYPES = pytest.mark.parametrize("dtype", [np.float32, np.float64])
 
 
 @DTYPES
-@settings(max_examples=150)
 @given(data=st.data())
 def test_norm_and_symmetry_equal_the_dense_computation(dtype, data):
     query, key = data.draw(factor_pairs(dtype))
@@ -158,7 +157,6 @@ def test_norm_and_symmetry_equal_the_dense_computation(dtype, data):
 
 
 @DTYPES
-@settings(max_examples=150)
 @given(data=st.data())
 def test_row_and_column_norms_are_right_relative_to_the_factors(dtype, data):
     query, key = data.draw(factor_pairs(dtype, square=False))
@@ -173,7 +171,6 @@ def test_row_and_column_norms_are_right_relative_to_the_factors(dtype, data):
 
 @DTYPES
 @pytest.mark.parametrize("weight", ["norm", "excess"])
-@settings(max_examples=150)
 @given(data=st.data(), gamma=st.sampled_from([0.5, 1.0, 2.0, 3.0]))
 def test_directionality_is_right_within_the_error_of_the_norms(dtype, weight, data, gamma):
     query, key = data.draw(factor_pairs(dtype, square=False))
@@ -678,7 +675,6 @@ def test_an_unknown_weight_is_refused():
         directionality(random_form(0), weight="square")
 
 
-@settings(max_examples=60)
 @given(st.data(), st.sampled_from([np.float32, np.float64]), st.sampled_from([(20, 4), (12, 16)]))
 def test_scores_do_not_depend_on_how_the_factors_share_a_dimension(data, dtype, shape):
     """Each rank dimension may be huge in one factor, and tiny or absent in the other."""

@@ -530,11 +530,12 @@ while True:
 """
 
 
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.campaign)])
 @pytest.mark.parametrize("ending", [".parquet", ".jsonl"])
-def test_killed_while_saving_the_table_is_whole(tmp_path, ending):
+def test_killed_while_saving_the_table_is_whole(tmp_path, ending, kills):
     path, rows, dice = tmp_path / f"t{ending}", 3000, random.Random(0)
     seen = set()
-    for _ in range(4):
+    for _ in range(kills):
         arguments = [sys.executable, "-c", WRITE_FOREVER, str(path), str(rows)]
         with subprocess.Popen(arguments, stdout=subprocess.PIPE) as writer:
             assert writer.stdout.readline() == b"saved once\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.lab.atlas.making import layers
 
@@ -22,7 +22,6 @@ SCORES = st.lists(st.floats(-1, 1), min_size=1, max_size=12)
 
 
 @given(SCORES, st.randoms())
-@settings(max_examples=30)
 def test_medians_and_quartiles_are_numpys(symmetries, random) -> None:  # type: ignore[no-untyped-def]
     directionalities = random.sample(symmetries, len(symmetries))
     (row,) = summarize(layers(symmetries, directionalities)).to_dicts()

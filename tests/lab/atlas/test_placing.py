@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.lab.atlas.making import layers
 
@@ -23,7 +23,6 @@ def exceeded(value: float, score: str, stack: str) -> str:
 
 
 @given(SCORE, SCORE)
-@settings(max_examples=30)
 def test_standings_are_counted_over_the_sound_models(symmetry: float, directional: float) -> None:
     (placement,) = place(layers([symmetry], [directional]))
     for score, value, position in (

@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.lab.figures.making import make_run, row, table
 
@@ -31,7 +31,6 @@ def value(curves: pl.DataFrame, column: str = "value", **place: Any) -> float:
     return float(curves.filter(*conditions)[column].item())
 
 
-@settings(max_examples=30)
 @given(st.lists(st.tuples(SCORE, SCORE), min_size=1, max_size=9))
 def test_medians_and_quartiles_are_those_of_the_layers(scores: list[tuple[float, float]]) -> None:
     rows = [
@@ -51,7 +50,6 @@ def test_medians_and_quartiles_are_those_of_the_layers(scores: list[tuple[float,
     assert gap == pytest.approx(max(symmetries) - min(symmetries))
 
 
-@settings(max_examples=30)
 @given(st.lists(st.dictionaries(st.integers(0, 5), SCORE), min_size=1, max_size=4))
 def test_seeds_are_averaged_where_all_of_them_are(seeds: list[dict[int, float]]) -> None:
     frames = [

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from tests.lab.figures.making import make_run, row, table
@@ -201,7 +201,6 @@ def test_there_is_no_other_figure() -> None:
         draw("fig9", Sources())
 
 
-@settings(max_examples=50)
 @given(st.lists(st.floats(0, 1), max_size=8).map(sorted), st.floats(0.01, 0.2))
 def test_names_are_moved_apart_in_order_and_no_others(heights: list[float], gap: float) -> None:
     moved = spread_apart(heights, gap)

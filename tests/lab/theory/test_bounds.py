@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import wqk
@@ -86,7 +86,6 @@ def test_trials_are_the_same_however_many_are_in_memory(monkeypatch: pytest.Monk
     np.testing.assert_allclose(simulate_scores(8, None, trials=64).symmetry, whole)
 
 
-@settings(max_examples=25)
 @given(st.integers(0, 10**6), st.integers(1, 6), st.floats(-3, 3))
 def test_parts_are_orthogonal_and_scores_bounded(seed: int, rank: int, bias: float) -> None:
     random = np.random.default_rng(seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from wqk.errors import CorpusError
@@ -38,7 +38,6 @@ streams = st.lists(st.lists(st.integers(0, 4), max_size=9), min_size=1, max_size
 
 
 @pytest.mark.parametrize("how", CUTS)
-@settings(max_examples=25)
 @given(documents=streams, block=st.integers(1, 7), chunks=st.integers(1, 4))
 def test_counts_are_those_of_a_loop_over_pairs(
     how: str, documents: list[list[int]], block: int, chunks: int
@@ -60,7 +59,6 @@ def test_counts_are_those_of_a_loop_over_pairs(
     np.testing.assert_array_equal(counts.occurrences.sum(axis=0), np.bincount(read, minlength=5))
 
 
-@settings(max_examples=25)
 @given(streams, st.integers(1, 7))
 def test_whole_documents_keep_every_token(documents: list[list[int]], block: int) -> None:
     offsets = np.cumsum([0, *map(len, documents)])

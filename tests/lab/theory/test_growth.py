@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -13,7 +13,6 @@ from wqk_lab.theory.growth import contributions, share_above, spread_of
 numbers = st.floats(-3, 3, allow_nan=False, width=32).map(float)
 
 
-@settings(max_examples=25)
 @given(arrays(np.float64, (4, 3), elements=numbers), arrays(np.float64, (4, 4), elements=numbers))
 def test_contributions_are_the_norms_of_each_tokens_own_matrix(
     x: np.ndarray, beta: np.ndarray
@@ -91,7 +90,6 @@ def test_few_vectors_do_not_pass_for_few_dimensions() -> None:
     assert np.mean(few) == pytest.approx(1, abs=0.05)
 
 
-@settings(max_examples=25)
 @given(
     arrays(np.float64, 5, elements=st.integers(0, 4).map(float)),
     arrays(np.float64, 5, elements=st.integers(0, 4).map(float)),

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.lab.theory import subjects
 from tests.lab.theory.subjects import MASK, VOCABULARY, torch
@@ -60,7 +60,6 @@ def write_store(folder: Path) -> None:
     build_corpus([source], folder, options)
 
 
-@settings(max_examples=25)
 @given(st.integers(2, 40), st.floats(0.001, 0.999), st.integers(0, 100))
 def test_every_block_has_the_same_number_of_masked_tokens(
     length: int, share: float, seed: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from wqk import BilinearForm
@@ -41,7 +41,6 @@ def random_form(seed: int, width: int = 12) -> BilinearForm:
     return BilinearForm.from_factors(*(random.standard_normal((2, width, 5)) * scales))
 
 
-@settings(max_examples=25)
 @given(st.integers(0, 10**6))
 def test_totals_are_equal_and_the_smaller_mean_has_the_larger_variance(seed: int) -> None:
     form = random_form(seed)
@@ -50,7 +49,6 @@ def test_totals_are_equal_and_the_smaller_mean_has_the_larger_variance(seed: int
     assert (columns.var() > rows.var()) == (columns.mean() < rows.mean())
 
 
-@settings(max_examples=25)
 @given(st.integers(0, 10**6))
 def test_tails_are_those_of_the_dense_matrix_and_turn_with_it(seed: int) -> None:
     form = random_form(seed)

@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.lab.training.corpus.samples import sentences
 from tokenizers import Tokenizer
@@ -48,7 +48,6 @@ def split(ids: list[int], lengths: list[int]) -> list[list[int]]:
     return found
 
 
-@settings(max_examples=40)
 @given(documents, documents, st.integers(1, 40), st.booleans())
 def test_characters_are_looked_up_one_by_one(
     learned: list[str], texts: list[str], size: int, lower: bool
