@@ -12,7 +12,7 @@ CHECKED := src tests tools benchmarks examples docs
 RUNS := out/pair
 TEXT := $(RUNS)/docstrings.jsonl
 
-.PHONY: help demo test train check docs format floors bench campaign mutants derive results clean
+.PHONY: help demo test train check docs format floors bench performance campaign mutants derive results clean
 
 help:
 	@echo "make demo      scan two small models that come with the package"
@@ -22,6 +22,7 @@ help:
 	@echo "make format    let the formatter and the linter fix what they can"
 	@echo "make floors    the core's tests at the lowest versions of what it needs"
 	@echo "make bench     measure against dense products and the machine's own limits"
+	@echo "make performance  the same, into docs/performance.md; SECTIONS='scans training'"
 	@echo "make campaign  the long fuzz and kill runs"
 	@echo "make mutants   plant faults, count those that the tests notice; DATA=N, CODE=N, SEED=N"
 	@echo "make results   write the tables of docs/results from its records"
@@ -85,6 +86,11 @@ format: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks
+
+# About twelve minutes on two cores, on which nothing else should run.
+SECTIONS ?=
+performance: $(READY)
+	$(BIN)/python -m benchmarks $(SECTIONS) --page docs/performance.md
 
 campaign: $(READY)
 	$(BIN)/python -m pytest -m campaign

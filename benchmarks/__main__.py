@@ -1,60 +1,126 @@
-"""Run the main measurements and print them as Markdown: ``make bench``.
+"""The sections of docs/performance.md: ``make bench`` prints them, ``make performance`` keeps them.
 
-Whatever is compared takes turns within rounds, and ratios are taken within a round, so that they
-hold where absolute times drift (`benchmarks.rounds`).
+Each section is a command of its own that prints Markdown. With ``--page FILE`` what it prints takes
+the place of what stands between the section's marks, ``<!-- NAME: begin -->`` and ``<!-- NAME: end
+-->``, with a line about the machine; what others printed, and all prose, stays. A command that
+fails leaves its section as it was.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import os
 import platform
 import subprocess
 import sys
-import tempfile
-from dataclasses import replace
+import time
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.composition import print_composition
-from benchmarks.generate import BERT_BASE, LLAMA_3_8B, write_checkpoint
-from benchmarks.rounds import alternate, estimate
-from benchmarks.scans import SMALL, print_dense, print_limits, print_measures
+
+class Section(NamedTuple):
+    """A command, ``python -m ...``, and about how long it runs on two idle cores."""
+
+    command: str
+    minutes: float
+    always: bool = True  # or only when it is asked for
 
 
-def print_start_up(rounds: int) -> None:
-    """How long the command takes to print its help, beside an interpreter that does nothing."""
+SECTIONS = {
+    "start": Section("benchmarks.start", 0.2),
+    "scans": Section("benchmarks.scans --rounds 9", 3.5),
+    "functions": Section("benchmarks.functions", 2),
+    "surveys": Section("benchmarks.surveys", 2),
+    "looks": Section("benchmarks.monitoring --rounds 3", 2),
+    "training": Section("benchmarks.loops", 2.5),
+    "composition": Section("benchmarks.composition --only bert", 0.5),
+    "shards": Section("benchmarks.shards", 1, always=False),
+    "slow line": Section("benchmarks.slow_line", 2.5, always=False),
+    "peers": Section("benchmarks.peers", 10, always=False),
+    "growth": Section("benchmarks.growth --out docs/images/growth.png", 9, always=False),
+}
+IDLE = 0.5  # load average below which nothing else of weight runs
 
-    def run(*arguments: str) -> None:
-        subprocess.run([sys.executable, *arguments], capture_output=True, check=True)
 
-    seconds = alternate(
-        {"help": lambda: run("-m", "wqk", "--help"), "nothing": lambda: run("-c", "")}, rounds
+def processor() -> str:
+    """The processor's name, where the system tells it."""
+    known = Path("/proc/cpuinfo")
+    lines = known.read_text(encoding="utf-8").splitlines() if known.exists() else []
+    names = (line.partition(": ")[2] for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def measure(section: Section) -> str:
+    """What the command prints, under a line about how it was run.
+
+    Raises `subprocess.CalledProcessError` if it fails.
+    """
+    load, start = os.getloadavg()[0], time.perf_counter()
+    command = [sys.executable, "-m", *section.command.split()]
+    printed = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout
+    minutes = (time.perf_counter() - start) / 60
+    beside = (
+        "nothing else ran"
+        if load < IDLE
+        else f"**other programs ran** (load {load:.1f}): only ratios of processor time count"
     )
-    took, least = (1e3 * estimate(seconds[name].clock).median for name in ("help", "nothing"))
-    print(f"`wqk --help`: {took:.0f} ms, of which {least:.0f} ms are Python's own start.")
+    return (
+        f"`python -m {section.command}`, {minutes:.1f} minutes on {processor()}, {os.cpu_count()} "
+        f"cores, NumPy {np.__version__}, {datetime.date.today()}; {beside}.\n\n{printed.strip()}"
+    )
+
+
+def replaced(page: str, name: str, text: str) -> str:
+    r"""The page with this text between a section's marks.
+
+    Examples
+    --------
+    >>> print(replaced("A\n<!-- x: begin -->\nold\n<!-- x: end -->\nB", "x", "new"))
+    A
+    <!-- x: begin -->
+    <BLANKLINE>
+    new
+    <BLANKLINE>
+    <!-- x: end -->
+    B
+    """
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    before, rest = page.split(begin)
+    return "\n".join([before + begin, "", text, "", end + rest.split(end)[1]])
 
 
 def main() -> None:
-    """Print all measurements; ``--layers 32`` takes all of LLaMA-3-8B's instead of 4."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--layers", type=int, default=LLAMA_3_8B.layers)
-    parser.add_argument("--rounds", type=int, default=15)
+    """Run sections, one after the other."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "sections", nargs="*", metavar="SECTION",
+        help="; ".join(f"{name}, {of.minutes:g} min" for name, of in SECTIONS.items())
+        + ". By default all but the last four",
+    )  # fmt: skip
+    parser.add_argument("--page", type=Path, metavar="FILE", help="the page to write them into")
     options = parser.parse_args()
-    print(f"{platform.machine()}, {os.cpu_count()} cores, NumPy {np.__version__}\n")
-    print_start_up(options.rounds)
-    with tempfile.TemporaryDirectory() as place:
-        for shape in (BERT_BASE, replace(LLAMA_3_8B, layers=options.layers)):
-            folder = write_checkpoint(Path(place) / shape.name, shape)
-            rounds = options.rounds if shape.width < SMALL else max(5, options.rounds // 2)
-            print_limits(folder, shape, rounds)
-            print_dense(folder, shape, rounds if shape.width < SMALL else 3)
-            print_measures(folder, shape, rounds if shape.width < SMALL else 3)
-        print(
-            "\n| composition of heads | | | time | processor | peak memory |\n" + "|:--" * 6 + "|"
-        )
-        print_composition(Path(place), BERT_BASE, options.rounds)
+    for name in options.sections:
+        if name not in SECTIONS:
+            parser.error(f"no section {name!r}; sections are {', '.join(map(repr, SECTIONS))}")
+    failed = []
+    for name in options.sections or [name for name, of in SECTIONS.items() if of.always]:
+        print(f"{name}: about {SECTIONS[name].minutes:g} minutes", file=sys.stderr, flush=True)
+        try:
+            text = measure(SECTIONS[name])
+        except subprocess.CalledProcessError as error:
+            failed.append(f"{name} (status {error.returncode})")
+            continue
+        print(f"\n## {name}\n\n{text}", flush=True)
+        if options.page:
+            page = options.page.read_text(encoding="utf-8")
+            options.page.write_text(replaced(page, name, text), encoding="utf-8")
+    if failed:
+        sys.exit("failed: " + ", ".join(failed))
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ import numpy as np
 import wqk
 from benchmarks.generate import BERT_BASE, LLAMA_3_8B, Shape, query_key_bytes, write_checkpoint
 from benchmarks.report import MANY, made_up
+from benchmarks.surveys import survey_seconds
 from wqk._style import OLIVE, PAGE, SAND, TEAL, VIOLET, WINE, new_figure, save_figure, style
 
 if TYPE_CHECKING:
@@ -50,7 +51,6 @@ SHAPES = tuple(
 ONCE = 1e9  # bytes of queries and keys above which a scan is timed once
 
 CHECKPOINTS, PROCESSES = (2, 4, 8, 16), (1, 2)
-SMALL_CHECKPOINTS = (10, 100, 1000)
 ROWS = (100, 400, 1600, 6400, 16_254, 100_104)
 TICKS = [m * 10.0**n for n in range(-4, 4) for m in (1, 1.5, 2, 3, 5, 7)]
 CADENCE = 200  # training steps between two looks
@@ -104,31 +104,9 @@ def measure_surveys(place: Path) -> dict[int, list[float]]:
         str(write_checkpoint(place / f"model-{n}", BERT_BASE, seed=n))
         for n in range(max(CHECKPOINTS))
     ]
-    seconds: dict[int, list[float]] = {}
-    for processes in PROCESSES:
-        seconds[processes] = []
-        for count in CHECKPOINTS:
-            start = time.perf_counter()
-            wqk.survey(refs[:count], out=place / f"survey-{processes}-{count}", jobs=processes)
-            seconds[processes].append(time.perf_counter() - start)
-    return seconds
-
-
-def measure_small_surveys(place: Path, counts: Sequence[int]) -> dict[int, list[float]]:
-    """Seconds by the clock of surveys of BERT-tiny's shape, by number of processes."""
-    folder = write_checkpoint(place / "small", replace(SHAPES[0], rest=0))
-    refs = []
-    for number in range(max(counts)):  # links to one file, which every model opens for itself
-        (place / f"small-{number}").symlink_to(folder)
-        refs.append(str(place / f"small-{number}"))
-    seconds: dict[int, list[float]] = {}
-    for processes in PROCESSES:
-        seconds[processes] = []
-        for count in counts:
-            start = time.perf_counter()
-            wqk.survey(refs[:count], out=place / f"small-{processes}-{count}", jobs=processes)
-            seconds[processes].append(time.perf_counter() - start)
-    return seconds
+    return {
+        n: [survey_seconds(refs[:count], place, jobs=n) for count in CHECKPOINTS] for n in PROCESSES
+    }
 
 
 def measure_reports(place: Path) -> tuple[list[float], list[float]]:
@@ -226,6 +204,12 @@ def main() -> None:
                 for s, v in zip(shapes, scans, strict=True)
             ],
         )  # fmt: skip
+        stored = [values["stored"] for values in scans]
+        powers = (
+            f"{name} to the {slope(Curve(stored, [values[key] for values in scans], '', '')):.2f}"
+            for name, key in (("time", "seconds"), ("bytes read", "read"), ("memory", "memory"))
+        )
+        print(f"\nAgainst what is stored, the four largest: {', '.join(powers)}.")
         surveys = measure_surveys(place)
         table(
             ("survey, by the clock", *map(str, CHECKPOINTS)),
@@ -234,15 +218,6 @@ def main() -> None:
                 for n, times in surveys.items()
             ],
         )
-        small = measure_small_surveys(place, SMALL_CHECKPOINTS)
-        table(
-            ("survey of BERT-tiny's shape, models a second", *map(str, SMALL_CHECKPOINTS)),
-            [
-                (f"{n} process{'es' * (n > 1)}",
-                 *(f"{k / t:.0f}" for k, t in zip(SMALL_CHECKPOINTS, times, strict=True)))
-                for n, times in small.items()
-            ],
-        )  # fmt: skip
         report_seconds, report_sizes = measure_reports(place)
         table(
             ("report", *(f"{n:,} rows" for n in ROWS)),

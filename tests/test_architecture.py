@@ -197,6 +197,7 @@ def test_every_synonym_stands_for_a_public_name() -> None:
 def test_the_command_starts_with_nothing_heavy() -> None:
     code = (
         "import sys\nfrom wqk.cli.main import command\n"
+        "command(['--help'], standalone_mode=False)\n"
         "assert not {'numpy', 'polars', 'rich', 'huggingface_hub'} & set(sys.modules), sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from wqk.cli.options import COUNT, PATH, REF, Number, json_output, options_of
-from wqk_lab.training.corpus import CorpusProgress, TokenStore
 from wqk_lab.training.corpus.settings import CorpusOptions
+
+if TYPE_CHECKING:  # the help of all verbs imports this file
+    from wqk_lab.training.corpus import CorpusProgress, TokenStore
 
 
 def _size_or_file(text: str) -> int | str:
