@@ -87,3 +87,17 @@ def test_too_little_memory_is_told(monkeypatch: pytest.MonkeyPatch):
     result = run("scan", str(wqk.demo_model("encoder")))
     assert result.exit_code == 2
     assert "out of memory" in result.output
+
+
+@pytest.mark.parametrize("line", [["\0"], ["x", "--family", "\0"], ["x", "--out", "a\0.csv"]])
+def test_a_path_with_a_null_byte_is_refused(line: list[str]):
+    done = run("scan", *line)
+    assert done.exit_code == 2
+    assert "expected a path, got" in done.stderr
+
+
+def test_a_family_of_a_users_own_that_refuses_says_why(tmp_path: Path):
+    path = tmp_path / "x.toml"
+    path.write_text('name = "x"\nmodel_types = []\nrefusal = "none has one form"\n')
+    with pytest.raises(UnknownFamily, match="x: none has one form"):
+        wqk.scan(wqk.open(wqk.demo_model("encoder"), family=path))

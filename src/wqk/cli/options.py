@@ -17,11 +17,22 @@ from wqk.errors import required_by
 if TYPE_CHECKING:
     from wqk.model import Model
 
+
+class FilePath(click.Path):
+    """A path; click's own type fails in its own way where one holds a null byte."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Parse what was typed."""
+        if "\0" in str(value):
+            self.fail(f"expected a path, got {value!r}", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 # A checkpoint: a path, which a shell completes, or the name of something else.
-REF = click.Path(readable=False)
-PATH = click.Path(path_type=Path)
-FILE = click.Path(path_type=Path, dir_okay=False)
-FOLDER = click.Path(path_type=Path, file_okay=False)
+REF = FilePath(readable=False)
+PATH = FilePath(path_type=Path)
+FILE = FilePath(path_type=Path, dir_okay=False)
+FOLDER = FilePath(path_type=Path, file_okay=False)
 COUNT = click.IntRange(min=1)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import structs
 
 from wqk.checkpoints import Checkpoint, Part, TensorInfo
-from wqk.errors import CheckpointError
+from wqk.errors import CheckpointError, UnknownFamily
 from wqk.families.candidates import without_numbers
 from wqk.families.config import Config
 from wqk.families.layouts import Composed
@@ -224,9 +224,13 @@ def plan_attention(checkpoint: Checkpoint, family: Family) -> list[AttentionPlan
 
     Raises
     ------
+    UnknownFamily
+        The family says why its attention has no such form.
     CheckpointError
         Queries and keys are incomplete, or do not fit the configuration.
     """
+    if family.refusal:
+        raise UnknownFamily(f"{family.name}: {family.refusal}")
     by_rule = [_plan_rule(checkpoint, family.name, rule) for rule in family.attention]
     if not any(by_rule):
         _explain_absence(checkpoint, family)
