@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from tools.deriving.probing import epsilon_of
 
 import wqk
 from wqk.attention import Block
@@ -166,6 +167,7 @@ def prove_norms(architecture: Architecture, folder: Path) -> None:
         records = listen(model, plans, plans)
         for norm in {norm for plan in plans for norm in _norms(plan).values()}:
             module = model.get_submodule(_module_of(norm))
+            assert epsilon_of(module) in (None, norm.epsilon), norm.gain[0].name
             module.register_forward_hook(partial(_normalized, norm=norm, outputs=outputs))
         for prefix, part in _models(model):
             own = [

@@ -86,7 +86,19 @@ def _write(model_type: str, built: str, run: Any, folder: Path) -> None:
         tensors = {name: value.contiguous() for name, value in run.model.state_dict().items()}
         save_file(tensors, folder / "model.safetensors")
     record.names = _renamed(run.model, folder)
+    record.epsilons = {
+        f"{name}.weight": epsilon
+        for name, module in run.model.named_modules()
+        if (epsilon := epsilon_of(module)) is not None
+    }
     write_record(record, folder)
+
+
+def epsilon_of(module: Any) -> float | None:
+    """What a norm adds to a mean square, whatever its class calls it."""
+    known = ("eps", "variance_epsilon", "epsilon", "norm_eps")
+    found = next((value for name in known if (value := getattr(module, name, None))), None)
+    return found if isinstance(found, float) else None
 
 
 def _renamed(model: Any, folder: Path) -> dict[str, str]:

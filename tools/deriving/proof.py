@@ -66,6 +66,7 @@ def faults(record: Record, checkpoint: Checkpoint, family: Family) -> list[str]:
     found += [f"{WEAK} {name} was not run" for name in record.unreached]
     if not all(fault.startswith(WEAK) for fault in found):
         return found
+    found += dict.fromkeys(_epsilon_faults(record, plans))
     seen = {site.module for site in record.turned}
     for number, attention in enumerate(attentions):
         for site in judged.matched[number]:
@@ -163,14 +164,26 @@ def _input_faults(checkpoint: Checkpoint, p: AttentionPlan, product: Product) ->
             yield f"{norm.gain[0].name} does not feed {side.tensor}, or as no {norm.kind} norm"
 
 
+def _epsilon_faults(record: Record, plans: Sequence[AttentionPlan]) -> Iterator[str]:
+    """Whether the norms that are named have the epsilons that the model's have."""
+    for side in (side for plan in plans for side in (plan.query, plan.key)):
+        for norm in (side.norm, side.input_norm, getattr(side.projection, "norm", None)):
+            own = record.epsilons.get(norm.gain[0].name) if norm and norm.gain else None
+            if norm and own is not None and not math.isclose(own, norm.epsilon, rel_tol=1e-4):
+                yield f"{norm.gain[0].name} has epsilon {own:g}, said {norm.epsilon:g}"
+
+
 def norm_kind(given: np.ndarray, gain: np.ndarray, shift: np.ndarray | float) -> str:
     """What norm puts out vectors (T, D) with this gain (D,): rms, layer, or none; or either."""
     if given.shape[-1] != gain.size or not np.all(gain):
         return "either" if given.shape[-1] == gain.size else "none"
     normalized = (given - shift) / gain
     sizes = np.sqrt((normalized**2).mean(axis=-1))
-    known = sizes > TINY  # what fills up a window, or follows the text, is zero
-    if not known.any() or np.abs(sizes[known] - 1).max() > 0.02:
+    # What fills up a window, or follows the text, is zero, before or after the norm.
+    known = (sizes > TINY) & given.any(axis=-1)
+    if not known.any():
+        return "either"
+    if np.abs(sizes[known] - 1).max() > 0.02:
         return "none"
     return "layer" if np.abs(normalized.mean(axis=-1)[known]).max() < 1e-3 else "rms"
 

@@ -66,6 +66,7 @@ class Record:
     sites: list[Site] = field(default_factory=list)
     turned: list[Site] = field(default_factory=list)  # the same with rotary positions left in
     names: dict[str, str] = field(default_factory=dict)  # what parameters are called in the file
+    epsilons: dict[str, float] = field(default_factory=dict)  # of norms, by their gains
 
 
 def write_record(record: Record, folder: Path) -> None:
@@ -93,6 +94,7 @@ def write_record(record: Record, folder: Path) -> None:
         "notes": record.notes,
         "unreached": record.unreached,
         "names": record.names,
+        "epsilons": record.epsilons,
         "sites": [
             {
                 "module": site.module,
@@ -162,5 +164,6 @@ def read_record(folder: Path) -> Record:
         )
         for site in table.pop("sites")
     ]
+    table["epsilons"] = {names.get(k, k): v for k, v in table.get("epsilons", {}).items()}
     flat = [site for site in sites if not site.turned]
     return Record(**table, sites=flat, turned=[site for site in sites if site.turned])

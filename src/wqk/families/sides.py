@@ -83,6 +83,19 @@ class Side:
         return tuple(part for _, part in self.roles)
 
 
+def _epsilon(config: Config, keys: tuple[str, ...], kind: str) -> float:
+    """What a norm adds to a mean square; PyTorch's own where a layer norm's configuration has none.
+
+    Examples
+    --------
+    >>> from wqk.families.config import Config
+    >>> _epsilon(Config({}), ("norm_eps",), "layer"), _epsilon(Config({}), ("norm_eps",), "rms")
+    (1e-05, 0.0)
+    """
+    number = config.optional_number(keys)
+    return number if number is not None else 1e-5 if kind == "layer" else 0.0
+
+
 def sides_of(
     config: Config,
     rule: AttentionRule,
@@ -93,7 +106,7 @@ def sides_of(
     is_first = match.group == 0 and rule.first_input_norm
     feeds_query = rule.first_input_norm if is_first else rule.input_norm
     feeds_key = rule.key_input_norm if rule.kind == "cross" else feeds_query
-    epsilon = config.optional_number(rule.norm_epsilon) or 0.0
+    epsilon = _epsilon(config, rule.norm_epsilon, rule.norm)
 
     def norm(names: tuple[str, ...], heads: int) -> Norm | None:
         gain, bias = (match.norm(names, what, heads) for what in ("weight", "bias"))
@@ -103,8 +116,8 @@ def sides_of(
 
     def input_norm(names: tuple[str, ...]) -> Norm | None:
         gain, bias = (match.norm(names, what) for what in ("weight", "bias"))
-        small = config.optional_number(rule.input_norm_epsilon) or 0.0
         kind, offset = rule.input_norm_kind, rule.input_norm_offset
+        small = _epsilon(config, rule.input_norm_epsilon, kind)
         return Norm(kind, gain, bias, offset, small) if gain else None
 
     def bias(role: str, names: tuple[str, ...]) -> Part | None:
@@ -243,7 +256,7 @@ def _latent(
     content = config.whole((rule.content_width,))
     none = config.get(rule.position_width) == 0
     position = 0 if none else config.whole((rule.position_width,))
-    epsilon = config.optional_number(rule.norm_epsilon) or 0.0
+    epsilon = _epsilon(config, rule.norm_epsilon, rule.norm)
     query, key, tensors = match.query, match.key, match.tensors
     up, width = tensors[key].shape[0] // heads, tensors[key].shape[1]
     query_down = match.weight(rule.query_inner)
