@@ -130,22 +130,39 @@ def loop(folder: Path) -> Callable[[], Any]:
     return scores
 
 
+def peak_memory() -> float:
+    """Of the process so far, in MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+
+
 def print_composition(place: Path, shape: Shape, rounds: int) -> None:
-    """One line: pairs, seconds, and peak memory of the process so far."""
+    """One line for each way: pairs, seconds, and the process's peak memory when it first ended.
+
+    Ours comes first, so that its memory is its own; that of what follows can be below it.
+    """
     folder = write_whole(place / f"{shape.name}-whole", shape)
-    contenders: dict[str, Callable[[], Any]] = {"wqk compose": lambda: compose(folder)}
+    ways: dict[str, Callable[[], Any]] = {"wqk compose": lambda: compose(folder)}
     peer = transformer_lens(folder) if shape is BERT_BASE else None
     if peer is not None:
-        contenders["TransformerLens, in memory"] = peer
+        ways["TransformerLens, in memory"] = peer
     elif shape is BERT_BASE:
-        contenders["a loop over pairs, in memory, scores alone"] = loop(folder)
+        ways["a loop over pairs, in memory, scores alone"] = loop(folder)
+    peaks: dict[str, float] = {}
+
+    def noted(name: str) -> Callable[[], object]:
+        def run() -> None:
+            ways[name]()
+            peaks.setdefault(name, peak_memory())
+
+        return run
+
     pairs = shape.layers * (shape.layers - 1) // 2 * shape.heads**2
-    for name, seconds in alternate(contenders, rounds, warm_up=rounds > 1).items():
-        clock, processor = (estimate(values).median for values in seconds)
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    seconds = alternate({name: noted(name) for name in ways}, rounds, warm_up=rounds > 1)
+    for name in ways:
+        clock, processor = (estimate(values).median for values in seconds[name])
         print(
             f"| {shape.name}, {shape.layers} layers | {name} | 3 × {pairs:,} pairs | {clock:.2f} s "
-            f"| {processor:.2f} s | {peak:.0f} MB |",
+            f"| {processor:.2f} s | {peaks[name]:.0f} MB |",
             flush=True,
         )
 

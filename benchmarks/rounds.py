@@ -59,7 +59,7 @@ def alternate(
     names = list(contenders)
     seconds = {name: Seconds(np.empty(rounds), np.empty(rounds)) for name in names}
     for turn in range(-warm_up, rounds):
-        for name in names if turn % 2 else reversed(names):
+        for name in reversed(names) if (turn + warm_up) % 2 else names:
             time.sleep(PAUSE)
             start, busy = time.perf_counter(), time.process_time()
             contenders[name]()
