@@ -87,7 +87,7 @@ format: $(READY)
 bench: $(READY)
 	$(BIN)/python -m benchmarks
 
-# About twelve minutes on two cores, on which nothing else should run.
+# About a quarter of an hour on two cores, on which nothing else should run.
 SECTIONS ?=
 performance: $(READY)
 	$(BIN)/python -m benchmarks $(SECTIONS) --page docs/performance.md

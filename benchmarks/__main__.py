@@ -31,8 +31,8 @@ class Section(NamedTuple):
 
 SECTIONS = {
     "start": Section("benchmarks.start", 0.2),
-    "scans": Section("benchmarks.scans --rounds 9", 3.5),
-    "functions": Section("benchmarks.functions", 2),
+    "scans": Section("benchmarks.scans --rounds 9", 4),
+    "functions": Section("benchmarks.functions", 3),
     "surveys": Section("benchmarks.surveys", 2),
     "looks": Section("benchmarks.monitoring --rounds 3", 2),
     "training": Section("benchmarks.loops", 2.5),
