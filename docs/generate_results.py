@@ -13,7 +13,8 @@ import polars as pl
 from wqk_lab.figures.convert import SCHEMA, over_seeds
 from wqk_lab.runs.claims import Records, claims_table, contrasts_table, read_records
 from wqk_lab.runs.descent import descent
-from wqk_lab.runs.speedup import interval, paired, saved_share
+from wqk_lab.runs.seeds import by_seed, interval, paired
+from wqk_lab.runs.speedup import saved_share
 
 FOLDER = Path(__file__).parent / "results"
 PAGE = FOLDER / "index.md"
@@ -39,24 +40,18 @@ def speedups_table(records: Records) -> list[str]:
     for start, other, last in SPEEDUPS:
         steps = range(SPACING, last + 1, SPACING)
         looks = [records[f"loss at step {step}"] for step in steps]
-        seeds = sorted(
-            set.intersection(*({*look[cell]} for look in looks for cell in (start, other)))
-        )
+        losses = by_seed(*(look[cell] for cell in (other, start) for look in looks))
         saved = [
             saved_share(
                 *(
-                    descent(
-                        np.array(steps, float),
-                        np.array([look[cell][seed] for look in looks]),
-                        SMOOTHING * SCHEDULE,
-                    )
-                    for cell in (other, start)
+                    descent(np.array(steps, float), curve, SMOOTHING * SCHEDULE)
+                    for curve in np.reshape(both, (2, -1))
                 )
             )
-            for seed in seeds
+            for both in losses.values()
         ]
         share = interval(paired(saved), "+.0%")
-        lines.append(f"| `{start}` | `{other}` | {last:,} | {len(seeds)} | {share} |")
+        lines.append(f"| `{start}` | `{other}` | {last:,} | {len(losses)} | {share} |")
     return lines
 
 

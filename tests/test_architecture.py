@@ -41,7 +41,7 @@ SHARED = {
     "_options",
     "_statistics",
     "_style",
-    "_synonyms",
+    "_names",
     "_typing",
     "_version",
 }
@@ -186,7 +186,7 @@ def test_a_name_that_is_not_public_is_told_the_one_that_is(name: str, meant: str
 
 def test_every_synonym_stands_for_a_public_name() -> None:
     import wqk_lab
-    from wqk._synonyms import SYNONYMS
+    from wqk._names import SYNONYMS
 
     public = {*wqk.__all__, *(f"wqk_lab.{name}" for name in wqk_lab.__all__)}
     assert set(SYNONYMS.values()) <= public

@@ -269,7 +269,7 @@ def test_what_the_scores_lack_is_said() -> None:
     normed = StateDict(model(**gains)._arrays, CONFIG | {"model_type": "qwen3"}, "tiny")
     assert "normalized token by token" in match_tokens(normed, 0, 0).caveat
     guessed = StateDict(model()._arrays, CONFIG | {"model_type": "unheard-of"}, "tiny")
-    assert "scale and positions are not known" in match_tokens(guessed, 0, 0).caveat
+    assert "scale, positions and masks are unknown" in match_tokens(guessed, 0, 0).caveat
 
 
 def test_small_negative_scores_are_no_negative_zeros(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from wqk.checkpoints.checkpoint import Checkpoint, Part, TensorInfo
-from wqk.checkpoints.transformer_lens import configuration, is_transformer_lens, linear_name
+from wqk.checkpoints.configurations import is_transformer_lens, lens_configuration, linear_name
 from wqk.errors import CheckpointError
 
 # Names that wrappers give to the module within: parallel ones, compilation, FSDP 1, activation
@@ -131,7 +131,7 @@ class StateDict(Checkpoint):
         self._arrays = {key: arrays[stored] for key, stored in plain.items()}
         self._tensors = {key: _info(value) for key, value in self._arrays.items()}
         if is_transformer_lens(arrays):
-            self.config = configuration(config, self._tensors)
+            self.config = lens_configuration(config, self._tensors)
 
     def tensors(self) -> Mapping[str, TensorInfo]:
         """Every tensor's type, shape and size by name."""

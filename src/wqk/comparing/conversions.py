@@ -31,10 +31,9 @@ from wqk.comparing.blocks import (
     fitted,
     same_rotation,
 )
-from wqk.comparing.gains import biases_repaired, norms_repaired
 from wqk.comparing.mistakes import Mismatch
 from wqk.comparing.origins import rows_repaired
-from wqk.comparing.weights import SIDES, Attempt, StoredBlock
+from wqk.comparing.weights import SIDES, Attempt, StoredBlock, biases_repaired, norms_repaired
 from wqk.families.rotary import Rotary
 
 # Smallest cosine of two heads' probes that is worth an exact comparison.

@@ -18,9 +18,8 @@ import numpy as np
 
 from wqk.attention.coordinates import with_norm
 from wqk.comparing import mistakes
-from wqk.comparing.gains import alike, rotated
 from wqk.comparing.mistakes import Mismatch, Reorder, steps_to, to_order, whole_heads
-from wqk.comparing.weights import SIDES, Attempt, StoredBlock, Weights
+from wqk.comparing.weights import SIDES, Attempt, StoredBlock, Weights, alike, rotated
 
 # Rows are compared in so many random directions, and taken for the same above this cosine.
 DIRECTIONS, ALIKE = 64, 0.9

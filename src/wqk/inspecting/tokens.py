@@ -25,6 +25,7 @@ import numpy as np
 from wqk._typing import Float
 from wqk.attention import Block
 from wqk.attention.coordinates import Coordinates, lacks_norm
+from wqk.attention.omissions import omissions
 from wqk.checkpoints import Checkpoint, Part
 from wqk.checkpoints.references import HubOptions, redacted
 from wqk.errors import CheckpointError, HubError, first_line
@@ -248,13 +249,10 @@ def _caveat(plan: AttentionPlan, fold_norm: bool) -> str:
         else "In layer 0 this is the model's own score where nothing but a norm stands between "
         "embedding and attention and positions are not added."
     )
-    missing = [plan.reason] if plan.reason else []
-    if plan.rule.guess:
-        missing.append(
-            "the model's own scale and positions are not known, as its family is guessed"
-        )
-    if plan.softcap:
-        missing.append("the soft cap is left out")
+    given = Coordinates("qk", fold_norm, bias=True)
+    # The distance was chosen, the scale is in the scores, and of a norm more than gains is missing.
+    others = (o for o in omissions(plan, given) if o.kind not in ("rotary", "scale", "norms"))
+    missing = [*filter(None, [plan.reason]), *(omission.explanation for omission in others)]
     if plan.query.input_norm and not fold_norm:
         missing.append("the norm that feeds the block is left out")
     but = f" But {'; '.join(missing)}." if missing else ""

@@ -107,7 +107,7 @@ def _table(
 ) -> Sheet:
     """One line for each task and metric, in percent."""
     from wqk.tables.sheet import Sheet
-    from wqk_lab.runs.speedup import interval
+    from wqk_lab.runs.seeds import interval
     from wqk_lab.training.glue import differences
 
     names = [Path(result.model).name for result in outcomes[0][2]]

@@ -81,7 +81,7 @@ def lines_of(
 
     from wqk.tables.sheet import Sheet
     from wqk_lab.runs.outcomes import verdict
-    from wqk_lab.runs.speedup import interval
+    from wqk_lab.runs.seeds import interval
 
     level = [] if below is None else [f"below {below:g}"]
     names = ("start", "seeds", "difference", "p", "detectable", "speed-up", *level)
@@ -122,7 +122,7 @@ def crossing(comparison: StartSpeedUp) -> str:
     >>> crossing(StartSpeedUp("paired", "random", 500, 500, runs[:1]))
     '−50'
     """
-    from wqk_lab.runs.speedup import interval
+    from wqk_lab.runs.seeds import interval
 
     if comparison.steps_later is not None:
         return interval(comparison.steps_later, "+.0f")

@@ -152,7 +152,7 @@ def over_seeds(rows: pl.DataFrame, quantities: Sequence[str] = tuple(SHOWN)) -> 
     Columns are those of the condition, ``quantity``, ``step``, ``layer``, ``value``, ``low``,
     ``high`` and ``seeds``; the ends are null for a single seed.
     """
-    from wqk_lab.runs.speedup import paired
+    from wqk_lab.runs.seeds import paired
 
     keys = ["corpus", *CONDITION, "step", "layer"]
     found: list[dict[str, Any]] = []

@@ -11,7 +11,8 @@ from wqk_lab.atlas import TrainingResult, paper_table
 from wqk_lab.atlas.paper_tables import Name
 from wqk_lab.figures.curves import held_out_losses
 from wqk_lab.runs.groups import Cell, cells, differ_in_start
-from wqk_lab.runs.speedup import Paired, compare, paired
+from wqk_lab.runs.seeds import Paired, paired
+from wqk_lab.runs.speedup import compare
 
 if TYPE_CHECKING:
     from wqk_lab.figures.sources import Sources

@@ -31,7 +31,7 @@ from typing import Any, Literal
 import numpy as np
 
 from wqk.errors import RunError
-from wqk_lab.runs.speedup import LEVEL, POWER
+from wqk_lab.runs.seeds import LEVEL, POWER, by_seed
 
 Verdict = Literal["reproduced", "too small", "not reproduced", "undecided"]
 
@@ -195,10 +195,10 @@ def differences(contrast: Contrast, records: Records) -> list[float]:
     known = records.get(contrast.measure, {})
     if missing := [cell for cell in contrast.cells if cell not in known]:
         raise RunError(f"contrast {contrast.name}: no records of {', '.join(missing)}")
-    seeds = set.intersection(*({*known[cell]} for cell in contrast.cells))
+    values = by_seed(*(known[cell] for cell in contrast.cells))
+    weights = contrast.cells.values()
     return [
-        sum(weight * known[cell][seed] for cell, weight in contrast.cells.items())
-        for seed in sorted(seeds)
+        sum(w * v for w, v in zip(weights, of, strict=True)) for _, of in sorted(values.items())
     ]
 
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from wqk.errors import MissingPackage, RunError
 from wqk_lab.runs.groups import comparable
-from wqk_lab.runs.speedup import LEVEL, StartSpeedUp, interval, speedups
+from wqk_lab.runs.seeds import LEVEL, interval
+from wqk_lab.runs.speedup import StartSpeedUp, speedups
 
 if TYPE_CHECKING:
     from wqk.tables.run import Run

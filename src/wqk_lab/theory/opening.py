@@ -19,7 +19,7 @@ from wqk.errors import (
     first_line,
     required_by,
 )
-from wqk.inspecting.verification.running import quiet
+from wqk.inspecting.verification.running import load_pretrained, quiet
 from wqk.tables.run import SETTINGS, open_run
 from wqk_lab.theory.subject import Objective, Subject
 from wqk_lab.theory.text import FAILURES, Text, open_text, vocabulary_of
@@ -198,14 +198,13 @@ def load_model(
                     config, attn_implementation="eager", trust_remote_code=False
                 )
                 return model.eval(), objective, ()
-            model, report = maker.from_pretrained(
+            model, report = load_pretrained(
+                maker,
                 state.ref,
                 config=config,
                 revision=revision,
                 dtype=torch.float32,
-                output_loading_info=True,
                 attn_implementation="eager",
-                trust_remote_code=False,
             )
         except FAILURES as error:
             raise CheckpointError(f"{state.ref}: cannot be loaded ({first_line(error)})") from error

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wqk.errors import RunError, all_lines
-from wqk.inspecting.verification.running import quiet
+from wqk.inspecting.verification.running import load_pretrained, quiet
 from wqk.tables.run import Run, open_run
 from wqk_lab.training.corpus.store import TokenStore
 from wqk_lab.training.recipe import MODEL_FIELDS, NO_START, Recipe
@@ -123,12 +123,7 @@ def load_parent(parent: Parent, model: PreTrainedModel) -> None:
 
     try:
         with quiet():
-            saved, report = type(model).from_pretrained(
-                parent.checkpoint,
-                dtype=torch.float32,
-                output_loading_info=True,
-                trust_remote_code=False,
-            )
+            saved, report = load_pretrained(type(model), parent.checkpoint, dtype=torch.float32)
         wrong = [*report["missing_keys"], *report["unexpected_keys"], *report["mismatched_keys"]]
         if not wrong:
             model.load_state_dict(saved.state_dict())

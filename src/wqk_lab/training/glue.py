@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from wqk.errors import CheckpointError, RunError, all_lines, required_by
-from wqk.inspecting.verification.running import quiet
+from wqk.inspecting.verification.running import load_pretrained, quiet
 from wqk.model import open as open_model
 from wqk.tables.run import SETTINGS, open_run
 from wqk_lab.runs.groups import starts
-from wqk_lab.runs.speedup import Paired, paired
+from wqk_lab.runs.seeds import Paired, by_seed, paired
 from wqk_lab.training.glue_tasks import CLASSES, SentenceTask, judge
 
 
@@ -120,9 +120,8 @@ def differences(one: TaskResult, other: TaskResult, metric: str) -> Paired:
     >>> round(differences(one, other, "matthews").mean, 3)
     0.075
     """
-    before = dict(zip(one.seeds, one.metrics[metric], strict=True))
-    after = dict(zip(other.seeds, other.metrics[metric], strict=True))
-    return paired([after[seed] - before[seed] for seed in before if seed in after])
+    sides = (dict(zip(of.seeds, of.metrics[metric], strict=True)) for of in (one, other))
+    return paired([after - before for before, after in by_seed(*sides).values()])
 
 
 def over_runs(start: str, results: Mapping[int, TaskResult]) -> TaskResult:
@@ -192,8 +191,8 @@ def _load(folder: str, task: SentenceTask, how: FineTuning) -> tuple[Any, Any, l
     try:
         with quiet():
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-            network, loading = transformers.AutoModelForSequenceClassification.from_pretrained(
-                folder, trust_remote_code=False, output_loading_info=True, **wanted
+            network, loading = load_pretrained(
+                transformers.AutoModelForSequenceClassification, folder, **wanted
             )
     except Exception as error:  # every model class has its own
         reason = all_lines(error, 300)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wqk.errors import CorpusError, RunError, all_lines, first_line, required_by
-from wqk.inspecting.verification.running import quiet
+from wqk.inspecting.verification.running import load_pretrained, quiet
 from wqk.tables.run import checkpoints_in
 from wqk_lab.training.corpus.store import TokenStore
 from wqk_lab.training.recipe import MODEL_FIELDS, Recipe
@@ -209,7 +209,7 @@ def load_checkpoint(path: Path, model: PreTrainedModel) -> dict[str, Any]:
     files = [path / name for name in (OPTIMIZER, SCALER)]
     try:
         with quiet():
-            saved = type(model).from_pretrained(path, dtype=torch.float32, trust_remote_code=False)
+            saved, _ = load_pretrained(type(model), path, dtype=torch.float32)
         model.load_state_dict(saved.state_dict())
         return {
             file.name: torch.load(file, map_location="cpu", weights_only=True)

@@ -16,7 +16,8 @@ from wqk._files import append_lines
 from wqk.errors import RunError
 from wqk.tables.run import METRICS, Run, create_run, open_run
 from wqk_lab.runs.descent import descent
-from wqk_lab.runs.speedup import SpeedUp, StartSpeedUp, first_below, paired, saved_share, speedups
+from wqk_lab.runs.seeds import paired
+from wqk_lab.runs.speedup import SpeedUp, StartSpeedUp, first_below, saved_share, speedups
 
 STEPS = 100
 

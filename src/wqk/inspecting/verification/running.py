@@ -466,14 +466,25 @@ def _load_model(
     # An adapter names the modules of the model with its head.
     with_head = family.runs_with_head or adapter
     named = (config.architectures or [""])[0] if with_head else ""
-    model = getattr(transformers, named, AutoModel).from_pretrained(
+    model, _ = load_pretrained(
+        getattr(transformers, named, AutoModel),
         **source,
         config=config,
         dtype=torch.float64,
         attn_implementation="eager",
-        trust_remote_code=False,
     )
     return (_merged(model, ref, hub) if adapter else model).eval()
+
+
+def load_pretrained(kind: Any, /, *ref: Any, **options: Any) -> tuple[Any, dict[str, Any]]:
+    """A saved model of `transformers`, and which weights were missing, unexpected or misshapen.
+
+    No code of a repository is ever run.
+    """
+    model, report = kind.from_pretrained(
+        *ref, output_loading_info=True, trust_remote_code=False, **options
+    )
+    return model, report
 
 
 def _merged(model: Any, ref: Any, hub: Mapping[str, Any]) -> Any:

@@ -1,4 +1,14 @@
-"""Names that one may try on `wqk` for its public ones; the error on each says the right one."""
+"""Public names of a package: listed in its stub, imported when first used.
+
+Names that one may try for others are told the right one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import lazy_loader  # type: ignore[import-untyped]
 
 _TRIED = {
     "BilinearForm": "FactoredMatrix Form LowRank QKForm form",
@@ -31,3 +41,25 @@ _TRIED = {
 }
 
 SYNONYMS = {name: meant for meant, names in _TRIED.items() for name in names.split()}
+
+
+def public(
+    package: str, file: str, commands: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """``__getattr__``, ``__dir__`` and ``__all__`` of a package whose stub lies beside ``file``.
+
+    ``commands`` are the names of commands whose functions have others. An AttributeError on an
+    unknown name says which one was probably meant.
+    """
+    found, _, names = lazy_loader.attach_stub(package, file)
+    listed = sorted({*names, *commands})
+
+    def get(name: str) -> Any:
+        if name in listed or name.startswith("_"):
+            return found(commands.get(name, name))
+        from wqk.errors import did_you_mean
+
+        advice = did_you_mean(name, listed, SYNONYMS if package == "wqk" else None)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}{advice}")
+
+    return get, lambda: listed, listed

@@ -1,0 +1,85 @@
+"""Values paired by seed, and the mean of their differences with its interval."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import TypeVar
+
+from wqk.errors import required_by
+
+Value = TypeVar("Value")
+
+LEVEL = 0.95  # of intervals; the test's size is 1 − LEVEL
+POWER = 0.8  # at which an effect counts as detectable
+
+
+@dataclass(frozen=True)
+class Paired:
+    """A mean of differences, one for each seed, with its 95 % interval by Student's t.
+
+    Interval, ``p`` and ``detectable`` are None for a single seed, or if all differences are equal,
+    so that their spread is unknown.
+    """
+
+    count: int  #: Number of seeds.
+    mean: float
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None  #: Two-sided, of the hypothesis that the mean is zero.
+    #: The smallest true difference that this many seeds of this spread detect with power 80 %.
+    detectable: float | None = None
+
+
+def paired(differences: Sequence[float]) -> Paired:
+    """The mean of differences compared with zero.
+
+    Raises
+    ------
+    MissingPackage
+        SciPy is not installed.
+
+    Examples
+    --------
+    >>> result = paired([0.1, 0.3, 0.2])
+    >>> [round(value, 3) for value in (result.mean, result.low, result.high, result.p)]
+    [0.2, -0.048, 0.448, 0.074]
+    >>> paired([0.5])
+    Paired(count=1, mean=0.5, low=None, high=None, p=None, detectable=None)
+    """
+    count, mean = len(differences), fmean(differences)
+    if count < 2 or not (deviation := stdev(differences)):
+        return Paired(count, mean)
+    with required_by("an interval over seeds"):
+        from scipy.stats import t  # type: ignore[import-untyped]
+    error, freedom = deviation / count**0.5, count - 1
+    quantile, power = (float(t.ppf(share, freedom)) for share in ((1 + LEVEL) / 2, POWER))
+    low, high = mean - quantile * error, mean + quantile * error
+    p = float(2 * t.sf(abs(mean) / error, freedom))
+    return Paired(count, mean, low, high, p, (quantile + power) * error)
+
+
+def interval(result: Paired, form: str) -> str:
+    """A mean and its interval.
+
+    Examples
+    --------
+    >>> interval(Paired(2, -0.5, -0.75, 0.25), "+.2f"), interval(Paired(1, 0.5), "+.0%")
+    ('−0.50 [−0.75, +0.25]', '+50%')
+    """
+    numbers = [result.mean] if result.low is None else [result.mean, result.low, result.high]
+    mean, *ends = (format(number, form).replace("-", "−") for number in numbers)
+    return f"{mean} [{', '.join(ends)}]" if ends else mean
+
+
+def by_seed(*groups: Mapping[int, Value]) -> dict[int, tuple[Value, ...]]:
+    """The values of each seed that all groups have, in the order of the first group's seeds.
+
+    Examples
+    --------
+    >>> by_seed({1: 2.0, 2: 3.0}, {3: 1.0, 1: 1.5})
+    {1: (2.0, 1.5)}
+    """
+    seeds = [seed for seed in groups[0] if all(seed in group for group in groups)]
+    return {seed: tuple(group[seed] for group in groups) for seed in seeds}
