@@ -1,0 +1,81 @@
+"""The proofs of a family, on models that are built and run once for all of its mutants."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def proofs_of(name: str, folder: Path) -> list[Callable[[], None]]:
+    """The tests of `test_every_family.py` and `test_proofs.py` that are about a family.
+
+    Into the folder go the models that they run; a record that is there already is not made again.
+    """
+    from tests.families import test_every_family, test_proofs
+    from tests.families.proving import save
+
+    from wqk.checkpoints import open_checkpoint
+
+    def built_once(model_type: str, _: Path) -> Any:
+        return _record(model_type, folder), open_checkpoint(folder / model_type)
+
+    proofs: list[Callable[[], None]] = []
+    if model_type := test_every_family.quickest().get(name):
+        _record(model_type, folder)
+        test_every_family.recorded = built_once
+
+        def proven() -> None:
+            test_every_family.test_the_family_is_what_the_model_computes(name, folder)
+
+        proofs.append(proven)
+    every = [
+        test_proofs.test_values_and_outputs_are_there_and_every_head_is_another,
+        test_proofs.test_the_model_attends_with_the_forms_that_are_read,
+        test_proofs.test_the_live_module_holds_the_same_blocks,
+        test_proofs.test_the_named_norms_feed_queries_and_keys,
+    ]
+    for architecture in architectures().get(name, []):
+        own = folder / "architectures" / architecture.name
+        saved = architecture, save(architecture, own), own
+        proofs += [lambda test=test, saved=saved: test(saved) for test in every]
+    return proofs
+
+
+@cache
+def _record(model_type: str, folder: Path) -> Any:
+    from tools.deriving.probing import record_type
+    from tools.deriving.records import read_record
+
+    if not (folder / model_type / "record.json").exists():
+        record_type(model_type, folder / model_type)
+    return read_record(folder / model_type)
+
+
+@cache
+def architectures() -> dict[str, list[Any]]:
+    """The models in the tables of architectures by the families that read them."""
+    from tests.families.architectures import ALL
+    from tests.families.test_every_family import model_types
+
+    from wqk.families.family import families, part_types
+
+    by_type = {kind: f.name for f in families().values() for kind in f.model_types}
+    found: dict[str, list[Any]] = {}
+    for architecture in ALL:
+        kind = architecture.hub.get("model_type") or model_types().get(architecture.model, "")
+        for one in {kind, *part_types(kind).values()} & by_type.keys():
+            found.setdefault(by_type[one], []).append(architecture)
+    return found
+
+
+def forget_families() -> None:
+    """Let what is read of families' files be read again."""
+    for module in [m for name, m in sys.modules.items() if name.startswith("wqk.families")]:
+        for value in vars(module).values():
+            if hasattr(value, "cache_clear"):
+                value.cache_clear()
