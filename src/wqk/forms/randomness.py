@@ -69,7 +69,7 @@ def untrained_range(width: int, rank: int, gamma: float = 2.0) -> dict[str, tupl
     return {name: (float(values.min()), float(values.max())) for name, values in columns}
 
 
-def looks_random(weights: Sequence[Float[Array, "heads width d"]], symmetry: float, d: int) -> bool:
+def looks_random(weights: Sequence[Float[Array, "_ _ _"]], symmetry: float, d: int) -> bool:
     """Whether a layer's weights and its symmetry are those of independent random entries.
 
     The weights are the query's and the key's, each (H, R, D). The symmetry of a form of width ``d``
@@ -78,8 +78,8 @@ def looks_random(weights: Sequence[Float[Array, "heads width d"]], symmetry: flo
     Examples
     --------
     >>> rng = np.random.default_rng(0)
-    >>> drawn = rng.standard_normal((2, 4, 16, 64))
-    >>> trained = drawn * np.linspace(0.5, 1.5, 64)
+    >>> drawn = [*rng.standard_normal((2, 4, 16, 64))]
+    >>> trained = [weight * np.linspace(0.5, 1.5, 64) for weight in drawn]
     >>> looks_random(drawn, 0.02, 64), looks_random(trained, 0.02, 64), looks_random(drawn, 0.9, 64)
     (True, False, False)
     """
