@@ -88,7 +88,7 @@ _PRINTED = {
 
 # Bytes of a checkpoint's factors that are kept if all fit; otherwise this share of them is held of
 # blocks that write, and as much of those that read.
-MEMORY, BATCH = 800_000_000, 0.75
+MEMORY, BATCH = 800_000_000, 0.6
 
 # Pairs that a terminal shows, and the corrected p below which they are counted.
 SHOWN = 20
