@@ -251,6 +251,12 @@ def test_float32_is_enough_at_the_size_of_a_layer(d, rank):
         )
 
 
+@pytest.mark.filterwarnings("error")
+def test_no_norm_lies_beyond_a_huge_gamma():
+    query, key = np.random.default_rng(0).standard_normal((2, 64, 8)).astype(np.float32)
+    assert float(directionality(BilinearForm.from_factors(query, key), gamma=1e300)) == 0
+
+
 # Both routes
 
 

@@ -182,7 +182,9 @@ def _excess(norms: Array, gamma: float) -> Array:
         return xp.zeros_like(norms)
     mean = xp.mean(norms, axis=-1, keepdims=True)
     spread = xp.std(norms, axis=-1, correction=1, keepdims=True)
-    excess = norms - (mean + gamma * spread)
+    # No norm lies √n deviations above the mean; a larger factor would only overflow.
+    deviations = min(gamma, math.sqrt(norms.shape[-1]))
+    excess = norms - (mean + deviations * spread)
     return xp.where(spread > NO_SPREAD * mean, excess, xp.zeros_like(excess))
 
 
