@@ -138,8 +138,8 @@ def test_weights_of_any_size_are_seen_to_be_untrained(scale):
     drawn = np.random.default_rng(0).standard_normal((2, 32, 64)).astype(np.float32)
     drawn *= np.float32(scale)
     uneven = drawn * np.linspace(0.3, 2, 64, dtype=np.float32)
-    assert looks_random(drawn.reshape(2, 2, 16, 64), 0.02, 64)
-    assert not looks_random(uneven.reshape(2, 2, 16, 64), 0.02, 64)
+    assert looks_random([*drawn.reshape(2, 2, 16, 64)], 0.02, 64)
+    assert not looks_random([*uneven.reshape(2, 2, 16, 64)], 0.02, 64)
 
 
 def test_key_heads_can_be_given_wherever_heads_can():
