@@ -160,6 +160,27 @@ def test_nothing_is_found_in_random_models(tmp_path: Path):
     assert (everything["p"] < 0.1).mean() == pytest.approx(0.1, abs=0.03)
 
 
+def test_every_stage_keeps_its_own_outlying_dimensions():
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.SwinConfig(
+        image_size=32, patch_size=2, embed_dim=16, depths=[2, 2], num_heads=[2, 4], window_size=4
+    )
+    model = transformers.SwinModel(config)
+    with torch.no_grad():
+        for layer in model.encoder.layers[1].blocks:  # everything writes one dimension a lot
+            for name, weight in layer.attention.named_parameters():
+                if "output" in name or "o_proj" in name:
+                    weight[7] *= 40
+    table = wqk.compose(model)
+    assert table.metadata["outlying"] == {"encoder, width 16": [], "encoder, width 32": [7]}
+    kept, turned = (
+        wqk.compose(model, zero=zero).filter(pl.col("reader_layer") == 3).frame["expected"]
+        for zero in ("outliers", "rotation")
+    )
+    assert (kept != turned).all()
+
+
 def test_outlying_dimensions_are_no_composition(tmp_path: Path):
     made = weights(3)
     for name, weight in made.items():

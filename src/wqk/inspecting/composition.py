@@ -51,6 +51,8 @@ KINDS = ("q", "k", "v")
 ENDS = ("write", *KINDS)
 CIRCUITS: tuple[Literal["qk", "ov"], ...] = ("qk", "ov")
 ENCODER = "encoder"
+# A stack's residual stream, by its width, as stages of one stack may have several.
+Stream = tuple[str | None, int]
 
 COMPOSITION_SCHEMA: dict[str, pl.DataType] = {
     **{name: SCHEMA[name] for name in ("checkpoint", "revision", "step")},
@@ -247,7 +249,7 @@ def compose(
         "wqk": __version__,
         "zero": zero,
         "gamma": gamma if zero == "outliers" else None,
-        "outlying": {stack: np.flatnonzero(mask).tolist() for stack, mask in fixed.items()},
+        "outlying": _named(fixed),
         "folded_norms": fold_norm,
         "biases": False,
         "left_out": source.left_out(kinds),
@@ -383,25 +385,39 @@ def _has_values(plan: AttentionPlan) -> bool:
     return plan.value is not None and plan.output is not None
 
 
-def outlying_dimensions(source: Source, gamma: float = 2.0) -> dict[str, np.ndarray]:
-    """The outlying dimensions of every stack's stream, as masks (D,).
+def outlying_dimensions(source: Source, gamma: float = 2.0) -> dict[Stream, np.ndarray]:
+    """The outlying dimensions of every stream that is written to, as masks (D,).
 
     Every head that writes to the stream or reads from it has its share of its form's squared norm
     in each dimension. Outlying is a dimension whose root mean share exceeds the mean over
     dimensions by more than ``gamma`` standard deviations.
     """
-    shares: dict[str, list[np.ndarray]] = {}
+    shares: dict[Stream, list[np.ndarray]] = {}
+    written: set[Stream] = set()
     for plan, end in product(source.plans, ENDS):
-        stream = source.stream(plan, end)
-        if stream is not None:
-            shares.setdefault(stream, []).append(_shares(source.norms(plan, end)))
+        stack = source.stream(plan, end)
+        if stack is not None:
+            share = _shares(source.norms(plan, end))
+            shares.setdefault((stack, len(share)), []).append(share)
+            written |= {(stack, len(share))} if end == "write" else set()
     masks = {}
-    for stream, found in shares.items():
-        norms = np.sqrt(np.mean([one for one in found if len(one) == len(found[0])], axis=0))
+    for stream in filter(written.__contains__, shares):
+        norms = np.sqrt(np.mean(shares[stream], axis=0))
         # Rounding alone makes no dimension an outlying one.
         threshold = norms.mean() + max(gamma * norms.std(ddof=1), 1e-6 * norms.mean())
         masks[stream] = norms > threshold
     return masks
+
+
+def _named(fixed: Mapping[Stream, np.ndarray]) -> dict[str, list[int]]:
+    """The numbers of outlying dimensions by stack, and by width where a stack has several."""
+    stacks = [stack for stack, _ in fixed]
+    return {
+        f"{stack}, width {width}" if stacks.count(stack) > 1 else str(stack): np.flatnonzero(
+            mask
+        ).tolist()
+        for (stack, width), mask in fixed.items()
+    }
 
 
 def _shares(rows: np.ndarray) -> np.ndarray:
@@ -414,7 +430,7 @@ def _shares(rows: np.ndarray) -> np.ndarray:
 def _pairs(
     source: Source,
     kinds: Sequence[str],
-    fixed: Mapping[str, np.ndarray],
+    fixed: Mapping[Stream, np.ndarray],
     on_progress: Callable[[int, int], None] | None,
 ) -> Iterator[_Pair]:
     """Every kind of every pair of blocks.
@@ -456,14 +472,13 @@ def _pairs(
 
 
 def _ends(
-    source: Source, plan: AttentionPlan, met: Sequence[str], fixed: Mapping[str, np.ndarray]
+    source: Source, plan: AttentionPlan, met: Sequence[str], fixed: Mapping[Stream, np.ndarray]
 ) -> dict[str, chaining.End]:
     """How a block meets its streams, of which those dimensions keep their places."""
     forms = [source.form(plan, end) for end in met]
-    masks = [fixed.get(str(source.stream(plan, end))) for end in met]
     masks = [
-        mask if mask is not None and len(mask) == form.shape[0] else None
-        for form, mask in zip(forms, masks, strict=True)
+        fixed.get((source.stream(plan, end), form.shape[0]))
+        for end, form in zip(met, forms, strict=True)
     ]
     with ThreadPoolExecutor(usable_cores()) as pool:
         return dict(zip(met, pool.map(chaining.end, forms, masks), strict=True))
