@@ -8,5 +8,5 @@ from wqk import _names
 
 # Every command has its name here; those of some functions say more.
 __getattr__, __dir__, __all__ = _names.public(
-    __name__, __file__, {"report": "write_report", "tokens": "match_tokens"}
+    __name__, __file__, {"report": "write_report", "tokens": "match_tokens"}, _names.SYNONYMS
 )

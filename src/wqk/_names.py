@@ -44,12 +44,12 @@ SYNONYMS = {name: meant for meant, names in _TRIED.items() for name in names.spl
 
 
 def public(
-    package: str, file: str, commands: Mapping[str, str]
+    package: str, file: str, commands: Mapping[str, str], synonyms: Mapping[str, str] | None = None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """``__getattr__``, ``__dir__`` and ``__all__`` of a package whose stub lies beside ``file``.
 
     ``commands`` are the names of commands whose functions have others. An AttributeError on an
-    unknown name says which one was probably meant.
+    unknown name says which one was probably meant, by its spelling or as one of the ``synonyms``.
     """
     found, _, names = lazy_loader.attach_stub(package, file)
     listed = sorted({*names, *commands})
@@ -59,7 +59,7 @@ def public(
             return found(commands.get(name, name))
         from wqk.errors import did_you_mean
 
-        advice = did_you_mean(name, listed, SYNONYMS if package == "wqk" else None)
+        advice = did_you_mean(name, listed, synonyms)
         raise AttributeError(f"module {package!r} has no attribute {name!r}{advice}")
 
     return get, lambda: listed, listed

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from wqk.model import Model
 
 
-class FilePath(click.Path):
+class PathArgument(click.Path):
     """A path; click's own type fails in its own way where one holds a null byte."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -29,10 +29,10 @@ class FilePath(click.Path):
 
 
 # A checkpoint: a path, which a shell completes, or the name of something else.
-REF = FilePath(readable=False)
-PATH = FilePath(path_type=Path)
-FILE = FilePath(path_type=Path, dir_okay=False)
-FOLDER = FilePath(path_type=Path, file_okay=False)
+REF = PathArgument(readable=False)
+PATH = PathArgument(path_type=Path)
+FILE = PathArgument(path_type=Path, dir_okay=False)
+FOLDER = PathArgument(path_type=Path, file_okay=False)
 COUNT = click.IntRange(min=1)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wqk._console import counted
-from wqk.cli.options import COUNT, FOLDER, FilePath, options_of, threads
+from wqk.cli.options import COUNT, FOLDER, PathArgument, options_of, threads
 from wqk_lab.training.recipe import PRESETS, SIZES, Recipe, make_recipe
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def _penalty(text: str) -> dict[str, Any]:
     help="Stop after this step; --resume continues. The schedule remains that of all steps.",
 )  # fmt: skip
 @click.option(
-    "--config", type=FilePath(path_type=Path, dir_okay=False, exists=True), metavar="FILE.json",
+    "--config", type=PathArgument(path_type=Path, dir_okay=False, exists=True), metavar="FILE.json",
     help="A transformers configuration instead of size and norm.",
 )  # fmt: skip
 @click.option(
