@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.families.completeness import omissions
 
 import wqk
 from wqk.checkpoints.modules import StateDict
+from wqk.families import find_family
 
 N, H, R = 7, 6, 8  # tokens, heads, their width
 RNG = np.random.default_rng(0)
@@ -53,7 +55,9 @@ def turned(x: np.ndarray, width: int, base: float) -> np.ndarray:
 
 
 def block_of(tensors: Tensors, config: dict[str, Any], stack: str, kind: str, at: int) -> wqk.Block:
-    model = wqk.open(StateDict(tensors, config, "stand-in"))
+    checkpoint = StateDict(tensors, config, "stand-in")
+    assert omissions(checkpoint, find_family(checkpoint)) == []
+    model = wqk.open(checkpoint)
     (block,) = (b for b in model if (b.stack, b.kind, b.layer) == (stack, kind, at))
     return block
 

@@ -43,6 +43,17 @@ PAPER = [
     Architecture("bert", "BertForMaskedLM", BERT),
     Architecture("bert-without-prefix", "BertModel", BERT),
     Architecture("bert-decoder", "BertLMHeadModel", BERT | {"is_decoder": True}),
+    # Two BERTs, the second of which attends to the first.
+    Architecture(
+        "bert-encoder-decoder",
+        "EncoderDecoderModel",
+        {
+            "encoder": BERT | {"model_type": "bert"},
+            "decoder": BERT
+            | {"model_type": "bert", "is_decoder": True, "add_cross_attention": True},
+        },
+        {("encoder", "self"): 2, ("decoder", "self"): 2, ("decoder", "cross"): 2},
+    ),
     Architecture("roberta", "RobertaForMaskedLM", BERT),
     Architecture("xlm-roberta", "XLMRobertaModel", BERT),
     Architecture("electra", "ElectraForPreTraining", BERT | {"embedding_size": 16}),

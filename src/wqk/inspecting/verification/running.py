@@ -463,8 +463,9 @@ def _load_model(
     remote = family.runs_as and not any(rule.causal for rule in family.attention)
     if remote or Config(checkpoint.config).lifts_mask:
         config.is_causal = False
-    # An adapter names the modules of the model with its head.
-    with_head = family.runs_with_head or adapter
+    # An adapter names the modules of the model with its head; some models have no other class.
+    headless = transformers.MODEL_MAPPING
+    with_head = family.runs_with_head or adapter or type(config) not in headless
     named = (config.architectures or [""])[0] if with_head else ""
     model, _ = load_pretrained(
         getattr(transformers, named, AutoModel),
