@@ -220,9 +220,10 @@ class LocalFile:
                 return False
         return True
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        # Bound here, because modules are emptied before the last objects when Python ends.
         if hasattr(self, "_descriptor"):
-            os.close(self._descriptor)
+            close(self._descriptor)
 
 
 def open_local(path: Path) -> Checkpoint:
