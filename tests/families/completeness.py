@@ -6,6 +6,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from tests.families.silence import misread
 from tools.deriving.evidence import value_and_output
 
 from wqk.checkpoints.modules import StateDict
@@ -34,6 +35,7 @@ def omissions(checkpoint: Checkpoint, family: Family) -> list[str]:
         *_stacks(plans, family),
         *_strays(checkpoint, family, plans),
         *_truncation(checkpoint, family, plans),
+        *misread(checkpoint, family),
     ]
 
 

@@ -64,7 +64,7 @@ WRONG: list[tuple[str, str, dict[str, str]]] = [
     (
         "no local rotary base",
         "modernbert-hub",
-        {'local_base = ["rope_theta", "local_rope_theta"]': ""},
+        {'local_base = "local_rope_theta"': ""},
     ),
     ("global base in windows", "gemma3-text-hub", {"local_base": "base"}),
     ("turning the usual way", "nanochat", {"reversed = true": ""}),

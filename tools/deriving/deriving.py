@@ -39,7 +39,8 @@ from wqk.attention import Block
 from wqk.checkpoints import open_checkpoint
 from wqk.errors import WqkError
 from wqk.families import families, find_family, plan_attention
-from wqk.families.family import Family, family_of_type, parse_family, part_types
+from wqk.families.config import part_types
+from wqk.families.family import Family, family_of_type, parse_family
 from wqk.families.finding import MODALITIES, compose_family
 from wqk.families.inference import infer_family
 from wqk.families.naming import prefixes

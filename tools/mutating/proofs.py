@@ -62,7 +62,8 @@ def architectures() -> dict[str, list[Any]]:
     from tests.families.architectures import ALL
     from tests.families.test_every_family import model_types
 
-    from wqk.families.family import families, part_types
+    from wqk.families.config import part_types
+    from wqk.families.family import families
 
     by_type = {kind: f.name for f in families().values() for kind in f.model_types}
     found: dict[str, list[Any]] = {}

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import resources
 from typing import Any
 
 from wqk.checkpoints.configurations import as_number
@@ -20,12 +23,54 @@ UNMASKED = re.compile(
 )
 
 
+@cache
+def _tables(name: str) -> Mapping[str, Mapping[str, Any]]:
+    text = resources.files("wqk.families").joinpath(name).read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def part_types(model_type: object) -> Mapping[str, str]:
+    """The model types that `transformers` gives a composite's parts, by configuration key.
+
+    Examples
+    --------
+    >>> part_types("qwen2_vl")
+    {'text_config': 'qwen2_vl_text', 'vision_config': 'qwen2_vl_vision'}
+    """
+    return _tables("parts.toml").get(model_type, {}) if isinstance(model_type, str) else {}
+
+
+def default_counts(model_type: str) -> Mapping[str, Any]:
+    """Numbers of layers and heads that `transformers` fills in for a part of this type.
+
+    Examples
+    --------
+    >>> default_counts("llama")
+    {'num_attention_heads': 32, 'num_hidden_layers': 32}
+    """
+    counts: Mapping[str, Any] = _tables("defaults.toml").get(model_type, {}).get("counts", {})
+    return counts
+
+
+def default_values(model_type: object) -> Mapping[str, Any]:
+    """What else `transformers` takes for granted where a configuration of this type is silent.
+
+    Examples
+    --------
+    >>> default_values("llama4_text")["use_qk_norm"]
+    True
+    """
+    known = _tables("defaults.toml").get(model_type, {}) if isinstance(model_type, str) else {}
+    return {key: value for key, value in known.items() if key != "counts"}
+
+
 class Config:
     """A configuration, as `transformers` writes it, seen from one attention of its model.
 
     ``nested`` is the key of the part that belongs to this attention (``text_config``), with dots
     for nested parts; empty for all of it. ``defaults`` are the values of keys that the
-    configuration leaves out.
+    configuration leaves out. Of further keys `transformers` knows the values of its own model type,
+    or else of ``model_type``.
     """
 
     def __init__(
@@ -33,17 +78,27 @@ class Config:
         config: Mapping[str, Any],
         nested: str = "",
         defaults: Mapping[str, Any] | None = None,
+        model_type: str = "",
     ) -> None:
         part: Any = config
         for key in filter(None, nested.split(".")):
             part = part.get(key) if isinstance(part, dict) else None
         chosen = part if isinstance(part, dict) else config
-        self._config = {**(defaults or {}), **{k: v for k, v in chosen.items() if v is not None}}
+        whole = config.get("model_type")
+        named = part.get("model_type") if isinstance(part, dict) else None
+        own = named or part_types(whole).get(nested, whole)
+        left_out = default_values(own) or default_values(model_type)
+        further = {k: v for k, v in (defaults or {}).items() if k not in left_out}
+        self._config = further | {k: v for k, v in chosen.items() if v is not None}
+        self._left_out = {k: v for k, v in left_out.items() if k not in chosen}
 
     def get(self, *keys: str) -> Any:
         """The value of the first key that is not null; a dot leads into a nested part."""
         found = (self._lookup(key) for key in keys)
-        return next((value for value in found if value is not None), None)
+        said = next((value for value in found if value is not None), None)
+        if said is not None:
+            return said
+        return next((self._left_out[key] for key in keys if key in self._left_out), None)
 
     def _lookup(self, key: str) -> Any:
         value: Any = self._config

@@ -23,6 +23,7 @@ from msgspec.structs import replace
 from wqk._files import read_text
 from wqk._typing import FilePath
 from wqk.errors import UnknownFamily, did_you_mean
+from wqk.families.config import default_values
 from wqk.families.layouts import LAYOUTS, NORMS
 
 # Characters of a family file; the shipped ones have at most 6,000.
@@ -45,6 +46,7 @@ class RotaryRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reversed: bool = False  # rotates in the opposite direction
     only_if: str = ""  # switches of models that are rotary or not
     layers: str = ""  # list with an entry for each layer: whether it is rotary
+    none_every: str = ""  # without a list: every how many layers one is not
     windowed_only: bool = False  # layers with full attention have no positions
     default_fraction: float = 1.0
     default_base: float = 10_000.0
@@ -136,6 +138,7 @@ class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     config: str = ""  # the nested configuration that the keys above are in
     defaults: dict[str, Any] = {}  # of absent keys
+    model_type: str = ""  # whose other defaults hold where it is not said; by default its own
     guess: str = ""  # how the rule was guessed from tensor names, if it was
     partial: str = ""  # why one form per head is not the whole score
     note: str = ""  # what else a reader of the form should know
@@ -210,7 +213,9 @@ def parse_family(text: str, source: str) -> Family:
         raise UnknownFamily(f"{source}: {_with_advice(str(error))}") from None
     if not (family.attention or family.refusal):
         raise UnknownFamily(f"{source}: a family needs at least one [[attention]] table")
-    return family
+    known = next(filter(default_values, family.model_types), "")
+    rules = (replace(rule, model_type=known or rule.model_type) for rule in family.attention)
+    return replace(family, attention=tuple(rules))
 
 
 _types = cache(get_type_hints)
@@ -267,9 +272,9 @@ def _inherited(table: dict[str, Any], source: str) -> dict[str, Any]:
 
     Examples
     --------
-    >>> phi = {"like": "phi", "change": {"causal": False, "rotary": {"order": "interleaved"}}}
-    >>> _inherited(phi, "toy.toml")["attention"][0]["rotary"]
-    {'order': 'interleaved', 'default_fraction': 0.5}
+    >>> gemma = {"like": "gemma3-text", "change": {"rotary": {"order": "interleaved"}}}
+    >>> _inherited(gemma, "toy.toml")["attention"][0]["rotary"]["order"]
+    'interleaved'
     """
     like, changes = table.pop("like", None), table.pop("change", {})
     if like is None and not changes:
@@ -280,7 +285,8 @@ def _inherited(table: dict[str, Any], source: str) -> dict[str, Any]:
     if not isinstance(changes, dict):
         raise UnknownFamily(f"{source}: 'change' must be a table, got {changes!r:.60}")
     base = _inherited(_toml(file.read_text(encoding="utf-8"), file.name), file.name)
-    base["attention"] = [_merged(rule, changes) for rule in base.get("attention", ())]
+    own = {"model_type": next(iter(base.get("model_types", ())), "")}
+    base["attention"] = [own | _merged(rule, changes) for rule in base.get("attention", ())]
     return {**base, **table}
 
 
@@ -305,34 +311,6 @@ def families() -> Mapping[str, Family]:
 @cache
 def _by_model_type() -> Mapping[str, Family]:
     return {kind: family for family in families().values() for kind in family.model_types}
-
-
-@cache
-def _tables(name: str) -> Mapping[str, Mapping[str, Any]]:
-    text = resources.files("wqk.families").joinpath(name).read_text(encoding="utf-8")
-    return tomllib.loads(text)
-
-
-def part_types(model_type: object) -> Mapping[str, str]:
-    """The model types that `transformers` gives a composite's parts, by configuration key.
-
-    Examples
-    --------
-    >>> part_types("qwen2_vl")
-    {'text_config': 'qwen2_vl_text', 'vision_config': 'qwen2_vl_vision'}
-    """
-    return _tables("parts.toml").get(model_type, {}) if isinstance(model_type, str) else {}
-
-
-def default_counts(model_type: str) -> Mapping[str, Any]:
-    """Numbers of layers and heads that `transformers` fills in for a part of this type.
-
-    Examples
-    --------
-    >>> default_counts("llama")
-    {'num_attention_heads': 32, 'num_hidden_layers': 32}
-    """
-    return _tables("defaults.toml").get(model_type, {})
 
 
 def load_family(path: FilePath) -> Family:

@@ -17,13 +17,11 @@ from msgspec.structs import replace
 from wqk.checkpoints import Checkpoint, TensorInfo
 from wqk.checkpoints.formats import refuse_mlx
 from wqk.errors import CheckpointError, UnknownFamily, errors_about
-from wqk.families.config import Config
+from wqk.families.config import Config, default_counts, part_types
 from wqk.families.family import (
     AttentionRule,
     Family,
-    default_counts,
     family_of_type,
-    part_types,
 )
 from wqk.families.inference import infer_family
 from wqk.families.naming import prefixes
@@ -95,6 +93,7 @@ def compose_family(checkpoint: Checkpoint, beside: Family | None = None) -> Fami
                 config=".".join(filter(None, (part.path, rule.config))),
                 stack=_stack(part, rule, stacks),
                 defaults={**default_counts(part.model_type), **rule.defaults},
+                model_type=part.model_type,
             )
             for rule in found
         ]
@@ -266,7 +265,7 @@ def with_head_counts(
     given = {key: number for key, number in given.items() if number is not None}
     rules = []
     for rule in family.attention if given else ():
-        config = Config(checkpoint.config, rule.config, rule.defaults)
+        config = Config(checkpoint.config, rule.config, rule.defaults, rule.model_type)
         if rule.guess or config.get(*rule.heads) is None:
             rule = replace(
                 rule,

@@ -263,7 +263,7 @@ def _distinct(by_rule: list[list[AttentionPlan]]) -> list[AttentionPlan]:
 
 def _plan_rule(checkpoint: Checkpoint, family: str, rule: AttentionRule) -> list[AttentionPlan]:
     tensors = checkpoint.tensors()
-    config = Config(checkpoint.config, rule.config, rule.defaults)
+    config = Config(checkpoint.config, rule.config, rule.defaults, rule.model_type)
     shared = config.get("num_kv_shared_layers")
     keyless = shared if type(shared) is int and shared > 0 else 0
     applies = config.holds(rule.only_if)

@@ -90,12 +90,16 @@ def rotary_of(
     kinds = config.get(rule.layers) if rule.layers else None
     if isinstance(kinds, list) and layer < len(kinds) and not kinds[layer]:
         return None
+    period = config.optional_whole((rule.none_every,)) if rule.none_every and not kinds else None
+    if period and (layer + 1) % period == 0:
+        return None
     unseen = rule.windowed_only and not windowed and config.get("sliding_window") is not None
     if unseen or not config.holds(rule.only_if):
         return None
     scaling = _parameters(config, layer, windowed)
     width = config.optional_whole(rule.width) if rule.width else None
-    fraction = _number(config, scaling, rule.fraction, rule.default_fraction)
+    share = "partial_rotary_factor"
+    fraction = _number(config, scaling, rule.fraction, rule.default_fraction, share)
     if width is None and 0 < fraction <= 1:
         width = int(head_width * fraction)
     if width is None or not 0 < width <= head_width:
@@ -114,7 +118,7 @@ def rotary_of(
         )
     local = windowed and rule.local_base
     bases = rule.local_base if local else rule.base
-    base = _number(config, scaling, bases, rule.default_base)
+    base = _number(config, scaling, bases, rule.default_base, "rope_theta")
     if base <= 0:
         raise CheckpointError(
             f"config.json: the base of rotary positions must be positive, got {base}"
@@ -148,10 +152,15 @@ def rotary_of(
 
 
 def _number(
-    config: Config, scaling: Mapping[str, Any], keys: tuple[str, ...], default: float
+    config: Config,
+    scaling: Mapping[str, Any],
+    keys: tuple[str, ...],
+    default: float,
+    own: str,
 ) -> float:
-    """A number from the rotary parameters, or else from the configuration itself."""
-    found = next((scaling[key] for key in keys if scaling.get(key) is not None), None)
+    """A number that has keys: from the rotary parameters, where it is ``own``, or from outside."""
+    every = (own, *keys) if keys else ()
+    found = next((scaling[key] for key in every if scaling.get(key) is not None), None)
     value = config.optional_number(keys) if found is None else as_number(found)
     if found is not None and value is None:
         raise config.wrong(keys, "a number", found)

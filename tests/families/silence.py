@@ -1,0 +1,157 @@
+"""What a configuration leaves out, or says in other words, is what `transformers` takes it for.
+
+A key is left out, changed, or said under an older name; a plan made of that has to be the plan made
+of the whole configuration into which `transformers` turns it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import wqk.families
+from wqk.checkpoints.modules import StateDict
+from wqk.errors import WqkError
+from wqk.families import plan_attention
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from wqk.checkpoints import Checkpoint
+    from wqk.families import Family
+    from wqk.families.plans import AttentionPlan
+    from wqk.families.rotary import Rotary
+    from wqk.families.sides import Side
+
+Config = dict[str, Any]
+
+# Written for no key: of a type that no default has.
+ODD = 7
+# Of any kind of rotary positions: one of them said anew replaces all that were said before.
+ROTARY = re.compile("rope|rotary|theta")
+# Differences that are known, by model type and key, and why no file has them.
+KNOWN = {
+    ("gemma3_text", "use_bidirectional_attention"): "halves the window at every reading",
+    ("modernbert-decoder", "sliding_window"): "follows from local_attention, which all files have",
+    ("qwen2", "sliding_window"): "no default where windows are off, which they are by default",
+}
+
+
+@cache
+def words() -> frozenset[str]:
+    """Every word that a family file may have for a key of a configuration."""
+    folder = Path(wqk.families.__file__).parent / "data"
+    texts = (path.read_text(encoding="utf-8") for path in folder.glob("*.toml"))
+    return frozenset(word for text in texts for word in re.findall(r"[a-z][a-z0-9_]+", text))
+
+
+def misread(checkpoint: Checkpoint, family: Family) -> Iterator[str]:
+    """Keys of whose absence, or other names, the family makes something else."""
+    config = {k: v for k, v in checkpoint.config.items() if k != "architectures"}
+    kind = str(config.get("model_type"))
+    if standard({"model_type": kind}) is None or standard(config) is None:
+        return
+    tensors = {
+        name: np.broadcast_to(np.float32(0), info.shape)
+        for name, info in checkpoint.tensors().items()
+    }
+    seen: dict[str, Any] = {}
+
+    def planned(config: Config) -> Any:
+        text = json.dumps(config, sort_keys=True)
+        if text not in seen:
+            try:
+                plans = plan_attention(StateDict(tensors, config, "made"), family)
+            except WqkError:
+                seen[text] = None
+            else:
+                seen[text] = [_essence(plan) for plan in plans]
+        return seen[text]
+
+    for key, changed in variants(config):
+        whole = standard(changed)
+        if whole is None or (kind, key) in KNOWN:
+            continue
+        read, expected = planned(changed), planned(whole)
+        if read is not None and expected is not None and read != expected:
+            yield f"without, with another, or with an older {key}, the plan is another"
+            return
+
+
+def variants(config: Config) -> Iterator[tuple[str, Config]]:
+    """The configuration without a key, with another value, or with an older name for one."""
+    kind = config["model_type"]
+    plain = standard({"model_type": kind}) or {}
+    scaled = (plain.get("rope_parameters") or {}).get("rope_type", "default") != "default"
+    for key in sorted(words() & (config.keys() | _own(kind))):
+        if key in config:
+            yield key, {k: v for k, v in config.items() if k != key}
+            for value in _others(config[key]):
+                yield key, config | {key: value}
+            continue
+        for value in (ODD, 0.5):
+            said = standard({"model_type": kind, key: value}) or {}
+            meant = {k for k in said if k != key and said.get(k) != plain.get(k)}
+            if not meant or ("rope_parameters" in meant and scaled):
+                continue
+            meant |= set(filter(ROTARY.search, config)) if "rope_parameters" in meant else set()
+            yield key, {k: v for k, v in config.items() if k not in meant} | {key: value}
+
+
+def _others(value: Any) -> list[Any]:
+    match value:
+        case bool():
+            return [not value]
+        case int() | float():
+            return [2 * value]
+        case list():
+            return [[]]
+    return []
+
+
+def standard(config: Config) -> Config | None:
+    """The whole configuration that `transformers` makes of it; None if it makes none."""
+    from transformers import CONFIG_MAPPING
+
+    try:
+        made = CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
+        whole: Config = json.loads(json.dumps(made.to_dict()))
+    except Exception:  # a type of another library, or values that it refuses in its own ways
+        return None
+    return {key: whole[key] for key in whole.keys() - {"architectures", "dtype"}}
+
+
+@cache
+def _own(kind: str) -> frozenset[str]:
+    """The keys that a model type has, or had."""
+    from transformers import CONFIG_MAPPING
+
+    older = {word for word in words() if ROTARY.search(word)}
+    aliases = CONFIG_MAPPING[kind].attribute_map
+    return frozenset(older | set(aliases) | (standard({"model_type": kind}) or {}).keys())
+
+
+def _essence(plan: AttentionPlan) -> tuple[Any, ...]:
+    return (
+        *(plan.stack, plan.kind, plan.layer, plan.applications, plan.causal, plan.position),
+        *(plan.query.heads, plan.key.heads, plan.query.head_width),
+        *(round(plan.scale, 12), plan.softcap, plan.clip, plan.window),
+        *map(_turning, (plan.rotary, plan.axial)),
+        *map(_norms, (plan.query, plan.key)),
+    )
+
+
+def _turning(rotary: Rotary | None) -> Any:
+    if rotary is None:
+        return None
+    return rotary.frequencies.round(12).tolist(), rotary.amplitude, rotary.order
+
+
+def _norms(side: Side) -> Mapping[str, Any]:
+    norms = {"of its input": side.input_norm, "of its own": side.norm}
+    return {name: (norm.kind, norm.epsilon) for name, norm in norms.items() if norm}
