@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from tests.families.completeness import omissions
 from tools.deriving.probing import epsilon_of
 
 import wqk
@@ -262,3 +263,34 @@ def _feeds_windows(outputs: Sequence[np.ndarray], tokens: np.ndarray) -> bool:
     tokens = tokens.reshape(-1, tokens.shape[-1])
     tokens = tokens[np.abs(tokens).max(axis=-1) > 0]
     return bool(np.abs(tokens[:, None] - known).max(axis=-1).min(axis=-1).max() < 1e-9)
+
+
+def assert_same_blocks(known: Path, other: Path) -> None:
+    """A model under other names is read as the known one, but for its mask; nothing is left out."""
+    checkpoint = open_checkpoint(other)
+    assert omissions(checkpoint, find_family(checkpoint)) == []
+    for one, two in zip(wqk.open(known), wqk.open(other), strict=True):
+        for what in ("scale", "softcap", "clip", "window", "position", "applications"):
+            assert getattr(one.plan, what) == getattr(two.plan, what)
+        assert one.plan.rotary is not None
+        assert two.plan.rotary is not None
+        assert one.plan.rotary.order == two.plan.rotary.order
+        np.testing.assert_array_equal(one.plan.rotary.frequencies, two.plan.rotary.frequencies)
+        for mine, its in ((one.query, two.query), (one.key, two.key)):
+            np.testing.assert_array_equal(mine.weight, its.weight)
+            np.testing.assert_array_equal(mine.bias, its.bias)
+        for own, theirs in zip(one.weights("ov"), two.weights("ov"), strict=True):
+            np.testing.assert_array_equal(own, theirs)
+        for own_side, its_side in ((one.plan.query, two.plan.query), (one.plan.key, two.plan.key)):
+            _assert_same_norm(one, own_side.norm, two, its_side.norm)
+            assert own_side.input_norm is not None
+            _assert_same_norm(one, own_side.input_norm, two, its_side.input_norm)
+
+
+def _assert_same_norm(one: Block, own: Norm | None, two: Block, its: Norm | None) -> None:
+    assert (own is None) == (its is None)
+    if own is not None and its is not None:
+        for what in ("kind", "offset", "epsilon", "alone"):
+            assert getattr(own, what) == getattr(its, what)
+        gains = one.read(own.gain), two.read(its.gain)
+        np.testing.assert_array_equal(*gains)

@@ -13,10 +13,21 @@ import pytest
 from tests.families.architectures import NAMED, Architecture
 from tests.families.architectures.architecture import GROUPED
 from tests.families.architectures.language import GEMMA, VISION
-from tests.families.proving import edit_config, edit_tensors, respelled, save, torch, transformers
+from tests.families.completeness import omissions
+from tests.families.proving import (
+    assert_same_blocks,
+    edit_config,
+    edit_tensors,
+    respelled,
+    save,
+    torch,
+    transformers,
+)
 
 import wqk
+from wqk.checkpoints import open_checkpoint
 from wqk.errors import CheckpointError
+from wqk.families import find_family
 from wqk.inspecting.verification import verify
 from wqk.inspecting.verification.recomputation import allowed
 
@@ -42,23 +53,6 @@ def test_converted_decoders_attend_in_both_directions_by_their_type(
     assert {(p.stack, p.causal) for p in wqk.open(tmp_path).plans} == {("decoder", True)}
 
 
-def same_blocks(one: Path, other: Path) -> None:
-    """The same sides, scale and positions under other names."""
-    for a, b in zip(wqk.open(one), wqk.open(other), strict=True):
-        assert (a.plan.scale, a.plan.clip) == (b.plan.scale, b.plan.clip)
-        assert a.plan.rotary is not None
-        assert b.plan.rotary is not None
-        np.testing.assert_array_equal(a.plan.rotary.frequencies, b.plan.rotary.frequencies)
-        for one_side, other_side in ((a.query, b.query), (a.key, b.key)):
-            np.testing.assert_array_equal(one_side.weight, other_side.weight)
-            np.testing.assert_array_equal(one_side.bias, other_side.bias)
-        for mine, theirs in zip(a.weights("ov"), b.weights("ov"), strict=True):
-            np.testing.assert_array_equal(mine, theirs)
-        for own, its in ((a.plan.query, b.plan.query), (a.plan.key, b.plan.key)):
-            assert (own.norm is None) == (its.norm is None)
-            assert its.input_norm is not None
-
-
 LLADA = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "o_proj": "attn_out"}
 
 
@@ -80,7 +74,7 @@ def test_llada_is_llama_without_a_mask_under_names_of_olmo(tmp_path: Path) -> No
     assert {(p.stack, p.causal, p.statuses) for p in wqk.open(other).plans} == {
         ("encoder", False, ())
     }
-    same_blocks(known, other)
+    assert_same_blocks(known, other)
     edit_config(other, {"attention_layer_norm": True})
     with pytest.raises(CheckpointError):
         wqk.open(other)
@@ -94,7 +88,7 @@ def test_llada_moe_gives_the_same_type_and_has_the_names_of_qwen3(tmp_path: Path
     assert {(p.stack, p.causal, p.family) for p in wqk.open(other).plans} == {
         ("encoder", False, "llada")
     }
-    same_blocks(known, other)
+    assert_same_blocks(known, other)
 
 
 def test_llada2_holds_queries_keys_and_values_in_one_tensor(tmp_path: Path) -> None:
@@ -130,11 +124,11 @@ def test_llada2_holds_queries_keys_and_values_in_one_tensor(tmp_path: Path) -> N
     assert {(p.stack, p.causal, p.family) for p in wqk.open(other).plans} == {
         ("encoder", False, "llada2")
     }
-    same_blocks(known, other)
+    assert_same_blocks(known, other)
     # The decoder that it continues.
     edit_config(other, {"model_type": "bailing_moe_v2"})
     assert {(p.stack, p.causal) for p in wqk.open(other).plans} == {("decoder", True)}
-    same_blocks(known, other)
+    assert_same_blocks(known, other)
 
 
 def test_diffugpt_lifts_the_mask_of_gpt2_by_its_wrapper(tmp_path: Path) -> None:
@@ -160,6 +154,10 @@ def test_the_decoder_of_t5gemma2_shares_a_softmax_with_the_encoder(tmp_path: Pat
     blocks = [block for block in wqk.open(tmp_path) if block.stack == "decoder"]
     assert len(blocks) == 4
     assert "share the softmax" in blocks[0].plan.reason
+    checkpoint = open_checkpoint(tmp_path)
+    assert omissions(checkpoint, find_family(checkpoint)) == []
+    verified = [block for block in verify(tmp_path).blocks if block.stack == "decoder"]
+    assert [block.described for block in verified] == [False] * 4
     model = transformers.T5Gemma2Model.from_pretrained(tmp_path, attn_implementation="eager")
     given: list[Any] = []
     for layer in model.decoder.layers:

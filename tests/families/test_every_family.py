@@ -49,8 +49,6 @@ ELSEWHERE = {
             "diffusers-flux",
             "diffusers-sd3",
             "diffusers-wan",
-            "gguf-bert",
-            "gguf-cohere",
             "litgpt",
             "open_clip",
             "timm",
@@ -58,18 +56,18 @@ ELSEWHERE = {
         "families/test_stand_ins.py",
     ),
     **dict.fromkeys(
-        ["gguf-gpt2", "gguf-llama", "gguf-neox", "gguf-qwen"], "checkpoints/test_gguf.py"
+        ["gguf-bert", "gguf-cohere", "gguf-gpt2", "gguf-llama", "gguf-neox", "gguf-qwen"],
+        "families/test_gguf_families.py",
     ),
     **dict.fromkeys(
         ["bailing-moe-v2", "llada", "llada2", "t5gemma2-decoder"], "families/test_converted.py"
     ),
     **dict.fromkeys(
-        ["llama-original", "megatron", "modded-nanogpt", "nanogpt"], "checkpoints/test_formats.py"
+        ["llama-original", "megatron", "modded-nanogpt", "nanogpt", "transformer-lens", "zamba2"],
+        "families/test_training_layouts.py",
     ),
     "mistral4": "families/test_hybrids.py",
     "mobilellm": "families/test_plans.py",
-    "transformer-lens": "checkpoints/test_transformer_lens.py",
-    "zamba2": "families/test_models_of_today.py",
 }
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.families.architectures import NAMED, Architecture
 from tests.families.architectures.architecture import GROUPED
-from tests.families.proving import edit_config, edit_tensors, save
+from tests.families.proving import assert_same_blocks, edit_config, edit_tensors, save
 
 import wqk
 from wqk import explain, scan
@@ -68,11 +68,16 @@ def test_a_missing_stage_is_noticed(tmp_path: Path) -> None:
         wqk.open(open_checkpoint(tmp_path))
 
 
-def test_mobilellm_runs_as_llama_and_shares_layers(tmp_path: Path) -> None:
-    save(replace(NAMED["llama"], config=GROUPED), tmp_path)
-    edit_config(tmp_path, {"model_type": "mobilellm", "layer_sharing": True})
-    assert [plan.applications for plan in wqk.open(open_checkpoint(tmp_path)).plans] == [2, 2]
-    verification = verify(tmp_path)
+def test_mobilellm_is_llama_whose_layers_are_applied_twice(tmp_path: Path) -> None:
+    known, other = tmp_path / "known", tmp_path / "mobilellm"
+    for folder in (known, other):
+        save(replace(NAMED["llama"], config=GROUPED), folder)
+    edit_config(other, {"model_type": "mobilellm"})
+    assert_same_blocks(known, other)
+    assert {plan.causal for plan in wqk.open(other).plans} == {True}
+    edit_config(other, {"layer_sharing": True})
+    assert [plan.applications for plan in wqk.open(other).plans] == [2, 2]
+    verification = verify(other)
     assert verification.family == "mobilellm"
     assert verification.difference < 1e-12
 

@@ -254,7 +254,7 @@ def configuration(metadata: Mapping[str, Any]) -> dict[str, Any]:
     if str(architecture) in WINDOW_PERIODS and config["sliding_window"]:
         config["sliding_window_pattern"] = WINDOW_PERIODS[str(architecture)]
     if architecture == "gemma3":
-        config["rope"] = {"local_freq_base": 10_000.0, **_table(config, "rope")}
+        config["rope"] = {"freq_base_swa": 10_000.0, **_table(config, "rope")}
     scaling = _scaling(metadata, config)
     return config | ({"rope_scaling": scaling} if scaling else {})
 

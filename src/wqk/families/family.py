@@ -40,7 +40,7 @@ class RotaryRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fraction: tuple[str, ...] = ("partial_rotary_factor",)  # rotated share of the head width
     width: tuple[str, ...] = ()  # or the number of rotated dimensions itself
     base: tuple[str, ...] = ("rope_theta",)
-    local_base: tuple[str, ...] = ()  # base in windowed layers, where it differs
+    local_base: tuple[str, ...] = ()  # base in windowed layers, where it may differ
     axes: int = 1  # 2: the first planes turn with a patch's row, as many others with its column
     alternating: bool = False  # each axis takes every second frequency, not all of them
     reversed: bool = False  # rotates in the opposite direction

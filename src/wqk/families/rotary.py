@@ -116,8 +116,9 @@ def rotary_of(
             f"config.json: rotary positions on {rule.axes} axes rotate a multiple "
             f"of {2 * rule.axes} dimensions, got {width}"
         )
-    local = windowed and rule.local_base
-    bases = rule.local_base if local else rule.base
+    bases = rule.local_base if windowed and rule.local_base else rule.base
+    own = [key for key in bases if key not in rule.base]
+    local = config.get(*own) is not None  # what scales the others leaves these as they are
     base = _number(config, scaling, bases, rule.default_base, "rope_theta")
     if base <= 0:
         raise CheckpointError(

@@ -1,0 +1,285 @@
+"""Layouts of code that models are trained or studied with, each written out once more."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from tests.families.computing import (
+    RNG,
+    Fed,
+    H,
+    N,
+    R,
+    Tensors,
+    applied,
+    assert_circuit,
+    assert_read,
+    block_of,
+    by_key_head,
+    gain,
+    linear,
+    normalized,
+    rms,
+    sections,
+    split,
+    turned,
+)
+
+import wqk
+from wqk.checkpoints.configurations import Opened, configured
+from wqk.checkpoints.modules import StateDict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+WIDTH, G, EPSILON = 40, 2, 0.01
+PARTIAL = ("partial",)
+
+
+def completed(tensors: Tensors, config: dict[str, Any], **about: Any) -> Mapping[str, Any]:
+    """The configuration as it is read from a file."""
+    return configured(None, Opened(config, about, StateDict(tensors, {}, "stand-in").tensors()))
+
+
+def separate(tensors: Tensors, names: Mapping[str, str], groups: int, bias: bool = False) -> None:
+    """Projections of queries, keys, values and outputs, under the names of a library."""
+    for side, heads in (("q", H), ("k", groups), ("v", groups)):
+        linear(tensors, names[side], heads * R, WIDTH, bias)
+    linear(tensors, names["o"], WIDTH, H * R, bias)
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_llama_original(window: int | None) -> None:
+    tensors, stem = Tensors(), "layers.{}.attention.w"
+    for n in range(2):
+        separate(tensors, {side: stem.format(n) + side for side in "qkvo"}, G)
+        gain(tensors, f"layers.{n}.attention_norm", WIDTH)
+    params = {
+        "dim": WIDTH, "n_layers": 2, "n_heads": H, "n_kv_heads": G, "head_dim": R,
+        "norm_eps": EPSILON, "rope_theta": 500.0, "sliding_window": window,
+    }  # fmt: skip
+    x, at = RNG.standard_normal((N, WIDTH)), stem.format(1)
+    query, key, value = (
+        split(applied(tensors, at + side, x), heads)
+        for side, heads in (("q", H), ("k", G), ("v", G))
+    )
+    assert_read(
+        block_of(tensors, completed(tensors, params), "decoder", "self", 1), x,
+        turned(query, R, 500.0, "interleaved"), turned(key, R, 500.0, "interleaved"),
+        fed=Fed("rms", "layers.1.attention_norm.weight", EPSILON),
+        circuit=(value, tensors[f"{at}o.weight"]), causal=True, window=window and str(window),
+    )  # fmt: skip
+
+
+# Megatron's names: the fused projection, the output, and the norm before them.
+MEGATRON = {
+    "core": (
+        "decoder.layers.{}.self_attention.linear_qkv",
+        "decoder.layers.{}.self_attention.linear_proj",
+        "decoder.layers.{}.self_attention.linear_qkv.layer_norm_weight",
+    ),
+    "core, local": (
+        "decoder.layers.{}.self_attention.linear_qkv",
+        "decoder.layers.{}.self_attention.linear_proj",
+        "decoder.layers.{}.input_layernorm.weight",
+    ),
+    "legacy": (
+        "language_model.encoder.layers.{}.self_attention.query_key_value",
+        "language_model.encoder.layers.{}.self_attention.dense",
+        "language_model.encoder.layers.{}.input_norm.weight",
+    ),
+    "oldest": (
+        "language_model.transformer.layers.{}.attention.query_key_value",
+        "language_model.transformer.layers.{}.attention.dense",
+        "language_model.transformer.layers.{}.input_layernorm.weight",
+    ),
+}
+
+
+@pytest.mark.parametrize("rotary", [True, False])
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+@pytest.mark.parametrize("names", MEGATRON)
+def test_megatron(names: str, kind: str, rotary: bool) -> None:
+    tensors, shifted = Tensors(), kind == "layer"
+    with_norms = names.startswith("core") and rotary
+    for n in range(2):
+        fused, output, norm = (name.format(n) for name in MEGATRON[names])
+        linear(tensors, fused, (H + 2 * G) * R, WIDTH)
+        linear(tensors, output, WIDTH, H * R)
+        tensors[norm] = RNG.uniform(0.5, 2, WIDTH)
+        if shifted:
+            tensors[f"{norm.removesuffix('weight')}bias"] = RNG.standard_normal(WIDTH)
+        for side in "qk" if with_norms else "":
+            gain(tensors, f"decoder.layers.{n}.self_attention.{side}_layernorm", R, shifted)
+    arguments = {
+        "model_type": "megatron", "num_layers": 2, "hidden_size": WIDTH, "kv_channels": R,
+        "num_attention_heads": H, "group_query_attention": True, "num_query_groups": G,
+        "position_embedding_type": "rope" if rotary else "learned_absolute", "rotary_base": 500,
+        "rotary_percent": 0.5, "norm_epsilon": EPSILON,
+    } | ({} if shifted else {"normalization": "RMSNorm"})  # fmt: skip
+    x = RNG.standard_normal((N, WIDTH))
+    query, key, value = by_key_head(applied(tensors, fused, x), G)
+    if with_norms:
+        at = "decoder.layers.1.self_attention"
+        query = normalized(tensors, f"{at}.q_layernorm", query, EPSILON)
+        key = normalized(tensors, f"{at}.k_layernorm", key, EPSILON)
+    if rotary:
+        query, key = turned(query, 4, 500.0), turned(key, 4, 500.0)
+    assert_read(
+        block_of(tensors, completed(tensors, arguments), "decoder", "self", 1), x, query, key,
+        fed=Fed(kind, norm, EPSILON), circuit=(value, tensors[f"{output}.weight"]), causal=True,
+        statuses=PARTIAL if with_norms else (),
+    )  # fmt: skip
+
+
+def test_nanogpt() -> None:
+    tensors, width = Tensors(), H * R
+    for n in range(2):
+        linear(tensors, f"transformer.h.{n}.attn.c_attn", 3 * width, width)
+        linear(tensors, f"transformer.h.{n}.attn.c_proj", width, width)
+        gain(tensors, f"transformer.h.{n}.ln_1", width, bias=True)
+    arguments = {"n_layer": 2, "n_head": H, "n_embd": width, "block_size": 8, "bias": True}
+    config = completed(tensors, {}, model_args=arguments)
+    x, at = RNG.standard_normal((N, width)), "transformer.h.1"
+    query, key, value = sections(applied(tensors, f"{at}.attn.c_attn", x), H)
+    assert_read(
+        block_of(tensors, config, "decoder", "self", 1), x, query, key,
+        fed=Fed("layer", f"{at}.ln_1.weight", 1e-5),
+        circuit=(value, tensors[f"{at}.attn.c_proj.weight"]), causal=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("normed", [True, False])
+def test_modded_nanogpt(normed: bool) -> None:
+    """Some runs leave the attention of a layer out."""
+    tensors, stem = Tensors(), "transformer.h.{}.attn.c_"
+    for n in (0, 2):
+        names = {side: stem.format(n) + side for side in "qkv"} | {"o": f"{stem.format(n)}proj"}
+        separate(tensors, names, H)
+    code = f"n_head : int = {H}\n" + "q, k = norm(q), norm(k)\n" * normed
+    config = completed(tensors, {}, code=code)
+    x, at = RNG.standard_normal((N, WIDTH)), stem.format(2)
+    query, key, value = (split(applied(tensors, at + side, x), H) for side in "qkv")
+    if normed:
+        query, key = rms(query, 1.0, 0.0), rms(key, 1.0, 0.0)
+    assert_read(
+        block_of(tensors, config, "decoder", "self", 2), x, query, key,
+        circuit=(value, tensors[f"{at}proj.weight"]), causal=True,
+        position="rotary, of its own kind", statuses=PARTIAL if normed else (),
+    )  # fmt: skip
+
+
+LENS = {
+    "n_layers": 2, "d_model": WIDTH, "n_heads": H, "n_key_value_heads": G, "d_head": R,
+    "positional_embedding_type": "standard", "attention_dir": "causal", "use_attn_scale": True,
+    "attn_scale": R**0.5, "eps": EPSILON, "attn_scores_soft_cap": -1.0, "use_local_attn": False,
+    "window_size": None,
+}  # fmt: skip
+
+
+def lens_tensors(kind: str) -> Tensors:
+    """As TransformerLens stores them: with an axis of the heads, fewer keys and values once."""
+    tensors = Tensors()
+    for n in range(2):
+        at = f"blocks.{n}"
+        for side, heads in (("Q", H), ("_K", G), ("_V", G)):
+            mark, letter = side[:-1], side[-1]
+            tensors[f"{at}.attn.{mark}W_{letter}"] = RNG.standard_normal((heads, WIDTH, R)) / 6
+            tensors[f"{at}.attn.{mark}b_{letter}"] = RNG.standard_normal((heads, R))
+        tensors[f"{at}.attn.W_O"] = RNG.standard_normal((H, R, WIDTH)) / 6
+        tensors[f"{at}.attn.b_O"] = RNG.standard_normal(WIDTH)
+        tensors[f"{at}.ln1.w"] = RNG.uniform(0.5, 2, WIDTH)
+        if kind == "LN":
+            tensors[f"{at}.ln1.b"] = RNG.standard_normal(WIDTH)
+    return tensors
+
+
+@pytest.mark.parametrize("kind", ["LN", "RMS"])
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    {
+        "plain": ({}, {}),
+        "rotary": ({"positional_embedding_type": "rotary"}, {}),
+        "both directions": ({"attention_dir": "bidirectional"}, {"causal": False}),
+        "by layer": ({"scale_attn_by_inverse_layer_idx": True}, {"scale": R**-0.5 / 2}),
+        "scale": ({"attn_scale": 3.0}, {"scale": 1 / 3}),
+        "capped": ({"attn_scores_soft_cap": 0.5}, {"softcap": 0.5}),
+        "local": (
+            {"use_local_attn": True, "window_size": 4, "attn_types": ["global", "local"]},
+            {"window": "4"},
+        ),
+    }.values(),
+)  # fmt: skip
+@pytest.mark.parametrize("order", ["half", "interleaved"])
+def test_transformer_lens(
+    kind: str, order: str, changes: dict[str, Any], told: dict[str, Any]
+) -> None:
+    tensors, x, at = lens_tensors(kind), RNG.standard_normal((N, WIDTH)), "blocks.1"
+    config = LENS | changes | {
+        "normalization_type": kind, "rotary_adjacent_pairs": order == "interleaved",
+        "rotary_dim": 4, "rotary_base": 500.0,
+    }  # fmt: skip
+    query, key, value = (
+        np.einsum("pd,hdr->hpr", x, tensors[f"{at}.attn.{w}"]) + tensors[f"{at}.attn.{b}"][:, None]
+        for w, b in (("W_Q", "b_Q"), ("_W_K", "_b_K"), ("_W_V", "_b_V"))
+    )
+    if config["positional_embedding_type"] == "rotary":
+        query, key = turned(query, 4, 500.0, order), turned(key, 4, 500.0, order)
+    stack = "encoder" if config["attention_dir"] == "bidirectional" else "decoder"
+    assert_read(
+        block_of(tensors, config, stack, "self", 1), x, query, key,
+        fed=Fed("layer" if kind == "LN" else "rms", f"{at}.ln1.weight", EPSILON),
+        circuit=(value, tensors[f"{at}.attn.W_O"].reshape(H * R, WIDTH).T),
+        **{"causal": True} | told,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["LN", "RMS"])
+def test_transformer_lens_without_its_configuration(kind: str) -> None:
+    tensors, x, at = lens_tensors(kind), RNG.standard_normal((N, WIDTH)), "blocks.1"
+    block = wqk.open(StateDict(tensors, {}, "stand-in"))[1]
+    assert (block.stack, block.plan.causal, block.plan.statuses) == ("decoder", True, ("guessed",))
+    query, key = (
+        np.einsum("pd,hdr->hpr", x, tensors[f"{at}.attn.{name}"]) for name in ("W_Q", "_W_K")
+    )
+    for h, form in enumerate(block):
+        np.testing.assert_allclose(x @ form.qk.dense() @ x.T, query[h] @ key[h // 3].T, atol=1e-9)
+    fed = block.plan.query.input_norm
+    assert fed is not None
+    assert (fed.kind, fed.gain[0].name) == ("layer" if kind == "LN" else "rms", f"{at}.ln1.weight")
+    value = np.einsum("pd,hdr->hpr", x, tensors[f"{at}.attn._W_V"])
+    assert_circuit(block, value, tensors[f"{at}.attn.W_O"].reshape(H * R, WIDTH).T, x)
+
+
+@pytest.mark.parametrize("rotary", [True, False])
+@pytest.mark.parametrize("adapted", [True, False])
+def test_zamba2(adapted: bool, rotary: bool) -> None:
+    """The embeddings stand beside the residual stream; some layers share a block of attention."""
+    tensors, width, stem = Tensors(), H * R // 2, "model.layers.{}.shared_transformer"
+    for n in (1, 4):
+        at = f"{stem.format(n)}.self_attn"
+        for side, heads in (("q", H), ("k", G), ("v", G)):
+            linear(tensors, f"{at}.{side}_proj", heads * R, 2 * width, bias=False)
+        linear(tensors, f"{at}.o_proj", width, H * R, bias=False)
+        gain(tensors, f"{stem.format(n)}.input_layernorm", 2 * width)
+    config = {
+        "model_type": "zamba2", "hidden_size": width, "num_hidden_layers": 6,
+        "num_attention_heads": H, "num_key_value_heads": G, "rms_norm_eps": EPSILON,
+        "use_shared_attention_adapter": adapted, "use_mem_rope": rotary, "rope_theta": 500.0,
+    }  # fmt: skip
+    x, at = RNG.standard_normal((N, 2 * width)), stem.format(4)
+    query, key, value = (
+        split(applied(tensors, f"{at}.self_attn.{side}_proj", x), heads)
+        for side, heads in (("q", H), ("k", G), ("v", G))
+    )
+    if rotary:
+        query, key = turned(query, R, 500.0), turned(key, R, 500.0)
+    block = block_of(tensors, config, "decoder", "self", 4)
+    assert_read(
+        block, x, query, key, fed=Fed("rms", f"{at}.input_layernorm.weight", EPSILON),
+        circuit=(value, tensors[f"{at}.self_attn.o_proj.weight"]), causal=True,
+        scale=(R / 2) ** -0.5, statuses=PARTIAL if adapted else (), whole_score=not adapted,
+    )  # fmt: skip
+    assert adapted == ("adapter of its own" in block.plan.reason)
