@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.families.architectures.architecture import (
     BART,
     BERT,
@@ -13,6 +15,8 @@ from tests.families.architectures.architecture import (
     Architecture,
 )
 
+# As published models of a type of their own, which need not say that they see what comes.
+UNSAID: dict[str, Any] = {"is_causal": None}
 # As GROUPED, for models whose heads' width is hidden/heads.
 NARROW = GROUPED | {"head_dim": 8}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
@@ -268,11 +272,17 @@ LANGUAGE = [
     # that is described as these with only the padding mask.
     Architecture("llama-bidirectional", "LlamaModel", GROUPED | LIFTED),
     Architecture("gemma2-bidirectional", "Gemma2Model", GEMMA | LIFTED, blocks=4),
-    Architecture("a2d-llama", "LlamaModel", GROUPED | LIFTED, hub={"model_type": "a2d-llama"}),
-    Architecture("a2d-qwen2", "Qwen2Model", NARROW | LIFTED, hub={"model_type": "a2d-qwen2"}),
-    Architecture("dream", "Qwen2Model", NARROW | LIFTED, hub={"model_type": "Dream"}),
-    Architecture("a2d-qwen3", "Qwen3Model", GROUPED | LIFTED, hub={"model_type": "a2d-qwen3"}),
-    Architecture("sdar", "Qwen3Model", GROUPED | LIFTED, hub={"model_type": "sdar"}),
+    Architecture(
+        "a2d-llama", "LlamaModel", GROUPED | LIFTED, hub=UNSAID | {"model_type": "a2d-llama"}
+    ),
+    Architecture(
+        "a2d-qwen2", "Qwen2Model", NARROW | LIFTED, hub=UNSAID | {"model_type": "a2d-qwen2"}
+    ),
+    Architecture("dream", "Qwen2Model", NARROW | LIFTED, hub=UNSAID | {"model_type": "Dream"}),
+    Architecture(
+        "a2d-qwen3", "Qwen3Model", GROUPED | LIFTED, hub=UNSAID | {"model_type": "a2d-qwen3"}
+    ),
+    Architecture("sdar", "Qwen3Model", GROUPED | LIFTED, hub=UNSAID | {"model_type": "sdar"}),
     Architecture(
         "llm2vec-mistral", "MistralModel", GROUPED, hub={"architectures": ["MistralBiModel"]}
     ),
