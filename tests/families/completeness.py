@@ -67,16 +67,15 @@ def _stacks(plans: list[AttentionPlan], family: Family) -> Iterator[str]:
 
 
 def _strays(checkpoint: Checkpoint, family: Family, plans: list[AttentionPlan]) -> Iterator[str]:
-    """Keys that models of this family do not have, but that are read."""
+    """Keys that a configuration, or a part of it, does not have, but that are read."""
     for key, value in STRAY.items():
-        if f"'{key}'" in str(checkpoint.config):
-            continue
+        stray = {key: value}
         config = {
-            name: part | {key: value} if isinstance(part, dict) else part
+            name: stray | part if isinstance(part, dict) else part
             for name, part in checkpoint.config.items()
         }
         try:
-            same = _shapes(_planned(checkpoint, family, config | {key: value})) == _shapes(plans)
+            same = _shapes(_planned(checkpoint, family, stray | config)) == _shapes(plans)
         except WqkError:
             same = False
         if not same:
