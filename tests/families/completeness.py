@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
 from tests.families.silence import misread
 from tools.deriving.evidence import value_and_output
 
 from wqk.checkpoints.modules import StateDict
 from wqk.errors import WqkError
 from wqk.families import plan_attention
+
+pytest.importorskip("transformers")
+
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,6 +29,8 @@ if TYPE_CHECKING:
 NAMED_BY_TENSORS = {"edgetam-mask-decoder", "timesformer", "videoprism-vision-model"}
 # Their configurations do not say how many layers have tensors.
 UNCOUNTED = {"albert", "mask2former", "mobilevit"}
+# What configurations of pictures and of sounds mention.
+SIGNS = {"vision": "image|patch|pixel|video|vision", "audio": "audio|mel|sampl|feat|wave|codebook"}
 # Keys of other families, which a configuration may hold without meaning anything.
 STRAY = {"num_key_value_heads": 1}
 
@@ -33,6 +41,7 @@ def omissions(checkpoint: Checkpoint, family: Family) -> list[str]:
     return [
         *_circuit(checkpoint, plans),
         *_stacks(plans, family),
+        *_misnamed(checkpoint, plans),
         *_strays(checkpoint, family, plans),
         *_truncation(checkpoint, family, plans),
         *misread(checkpoint, family),
@@ -64,6 +73,17 @@ def _stacks(plans: list[AttentionPlan], family: Family) -> Iterator[str]:
     named = any("decoder" in plan.query.tensor for plan in plans)
     if alone and not named and not any(plan.causal for plan in plans):
         yield "a decoder alone sees what comes"
+
+
+def _misnamed(checkpoint: Checkpoint, plans: list[AttentionPlan]) -> Iterator[str]:
+    """Stacks whose name is at odds with what their configuration is about."""
+    said, kind = str(checkpoint.config), checkpoint.config.get("model_type")
+    for stack in {plan.stack for plan in plans}:
+        if stack in SIGNS and not re.search(SIGNS[stack], said):
+            yield f"the stack is called {stack}, but the configuration has nothing of it"
+    writes = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    if writes and any(plan.causal and plan.stack == "encoder" for plan in plans):
+        yield "a language model that sees the past alone is called an encoder"
 
 
 def _strays(checkpoint: Checkpoint, family: Family, plans: list[AttentionPlan]) -> Iterator[str]:
