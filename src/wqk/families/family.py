@@ -134,6 +134,7 @@ class AttentionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     causal_if: str = ""  # configuration flag of models that are either
     window: tuple[str, ...] = ()  # size of local attention
     window_axes: int = 1  # 2 where windows are squares of an image
+    window_rotary_only: bool = False  # layers without rotary positions see everything
     window_each_side: bool = False  # the size counts the tokens on one side
 
     config: str = ""  # the nested configuration that the keys above are in

@@ -364,6 +364,8 @@ def _plan_layer(
     )
     if rule.norm_rotary_only and rotary is None:
         query, key = replace(query, norm=None), replace(key, norm=None)
+    if rule.window_rotary_only and rotary is None:
+        window = None
     positional = None
     if "q_position" in projections:
         positional = Positional(

@@ -303,6 +303,14 @@ LANGUAGE = [
         "Llama4TextModel",
         GROUPED | {"num_hidden_layers": 2, "no_rope_layers": [1, 0], "num_local_experts": 2},
     ),
+    # As published: every fourth layer has no rotary positions, which the file does not say.
+    Architecture(
+        "llama4-text-hub",
+        "Llama4TextModel",
+        GROUPED | {"num_hidden_layers": 4, "num_local_experts": 2},
+        blocks=4,
+        hub={"no_rope_layers": [], "layer_types": None},
+    ),
     Architecture(
         "mobilebert",
         "MobileBertModel",
@@ -366,6 +374,15 @@ LANGUAGE = [
         "minimax-m2",
         "MiniMaxM2ForCausalLM",
         GROUPED | {"num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
+    # As published: the number of rotated dimensions, here half of each head's.
+    Architecture(
+        "minimax-m2-hub",
+        "MiniMaxM2ForCausalLM",
+        GROUPED
+        | {"num_local_experts": 4, "num_experts_per_tok": 2}
+        | {"rope_parameters": {"rope_theta": 500.0, "partial_rotary_factor": 0.5}},
+        hub={"rope_parameters": None, "rope_theta": 500.0, "rotary_dim": 6},
     ),
     Architecture(
         "ministral",
