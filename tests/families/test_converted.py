@@ -25,7 +25,8 @@ from tests.families.proving import (
 )
 
 import wqk
-from wqk.checkpoints import open_checkpoint
+from wqk.checkpoints import Part, open_checkpoint
+from wqk.checkpoints.modules import StateDict
 from wqk.errors import CheckpointError
 from wqk.families import find_family
 from wqk.inspecting.verification import verify
@@ -89,6 +90,11 @@ def test_llada_moe_gives_the_same_type_and_has_the_names_of_qwen3(tmp_path: Path
         ("encoder", False, "llada")
     }
     assert_same_blocks(known, other)
+    edit_config(other, {"clip_qkv": 0.5})
+    block = wqk.open(other)[1]
+    assert block.plan.clip == 0.5
+    x = np.random.default_rng(0).standard_normal((5, block.heads.shape[0]))
+    assert np.abs(block.queries(x, np.zeros(5))).max() == 0.5
 
 
 def test_llada2_holds_queries_keys_and_values_in_one_tensor(tmp_path: Path) -> None:
@@ -158,6 +164,13 @@ def test_the_decoder_of_t5gemma2_shares_a_softmax_with_the_encoder(tmp_path: Pat
     assert omissions(checkpoint, find_family(checkpoint)) == []
     verified = [block for block in verify(tmp_path).blocks if block.stack == "decoder"]
     assert [block.described for block in verified] == [False] * 4
+    # The decoder alone, as its own type.
+    names = [name for name in checkpoint.tensors() if "decoder." in name]
+    tensors = dict(zip(names, checkpoint.read([Part(name) for name in names]), strict=True))
+    alone = wqk.open(StateDict(tensors, checkpoint.config["decoder"], "alone"))
+    assert {(plan.family, plan.stack, plan.causal) for plan in alone.plans} == {
+        ("t5gemma2-decoder", "decoder", True)
+    }
     model = transformers.T5Gemma2Model.from_pretrained(tmp_path, attn_implementation="eager")
     given: list[Any] = []
     for layer in model.decoder.layers:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.families.architectures import Architecture
 from tests.families.architectures.architecture import GROUPED, TOKENS
-from tests.families.proving import edit_config, edit_tensors, save
+from tests.families.proving import edit_config, edit_tensors, save, transformers
 from tests.stand_in import Module
 
 import wqk
@@ -105,6 +105,16 @@ def test_a_hybrid_is_verified(
     assert {plan.statuses for plan in plans} == {status}
     verification = verify(tmp_path)
     assert verification.verdict == "right", verification
+
+
+def test_mistral_4_is_not_run_as_the_model_that_it_is_like(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(MODELS["mistral4"][0], tmp_path)
+    assert "multiplied by a factor of their position" in wqk.open(tmp_path)[0].plan.reason
+    monkeypatch.delitem(transformers.CONFIG_MAPPING._mapping, "mistral4")
+    with pytest.raises(UnknownFamily, match="no code for model type 'mistral4'"):
+        verify(tmp_path)
 
 
 def test_granite_with_windows_has_the_scale_of_its_configuration() -> None:
