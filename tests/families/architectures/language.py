@@ -303,6 +303,13 @@ LANGUAGE = [
         "Llama4TextModel",
         GROUPED | {"num_hidden_layers": 2, "no_rope_layers": [1, 0], "num_local_experts": 2},
     ),
+    Architecture(
+        "llama4-text-without-norms",
+        "Llama4TextModel",
+        GROUPED
+        | {"num_hidden_layers": 2, "no_rope_layers": [1, 0], "num_local_experts": 2}
+        | {"use_qk_norm": False},
+    ),
     # As published: every fourth layer has no rotary positions, which the file does not say.
     Architecture(
         "llama4-text-hub",
