@@ -81,6 +81,9 @@ def misread(checkpoint: Checkpoint, family: Family) -> Iterator[str]:
         if read is not None and expected is not None and read != expected:
             yield f"without, with another, or with an older {key}, the plan is another"
             return
+        if read is None and expected is not None and key in _aliases(kind) - changed.keys():
+            yield f"without {key}, which is another key's second name, there is no plan"
+            return
 
 
 def variants(config: Config) -> Iterator[tuple[str, Config]]:
@@ -129,11 +132,15 @@ def standard(config: Config) -> Config | None:
 @cache
 def _own(kind: str) -> frozenset[str]:
     """The keys that a model type has, or had."""
+    older = {word for word in words() if ROTARY.search(word)}
+    return frozenset(older | _aliases(kind) | (standard({"model_type": kind}) or {}).keys())
+
+
+def _aliases(kind: str) -> set[str]:
+    """Second names of keys."""
     from transformers import CONFIG_MAPPING
 
-    older = {word for word in words() if ROTARY.search(word)}
-    aliases = CONFIG_MAPPING[kind].attribute_map
-    return frozenset(older | set(aliases) | (standard({"model_type": kind}) or {}).keys())
+    return set(CONFIG_MAPPING[kind].attribute_map)
 
 
 def _essence(plan: AttentionPlan) -> tuple[Any, ...]:
