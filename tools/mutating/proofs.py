@@ -69,7 +69,8 @@ def architectures() -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
     for architecture in ALL:
         kind = architecture.hub.get("model_type") or model_types().get(architecture.model, "")
-        for one in {kind, *part_types(kind).values()} & by_type.keys():
+        parts = {p.get("model_type") for p in architecture.config.values() if isinstance(p, dict)}
+        for one in {kind, *parts, *part_types(kind).values()} & by_type.keys():
             found.setdefault(by_type[one], []).append(architecture)
     return found
 
