@@ -73,6 +73,35 @@ def test_llama_original(window: int | None) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("generation", ["gemma", "gemma2"])
+def test_gemma_original(generation: str) -> None:
+    """One tensor of queries, keys and values; the second generation has windows and a cap."""
+    tensors, later = Tensors(), generation == "gemma2"
+    for n in range(2):
+        linear(tensors, f"layers.{n}.self_attn.qkv_proj", (H + 2 * G) * R, WIDTH, bias=False)
+        linear(tensors, f"layers.{n}.self_attn.o_proj", WIDTH, H * R, bias=False)
+        gain(tensors, f"layers.{n}.input_layernorm", WIDTH)
+    config = {
+        "model_type": generation, "num_hidden_layers": 2, "num_attention_heads": H,
+        "num_key_value_heads": G, "head_dim": R, "rms_norm_eps": EPSILON, "rope_theta": 500.0,
+    }  # fmt: skip
+    if later:
+        config |= {"query_pre_attn_scalar": 20, "attn_logit_softcapping": 3.0, "sliding_window": 4}
+    x = RNG.standard_normal((N, WIDTH))
+    told = {"scale": 20**-0.5, "softcap": 3.0} if later else {}
+    for n in range(2):
+        rows = applied(tensors, f"layers.{n}.self_attn.qkv_proj", x)
+        query, key, value = sections(rows, G)
+        windowed = later and n == 0
+        assert_read(
+            block_of(tensors, config, "decoder", "self", n), x,
+            turned(query, R, 500.0), turned(key, R, 500.0),
+            fed=Fed("rms", f"layers.{n}.input_layernorm.weight", EPSILON, 1.0),
+            circuit=(value, tensors[f"layers.{n}.self_attn.o_proj.weight"]), causal=True,
+            window="4" if windowed else None, **told,
+        )  # fmt: skip
+
+
 # Megatron's names: the fused projection, the output, and the norm before them.
 MEGATRON = {
     "core": (

@@ -202,9 +202,11 @@ class Config:
             raise self.wrong(["pruned_heads"], "a list of heads for each layer", by_layer)
         return len(pruned)
 
-    def optional_number(self, keys: Sequence[str]) -> float | None:
-        """A finite number, None if no key has it."""
+    def optional_number(self, keys: Sequence[str], layer: int = 0) -> float | None:
+        """A finite number, None if no key has it; a list holds one for each layer."""
         value = self.get(*keys)
+        if isinstance(value, list) and layer < len(value):
+            value = value[layer]
         if value is None:
             return None
         number = as_number(value)

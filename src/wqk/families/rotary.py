@@ -119,7 +119,7 @@ def rotary_of(
     bases = rule.local_base if windowed and rule.local_base else rule.base
     own = [key for key in bases if key not in rule.base]
     local = config.get(*own) is not None  # what scales the others leaves these as they are
-    base = _number(config, scaling, bases, rule.default_base, "rope_theta")
+    base = _number(config, scaling, bases, rule.default_base, "rope_theta", layer)
     if base <= 0:
         raise CheckpointError(
             f"config.json: the base of rotary positions must be positive, got {base}"
@@ -158,11 +158,12 @@ def _number(
     keys: tuple[str, ...],
     default: float,
     own: str,
+    layer: int = 0,
 ) -> float:
     """A number that has keys: from the rotary parameters, where it is ``own``, or from outside."""
     every = (own, *keys) if keys else ()
     found = next((scaling[key] for key in every if scaling.get(key) is not None), None)
-    value = config.optional_number(keys) if found is None else as_number(found)
+    value = config.optional_number(keys, layer) if found is None else as_number(found)
     if found is not None and value is None:
         raise config.wrong(keys, "a number", found)
     return default if value is None else value

@@ -209,6 +209,7 @@ LANGUAGE = [
     Architecture("deepseek-v2", "DeepseekV2ForCausalLM", LATENT),
     Architecture("deepseek-v2-lite", "DeepseekV2Model", LATENT | {"q_lora_rank": None}),
     Architecture("deepseek-v3", "DeepseekV3ForCausalLM", LATENT),
+    Architecture("kimi-k2", "DeepseekV3ForCausalLM", LATENT, hub={"model_type": "kimi_k2"}),
     Architecture(
         "deepseek-v3-yarn",
         "DeepseekV3Model",
