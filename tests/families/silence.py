@@ -39,6 +39,7 @@ KNOWN = {
     ("gemma3_text", "use_bidirectional_attention"): "halves the window at every reading",
     ("modernbert-decoder", "sliding_window"): "follows from local_attention, which all files have",
     ("ultrabert", "partial_rotary_factor"): "all files have bases",
+    ("olmo3", "rope_theta"): "goes to full layers alone; files have the value of the others",
     ("qwen2", "sliding_window"): "no default where windows are off, which they are by default",
 }
 
