@@ -99,7 +99,7 @@ def _shrunk(table: dict[str, Any], path: str, variant: int) -> dict[str, Any]:
         elif isinstance(value, list) and (
             key in KINDS or (len(value) > 2 and len(value) == _told_layers(table))
         ):
-            small[key] = value[:layers]
+            small[key] = value[: 3 if path.endswith("encoder_config") else layers]
         elif type(value) is int:
             small[key] = _number(key, value, path, layers, variant)
     if "qk_rope_head_dim" in small:
