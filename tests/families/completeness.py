@@ -30,7 +30,10 @@ NAMED_BY_TENSORS = {"edgetam-mask-decoder", "timesformer", "videoprism-vision-mo
 # Their configurations do not say how many layers have tensors.
 UNCOUNTED = {"albert", "mask2former", "mobilevit"}
 # What configurations of pictures and of sounds mention.
-SIGNS = {"vision": "image|patch|pixel|video|vision|timm", "audio": "audio|mel|sampl|feat|wave|codebook"}
+SIGNS = {
+    "vision": "image|patch|pixel|video|vision|timm",
+    "audio": "audio|mel|sampl|feat|wave|codebook",
+}
 # Keys of other families, which a configuration may hold without meaning anything.
 STRAY = {"num_key_value_heads": 1}
 
