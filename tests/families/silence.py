@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Config = dict[str, Any]
 
-# Written for no key: of a type that no default has.
+# A number that no default is.
 ODD = 7
 # Of any kind of rotary positions: one of them said anew replaces all that were said before.
 ROTARY = re.compile("rope|rotary|theta")

@@ -301,7 +301,13 @@ def _sources(table: ScoreTable) -> list[str]:
 
 
 def _setting(value: Any) -> str:
-    """A readable value of the metadata."""
+    """A readable value of the metadata.
+
+    Examples
+    --------
+    >>> _setting({"measures": ["symmetry", "norm"], "heads": True, "options": [], "seed": None})
+    'measures: symmetry; norm; heads: yes; options: none; seed: –'
+    """
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, dict):
