@@ -16,9 +16,10 @@ from tests.small import llama
 import wqk
 from wqk.checkpoints import Part
 from wqk.checkpoints.modules import StateDict
-from wqk.errors import CheckpointError, FormError
+from wqk.errors import CheckpointError, FormError, TableError
 from wqk.forms.images import matrix_image
 from wqk.inspecting.showing import coupling_view
+from wqk.reporting.pictures.distances import distance_rows
 
 ENCODER = str(wqk.demo_model("encoder"))
 DECODER = str(wqk.demo_model("decoder"))
@@ -299,3 +300,13 @@ def test_titles_tell_the_attentions_of_a_model_apart() -> None:
         wqk.show(wqk.open(tensors, heads_per_layer=2), 0, stack=s, kind=k).title for s, k in shown
     ]
     assert titles == [f"state dict, {stack} {kind}, layer 0" for stack, kind in shown]
+
+
+def test_curves_over_distance_need_several_distances() -> None:
+    near, far = (wqk.scan(llama(), distances=distances) for distances in ((0,), (0, 1, 4)))
+    rows = distance_rows(far)
+    assert sorted(rows["distance"].unique()) == [0, 1, 4]
+    assert (rows["symmetry_untrained_low"] < rows["symmetry_untrained_high"]).all()
+    for table in (None, near):
+        with pytest.raises(TableError, match="at several distances"):
+            distance_rows(table)
