@@ -118,7 +118,9 @@ def rotary_of(
         )
     bases = rule.local_base if windowed and rule.local_base else rule.base
     own = [key for key in bases if key not in rule.base]
-    local = config.get(*own) is not None  # what scales the others leaves these as they are
+    shared = scaling is config.get("rope_parameters", "rope_scaling")
+    # What scales the others leaves these as they are.
+    local = shared and config.get(*own) is not None
     base = _number(config, scaling, bases, rule.default_base, "rope_theta", layer)
     if base <= 0:
         raise CheckpointError(

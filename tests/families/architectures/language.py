@@ -311,6 +311,20 @@ LANGUAGE = [
         | {"num_hidden_layers": 2, "no_rope_layers": [1, 0], "num_local_experts": 2}
         | {"use_qk_norm": False},
     ),
+    # Windows with a scaling of their own.
+    Architecture(
+        "gemma3-text-scaled-windows",
+        "Gemma3ForCausalLM",
+        GEMMA
+        | {"layer_types": ["sliding_attention", "full_attention"] * 2}
+        | {
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 100.0},
+                "full_attention": {"rope_type": "default", "rope_theta": 500.0},
+            }
+        },
+        blocks=4,
+    ),
     # As published: every fourth layer has no rotary positions, which the file does not say.
     Architecture(
         "llama4-text-hub",

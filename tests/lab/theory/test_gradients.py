@@ -32,7 +32,8 @@ DISTANCES = (0, 1, 4)
 REFUSALS = {
     "normalized token by token before they meet": (
         "apertus", "cohere-norms", "dots1", "exaone4", "exaone4-full", "gemma3", "gemma3-hub",
-        "gemma3-text", "gemma3-text-hub", "glm4-moe", "lfm2", "llama4-text", "llama4-text-hub",
+        "gemma3-text", "gemma3-text-hub", "gemma3-text-scaled-windows", "glm4-moe", "lfm2",
+        "llama4-text", "llama4-text-hub",
         "minimax-m2", "minimax-m2-hub", "mllama", "nanochat", "olmo2", "olmo3", "olmoe",
         "persimmon", "phi-norms", "qwen3", "qwen3-moe", "stablelm-norms", "swinv2", "sdar",
         "a2d-qwen3",
